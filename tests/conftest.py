@@ -127,7 +127,7 @@ def toy() -> Path:
 @pytest.fixture(scope="session")
 def forked_ranks(job: Path) -> Path:
     """``stepscope run FORKED_RANKS 2 script.py``: as torchrun, at half the price; where launchers are not the point."""
-    return job.with_name("ranks.py")
+    return ROOT / "src" / "stepscope" / "demo" / "ranks.py"
 
 
 @pytest.fixture

@@ -1,19 +1,19 @@
-"""Stepscope: which rank and which phase holds a PyTorch run back, and what that costs.
+"""Stepscope: find the rank and the phase that slow down a PyTorch run, and what they cost.
 
-Most people never import this: ``stepscope run train.py`` needs no change to the script.  For those who want more:
+Most users never import this: ``stepscope run train.py`` needs no change to the script. For more control:
 
     import stepscope
 
     stepscope.init()                      # under plain torchrun: start recording (a no-op under `stepscope run`)
-    with stepscope.step():                # own step borders
-        with stepscope.phase("augment"):  # own phase; also a decorator
+    with stepscope.step():                # explicit step boundaries
+        with stepscope.phase("augment"):  # a custom phase; also works as a decorator
             ...
-    stepscope.note(loss=0.3)              # a value beside the step
-    stepscope.summary()                   # the summary so far, as summary.json has it
+    stepscope.note(loss=0.3)              # a value recorded with the step
+    stepscope.summary()                   # the summary so far, with the contents of summary.json
     stepscope.live()                      # in a notebook that trains: record, and show the live page in the cell
     stepscope.show("night")               # in any notebook: the page of a run
 
-All of it does nothing when ``STEPSCOPE=0``.  Importing this module imports neither torch nor numpy.
+All of it does nothing when ``STEPSCOPE=0``. Importing this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "init", "live", "note", "phase", "show", "step", "summary"]
 
 _FOUND_IN = {"live": "stepscope.notebook.cells", "show": "stepscope.notebook.cells"}
-"""All others are the recorder's."""
+"""All other names are defined in the recorder."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m stepscope``."""
+"""Entry point for ``python -m stepscope``."""
 
 from stepscope.cli.main import main
 

@@ -3,22 +3,22 @@
     StepscopeError                 base; the command line prints its message as one line
     ├── UsageError                 the command line or an API call is wrong            exit 2
     ├── RunError                   a run directory cannot be used                      exit 3
-    │   ├── NotARun                the folder is no run of ours
+    │   ├── NotARun                the folder is not a Stepscope run
     │   └── RunUnwritable          the folder cannot be created or written
-    ├── TraceError                 a trace, or what describes it, cannot be used       exit 3
-    ├── DumpError                  a dump of a Flight Recorder cannot be used          exit 3
-    ├── FrameError                 what came over the network is not of ours           exit 3
+    ├── TraceError                 a trace or its description cannot be used           exit 3
+    ├── DumpError                  a Flight Recorder dump cannot be used               exit 3
+    ├── FrameError                 data from the network is not in our format          exit 3
     ├── HubError                   the hub cannot be started or reached                exit 3
-    │   ├── HubRefused             it answers, and does not take us
-    │   │   └── KeyRefused         because it has another key
+    │   ├── HubRefused             it answers but does not accept us
+    │   │   └── KeyRefused         because it has a different key
     │   └── HubMissing             it has no such run, rank or file
     └── RingError                  a ring file cannot be used                          exit 3
         ├── RingForeign            not a ring, or cut off
-        ├── RingVersion            written by another version of the layout
+        ├── RingVersion            written with another version of the layout
         └── RingNoSpace            the file system cannot reserve the ring's bytes
 
-Only ``cli.main()`` turns these into an exit code.  Nothing here is ever raised into a training script: the
-recorder's guard (``recorder/guard.py``) stands between.
+Only ``cli.main.main()`` turns these into an exit code. None of them ever reaches a training script: the recorder's
+guard (``recorder/guard.py``) catches them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class StepscopeError(Exception):
-    """Base of all errors of ours; the message is written for the user."""
+    """Base class of all Stepscope errors; the message is written for the user."""
 
     exit_code = 1
 

@@ -257,7 +257,7 @@ def test_a_stretch_of_the_past_is_as_fine_as_its_steps(
     missing: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log has folded them; the window has not."""
-    monkeypatch.setattr(runs, "ROOM", 128)
+    monkeypatch.setattr(runs, "LOG_ROOM", 128)
     run = Cluster(ranks=3, steps=2000, missing=missing).run()
     live = past_run(run)
     assert live.digests.coarsest(200, 299) > 16
@@ -275,7 +275,7 @@ def test_a_stretch_of_the_past_is_as_fine_as_its_steps(
 
 
 def test_too_much_to_digest_anew_stays_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "ROOM", 128)
+    monkeypatch.setattr(runs, "LOG_ROOM", 128)
     monkeypatch.setattr(live_run, "UNFOLDED_CELLS", 299)
     live = past_run(Cluster(ranks=3, steps=2000).run())
     assert live.steps(200, 299, bins=100)["steps"][0] > 1

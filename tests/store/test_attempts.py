@@ -41,6 +41,11 @@ def test_an_end_that_was_noticed_late_begins_no_round(noticed: float) -> None:
     assert settle_attempts([*before, *after]) == [12, 12, 13, 13]
 
 
+def test_two_that_begin_in_the_same_instant() -> None:
+    together = [claim(0, 10, 20, host="a"), claim(0, 10, 20, host="a", restarts=1)]
+    assert settle_attempts(together) == [1, 1]
+
+
 def test_two_launchers_on_one_host_count_apart() -> None:
     """The second one's workers were at work long after the first one had counted."""
     first = [claim(0, 10, 20, host="a"), claim(1, 10.1, 20, host="a")]

@@ -158,7 +158,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["create", "meta", "segments", "sidecar", "jsonl", "processes", "catalog", "results"]
+    "module", ["create", "documents", "file_io", "liveness", "catalog", "live.ring_files", "live.sample_files"]
 )
 def test_the_launchers_and_the_agents_part_stays_light(run_python: Callable[..., Any], module: str) -> None:
     code = f"import stepscope.store.{module}, sys; print(sorted({{'numpy', 'duckdb', 'torch'}} & set(sys.modules)))"

@@ -106,7 +106,7 @@ def test_killed_between_the_new_file_and_the_old_ones_nothing_is_there_twice(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(parts.atomic, "fsync_folder", killed)
+        patch.setattr(parts.file_io, "fsync_folder", killed)
         parts._thin(days.run_dir, parts.sample_parts(days.run_dir, read_positions(days.run_dir).parts), 60)
     names = [path.name for path in (days.run_dir / "parts").glob("samples-*")]
     assert {name.split("-")[3] for name in names} == {"0", "60"}

@@ -180,7 +180,7 @@ def test_what_does_not_read_back_the_same_is_not_sealed(
     night: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = night
-    real = samples.atomic.fsync_file
+    real = samples.file_io.fsync_file
 
     def loses(written: Path) -> None:
         if written.name == "samples.parquet":
@@ -189,7 +189,7 @@ def test_what_does_not_read_back_the_same_is_not_sealed(
         real(written)
 
     with monkeypatch.context() as patch, pytest.raises(seal.RunUnwritable, match="does not read back the same"):
-        patch.setattr(samples.atomic, "fsync_file", loses)
+        patch.setattr(samples.file_io, "fsync_file", loses)
         seal.seal(path)
     assert (path / "samples.jsonl").exists()
 

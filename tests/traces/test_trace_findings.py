@@ -698,7 +698,8 @@ def test_few_collectives_and_uneven_delays_prove_nothing() -> None:
 
 def test_the_page_knows_every_kind() -> None:
     root = Path(__file__).parents[2]
-    sources = "".join(path.read_text() for path in (root / "src/stepscope/traces/rules").glob("*.py"))
+    traces = root / "src/stepscope/traces"
+    sources = "".join(path.read_text() for path in [*(traces / "rules").glob("*.py"), traces / "findings.py"])
     said = set(re.findall(r'(?:^ +kind=|claim_of\(\s+view,\s+)"([a-z0-9_]+)"', sources, re.MULTILINE))
     page = (root / "docs/trace-findings.md").read_text()
     assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == said
@@ -709,5 +710,5 @@ def test_the_page_knows_every_kind() -> None:
         "rank_hours",
         "if_fixed",
     }
-    inner = {"speedup", "call", "source", "count", "wait_ms", "name", "occupancy_share", "total_ms"}
+    inner = {"speedup", "call", "source", "count", "wait_ms", "name", "occupancy_share", "total_ms", "idle"}
     assert {key for key in keys - inner if f"`{key}`" not in page} == set()

@@ -1,4 +1,4 @@
-"""``python -m stepscope.agent --run-dir RUN --session FOLDER``: started by the launcher, with a pipe as its input."""
+"""``python -m stepscope.agent --run-dir RUN --session FOLDER``; the launcher starts it with a pipe as its stdin."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The disk space of a run: thins samples with age, shortens logs, and stops samples at the limit.
+"""Keeps a run within its disk limit: thins samples with age, shortens logs, and stops samples at the limit.
 
-Keep a run within the disk space that it may take.  Steps are always written, and nothing here stops the job.
+Steps are always written, and nothing here stops the job.
 
-always               of each log the beginning and the end stay (``store/live/logs.py``), samples thin out with age
-from 80 % on         a warning, once; logs share an eighth of the limit; all samples but the last minutes become one
-                     in ten minutes, and one an hour after that
-at the limit         no more samples are recorded, until there is room again; steps, events, errors and stacks are
+always               each log keeps its beginning and its end (``store/live/logs.py``); samples are thinned with age
+from 80 % on         one warning; logs share an eighth of the limit; all samples but the last minutes are reduced to
+                     one per ten minutes, and later to one per hour
+at the limit         no more samples are recorded until there is room again; steps, events, errors and stacks still are
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ from stepscope.store.paths import SAMPLES
 __all__ = ["SEGMENT_S", "DiskKeeper", "SampleClaim", "SampleKeeper", "claim_of"]
 
 
-# -- sample keeper ----------------------------------------------------------------------------------------------------
-# Thin the samples of a run with age, so that a run of weeks stays small (``store/live/sample_files.py`` has the files).
+# -- Sample thinning --------------------------------------------------------------------------------------------------
+# Thins the samples of a run with age, so that a run of weeks stays small. ``store/live/sample_files.py`` has the files.
 #
 #     the last hour or two     all of them
-#     the day before           one a minute of each source
-#     the 30 days before       one in ten minutes
-#     beyond                   one an hour
+#     the day before           one per minute from each source
+#     the 30 days before       one per ten minutes
+#     older                    one per hour
 #
-# Age counts in segments of an hour by the monotonic clock, so a wall clock that jumps thins nothing too early.  The
-# work is done a little at a time between two looks at the rings.
+# Age counts in segments of an hour on the monotonic clock, so a jump of the wall clock thins nothing too early. The
+# work is done in small pieces between two looks at the rings.
 #
-# A hub that is sent the samples has the last word: what it has in part stays as it is until it has the rest
-# (``SampleClaim``).  What it has not begun to receive may be thinned; it is sent thinned then, as it would have become
-# there.
+# A hub that receives the samples takes precedence: a segment that it has in part stays unchanged until it has the rest
+# (``SampleClaim``). Segments that it has not begun to receive may be thinned. They are then sent thinned, as they would
+# have become there.
 
 SEGMENT_S = 3600.0
 SEGMENT_BYTES = 64 << 20
-"""A segment is over when it is this old or this large: a node with very many processes has shorter ones."""
+"""A segment ends when it is this old or this large: a node with very many processes has shorter ones."""
 LINES_AT_ONCE = 1000
-"""Between two looks at the rings: some milliseconds."""
+"""Lines processed between two looks at the rings: a few milliseconds."""
 THINNING_LOOK_S = 10.0
-"""From one look for something to do to the next."""
+"""Interval between checks for work."""
 
 
 class _ThinningRate(NamedTuple):
     span_s: int
     newest: int
-    """So many segments stay at this rate …"""
+    """How many segments stay at this rate."""
     group: int
-    """… and of those before, so many at a time …"""
+    """How many older segments are merged at a time."""
     then_s: int
-    """… become one segment at this rate."""
+    """The rate of the merged segment."""
 
 
 RATES = (
@@ -82,31 +82,31 @@ SMALL_RATES = (
     _ThinningRate(span_s=60, newest=0, group=1, then_s=600),
     _ThinningRate(span_s=600, newest=6, group=24, then_s=3600),
 )
-"""When the run takes nearly all the disk that it may …"""
+"""Rates for a run that is close to its disk limit."""
 SMALL_SEGMENT_S = 600.0
-"""… and how long a segment is then."""
+"""How long a segment is then."""
 
 
 class SampleClaim:
-    """What of the stream of samples a hub has, and what may be on its way there.  Used by two threads."""
+    """Which samples a hub has, and which may be on their way there. Used by two threads."""
 
     def __init__(self, begun: int = 0) -> None:
-        """``begun``: an agent before us may have sent anything up to there."""
+        """``begun``: an earlier agent may have sent anything up to there."""
         self.lock = threading.Lock()
         self._sent = 0
         self._begun = begun
 
     def reading(self, end: int) -> None:
-        """Samples up to there are about to be read, to be sent."""
+        """Note that samples up to there are about to be read and sent."""
         with self.lock:
             self._begun = max(self._begun, end)
 
     def sent(self, end: int) -> None:
-        """The hub has all up to there, and no more."""
+        """Note that the hub has everything up to there, and no more."""
         self._sent = end
 
     def free(self) -> None:
-        """Nothing is sent: the hub reads the run directory itself."""
+        """Note that nothing is sent, because the hub reads the run directory itself."""
         self._sent = 1 << 62
 
     def state(self, segment: SampleSegment) -> Literal["sent", "unsent", "partly"]:
@@ -116,7 +116,7 @@ class SampleClaim:
 
 
 class SampleKeeper:
-    """Used by the agent's loop alone, which is the only writer of samples."""
+    """Rotates and thins samples. Used only by the agent's loop, which is the only writer of samples."""
 
     def __init__(
         self, run_dir: Path, claim: SampleClaim | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -129,11 +129,11 @@ class SampleKeeper:
         self._rates, self._segment_s = RATES, SEGMENT_S
 
     def save_space(self) -> None:
-        """From now on as little as can be of what is over."""
+        """Keep as little as possible of finished segments from now on."""
         self._rates, self._segment_s = SMALL_RATES, SMALL_SEGMENT_S
 
     def look(self) -> None:
-        """Do a little of what there is to do.  OSError when the disk refuses: it is tried again later."""
+        """Do a small piece of the pending work. Raise OSError if a write fails; it is retried later."""
         if self._work is not None:
             try:
                 if next(self._work, self) is self:
@@ -184,21 +184,21 @@ class SampleKeeper:
                     yield
         samples = sorted(coarsener.samples(), key=_wall_ns)
         data = "".join(json.dumps(sample, separators=(",", ":")) + "\n" for sample in samples).encode()
-        if len(data) > thin.end - thin.begin:  # of few samples nothing is saved, and positions must hold
+        if len(data) > thin.end - thin.begin:  # few samples save nothing, and positions must stay valid
             for segment in group:
                 with open_file(segment.path(self._run_dir)) as file:
                     raw.append(file.read())
             data = b"".join(raw)
         with self._claim.lock:
             if any(self._claim.state(segment) == "partly" for segment in group):
-                return  # the hub began to receive it meanwhile
+                return  # the hub began to receive it in the meantime
             file_io.write_bytes(thin.path(self._run_dir), data, durable=True)
         for segment in group:
             segment.path(self._run_dir).unlink(missing_ok=True)
 
 
 def claim_of(run_dir: Path) -> SampleClaim:
-    """For an agent that begins, or goes on after another one."""
+    """Return a claim for an agent that starts, or that continues after another one."""
     return SampleClaim(samples_end(run_dir))
 
 
@@ -214,16 +214,16 @@ def _size(path: Path) -> int:
         return 0
 
 
-# -- disk keeper ------------------------------------------------------------------------------------------------------
+# -- Disk limit -------------------------------------------------------------------------------------------------------
 
 DISK_LOOK_S = 20.0
 _ROOM_AGAIN = 0.95
-"""Of the limit: below it samples are recorded again."""
+"""Share of the limit below which samples are recorded again."""
 _LOG_SHARE = 8
 
 
 class DiskKeeper:
-    """Used by the agent's loop alone."""
+    """Enforces the disk limit. Used only by the agent's loop."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class DiskKeeper:
         samples: SampleKeeper,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``limit``: in bytes; 0: there is none."""
+        """``limit`` is in bytes; 0 means no limit."""
         self._run_dir = run_dir
         self._limit = limit
         self._journal = journal
@@ -246,7 +246,7 @@ class DiskKeeper:
         self._told_full = False
 
     def look(self) -> None:
-        """Now and then.  OSError when the disk refuses: it is tried again later."""
+        """Check the disk space occasionally. Raise OSError if a write fails; it is retried later."""
         self._samples.look()
         now_s = self._clock()
         if now_s - self._looked_s < DISK_LOOK_S:

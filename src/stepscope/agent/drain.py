@@ -1,8 +1,8 @@
-"""From rings to segments.
+"""Drains rings into segments.
 
-A ``RingDrain`` holds one ring's mapping (one file descriptor) and, where the system has them, a pidfd of its process;
-both go when the process does.  What was written is known from the segment itself, so a second agent goes on exactly
-where the first one was killed, and a write that fails moves nothing.
+A ``RingDrain`` holds one ring's mapping (one file descriptor) and, where the system supports it, a pidfd of its
+process; both are closed when the process ends. The segment itself shows what was written, so a second agent continues
+exactly where the first one was killed, and a failed write loses nothing.
 """
 
 from __future__ import annotations
@@ -41,47 +41,47 @@ if TYPE_CHECKING:
 __all__ = ["RingDrain", "Rings", "drain_leftovers"]
 
 BATCH_WORDS = 4096
-"""So many words of a ring make a frame worth writing at once …"""
+"""This many pending words make a frame worth writing immediately."""
 BATCH_S = 2.0
-"""… and so old may a word get otherwise: small frames pack badly …"""
+"""Otherwise, how old a word may get. Small frames compress badly."""
 WATCHED_BATCH_S = 0.15
-"""… unless somebody looks on: at each turn of the agent's."""
+"""The same while the run is being viewed: every turn of the agent's loop."""
 SIDECAR_S = 5.0
 FLIGHTS_AT_ONCE = FRAME_SLOTS // 2
-"""Records of collectives on the device that go into one frame; those of one seq must fit into it."""
+"""Records of collectives on the device per frame. Those with the same seq must fit into one frame."""
 EARLIER_SLOTS = 4096
-"""Of a segment, in which steps are looked for whose collectives may still be in the Flight Recorder."""
+"""Slots at the end of a segment to search for steps whose collectives may still be in the Flight Recorder."""
 RECENT_STEPS = 20
 RECENT_RECORDS = 100
-"""Among so many records at the end of a batch are the steps that count as recent."""
+"""The recent steps are among this many records at the end of a batch."""
 
 
 class RingDrain:
     """One ring and its segment."""
 
     def __init__(self, reader: RingReader, run_dir: Path) -> None:
-        """OSError when an existing segment cannot be read."""
+        """Raise OSError if an existing segment cannot be read."""
         self.reader = reader
         self.header: RingHeader = reader.header()
         self.run_dir = run_dir
         key = sidecar_of(self.header).key
         self.segment = SegmentWriter(segment_path(run_dir, key))
         self.resumed = sidecar_path(run_dir, key).exists()
-        """An agent before this one already knew this ring."""
+        """Whether an earlier agent already knew this ring."""
         earlier = read_sidecars(run_dir)[0].get(key) if self.resumed else None
         self.ended_wall_ns = earlier.ended_wall_ns if earlier else None
         self.pidfd = _open_pidfd(self.header.pid)
         self.recent_ns: deque[int] = deque(maxlen=RECENT_STEPS)
-        """How long the last steps took."""
+        """Durations of the last steps."""
         self.flights: FlightRecords | None = None
-        """What NCCL's Flight Recorder of this rank says, once somebody reads it."""
+        """Records from this rank's NCCL Flight Recorder, once it is read."""
         self._found = _not_said(earlier.groups if earlier else (), self.header.groups)
         self._written_s = time.monotonic()
         self._sidecar_s = float("-inf")
 
     def record_flights(self) -> FlightRecords:
-        """From here on the ring's steps get the collectives of its rank's Flight Recorder."""
-        from stepscope.agent.flight_records import FlightRecords  # msgspec is for ranks on NCCL only
+        """Add collectives from the rank's Flight Recorder to the ring's steps from now on."""
+        from stepscope.agent.flight_records import FlightRecords  # needs msgspec, so only for ranks on NCCL
 
         if self.flights is None:
             self.flights = FlightRecords(
@@ -94,7 +94,7 @@ class RingDrain:
         return self.flights
 
     def _last_slots(self) -> list[bytes]:
-        """Of what was written before somebody asked for it: by this agent, or by one before it."""
+        """Return what this agent or an earlier one wrote before ``record_flights`` was called."""
         slots = last_slots(self.segment.path, EARLIER_SLOTS) if self.segment.last_seq else b""
         return [slots[at : at + SLOT_BYTES] for at in range(0, len(slots), SLOT_BYTES)]
 
@@ -105,7 +105,7 @@ class RingDrain:
         return max(0, self.reader.head() - self.segment.last_seq)
 
     def crowded(self) -> bool:
-        """More than a quarter full: at this pace the writer will soon overwrite what was not read."""
+        """Return whether more than a quarter is unread: at this pace the writer will soon overwrite it."""
         return self.pending() * 4 > self.reader.capacity
 
     def due(self, *, watched: bool = False) -> bool:
@@ -113,11 +113,11 @@ class RingDrain:
         return pending >= BATCH_WORDS or (pending > 0 and time.monotonic() - self._written_s >= oldest_s)
 
     def drain(self) -> None:
-        """Write what the ring has now; OSError when the disk refuses, and then nothing was lost."""
+        """Write what the ring has now. If a write fails, raise OSError; nothing is lost."""
         batch = self.reader.read(self.segment.last_seq)
         flights, taken = self.flights, 0
         if flights is not None and batch.last_seq > self.segment.last_seq:
-            # In one frame with what is new in the ring: readers tell frames apart by how far in it they go.
+            # Use the same frame as the ring's new records: readers distinguish frames by their position in the ring.
             slots, taken = flights.records(batch.last_seq, FLIGHTS_AT_ONCE)
             batch = replace(batch, slots=[*batch.slots, *slots])
             self._save_found(flights)
@@ -133,14 +133,14 @@ class RingDrain:
         self.recent_ns.extend(_step_times(batch.slots[-RECENT_RECORDS:]))
 
     def drain_to_end(self) -> None:
-        """The same for a ring whose writer is gone."""
+        """Do the same for a ring whose writer is gone."""
         self.drain()
         if self.flights is not None:
             self._write_flights(self.flights)
         self.header = self.reader.header()
 
     def _write_flights(self, flights: FlightRecords) -> None:
-        """What is left, though nothing new comes in the ring: it counts as the word after its last one."""
+        """Write the rest although the ring has nothing new: use the position after its last word."""
         while True:
             seq = self.segment.last_seq + 1
             slots, taken = flights.records(seq, FLIGHTS_AT_ONCE)
@@ -151,18 +151,18 @@ class RingDrain:
             flights.taken(taken)
 
     def _save_found(self, flights: FlightRecords) -> None:
-        """The names of groups are on disk before the rows that need them."""
+        """Write the names of groups to disk before the rows that need them."""
         if len(flights.found) != len(self._found):
             self._found = tuple(flights.found)
             self.save_last_sidecar()
 
     def state(self) -> RankState:
-        """How the process ended, given that it has."""
+        """Return how the process ended, given that it has."""
         claimed = sidecar_of(self.header).state
         return "vanished" if claimed in ("starting", "running") else claimed
 
     def save_sidecar(self) -> None:
-        """Every now and then; call it as often as you like."""
+        """Save the sidecar if it is due. Call this as often as you like."""
         if time.monotonic() - self._sidecar_s >= SIDECAR_S:
             self.save_last_sidecar()
 
@@ -179,7 +179,7 @@ class RingDrain:
         self._sidecar_s = time.monotonic()
 
     def remove(self) -> None:
-        """The ring is drained and its process gone: free its memory."""
+        """Free the memory of a drained ring whose process is gone."""
         self.reader.path.unlink(missing_ok=True)
         for suffix in BESIDE_RING:
             self.reader.path.with_suffix(suffix).unlink(missing_ok=True)
@@ -193,7 +193,7 @@ class RingDrain:
 
 
 class Rings:
-    """All rings of this node; new ones are found by looking."""
+    """All rings on this node. New ones are found by scanning."""
 
     def __init__(self, run_dir: Path, session: Path) -> None:
         self._run_dir = run_dir
@@ -201,10 +201,10 @@ class Rings:
         self._unusable: set[tuple[str, int]] = set()
         self.known: dict[Path, RingDrain] = {}
         self.problems: list[str] = []
-        """Sentences about rings that cannot be read, for the journal to take."""
+        """Sentences about unreadable rings, for the journal."""
 
     def discover(self) -> list[RingDrain]:
-        """Rings that were not there before; OSError when a segment of theirs cannot be read."""
+        """Return new rings; raise OSError if one of their segments cannot be read."""
         found = []
         for entry in self._entries():
             path, mark = Path(entry.path), (entry.path, entry.inode())
@@ -213,7 +213,7 @@ class Rings:
             try:
                 reader = RingReader(path)
             except (RingForeign, FileNotFoundError):
-                continue  # not yet a ring; or never one, which whoever opens the run will say
+                continue  # not a ring yet, or never one, which is reported when the run is opened
             except (RingVersion, OSError) as error:
                 self._unusable.add(mark)
                 self.problems.append(f"A ring could not be read: {error}.")
@@ -238,7 +238,7 @@ class Rings:
 
 
 def drain_leftovers(run_dir: Path, session: Path) -> None:
-    """Rings that no agent was left to drain, of processes that are gone; OSError when the disk refuses."""
+    """Drain rings of dead processes that have no agent left; raise OSError if a write fails."""
     for drain in Rings(run_dir, session).discover():
         try:
             if not drain.alive():
@@ -263,7 +263,7 @@ def _step_times(slots: Iterable[bytes]) -> Iterator[int]:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where there is no such thing or no process."""
+    """Return a descriptor that becomes readable when the process ends; None if unsupported or the process is gone."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:

@@ -1,24 +1,24 @@
-"""Reads NCCL's Flight Recorder of every rank on this node, now and then.
+"""Reads NCCL's Flight Recorder of every rank on this node at intervals.
 
-The recorder in a rank is a ring buffer of some thousand collectives; torch's worker server hands it out as JSON, from a
-native thread and without the GIL (``worker_server.py``).  Two thousand entries take that thread 50 ms, and one read a
-second could not be measured in the training.  But every read leaves memory behind in the rank: building the answer
-takes twelve times the answer's size, and malloc keeps that for the thread which did it, 11 MB for two thousand entries.
-The server has as many threads as the machine has cores and takes them in turns, so a rank grows by one such piece a
-read, up to two gigabytes on a machine of 192 cores.  Therefore:
+The recorder in a rank is a ring buffer of a few thousand collectives. torch's worker server returns it as JSON from a
+native thread without the GIL (``agent/worker_server.py``). Two thousand entries take that thread 50 ms, and one read a
+second had no measurable effect on training. But every read leaves memory allocated in the rank: building the answer
+takes twelve times its size, and malloc keeps that for the thread that did it, 11 MB for two thousand entries. The
+server has one thread per core and uses them in turn, so each read grows a rank by one such piece, up to two gigabytes
+on a machine with 192 cores. Therefore:
 
-- a rank is asked every second for its first eight answers, so that short runs have figures too; then every five
-  seconds, for the first minutes and while somebody looks on; then every half minute.  A buffer of more than two
-  thousand entries is asked for as much more rarely;
-- it is not asked while it makes no steps and nothing is left to learn; when it stops making them for longer than ever
-  before it is asked soon, since that may be the end;
-- all ranks of the node together may keep a hundredth of the memory that the job may use; one that has its share is not
-  asked again, unless its server has come around to the threads that were asked first;
-- one rank is asked at a time.
+- a rank is queried every second for its first eight answers, so that short runs have figures too; then every five
+  seconds, during the first minutes and while the run is being viewed; then every half minute. A buffer of more than two
+  thousand entries is read proportionally less often;
+- it is not queried while it makes no steps and there is nothing left to learn. When it pauses for longer than ever
+  before, it is queried soon, because it may be about to end;
+- all ranks of a node together may keep one hundredth of the memory that the job may use. A rank that has its share is
+  not queried again, unless its server has come back to the threads that answered first;
+- only one query is pending at a time.
 
-What is read is a sample: the steps that were overwritten are counted, not guessed.  What the ranks keep is told with
-their memory, so that nobody takes it for a leak of the job.  The agent's loop goes on while an answer comes;
-``flight_records.py`` makes records of it.
+The result is a sample: overwritten steps are counted, not estimated. The memory that the ranks keep is reported with
+their memory use, so that it is not mistaken for a leak in the job. The agent's loop continues while an answer arrives;
+``agent/flight_records.py`` turns it into records.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 __all__ = ["FlightReader"]
 
 HANDLERS = (NCCL_FLIGHT, *(f"{FLIGHT}?backend={name}" for name in ("nccl2", "nccl", "nccl-lazy")))
-"""From torch 2.15 on NCCL may be ProcessGroupNCCL2, whose recorder is one of several and has a name."""
+"""Since torch 2.15 NCCL may be ProcessGroupNCCL2, whose recorder is one of several and has a name."""
 MAX_BODY = 64 << 20
 BUFFER = 2000
-"""Entries that torch keeps unless it is told otherwise; how many it is shows once the first is overwritten."""
+"""Entries that torch keeps by default. The actual number shows once the first entry is overwritten."""
 LEAST_S = 0.5
 FIRST_ANSWERS, FIRST_S = 8, 1.0
-"""As many as the server has threads at the least."""
+"""The minimum number of server threads."""
 EARLY_S, EARLY_FOR_S = 5.0, 300.0
 USUAL_S = 30.0
 QUIET_S, QUIET_AT_MOST_S, QUIETER = 0.3, 10.0, 1.5
-"""Without a new word in its ring for longer than ever before, a rank may be at its end."""
+"""A rank whose ring has been quiet for longer than ever before may be about to end."""
 KEPT_PER_BYTE = 12.5
-"""Of an answer: what malloc keeps for the thread that built it (11.5 MB for 0.94 MB, glibc 2.36)."""
+"""Bytes that malloc keeps for the thread that built an answer, per byte of it (11.5 MB for 0.94 MB, glibc 2.36)."""
 KEPT_SHARE = 0.01
-"""Of the memory that the job may use, what all ranks of a node may keep."""
+"""The share of the job's memory that all ranks of a node together may keep."""
 PATIENCE_S = 10.0
 MOST_APART_S = 60.0
-"""Between two tries to ask a server that does not answer, or one with a very large buffer."""
+"""The longest interval for a server that does not answer or has a very large buffer."""
 IDENTITY_S = 1.0
-"""How often to look whether a rank uses NCCL by now."""
+"""How often to check whether a rank uses NCCL by now."""
 
 
 class _Rank:
@@ -71,15 +71,15 @@ class _Rank:
         self.failures = 0
         self.buffer = BUFFER
         self.per_s = 0.0
-        """Entries, of late."""
+        """Recent entries per second."""
         self.head = self.asked_head = -1
         self.answers = 0
         self.longest_quiet_s = 0.0
         self.kept: deque[int] = deque(maxlen=threads)
-        """Bytes that each thread of its server keeps, as far as it has answered."""
+        """Bytes that each thread of its server keeps, for the answers so far."""
 
     def due_s(self, now_s: float, *, watched: bool, most_kept: float) -> float:
-        """When to ask it next; infinity: not now.  ``most_kept``: bytes that its server may keep."""
+        """Return when to ask it next; infinity means not now. ``most_kept`` limits the bytes its server may keep."""
         head = self.drain.reader.head()
         if head != self.head:
             if self.head >= 0:
@@ -100,16 +100,17 @@ class _Rank:
         return self.asked_s + usual_s
 
     def has_its_share(self, most_kept: float) -> bool:
-        """Whether another answer might leave more than that; two are had in any case."""
+        """Return whether another answer might exceed that. Two answers are always allowed."""
         if len(self.kept) < 2 or len(self.kept) == self.kept.maxlen:
             return False
         return sum(self.kept) + max(self.kept) > most_kept
 
 
 class FlightReader:
-    """All ranks of this node.  ``wall_offset_ns``: by how much the wall clock is ahead of the rings' clock.
+    """Reads the recorders of all ranks on this node.
 
-    (The largest of three: who is interrupted between the two clocks finds too little.)
+    ``wall_offset_ns`` returns how far the wall clock is ahead of the rings' clock. It takes the largest of three
+    readings, because an interruption between the two clocks makes the result too small.
     """
 
     def __init__(
@@ -128,14 +129,14 @@ class FlightReader:
         self._ranks: dict[RingDrain, _Rank] = {}
         self._looked_s: dict[RingDrain, float] = {}
         self._asked: tuple[_Rank, Questions[int], float, int] | None = None
-        """Whom, what, since when, and that on the clock of the rings."""
+        """The rank, the question, and when it was asked, on our clock and on the rings' clock."""
 
     def fileno(self) -> int | None:
-        """Readable when there is something to ``receive``; None while nobody is asked."""
+        """Return a descriptor that is readable when there is something to ``receive``; None without a query."""
         return self._asked[1].fileno() if self._asked is not None else None
 
     def look(self, drains: Iterable[RingDrain], *, watched: bool) -> None:
-        """Ask the rank that is due longest, unless one is being asked."""
+        """Ask the rank that has been due longest, unless a question is pending."""
         now_s = self._clock()
         for drain in drains:
             if drain not in self._ranks:
@@ -154,7 +155,7 @@ class FlightReader:
             self._ask(list(self._ranks.values())[number], now_s)
 
     def receive(self) -> None:
-        """What came of the answer so far, without waiting."""
+        """Take what has arrived of the answer so far, without waiting."""
         if self._asked is None:
             return
         rank, question, since_s, asked_ns = self._asked
@@ -167,12 +168,12 @@ class FlightReader:
             rank.failures += 1
 
     def kept_bytes(self, drain: RingDrain) -> int | None:
-        """What its process keeps of answers; None for one that was never asked."""
+        """Return the bytes that its process keeps for answers; None if it was never asked."""
         rank = self._ranks.get(drain)
         return sum(rank.kept) if rank is not None and rank.kept else None
 
     def forget(self, drain: RingDrain) -> None:
-        """Its process is gone."""
+        """Forget a rank whose process is gone."""
         if self._asked is not None and self._asked[0].drain is drain:
             self._close()
         self._ranks.pop(drain, None)
@@ -198,7 +199,7 @@ class FlightReader:
     def _ask(self, rank: _Rank, now_s: float) -> None:
         rank.asked_s = now_s
         if not rank.drain.reader.server_offer():
-            rank.failures += 1  # it is about to end, or it was withdrawn
+            rank.failures += 1  # it is about to end, or the offer was withdrawn
             return
         rank.asked_head = rank.drain.reader.head()
         asked_ns = self._ring_clock()
@@ -214,9 +215,9 @@ class FlightReader:
         if dump is None or not (dump.entries or rank.answered):
             rank.handler = rank.handler if rank.answered else (rank.handler + 1) % len(HANDLERS)
             if not rank.answered and rank.handler:
-                rank.asked_s = float("-inf")  # an empty answer is quick, and the next one may be the right one
+                rank.asked_s = float("-inf")  # an empty answer is quick, and the next handler may be right
         if dump is None:
-            # A handler that is not there answers at once; only a round of them that failed is a reason to wait.
+            # A missing handler answers immediately; wait only after all of them failed.
             rank.failures += rank.answered or rank.handler == 0
             return
         rank.failures = 0

@@ -1,18 +1,18 @@
-"""From dumps of NCCL's Flight Recorder to the COMM and COLLECTIVE records of a rank's steps.
+"""Turns dumps of NCCL's Flight Recorder into the COMM and COLLECTIVE records of a rank's steps.
 
-Every dump holds the last entries of a ring buffer in the rank, each with a number (``record_id``) that counts up, the
-wall clock at its call and, a moment after it was over, how long its kernel took on NCCL's stream.  Dumps overlap; what
-is new is kept until the steps it was called in were drained from the ring and all of it is over.  Then the step's
-records are made, in the form in which gloo's are (``records/collectives.py``), with FLAG_DEVICE.
+Every dump holds the last entries of a ring buffer in the rank. Each entry has an increasing number (``record_id``), the
+wall-clock time of its call and, shortly after it ended, how long its kernel took on NCCL's stream. Dumps overlap; new
+entries are kept until the steps that called them were drained from the ring and all their collectives are over. Then
+the step's records are made, in the same form as gloo's (``records/collectives.py``), with FLAG_DEVICE.
 
-A step of which an entry was overwritten before anybody read it has no times at all, since a part of a sum is worse than
-none: one row with FLAG_MISSED says so.  The same for a step in which only some collectives of a kind have a time; a
-kind of which none has one (a group without timing) is left out, and spoils nothing.
+If an entry of a step was overwritten before it was read, the step gets no times at all, because a partial sum is worse
+than none: a single row with FLAG_MISSED says so. The same applies if only some collectives of a kind have a time. A
+kind without any times (a group without timing) is left out and does not affect the rest.
 
-In a coalesced call each operation has an entry without times, and a last one, ``coalesced``, has the times of all.
-They share the sequence number, and are one collective here.
+In a coalesced call each operation has an entry without times, and a last one, ``coalesced``, has the times of all. They
+share a sequence number and count as one collective here.
 
-What comes in is foreign: it is decoded into bounded fields, and nothing but a whole dump counts.
+Dumps are untrusted input: they are decoded into bounded fields, and only complete dumps count.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ __all__ = ["Dump", "FlightRecords", "read_dump"]
 
 COALESCED = "coalesced"
 OTHERS = ("gloo", "mpi", "ucc")
-"""Backends whose recorders answer in the place of NCCL's in versions of torch that do not tell recorders apart."""
+"""Backends whose recorders answer instead of NCCL's in torch versions that do not distinguish recorders."""
 SHARED = MAX_GROUPS - 1
-"""The slot of groups that came too late to get one of their own (as in the recorder)."""
+"""The slot shared by groups that came too late for a separate one (as in the recorder)."""
 FIRST_FOUND = MAX_GROUPS // 2
-"""Groups that only the Flight Recorder knows get slots from the end down to this one; the rank's own begin at 0."""
+"""Groups that only the Flight Recorder knows get slots from the end down to this one; the rank's start at 0."""
 NAME_CHARS = 80
 MAX_CALLS = 200_000
 MAX_STEPS = 50_000
 MAX_CHANGES = 100_000
 MAX_GAPS = 1_000
 PATIENCE_NS = 60_000_000_000
-"""So long after a step ended, what of it has no time yet never gets one."""
+"""How long after a step's end a missing time may still arrive."""
 CLOCK_STEP_NS = 50_000_000
-"""When the wall clock moved by more than this against the rings', somebody set it."""
+"""If the wall clock moved by more than this against the rings' clock, it was set."""
 DOUBT_NS = 1_000_000_000
-"""An entry so long before the one before it, or after the dump that it came in, has no time that could be right."""
+"""The time of an entry is invalid if it is this long before the previous entry or after the dump's arrival."""
 MOST_NS = 1 << 50
 MOST_BYTES = (1 << 55) - 1
 U32 = (1 << 32) - 1
@@ -79,13 +79,13 @@ _WIDTHS = {
     "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1,
     "UInt16": 2, "UInt32": 4, "UInt64": 8, "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
-"""Bytes of an element by torch's name of its type; the eight-bit floats, and what is new, have one."""
+"""Bytes per element by torch's type name. The eight-bit floats, and new types, count as one."""
 
 _Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Of one entry of a dump, what is needed."""
+    """The required fields of a dump entry."""
 
     record_id: _Word
     profiling_name: str
@@ -115,7 +115,7 @@ _DECODER = msgspec.json.Decoder(Dump)
 
 
 def read_dump(body: bytes) -> Dump | None:
-    """A dump, its entries in order; None for anything that is none, or is that of another backend."""
+    """Return a dump with its entries in order; None if it is invalid. A dump of another backend counts as empty."""
     try:
         dump = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
@@ -134,57 +134,57 @@ class _Call:
     def __init__(self, key: tuple[str, bool, int], slot: int, op: int, size: int, nth: int, created: int) -> None:
         self.key, self.slot, self.op, self.size, self.nth, self.created = key, slot, op, size, nth, created
         self.ns = -1
-        """How long it took; -1: not known."""
+        """Its duration; -1 if unknown."""
         self.over = False
-        """Nothing more will be heard of it."""
+        """Whether no more information will come."""
         self.lost = False
-        """It was overwritten before it was over."""
+        """Whether it was overwritten before it was over."""
 
 
 class FlightRecords:
-    """What one rank's dumps and steps come to."""
+    """Combines the dumps and steps of one rank."""
 
     def __init__(
         self, *, said: Callable[[], Sequence[ProcessGroup]], found: Iterable[ProcessGroup] = (), world_size: int = 0
     ) -> None:
-        """``said``: the groups that the rank itself knows by now; ``found``: those an agent before us added."""
+        """``said`` returns the groups that the rank itself knows; ``found`` are those that an earlier agent added."""
         self._said = said
         self._world_size = world_size
         self.found = list(found)
         """Groups that only the Flight Recorder knows."""
         self.last_id = -1
-        """Of the last entry that was seen …"""
+        """The number of the last entry that was seen."""
         self._last_time_ns = -1
-        """… and its time as it was given, by which a recorder that was reset meanwhile is told."""
+        """The time of that entry as given. It shows whether the recorder was reset in the meantime."""
         self._slots: dict[str, tuple[int, int]] = {}
-        """By the name of a group, shortened, those that have a slot of their own."""
+        """Slot and size of groups with a separate slot, by shortened name."""
         self._said_now: Sequence[ProcessGroup] | None = None
-        """Asked once for each dump, and only when it has a group that is new."""
+        """Fetched once per dump, and only if the dump has a new group."""
         self._calls: deque[_Call] = deque()
-        """In order, those that no step has claimed yet."""
+        """Calls that no step has claimed yet, in order."""
         self._open: dict[int, _Call] = {}
-        """By the number of their entry, those that are not over."""
+        """Calls that are not over, by the number of their entry."""
         self._by_key: dict[tuple[str, bool, int], _Call] = {}
         self._steps: deque[tuple[int, int, int]] = deque()
-        """Number, start and end of steps that are still to be made records of."""
+        """Number, start and end of steps that have no records yet."""
         self._last_step = self._earlier = -1
         self._read_ns = -1
-        """What was called before this instant is known, or was overwritten."""
+        """Everything called before this time is either known or overwritten."""
         self._last_created = -1
         self._hole = False
-        """After ``_last_created`` something was lost; the next entry says until when."""
+        """Something after ``_last_created`` was lost. The next entry shows until when."""
         self._wall_offset_ns: int | None = None
         self._gaps: list[tuple[int, int]] = []
-        """From when to when entries were overwritten before they were read; in order, and apart from one another."""
+        """Periods whose entries were overwritten before they were read; sorted and disjoint."""
         self._changes_at: list[int] = []
         self._changes_to: list[int] = []
         self._ready: deque[tuple[int, int, list[bytes], int]] = deque()
-        """Kind, step, entries and how many of them a record holds."""
+        """Kind, step, entries, and how many entries a record holds."""
 
-    # -- what comes in --------------------------------------------------------------------------------------------
+    # -- input ----------------------------------------------------------------------------------------------------
 
     def see_steps(self, slots: Iterable[bytes]) -> None:
-        """Records of the ring as they were written; those that are steps count."""
+        """Take the steps from ring records as they were written."""
         for slot in slots:
             kind, step, start_ns, wall_ns = STEP_HEAD.unpack_from(slot)
             if kind == STEP and step > self._last_step:
@@ -192,25 +192,25 @@ class FlightRecords:
                 self._steps.append((step, start_ns, start_ns + wall_ns))
         while len(self._steps) > MAX_STEPS:
             step = self._steps.popleft()[0]
-            if self.last_id >= 0 and step > self._earlier:  # there is a recorder, which does not answer any more
+            if self.last_id >= 0 and step > self._earlier:  # there is a recorder, but it no longer answers
                 self._ready.append((COMM_RECORD, step, [_MISSED], COMM_ENTRIES))
 
     def see_earlier_steps(self, slots: Iterable[bytes]) -> None:
-        """Those from before we looked: of what is missing there somebody else may have taken care."""
+        """Take steps from before we started; an earlier agent may have handled what is missing there."""
         self.see_steps(slots)
         self._earlier = self._last_step
 
     def see_phases(self, changes: Sequence[tuple[int, int]]) -> None:
-        """When the rank came into which phase, in steps whose collectives are kept one by one."""
+        """Take the times at which the rank entered phases, in steps whose collectives are kept individually."""
         self._changes_at += [at for at, _ in changes]
         self._changes_to += [phase for _, phase in changes]
         if len(self._changes_at) > MAX_CHANGES:  # no step ends
             del self._changes_at[: -MAX_CHANGES // 2], self._changes_to[: -MAX_CHANGES // 2]
 
     def take(self, dump: Dump, *, asked_ns: int, wall_offset_ns: int, heard_ns: int | None = None) -> int:
-        """A dump that was asked for at ``asked_ns`` (monotonic) and came at ``heard_ns``.
+        """Take a dump that was requested at ``asked_ns`` (monotonic) and arrived at ``heard_ns``.
 
-        Wall clocks are ahead of that by so much.  Returns how many entries were new.
+        ``wall_offset_ns`` is how far wall clocks are ahead of that. Return how many entries were new.
         """
         entries = dump.entries
         before_ns, self._wall_offset_ns = self._wall_offset_ns, wall_offset_ns
@@ -222,7 +222,7 @@ class FlightRecords:
             return 0
         heard_ns = asked_ns if heard_ns is None else max(heard_ns, asked_ns)
         first, last = entries[0], entries[-1]
-        if last.record_id < self.last_id or self._is_another(entries):  # the recorder was reset, and counts anew
+        if last.record_id < self.last_id or self._is_another(entries):  # the recorder was reset
             self._abandon()
             self._hole = True
             self.last_id = -1
@@ -248,12 +248,12 @@ class FlightRecords:
         return new
 
     def _is_another(self, entries: Sequence[Entry]) -> bool:
-        """Whether the last entry that was seen has become another one, under the same number."""
+        """Return whether a different entry now has the number of the last one that was seen."""
         at = bisect_right(entries, self.last_id, key=lambda entry: entry.record_id) - 1
         return at >= 0 and entries[at].record_id == self.last_id and entries[at].time_created_ns != self._last_time_ns
 
     def _pass(self, entries: Sequence[Entry], heard_ns: int) -> int:
-        """The clock was set: of what is new nobody knows on which side of that it was called, nor of what is open."""
+        """Skip new and open entries after the clock was set, because they may be from before or after that."""
         new = sum(entry.record_id > self.last_id for entry in entries)
         self._abandon()
         self._lose(self._last_created, heard_ns)
@@ -263,11 +263,11 @@ class FlightRecords:
 
     def _add(self, dump: Dump, wall_offset_ns: int, latest_ns: int) -> int:
         over: dict[str, int] = {}
-        """By group, the last entry that was retired: those before it are over as well."""
+        """The last retired entry by group: those before it are over as well."""
         last_id, new = self.last_id, 0
         for entry in dump.entries:
             number, name = entry.record_id, entry.process_group[0][:NAME_CHARS]
-            if entry.retired and not entry.is_p2p:  # sends to different peers overtake one another
+            if entry.retired and not entry.is_p2p:  # sends to different peers may overtake each other
                 over[name] = number
             if number > last_id:
                 last_id, new = number, new + 1
@@ -292,13 +292,13 @@ class FlightRecords:
                 self._open.pop(number, None)
         for number, call in list(self._open.items()):
             if call.over or (not call.key[1] and number < over.get(call.key[0], -1)):
-                call.over = True  # an operation of a coalesced call, or one that was captured into a CUDA graph
+                call.over = True  # an operation of a coalesced call, or one captured into a CUDA graph
                 del self._open[number]
         self.last_id = last_id
         return new
 
     def _meet(self, entry: Entry, dump: Dump, created_ns: int) -> _Call:
-        """The call of an entry that was not seen before; of a coalesced one, what is there of it already."""
+        """Return the call of a new entry; for a coalesced one, the existing call."""
         name, description = entry.process_group
         nth = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
         key = name[:NAME_CHARS], entry.is_p2p, nth
@@ -319,7 +319,7 @@ class FlightRecords:
         return call
 
     def _slot(self, name: str, description: str, dump: Dump) -> tuple[int, int]:
-        """Of a group by its name: its slot and how many ranks it has."""
+        """Return the slot and the number of ranks of a group, given its name."""
         short = name[:NAME_CHARS]
         if short in self._slots:
             return self._slots[short]
@@ -347,7 +347,7 @@ class FlightRecords:
         )
 
     def _lose(self, from_ns: int, to_ns: int) -> None:
-        """Note a gap; those that it touches become one with it, and the oldest when there are very many."""
+        """Note a gap. Merge it with gaps that it touches, and merge the oldest ones if there are too many."""
         to_ns = max(to_ns, from_ns + 1)
         first = bisect_left(self._gaps, from_ns, key=lambda gap: gap[1])
         end = bisect_right(self._gaps, to_ns, key=lambda gap: gap[0])
@@ -367,15 +367,15 @@ class FlightRecords:
         if self._by_key.get(call.key) is call:
             del self._by_key[call.key]
 
-    # -- what comes out -------------------------------------------------------------------------------------------
+    # -- output ---------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> bool:
-        """Whether another dump would tell something of what is already there."""
+        """Whether another dump would add anything about known calls or steps."""
         return bool(self._open or self._steps)
 
     def settle(self) -> None:
-        """Make records of the steps of which everything is known."""
+        """Make records of the steps about which everything is known."""
         while self._steps and self._steps[0][2] <= self._read_ns:
             step, start_ns, end_ns = self._steps[0]
             while self._calls and self._calls[0].created < start_ns:
@@ -396,7 +396,7 @@ class FlightRecords:
             self._drop_changes(end_ns)
 
     def records(self, seq: int, most: int) -> tuple[list[bytes], int]:
-        """Up to about ``most`` records with this ``seq``, and how many of what is ready they are: for ``taken``."""
+        """Return about ``most`` records with this ``seq``, and how many ready items they cover, for ``taken``."""
         slots: list[bytes] = []
         count = 0
         for kind, step, entries, size in self._ready:
@@ -448,20 +448,20 @@ class FlightRecords:
 
     def _drop_changes(self, end_ns: int) -> None:
         before = bisect_right(self._changes_at, end_ns) - 1
-        if before > 0:  # the last of them says in which phase the next step begins
+        if before > 0:  # the last one gives the phase in which the next step begins
             del self._changes_at[:before], self._changes_to[:before]
 
 
 _OP = {name: number for number, name in enumerate(OPS)}
 _COALESCED_ALONE = -1
-"""Operation of a coalesced call of which no operation was seen."""
+"""Operation of a coalesced call whose operations were never seen."""
 _FROM_OUTPUT = (_OP["all_gather"], _OP["scatter"], _OP["recv"])
 _OF_ALL = (_OP["gather"], _OP["scatter"])
-"""Of these an entry has this rank's part only."""
+"""For these an entry has only this rank's part."""
 
 
 def _partly_timed(own: Sequence[_Call]) -> bool:
-    """Whether a sum of these would be one of a part: some of a kind have no time, or one is not over even now."""
+    """Return whether a sum would be partial: some of a kind have no time, or one is still not over."""
     kinds: dict[tuple[int, int], bool] = {}
     for call in own:
         timed = call.ns >= 0
@@ -477,7 +477,7 @@ def _operation(wording: str) -> tuple[str, int]:
 
 
 def _payload(op: int, entry: Entry, ranks: int) -> int:
-    """As ``records/collectives.py`` counts bytes: the same on all ranks."""
+    """Return the bytes as ``records/collectives.py`` counts them: the same on all ranks."""
     if op == _OP["barrier"]:
         return 0
     given = (entry.input_sizes, entry.input_dtypes), (entry.output_sizes, entry.output_dtypes)

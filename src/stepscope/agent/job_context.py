@@ -1,7 +1,4 @@
-"""The job around the ranks: what its launcher says, who may start more ranks, and which code is running.
-
-What the launcher says to the agent over its standard input: one JSON object a line, or nothing more (it died).
-"""
+"""The job around the ranks: messages from its launcher, processes that may start more ranks, and the running code."""
 
 from __future__ import annotations
 
@@ -20,21 +17,22 @@ from stepscope.store.liveness import process_alive
 __all__ = ["Control", "GitContext", "Parents"]
 
 
-# -- control ----------------------------------------------------------------------------------------------------------
+# -- Launcher messages ------------------------------------------------------------------------------------------------
+# The launcher writes to the agent's standard input, one JSON object per line. The end of the input means that it died.
 
 _CHUNK = 1 << 12
 _LONGEST_LINE = 1 << 16
 
 
 class Control:
-    """The reading end of the pipe.  ``feed`` when it is readable; then look at ``end`` and ``closed``."""
+    """The reading end of the pipe. Call ``feed`` when it is readable, then check ``end`` and ``closed``."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.end: dict[str, Any] | None = None
-        """How the job ended, once the launcher said so."""
+        """How the job ended, once the launcher has reported it."""
         self.closed = False
-        """Nobody holds the other end any more."""
+        """The other end is closed."""
         self._partial = b""
 
     def feed(self) -> None:
@@ -43,7 +41,7 @@ class Control:
         except BlockingIOError:
             return
         except OSError:
-            data = b""  # no standard input at all: nobody is there
+            data = b""  # there is no standard input, and so no launcher
         self.closed = not data
         *lines, self._partial = (self._partial + data).split(b"\n")
         self._partial = self._partial[-_LONGEST_LINE:]
@@ -59,13 +57,12 @@ class Control:
             self.end = word["end"]
 
 
-# -- parents ----------------------------------------------------------------------------------------------------------
-# Whether whoever started the ranks may start more of them.
+# -- Parent processes -------------------------------------------------------------------------------------------------
+# Whether the process that started the ranks may start more of them.
 #
-# Without a launcher to say that the job is over, the end of all ranks could be the pause between two attempts of an
-# elastic job.  A parent that was started as part of the run (torchrun, a shell script) and still lives means just
-# that; an older one is the user's own shell and means nothing.  Under ``stepscope.init()`` the ranks themselves say
-# who it is.
+# Without a launcher that announces the end of the job, the end of all ranks could be the pause between two attempts of
+# an elastic job. A live parent that was started as part of the run (torchrun, a shell script) means just that; an older
+# one is the user's shell and means nothing. Under ``stepscope.init()`` the ranks themselves name the process.
 
 
 class Parents:
@@ -92,7 +89,7 @@ class Parents:
 
 
 def _parent_pid(pid: int) -> int:
-    """0 when the process is gone or the system does not say."""
+    """Return the parent's pid; 0 if the process is gone or the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -100,11 +97,11 @@ def _parent_pid(pid: int) -> int:
     return int(stat.rpartition(b")")[2].split()[1])
 
 
-# -- context ----------------------------------------------------------------------------------------------------------
-# Which code is running: git's commit, branch and changes, asked for without waiting.
+# -- Git context ------------------------------------------------------------------------------------------------------
+# Git's commit, branch and changes, collected without waiting.
 #
-# The commands are started at once and looked at on later ticks; their output goes to files, since nobody empties a pipe
-# in between.
+# The commands all start immediately and are checked on later ticks. Their output goes to files, because a pipe would
+# not be emptied in between.
 
 GIT_COMMANDS = {
     "commit": ("rev-parse", "HEAD"),
@@ -114,7 +111,7 @@ GIT_COMMANDS = {
 }
 GIT_TIMEOUT_S = 10.0
 GIT_OUTPUT_BYTES = 4096
-"""Of each output; a diff stat longer than this says nothing more to anyone."""
+"""Limit per output. A longer diff stat would not help a reader."""
 
 
 class GitContext:
@@ -125,11 +122,11 @@ class GitContext:
             try:
                 self._asked[name] = _start_git(words, folder)
             except OSError:
-                continue  # no git, no such folder, no room for a temporary file
+                continue  # no git, no such folder, or no room for a temporary file
         self._answers: dict[str, str] = {}
 
     def poll(self) -> dict[str, Any] | None:
-        """The answer, once, as soon as every command is over; None before, after, and outside a repository."""
+        """Return the answer once, when every command is over; None before, afterwards, and outside a repository."""
         if not self._asked:
             return None
         late = time.monotonic() > self._deadline_s
@@ -154,7 +151,7 @@ class GitContext:
         }
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill commands that still run."""
         self._deadline_s = 0.0
         self.poll()
 

@@ -1,4 +1,4 @@
-"""Events, samples and stacks on their way to disk.  What it refuses waits here, within bounds, and is tried again."""
+"""Writes events, samples and stacks to disk. Rejected writes are kept here, within bounds, and retried."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Journal"]
 MAX_EVENTS = 2000
 MAX_SAMPLES = 2000
 MAX_STACKS = 200
-"""Beyond these the oldest go: minutes of a full disk."""
+"""Beyond these the oldest are dropped. They cover minutes of a full disk."""
 
 
 class Journal:
-    """Also the one place that knows whether the run directory takes our writes, and that says so, once."""
+    """The only place that knows whether the run directory accepts writes. It reports a failure once."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -29,7 +29,7 @@ class Journal:
         self._samples: deque[dict[str, Any]] = deque(maxlen=MAX_SAMPLES)
         self._stacks: deque[dict[str, Any]] = deque(maxlen=MAX_STACKS)
         self.samples_wanted = True
-        """False: there is no room for more (``agent/disk_space.py``)."""
+        """False if there is no room for more (``agent/disk_space.py``)."""
         self._refused = False
         self._recovered = False
 
@@ -44,7 +44,7 @@ class Journal:
         self._stacks.append(record)
 
     def flush(self) -> bool:
-        """Write everything that waits; False when the disk refuses."""
+        """Write all pending records; return False if a write fails."""
         for name, waiting in ((EVENTS, self._events), (SAMPLES, self._samples), (STACKS, self._stacks)):
             if not waiting:
                 continue
@@ -57,7 +57,7 @@ class Journal:
         return True
 
     def refused(self, error: OSError) -> None:
-        """A write failed; the records stay where they are."""
+        """Note a failed write. The records stay pending."""
         if self._refused:
             return
         self._refused = True
@@ -66,7 +66,7 @@ class Journal:
         say(f"{message}; steps stay in their rings until it can be written")
 
     def accepted(self) -> None:
-        """Steps were written."""
+        """Note that steps were written."""
         if self._refused and not self._recovered:
             self._recovered = True
             self.event("warning", message=f"{self._run_dir} can be written again")

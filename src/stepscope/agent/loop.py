@@ -1,9 +1,7 @@
-"""The agent as a process: its main loop, and how it tends a run to the end.
+"""The agent's main loop: wait for a launcher message, a death or the next tick; then drain, sample and write.
 
-The agent's main loop: wait for the launcher's word, a death or the next tick; drain, sample, write.
-
-One thread does all of it (GPU samples come from another, the watchdog's evidence from a third while the job stands
-still, and a fourth sends what this one wrote to the hub, if there is one), so nothing here needs a lock.
+One thread does all of this, so nothing here needs a lock. Three other threads exist: one samples the GPUs, one collects
+the watchdog's evidence while the job is stalled, and one sends what this thread wrote to the hub, if there is one.
 """
 
 from __future__ import annotations
@@ -52,31 +50,31 @@ if TYPE_CHECKING:
 __all__ = ["tend"]
 
 
-# -- loop -------------------------------------------------------------------------------------------------------------
+# -- Main loop --------------------------------------------------------------------------------------------------------
 
 Ending = Literal["ended", "orphaned", "terminated"]
-"""The launcher said so; the launcher died and all ranks are gone; somebody wants us to stop."""
+"""The launcher announced the end; the launcher died and all ranks are gone; we received SIGTERM."""
 
 SAMPLE_S = 1.0
 GPU_QUICK_S = 0.2
-"""From one sample of the GPUs to the next while ranks are new: a run of a few seconds gets several …"""
+"""Interval between GPU samples while ranks are new, so that a run of a few seconds gets several."""
 GPU_QUICK_FOR_S = 30.0
-"""… for so long after the last rank began."""
+"""How long after the start of the last rank GPUs are sampled quickly."""
 CROWDED_S = 0.02
-"""Next look when a ring is filling up."""
+"""Time to the next look when a ring is filling up."""
 NICE = 5
 NO_RANKS_S = 10.0
-"""Without a launcher, how long to wait for the first rank."""
+"""How long to wait for the first rank without a launcher."""
 LAST_GASP_S = 1.0
-"""When the job is over, how long its ranks may take to be gone."""
+"""How long ranks may take to exit after the job has ended."""
 FULL_DISK_S = 60.0
-"""Without a launcher, how long to wait for a disk that refuses; the rings stay for whoever opens the run."""
+"""How long to wait for a failing disk without a launcher. The rings stay for the next process that opens the run."""
 SHIPPING_S = 60.0
-"""At the end, how long to go on sending to the hub what it does not have yet …"""
+"""At the end, how long to keep sending the hub what it does not have yet."""
 GREETING_S = 10.0
-"""… and how long to take leave of one that reads the run directory itself."""
+"""At the end, how long to say goodbye to a hub that reads the run directory itself."""
 LAST_TRIES_S = 2.0
-"""At the end, how long to try a disk that refuses."""
+"""At the end, how long to retry a failing disk."""
 
 
 class Agent:
@@ -93,7 +91,7 @@ class Agent:
         shipper: Shipper | None = None,
         launcher: int = 1,
     ) -> None:
-        """NotARun when ``run_dir`` is none.  ``launcher`` is the descriptor on which the launcher hears us."""
+        """Raise NotARun if ``run_dir`` is not a run. ``launcher`` is the descriptor that the launcher reads."""
         meta = read_meta(run_dir)
         self._run_dir = run_dir
         self._session = session
@@ -117,7 +115,7 @@ class Agent:
         self._peers: tuple[Peer, ...] = ()
         self._launcher = launcher
         self.delivered: Delivered | None = None
-        """Whether the hub has everything, once the run is over and there is one."""
+        """Whether the hub has everything. Set when the run is over, if there is a hub."""
         self._oom = OomWatch()
         self._subjects = Subjects(meta)
         self._flights = FlightReader()
@@ -135,8 +133,8 @@ class Agent:
         self._rank_s = float("-inf")
 
     def run(self) -> Ending:
-        """Until the run is over."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the launcher tells us the end
+        """Run until the end of the run."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the launcher announces the end
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         os.nice(NICE)
@@ -211,7 +209,7 @@ class Agent:
         self._keep_disk()
 
     def _watched(self) -> bool:
-        """Whether somebody looks at the run, here or at its hub."""
+        """Return whether anyone is viewing the run, here or at its hub."""
         return is_watched(self._session) or (self._shipper is not None and self._shipper.watched)
 
     def _hear(self) -> None:
@@ -232,7 +230,7 @@ class Agent:
         return None
 
     def _busy(self) -> bool:
-        """Ranks run, or rings of dead ones are still to be drained and the disk may yet take them."""
+        """Return whether ranks run, or rings of dead ranks are left to drain and the disk may yet accept them."""
         ends = [drain.ended_wall_ns for drain in self._rings.known.values()]
         return any(end is None or run_clock.wall_ns() - end < FULL_DISK_S * 1e9 for end in ends)
 
@@ -255,17 +253,17 @@ class Agent:
             if not drain.resumed:
                 who = {"rank": header.identity.rank, "pid": header.pid, "host": header.identity.host}
                 self._journal.event("rank_start", **who)
-                self._journal.flush()  # before its steps: an agent that comes after us takes the rank for told
+                self._journal.flush()  # before its steps: a later agent assumes that the event was written
             if drain.pidfd is not None:
                 self._by_pidfd[drain.pidfd] = drain
                 self._poll.register(drain.pidfd, select.POLLIN)
             if not drain.alive():
-                self._bury(drain)  # it was gone, or its pid another's, before we looked
+                self._bury(drain)  # it had exited, or its pid was reused, before we looked
             else:
                 self._try(drain.save_sidecar, drain)
 
     def _bury(self, drain: RingDrain) -> None:
-        """A rank's process is gone: take what its ring still has, say how it ended, free the ring."""
+        """Handle the end of a rank's process: drain its ring, record how it ended, free the ring."""
         if drain.pidfd is not None and drain.pidfd in self._by_pidfd:
             self._poll.unregister(drain.pidfd)
             del self._by_pidfd[drain.pidfd]
@@ -285,7 +283,7 @@ class Agent:
             if drain.state() != "exited" and (call := last_call(drain)) is not None:
                 how["collective"] = call
             self._journal.event("rank_end", **who, **how)
-        # When the disk refuses, the ring stays known, and dead, and is tried again on the next tick.
+        # If the disk rejects a write, the ring stays known as dead and is retried on the next tick.
         if self._try(drain.drain_to_end, drain) and self._try(drain.save_last_sidecar, drain):
             self._rings.forget(drain)
             drain.remove()
@@ -332,7 +330,7 @@ class Agent:
         self._oom.sample()
 
     def _sample_gpus(self) -> None:
-        """Take what was asked for the last time, and ask again."""
+        """Collect the samples requested last time, and request new ones."""
         gpus = self._gpu.collect()
         self._journal.samples(gpus)
         self._subjects.saw_gpus(gpus)
@@ -385,18 +383,18 @@ class Agent:
     def _take_news(self) -> None:
         for event, fields in self._shipper.news() if self._shipper is not None else ():
             self._journal.event(event, **fields)
-            if event in ("hub_refused", "hub_lost"):  # somebody may have to do something about it
+            if event in ("hub_refused", "hub_lost"):  # the user may have to act on it
                 say(f"{fields['why']}; recording goes on here")
 
     def _ship_rest(self, ending: Ending) -> None:
-        """Everything is written: the hub gets what it misses, and the launcher hears whether it has it all.
+        """Send the hub what it is missing after everything is written, and tell the launcher whether it has it all.
 
-        SIGTERM: nobody wants to wait for that.
+        After SIGTERM, do not wait for that.
         """
         if self._shipper is None:
             return
         if ending == "terminated":
-            self._shipper.stop()  # the job may go on, and another agent with it
+            self._shipper.stop()  # the job may continue with another agent
             return
         end = self._control.end or {"exit_code": None, "status": "orphaned"}
         patience_s = SHIPPING_S if self._shipper.to.node else GREETING_S
@@ -406,10 +404,10 @@ class Agent:
         try:
             os.write(self._launcher, (json.dumps(self.delivered.word()) + "\n").encode())
         except OSError:
-            pass  # nobody is there to hear it
+            pass  # the launcher is gone
 
     def _note_name(self, name: str) -> None:
-        """For ``stepscope send``: what is left belongs to the run that the hub made, whatever was asked for."""
+        """Record the run's name for ``stepscope send``: the rest belongs to the run that the hub created."""
         meta = read_meta(self._run_dir)
         try:
             write_meta(self._run_dir, {**meta, "hub": {**meta.get("hub", {}), "run": name}})
@@ -447,8 +445,8 @@ class Agent:
         self._terminated = True
 
 
-# -- process ----------------------------------------------------------------------------------------------------------
-# The agent as a process: tend a run to its end, then leave a summary if nobody else will.
+# -- Process ----------------------------------------------------------------------------------------------------------
+# Entry point of the agent process. An orphaned agent also writes the summary, because no launcher will.
 
 
 def tend(
@@ -460,16 +458,17 @@ def tend(
     on_hang: HangPolicy | None = None,
     hub: Destination | None = None,
 ) -> int:
-    """Until the run is over; the exit code.  NotARun when ``run_dir`` is none.
+    """Record a run until it is over and return the exit code. Raise NotARun if ``run_dir`` is not a run.
 
-    ``owner`` is a process that may still start ranks, where no launcher of ours says when the job is over.  ``hub`` is
-    sent everything; of a node that is not its own, the run directory is but a spool, which goes when it has it.
+    ``owner`` is a process that may still start ranks, for jobs without a Stepscope launcher that announces the end.
+    Everything is sent to ``hub``. On a node other than the hub's own, the run directory is only a spool, which is
+    deleted once the hub has it.
     """
     os.umask(umask_of(run_dir))
     run_clock.follow_run(read_meta(run_dir))
     shipper = probes = None
     if hub is not None:
-        from stepscope.agent.shipping.sender import Shipper  # HTTP: a megabyte or two, only where there is a hub
+        from stepscope.agent.shipping.sender import Shipper  # HTTP takes a megabyte or two: only with a hub
 
         probes = Probes(platform.node(), hub.node)
         shipper = Shipper(run_dir, hub, probe_port=probes.port)
@@ -480,7 +479,7 @@ def tend(
         if agent.delivered is not None and agent.delivered.whole and not agent.delivered.local:
             shutil.rmtree(run_dir, ignore_errors=True)
     else:
-        # In place of this process: what a summary needs is loaded only now, and the agent's own memory is given back.
+        # Replace this process: what a summary needs is loaded only now, and the agent's memory is freed.
         command = helper_command("stepscope", "report", "--quiet", str(run_dir))
         os.execv(command[0], command)
     return 0

@@ -1,13 +1,13 @@
-"""``python -m stepscope.agent.output_forwarder RUN_DIR``: forward output that goes to files to where it went before.
+"""``python -m stepscope.agent.output_forwarder RUN_DIR``: forward output from files to its original streams.
 
-With ``stepscope run --native-output`` the ranks print into files of the run (``recorder/output.py``); this process has
-the streams that the launcher was given, and copies to them what is new, in the order of each rank.  It ends when the
-launcher says that the job is over or, should that die, with the last process that prints into one of the files.
+With ``stepscope run --native-output`` the ranks print into files of the run (``recorder/output.py``). This process
+holds the launcher's original streams and copies new output to them, in order for each rank. It ends when the launcher
+says that the job is over or, if the launcher dies, with the last process that prints into one of the files.
 
     outputs/PID.1     goes to descriptor 3, the launcher's standard output
     outputs/PID.2     goes to descriptor 2
-    outputs/PID.12    both were one place: to descriptor 2
-    outputs/.PID.1    how far it was copied, for the one that comes after us should we die
+    outputs/PID.12    both streams were the same: goes to descriptor 2
+    outputs/.PID.1    how much was copied, for a successor if we die
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from stepscope.records.files import file_mode
 from stepscope.records.paths import outputs_folder
 
+__all__ = ["Forwarder", "main"]
+
 CHUNK = 1 << 16
 LOOK_S = 0.02
 TARGETS = {".1": 3, ".2": 2, ".12": 2}
@@ -31,11 +33,11 @@ class Forwarder:
         self._folder = folder
         self._targets = dict(targets or TARGETS)
         self._open: dict[str, tuple[int, int]] = {}
-        """By name, the file and that in which its position is kept."""
+        """By name: the file, and the file that stores its position."""
         self._at: dict[str, int] = {}
 
     def look(self) -> bool:
-        """Copy a piece of each file that has something new; whether any had."""
+        """Copy a piece of each file that has new output; return whether any had."""
         try:
             names = sorted(entry.name for entry in os.scandir(self._folder) if not entry.name.startswith("."))
         except OSError:
@@ -47,7 +49,7 @@ class Forwarder:
         return any(new)
 
     def alive(self) -> bool:
-        """Whether a process is there that prints into one of the files."""
+        """Return whether a process that prints into one of the files is alive."""
         return any(Path("/proc", name.partition(".")[0]).exists() for name in self._open)
 
     def _begin(self, name: str) -> None:
@@ -55,7 +57,7 @@ class Forwarder:
             file = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
             at = os.open(self._folder / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(self._folder))
         except FileNotFoundError:
-            return  # the run is over, and somebody has taken all of it
+            return  # the run is over and its output was already taken
         self._open[name] = file, at
         self._at[name] = int.from_bytes(os.pread(at, 8, 0), "little")
 
@@ -78,11 +80,11 @@ class Forwarder:
             except BlockingIOError:
                 select.select([], [fd], [])
             except OSError:
-                self._targets[kind] = fd = -1  # nobody reads it any more; the files have it
+                self._targets[kind] = fd = -1  # the stream is closed; the files have the output
 
 
 def main(run_dir: Path) -> int:
-    # A Ctrl-C is for the job, whose last words are still to come; who sends us SIGTERM means it.
+    # Ctrl-C is meant for the job, whose last output is still to come; SIGTERM is meant for us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     forwarder = Forwarder(outputs_folder(run_dir))

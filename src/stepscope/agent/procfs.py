@@ -1,8 +1,7 @@
-"""Reads /proc: the state of a process, its CPU time, I/O and wait channel, and what its children are.
+"""Reads /proc: a process's state, CPU time, I/O, wait channel and children.
 
-What the kernel says about a process: its state, its CPU time, its I/O, where it sleeps, its children.
-
-Small reads of ``/proc``; whatever is not told (gone, another user's, another system) is None or empty, never an error.
+All reads are small. Unavailable information (process gone, another user's, another system) is None or empty, never an
+error.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ __all__ = [
 ]
 
 
-# -- procfs -----------------------------------------------------------------------------------------------------------
+# -- Processes --------------------------------------------------------------------------------------------------------
 
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_COMMAND = 4096
 DEEPEST = 6
-"""Generations of children: rank, compile pool, its worker, a compiler, its parts."""
+"""Generations of children: rank, compile pool, its worker, a compiler, its subprocesses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A process at one instant."""
+    """A snapshot of a process."""
 
     pid: int
     at_s: float
     name: str
-    """The kernel's name for it, which a process may set."""
+    """The kernel's name for it, which a process may change."""
     state: str
-    """Of its main thread: R, S, D, T, t, Z."""
+    """State of its main thread: R, S, D, T, t, Z."""
     parent: int
     cpu_s: float
-    """Spent so far by all its threads, without its children."""
+    """CPU time of all its threads so far, without its children."""
     io_bytes: int | None
-    """Read and written so far, by system calls or from disk, whichever is more."""
+    """Bytes read and written so far, by system calls or on disk, whichever is more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
     cpu_share: float | None
-    """Of one core."""
+    """Share of one core."""
     io_bytes_s: float | None
 
 
@@ -89,7 +88,7 @@ def spent_between(earlier: Reading | None, later: Reading | None) -> Spent:
 
 
 def wait_channel(pid: int, proc: Path = PROC) -> str:
-    """The function of the kernel in which the main thread sleeps; empty when it does not or is not told."""
+    """Return the kernel function in which the main thread sleeps; empty if it does not sleep or that is unknown."""
     try:
         name = (proc / str(pid) / "wchan").read_text(errors="replace").strip()
     except OSError:
@@ -107,7 +106,7 @@ def command_line(pid: int, proc: Path = PROC) -> str:
 
 
 def descendants(pids: Collection[int], proc: Path = PROC) -> dict[int, list[int]]:
-    """The children, and theirs, of each of the processes; one listing of ``/proc`` serves all."""
+    """Return the descendants of each process; one listing of ``/proc`` serves all."""
     found: dict[int, list[int]] = {pid: [] for pid in pids}
     try:
         present = [int(name) for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 - names, quickly
@@ -146,11 +145,11 @@ def _io_bytes(pid: int, proc: Path) -> int | None:
         return None
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
-# The child processes of a rank, and what they are: DataLoader workers, compilers, others.
+# -- Child processes --------------------------------------------------------------------------------------------------
+# What the children of a rank are: DataLoader workers, compilers, others.
 
 WORKER_NAME = "pt_data_worker"
-"""What torch calls the main thread of a DataLoader worker, since 2.5; the kernel keeps 15 letters."""
+"""torch's name for the main thread of a DataLoader worker, since 2.5. The kernel keeps 15 characters."""
 COMPILE_WORKER = "torch/_inductor/compile_worker"
 COMPILERS = ("cc", "c++", "gcc", "g++", "cc1", "cc1plus", "as", "ld", "collect2", "clang", "clang++", "lld", "nvcc")
 KERNEL_COMPILERS = ("cicc", "ptxas", "fatbinary", "cudafe++", "ninja", "triton")
@@ -158,23 +157,23 @@ LONGEST_NAME = 80
 
 
 def child_kind(pid: int, parent: int, proc: Path = PROC) -> str:
-    """``dataloader``, ``compiler`` or ``other``; ``parent`` is the rank."""
+    """Return ``dataloader``, ``compiler`` or ``other``; ``parent`` is the rank."""
     reading, command = read_process(pid, proc), command_line(pid, proc)
     if reading is None:
         return "other"
     if reading.name == WORKER_NAME:
         return "dataloader"
     program = command.partition(" ")[0].rpartition("/")[2]
-    # gcc of a distribution or of conda: aarch64-linux-gnu-g++-13.
+    # The gcc of a distribution or of conda has a longer name: aarch64-linux-gnu-g++-13.
     bare = program.rstrip("0123456789.-").rpartition("-")[2]
     if COMPILE_WORKER in command or {program, bare, reading.name} & {*COMPILERS, *KERNEL_COMPILERS}:
         return "compiler"
-    # A fork that goes on as its parent's program: in torch before 2.5 a DataLoader worker is no more than that.
+    # A fork that still runs its parent's program: before torch 2.5 nothing else marks a DataLoader worker.
     forked = reading.parent == parent and bool(command) and command == command_line(parent, proc)
     return "dataloader" if forked else "other"
 
 
 def process_name(pid: int, proc: Path = PROC) -> str:
-    """The beginning of its command line, or the name the kernel has for it."""
+    """Return the beginning of its command line, or the kernel's name for it."""
     reading = read_process(pid, proc)
     return command_line(pid, proc)[:LONGEST_NAME] or (reading.name if reading else "")

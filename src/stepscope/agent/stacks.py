@@ -1,25 +1,22 @@
-"""Stacks of the ranks: asked for by signal, sampled now and then, told apart by thread.
+"""Stacks of the ranks: requested by signal when that is safe, and sampled to show where a rank spends its time.
 
-Requests stacks from stalled processes by signal: when that is safe, and which thread receives it.
+Which stacks can be requested depends on what the process is doing (``recorder/stacks.py`` says why):
 
-Stacks of processes that stand still, by the signals that they offered.
+    no thread can run Python: the GIL is held, or all threads wait      the stacks of all threads
+    the main thread waits, another thread is working                    the main thread's stack
+    the main thread runs, or another thread trains                      the training thread's, by a Python handler
+    the process is stopped                                              nothing
 
-Who can be asked for what (``recorder/stacks.py`` says why):
+faulthandler answers the first two. It is C code and needs no GIL. The condition that allows it is checked again right
+before the signal: a main thread that resumes just then would be between two frames when the signal arrives. The other
+checks are also repeated for each request (see "Signals" below).
 
-    nobody in there can run Python: its GIL is held, or all wait        the stacks of all threads
-    the main thread waits, another is at work                           the main thread's stack
-    the main thread runs, or it is another that trains                  that one's, by a handler in Python
-    it is stopped                                                       nothing
+Whichever thread gets the signal for all threads writes all stacks. While the main thread waits, the signal goes to a
+thread that only waits for a lock, so that it interrupts nothing in the main thread. A native sleep, which a signal
+would end, is never interrupted.
 
-The first two are answered by faulthandler, which is C code and needs no GIL.  What allows it is looked at once more as
-the very last thing before the signal: a main thread that goes on just then would be between two frames when it comes.
-The checks of single stacks (``agent/stacks.py``) hold here too and are made anew for each question.
-
-Whichever thread gets the signal for all threads shows them all.  While the main thread waits, one that only waits for a
-lock gets it, so that nothing the main thread is in is interrupted; a sleep of native code, which would end, is never.
-
-A forked child (a DataLoader worker) has its parent's handler and writes to its parent's file: who shares a file must be
-asked one after the other.
+A forked child (a DataLoader worker) inherits its parent's handler and writes to its parent's file: processes that share
+a file must be asked one after the other.
 """
 
 from __future__ import annotations
@@ -59,18 +56,15 @@ __all__ = [
 ]
 
 
-# -- stack signals ----------------------------------------------------------------------------------------------------
-
-# -- posture ----------------------------------------------------------------------------------------------------------
-# What the threads of processes do at this moment: who waits in the kernel, who runs.
-#
-# It decides how a process may be asked for its stacks.  faulthandler reads the frames of threads as they lie in memory,
-# and a thread that runs Python may be between two of them (``recorder/stacks.py``), so it must not be asked while one
-# does; and since a thread that waits may go on at any moment, that is looked at once more when all else is ready.
+# -- Thread activity --------------------------------------------------------------------------------------------------
+# Which threads of a process wait in the kernel and which run decides which stacks may be requested. faulthandler reads
+# the frames of threads from memory, and a thread that runs Python may be between two frames (``recorder/stacks.py``),
+# so it must not be used while one runs. A waiting thread may resume at any moment, so this is checked again right
+# before the signal.
 
 WATCH_S = 0.1
 BUSY_TICKS = 2
-"""Of a hundredth of a second each, in that time: a thread that polls now and then is not busy."""
+"""CPU ticks of 10 ms each within ``WATCH_S``. A thread that only polls occasionally is not busy."""
 WAITING = ("S", "D")
 RUNS = "R"
 
@@ -78,28 +72,28 @@ RUNS = "R"
 @dataclass(frozen=True, kw_only=True)
 class ThreadActivity:
     state: str
-    """Of the main thread, the kernel's letter."""
+    """The kernel's state letter for the main thread."""
     waits: bool
-    """The main thread waits in the kernel, and has all the while."""
+    """The main thread waits in the kernel and waited the whole time."""
     switches: str
-    """How often it was made to wait so far."""
+    """The number of voluntary context switches so far."""
     others_run: bool
-    """Another thread is at work that may well run Python."""
+    """Another thread is working and may run Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ThreadReading:
     state: str
     switches: str
-    """How often the main thread was made to wait so far."""
+    """The main thread's voluntary context switches so far."""
     ticks: dict[int, int]
-    """CPU time so far of the other threads that were never given a name: torch, NCCL and gloo name theirs."""
+    """CPU time so far of the other threads without a name. torch, NCCL and gloo name theirs."""
     others_run: bool
-    """One of them runs at this moment, or would if there were a processor for it."""
+    """One of them is running or runnable."""
 
 
 def watch_threads(pids: Iterable[int], proc: Path = PROC) -> dict[int, ThreadActivity]:
-    """By pid, of those that are there; takes a tenth of a second, however many."""
+    """Return the activity of those processes that exist. Takes a tenth of a second for any number of them."""
     first = {pid: look for pid in pids if (look := _read_threads(proc / str(pid))) is not None}
     time.sleep(WATCH_S)
     found = {}
@@ -115,7 +109,7 @@ def watch_threads(pids: Iterable[int], proc: Path = PROC) -> dict[int, ThreadAct
 
 
 def waits_on(process: Path, posture: ThreadActivity, *, all_threads: bool) -> bool:
-    """Whether the main thread is in the same wait as it was then, and ``all_threads`` still wait with it.
+    """Return whether the main thread is still in the same wait and, with ``all_threads``, no other thread runs.
 
     ``process`` is its folder in ``/proc``.
     """
@@ -129,7 +123,7 @@ def waits_on(process: Path, posture: ThreadActivity, *, all_threads: bool) -> bo
 
 
 def _main_thread(process: Path) -> tuple[str, str, str]:
-    """Its state, how often it was made to wait so far, and its name."""
+    """Return its state, its voluntary context switches so far, and its name."""
     lines = (process / "status").read_text(errors="replace").splitlines()
     fields = dict(line.partition(":\t")[::2] for line in lines)
     return fields.get("State", "")[:1], fields.get("voluntary_ctxt_switches", ""), fields.get("Name", "")
@@ -155,23 +149,23 @@ def _read_threads(process: Path) -> _ThreadReading | None:
     return _ThreadReading(state=state, switches=switches, ticks=ticks, others_run=others_run)
 
 
-# -- signals ----------------------------------------------------------------------------------------------------------
-# Whether a process can be asked, by a signal that it offered, to write its stack: checked in the kernel's own words.
+# -- Signals ----------------------------------------------------------------------------------------------------------
+# Whether a process can be asked to write its stack by a signal that it offered, according to the kernel.
 #
-# A signal that is not caught would end the process, so nothing is sent on the word of a header alone.  And one that is
-# caught ends a sleep of native code early, which Python's own sleep goes on with but ``sleep(3)`` does not: such a
-# thread is left alone, and another is asked where one will do.
+# An uncaught signal would end the process, so a ring header alone never justifies sending one. A caught signal ends a
+# native sleep early. Python's own sleep resumes, but ``sleep(3)`` does not: such a thread is never signaled. Another
+# thread gets the signal if any will do.
 
 SLEEPS = {"x86_64": (35, 230), "aarch64": (101, 115)}
 """Numbers of the system calls nanosleep and clock_nanosleep."""
 SERVER_THREAD = "pt_workerserver"
-"""The worker server's own threads do nothing else: they are asked before any other."""
+"""The worker server's threads do nothing else, so they are preferred."""
 
 
 def listens(process: Path, number: int, fd: int, answers: Path) -> bool:
-    """Whether the main thread catches the signal, has none of it waiting, and its descriptor is the file ``answers``.
+    """Return whether the main thread catches the signal, has none pending, and its descriptor is the file ``answers``.
 
-    ``process`` is its folder in ``/proc``.  OSError when it is gone, ValueError when what it says makes no sense.
+    ``process`` is its folder in ``/proc``. Raise OSError if it is gone, ValueError if its files make no sense.
     """
     masks = _masks(process)
     if number < signal.SIGRTMIN or not all(name in masks for name in ("SigCgt", "SigBlk", "SigPnd", "ShdPnd")):
@@ -184,7 +178,7 @@ def listens(process: Path, number: int, fd: int, answers: Path) -> bool:
 
 
 def awaits_delivery(process: Path, number: int) -> bool:
-    """Whether a signal that was sent has not reached the process yet."""
+    """Return whether a signal that was sent is still pending."""
     try:
         masks = _masks(process)
     except (OSError, ValueError):
@@ -193,19 +187,19 @@ def awaits_delivery(process: Path, number: int) -> bool:
 
 
 def sleeps_in_native_code(process: Path) -> bool:
-    """Whether the main thread is in a sleep that a signal would end; False too where the system does not say."""
+    """Return whether the main thread is in a sleep that a signal would end; False if the system does not say."""
     with suppress(OSError, ValueError, IndexError):
         words = (process / "syscall").read_text().split()
         plain, by_clock = SLEEPS.get(platform.machine(), (-1, -1))
-        # Python sleeps until an instant (the flag is 1) or, before 3.11, in select, and takes it up again.
+        # Python sleeps until an absolute time (flag 1) or, before 3.11, in select; both resume after a signal.
         return words[0] == str(plain) or (words[0] == str(by_clock) and int(words[2], 16) == 0)
     return False
 
 
 def waiting_thread(process: Path, number: int) -> int | None:
-    """A thread, not the main one, that waits for a lock and takes the signal: to it, it waits as if nothing had been.
+    """Return a thread other than the main one that waits for a lock and accepts the signal, which will not disturb it.
 
-    None where there is none, or the kernel does not tell what threads wait for.
+    None if there is no such thread, or the kernel does not say what threads wait for.
     """
     found: int | None = None
     try:
@@ -226,7 +220,7 @@ def waiting_thread(process: Path, number: int) -> int | None:
 
 
 def send_to_thread(pid: int, thread: int, number: int) -> bool:
-    """Whether it was sent; only to a thread of that process."""
+    """Send a signal to a thread of that process; return whether it was sent."""
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
     return tgkill is not None and tgkill(pid, thread, number) == 0
 
@@ -236,41 +230,41 @@ def _masks(process: Path) -> dict[str, int]:
     return {name: int(mask, 16) for name, _, mask in lines if name[:3] in ("Sig", "Shd") and name != "SigQ"}
 
 
-# -- threads ----------------------------------------------------------------------------------------------------------
+# -- Stack requests ---------------------------------------------------------------------------------------------------
 
 Key = TypeVar("Key", bound=Hashable)
 SignalOffer = tuple[int, int]
-"""A signal and the descriptor to which its handler writes."""
+"""A signal and the descriptor that its handler writes to."""
 
 LOOK_S = 0.01
 CALM_LOOKS = 4
-"""An answer that has not grown for so many looks, and ends with a line, is whole."""
+"""An answer that has not grown for this many looks is complete."""
 MAX_BYTES = 1 << 20
 STOPPED = ("T", "t", "Z", "X", "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackOffers:
-    """What a process offers; None: not that."""
+    """What a process offers; None for what it does not."""
 
     ring: Path
-    """The files to which it writes lie beside its ring."""
+    """The files that it writes are next to its ring."""
     threads: SignalOffer | None = None
     stacks: SignalOffer | None = None
     running: SignalOffer | None = None
     trains: int = 0
-    """The number of the thread that trains; 0: the main one."""
+    """The number of the training thread; 0 for the main one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StacksQuestion:
-    """Whom to ask."""
+    """The process to ask."""
 
     pid: int
     pidfd: int
     offers: StackOffers
     gil_held: Callable[[], bool] = lambda: False
-    """Whether it is, at the moment of the call: then nobody in there runs Python."""
+    """Returns whether the GIL is held right now. If so, no thread runs Python."""
 
 
 class _StackAnswer:
@@ -289,7 +283,7 @@ class _StackAnswer:
         return self._calm >= CALM_LOOKS
 
     def text(self) -> str:
-        """Whole lines of what was written."""
+        """Return the complete lines of what was written."""
         try:
             with self._path.open("rb") as file:
                 written = file.read(MAX_BYTES)
@@ -299,7 +293,7 @@ class _StackAnswer:
 
 
 def ask_stacks(questions: Mapping[Key, StacksQuestion], *, patience_s: float, proc: Path = PROC) -> dict[Key, str]:
-    """Ask all at once, then wait for all: what was written, by those that answered in time.
+    """Ask all processes at once, then wait. Return what was written by those that answered in time.
 
     No two questions may share a file.
     """
@@ -318,7 +312,7 @@ def ask_stacks(questions: Mapping[Key, StacksQuestion], *, patience_s: float, pr
 
 
 def _ask(question: StacksQuestion, posture: ThreadActivity, process: Path) -> Path | None:
-    """The file to which it will write, if it could be asked."""
+    """Ask a process if possible; return the file that it will write."""
     if posture.state in STOPPED:
         return None
     offers = question.offers
@@ -340,7 +334,7 @@ def _ask(question: StacksQuestion, posture: ThreadActivity, process: Path) -> Pa
     try:
         return path if _send(question, offer, path, process, any_thread=any_thread, still=still) else None
     except (OSError, ValueError):
-        return None  # it just ended, or what it offers is no signal
+        return None  # it just ended, or its offer is not a valid signal
 
 
 def _send(
@@ -366,66 +360,66 @@ def _send(
     return True
 
 
-# -- stack sampler ----------------------------------------------------------------------------------------------------
-# Where a rank spends its time, by line: its stack, asked for by a signal that it offered.
+# -- Stack sampler ----------------------------------------------------------------------------------------------------
+# Samples a rank's stack by a signal that it offered, to show on which lines it spends its time.
 #
-# A rank is asked while it is in a phase that took a good part of its last steps, or in a long stretch outside of all
-# phases, of an evaluation or of a checkpoint.  It is never asked while it waits for peers or copies to the device. The
-# phases take turns: next come those that were asked about less often than their share of the time would have it. A
-# callback of 20 ms at every step is seldom met by five looks a second, so the rank is looked at more often for a
-# moment, when a question is due.  What every step has (input, forward, backward, optimizer) is asked about a few
-# times, and a few times more when it takes notably more than before; the other questions are kept for what comes up
-# later.  An evaluation or a checkpoint may come every hundredth step and be over in half a second: the first few long
-# stops of each kind are asked about as soon as they are seen, once each, whether a question is due or not.
+# A rank is sampled during a phase that took a good part of its last steps, or during a long stretch outside all phases,
+# in an evaluation or in a checkpoint. It is never sampled while it waits for peers or copies to the device. Phases take
+# turns: next are those with fewer questions than their share of the time. Five looks a second rarely hit a callback of
+# 20 ms per step, so the rank is looked at more often for a moment when a question is due. Phases of every step (input,
+# forward, backward, optimizer) get a few questions, and a few more when they take notably longer than before; the rest
+# are kept for what comes later. An evaluation or a checkpoint may come every hundredth step and take half a second, so
+# the first few long stops of each kind get one question each as soon as they are seen, whether a question is due or
+# not.
 #
-# The rank answers through a handler in Python, into a file beside its ring: always that one, which the interpreter
-# runs where it lets it, never faulthandler's, because a thread that waits now may run by the time the signal is there,
-# and be between two frames (``recorder/stacks.py``).  Who waits in native code answers when it comes back from there,
-# at the line of that very call and before it can enter a phase: so an answer counts, however late it is read, if the
-# stretch was not over when the signal had been sent.  Where a thread trains that is not the main one, the main one
-# writes that thread's stack when it gets to it, and when that was: then it is about the phase in which the ring says
-# the rank was.
+# The rank answers through a Python handler, into a file next to its ring. It never uses faulthandler's handler, because
+# a thread that waits now may run when the signal arrives, and be between two frames (``recorder/stacks.py``); the
+# interpreter runs a Python handler only where that is safe. A thread that waits in native code answers when it returns,
+# at the line of that call and before it can enter a phase. So an answer counts, however late it is read, if the stretch
+# was not over when the signal had been sent. If another thread than the main one trains, the main thread writes that
+# thread's stack when it gets to it, with the time: the stack then belongs to the phase that the ring shows for that
+# time.
 #
-# Before each question is checked, in the kernel's own words, that the process catches the signal in its main thread,
-# that its descriptor still is that file, and that the thread is in no sleep of native code, which a signal would end;
-# the signal goes through the pidfd, so it can reach no other process.
+# Before each question, the kernel must confirm that the process catches the signal in its main thread, that its
+# descriptor is still that file, and that the thread is not in a native sleep, which a signal would end. The signal goes
+# through the pidfd, so it cannot reach another process.
 
 STOPS = (OTHER, EVAL, CHECKPOINT)
-"""Phases that may come seldom and take long: a single long stretch is worth a question …"""
+"""Phases that may be rare and long, so that a single long stretch is worth a question."""
 STRETCH_NS = 15_000_000
-"""… when it has lasted so long …"""
+"""How long such a stretch must have lasted."""
 LONG_NS = 50_000_000
-"""… and when so long, at once …"""
+"""After this long, ask immediately."""
 AT_ONCE = 8
-"""… but only so many of one phase, and one of them in a step."""
+"""How many immediate questions per phase. Each step gets at most one."""
 ORDINARY = (INPUT, FORWARD, BACKWARD, OPTIMIZER)
-"""Phases that every step has …"""
+"""Phases of every step."""
 ROUND = 6
-"""… so they are asked about so often …"""
+"""How many questions each of them gets in one round."""
 RISE, MORE = 1.5, 0.05
-"""… and again when their share has grown to that many times what it was, and by so much …"""
+"""A new round starts when the phase's share has grown to ``RISE`` times its last value and by at least ``MORE``."""
 KEPT = 16
-"""… but not with the last questions, which are for the others."""
+"""How many questions are reserved for other phases."""
 WORTH_SHARE = 0.03
-"""Of its last steps' time, what must have passed in a phase for it to be worth a question."""
+"""The share of the last steps' time that makes a phase worth a question."""
 SEEK_S = 0.005
-"""From one look at such a rank to the next, until it is met in that phase …"""
+"""Interval between looks at such a rank until it is found in that phase."""
 SEEK_LOOKS = 60
-"""… so often; then another phase has its turn when the next question is due."""
+"""How many such looks. Then another phase gets its turn when the next question is due."""
 PAUSE_S = 2.0
-"""Between two questions to the same rank …"""
+"""Pause between two questions to the same rank."""
 FIRST_PAUSE_S = 0.25
 FIRST_QUESTIONS = 20
-"""… after the first ones in its steps, which may be all that a short run has."""
+"""How many questions use the short pause, once the rank makes steps: a short run may have time for no others."""
 MAX_QUESTIONS = 40
-"""To one rank in one run: enough to tell one habit from three, and over soon in a script that is all ``other``."""
+"""Per rank and run: enough to tell one pattern from three, and soon used up in a script that is all ``other``."""
 BRIEF_S = 0.001
 BRIEF_LOOKS = 6
-"""An answer mostly comes at once, so we wait for it this often, this long; if it does not, until the next look."""
+"""An answer usually comes immediately, so wait this often for this long; otherwise check at the next look."""
 SOON_LOOKS = 20
-"""What the main thread says of another takes it some hundredths of a second: so many looks, ``SEEK_S`` apart."""
+"""The main thread needs a few hundredths of a second to dump another thread: this many looks, ``SEEK_S`` apart."""
 PATIENCE_S = 2.0
-"""A rank that did not answer so long after the stretch was over, although it took the signal, is not asked again."""
+"""Do not ask a rank again that took the signal but has not answered this long after the stretch was over."""
 MAX_STACKS_BYTES = 1 << 17
 MAX_FRAMES = 50
 
@@ -439,10 +433,10 @@ _OUTERMOST = ("<module>", "_run_module_as_main")
 class _Question:
     live: LivePhase
     between: bool
-    """Whether it was asked between two steps."""
+    """Whether the question was asked between two steps."""
     wall_ns: int
     sent_ns: int
-    """By the ring's clock, when the signal was certainly there."""
+    """Time on the ring's clock after the signal had been sent."""
     signal: int
 
 
@@ -451,12 +445,12 @@ class _Round:
     """A few questions about a phase that every step has."""
 
     share: float
-    """What the phase took when it began."""
+    """The phase's share when the round began."""
     asked: int = 0
 
 
 class StackSampler:
-    """Asks one rank.  Call ``look`` at every look at its ring."""
+    """Samples the stacks of one rank. Call ``look`` whenever its ring is checked."""
 
     def __init__(self, reader: RingReader, pid: int, *, asked: int = 0, proc: Path = Path("/proc")) -> None:
         self._reader = reader
@@ -466,34 +460,34 @@ class StackSampler:
         self._left = MAX_QUESTIONS - asked
         self._paused_s = float("-inf")
         self._looks_left: int | None = None
-        """While a question is due, looks left at a rank that is worth it; None: not known to be worth it."""
+        """Looks left at a rank that is worth a question, while one is due; None if that is not known."""
         self._wanted: tuple[int, ...] = ()
-        """Then: the phases whose turn it is …"""
+        """The phases whose turn it is."""
         self._sought_s = 0.0
-        """… and until when they are sought: on a busy machine a look takes longer than it should."""
+        """Until when they are sought: on a busy machine a look takes longer than it should."""
         self._asked: Counter[int] = Counter()
-        """Questions by phase …"""
+        """Questions by phase."""
         self._missed: Counter[int] = Counter()
-        """… and how often it was sought and not met since the last question."""
+        """How often a phase was sought and missed since the last question."""
         self._rounds: dict[int, _Round] = {}
         self._stops: dict[int, set[int]] = {phase: set() for phase in STOPS}
-        """Steps in which a phase was asked about at once."""
+        """Steps in which a phase was asked about immediately."""
         self._question: _Question | None = None
         self._over_s: float | None = None
-        """When the stretch of the question was first seen to be over."""
+        """When the stretch of the question was first found to be over."""
         self._seen = b""
         self._soon_left = 0
 
     @property
     def seeks(self) -> bool:
-        """Whether it wants to look again in ``SEEK_S``: a phase has its turn, and the rank just was not in it.
+        """Whether to look again in ``SEEK_S``: a phase has its turn, and the rank was not in it.
 
-        Or another thread than the main one trains, and the answer is not there yet.
+        Or a thread other than the main one trains, and the answer has not arrived yet.
         """
         return bool(self._looks_left) if self._question is None else self._soon_left > 0
 
     def look(self, pidfd: int | None) -> dict[str, Any] | None:
-        """A stack, when there is a new one; without the rank's number, which the caller knows."""
+        """Return a new stack if there is one, without the rank's number, which the caller knows."""
         if pidfd is None:
             return None
         if self._question is None:
@@ -508,7 +502,7 @@ class StackSampler:
         return self._answer(at_once=False)
 
     def _ask(self, pidfd: int) -> bool:
-        """Whether the rank was asked: it is due, and it listens."""
+        """Ask the rank if a question is due and the rank listens; return whether it was asked."""
         if self._reader.running_offer() is None or self._left <= 0 or self._reader.state() is not RingState.RUNNING:
             self._looks_left = None
             return False
@@ -529,7 +523,7 @@ class StackSampler:
             os.truncate(self._path, 0)
             signal.pidfd_send_signal(pidfd, offer[0])
         except (OSError, ValueError):
-            return False  # it just ended, or what it offers is no signal
+            return False  # it just ended, or its offer is not a valid signal
         self._note_question(live.phase)
         self._seen, self._over_s = b"", None
         self._soon_left = SOON_LOOKS if self._reader.training_thread() else 0
@@ -547,7 +541,7 @@ class StackSampler:
             self._rounds[phase].asked += 1
 
     def _move_question(self, asked: int, answered: int) -> None:
-        """It was about that phase, but the answer is about this one."""
+        """Count a question for the phase that the answer is about instead."""
         self._asked[asked] -= 1
         self._asked[answered] += 1
         for phase, more in ((asked, -1), (answered, 1)):
@@ -555,7 +549,7 @@ class StackSampler:
                 self._rounds[phase].asked += more
 
     def _is_worth_it(self, live: LivePhase) -> bool:
-        """Whether the rank is in a phase whose turn it is."""
+        """Return whether the rank is in a phase whose turn it is."""
         if self._looks_left is None:
             self._wanted = self._whose_turn(self._reader.recent_shares())
             self._looks_left = SEEK_LOOKS if self._wanted else 0
@@ -563,7 +557,7 @@ class StackSampler:
         if live.since_ns > 0 and (live.phase in self._wanted or self._is_long_stop(live)):
             return True
         if not self._looks_left:
-            self._looks_left = None  # at the next look its last steps may be others
+            self._looks_left = None  # by the next look its recent steps may differ
             return False
         self._looks_left -= 1
         if not self._looks_left or time.monotonic() > self._sought_s:
@@ -572,20 +566,20 @@ class StackSampler:
         return False
 
     def _stops_long(self, live: LivePhase) -> bool:
-        """Whether it is in a long stop of which nothing was asked yet, one of the first few."""
+        """Return whether it is in a long stop that was not asked about yet and is one of the first few."""
         asked = self._stops.get(live.phase)
         if asked is None or not live.step or live.step in asked or len(asked) >= AT_ONCE:
             return False
         return 0 < live.since_ns <= time.perf_counter_ns() - LONG_NS
 
     def _is_long_stop(self, live: LivePhase) -> bool:
-        """Whether it is in a long stretch of a phase that does not come in every step, and others had their turns."""
+        """Return whether it is in a long stretch of a phase that is not in every step, and others had their turns."""
         if live.phase not in STOPS or live.since_ns > time.perf_counter_ns() - STRETCH_NS:
             return False
         return all(self._asked[live.phase] <= self._asked[phase] + self._missed[phase] for phase in self._wanted)
 
     def _whose_turn(self, shares: Sequence[float]) -> tuple[int, ...]:
-        """Of the phases that take a good part of the last steps, those asked about less often than that part is."""
+        """Return the phases with a good part of the last steps' time that had fewer questions than their share."""
         worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
         worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
         turns = {phase: self._asked[phase] + self._missed[phase] for phase in worth}
@@ -593,19 +587,19 @@ class StackSampler:
         return tuple(phase for phase in worth if turns[phase] * total < next_turn * shares[phase])
 
     def _has_questions(self, phase: int, share: float) -> bool:
-        """Whether there are questions left for a phase that every step has."""
+        """Return whether any questions are left for a phase of every step."""
         last = self._rounds.get(phase)
         if last is None or (share >= RISE * last.share and share >= last.share + MORE):
             last = self._rounds[phase] = _Round(share=share)
         return last.asked < ROUND and self._left > KEPT
 
     def _pause(self) -> None:
-        """No question until the next is due."""
+        """Ask nothing until the next question is due."""
         self._paused_s = time.monotonic()
         self._looks_left = None
 
     def _is_due(self, live: LivePhase) -> bool:
-        """Whether the pause is over; it is shorter once the rank is in its steps."""
+        """Return whether the pause is over. It is shorter once the rank makes steps."""
         early = live.step > 0 and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
         return time.monotonic() >= self._paused_s + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
 
@@ -613,11 +607,11 @@ class StackSampler:
         return listens(self._proc, number, fd, self._path)
 
     def _answer(self, *, at_once: bool) -> dict[str, Any] | None:
-        """What was written, once it is whole: the same at two looks, and ending where a main thread's stack does."""
+        """Return the answer once it is complete: unchanged between two looks, and ending like a main thread's stack."""
         question = self._question
         if question is None:
             return None
-        over = self._reader.live() != question.live  # looked at first: what it wrote before, is there to be read
+        over = self._reader.live() != question.live  # check first, so that earlier output is read below
         written = self._read()
         whole = bool(written) and written == self._seen
         self._seen = written
@@ -646,7 +640,7 @@ class StackSampler:
         return {**about, "frames": frames[:MAX_FRAMES]}
 
     def _lasted(self, question: _Question) -> bool:
-        """Whether the stretch was not over yet when the signal had been sent."""
+        """Return whether the stretch was still in progress when the signal had been sent."""
         end_ns = self._reader.stretch_end_ns(question.live.since_ns)
         return end_ns is not None and end_ns > question.sent_ns
 
@@ -658,10 +652,10 @@ class StackSampler:
             return b""
 
     def _give_up(self, question: _Question) -> None:
-        """Another phase and still no answer: who has not got the signal yet is waited for, others are asked no more.
+        """Handle a changed phase without an answer: keep waiting if the signal is pending, else stop asking this rank.
 
-        Within phases other threads write the ring too (backward on a device), while the main thread waits: it answers
-        when it is back, and until then it is asked nothing else.
+        Within phases, other threads also write to the ring (backward on a device) while the main thread waits. It
+        answers when it resumes; until then it gets no other question.
         """
         if question.live.phase not in STOPS:
             return
@@ -672,14 +666,14 @@ class StackSampler:
 
 
 def _when_read(text: str) -> tuple[str, tuple[int, int] | None]:
-    """The text without its last line, if that says from when to when the stack of another thread was read."""
+    """Split off the last line if it says from when to when another thread's stack was read."""
     above, _, last = text.removesuffix("\n").rpartition("\n")
     found = _READ.fullmatch(last) if text.endswith("\n") else None
     return (f"{above}\n", (int(found[1]), int(found[2]))) if found else (text, None)
 
 
 def parse_stack(text: str) -> list[dict[str, Any]]:
-    """Frames, innermost first, of what faulthandler wrote; none when a single line is not as it writes them."""
+    """Return the frames that faulthandler wrote, innermost first; none if any line has another format."""
     lines = text.split("\n")
     if len(lines) < 3 or lines[0] != _HEAD or lines[-1]:
         return []

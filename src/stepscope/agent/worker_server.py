@@ -1,10 +1,9 @@
-"""The client of torch's worker server: HTTP over a Unix socket, many processes at once, never longer than it is given.
+"""A client for torch's worker server: HTTP over a Unix socket, many processes at once, with a deadline.
 
-The server is a native thread in a rank that answers without the GIL (``recorder/`` starts it, in jobs of several
-ranks): ``fr_trace_json`` is the Flight Recorder of gloo, ``dump_nccl_trace_json`` that of NCCL; torch 2.15 has one for
-each backend, of which the first is asked by name (``?backend=nccl2``).  ``dump_traceback`` needs the GIL, so its
-silence tells that it is held.  What comes back is foreign: bounded in size and time, and nothing but a whole answer
-counts.
+The server is a native thread in a rank that answers without the GIL; ``recorder/`` starts it in jobs with several
+ranks. ``fr_trace_json`` is gloo's Flight Recorder, ``dump_nccl_trace_json`` is NCCL's. torch 2.15 has one recorder per
+backend, selected by name (``?backend=nccl2``). ``dump_traceback`` needs the GIL, so its silence shows that the GIL is
+held. Answers are untrusted: they are bounded in size and time, and only complete answers count.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ Key = TypeVar("Key", bound=Hashable)
 FLIGHT = "fr_trace_json"
 NCCL_FLIGHT = "dump_nccl_trace_json"
 NCCL2_FLIGHT = "fr_trace_json?backend=nccl2"
-"""Of ProcessGroupNCCL2 (torch 2.15).  Older versions do not look at the backend and answer as gloo."""
+"""For ProcessGroupNCCL2 (torch 2.15). Older versions ignore the backend and answer for gloo."""
 ACTIVE = "?includecollectives=true&onlyactive=true"
-"""Of NCCL's own: without what has ended, which takes 2 ms instead of 50."""
+"""For NCCL's own recorder: skips finished collectives, which takes 2 ms instead of 50."""
 HAS_CALLS = b'"entries"'
-"""In the dump of a Flight Recorder that has recorded anything."""
+"""Appears in the dump of a Flight Recorder that has recorded anything."""
 OF_NCCL = b'"profiling_name":"nccl'
 NEEDS_GIL = "dump_traceback"
 
 MAX_BODY = 32 << 20
-"""Of one answer; two thousand entries take one MiB."""
+"""Limit for one answer. Two thousand entries take one MiB."""
 MAX_HEAD = 1 << 14
 CHUNK = 1 << 18
 
 
 class _Call:
-    """One request under way."""
+    """One pending request."""
 
     def __init__(self, path: Path, handler: str, max_body: int) -> None:
-        """OSError when nobody listens there."""
+        """Raise OSError if no server listens there."""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self.socket.connect(str(path))
@@ -57,7 +56,7 @@ class _Call:
         self.answer: bytes | None = None
 
     def send(self) -> bool:
-        """Whether all of it is sent; OSError when the other end is gone."""
+        """Send more of the request; return whether all of it is sent. Raise OSError if the other end is gone."""
         self._to_send = self._to_send[self.socket.send(self._to_send) :]
         return self.sent
 
@@ -66,7 +65,7 @@ class _Call:
         return not self._to_send
 
     def receive(self) -> bool:
-        """Whether it is over: answered, refused, cut off or too long."""
+        """Receive more; return whether it is over: answered, refused, truncated or too long."""
         data = self.socket.recv(CHUNK)
         self._received += data
         head, gap, _ = bytes(self._received[:MAX_HEAD]).partition(b"\r\n\r\n")
@@ -83,19 +82,19 @@ class _Call:
 
 
 class Questions(Generic[Key]):
-    """The same question to many servers, under way until its block is left."""
+    """The same question to many servers. Leaving the context cancels pending requests."""
 
     def __init__(self, servers: Mapping[Key, Path], handler: str, *, max_body: int = MAX_BODY) -> None:
         self.answers: dict[Key, bytes] = {}
-        """The bodies of the whole answers (status 200) so far."""
+        """The bodies of the complete answers (status 200) so far."""
         self._calls: dict[Key, _Call] = {}
-        """Those that are not over."""
+        """Pending requests."""
         self._selector = selectors.DefaultSelector()
         for key, path in servers.items():
             try:
                 call = _Call(path, handler, max_body)
             except (OSError, ValueError):
-                continue  # nobody listens, its queue is full, or the path is too long for a socket
+                continue  # no server listens, its queue is full, or the path is too long for a socket
             self._calls[key] = call
             self._selector.register(call.socket, selectors.EVENT_WRITE, (key, call))
 
@@ -108,7 +107,7 @@ class Questions(Generic[Key]):
             call.socket.close()
 
     def wait(self, patience_s: float) -> None:
-        """Until all are over, or so long."""
+        """Wait until all requests are over, but not longer than ``patience_s``."""
         deadline = time.monotonic() + patience_s
         while self._calls:
             for ready, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
@@ -119,7 +118,7 @@ class Questions(Generic[Key]):
                 return
 
     def fileno(self) -> int:
-        """Readable when ``wait`` would have something to do."""
+        """Return a descriptor that is readable when ``wait`` would have something to do."""
         return self._selector.fileno()
 
     @property
@@ -128,7 +127,7 @@ class Questions(Generic[Key]):
         return not self._calls
 
     def unanswered(self, key: Key) -> bool:
-        """Whether its server took the question and is silent to this moment."""
+        """Return whether its server took the question and has not answered yet."""
         self.wait(0.0)
         return key in self._calls and self._calls[key].sent
 
@@ -142,14 +141,14 @@ class Questions(Generic[Key]):
 def ask_servers(
     servers: Mapping[Key, Path], handler: str, *, patience_s: float, max_body: int = MAX_BODY
 ) -> dict[Key, bytes]:
-    """The bodies of the whole answers (status 200) that came in time; no others."""
+    """Return the bodies of the complete answers (status 200) that arrived in time."""
     with Questions(servers, handler, max_body=max_body) as asked:
         asked.wait(patience_s)
         return asked.answers
 
 
 def ask_flights(servers: Mapping[Key, Path], *, patience_s: float) -> dict[Key, bytes]:
-    """What the Flight Recorders of the ranks say: gloo's, NCCL's, or both in one document (``flight/dump.py``)."""
+    """Return the ranks' Flight Recorders: gloo's, NCCL's, or both in one document (``flight/dump.py``)."""
     deadline = time.monotonic() + patience_s
     gloo = ask_servers(servers, FLIGHT, patience_s=patience_s)
     heard = {key: servers[key] for key in gloo}
@@ -159,14 +158,14 @@ def ask_flights(servers: Mapping[Key, Path], *, patience_s: float) -> dict[Key, 
 
 
 def ask_active(servers: Mapping[Key, Path], *, patience_s: float) -> dict[Key, bytes]:
-    """What the recorders of NCCL have that has not ended: a look that is cheap enough to be made twice."""
+    """Return the unfinished collectives of NCCL's recorders. This is cheap enough to be done twice."""
     deadline = time.monotonic() + patience_s
     answers = ask_servers(servers, NCCL_FLIGHT + ACTIVE, patience_s=patience_s)
     return answers | _ask_nccl2(servers, answers, patience_s=max(0.0, deadline - time.monotonic()))
 
 
 def _ask_nccl2(servers: Mapping[Key, Path], nccl: Mapping[Key, bytes], *, patience_s: float) -> dict[Key, bytes]:
-    """Of those that could have NCCL and whose own recorder of it knows of no group."""
+    """Ask those servers that support NCCL but whose NCCL recorder knows no group."""
     unused = {key: servers[key] for key, answer in nccl.items() if HAS_CALLS not in answer and b'"ranks"' not in answer}
     answers = ask_servers(unused, NCCL2_FLIGHT, patience_s=patience_s) if unused else {}
     return {key: answer for key, answer in answers.items() if OF_NCCL in answer}
@@ -186,7 +185,7 @@ def _over(selector: selectors.BaseSelector, ready: selectors.SelectorKey, call: 
 
 
 def _length(head: bytes) -> int | None:
-    """Of the body of an answer that is one; None for anything else."""
+    """Return the body length of a successful answer; None for anything else."""
     status, *lines = head.split(b"\r\n")
     words = status.split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or words[1] != b"200":

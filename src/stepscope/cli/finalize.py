@@ -1,7 +1,5 @@
 """From a run directory to its summary: seal, diagnose and save a finished run; follow a live one.
 
-From a run directory to its summary: seal what is over, diagnose, write the results beside it.
-
 Used at the end of ``stepscope run`` and by ``stepscope report``, which does the same for a run whose launcher died.
 """
 
@@ -39,10 +37,10 @@ from stepscope.terminal.wording import finding_line
 __all__ = ["finalize_run", "follow_run"]
 
 
-# -- finalise ---------------------------------------------------------------------------------------------------------
+# -- summary of a run -------------------------------------------------------------------------------------------------
 
 FILE_WIDTH = 80
-"""Of ``summary.txt``, whatever the terminal."""
+"""Width of ``summary.txt``, independent of the terminal."""
 
 
 def finalize_run(
@@ -56,16 +54,15 @@ def finalize_run(
     redact: bool = False,
     made_here: bool = False,
 ) -> tuple[dict[str, Any], str]:
-    """The summary as document and as text; ``end`` says how the run ended if ``run.json`` could not be told.
+    """The summary as document and as text; ``end`` says how the run ended if ``run.json`` could not be updated.
 
-    ``quiet``: nothing is shown while it is made, however long that takes.  ``html``: where somebody asked for the page
-    in one file, made from what was read for the summary; RunError when that cannot be.  ``redact``: what is returned,
-    and that page, can be sent away (``records/redaction.py``); the files of the run are as ever.  ``made_here``: by the
-    launcher of that very run.
+    ``quiet``: show no progress. ``html``: where to write the page, made from the data read for the summary; RunError if
+    that fails. ``redact``: the returned values and that page are safe to send away (``records/redaction.py``); the
+    files of the run are unchanged. ``made_here``: whether the caller is this run's launcher.
 
-    A run that is over is sealed and its results are saved; where the directory cannot be written they are only
-    returned, and a notice says so.  A run that still goes on is left as it is, and so is one that is recorded
-    elsewhere or belongs to somebody else.  NotARun when it is none.
+    A finished run is sealed and its results are saved. If the directory is not writable they are only returned, and a
+    notice says so. A live run is left unchanged, and so is one that is recorded on another host or belongs to another
+    user. Raises NotARun if the directory is not a run.
     """
     with run_umask(run_dir):
         return _finalize(run_dir, end, color, width, quiet, html, redact=redact, made_here=made_here)
@@ -107,7 +104,7 @@ def _finalize(
     summary["notices"] += [*_spool_notice(run_dir, run.meta), *problems]
     saved, copied, own = ours, False, html == run_dir / REPORT_FILE and not redact
     if saved:
-        remove_hub_file(run_dir)  # of a launcher that could not do it itself any more
+        remove_hub_file(run_dir)  # left by a launcher that died
         try:
             copied = _save_summary(run_dir, run, summary, fresh=fresh, asked=own, quiet=quiet)
         except RunUnwritable as error:
@@ -124,16 +121,16 @@ def _finalize(
 def _save_summary(
     run_dir: Path, run: RunData, summary: dict[str, Any], *, fresh: bool, asked: bool, quiet: bool
 ) -> bool:
-    """Whether ``report.html`` is there; it is made when something new was sealed or somebody asked for it.
+    """Save the summary; return whether ``report.html`` exists, which is made after a seal or on request.
 
-    The summary comes first, since it is in there; should that fail, a notice says so, and all else is as it was.  Only
-    who asked for it gets a RunError.
+    The summary comes first, since the page contains it. If the page fails, a notice says so and everything else stays
+    as it was. RunError is raised only if the page was requested.
     """
     usual = fresh and is_built() and run.meta.get("html") is not False and os.environ.get(ENV_HTML) != "0"
     copied = usual or asked or (run_dir / REPORT_FILE).is_file()
     save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
     if usual or asked:
-        # The hub's resources, a quarter of a second to load: only now, and only where they are used.
+        # The hub's resources take a quarter of a second to load: import them only where they are used.
         from stepscope.hub.report_copy import KnownRun, add_copy
 
         with progress_bar(f"making {REPORT_FILE}", None, quiet=quiet) as told:
@@ -150,7 +147,7 @@ def _save_summary(
 def _write_page(
     path: Path, run_dir: Path, over: RunData | None, summary: dict[str, Any], *, redact: bool, quiet: bool
 ) -> None:
-    """The page elsewhere.  ``over``: what was read of a run that is; one that goes on is opened as a hub follows it."""
+    """Write the page to ``path``. ``over``: data of a finished run; a live run is opened the way a hub follows it."""
     from stepscope.hub.report_copy import KnownRun, write_copy
 
     known = None if over is None else KnownRun(data=over, summary=summary)
@@ -159,7 +156,7 @@ def _write_page(
 
 
 def _spool_notice(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
-    """That a spool is not the whole run."""
+    """Notice that a spool is not the whole run."""
     hub = meta.get("hub")
     if not isinstance(hub, Mapping):
         return []
@@ -176,21 +173,21 @@ def _barred(run_dir: Path, *, made_here: bool, quiet: bool) -> str | None:
 
 
 def _ended_or_here(run_dir: Path) -> bool:
-    """Whether nobody can still print into the run's files: of processes on other hosts nothing is known."""
+    """Whether no process can still print into the run's files; processes on other hosts are unknown."""
     meta = read_meta(run_dir)
     return bool(meta.get("end")) or meta.get("host") == platform.node()
 
 
 # -- follow -----------------------------------------------------------------------------------------------------------
-# ``stepscope report --follow``: say what is found while a run goes on, a line when something changes.
+# ``stepscope report --follow``: print a line whenever the findings of a live run change.
 
 FOLLOW_PAUSE_S = 1.0
 READING_SHARE = 0.2
-"""Of the time at most goes into reading the run, however long it is."""
+"""Maximum share of the time spent on reading the run, however long it is."""
 
 
 def follow_run(run_dir: Path) -> None:
-    """Until the run is over or somebody presses Ctrl-C."""
+    """Follow until the run is over or the user presses Ctrl-C."""
     watched: tuple[Watched, ...] = ()
     say(f"following {run_dir}; Ctrl-C ends this, not the run")
     try:

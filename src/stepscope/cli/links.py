@@ -1,11 +1,11 @@
-"""Links that open the page, and who is shown the token in them.
+"""Links that open the page, and when they contain the token.
 
     http://127.0.0.1:7070/#token=…              the list of runs
     http://127.0.0.1:7070/#/run/night?token=…   one of them
 
-The token stands behind the ``#``: a browser sends nothing of that, and the page takes it out of the address before it
-does anything else.  It is written only for somebody who sits at a terminal: what goes into a file or a pipe may be
-kept, or read by others, and gets the link without it.
+The token follows the ``#``: a browser does not send that part, and the page removes it from the address before it does
+anything else. A link contains the token only on a terminal. Output to a file or a pipe may be kept or read by others,
+and gets the link without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["opened_in_browser", "page_link"]
 
 
 def page_link(url: str, run: str = "", token: str = "") -> str:
-    """Of one run, or of all; with the token, or without."""
+    """Link to one run or to the list, with or without the token."""
     place = f"/#/run/{quote(run, safe='')}" if run else "/#"
     if not token:
         return f"{url}{place if run else ''}"
@@ -31,23 +31,23 @@ def page_link(url: str, run: str = "", token: str = "") -> str:
 
 @contextmanager
 def opened_in_browser(link: str) -> Iterator[bool]:
-    """Show it in the user's browser; whether one could be started.
+    """Show the link in the user's browser; yield whether one could be started.
 
-    The words of a command can be read by everybody on the machine, so the browser is given a file that only its owner
-    can read, which sends it on; the file is removed at the end.
+    Command lines are visible to every user of the machine. The browser is therefore given a file that only its owner
+    can read and that redirects to the link; the file is removed at the end.
     """
     with tempfile.TemporaryDirectory(prefix="stepscope-open-", dir=_folder()) as folder:
         page = Path(folder) / "open.html"
         fd = os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(_redirect(link))
-        import webbrowser  # not in a launcher, beside a job, which only makes links
+        import webbrowser  # not needed by a launcher, which only makes links
 
         yield webbrowser.open(page.as_uri())
 
 
 def _folder() -> str | None:
-    """Of this user, and gone with the session; else the usual one for such files."""
+    """The user's runtime folder, which is removed with the session; else the default for temporary files."""
     folder = os.environ.get("XDG_RUNTIME_DIR", "")
     return folder if folder and os.access(folder, os.W_OK | os.X_OK) else None
 

@@ -1,8 +1,8 @@
 """``stepscope``: find the command, run it, turn its outcome into an exit code.
 
-A command's module is imported only when it is asked for: ``stepscope run`` must not pay for ``stepscope sql``.  One
-that has ``OPTIONS_BEFORE_JOB`` gets the words of another program in ``args.job``, untouched by our parser;
-one that has ``more_words`` gets what stands after options, where argparse looks for nothing more.
+A command's module is imported only when needed: ``stepscope run`` must not pay for ``stepscope sql``. A module with
+``OPTIONS_BEFORE_JOB`` gets the words of another program in ``args.job``, untouched by our parser. A module with
+``more_words`` gets the positional words after options, which argparse does not accept.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ COMMANDS = (
     "send",
     "doctor",
 )
-"""In the order in which a newcomer meets them."""
+"""In the order in which a new user meets them."""
 HIDDEN = ("attach",)
-"""Started by us, not by people."""
+"""Started by Stepscope, not by users."""
 
 EXAMPLES = """\
 examples:
@@ -59,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_module(name: str) -> Any:
-    """The module of a command; it is loaded only when somebody asks for it."""
+    """Import the module of a command."""
     return import_module(f"stepscope.cli.{'launch' if name in HIDDEN else 'commands'}.{name}")
 
 
@@ -90,7 +90,7 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
 
 
 def run_command(words: Sequence[str]) -> int:
-    """Parse and run; raises StepscopeError for everything the user can put right."""
+    """Parse and run; raises StepscopeError for everything that the user can fix."""
     asked = words[0] if words and words[0] in (*COMMANDS, *HIDDEN) else None
     job: list[str] = []
     if asked:
@@ -121,7 +121,7 @@ def main() -> NoReturn:
         say(str(error))
         code = error.exit_code
     except BrokenPipeError:
-        # The reader of our output went away (`stepscope list | head`); what is left must not be flushed into it.
+        # The reader of our output is gone (`stepscope list | head`); the rest must not be flushed into the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
     except KeyboardInterrupt:

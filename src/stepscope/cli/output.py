@@ -1,7 +1,4 @@
-"""What commands print and write besides their results: tables, progress bars, output files.
-
-Columns of text, aligned.
-"""
+"""What commands print and write besides their results: tables, progress bars, output files."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from stepscope.records.text import Progress, duration_text, printable
 __all__ = ["format_table", "progress_bar", "protect_inputs", "write_page"]
 
 
-# -- table ------------------------------------------------------------------------------------------------------------
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 COLUMN_GAP = "  "
 
@@ -27,9 +24,9 @@ COLUMN_GAP = "  "
 def format_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Collection[int] = (), width: int | None = None
 ) -> str:
-    """Heads, a rule, rows; the ``numeric`` columns stand to the right.  What cannot be printed is escaped.
+    """Format heads, a rule and rows; ``numeric`` columns are right-aligned. Unprintable characters are escaped.
 
-    With a ``width`` the last column is cut to what is left of it, but not below its head.
+    With a ``width`` the last column is cut to the remaining space, but not below its head.
     """
     lines = [[printable(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(_width(line[column]) for line in lines) for column in range(len(heads))]
@@ -47,7 +44,7 @@ def format_table(
 
 
 def _width(text: str) -> int:
-    """Columns on a terminal: East Asian wide characters take two, combining ones none."""
+    """Columns on a terminal: East Asian wide characters take two, combining characters none."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
 
@@ -65,21 +62,19 @@ def _padded(text: str, width: int, *, right: bool) -> str:
     return padding + text if right else text + padding
 
 
-# -- progress ---------------------------------------------------------------------------------------------------------
-# A bar on the terminal while something long is under way: one way of telling it, for all commands.
+# -- progress bars ----------------------------------------------------------------------------------------------------
+# One line on standard error during a long operation, overwritten and removed at the end, also after an error. A short
+# operation shows no bar, and neither does one without a terminal.
 #
 #     with progress_bar("reading dumps") as told:
-#         read_paths(paths, progress=told)        # which calls it with what is done, and all there is
-#
-# It is one line on standard error, written over and gone at the end, however that comes.  What is soon done shows none,
-# and where nobody looks there never is one.
+#         read_paths(paths, progress=told)        # calls told(done, total)
 
 BAR_CELLS = 24
 PATIENCE_S = 0.5
-"""What takes no longer needs no bar."""
+"""A shorter operation shows no bar."""
 REDRAW_S = 0.1
 WORTH_TELLING_S = 5.0
-"""How long it will still take, if it is more."""
+"""The remaining time is shown if it is longer than this."""
 _CLEAR = "\r\x1b[K"
 
 
@@ -91,7 +86,7 @@ def progress_bar(
     quiet: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """``amount`` words a number; None: they say nothing to anybody, and a percentage is shown."""
+    """Show a bar. ``amount`` formats a number; None: show a percentage, because the numbers mean nothing to a user."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -135,12 +130,12 @@ class _ProgressBar:
             print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
-# -- outputs ----------------------------------------------------------------------------------------------------------
-# What a command writes beside its text: never over what it reads, and whole or not at all.
+# -- output files -----------------------------------------------------------------------------------------------------
+# A command never overwrites its inputs, and writes a file completely or not at all.
 
 
 def protect_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> None:
-    """Refuses an output that is one of the inputs, by whatever name or link."""
+    """Raise UsageError if an output is one of the inputs, under any name or link."""
     wanted = [path for path in outputs if path is not None]
     if not wanted:
         return
@@ -159,7 +154,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def _file_identity(path: Path) -> object:
-    """The same for every name that a file has, hard links too."""
+    """The same value for every name of a file, including hard links."""
     try:
         status = path.stat()
     except OSError:

@@ -1,7 +1,4 @@
-"""The RUN argument of commands and of stepscope.show(): from a path, a name or nothing to a run directory.
-
-Which run the user means.
-"""
+"""The RUN argument of commands and of stepscope.show(): from a path, a name or nothing to a run directory."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ RUNS_FOLDER = Path("runs")
 
 
 def locate_run(path: Path | None, *, prefer_live: bool = False) -> Path:
-    """The path itself, or a run of that name in the usual folder; without one the newest run there, which is told."""
+    """The path, or the run of that name in ``runs/``; without a path the newest run there, which is printed."""
     if path is None:
         newest = newest_run(RUNS_FOLDER, prefer_live=prefer_live)
         if newest is None:

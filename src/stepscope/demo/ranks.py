@@ -1,9 +1,9 @@
-"""Start a script once per rank on this machine, as torchrun does, but load torch once for all of them.
+"""Starts a script once per rank on this machine, as torchrun does, but loads torch once for all of them.
 
     python ranks.py 4 slow_rank.py --steps 100
 
-Every rank is a fork of this process: on a machine with fewer cores than ranks they begin in half the time.  When a
-rank fails the others are ended, and the exit code is its own.  Knows nothing of Stepscope.
+Every rank is a fork of this process: on a machine with fewer cores than ranks they start in half the time.  When a rank
+fails the others are ended, and its exit code is returned.  Does not use Stepscope.
 """
 
 import multiprocessing
@@ -22,22 +22,22 @@ PATIENCE_S = 5.0
 def main():
     count, script, *words = int(sys.argv[1]), *sys.argv[2:]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch._dynamo  # noqa: F401  # which optimizers and DDP load, and which takes as long as torch itself
+    import torch._dynamo  # noqa: F401  # optimizers and DDP load it, and it takes as much time as torch itself
 
     world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(world, MASTER_PORT=str(free_port()))
     ranks = [start(rank, script, words) for rank in range(count)]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: [os.kill(rank, number) for rank in ranks])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks have it from the terminal
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the ranks
     return wait(ranks)
 
 
 def start(rank, script, words):
-    """A process that is that rank; its id."""
+    """Start a process that is that rank; return its pid."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     process = multiprocessing.get_context("fork").Process(target=become, args=(script, words))
-    process.start()  # and not a bare fork: it ends as such processes do, and its exception is told
+    process.start()  # not a bare fork: it ends as such processes do, and its exception is printed
     return process.pid
 
 
@@ -48,7 +48,7 @@ def become(script, words):
 
 
 def wait(ranks):
-    """For all of them, or until one fails; 128 + n for signal n."""
+    """Wait for all ranks, or until one fails; return the exit code, 128 + n for signal n."""
     while ranks:
         rank, status = os.wait()
         ranks.remove(rank)
@@ -76,7 +76,7 @@ def end(ranks):
 
 
 def free_port():
-    """Of those that the system gives to nobody by itself: one of these could be gone again when rank 0 comes."""
+    """A free port outside the ephemeral range: an ephemeral one could be taken before rank 0 binds it."""
     while True:
         port = random.randrange(20_000, 32_000)
         try:

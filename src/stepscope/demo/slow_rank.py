@@ -1,7 +1,7 @@
 """A small data-parallel job in which one rank may be slower than the others: what ``stepscope demo`` runs.
 
-Knows nothing of Stepscope.  Started by torchrun, or by ranks.py beside it:
-slow_rank.py --slow-rank 2 --slow-phase forward --slow-ms 30
+Does not use Stepscope.  Started by torchrun, or by ranks.py in the same folder:
+  slow_rank.py --slow-rank 2 --slow-phase forward --slow-ms 30
 """
 
 import argparse
@@ -19,7 +19,7 @@ BATCH = 16
 
 
 class Images(Dataset):
-    """Random pictures with a label each; loading a batch takes ``pause_s`` more."""
+    """Random labeled pictures; loading a batch takes ``pause_s`` longer."""
 
     def __init__(self, length, pause_s):
         self.length, self.pause_s = length, pause_s
@@ -51,7 +51,7 @@ class SlowGradient(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """A small classifier; forward and backward take so much longer."""
+    """A small classifier whose forward and backward take longer by the given times."""
 
     def __init__(self, forward_s, backward_s):
         super().__init__()
@@ -105,8 +105,8 @@ def main():
         optimizer.step()
         if rank == 0 and step % 25 == 0:
             print(f"step {step:4d}  loss {loss.item():.3f}", flush=True)
-    # Without it torch 2.13 hangs now and then: a thread of gloo's needs the GIL to let go of the last exchange, and is
-    # joined, with the GIL held, when the model goes.
+    # Without it torch 2.13 hangs now and then: one of gloo's threads needs the GIL to release the last exchange, and is
+    # joined, with the GIL held, when the model is destroyed.
     dist.barrier()
     dist.destroy_process_group()
 

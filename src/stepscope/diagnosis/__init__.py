@@ -1,10 +1,14 @@
-"""Pure rules: a window of aligned steps in, findings out.  No I/O, no clock, no state.
+"""Live diagnosis: a window of aligned steps in, findings out.  Pure functions: no I/O, no clock, no state.
 
-Reading order: ``window`` (which steps are compared), ``view`` (which clock, and what is work and what is wait),
-``robust`` (the statistics), ``thresholds`` (every number and its reason), then one file per family of findings
-(``crashes``, ``stragglers``, ``bounds``, ``healthy``) and ``rules``, which asks them all.
+Three parts, each importing only from those above it:
 
-    window = build_window(run.ranks)
+- ``engine``: what all rules share.  ``window`` selects the steps and ranks to compare, ``view`` chooses the clock and
+  separates work from waiting, ``statistics`` holds the robust tests, ``thresholds`` every number with its reason, and
+  ``claims`` the result of a rule: a finding and the step time it explains.
+- ``rules``: one module per family of findings (``stragglers``, ``bounds``, ``crashes`` …); ``advice`` says what to do.
+- ``findings``: runs the rules in order, ranks their findings and reports a healthy run; also follows a live job.
+
+    window = build_window(run)
     findings = diagnose(run, window)
 """
 

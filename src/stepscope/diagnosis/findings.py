@@ -1,11 +1,9 @@
-"""Diagnose a run: ask all families of rules, put their findings in order, or say that nothing is wrong.
+"""Diagnose a run: apply every family of rules, rank the findings, or report that nothing is wrong.
 
-Ask every family of rules and put the answers in order.
-
-The order in which they are asked matters: each explains some of the time, and the next looks at what is left
-(``claims.py``).  Ranks come first, since one late rank shows in everybody's step, and what the ranks exchange; then
-what stops the training, single slow steps and trends; then where the time goes on all ranks alike.  Memory and machines
-explain no time by themselves.
+The order of the rules matters: each explains some of the time, and the next works on what is left
+(``engine/claims.py``).  Ranks come first, because one late rank shows in every rank's step, followed by what the ranks
+exchange; then pauses in training, single slow steps and trends; then what takes time on all ranks alike.  Memory and
+machine findings explain no time.
 """
 
 from __future__ import annotations
@@ -42,11 +40,10 @@ from stepscope.records.text import count_text, ms_text, share_text
 __all__ = ["AT_ONCE", "Change", "Watched", "diagnose", "follow", "live_window", "look"]
 
 
-# -- healthy ----------------------------------------------------------------------------------------------------------
-# When nothing is wrong, or nothing can be said: say so plainly, with the largest opportunity that remains.
-#
-# While that is small nothing needs to be done; a large one is no fault that we can name, but no clean bill either, and
-# the sentence says what it is instead of "no bottleneck".
+# -- healthy or too little data ---------------------------------------------------------------------------------------
+# When nothing is wrong, or nothing can be concluded, say so plainly and name the largest remaining opportunity.  A
+# small one needs no action.  A large one is not a fault we can name, but not a clean bill of health either, so the
+# title says what it is instead of "no bottleneck".
 
 Floats = NDArray[np.float64]
 
@@ -56,7 +53,7 @@ EVERY_STEP = {
     "comm": "waiting for peers or the network",
     "other": "work outside model and optimizer",
 }
-"""Phases of every step that are not the training itself, in words."""
+"""Phases of every step other than the training itself, in words."""
 SLOWEST_RANK = "waiting for whichever rank is slowest"
 SLOW_STEPS = "a few slow steps"
 
@@ -76,9 +73,9 @@ ADVICE = {
 
 
 def find_insufficient(run: RunData, window: Window, view: View, *, reached: bool = False) -> list[Finding]:
-    """Too little to judge: what there is, and what therefore cannot be said.
+    """Report too little data: what there is, and what therefore cannot be concluded.
 
-    ``reached``: the recorder got into some process, though none of them may have trained.
+    ``reached``: the recorder got into some process, although possibly none of them trained.
     """
     if len(view.steps) >= thresholds.MIN_STEPS:
         return []
@@ -213,7 +210,7 @@ def _now_and_then(view: View, name: str) -> str:
 
 
 def _worst_step(view: View, saved_ns: Floats) -> str:
-    """The slowest of the slow steps, and the phase in which most of what they are too long lies."""
+    """Describe the slowest of the slow steps, with the phase that holds most of their excess."""
     slow = saved_ns > 0
     at = int(np.where(slow, view.step_ns, 0.0).argmax())
     excess = {name: _over_median(mean_rank(view.phase(name)))[slow].sum() for name in view.phases}
@@ -224,10 +221,10 @@ def _worst_step(view: View, saved_ns: Floats) -> str:
 
 
 def _opportunities(view: View) -> dict[str, Floats]:
-    """What each step could save at most, by name.
+    """The most each step could save, by name.
 
-    Of a phase of every step what all ranks have of it, so the wait of some is not counted as the network's.  Steps are
-    not called slow for what evaluation, checkpoints and further backward passes take.
+    For a phase of every step, only what all ranks have counts, so that a wait of some ranks is not attributed to the
+    network.  Evaluation, checkpoints and extra backward passes do not make a step slow.
     """
     found: dict[str, Floats] = {}
     stopped = np.zeros_like(view.wall_ns)
@@ -282,7 +279,7 @@ REMARKS = frozenset(
         "rank_crashed",
     }
 )
-"""Kinds that, as long as they are no warning, stand beside \"healthy\" and not in its place."""
+"""Kinds that appear next to ``healthy``, rather than instead of it, unless they are warnings."""
 
 CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
 
@@ -290,21 +287,21 @@ CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
 def diagnose(
     run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
 ) -> list[Finding]:
-    """All findings, the most severe and most costly first; never empty, never an exception for what a run lacks.
+    """Return all findings, the most severe and most costly first; never empty, no exception for missing data.
 
-    ``window``: the steps to judge by, all of them when not given; ``reached``: whether the recorder is known to have
-    got into any process, recorded or not; ``alive``: whether the job goes on.
+    ``window``: the steps to judge, all of them by default; ``reached``: whether the recorder is known to have got into
+    any process, recorded or not; ``alive``: whether the job is still running.
     """
     window = build_window(run) if window is None else window
     view = view_of(window)
     hangs = find_hangs(run)
-    if all(hang.kind == "rank_crashed" for hang in hangs):  # who died first may only have waited too long
+    if all(hang.kind == "rank_crashed" for hang in hangs):  # the first to die may only have waited too long
         hangs = find_disagreement(run) or hangs
     crashes = find_crashes(run, alive=alive)
     survived = [crash for crash in crashes if crash.severity == "info"]
     stopped = led_by_hangs(hangs, [crash for crash in crashes if crash not in survived])
     slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
-    # A death is never a matter of its price, and after one nobody asks for more steps.
+    # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
     insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached)
     findings = [*stopped, *slow, *insufficient, *survived]
     if all(finding.severity == "info" and finding.kind in REMARKS for finding in findings):
@@ -323,7 +320,7 @@ def _explained(view: View) -> list[Claim]:
     known = {claim.finding.phase for claim in claims}
     late = {rank for claim in claims if claim.finding.phase == "other" for rank in claim.finding.ranks}
     between = find_between_steps(view, known, late=late)
-    # What is named by nothing but its place in the step may have begun at some step, or come and go.
+    # Time known only by its place in the step may have begun at some step, or come and go.
     claims += [claim for claim in between if claim.finding.phase != "other"]
     spikes = find_spikes(view, unexplained(view, claims), claims)
     spikes = [claim for claim in spikes if not _is_burst(claim, bounds)]
@@ -335,7 +332,7 @@ def _explained(view: View) -> list[Claim]:
     trends = find_trends(view, unexplained(view, claims))
     told = _one_cause([*outside, *bounds], trends)
     changes = [claim for claim in told if claim.finding.kind in CHANGES and claim.finding.phase == "other"]
-    if changes:  # the same moment is in one price only
+    if changes:  # count the same time in one cost only
         still = {claim.finding.kind for claim in told}
         less = {claim.finding.kind: claim for claim in _outside(view, between, [*spikes, *changes], known, late)}
         first = {claim.finding.kind for claim in outside}
@@ -348,9 +345,9 @@ def _explained(view: View) -> list[Claim]:
 def _outside(
     view: View, between: list[Claim], spikes: list[Claim], known: Collection[str | None], late: Collection[int]
 ) -> list[Claim]:
-    """Time in no phase, as far as neither slow steps nor what stops the training (``between``) have it in their price.
+    """Time in no phase, minus what slow steps and pauses in training (``between``) already have in their cost.
 
-    None where a host without device times may just wait for its device.
+    Empty where a host without device times may just be waiting for its device.
     """
     if view.hides_device or not view.enough:
         return []
@@ -371,10 +368,10 @@ def _outside(
 
 
 def _one_cause(always: list[Claim], trends: list[Claim]) -> list[Claim]:
-    """What takes time on all ranks, and steps that become slower: in one phase, and mostly the same time, it is one.
+    """Merge a bound and a trend that are in one phase and are mostly the same time.
 
-    A phase that takes much because it began to, or grew, is told as the change, with the line in which it was seen.
-    Where the change alone would be no warning, the phase is what counts.
+    A phase that takes long because it started to, or grew, is reported as the change, with the line where it was seen.
+    If the change alone would not be a warning, the phase counts.
     """
     kept, changed = list(always), list(trends)
     for phase in always:
@@ -393,7 +390,7 @@ def _one_cause(always: list[Claim], trends: list[Claim]) -> list[Claim]:
 
 
 def _seen_at(trend: Claim, phase: Finding) -> Claim:
-    """With the line that the other finding names, and as severe as that."""
+    """Add the line that the other finding names, and take its severity if it is higher."""
     place, found = phase.evidence.get("place"), trend.finding
     found = replace(found, severity=max(found.severity, phase.severity, key=SEVERITIES.index))
     if place:
@@ -407,7 +404,7 @@ def _seen_at(trend: Claim, phase: Finding) -> Claim:
 
 
 def _is_part(claim: Claim, outside: list[Claim]) -> bool:
-    """Whether slow steps without a beat are what time outside all phases consists of anyway."""
+    """Whether irregular slow steps are part of the time outside all phases anyway."""
     if claim.finding.phase != "other" or not _is_irregular(claim.finding):
         return False
     told_ns = sum((one.saved_ns for one in outside), np.zeros(len(claim.saved_ns)))
@@ -416,23 +413,23 @@ def _is_part(claim: Claim, outside: list[Claim]) -> bool:
 
 
 def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
-    """Whether every few steps are long in a phase that bounds the job anyway: workers that fall behind, say."""
+    """Whether the long steps come every few steps in a phase that bounds the job anyway: lagging workers, say."""
     period = claim.finding.evidence.get("period")
     often = isinstance(period, int) and period <= thresholds.BURST_PERIOD
     return often and any(bound.finding.phase == claim.finding.phase for bound in bounds)
 
 
 def _is_rare(claim: Claim) -> bool:
-    """Whether long steps are warned of and come only now and then: then they are no part of a bottleneck as well."""
+    """Whether long steps are a warning and rare: then they are not part of a bottleneck as well."""
     return claim.finding.severity != "info" and float((claim.saved_ns > 0).mean()) * thresholds.BURST_PERIOD <= 1
 
 
 def _symptoms(view: View, claims: list[Claim], machine: list[Claim]) -> list[Claim]:
-    """What follows from another finding is told, not warned of.
+    """Lower a finding that follows from another one to ``info``.
 
-    An idle GPU is what a job that waits for something looks like from outside; stages of a pipeline wait for each other
-    when one of them is slow; and on a machine whose CPUs are in other hands, steps are longer now and then and for a
-    while, and now this rank is late and now that, or one for a while.
+    A job that waits for something shows as an idle GPU; pipeline stages wait for each other when one of them is slow.
+    If other programs take a machine's CPUs, some steps and stretches get longer and the late rank changes, or one rank
+    is late for a while.
     """
     uneven = any(claim.finding.severity != "info" and _of_ranks(claim.finding) for claim in claims)
     claims = [_as_info(claim) if uneven and claim.finding.kind == "pipeline_bubble" else claim for claim in claims]
@@ -450,7 +447,7 @@ def _of_crowding(view: View, finding: Finding) -> bool:
 
 
 def _is_over(view: View, finding: Finding) -> bool:
-    """Whether a rank computed more slowly for a while, and then as fast as the others again."""
+    """Whether a rank computed more slowly for a while and then recovered."""
     slow = finding.kind in ("compute_straggler", "straggler")
     return slow and finding.steps is not None and finding.steps[1] < view.span[1]
 
@@ -473,11 +470,11 @@ def _weight(finding: Finding) -> tuple[int, float]:
 
 
 # -- live -------------------------------------------------------------------------------------------------------------
-# The same rules while a job runs, without flicker: a finding is shown when it holds on, and kept until it is gone.
+# The same rules while a job runs, without flicker: a finding is shown once it persists, and kept until it is gone.
 #
-# One window over the last ``LIVE_STEPS`` steps is judged at each look.  A finding that holds at two looks at least
+# Each look judges one window over the last ``LIVE_STEPS`` steps.  A finding that holds at two looks at least
 # ``CONFIRM_STEPS`` apart is shown; it is withdrawn after ``RELEASE_STEPS`` steps in which no look found it.  Its
-# severity rises at once and falls only after as many steps.  A death or a hang is shown at once, and withdrawn as soon
+# severity rises at once and falls only after as many steps.  A crash or a hang is shown at once, and withdrawn as soon
 # as it is over.
 #
 #     watch = ()
@@ -486,9 +483,9 @@ def _weight(finding: Finding) -> tuple[int, float]:
 #         watch, changes = look(run, watch)
 
 AT_ONCE = frozenset(get_args(HangKind))
-"""A death among them."""
+"""Includes crashes."""
 NO_ALARM = frozenset({"healthy", "insufficient_data", "compute_bound"})
-"""What is said when there is nothing to say."""
+"""Kinds for when there is nothing to report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -496,11 +493,11 @@ class Watched:
     finding: Finding
     """As last found, with the severity that is shown."""
     first_step: int
-    """Of the first look in this row."""
+    """Step of the look that first found it."""
     last_step: int
-    """Of the last look that found it."""
+    """Step of the last look that found it."""
     severe_step: int
-    """Of the last look that found it as severe as it is shown."""
+    """Step of the last look that found it as severe as it is shown."""
     shown: bool
 
 
@@ -518,9 +515,9 @@ def live_window(run: RunData) -> Window:
 def look(
     run: RunData, watched: Sequence[Watched] = (), window: Window | None = None
 ) -> tuple[tuple[Watched, ...], tuple[Change, ...]]:
-    """Judge the last steps of a run; what is watched from now on, and what changed for somebody who looks on.
+    """Judge the last steps of a run; return what to watch from now on, and what changed for a viewer.
 
-    ``window``: what ``live_window`` made of it, for who needs it besides.
+    ``window``: the result of ``live_window``, for callers that need it too.
     """
     window = live_window(run) if window is None else window
     step = int(window.steps[-1]) if len(window.steps) else 0
@@ -528,7 +525,7 @@ def look(
 
 
 def _steps_back(run: RunData) -> int:
-    """So many steps that, where a device is timed now and then, enough of them are timed."""
+    """Enough steps to include enough timed ones where the device is timed only now and then."""
     timed = [series.device_steps["step"] for series in run.ranks if len(series.device_steps)]
     if not timed:
         return thresholds.LIVE_STEPS
@@ -539,7 +536,7 @@ def _steps_back(run: RunData) -> int:
 def follow(
     watched: Sequence[Watched], findings: Sequence[Finding], step: int
 ) -> tuple[tuple[Watched, ...], tuple[Change, ...]]:
-    """The hysteresis alone: the findings of a look at ``step`` against those watched so far."""
+    """The hysteresis alone: compare the findings of a look at ``step`` with those watched so far."""
     held = {_key(finding): finding for finding in findings if finding.kind not in NO_ALARM}
     kept: list[Watched] = []
     changes: list[Change] = []

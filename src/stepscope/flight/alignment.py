@@ -1,10 +1,8 @@
-"""The dumps of all ranks side by side: per group, how far each rank came and where ranks first diverged.
+"""The dumps of all ranks side by side: per group, how far each rank came and where ranks first diverged. Pure.
 
-The dumps of all ranks laid beside each other: per group, by sequence number.  Pure.
-
-Neither record ids nor the order of entries or files mean anything across ranks; the sequence number of a group does.  A
-ring that went round has forgotten what is old, and how far back it reaches differs from rank to rank: what a rank does
-not show is *not called* only where it is newer than the last it called.
+Record IDs and the order of entries or files mean nothing across ranks; a group's sequence numbers do. A ring that
+wrapped has lost its old entries, and how far back it reaches differs between ranks. A collective that a rank does not
+show counts as *not called* only if it is newer than the last one that the rank called.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ __all__ = [
 ]
 
 
-# -- align ------------------------------------------------------------------------------------------------------------
+# -- progress by group ------------------------------------------------------------------------------------------------
 
 NOBODY: tuple[int, ...] = ()
 DEFAULT = "default_pg"
@@ -44,11 +42,11 @@ class Progress:
     dump: Dump
     trace: Trace
     enqueued: int | None
-    """The last sequence number it called; 0: none; None: cannot be told."""
+    """The last sequence number that it called; 0: none; None: unknown."""
     pending: tuple[int, ...]
-    """Sequence numbers of what it called and has not seen the end of."""
+    """Sequence numbers of calls that have not ended on this rank."""
     failed: bool = False
-    """Whether the last of them only counts as pending because the rank failed: gloo retires what it gave up."""
+    """Whether the last one counts as pending only because the rank failed: gloo retires calls that it gave up."""
 
     @property
     def oldest(self) -> int | None:
@@ -56,19 +54,19 @@ class Progress:
 
     @property
     def completed(self) -> int | None:
-        """The last one of which it saw the end, and of all before."""
+        """The last call that ended together with all calls before it."""
         if self.oldest is not None:
             return self.oldest - 1
         return self.enqueued
 
     @property
     def started(self) -> int | None:
-        """The last one that it is known to have begun."""
+        """The last call that is known to have started."""
         latest = zip(reversed(self.trace.sequences), reversed(self.trace.states), strict=True)
         return next((number for number, state in latest if state), self.completed)
 
     def place(self, sequence: int) -> int | None:
-        """Where in the columns that sequence number stands."""
+        """Index of that sequence number in the columns."""
         at = bisect_left(self.trace.sequences, sequence)
         found = at < len(self.trace.sequences) and self.trace.sequences[at] == sequence
         return at if found else None
@@ -87,13 +85,13 @@ class Progress:
         return None if at is None else self.trace.states[at]
 
     def has_not_called(self, sequence: int) -> bool:
-        """Whether that is sure; where only what had not ended was dumped, for what has not ended on a peer."""
+        """Whether the rank surely has not called it; in a dump of active entries, only for calls pending on a peer."""
         if self.enqueued is None:
             return self.dump.active_only and sequence not in self.pending
         return self.enqueued < sequence
 
     def has_ended(self, sequence: int) -> bool:
-        """Whether it called that one and saw its end."""
+        """Whether the rank called it and saw its end."""
         state = self.state(sequence)
         if state is not None:
             return state == DONE
@@ -104,11 +102,11 @@ class Progress:
 class Group:
     key: GroupKey
     members: tuple[int, ...]
-    """Global ranks, in the order of the group where that is known."""
+    """Global ranks, in the group's order if that is known."""
     ordered: bool
-    """Whether it is: sends and recvs tell ranks by their place in it."""
+    """Whether the order is known: sends and recvs identify ranks by their position in the group."""
     progress: Mapping[int, Progress] = field(default_factory=dict)
-    """Of the members that have a dump."""
+    """Progress of the members that have a dump."""
 
     @property
     def name(self) -> str:
@@ -116,18 +114,18 @@ class Group:
 
     @property
     def waiting(self) -> dict[int, int]:
-        """Ranks with something called and not ended, and the oldest of it."""
+        """Ranks with a pending call, and the oldest one of each."""
         return {rank: one.oldest for rank, one in self.progress.items() if one.oldest is not None}
 
     def missing(self, sequence: int) -> tuple[int, ...]:
-        """Members that are known not to have called that one."""
+        """Members that are known not to have called it."""
         return tuple(
             rank for rank in self.members if rank in self.progress and self.progress[rank].has_not_called(sequence)
         )
 
 
 def world_of(dumps: Sequence[Dump], world: int | None, others: Iterable[int] = ()) -> tuple[int, ...]:
-    """All ranks that exist, as far as anything tells: up to the highest that is mentioned, for they have no gaps."""
+    """All ranks that exist as far as known: ranks have no gaps, so all up to the highest one mentioned."""
     ranks = {dump.rank for dump in dumps} | set(others) | set(range(world or 0))
     for dump in dumps:
         ranks.update(dump.world_hint)
@@ -139,7 +137,7 @@ def world_of(dumps: Sequence[Dump], world: int | None, others: Iterable[int] = (
 def groups_of(
     dumps: Sequence[Dump], world: tuple[int, ...], failed: Collection[int] = frozenset()
 ) -> tuple[Group, ...]:
-    """Every group that any rank has, with what its members say of it; ``failed`` ranks gave up what they did last."""
+    """Every group of any rank, with the progress of its members; ``failed`` ranks gave up their last call."""
     seen: dict[tuple[GroupKey, tuple[int, ...]], list[Dump]] = {}
     for dump in dumps:
         for key in dump.groups:
@@ -180,13 +178,13 @@ def _progress(dump: Dump, trace: Trace, mixed: bool, failed: bool) -> Progress:
 
 
 def _is_last(dump: Dump, trace: Trace) -> bool:
-    """Whether this group has the last call of that rank, and gloo made it."""
+    """Whether this group has the rank's last call, made by gloo."""
     latest = max((one.created_ns[-1] for one in dump.groups.values() if one.created_ns), default=0)
     return trace.created_ns[-1] == latest and dump.operations[trace.operations[-1]].backend in ("gloo", "")
 
 
 def _with_absent(group: Group, dumps: Mapping[int, Dump]) -> Group:
-    """Members whose dump does not mention the group at all have called nothing in it, if the dump is whole."""
+    """Add members whose dump does not mention the group: they called nothing in it, if the dump is complete."""
     absent = {
         rank: _progress(dumps[rank], Trace(), mixed=False, failed=False)
         for rank in group.members
@@ -198,10 +196,11 @@ def _with_absent(group: Group, dumps: Mapping[int, Dump]) -> Group:
 
 
 def _members(groups: Mapping[GroupKey, list[Dump]], world: tuple[int, ...]) -> dict[GroupKey, tuple[int, ...]]:
-    """Members of groups of which no dump tells them (gloo): whoever shows the group, and who must be meant besides.
+    """Members of groups for which no dump lists them (gloo): the ranks that show the group, and those inferred.
 
-    The default group has everybody.  Groups with the same description are those of one dimension of a mesh: disjoint,
-    equally large and together everybody, so if one of them is short of just the ranks that are in none, they are in it.
+    The default group has all ranks. Groups with the same description belong to one dimension of a mesh: they are
+    disjoint, equally large and together cover all ranks. If one group lacks exactly the ranks that are in no group,
+    they belong to it.
     """
     shown = {key: tuple(sorted(dump.rank for dump in dumps)) for key, dumps in groups.items()}
     families: dict[str, list[GroupKey]] = {}
@@ -223,41 +222,41 @@ def _numbered(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isdecimal() and len(name) < 19 else (1 << 62, name)
 
 
-# -- compare ----------------------------------------------------------------------------------------------------------
-# Whether ranks mean the same collective, and where they first did not.  Pure.
+# -- divergence -------------------------------------------------------------------------------------------------------
+# Whether ranks mean the same collective, and where they first did not.
 #
-# Two things are compared at each sequence number of a group: what is asked for (operation, amount, type) and from where
-# (the call site).  A different call site alone is no fault: rank 0 may broadcast from another line than the others
-# receive from.  Such a pair of lines comes again and again, always the same two; a rank that left the common path meets
-# the others' lines with lines that belong to other ones of theirs.
+# Two things are compared at each sequence number of a group: the request (operation, amount, type) and the call site. A
+# different call site alone is not a fault: rank 0 may broadcast from another line than the one where the others
+# receive. Such a pair of lines recurs, always the same two. A rank that diverged pairs the others' lines with lines
+# that belong to other calls.
 
 ONE_SIDED = ("gather", "scatter")
 """Operations of which only the root shows both inputs and outputs."""
 UNEVEN = ("all_to_all", "barrier")
 """Operations whose sizes differ by design, or have none."""
 MOSTLY = 0.5
-"""From a departure on, at least this share of the collectives differ."""
+"""After a divergence, at least this share of the collectives differ."""
 _Row = tuple[tuple[int, tuple[int, int]], ...]
 
 CONTEXT = 3
-"""So many collectives back are looked at to tell what usually comes next."""
+"""Number of preceding collectives used to predict the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where some ranks left the path of the others."""
+    """Where some ranks diverged from the others."""
 
     sequence: int
     ranks: tuple[int, ...]
-    """Those that left; empty when it cannot be told which side did."""
+    """The ranks that diverged; empty if it is unclear which side did."""
     sides: tuple[tuple[int, ...], ...]
-    """All ranks that show this number, those alike together, the largest side first."""
+    """All ranks that show this number, grouped by what they did, the largest side first."""
     differs: str
     """``operation``, ``dtype``, ``size`` or ``call site``."""
 
 
 def meaning(operation: Operation) -> Hashable:
-    """What ranks must agree on; the same for all that take part in the same collective."""
+    """What ranks must agree on: equal for all participants of a collective."""
     if operation.name in UNEVEN:
         return (operation.name, None, None)
     first, second = operation.input_sizes, operation.output_sizes
@@ -268,7 +267,7 @@ def meaning(operation: Operation) -> Hashable:
 
 
 def difference(one: Operation, other: Operation) -> str:
-    """What they differ in; empty when they are the same collective."""
+    """What differs between two operations; empty if they are the same collective."""
     mine, theirs = meaning(one), meaning(other)
     if mine == theirs:
         return ""
@@ -278,7 +277,7 @@ def difference(one: Operation, other: Operation) -> str:
 
 
 def group_alike(ranks: Iterable[int], key: Callable[[int], Hashable]) -> tuple[tuple[int, ...], ...]:
-    """Ranks that are alike, together; the largest side first."""
+    """Group equal ranks; the largest side first."""
     sides: dict[Hashable, list[int]] = {}
     for rank in ranks:
         sides.setdefault(key(rank), []).append(rank)
@@ -286,10 +285,10 @@ def group_alike(ranks: Iterable[int], key: Callable[[int], Hashable]) -> tuple[t
 
 
 def find_divergence(group: Group, until: int, *, stuck: bool = False) -> Divergence | None:
-    """The first place from which on, up to ``until``, some ranks are on another path than the rest; None: nowhere.
+    """The first number from which, up to ``until``, some ranks are on another path than the rest; None: no divergence.
 
-    ``stuck``: devices stand still in what all have called.  Then a call that differed and ended all the same counts:
-    NCCL does not compare calls, and what was left over of that one may stop it a hundred calls later.
+    ``stuck``: devices hang in a call that all ranks made. Then a call that differed but ended counts as well: NCCL does
+    not compare calls, and leftover data of that call may block a device a hundred calls later.
     """
     lines = _Lines(group, until)
     last = lines.last_strong()
@@ -303,15 +302,15 @@ def find_divergence(group: Group, until: int, *, stuck: bool = False) -> Diverge
     if tie:
         left = lines.unexpected(sides, first)
     differs = lines.difference(sides, first)
-    # On NCCL the host is ahead of its device: what was called after a call that has not ended tells nothing yet.
+    # On NCCL the host is ahead of its device: calls made after a pending one are no evidence yet.
     ended = all(oldest > last for oldest in group.waiting.values())
     if differs != "call site" and ended and not stuck and lines.agreed_since(last):
-        return None  # unlike a call too many, that does not throw them out of step
+        return None  # unlike an extra call, this does not put them out of step
     return Divergence(sequence=first, ranks=tuple(sorted(left)), sides=sides, differs=differs)
 
 
 def usually_follows(group: Group, rank: int, other: int, number: int) -> bool | None:
-    """Whether what ``rank`` called there came next whenever it had called what ``other`` did; None: it never had."""
+    """Whether ``rank``'s call there always followed the call that ``other`` made; None: it never did."""
     own = group.progress[rank]
     missed, instead = _call_at(group.progress[other], number), _call_at(own, number)
     if missed is None or instead is None:
@@ -327,7 +326,7 @@ def _call_at(progress: Progress, number: int) -> tuple[Hashable, tuple[Frame, ..
 
 
 class _Lines:
-    """The collectives of a group as numbers that can be compared over ranks; ranks that are alike throughout, once."""
+    """The collectives of a group as comparable numbers; ranks with equal rows are stored once."""
 
     def __init__(self, group: Group, until: int) -> None:
         self._group = group
@@ -339,7 +338,7 @@ class _Lines:
                 alike.setdefault(_row(progress, until, meanings, sites), []).append(rank)
         self._ranks = {ranks[0]: tuple(ranks) for ranks in alike.values()}
         self._rows = {ranks[0]: dict(row) for row, ranks in alike.items()}
-        """By the first of the ranks that have it: what, and from where (-1: not told), by sequence number."""
+        """By the first rank that has the row: operation and call site (-1: unknown), by sequence number."""
         self._numbers = sorted({number for row in self._rows.values() for number in row})
         self._strong: set[int] = set()
         self._weak: set[int] = set()
@@ -358,7 +357,7 @@ class _Lines:
         return any(n > last for n in self._common())
 
     def first(self, left: frozenset[int], last: int) -> int:
-        """The first number from which on those ranks mostly differ from all others."""
+        """The first number from which those ranks mostly differ from all others."""
         marked = self._strong | self._weak
         apart = [n for n in self._numbers if n <= last and n in marked and self._apart(left, n)]
         common = [n for n in self._common() if n <= last]
@@ -368,7 +367,7 @@ class _Lines:
         return last
 
     def unexpected(self, sides: Sequence[tuple[int, ...]], number: int) -> frozenset[int]:
-        """Of sides equally large, those that did not do what came next before; nobody if that tells nothing."""
+        """Of equally large sides, those that did not make the expected call; empty if that decides nothing."""
         before = [n for n in self._numbers if n < number]
         rows = [next(self._rows[rank] for rank in side if rank in self._rows) for side in sides]
         as_usual = [side for side, row in zip(sides, rows, strict=True) if row[number] == _expected(row, before)]
@@ -382,11 +381,11 @@ class _Lines:
         return next((word for other in told[1:] if (word := difference(told[0], other))), "call site")
 
     def _find_divergent(self) -> None:
-        """Numbers at which ranks surely differ, and those at which only the lines do that have not met before."""
+        """Find numbers at which ranks surely differ, and those at which only new pairs of lines differ."""
         theirs: dict[int, dict[int, int]] = {rank: {} for rank in self._rows}
-        """By rank: its own line for each line of the others, and …"""
+        """By rank: its line for each line of the others, and …"""
         usuals: dict[int, dict[int, int]] = {rank: {} for rank in self._rows}
-        """… the others' line for each of its own, as first seen together."""
+        """… the others' line for each of its lines, as first seen together."""
         if len(self._rows) < 2:
             return
         for number in self._numbers:
@@ -401,7 +400,7 @@ class _Lines:
             usual = wheres.most_common(1)[0][0] if wheres else -1
             odd = [(rank, where) for rank, (_, where) in have if where not in (usual, -1)]
             if odd:
-                # Whether either line has stood against another one of that rank before.
+                # Whether either line was paired with another line of that rank before.
                 conflict = any(
                     theirs[rank].get(usual, where) != where or usuals[rank].get(where, usual) != usual
                     for rank, where in odd
@@ -416,7 +415,7 @@ class _Lines:
         return [n for n in self._numbers if all(n in row for row in self._rows.values())]
 
     def _apart(self, left: frozenset[int], number: int) -> bool:
-        """Whether none of those that left agrees with anybody of the rest there."""
+        """Whether none of the ranks that diverged agrees with any other rank there."""
         ours = {row[number] for rank, row in self._rows.items() if rank in left and number in row}
         rest = {row[number] for rank, row in self._rows.items() if rank not in left and number in row}
         return bool(ours and rest) and not ours & rest
@@ -435,7 +434,7 @@ def _row(progress: Progress, until: int, meanings: dict[Hashable, int], sites: d
 
 
 def _expected(row: Mapping[int, tuple[int, int]], before: Sequence[int]) -> tuple[int, int] | None:
-    """What followed the last time the same came before, on that rank."""
+    """What followed the last time the same calls preceded, on that rank."""
     past = [row[number] for number in before if number in row]
     for length in range(min(CONTEXT, len(past) - 1), 0, -1):
         for place in range(len(past) - 1, length - 1, -1):

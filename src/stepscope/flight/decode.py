@@ -1,11 +1,9 @@
-"""From a dump of any version of torch to a Dump: plain data decoded, or pickled entries scanned as bytes.
+"""From a dump of any version of torch to a ``Dump``: decoded plain data, or pickled entries scanned as bytes. Pure.
 
-From the plain data in a dump, of whatever version of torch, to a ``Dump``.  Pure.
-
-What changed between versions 1.x and 2.10: ``seq_id`` became ``collective_seq_id`` beside ``p2p_seq_id``; the group was
-only a number (``pg_id``), then a name, then a name and a description; ``pg_config`` and ``pg_status`` came; sizes were
-told of one tensor, then of all; ``nccl_version`` became ``comm_lib_version``; the JSON form has no frames and writes
-counters as strings.  Nothing here relies on the number of the version: what is there is used.
+What changed between versions 1.x and 2.10: ``seq_id`` became ``collective_seq_id``, next to ``p2p_seq_id``; the group
+was only a number (``pg_id``), then a name, then a name and a description; ``pg_config`` and ``pg_status`` were added;
+sizes described one tensor, then all; ``nccl_version`` became ``comm_lib_version``; the JSON form has no frames and
+writes counters as strings. The code does not depend on the version number: it uses what is present.
 """
 
 from __future__ import annotations
@@ -47,11 +45,9 @@ from stepscope.records.finding import Frame
 __all__ = ["decode_dump", "quick_dump"]
 
 
-# -- build ------------------------------------------------------------------------------------------------------------
-# A ``Dump`` in the making: entries in, one by one, columns and tables out.  Pure.
-#
-# What an entry means (its group, its operation) is worked out once for all entries that say the same, its ``Shape``;
-# what is left per entry is a handful of numbers.
+# -- builder ----------------------------------------------------------------------------------------------------------
+# Builds a ``Dump``: takes entries one by one, makes columns and tables. The meaning of an entry (its group, its
+# operation) is computed once for all entries that agree on it, as a ``Shape``; the rest of an entry is a few numbers.
 
 MAX_TEXT = 4096
 LARGEST = 1 << 62
@@ -61,13 +57,13 @@ RawFrames = tuple[tuple[str, int, str], ...]
 
 _OF_FRAME = itemgetter("filename", "line", "name")
 COALESCED = "coalesced"
-"""The entry for a batch of calls as a whole, which alone has its state."""
+"""The entry for a batch of calls as a whole; only this entry has the state of the batch."""
 _ENDS_WHEN_RETIRED = ("gloo:", "mpi:", "ucc:")
 
 
 @dataclass(kw_only=True)
 class Columns:
-    """A ``Trace`` in the making."""
+    """A ``Trace`` under construction."""
 
     sequences: array[int] = field(default_factory=lambda: array("q"))
     operations: array[int] = field(default_factory=lambda: array("l"))
@@ -95,18 +91,18 @@ class Columns:
 
 
 class Shape(NamedTuple):
-    """What all entries have in common that say the same of group and operation."""
+    """What entries with the same group and operation have in common."""
 
     columns: Columns
     operation: int
     peers: tuple[int, int, bool] | None
     p2p: bool
     retiring: bool
-    """Whether the backend never says more than ``scheduled``, and retires what ended (gloo)."""
+    """Whether the backend never reports more than ``scheduled``, and retires what ended (gloo)."""
 
 
 class Common(NamedTuple):
-    """What entries have in common that differ in their numbers only."""
+    """What entries that differ only in their numbers have in common."""
 
     shape: Shape
     site: int
@@ -130,7 +126,7 @@ class Builder:
         return tuple(self._sites)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """An entry as plain data."""
+        """Add an entry given as plain data."""
         shape = self.known_shape(row)
         sequence = row.get("collective_seq_id", row.get("seq_id"))
         record, p2p, op_id = row.get("record_id"), row.get("p2p_seq_id"), row.get("op_id")
@@ -162,7 +158,7 @@ class Builder:
         started_ns: int,
         ended_ns: int,
     ) -> None:
-        """``numbers``: record id, sequence number, that of sends and recvs, op id, and when it was created."""
+        """Add an entry. ``numbers``: record ID, sequence number, that of sends and recvs, op ID, creation time."""
         record, sequence, p2p_sequence, op_id, created = numbers
         self.ids.append(record)
         if created > self.newest_ns or ended_ns > self.newest_ns:
@@ -175,7 +171,7 @@ class Builder:
             if now != DONE and shape.peers is not None:
                 self._add_p2p(shape, p2p_sequence, created)
             elif now == DONE and shape.peers is None:
-                # Sends and recvs of one batch have no state of their own: what ends is the batch, recorded after them.
+                # Sends and recvs of a batch have no separate state: the batch ends, and it is recorded after them.
                 into.p2p[:] = [one for one in into.p2p if one.sequence != p2p_sequence]
         elif sequence >= 0:
             if into.sequences and into.sequences[-1] == sequence:
@@ -188,7 +184,7 @@ class Builder:
             into.created_ns.append(created)
 
     def add_many(self, into: Columns, rows: Sequence[tuple[Common, tuple[int, ...]]]) -> bool:
-        """Entries of one group at once; False, and nothing is done, where each needs a look."""
+        """Add entries of one group at once; False, without any change, if each entry needs a check."""
         numbers = [row for _, row in rows]
         sequences = [row[1] for row in numbers]
         latest = max(max(row[4], row[-1]) for row in numbers)
@@ -206,7 +202,7 @@ class Builder:
         return True
 
     def site(self, frames: Any) -> int:
-        """The number of a call site; -1 when there is none, or none that torch would write."""
+        """The number of a call site; -1 if it is missing, or not in torch's format."""
         if not isinstance(frames, list | tuple) or not frames:
             return -1
         try:
@@ -265,7 +261,7 @@ class Builder:
         )
 
     def _coalesce(self, into: Columns, operation: int, state: int) -> None:
-        """Several operations of one coalesced call share the number of its only launch."""
+        """Merge operations of one coalesced call, which share the sequence number of its only launch."""
         merged = _coalesced(self.operations[into.operations[-1]], self.operations[operation])
         into.operations[-1] = self._number(merged)
         whole_call = self.operations[operation].name == COALESCED
@@ -305,7 +301,7 @@ class Builder:
 
 def state_of(shape: Shape, state: object, *, retired: bool, started: bool, ended: bool) -> int:
     if state == "completed" or ended or (retired and shape.retiring):
-        return DONE  # retired without an end, elsewhere than on gloo, has timed out
+        return DONE  # retired without an end, other than on gloo, means timed out
     return STARTED if state == "started" or started else SCHEDULED
 
 
@@ -314,7 +310,7 @@ def as_text(value: Any) -> str:
 
 
 def as_int(value: Any, default: int) -> int:
-    """A number that fits a machine word; JSON has some of them as text."""
+    """A number that fits a machine word; JSON dumps contain some of them as text."""
     if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal():
         value = int(value)
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
@@ -337,7 +333,7 @@ def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list | tuple):
         return ()
     if value and all(type(one) is int for one in value):
-        value = [value]  # version 1 told of one tensor only
+        value = [value]  # version 1 described one tensor only
     return tuple(
         tuple(as_int(one, 0) for one in item[:64]) for item in value[:MAX_TEXT] if isinstance(item, list | tuple)
     )
@@ -349,16 +345,16 @@ def _dtypes(value: Any) -> tuple[str, ...]:
     return tuple(as_text(one)[:64] for one in value[:MAX_TEXT]) if isinstance(value, list | tuple) else ()
 
 
-# -- decode -----------------------------------------------------------------------------------------------------------
+# -- plain data -------------------------------------------------------------------------------------------------------
 
 MOST_RECORDERS = 8
-"""Of one rank: one for each backend."""
+"""Maximum recorders of one rank: one per backend."""
 
 
 def decode_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
-    """DumpError when this is no dump; single entries that make no sense are passed over."""
+    """Decode a dump; raises DumpError if it is not one. Invalid entries are skipped."""
     if isinstance(raw, list):
-        raw = {"entries": raw}  # the first versions had nothing around the entries
+        raw = {"entries": raw}  # the first versions had only the list of entries
     if isinstance(raw, dict) and isinstance(parts := raw.get(RECORDERS), list):
         found = [_recorder_dump(one, source=source, rank=rank) for one in parts[:MOST_RECORDERS]]
         if not found:
@@ -380,7 +376,7 @@ def _recorder_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
 
 
 def builder_for(raw: Any) -> Builder:
-    """For the entries of a dump, by what stands around them."""
+    """A builder for the entries of a dump, based on the data around them."""
     if not isinstance(raw, dict) or not ("entries" in raw or "pg_status" in raw or "pg_config" in raw):
         raise DumpError("no dump of a Flight Recorder: it has neither entries nor groups")
     return Builder(_config(raw.get("pg_config"))[1])
@@ -410,7 +406,7 @@ def finish_dump(raw: Mapping[str, Any], builder: Builder, *, source: str, rank: 
 
 
 def _config(raw: Any) -> tuple[dict[GroupKey, tuple[int, ...]], dict[str, str], tuple[int, ...]]:
-    """Members by group, descriptions by name, and the ranks of a group that is not named."""
+    """Members by group, descriptions by name, and the ranks of an unnamed group."""
     members: dict[GroupKey, tuple[int, ...]] = {}
     described: dict[str, str] = {}
     hint: tuple[int, ...] = ()
@@ -429,10 +425,11 @@ def _config(raw: Any) -> tuple[dict[GroupKey, tuple[int, ...]], dict[str, str], 
 def _statuses(
     raw: Any, local_ids: Mapping[int, GroupKey], members: Mapping[GroupKey, tuple[int, ...]]
 ) -> dict[GroupKey, Status]:
-    """By group.  The dump has them by the number of the group on this rank; entries tell which group that is.
+    """Status by group. The dump has it by the group's number on this rank; the entries show which group that is.
 
-    For groups without entries (a dump of active ones only): groups are numbered in the order they are made, and so are
-    their names; if there are as many of one as of the other, and all that is known fits, the order says which is which.
+    Groups without entries occur in a dump of active entries only. Groups are numbered in the order of their creation,
+    and so are their names. If both lists have the same length and nothing contradicts it, the order maps one to the
+    other.
     """
     told: dict[int, Status] = {}
     for number, value in raw.items() if isinstance(raw, dict) else ():
@@ -452,7 +449,7 @@ def _statuses(
 def _extent(
     ids: list[int], columns: Mapping[GroupKey, Columns], statuses: Mapping[GroupKey, Status]
 ) -> tuple[bool, bool]:
-    """Whether nothing is missing in front or between, and whether only what had not ended was dumped."""
+    """Whether nothing is missing at the start or in between, and whether the dump has only active entries."""
     ended = any(DONE in group.states for group in columns.values())
     if not ids:
         called = any(status.enqueued > 0 for status in statuses.values())
@@ -465,27 +462,26 @@ def _extent(
     return min(ids) == 0, False
 
 
-# -- quick ------------------------------------------------------------------------------------------------------------
-# The entries of a pickled dump read off its bytes, without making an object of each frame of each entry.
+# -- quick scan of pickles --------------------------------------------------------------------------------------------
+# Reads the entries of a pickled dump from its bytes, without creating an object for each frame of each entry.
 #
-# Unpickling takes most of the time of reading a dump, and most of that goes into frames: ten to twenty-five
-# dictionaries per entry, of a few different stacks in all.  torch writes every entry the same way, so entries that say
-# the same differ in a few bytes only, always at the same places: their numbers, and the numbers that the pickle gives
-# to new objects (its memo).  The first of them is unpickled and becomes a ``_Mould``; of what fits it only the numbers
-# are taken. Whatever does not look exactly as torch writes it makes ``quick_dump`` answer None, and the whole file is
-# unpickled.
+# Unpickling takes most of the time of reading a dump, mostly for frames: ten to twenty-five dictionaries per entry, for
+# a few different stacks in total. torch writes every entry in the same way, so that similar entries differ in a few
+# bytes at fixed positions: their numbers, and the numbers that the pickle assigns to new objects (its memo). The first
+# of them is unpickled and becomes a ``_Mould``; for entries that match it only the numbers are read. If anything
+# deviates from torch's format, ``quick_dump`` returns None and the whole file is unpickled.
 #
-# Numbers of the memo count up, by one with each object.  So they are all known from the first one of an entry, and
-# taking that one off each of them leaves the same for all entries that fit: a damaged one, which would make later
-# entries mean something else, is noticed.
+# Memo numbers count up by one per object. They all follow from the first one of an entry, and subtracting it from each
+# leaves the same bytes for all matching entries. So a damaged number, which would change the meaning of later entries,
+# is detected.
 #
-# A string that was written before is a number in the bytes, so one unpickler, which keeps its memo from one part to the
-# next, is given all parts that are unpickled, in the order of the file.
+# A repeated string is a memo number in the bytes. Therefore a single unpickler, which keeps its memo between parts,
+# reads all unpickled parts in the order of the file.
 
 SMALLEST = 1 << 16
-"""Below, nothing is gained."""
+"""Smaller dumps gain nothing."""
 LARGEST_ENTRY = 1 << 15
-"""Entries of torch are smaller; also, nothing of that size nests deep enough to do harm."""
+"""Entries of torch are smaller, and nothing of this size can nest deep enough to do harm."""
 
 _ENTRIES = b"X\x07\x00\x00\x00entries"
 _PUT = rb"(?:q.|r....)"
@@ -495,28 +491,28 @@ _TIME = rb"(N|K.|M..|J....|\x8a\x08.{8})"
 _FLAG = rb"([\x88\x89])"
 _LIST = re.compile(rb"\]" + _PUT + rb"\(\}" + _PUT, re.DOTALL)
 _BETWEEN = re.compile(rb"(?:e\()?\}" + _PUT, re.DOTALL)
-"""From one entry to the next; a long list is written in parts."""
+"""Bytes between two entries; a long list is written in parts."""
 _WIDTHS = {b"K": "B", b"M": "H", b"J": "i", b"\x8a": "q"}
 _NUMBERS = (1, 3, 4, 5, 7, 11, 12)
-"""Groups of the pattern of an entry: record id, sequence numbers, op id, and the instants."""
+"""Groups of the entry pattern: record ID, sequence numbers, op ID, and the times."""
 
 
 class _Mould(NamedTuple):
     mask: int
-    """The bits that must not differ, as a number …"""
+    """Mask of the bits that must be equal, as a number …"""
     bits: int
-    """… and what they are, when the number that the memo gets next is taken off at …"""
+    """… and their values after subtracting the next memo number at …"""
     puts: int
-    """… each place where it gets one (there is a one there)."""
+    """… each position that holds a memo number (a one at each)."""
     objects: int
-    """How many numbers the memo gets."""
+    """How many memo numbers the entry uses."""
     numbers: Callable[[bytes], tuple[int, ...]]
-    """Of an entry: the five that each has, then when it started and ended, if it tells."""
+    """Reads the numbers of an entry: the five that every entry has, then start and end times if present."""
     common: Common
 
 
 def quick_dump(data: bytes, *, source: str, rank: int | None) -> Dump | None:
-    """The same as unpickling and decoding, or None."""
+    """The same result as unpickling and decoding, or None."""
     if len(data) < SMALLEST or data[:3] != b"\x80\x02}":
         return None
     try:
@@ -529,7 +525,7 @@ def quick_dump(data: bytes, *, source: str, rank: int | None) -> Dump | None:
 
 
 class _Unlike(Exception):
-    """Not as torch writes it."""
+    """The bytes are not in torch's format."""
 
 
 class _Scan:
@@ -544,7 +540,7 @@ class _Scan:
             raise _Unlike
         self._first = begun.end()
         self._next = 0
-        """The number that the memo gets next."""
+        """The next memo number."""
         self._around: dict[str, Any] = self._unpickled(data[:opening] + b"]u.")
         self._counted(data[: self._first] + b".")
         self._builder: Builder = builder_for(self._around)
@@ -583,7 +579,7 @@ class _Scan:
         return finish_dump(self._around, self._builder, source=source, rank=rank)
 
     def _learned(self, entry: bytes, bits: int) -> _Mould:
-        """From an entry like none before: what it means, and which of its bytes are but numbers."""
+        """Learn a new kind of entry: its meaning, and which of its bytes are numbers."""
         found = self._matched(entry, whole=True)
         row = self._unpickled(b"}" + found.group() + b".")
         mask = bytearray(b"\xff" * len(entry))
@@ -617,7 +613,7 @@ class _Scan:
         return mould
 
     def _counted(self, part: bytes) -> list[int]:
-        """Where in it the memo gets its numbers, which must be the next ones."""
+        """Positions of memo numbers in the part; raises if they are not consecutive."""
         found = [
             (number, at + 1) for op, number, at in pickletools.genops(part) if op.name in _PUT_OPS and at is not None
         ]
@@ -627,7 +623,7 @@ class _Scan:
         return [at for _, at in found]
 
     def _matched(self, entry: bytes, *, whole: bool) -> re.Match[bytes]:
-        """``whole``: up to where the next one begins."""
+        """Match an entry. ``whole``: it must extend to the start of the next one."""
         found = self._entry.match(entry) if len(entry) <= LARGEST_ENTRY else None
         if found is None or (whole and _BETWEEN.fullmatch(entry, found.end()) is None):
             raise _Unlike
@@ -641,7 +637,7 @@ class _Scan:
         return self._unpickler.load()
 
     def _pattern(self) -> bytes:
-        """An entry, from the mark that opens it to its end."""
+        """Pattern of an entry, from its opening mark to its end."""
         key = self._key
         lasted = b"(?:" + key("duration_ms") + b"G(.{8}))?" if _literal("duration_ms") in self._data else b"()"
         frames = key("frames") + rb"\](?:" + _PUT + rb")?\(.{0,30000}?ue" if self._with_frames else b""
@@ -656,7 +652,7 @@ class _Scan:
         )  # fmt: skip
 
     def _key(self, name: str) -> bytes:
-        """A key: by its number, or in letters where it stands for the first time."""
+        """Pattern of a key: its memo number, or the literal at its first occurrence."""
         return b"(?:" + re.escape(self._get(name)) + b"|" + re.escape(_literal(name)) + _PUT + b")"
 
     def _get(self, name: str) -> bytes:

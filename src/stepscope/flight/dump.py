@@ -1,9 +1,7 @@
-"""The contents of a Flight Recorder: one form for all versions of torch, merged from the recorders of a rank.
+"""The contents of a Flight Recorder: one form for all versions of torch, merged from the recorders of a rank. No I/O.
 
-What one rank's Flight Recorder held, in a form that all versions of its dumps are brought into.  No I/O.
-
-Columns instead of an object per entry: a thousand ranks have two million entries, and most of them are looked at by
-number only.  What repeats (operations, call sites) is kept once per dump and referred to by index.
+The data is in columns instead of an object per entry: a thousand ranks have two million entries, most of which are
+accessed by number only. Repeated data (operations, call sites) is stored once per dump and referenced by index.
 """
 
 from __future__ import annotations
@@ -47,15 +45,16 @@ STARTED = 1
 DONE = 2
 
 GroupKey = tuple[str, str]
-"""Name and description, as torch has them.  The name is unique in the job."""
+"""Name and description, as in torch. The name is unique in the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """What was asked for: two ranks that mean the same collective have the same, up to what the roots differ in."""
+    """The request: equal on all ranks of a collective, except for what differs on the root."""
 
     name: str
-    """``all_reduce``, ``all_gather`` …: one for all spellings of torch; several, in a coalesced call, with ``+``."""
+    """``all_reduce``, ``all_gather`` …: one name for all spellings of torch; a coalesced call joins several with ``+``.
+    """
     backend: str = ""
     input_sizes: tuple[tuple[int, ...], ...] = ()
     output_sizes: tuple[tuple[int, ...], ...] = ()
@@ -64,7 +63,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class P2P:
-    """A send or recv that has not ended; ranks are those within the group."""
+    """A send or recv that has not ended; ranks are positions in the group."""
 
     source: int
     target: int
@@ -76,7 +75,7 @@ class P2P:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A group's counters as torch kept them; of sends and recvs too, where a group has both."""
+    """A group's counters as kept by torch; they include sends and recvs if a group has both."""
 
     enqueued: int
     started: int
@@ -85,19 +84,19 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The collectives of one group on one rank, by rising sequence number; sends and recvs apart."""
+    """The collectives of one group on one rank, by rising sequence number; sends and recvs are separate."""
 
     sequences: Sequence[int] = field(default_factory=lambda: array("q"))
     operations: Sequence[int] = field(default_factory=lambda: array("l"))
-    """Index into ``Dump.operations``."""
+    """Indexes into ``Dump.operations``."""
     sites: Sequence[int] = field(default_factory=lambda: array("l"))
-    """Index into ``Dump.sites``; -1: not told."""
+    """Indexes into ``Dump.sites``; -1: unknown."""
     states: Sequence[int] = field(default_factory=lambda: array("b"))
     created_ns: Sequence[int] = field(default_factory=lambda: array("q"))
     p2p: tuple[P2P, ...] = ()
-    """Those not ended, in order."""
+    """Those that have not ended, in order."""
     mixed: bool = False
-    """Whether sends or recvs were seen in this group: its ``Status`` then counts both."""
+    """Whether sends or recvs occurred in this group: its ``Status`` then counts both."""
     status: Status | None = None
 
 
@@ -105,35 +104,33 @@ class Trace:
 class Dump:
     rank: int
     source: str = ""
-    """Where it came from, for people."""
+    """Where the dump came from, for people."""
     version: str = ""
     groups: Mapping[GroupKey, Trace] = field(default_factory=dict)
     members: Mapping[GroupKey, tuple[int, ...]] = field(default_factory=dict)
-    """Global ranks of the groups that the dump names them for."""
+    """Global ranks of the groups for which the dump lists them."""
     world_hint: tuple[int, ...] = ()
-    """Ranks that exist, of a group whose name is not told (gloo)."""
+    """Ranks that exist, from a group without a name (gloo)."""
     operations: tuple[Operation, ...] = ()
     sites: tuple[tuple[Frame, ...], ...] = ()
     """Call sites: stacks, innermost frame first."""
     complete: bool = True
-    """Whether what is not in here was never called: nothing has been overwritten, nothing left out."""
+    """Whether everything missing here was never called: nothing was overwritten or left out."""
     active_only: bool = False
-    """Whether only what had not ended was dumped."""
+    """Whether the dump has only entries that had not ended."""
     newest_ns: int = 0
-    """The latest instant of any entry, of the wall clock."""
+    """The latest time of any entry, on the wall clock."""
 
 
-# -- combine ----------------------------------------------------------------------------------------------------------
-# Several Flight Recorders of one rank as one dump.
-#
-# Torch has a recorder per backend: gloo's, NCCL's, and from 2.15 on one for each backend that records through a hook
-# (``nccl2``).  A job with CPU offload, or with a gloo group beside NCCL, writes into two of them.  ``combined`` puts
-# their answers into one document, ``merged`` makes one ``Dump`` of it:
+# -- recorders of one rank --------------------------------------------------------------------------------------------
+# torch has a recorder per backend: gloo's, NCCL's and, from 2.15 on, one for each backend that records through a hook
+# (``nccl2``). A job with CPU offload, or with a gloo group in addition to NCCL, writes to two of them. ``combined``
+# puts their answers into one document, and ``merged`` makes one ``Dump`` of it:
 #
 #     {"recorders": [{…NCCL's dump…}, {…gloo's dump…}]}
 #
-# A process group may have both backends (``cpu:gloo,cuda:nccl``), and each numbers its own collectives from one: there
-# gloo's collectives become a group of their own, ``default_pg (gloo)``.
+# A process group may have both backends (``cpu:gloo,cuda:nccl``), each of which numbers its collectives from one. Then
+# gloo's collectives become a separate group, ``default_pg (gloo)``.
 
 RECORDERS = "recorders"
 HOST_BACKENDS = ("gloo", "mpi", "ucc", "")
@@ -145,17 +142,17 @@ _NO_GROUPS = re.compile(rb'"pg_config"\s*:\s*\{\s*\}')
 
 
 def combined(*answers: bytes) -> bytes:
-    """One document for what the recorders of one rank answered, those of devices first; empty where none did.
+    """One document from the answers of a rank's recorders, device recorders first; empty without answers.
 
-    A recorder that is not used is left out.  One that has groups and no calls yet is kept beside another: by it the
-    groups of all ranks get the same names.
+    An unused recorder is left out. A recorder with groups but no calls yet is kept if there is another, because it
+    gives the groups the same names on all ranks.
     """
     given = [answer for answer in answers if answer]
     if not any(map(_has_calls, given)):
         return next((answer for answer in given if not _NO_GROUPS.search(answer)), given[0] if given else b"")
     used = [answer for answer in given if _has_calls(answer) or not _NO_GROUPS.search(answer)]
     while used and not _has_calls(used[-1]):
-        used.pop()  # gloo's, which has a group in most jobs on NCCL, and whose groups name nothing
+        used.pop()  # gloo's, which has a group in most NCCL jobs but names no groups
     return used[0] if len(used) == 1 else b'{"' + RECORDERS.encode() + b'":[' + b",".join(used) + b"]}"
 
 
@@ -164,7 +161,7 @@ def _has_calls(answer: bytes) -> bool:
 
 
 def merged(parts: Sequence[Dump]) -> Dump:
-    """One dump of those of one rank."""
+    """Merge the dumps of one rank."""
     first, *others = sorted(parts, key=_on_host)
     for other in others:
         first = _merged_pair(first, other)
@@ -172,7 +169,7 @@ def merged(parts: Sequence[Dump]) -> Dump:
 
 
 def with_same_groups(dumps: Sequence[Dump]) -> list[Dump]:
-    """The dumps with gloo's half of a group under the same name everywhere, also where NCCL's recorder is missing."""
+    """Give gloo's half of a group the same name in all dumps, also where NCCL's recorder is missing."""
     halves = {key for dump in dumps for key in dump.groups if key[1].endswith(OF_GLOO)}
     return [_renamed(dump, {key for key in dump.groups if _of_gloo(key) in halves}) for dump in dumps]
 
@@ -206,7 +203,7 @@ def _merged_pair(first: Dump, other: Dump) -> Dump:
 
 
 def _renamed(dump: Dump, keys: set[GroupKey]) -> Dump:
-    """Those of these groups that are gloo's get a name that says so."""
+    """Mark those of these groups that belong to gloo in their names."""
     names = {key: _of_gloo(key) for key in keys if _backend(dump, dump.groups[key]) in HOST_BACKENDS}
     if not names:
         return dump
@@ -228,10 +225,10 @@ def _backend(dump: Dump, trace: Trace) -> str:
 
 
 # -- spelling ---------------------------------------------------------------------------------------------------------
-# How torch spells operations, peers and lists of ranks, and one spelling for each.  Pure.
+# Normalize torch's spellings of operations, peers and lists of ranks.
 
 MAX_RANK = 1 << 17
-"""No job is that large; ranks have no gaps, so whoever claims one of a billion would have a billion looked for."""
+"""No job is that large. Ranks have no gaps, so a claimed rank of a billion would mean a billion ranks to examine."""
 
 OPERATION_NAMES = {
     "_all_gather_base": "all_gather",
@@ -277,7 +274,7 @@ def operation_name(wording: str) -> tuple[str, str]:
 
 
 def peers_of(wording: str) -> tuple[int, int, bool] | None:
-    """Of a send or recv: the sender, the receiver, both by their place in the group, and whether this is the send."""
+    """For a send or recv: sender and receiver as positions in the group, and whether it is the send."""
     name = wording.rpartition(":")[2]
     if sent := _SEND.fullmatch(name):
         return int(sent[1]), int(sent[2]), True
@@ -287,7 +284,7 @@ def peers_of(wording: str) -> tuple[int, int, bool] | None:
 
 
 def parse_ranks(value: Any) -> tuple[int, ...]:
-    """``"[0, 1, 2]"``, or a list of them; nothing for anything else."""
+    """Parse ``"[0, 1, 2]"`` or a list; empty for anything else."""
     if isinstance(value, str):
         value = [int(number) for number in _NUMBER.findall(value[: 16 * MAX_RANK])]
     if not isinstance(value, list | tuple) or len(value) > MAX_RANK:

@@ -1,10 +1,8 @@
-"""Judge the dumps of a job: which rank blocks it, why, and which ranks wait for it.
+"""Judge the dumps of a job: which rank blocks it, why, and which ranks wait for it. Pure.
 
-Who holds the job up, by the dumps of its ranks.  Pure.
-
-The order of the questions is the order of certainty: did a rank fail by itself; did its device stop; did it leave the
-path of the others; does everybody wait, in the end, for it; do they wait for each other; is there no trace of it.
-Where nothing is left waiting, nothing is wrong, whatever else the dumps show.
+The questions are ordered by certainty: did a rank fail on its own; did its device stop; did it diverge from the others;
+does every rank wait, directly or indirectly, for it; do ranks wait for each other; did it leave no dump. If nothing is
+waiting, nothing is wrong, whatever else the dumps show.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ __all__ = ["judge"]
 
 
 # -- reasons ----------------------------------------------------------------------------------------------------------
-# Sentences: why a rank is accused, what stands where.  Pure.
+# Sentences: why a rank is accused, and where it is.
 
 
 def accuse(case: Case, rank: int, reason: str) -> Accused:
@@ -34,7 +32,7 @@ def accuse(case: Case, rank: int, reason: str) -> Accused:
 
 
 def where_is(case: Case, rank: int) -> Frame | None:
-    """The line of the user's code: by its stack, else where it called what it did last."""
+    """The line of user code that the rank is at: from its stack, else from its last recorded call."""
     frame = user_frame(case.stacks.get(rank, ()))
     if frame is not None or rank not in case.dumps or case.stacks.get(rank):
         return frame
@@ -62,7 +60,7 @@ def lost_reason(lost_peer: bool) -> str:
 
 
 def accuse_diverged(case: Case, group: Group, left: Divergence, rank: int, *, past: bool) -> Accused:
-    """The line is where its path parts from that of the others, not where it stands now."""
+    """Accuse a rank of divergence; the line is where its path leaves that of the others, not where it is now."""
     mine = next(side for side in left.sides if rank in side)
     others = next((side for side in left.sides if not set(side) & set(left.ranks)), left.sides[0])
     ours, theirs = (_site(case, group, side[0], left.sequence) for side in (mine, others))
@@ -78,9 +76,9 @@ def accuse_diverged(case: Case, group: Group, left: Divergence, rank: int, *, pa
 
 
 def went_past(case: Case, group: Group, left: Divergence) -> tuple[int, ...]:
-    """Those that left out what the others wait in, and went on: nobody, if they called something else in its place.
+    """Ranks that skipped the call that the others wait in and continued; empty if they made another call instead.
 
-    Told by what came next whenever it was called before; the first time it is called, by which side is further on in
+    If the call occurred before, what followed it then decides; on its first occurrence, the side that is further on in
     the same function.
     """
     if left.differs == "call site" or len(left.sides) != 2:
@@ -108,17 +106,17 @@ def _further_on(case: Case, group: Group, left: Divergence) -> list[tuple[int, .
 
 
 def _site(case: Case, group: Group, rank: int, sequence: int) -> tuple[Frame, ...]:
-    """From where a rank called it: as recorded, or by its stack if it waits there now."""
+    """The call site of a rank: as recorded, or from its stack if it waits there now."""
     recorded = group.progress[rank].site(sequence)
     operation = group.progress[rank].operation(sequence)
-    ahead = operation is not None and operation.backend not in HOST_BACKENDS  # of its device: its stack tells nothing
+    ahead = operation is not None and operation.backend not in HOST_BACKENDS  # of the device: the stack says nothing
     if recorded or ahead or group.waiting.get(rank) != sequence:
         return recorded
     return next((thread.frames for thread in case.stacks.get(rank, ()) if thread.main), ())
 
 
 def missing_reason(case: Case, rank: int, owed: Sequence[Edge], place: Place | None) -> str:
-    """``owed``: all waits for it."""
+    """Why a rank that others wait for is accused. ``owed``: all waits for it."""
     first = most_telling_edge(owed, [rank])
     text = f"has not called {in_group(first)}"
     if len({(edge.group.key, edge.sequence) for edge in owed}) > 1:
@@ -148,7 +146,7 @@ def missing_title(case: Case, edge: Edge, culprits: Sequence[int]) -> str:
 
 
 def most_telling_edge(edges: Iterable[Edge], culprits: Collection[int]) -> Edge:
-    """Of the waits for these: in the collective in which most wait for most of them, and of such the first called."""
+    """The wait for these ranks in the collective with the most such waits; the first called of several."""
     blamed = set(culprits)
     many: Counter[tuple[GroupKey, int]] = Counter()
     firsts: dict[tuple[int, int], Edge] = {}
@@ -164,7 +162,7 @@ def most_telling_edge(edges: Iterable[Edge], culprits: Collection[int]) -> Edge:
 
 
 def first_called_ns(group: Group, sequence: int) -> int:
-    """When that one was first called, by anybody."""
+    """When any rank first called it."""
     times = [
         one.trace.created_ns[at]
         for one in group.progress.values()
@@ -196,7 +194,7 @@ def _did(group: Group, rank: int, sequence: int, frame: Frame | None) -> str:
     return f"called {operation_text(operation) if operation else 'nothing'}{' at ' if at else ''}{at}"
 
 
-# -- judge ------------------------------------------------------------------------------------------------------------
+# -- verdict ----------------------------------------------------------------------------------------------------------
 
 NO_STACKS: Mapping[int, tuple[ThreadStack, ...]] = {}
 NO_ERRORS: Mapping[int, str] = {}
@@ -213,7 +211,7 @@ def judge(
     unreadable: Collection[int] = (),
     problems: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on one job; dumps in any order.  ``unreadable``: ranks whose dump is there but says nothing."""
+    """The verdict on one job, from dumps in any order. ``unreadable``: ranks whose dump exists but cannot be read."""
     case = build_case(dumps, stacks=stacks, errors=errors, world=world, unreadable=unreadable)
     found = _decide(case)
     return _finished(found, case, logs, problems)
@@ -228,7 +226,7 @@ def _decide(case: Case) -> Verdict:
 
 
 def _failed(case: Case) -> Verdict | None:
-    """Ranks that failed by themselves; what others then said of closed connections does not count."""
+    """Ranks that failed on their own; errors of other ranks about closed connections do not count."""
     own = [rank for rank, failure in sorted(case.failures.items()) if failure.own]
     if not own:
         return None
@@ -271,7 +269,7 @@ def _devices(case: Case) -> Verdict | None:
 
 
 def _diverged(case: Case) -> Verdict | None:
-    """Ranks that did something else than the others."""
+    """Ranks that made another call than the others."""
     if not case.departures:
         return None
     group, left = min(case.departures, key=lambda one: first_called_ns(one[0], one[1].sequence))
@@ -312,7 +310,7 @@ def _diverged(case: Case) -> Verdict | None:
 
 
 def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
-    """Of ranks that called different things there, and went on."""
+    """A note on ranks that made different calls there and continued."""
     if any(not one.has_ended(sequence) for one in group.progress.values()):
         return ()
     now = group.waiting[stuck]
@@ -324,7 +322,7 @@ def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
 
 
 def _at_the_end(case: Case) -> Verdict | None:
-    """Ranks that all others wait for, and that wait for nobody."""
+    """Ranks that all others wait for and that wait for no other rank."""
     ends = ends_of(case.edges)
     certain = [rank for rank in ends if rank in case.dumps or _seen_elsewhere(case, rank)]
     if not certain:
@@ -352,13 +350,13 @@ def _at_the_end(case: Case) -> Verdict | None:
 
 
 def _seen_elsewhere(case: Case, rank: int) -> bool:
-    """Whether its stack, where there is one without a dump, shows it anywhere but in a collective."""
+    """Whether the stack of a rank without a dump shows it outside a collective."""
     place = place_of(case.stacks.get(rank, ()))
     return place is not None and place.doing != "collective"
 
 
 def _without_dump(case: Case, ends: Sequence[int]) -> Verdict | None:
-    """Everybody waits for ranks that left no dump."""
+    """All ranks wait for ranks that left no dump."""
     if not ends:
         return None
     edge = most_telling_edge(case.edges, ends)
@@ -387,7 +385,7 @@ def _without_dump(case: Case, ends: Sequence[int]) -> Verdict | None:
 
 
 def _each_other(case: Case) -> Verdict | None:
-    """Ranks that wait for each other in a circle; those in the rarer of two groups, if one is rarer."""
+    """Ranks that wait for each other in a cycle; only those in the rarer of two groups, if one is rarer."""
     cycle = cycle_in(case.edges)
     if not cycle:
         return None
@@ -415,7 +413,7 @@ def _each_other(case: Case) -> Verdict | None:
 
 
 def _all_joined(case: Case) -> Verdict | None:
-    """Everybody called it, nobody saw its end: the device or the network, or it was still under way."""
+    """All ranks called it and none saw its end: the device or the network is stuck, or it was still in progress."""
     stuck = [
         (group, rank) for group in case.groups for rank, one in group.progress.items() if one.pending and not one.failed
     ]
@@ -448,7 +446,7 @@ def _all_joined(case: Case) -> Verdict | None:
 
 
 def _in_p2p(case: Case) -> Verdict | None:
-    """Nothing recorded stands, but stacks show ranks in send or recv, which gloo does not record."""
+    """Nothing recorded is pending, but stacks show ranks in send or recv, which gloo does not record."""
     inside = [r for r, threads in sorted(case.stacks.items()) if (p := place_of(threads)) and p.doing == "p2p"]
     if not inside:
         return None
@@ -462,10 +460,10 @@ def _in_p2p(case: Case) -> Verdict | None:
 
 
 def _in_flight(case: Case) -> bool:
-    """Whether this is but a job at work: dumps are not taken at one instant, and someone is always first.
+    """Whether the job is just running: dumps are not taken at the same instant, and one rank is always first.
 
-    Fewer than half of a group wait, each in one collective only, and all others had come to the one before; and nothing
-    besides (stacks, errors, ranks without a dump) speaks of a stop.
+    Fewer than half of a group wait, each in one collective only, and all others had reached the previous one; and
+    nothing else (stacks, errors, ranks without a dump) indicates a stop.
     """
     if case.stacks or case.failures or case.dumpless or not case.edges:
         return False
@@ -479,7 +477,7 @@ def _in_flight(case: Case) -> bool:
 
 
 def _finished(found: Verdict, case: Case, logs: Mapping[int, RankLog], problems: Sequence[str]) -> Verdict:
-    """The verdict with the picture around it."""
+    """Add groups, waits, grid, stacks and notes to the verdict."""
     asked = next((g for g in case.groups if (g.key[0], g.key[1]) == (found.group, found.description)), None)
     lost = [f"There is no dump of {ranks_text(missing)}." for missing in [case.dumpless] if missing and case.dumps]
     return replace(
@@ -497,7 +495,7 @@ def _finished(found: Verdict, case: Case, logs: Mapping[int, RankLog], problems:
 
 
 def _where(case: Case, culprits: Sequence[int]) -> dict[str, Any]:
-    """The collective in which others wait for those, if any do."""
+    """The collective in which others wait for the culprits, if any do."""
     if not any(edge.waited in culprits for edge in case.edges):
         return {}
     edge = most_telling_edge(case.edges, culprits)
@@ -511,7 +509,7 @@ def _where(case: Case, culprits: Sequence[int]) -> dict[str, Any]:
 
 
 def _rest(case: Case, culprits: Collection[int]) -> tuple[int, ...]:
-    """Everybody else who waits, or gave up waiting."""
+    """All other ranks that wait, or gave up waiting."""
     waiting = case.waiting | {edge.waiter for edge in case.edges} | set(case.failures)
     return tuple(sorted(waiting - set(culprits)))
 

@@ -1,11 +1,9 @@
 """Unpickle data from untrusted sources: no code is run, memory and stack are bounded.
 
-Unpickling what a stranger wrote: data comes out, code is never run, and a bomb goes off in a box.
-
-Three boxes, because a pickle can do harm without calling anything: no name may be looked up (``find_class`` refuses
-everything), so nothing can be imported or called; the memory that may be asked for is bounded by the kernel in
-proportion to the size of the file (a few bytes can claim a memo of gigabytes); and the stack is made deep enough for
-tuples nested as deep as the file has bytes, which Python hashes without looking at its depth.
+A pickle can do harm even without calling anything, so there are three protections. No name may be looked up
+(``find_class`` refuses everything), so nothing can be imported or called. The kernel limits memory in proportion to the
+size of the file (a few bytes can claim a memo of gigabytes). The stack is deep enough for tuples nested as deep as the
+file has bytes, which Python hashes without checking the depth.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ PAGE = 4096
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Refuses every name that a pickle asks for."""
+    """Refuses every name that a pickle requests."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"asks for {module}.{name}")
@@ -54,7 +52,7 @@ def load_plain(data: bytes) -> Any:
     def load() -> None:
         try:
             answer.append(PlainUnpickler(io.BytesIO(data)).load())
-        # Damaged opcodes make the unpickler raise most of what Python has.
+        # Damaged opcodes make the unpickler raise almost any exception.
         except (pickle.UnpicklingError, EOFError, MemoryError, RecursionError, OverflowError) as error:
             failure.append(error)
         except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
@@ -83,9 +81,9 @@ def _in_deep_thread(load: Any, stack: int) -> None:
 
 @contextlib.contextmanager
 def memory_bounded(size: int, stack: int = 0) -> Iterator[None]:
-    """The process may grow by what a dump of that size needs, and no more, while this lasts.
+    """Limit the growth of the process to what a dump of that size needs.
 
-    Where the kernel does not tell how large it is, by anything.
+    There is no limit if the kernel does not report the size of the process.
     """
     extra = size * MEMORY_PER_BYTE + MEMORY_AT_LEAST + stack
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

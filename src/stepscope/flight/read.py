@@ -1,9 +1,7 @@
 """Read dumps, stacks, errors and logs from files of any name, and find out which rank each belongs to.
 
-Dumps, stacks, errors and logs from files of any name.  The only part of ``flight`` that reads anything.
-
-Files are read by a few processes at once, each of which sends back a ``Dump``, a small fraction of the file's size;
-one that dies over a file costs that file, not the answer.
+This is the only part of ``flight`` with I/O. A few processes read the files concurrently and each sends back a
+``Dump``, a small fraction of the file's size. If one crashes on a file, only that file is lost.
 """
 
 from __future__ import annotations
@@ -32,13 +30,10 @@ from stepscope.records.text import Progress, no_progress
 __all__ = ["Reading", "ranks_by_name", "read_dump", "read_paths"]
 
 
-# -- naming -----------------------------------------------------------------------------------------------------------
-# Which rank a file is of.  Pure.
-#
-# A dump seldom says; torch puts the rank into the file's name, and where in the name is up to the user.  What the
-# groups say comes first: a rank is a member of all groups in its own dump, and if only one rank is, that is it.  Then
-# the number in the name that differs from file to file, best after ``rank``, else the last; folders count where they
-# differ.
+# -- rank of a file ---------------------------------------------------------------------------------------------------
+# A dump rarely contains its rank; torch puts it into the file's name, at a place that the user chooses. The groups come
+# first: a rank is a member of all groups in its dump, and if only one rank is, that is it. Next is the number in the
+# name that differs between files, preferably after ``rank``, else the last one. Folders count if they differ.
 
 _NUMBER = re.compile(r"\d{1,9}")
 _AFTER_RANK = re.compile(r"rank[^0-9a-z]{0,2}(\d{1,9})", re.IGNORECASE)
@@ -53,7 +48,7 @@ def rank_by_groups(dump: Dump) -> int | None:
 
 
 def ranks_by_name(names: Sequence[str]) -> Mapping[str, int]:
-    """The rank each name gives, for those that give one."""
+    """The rank in each name, for names that contain one."""
     folders = [PurePath(name).parent.parts for name in names]
     shared = sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False)))
     stems = {name: _SUFFIXES.sub("", "/".join(PurePath(name).parts[shared:])) for name in names}
@@ -81,14 +76,14 @@ def _last(numbers: Sequence[str]) -> int | None:
     return int(numbers[-1]) if numbers and int(numbers[-1]) < MAX_RANK else None
 
 
-# -- read -------------------------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 MAX_FILES = 65536
 MAX_DEPTH = 4
 TEXT_BYTES = 1 << 20
-"""Of a log or an error: the end."""
+"""Bytes read from the end of a log or an error file."""
 WORTH_A_POOL = 1 << 22
-"""Bytes: below, starting processes takes longer than reading."""
+"""Bytes; for less, starting processes takes longer than reading."""
 QUOTED = 100
 
 
@@ -100,7 +95,7 @@ class Reading:
     """What a rank wrote when it failed."""
     logs: Mapping[int, RankLog] = field(default_factory=dict)
     unreadable: tuple[int, ...] = ()
-    """Ranks that have a file for a dump, but not a dump."""
+    """Ranks with a file that should be a dump but is not."""
     problems: tuple[str, ...] = ()
     """Sentences: what could not be used, and why."""
     files: int = 0
@@ -108,7 +103,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What one file turned out to be; one of these is set."""
+    """What one file turned out to be; one of the fields is set."""
 
     path: str
     dump: Dump | None = None
@@ -116,11 +111,11 @@ class _Found:
     error: str = ""
     log: RankLog | None = None
     problem: str = ""
-    """Why it is none of them; ``-`` when it need not be told."""
+    """Why the file is unusable; ``-`` if that need not be reported."""
 
 
 def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump:
-    """A dump, pickled or JSON, of any version; DumpError for anything else.  The rank is -1 where nothing tells it."""
+    """A dump of any version, pickled or JSON; DumpError for anything else. The rank is -1 if unknown."""
     if not data.strip():
         raise DumpError("it is empty")
     start = data.lstrip()[:1]
@@ -140,7 +135,7 @@ def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump
 
 
 def read_paths(paths: Iterable[Path], *, progress: Progress = no_progress, jobs: int | None = None) -> Reading:
-    """Everything that can be used in these files and folders."""
+    """Everything usable in these files and folders."""
     files = _files(paths)
     found = list(_each(files, progress, jobs))
     by_name = ranks_by_name([one.path for one in found if one.dump or _about_dump(one)])
@@ -195,7 +190,7 @@ def _each(files: Sequence[Path], progress: Progress, jobs: int | None) -> Iterat
 
 
 def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:
-    # A fork starts in a millisecond and inherits what is loaded, but not other threads: with those, a fresh process.
+    # A fork starts in a millisecond and inherits loaded modules, but not threads: with threads, spawn a new process.
     context = get_context("fork" if threading.active_count() == 1 else "spawn")
     done = 0
     while done < len(files):
@@ -208,11 +203,11 @@ def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:
             if workers == 1:
                 yield _Found(path=str(files[done]), problem="reading it ends the process that does.")
                 done += 1
-            workers = 1  # one file at a time: the next to fail is the one to blame
+            workers = 1  # one file at a time: the next failure identifies the file
 
 
 def _look(path: Path) -> _Found:
-    """In a process of its own, or not; never raises for what a file holds."""
+    """Read one file, possibly in a worker process; never raises because of its content."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -254,7 +249,7 @@ def _sorted(path: Path, data: bytes) -> _Found:
         ):
             return _Found(path=where, problem="-")
     collecting = gc.isenabled()
-    gc.disable()  # hundreds of thousands of objects are made and none of them is garbage
+    gc.disable()  # creates hundreds of thousands of objects, none of them garbage
     try:
         return _Found(path=where, dump=read_dump(data, source=where))
     except DumpError as error:
@@ -274,7 +269,7 @@ def _json(data: bytes) -> object:
 
 
 def _what(data: bytes) -> str:
-    """What a file says instead: often the sentence of a server that had no dump to give."""
+    """What a file contains instead: often a sentence from a server that had no dump."""
     text = data[: QUOTED * 4].decode(errors="replace").strip()
     if text.isprintable() and "\ufffd" not in text:
         return f"no dump; it says “{text[:QUOTED]}”"
@@ -295,7 +290,7 @@ def _named(dump: Dump | None, path: str, by_name: Mapping[str, int]) -> Dump:
 
 
 def _one_per_rank(dumps: list[Dump]) -> tuple[tuple[Dump, ...], list[str]]:
-    """The latest of each rank; those without any number get the free ones, in the order of their names."""
+    """The latest dump of each rank; dumps without a rank get the free numbers, in the order of their names."""
     problems: list[str] = []
     kept: dict[int, Dump] = {}
     for dump in sorted(dumps, key=lambda dump: dump.source):
@@ -317,7 +312,7 @@ def _one_per_rank(dumps: list[Dump]) -> tuple[tuple[Dump, ...], list[str]]:
 
 
 def _logs(logs: Iterable[RankLog | None]) -> dict[int, RankLog]:
-    """The one that was written to last, of each rank."""
+    """The log of each rank that was written last."""
     kept: dict[int, RankLog] = {}
     for log in logs:
         if log is not None and (log.rank not in kept or log.time_us >= kept[log.rank].time_us):

@@ -1,9 +1,4 @@
-"""What ranks write besides their dumps: faulthandler stacks, Python tracebacks, torchtitan logs.
-
-Stacks as faulthandler writes them: text in, threads out; which line is the user's own; which ranks are alike.  Pure.
-
-The text may come from a file somebody else wrote, so a line that is not one of faulthandler's is passed over.
-"""
+"""What ranks write besides their dumps: faulthandler stacks, Python tracebacks, torchtitan logs. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +29,12 @@ __all__ = [
 ]
 
 
-# -- stacks -----------------------------------------------------------------------------------------------------------
+# -- faulthandler stacks ----------------------------------------------------------------------------------------------
+# The text may come from an untrusted file, so lines that are not in faulthandler's format are skipped.
 
 MAX_THREADS = 1024
 MAX_FRAMES = 256
-"""Of one thread: faulthandler itself stops at 100."""
+"""Maximum for one thread; faulthandler stops at 100."""
 
 _HEAD = re.compile(
     r"(?:(?P<current>Current thread|Thread) 0x(?P<number>[0-9a-fA-F]{1,16})(?: \[(?P<name>[^\n]*)\])?|Stack)"
@@ -60,7 +56,7 @@ _HOOK_FILE = re.compile(r"(?:^|/)stepscope/recorder/(?:hooks/)?\w+\.py$")
 
 
 def is_hook_file(file: str) -> bool:
-    """Whether it is a hook of ours, through which a call of the script went."""
+    """Whether the file is one of our hooks, through which a call of the script passes."""
     return _HOOK_FILE.search(file) is not None
 
 
@@ -69,9 +65,9 @@ def is_stacks(text: str) -> bool:
 
 
 def parse_threads(text: str, *, trains: int = 0) -> tuple[ThreadStack, ...]:
-    """The threads in the order of the text; at most one of them is ``main``: the one numbered ``trains``, if any.
+    """The threads in the order of the text; at most one is ``main``: the one numbered ``trains``, if any.
 
-    Functions without their classes, which only a handler in Python writes: what is blocked where is told by bare names.
+    Functions are without their classes, which only a handler in Python writes: bare names show what is blocked where.
     """
     names: list[str] = []
     stacks: list[list[Frame]] = []
@@ -109,18 +105,18 @@ def main_thread(threads: Iterable[ThreadStack]) -> ThreadStack | None:
 
 
 def user_frame(threads: Iterable[ThreadStack]) -> Frame | None:
-    """The innermost frame of the main thread that is the user's own code."""
+    """The innermost frame of user code in the main thread."""
     main = main_thread(threads)
     return next((frame for frame in main.frames if is_user_file(frame.file)), None) if main else None
 
 
 def is_user_file(file: str) -> bool:
-    """Whether code in that file is the user's own: not installed, not Python's, not torch's, not ours."""
+    """Whether the file is user code: not installed, not Python's, not torch's, not ours."""
     return bool(file) and _NOT_USER_FILE.search(file) is None
 
 
 def group_stacks(stacks: Mapping[int, tuple[ThreadStack, ...]]) -> tuple[StackGroup, ...]:
-    """Ranks at the same place together; the smallest groups, which are the odd ones, first."""
+    """Group ranks at the same place; the smallest groups, which are the outliers, first."""
     alike: dict[object, list[int]] = {}
     for rank in sorted(stacks):
         alike.setdefault(_likeness(stacks[rank]), []).append(rank)
@@ -131,7 +127,7 @@ def group_stacks(stacks: Mapping[int, tuple[ThreadStack, ...]]) -> tuple[StackGr
 
 
 def _likeness(threads: tuple[ThreadStack, ...]) -> object:
-    """Where the main thread is, to the line; of the others only in which function: helpers move about as they wait."""
+    """The main thread's position, to the line; for other threads the function, since helpers move while they wait."""
     main = main_thread(threads)
     others = sorted((t.frames[0].file, t.frames[0].function) for t in threads if not t.main and t.frames)
     return (main.frames if main else None, tuple(others))
@@ -151,7 +147,7 @@ def _helper(outermost: Frame) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Undo faulthandler's escapes of what is not ASCII."""
+    """Undo faulthandler's escapes of non-ASCII characters."""
     return _ESCAPE.sub(_character, text)
 
 
@@ -162,12 +158,12 @@ def _character(escape: re.Match[str]) -> str:
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
-# What a rank wrote when it failed: its own fault, or only word of a peer's.  Pure.
+# The text that a rank wrote when it failed: its own fault, or only a report of a peer's.
 
 OF_THE_NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
-"""Exceptions that torch.distributed raises when a peer or the way to it is not there."""
+"""Exceptions that torch.distributed raises if a peer or the connection to it is gone."""
 OF_PYTHON = ("OSError", "ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError")
-"""Exceptions that torch's native code never raises: without a traceback, these are the script's own."""
+"""Exceptions that torch's native code never raises: without a traceback they come from the script."""
 
 PEER_LOST = (
     "closed by peer",
@@ -193,11 +189,11 @@ PEER_LOST = (
     "peer process",
     "application timeout caused pair closure",
 )
-"""How the death of a peer reads in those that talked to it (gloo, NCCL, TCPStore)."""
+"""How the death of a peer reads in the ranks that talked to it (gloo, NCCL, TCPStore)."""
 DISAGREED = ("op.preamble.length", "watchdog caught collective operation timeout", "collective operation timeout")
-"""How a collective reads on which ranks did not agree, or to which somebody did not come."""
+"""How a collective fails on which ranks did not agree, or that a rank did not join."""
 NATIVE = ("gloo", "nccl", "c10d", "tcpstore", "pair.cc", "pair closure", *DISAGREED)
-"""Words in a message that only the libraries below a collective write."""
+"""Words that only the libraries below a collective write."""
 FROM_A_WORKER = re.compile(r"Caught \w+ in ")
 """How torch begins the message of an exception that a DataLoader worker, or a replica, raised first."""
 CHAINED = re.compile(r"\n(?:The above exception was the direct cause|During handling of the above exception).*\n")
@@ -206,7 +202,7 @@ COLLECTIVE_FILE = re.compile(
     r"[/\\]torch[/\\](?:distributed[/\\](?!checkpoint)|nn[/\\]parallel[/\\]distributed|autograd[/\\]|_ops\.py)"
     r"|[/\\]stepscope[/\\]recorder[/\\](?:hooks[/\\])?(?:calls|collectives|ddp|functional|waiting)\.py"
 )
-"""Files whose frame is the innermost one when a collective fails: it was called from there into native code."""
+"""Files of the innermost frame when a collective fails: the call into native code is there."""
 STOPPED = ("KeyboardInterrupt", "SignalException", "SystemExit")
 MESSAGE_SHOWN = 200
 
@@ -218,11 +214,11 @@ class FailureText:
     type: str
     message: str
     own: bool
-    """Whether it began here, as far as the words tell."""
+    """Whether the failure began here, judging by the text."""
 
 
 def failure_in(text: str) -> FailureText | None:
-    """The exception at the end of the last traceback; None when there is no traceback."""
+    """The exception at the end of the last traceback; None without a traceback."""
     at = text.rfind("Traceback (most recent call last)")
     if at < 0:
         return None
@@ -241,8 +237,8 @@ def failure_in(text: str) -> FailureText | None:
 def lost_peer(kind: str, message: str, traceback: str = "") -> bool:
     """Whether an exception only says that a collective failed because of another rank.
 
-    Its words alone do not tell: a script that downloads its data, too, has connections refused and reset.  So the
-    exception, or one that it was raised for, must come out of a collective.
+    The words alone are not enough: a script that downloads its data also has connections refused and reset. So the
+    exception, or one in its chain, must come from a collective.
     """
     if kind in OF_THE_NETWORK:
         return True
@@ -257,11 +253,11 @@ def lost_peer(kind: str, message: str, traceback: str = "") -> bool:
     return not innermost and kind not in OF_PYTHON
 
 
-# -- titan ------------------------------------------------------------------------------------------------------------
-# torchtitan's structured logs: where each rank was when its log ends.  Pure.
+# -- torchtitan logs --------------------------------------------------------------------------------------------------
+# torchtitan's structured logs: where each rank was when its log ends.
 #
 # One JSON object per line (``structured_logs/SOURCE.global_rank_N.….jsonl``): ``rank``, ``step``, ``log_type_name``
-# with ``X_start``, ``X_end`` and ``X_error`` around a stretch of work, ``caller`` as ``file:line:function``.
+# with ``X_start``, ``X_end`` and ``X_error`` around a section of work, ``caller`` as ``file:line:function``.
 
 MAX_OPEN = 64
 MAX_TEXT = 400
@@ -272,7 +268,7 @@ class RankLog:
     rank: int
     step: int | None = None
     inside: tuple[str, ...] = ()
-    """Stretches of work that were begun and not ended, the innermost last."""
+    """Sections that were started and not ended, the innermost last."""
     caller: str = ""
     error: str = ""
     time_us: int = 0
@@ -283,7 +279,7 @@ def is_titan_log(text: str) -> bool:
 
 
 def read_titan_log(text: str) -> RankLog | None:
-    """Of the end of a log: the first line may be cut, and so may the last."""
+    """Read the end of a log: the first and the last line may be cut."""
     rank, step, time_us = None, None, 0
     caller = error = ""
     inside: list[tuple[str, str]] = []
@@ -318,7 +314,7 @@ def read_titan_log(text: str) -> RankLog | None:
 
 
 def _without_innermost(inside: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
-    """Without the innermost of that name; what began before the part that was read is not in there."""
+    """Remove the innermost section of that name; one that began before the text is not in the list."""
     for place in range(len(inside) - 1, -1, -1):
         if inside[place][0] == name:
             return inside[:place] + inside[place + 1 :]

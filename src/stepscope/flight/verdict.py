@@ -1,7 +1,4 @@
-"""The verdict on a job's dumps, and what is shown around it: grid, groups, waits, divergence.
-
-What came out: the verdict and all that a report draws, as one document.
-"""
+"""The verdict on a job's dumps, and everything that a report shows with it, as one document. Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ SCHEMA = 1
 class Accused:
     rank: int
     reason: str
-    """A sentence without its full stop, without the rank: ``has not called all_reduce 7``."""
+    """A sentence without its full stop and without the rank: ``has not called all_reduce 7``."""
     at: Frame | None = None
-    """The line of the user's code where it is, by its stack or its last call."""
+    """The line of user code where it is, from its stack or its last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +36,17 @@ class Side:
 
     ranks: tuple[int, ...]
     op: str | None
-    """None: they called nothing."""
+    """None: they made no call."""
     sizes: str = ""
     dtypes: str = ""
     at: Frame | None = None
     frames: tuple[Frame, ...] = ()
-    """The call site, innermost first, as far as it is worth showing."""
+    """The call site, innermost first, cut to a useful length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The first place at which ranks parted."""
+    """The first divergence of the ranks."""
 
     group: str
     description: str
@@ -57,7 +54,7 @@ class Split:
     differs: str
     """``operation``, ``size``, ``dtype``, ``call site`` or ``missing``."""
     ranks: tuple[int, ...]
-    """Those that left; empty when it cannot be told which side did."""
+    """The ranks that diverged; empty if it is unclear which side did."""
     call_sites: tuple[Side, ...]
 
 
@@ -75,14 +72,15 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Rank by sequence number, for the group in question; ranks with the same row together."""
+    """Ranks by sequence numbers for the group in question; ranks with equal rows are combined."""
 
     group: str
     description: str
     sequences: tuple[int, ...]
     rows: tuple[tuple[tuple[int, ...], str], ...]
     """Ranks and one mark per number: ``c`` completed, ``s`` started, ``w`` waiting, ``x`` waiting in another collective
-    than the rest, ``d`` completed but another, ``m`` not called, ``-`` no longer in the ring, ``?`` no dump."""
+    than the rest, ``d`` completed but another, ``m`` not called, ``-`` no longer in the ring, ``?`` no dump.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +93,18 @@ class Verdict:
     victims: tuple[int, ...] = ()
     undecidable: bool = False
     suspects: tuple[int, ...] = ()
-    """Where it is undecidable: among these."""
+    """If undecidable: the candidates."""
     group: str | None = None
     description: str = ""
     sequence: int | None = None
-    """Where it went wrong; where the victims wait is in ``waiting_in``."""
+    """Where it went wrong; ``waiting_in`` says where the victims wait."""
     waiting_in: WaitingIn | None = None
     first_divergence: Split | None = None
     wait_for: tuple[Wait, ...] = ()
     cycle: tuple[str, ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     missing: tuple[dict[str, Any], ...] = ()
-    """Of each rank that did not come: what it was doing."""
+    """What each rank that did not come was doing."""
     grid: Grid | None = None
     stacks: tuple[StackGroup, ...] = ()
     evidence: tuple[str, ...] = ()
@@ -116,7 +114,7 @@ class Verdict:
     world: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of ``--json``: every other form is drawn from it alone."""
+        """The document of ``--json``, the only source of every other form."""
         return {
             "schema": SCHEMA,
             "healthy": self.healthy,
@@ -155,12 +153,12 @@ def _listed(value: Any) -> Any:
     return [_listed(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-# -- picture ----------------------------------------------------------------------------------------------------------
-# What is shown around a verdict: the grid, the groups, the waits, the place where ranks parted.  Pure.
+# -- context of a verdict ---------------------------------------------------------------------------------------------
+# The grid, the groups, the waits, the first divergence.
 
 COLUMNS = 20
 AHEAD = 5
-"""So many columns of the grid lie beyond the number in question."""
+"""Columns of the grid after the number in question."""
 SITE_SHOWN = 12
 ALL_GROUPS_SHOWN = 4096
 
@@ -181,7 +179,7 @@ def split_of(group: Group, left: Divergence) -> Split:
 
 
 def split_at(edge: Edge) -> Split:
-    """Of a collective to which some did not come."""
+    """The split at a collective that some ranks did not call."""
     group, sequence = edge.group, edge.sequence
     absent = tuple(r for r in group.members if r not in group.progress) + group.missing(sequence)
     present = tuple(rank for rank, one in group.progress.items() if one.place(sequence) is not None)
@@ -197,7 +195,7 @@ def split_at(edge: Edge) -> Split:
 
 
 def waits_of(edges: Sequence[Edge]) -> tuple[Wait, ...]:
-    """Edges with the same collective together: first by who waits, then by whom they wait for."""
+    """Combine edges with the same collective: first by waiting rank, then by the ranks that they wait for."""
     waited: dict[tuple[int, int, int], tuple[Edge, list[int]]] = {}
     for edge in edges:
         waited.setdefault((edge.waiter, id(edge.group), edge.sequence), (edge, []))[1].append(edge.waited)
@@ -234,13 +232,13 @@ def group_rows(groups: Sequence[Group]) -> tuple[dict[str, Any], ...]:
 
 
 def missing_rows(case: Case, found: Verdict, logs: Mapping[int, RankLog]) -> tuple[dict[str, Any], ...]:
-    """What those that did not come were doing, by their stacks and logs."""
+    """What the missing ranks were doing, from their stacks and logs."""
     waited = {edge.waited for edge in case.edges} | {one.rank for one in found.culprits} | set(found.suspects)
     return tuple(_doing(case, rank, logs.get(rank)) for rank in sorted(waited))
 
 
 def grid_of(group: Group, found: Verdict, case: Case) -> Grid:
-    """The last numbers up to the one in question and a little beyond."""
+    """The last numbers up to the one in question, and a few after it."""
     called = [one.enqueued for one in group.progress.values() if one.enqueued]
     stuck = max(found.sequence or 0, found.waiting_in.sequence or 0) if found.waiting_in else found.sequence or 0
     last = max(min(max(called, default=stuck), stuck + AHEAD), stuck)

@@ -1,7 +1,4 @@
-"""The wait-for graph of a job: which ranks wait for which, which diverged, and whose device lags.
-
-All that is known of a job, and what follows: who waits for whom, who left the path, whose device lags.  Pure.
-"""
+"""The wait-for graph of a job: which ranks wait for which, which diverged, and whose device lags. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +13,11 @@ from stepscope.records.finding import Frame, ThreadStack
 __all__ = ["Case", "Edge", "Place", "build_case", "cycle_in", "ends_of", "place_of", "reaching", "waits_for"]
 
 
-# -- waits ------------------------------------------------------------------------------------------------------------
-# Who waits for whom: the graph over all groups, its ends and its cycles.  Pure.
+# -- graph ------------------------------------------------------------------------------------------------------------
+# The graph over all groups, its ends and its cycles.
 #
-# A rank waits in the oldest collective of a group that it called and that has not ended; it waits for every member that
-# has not called it.  Whoever is waited for and waits for nobody holds the job up; where nobody is at the end, they wait
-# for each other.
+# In each group, a rank waits in its oldest pending collective, for every member that has not called it. A rank that
+# others wait for and that waits for none blocks the job. If there is no such rank, they wait for each other.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +28,11 @@ class Edge:
     sequence: int
     operation: Operation | None
     certain: bool = True
-    """False: there is no dump of the other rank, so nothing says it did not come."""
+    """False: the other rank has no dump, so there is no proof that it did not come."""
 
 
 def collective_edges(group: Group, dumped: Iterable[int]) -> list[Edge]:
-    """In one group, by its collectives."""
+    """Edges of one group from its collectives."""
     have = set(dumped)
     edges = []
     for rank, sequence in group.waiting.items():
@@ -58,10 +54,10 @@ def collective_edges(group: Group, dumped: Iterable[int]) -> list[Edge]:
 
 
 def p2p_edges(group: Group, dumped: Iterable[int]) -> list[Edge]:
-    """In one group, by sends and recvs: those without a counterpart wait for the rank that owes it.
+    """Edges of one group from sends and recvs: an unmatched call waits for the rank that owes its counterpart.
 
-    Their numbers mean nothing on the other side, and what ended is not told; but sends to a rank and its recvs pair up
-    in order, so as many of one as there are more than of the other have no partner yet.
+    Their numbers mean nothing on the other side, and ended calls are not in the dump. But sends to a rank and its recvs
+    pair up in order, so the surplus on one side has no partner yet.
     """
     if not group.ordered:
         return []
@@ -93,13 +89,13 @@ def p2p_edges(group: Group, dumped: Iterable[int]) -> list[Edge]:
 
 
 def ends_of(edges: Sequence[Edge]) -> tuple[int, ...]:
-    """Ranks that are waited for and wait for nobody."""
+    """Ranks that others wait for and that wait for none."""
     waiters = {edge.waiter for edge in edges}
     return tuple(sorted({edge.waited for edge in edges} - waiters))
 
 
 def waits_for(edges: Iterable[Edge], targets: Iterable[int]) -> dict[int, list[Edge]]:
-    """By rank, of these: who waits for it, and where."""
+    """The waits for each of these ranks."""
     found: dict[int, list[Edge]] = {rank: [] for rank in targets}
     for edge in edges:
         if edge.waited in found:
@@ -108,7 +104,7 @@ def waits_for(edges: Iterable[Edge], targets: Iterable[int]) -> dict[int, list[E
 
 
 def reaching(edges: Sequence[Edge], targets: Iterable[int]) -> set[int]:
-    """All ranks that wait for one of these, directly or through others."""
+    """All ranks that wait for one of these, directly or indirectly."""
     waiting_for: dict[int, set[int]] = {}
     for edge in edges:
         waiting_for.setdefault(edge.waited, set()).add(edge.waiter)
@@ -123,7 +119,7 @@ def reaching(edges: Sequence[Edge], targets: Iterable[int]) -> set[int]:
 
 
 def cycle_in(edges: Sequence[Edge]) -> tuple[Edge, ...]:
-    """A shortest way round from the lowest rank that is on any; nothing when there is none."""
+    """A shortest cycle through the lowest rank that is on any; empty without cycles."""
     onward: dict[int, list[Edge]] = {}
     for edge in edges:
         onward.setdefault(edge.waiter, []).append(edge)
@@ -160,7 +156,7 @@ def _unwound(came: Mapping[int, Edge], last: Edge, start: int) -> tuple[Edge, ..
 # -- case -------------------------------------------------------------------------------------------------------------
 
 NOT_SYMMETRIC = ("broadcast", "reduce", *ONE_SIDED)
-"""Operations that may end on one rank before another has come."""
+"""Operations that may end on one rank before another has called them."""
 INPUT = ("torch/utils/data/", "torchdata/", "webdataset/", "/datasets/", "nvidia/dali")
 DISTRIBUTED = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 P2P_CALLS = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
@@ -168,12 +164,12 @@ P2P_CALLS = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What a rank's main thread is doing, by its stack."""
+    """What a rank's main thread is doing, from its stack."""
 
     doing: str
     """``p2p``, ``collective``, ``input`` or ``other``."""
     call: str = ""
-    """Of the first two: the function of torch.distributed."""
+    """For the first two: the function of torch.distributed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +191,7 @@ class Case:
 
     @property
     def waiting(self) -> set[int]:
-        """Ranks with something called that has not ended."""
+        """Ranks with a pending call."""
         own = {rank for group in self.groups for rank, one in group.progress.items() if one.pending and not one.failed}
         return own | {r for group in self.groups for r, one in group.progress.items() if one.trace.p2p}
 
@@ -219,7 +215,7 @@ def build_case(
     )
     for group, left in departures:
         edges = _past(edges, group, left)
-    # A device that waits for the rest of another call than its peer made has not stopped.
+    # A device that waits for data of a call that its peer made differently has not stopped.
     unlike = [group.key for group, left in departures if left.differs != "call site"]
     lagging = _lagging([group for group in groups if group.key not in unlike])
     return Case(
@@ -236,7 +232,7 @@ def build_case(
 
 
 def place_of(threads: Sequence[ThreadStack]) -> Place | None:
-    """By the main thread, from the inside out: what torch does for it, or that it is in its own code."""
+    """From the main thread, innermost frame first: what torch does for it, or that it is in its own code."""
     main = next((thread for thread in threads if thread.main), None)
     if main is None or not main.frames:
         return None
@@ -248,7 +244,7 @@ def place_of(threads: Sequence[ThreadStack]) -> Place | None:
 
 
 def _distributed_call(frames: Sequence[Frame]) -> str:
-    """The function of torch.distributed that the rank is in: the innermost frames, wrappers passed over."""
+    """The function of torch.distributed that the rank is in, from the innermost frames, skipping wrappers."""
     for frame in frames[:4]:
         if frame.file.endswith(DISTRIBUTED):
             return frame.function
@@ -258,17 +254,17 @@ def _distributed_call(frames: Sequence[Frame]) -> str:
 
 
 def _left(group: Group) -> Divergence | None:
-    """Where some rank left the others, of a group in which something stands."""
+    """Where a rank diverged, for a group with pending calls."""
     waiting = group.waiting
     return find_divergence(group, max(waiting.values()), stuck=_stuck_inside(group)) if waiting else None
 
 
 def _explains(group: Group, left: Divergence, edges: Sequence[Edge]) -> bool:
-    """Whether leaving the path there is why the group stands.
+    """Whether the divergence explains why the group hangs.
 
-    Ranks that ask for different things at the same number cannot go on, or not for long (NCCL).  Where they ask for the
-    same from different lines, they did go on, out of step, until the numbers ran out on one side: those that left wait
-    for all others, or all others for them.
+    Ranks that request different things at the same number cannot continue, or not for long (NCCL). Ranks that request
+    the same from different lines did continue, out of step, until one side ran out of calls: then the ranks that
+    diverged wait for all others, or all others for them.
     """
     waiting = group.waiting
     if any(_disagree(group, left.sides, number) for number in set(waiting.values())):
@@ -283,7 +279,7 @@ def _explains(group: Group, left: Divergence, edges: Sequence[Edge]) -> bool:
 
 
 def _stuck_inside(group: Group) -> bool:
-    """Whether the oldest collective that stands was called by all, and devices have begun it: they wait inside NCCL."""
+    """Whether all ranks called the oldest pending collective and devices have started it: they wait inside NCCL."""
     waiting = group.waiting
     if not waiting or any(rank not in group.progress for rank in group.members):
         return False
@@ -302,7 +298,7 @@ def _disagree(group: Group, sides: Sequence[Sequence[int]], number: int) -> bool
 
 
 def _past(edges: Sequence[Edge], group: Group, left: Divergence) -> list[Edge]:
-    """The graph with what those that left do taken for no waiting, and the others waiting for them."""
+    """Edges without the waits of the ranks that diverged, and with the other ranks waiting for those."""
     kept = [edge for edge in edges if edge.waiter not in left.ranks]
     waiting = group.waiting
     others = [rank for rank in waiting if rank not in left.ranks]
@@ -320,7 +316,7 @@ def _past(edges: Sequence[Edge], group: Group, left: Divergence) -> list[Edge]:
 
 
 def _lagging(groups: Sequence[Group]) -> dict[int, tuple[Group, int]]:
-    """Ranks that wait for the end of a collective that has ended on a peer, which takes all of them."""
+    """Ranks that wait for the end of a collective that has ended on a peer, though it needs all ranks."""
     found: dict[int, tuple[Group, int]] = {}
     for group in groups:
         ended = max((one.completed or 0 for one in group.progress.values()), default=0)
@@ -331,9 +327,9 @@ def _lagging(groups: Sequence[Group]) -> dict[int, tuple[Group, int]]:
 
 
 def _late(group: Group, sequence: int) -> list[int]:
-    """Ranks that wait for the end of that one, where it has ended on a peer.
+    """Ranks that wait for the end of that collective although it has ended on a peer.
 
-    On the host it does not count: gloo gives up what failed and calls that the end.
+    Host backends do not count: gloo gives up a failed call and reports that as its end.
     """
     found = []
     ended = [rank for rank, one in group.progress.items() if one.has_ended(sequence)]
@@ -347,6 +343,6 @@ def _late(group: Group, sequence: int) -> list[int]:
 
 
 def _alike(group: Group, sequence: int) -> bool:
-    """Whether all asked for the same there: NCCL ends what gets enough bytes, and another rank waits for the rest."""
+    """Whether all requested the same: NCCL ends a call with enough bytes, while another rank waits for the rest."""
     told = [one for progress in group.progress.values() if (one := progress.operation(sequence)) is not None]
     return not any(difference(told[0], other) for other in told[1:])

@@ -1,7 +1,4 @@
-"""How sentences name ranks, call sites, collectives, durations and steps.
-
-Words for ranks, places and operations, the same in every sentence.  Pure.
-"""
+"""How sentences name ranks, call sites, collectives, durations and steps. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ __all__ = [
 ]
 
 
-# -- wording ----------------------------------------------------------------------------------------------------------
+# -- ranks, operations and call sites ---------------------------------------------------------------------------------
 
 SPANS_SHOWN = 8
 
@@ -72,12 +69,12 @@ def operation_text(operation: Operation) -> str:
 
 
 def site_frame(site: Sequence[Frame]) -> Frame | None:
-    """The line of a call site that means something to the user: the innermost of their own."""
+    """The line of a call site that is useful to the user: the innermost one of user code."""
     return next((frame for frame in site if is_user_file(frame.file)), site[0] if site else None)
 
 
 def parting_frame(site: Sequence[Frame], against: Sequence[Frame]) -> Frame | None:
-    """The outermost line of the user's in which a call site differs from another: there the two paths part."""
+    """The outermost line of user code in which a call site differs from another: there the two paths diverge."""
     common = 0
     while common < min(len(site), len(against)) and site[-1 - common] == against[-1 - common]:
         common += 1
@@ -90,11 +87,10 @@ def frame_text(frame: Frame | None) -> str:
     return f"{PurePosixPath(frame.file).name}:{frame.line} in {frame.function}" if frame else ""
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
-# How lines of code, collectives and times are named in sentences about a hang; ranks as ``flight/`` names them.
+# -- sentences about a hang -------------------------------------------------------------------------------------------
 
 SOURCE_CHARS = 60
-"""Of a line of code in a sentence."""
+"""Maximum characters of a line of code in a sentence."""
 MINUTE_S = 60
 HOUR_S = 3600
 
@@ -156,5 +152,5 @@ def steps_text(first: int, last: int) -> str:
 
 
 def more_than_text(seconds: float) -> str:
-    """``more than 14 s``, of what goes on: true when it is said, and as long as it is read."""
+    """``more than 14 s``, for a duration that is still growing: it stays true while it is read."""
     return f"more than {seconds_text(int(seconds))}"

@@ -1,1 +1,1 @@
-"""A job that stands still: from what was gathered about its ranks to who holds it up.  Pure; standard library only."""
+"""A hung job: from the evidence about its ranks to the one that blocks it. Pure; standard library only."""

@@ -1,12 +1,10 @@
-"""What each rank of a silent job is doing, by process, device, GIL and stack, and which ranks wait for which.
+"""What each rank of a silent job is doing, from process, device, GIL and stack, and which ranks wait for which.
 
-What a rank that is silent is doing: the one thing that its process, its words and its stack agree on.
+The sources, in order of trust: the kernel's process state (gone, stopped); what its device has not ended (NCCL);
+whether the GIL is free; the ring's word that a wait for a collective has begun; the stack; without a stack, the phase.
 
-In order of trust: what the kernel says of the process (gone, stopped), what its device has not ended (NCCL), whether
-the GIL is free, the word that says a wait for a collective is under way, the stack, and where there is none the phase.
-
-A collective that does not end on the device of a rank counts before what its host does: whoever it waits for holds the
-job up, and a host that waits for its device spins as if it computed.
+A collective that does not end on a rank's device takes precedence over what the host does: the rank that it waits for
+blocks the job, and a host that waits for its device spins as if it computed.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ __all__ = [
 ]
 
 
-# -- places -----------------------------------------------------------------------------------------------------------
-# What the stack of a main thread says: whether it is in a collective, in the input, in a checkpoint, in a compiler …
+# -- stack ------------------------------------------------------------------------------------------------------------
+# What the stack of a main thread says: in a collective, in the input, in a checkpoint, in a compiler …
 #
-# By the files of its frames.  The innermost frame that is not mere wrapping decides where a thread *is*; frames further
-# out only say on whose behalf.
+# The files of the frames decide. The innermost frame that is not a mere wrapper shows where a thread *is*; outer frames
+# only show on whose behalf.
 
 OURS = ("stepscope/recorder/", "stepscope\\recorder\\")
 WRAPPING = (
@@ -80,7 +78,7 @@ COMPILING = (
     "triton/runtime/autotuner",
     "triton/runtime/build",
 )
-"""Not all of dynamo's files: some stand in the stack of every call of what was compiled long ago."""
+"""Not all of dynamo's files: some are in the stack of every call of code that was compiled long ago."""
 INPUT = ("torch/utils/data/", "torchdata/", "/webdataset/", "/nvidia/dali/")
 BACKWARD = ("torch/autograd/graph.py", "torch/autograd/__init__.py", "torch/_tensor.py")
 SYNCHRONISING = ("torch/cuda/__init__.py", "torch/cuda/streams.py", "torch/xpu/", "torch/mps/", "torch/accelerator/")
@@ -90,11 +88,11 @@ SYNCHRONISING_CODE = re.compile(
 SAVES = re.compile(r"checkpoint|ckpt|(^|_)(save|snapshot)", re.IGNORECASE)
 EVALUATES = re.compile(r"(^|_)(eval|validat|valid(_|$)|test_(epoch|loop|step|model))", re.IGNORECASE)
 WHOLE_TRAINING = re.compile(r"train|(^|_)(fit|main|run|worker|loop)(_|$)", re.IGNORECASE)
-"""``train_and_evaluate`` does not say that it evaluates just now."""
+"""``train_and_evaluate`` does not mean that it is evaluating now."""
 PROMPTS = ("/ipykernel/kernelapp.py", "/IPython/terminal/")
-"""Loops of programs that wait for the next thing that somebody types; what was typed runs further in …"""
+"""Loops of programs that wait for the next user input; code that the user entered runs further in …"""
 CELLS = ("/IPython/core/interactiveshell.py",)
-"""… below a frame of these."""
+"""… below a frame of one of these."""
 FOR_PROCESS = "waits for a process that it started"
 FOR_USER = "waits for somebody to run the next cell"
 WAITS = (
@@ -113,28 +111,28 @@ WAITS = (
     ("asyncio/", "waits in an event loop"),
     ("filelock/", "waits for a file lock"),
 )
-"""By the innermost frame's file; sockets and such before the queues that are made of them."""
+"""By the file of the innermost frame; sockets and similar come before the queues built on them."""
 
 
 def main_frames(threads: Sequence[ThreadStack]) -> tuple[Frame, ...]:
-    """Of the main thread, innermost first, without our own; of the only thread if none is said to be the main one."""
+    """Frames of the main thread, innermost first, without ours; of the only thread if none is marked as main."""
     main = next((thread for thread in threads if thread.main), threads[0] if len(threads) == 1 else None)
     return tuple(frame for frame in main.frames if not _is_in(frame, OURS)) if main else ()
 
 
 def has_moved(before: Sequence[ThreadStack], after: Sequence[ThreadStack]) -> bool:
-    """Whether any thread was somewhere else at the second look; with fewer than two looks: no."""
+    """Whether any thread was somewhere else at the second sample; False with fewer than two samples."""
     if not before or not after:
         return False
     return [thread.frames for thread in before] != [thread.frames for thread in after]
 
 
 def collective_call(frames: Sequence[Frame]) -> str | None:
-    """The function of torch.distributed that the thread is in (``all_reduce``); None: in none."""
+    """The function of torch.distributed that the thread is in (``all_reduce``); None: not in one."""
     inner = _inner(frames)
     if inner is None or not _is_in(inner, COLLECTIVES) or _is_in(inner, NO_COLLECTIVES):
         return None
-    # Helpers of theirs begin with an underscore; the function that the script called says more.
+    # Internal helpers begin with an underscore; the function that the script called is more useful.
     for frame in frames[frames.index(inner) :]:
         if not _is_in(frame, (*COLLECTIVES, *WRAPPING)):
             break
@@ -144,12 +142,12 @@ def collective_call(frames: Sequence[Frame]) -> str | None:
 
 
 def is_importing(frames: Sequence[Frame]) -> bool:
-    """Modules being imported run at the depth of whoever asked for them, those of torch.distributed and dynamo too."""
+    """Whether the thread imports modules: it may then have frames of torch.distributed or dynamo without a call."""
     return any(frame.file.startswith("<frozen importlib") for frame in frames)
 
 
 def at_prompt(frames: Sequence[Frame]) -> bool:
-    """A notebook, or IPython on a terminal, in which nothing runs."""
+    """Whether it is a notebook, or IPython on a terminal, in which nothing runs."""
     return any(_is_in(frame, PROMPTS) for frame in frames) and not any(_is_in(frame, CELLS) for frame in frames)
 
 
@@ -167,7 +165,7 @@ def is_compiling(frames: Sequence[Frame]) -> bool:
 
 
 def is_saving(frames: Sequence[Frame], own: Sequence[Frame]) -> bool:
-    """``own``: those of the frames that are the user's."""
+    """Whether the thread saves a checkpoint. ``own``: the user frames."""
     return any(_is_in(frame, SAVING) for frame in frames) or _named(own, SAVES)
 
 
@@ -186,12 +184,12 @@ def is_synchronizing(frames: Sequence[Frame]) -> bool:
 
 
 def reads_device(source: str) -> bool:
-    """The same by the text of the innermost line of the user's: methods written in C leave no frame."""
+    """The same from the text of the innermost user line: methods written in C leave no frame."""
     return bool(SYNCHRONISING_CODE.search(source))
 
 
 def wait_words(frames: Sequence[Frame], source: str) -> str:
-    """In words: what a thread that uses no CPU is up to."""
+    """What a thread that uses no CPU is doing, in words."""
     inner = _inner(frames)
     if "sleep(" in source:
         return "sleeps"
@@ -230,15 +228,15 @@ Activity = Literal[
 WAITING: tuple[Activity, ...] = ("collective", "device")
 """States in which a rank may be a victim."""
 BUSY_SHARE = 0.1
-"""Of a core: more than a process uses that only waits, less than one gets that shares a core with several others …"""
+"""Share of a core: more than a process uses that only waits, less than one gets that shares a core with several …"""
 RUNNING_SHARE = 0.02
-"""… and where the main thread wants a processor at this very moment, on a machine that has far too few."""
+"""… and the limit if the main thread is runnable right now, on a machine with far too few cores."""
 MOVING_BYTES_S = 100_000.0
 BUSY_GPU_PERCENT = 90.0
 BUILT_IN = frozenset({"input", "h2d", "comm", *COMPUTE_PHASES})
-"""Phases in which the name of a function of the user's does not make an evaluation or a checkpoint of it."""
+"""Phases in which a user function's name does not make it an evaluation or a checkpoint."""
 UNNAMED = ("wait", "wait_tensor", "wrapper", "forward", "backward", "")
-"""Functions of torch.distributed that do not say what is waited for."""
+"""Functions of torch.distributed that do not say what they wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,21 +244,21 @@ class Doing:
     rank: int
     state: Activity
     words: str
-    """Of what it does there: ``sleeps``, ``waits for a lock``; after the rank and before the place."""
+    """What it does: ``sleeps``, ``waits for a lock``; placed between the rank and the line."""
     at: Frame | None = None
-    """The innermost line of the user's own code."""
+    """The innermost line of user code."""
     waiting_in: WaitingIn | None = None
     moved: bool = False
-    """Whether its stack changed between two looks."""
+    """Whether its stack changed between two samples."""
     busy: bool = False
     """Whether it uses a processor."""
     behind: bool = False
-    """Whether its device has not begun ``waiting_in``, and others' have."""
+    """Whether its device has not started ``waiting_in``, while others have."""
 
 
 def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mind_gil: bool = True) -> Doing:
     pending = recorders.pending.get(rank.rank, ())
-    """What its Flight Recorders have as begun and not ended, in order."""
+    """Calls that its Flight Recorders show as begun and not ended, in order."""
     frames = main_frames(rank.threads)
     at = user_frame(rank.threads)
     source = evidence.source_lines.get((at.file, at.line), "") if at is not None else ""
@@ -291,7 +289,7 @@ def doing_of(rank: RankEvidence, evidence: Evidence, recorders: Recorders, *, mi
 
 
 def _oldest(told: WaitingIn | None, stuck: WaitingIn, pending: Sequence[WaitingIn]) -> WaitingIn:
-    """What its device waits in, or its host in another backend's collective, whichever it called first."""
+    """The call that its device waits in, or its host in another backend's collective, whichever was called first."""
     order = list(pending)
     known = told is not None and told in order and stuck in order
     return told if told is not None and known and order.index(told) < order.index(stuck) else stuck
@@ -307,7 +305,7 @@ def moves_data(rank: RankEvidence) -> bool:
 
 
 def _of_process(rank: RankEvidence) -> tuple[Activity, str] | None:
-    # One that failed may still be there, held up by threads or by what it does at exit.
+    # A process that failed may still exist, kept alive by threads or by its exit handlers.
     if not rank.alive or rank.ended or rank.process_state in ("Z", "X"):
         return "gone", _ended_words(rank.ended)
     if rank.process_state in ("T", "t"):
@@ -316,12 +314,12 @@ def _of_process(rank: RankEvidence) -> tuple[Activity, str] | None:
 
 
 def _holds_gil(rank: RankEvidence) -> bool:
-    """One whose stack moves only happened to hold it when it was asked."""
+    """Whether it holds the GIL; a stack that moves means that it only happened to hold it when sampled."""
     return bool(rank.gil_held) and not has_moved(rank.threads, rank.threads_later)
 
 
 def _long_call(rank: RankEvidence, alone: Activity, waiting_in: WaitingIn | None) -> bool:
-    """Serialising a large object is one long C call, and so may be a pass of a compiler."""
+    """Serializing a large object is one long C call, and so may be a pass of a compiler."""
     return waiting_in is None and (alone == "checkpoint" or (alone == "compile" and is_busy(rank)))
 
 
@@ -334,7 +332,7 @@ def _ended_words(ended: str) -> str:
 def _collective(
     rank: RankEvidence, evidence: Evidence, frames: Sequence[Frame], pending: Sequence[WaitingIn]
 ) -> WaitingIn | None:
-    """The collective it waits in; None when it waits in none, as far as can be told."""
+    """The collective that it waits in; None if it does not seem to wait in one."""
     last = rank.collective
     if last is not None and last.waiting:
         name, description = (last.group.name, last.group.description) if last.group else ("", "")
@@ -353,25 +351,25 @@ def _collective(
 
 
 def _with_numbers(told: WaitingIn, pending: Sequence[WaitingIn]) -> WaitingIn:
-    """The words know of sends and recvs, the Flight Recorder of sequence numbers, sizes and what DDP does by itself."""
+    """Merge both sources: the ring has sends and recvs; the recorder has numbers, sizes and the calls of DDP."""
     if told.peer is not None or told.op in ("send", "recv"):
         return told
     fitting = [one for one in pending if not told.group or one.group == told.group]
     exact = next((one for one in fitting if _same_op(told.op, one.op)), None)
     if exact is not None:
         return exact
-    # gloo's recorder calls some operations by the name of what they are made of.
+    # gloo's recorder names some operations after the ones they are made of.
     return replace(fitting[-1], op=told.op) if fitting and told.group else told
 
 
 def _same_op(one: str, other: str) -> bool:
-    """``all_gather`` and ``all_gather_into_tensor`` are; what is not known could be anything."""
+    """``all_gather`` and ``all_gather_into_tensor`` are the same; an unknown op matches any."""
     plain, against = (text.strip("_").replace("_", "") for text in (one, other))
     return not plain or not against or plain.startswith(against) or against.startswith(plain)
 
 
 def _alone(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending: bool) -> tuple[Activity, str]:
-    """What a rank does that waits for no other."""
+    """What a rank does that does not wait for another."""
     own = [frame for frame in frames if is_user_file(frame.file)]
     free = rank.phase not in BUILT_IN
     if at_prompt(frames):
@@ -404,7 +402,7 @@ def _compilers(rank: RankEvidence) -> bool:
 
 
 def _on_device(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending: bool) -> bool:
-    """CUDA's waits may spin or sleep; what tells them is the call, and a device that is at work or has work to do."""
+    """CUDA's waits may spin or sleep; the call identifies them, with a device that works or has pending work."""
     if rank.device.startswith("cpu") or not frames or has_moved(rank.threads, rank.threads_later):
         return False
     if is_synchronizing(frames):
@@ -414,7 +412,7 @@ def _on_device(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pend
 
 
 # -- situation --------------------------------------------------------------------------------------------------------
-# Everything a ruling may look at, and the form in which it answers.
+# The input of a ruling, and its result.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,7 +437,7 @@ class Situation:
 
     @cached_property
     def waiting(self) -> tuple[int, ...]:
-        """Those that wait for others, in a collective or on a device that does."""
+        """Ranks that wait for others, in a collective or on a device that waits."""
         return tuple(rank for rank, doing in self.doings.items() if doing.state in WAITING)
 
     @property
@@ -448,23 +446,23 @@ class Situation:
 
     @cached_property
     def members(self) -> dict[str, frozenset[int]]:
-        """The ranks of each group, by its name, as far as any rank has told; one alone is no group."""
+        """The ranks of each group by name, as far as any rank reports them; a single rank is not a group."""
         found: dict[str, set[int]] = {name: set(ranks) for name, ranks in self.recorders.members.items()}
         for rank in self.ranks.values():
             last = (rank.collective.group,) if rank.collective is not None and rank.collective.group else ()
             for group in (*rank.groups, *last):
-                # Of a group too large for its ranks to be told: those that say they are in it.
+                # A group too large to list its ranks: use the ranks that report to be in it.
                 everybody = group.size and group.size == self.evidence.world_size
                 told = group.ranks or (range(group.size) if everybody else (rank.rank,))
                 found.setdefault(group.name, set()).update(told)
         return {name: frozenset(ranks) for name, ranks in found.items() if len(ranks) > 1}
 
     def members_of(self, waiting: WaitingIn) -> frozenset[int]:
-        """Where the group is not known: the whole world."""
+        """The members of the group, or all ranks if it is unknown."""
         return self.members.get(waiting.group) or frozenset(range(max(self.evidence.world_size, 0)))
 
     def who(self, ranks: Iterable[int]) -> str:
-        """At the beginning of a sentence."""
+        """The subject of a sentence."""
         ranks = sorted(ranks)
         if self.single:
             return "The process"
@@ -473,20 +471,20 @@ class Situation:
         return f"{ranks_text(ranks, start=True)}{self.on_host(ranks)}"
 
     def on_host(self, ranks: Iterable[int]) -> str:
-        """`` on node7``, where several hosts are known and these ranks are on one of them."""
+        """`` on node7``, if several hosts are known and these ranks are on one of them."""
         known = self.evidence.hosts
         own = {known.get(rank, "") for rank in ranks}
         return f" on {own.pop()}" if len(set(known.values())) > 1 and len(own) == 1 and "" not in own else ""
 
     def shared(self, ranks: Iterable[int]) -> WaitingIn | None:
-        """The collective that most of these wait in; of equally many that of the lowest rank."""
+        """The collective that most of these wait in; in a tie, that of the lowest rank."""
         waits = [(rank, self.doings[rank].waiting_in) for rank in ranks if rank in self.doings]
         known = [wait for _, wait in sorted(waits) if wait is not None]
         named = [wait for wait in known if wait.op or wait.group] or known
         return Counter(named).most_common(1)[0][0] if named else None
 
     def wait_for(self, culprits: Iterable[int], *, named: bool = True) -> str:
-        """``; ranks 0, 2, 3 wait for it in all_reduce number 7 of default_pg``; empty when nobody waits."""
+        """``; ranks 0, 2, 3 wait for it in all_reduce number 7 of default_pg``; empty if no rank waits."""
         guilty = set(culprits)
         victims = [rank for rank in self.waiting if rank not in guilty]
         if not victims:
@@ -498,12 +496,12 @@ class Situation:
 
 
 def situation_of(evidence: Evidence, recorders: Recorders) -> Situation:
-    # Of two processes that claim a rank the one that lives counts.
+    # If two processes claim a rank, the live one counts.
     ranks = {rank.rank: rank for rank in sorted(evidence.ranks, key=lambda one: (one.rank, one.alive))}
     doings = {number: doing_of(rank, evidence, recorders) for number, rank in ranks.items()}
     alive = [doing for doing in doings.values() if doing.state != "gone"]
     if len(alive) > 1 and all(doing.state == "gil" for doing in alive):
-        # A call that keeps the GIL while it waits: where all are in it, that tells nobody apart.
+        # A call that holds the GIL while it waits: if all ranks are in it, it identifies no culprit.
         doings |= {
             number: doing_of(rank, evidence, recorders, mind_gil=False)
             for number, rank in ranks.items()
@@ -512,11 +510,11 @@ def situation_of(evidence: Evidence, recorders: Recorders) -> Situation:
     return Situation(evidence, ranks, doings, recorders)
 
 
-# -- waits ------------------------------------------------------------------------------------------------------------
-# Who waits for whom: a graph of ranks and of the calls they wait in, and the circles in it.
+# -- wait graph -------------------------------------------------------------------------------------------------------
+# Which ranks wait for which: a graph of ranks and of the calls that they wait in, and its circles.
 #
-# A rank waits in a call, and a call waits for those of its group that are not in it; a send or recv waits for its peer.
-# With calls as nodes of their own, a thousand ranks that wait for one are a thousand edges and not a million.
+# A rank waits in a call, and a call waits for the members of its group that are not in it; a send or recv waits for its
+# peer. With calls as separate nodes, a thousand ranks that wait for one need a thousand edges instead of a million.
 
 Node = tuple[str, int]
 """``("", rank)``, or the name of a group and 0."""
@@ -526,7 +524,7 @@ Node = tuple[str, int]
 class Waits:
     edges: Mapping[Node, tuple[Node, ...]]
     elsewhere: frozenset[int]
-    """Ranks of other hosts that are waited for, or not known not to be."""
+    """Ranks on other hosts that others wait for, or may wait for."""
 
 
 def is_p2p(waiting: WaitingIn | None) -> bool:
@@ -556,7 +554,7 @@ def waits_of(situation: Situation) -> Waits:
 
 
 def _joined(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
-    """Whether this rank waits in the same group, or may: what group it is, is not always known."""
+    """Whether this rank waits in the same group, or may: the group is not always known."""
     doing = situation.doings.get(rank)
     own = doing.waiting_in if doing is not None and rank in situation.waiting else None
     return (
@@ -567,12 +565,12 @@ def _joined(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
 
 
 def _queue_of(waiting: WaitingIn) -> str:
-    """Its group, or gloo's half of one that NCCL is in, too: calls in the one do not meet calls in the other."""
+    """Its group, or gloo's half of a group that also has NCCL: calls in one half do not match calls in the other."""
     return f"{waiting.group}{OF_GLOO}" if waiting.description.endswith(OF_GLOO) else waiting.group
 
 
 def _answers(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
-    """Whether the peer of a send or recv is in the call that goes with it."""
+    """Whether the peer of a send or recv is in the matching call."""
     doing = situation.doings.get(waiting.peer) if waiting.peer is not None else None
     other = doing.waiting_in if doing is not None and doing.rank in situation.waiting else None
     if other is None or not is_p2p(other) or other.peer not in (rank, None):
@@ -581,7 +579,7 @@ def _answers(situation: Situation, rank: int, waiting: WaitingIn) -> bool:
 
 
 def circles(edges: Mapping[Node, tuple[Node, ...]]) -> list[tuple[int, ...]]:
-    """Ranks that wait for themselves by way of one another: strongly connected, each set in order (Tarjan)."""
+    """Ranks that wait for themselves through others: strongly connected components, each in order (Tarjan)."""
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     on_stack: set[Node] = set()
@@ -612,7 +610,7 @@ def circles(edges: Mapping[Node, tuple[Node, ...]]) -> list[tuple[int, ...]]:
 
 
 def _component(node: Node, stack: list[Node], on_stack: set[Node]) -> list[tuple[int, ...]]:
-    """Take the set that ``node`` closes off the stack; the ranks in it, where it is a circle."""
+    """Pop the component that ``node`` closes from the stack; return its ranks if it is a circle."""
     members = []
     while True:
         member = stack.pop()
@@ -625,7 +623,7 @@ def _component(node: Node, stack: list[Node], on_stack: set[Node]) -> list[tuple
 
 
 def cycle_text(situation: Situation, waits: Waits, ranks: Sequence[int]) -> tuple[str, ...]:
-    """The shortest way from the first of these back to itself, a sentence a rank."""
+    """The shortest path from the first of these back to itself, one sentence per rank."""
     way = _way_round(waits.edges, ("", ranks[0]))
     stops = [number for name, number in way if not name]
     return tuple(

@@ -1,8 +1,6 @@
-"""Evidence of a hang: what was gathered from every rank, its file, and the Flight Recorders in it.
+"""Evidence of a hang: what a watchdog gathered from every rank, its file, and the Flight Recorders in it.
 
-What a watchdog gathered about a hang, and the file in which it travels to be judged with other hosts'.
-
-What the watchdog gathered about ranks that stand still, as the judge sees it.  No I/O.
+The file travels to be judged together with the evidence of other hosts. No I/O here.
 """
 
 from __future__ import annotations
@@ -36,22 +34,20 @@ __all__ = [
 
 # -- evidence ---------------------------------------------------------------------------------------------------------
 
-# -- evidence ---------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class LastCollective:
-    """The last collective that a rank's words tell of (``ring/layout.py``); those inside DDP's reducer are not told."""
+    """The last collective in a rank's ring (``ring/layout.py``); calls inside DDP's reducer are not recorded there."""
 
     op: str
     group: ProcessGroup | None
     bytes: int
     called_s: float
-    """How long ago it was called."""
+    """Seconds since the call."""
     waiting: bool
-    """Whether the rank is in the wait for it now."""
+    """Whether the rank is waiting for it now."""
     peer: int | None = None
-    """Of a send or recv: the other rank in the world; None for any."""
+    """For a send or recv: the global rank of the peer; None for any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +58,7 @@ class WorkerEvidence:
     kind: str
     """``dataloader``, ``compiler`` (of torch.compile or a C compiler) or ``other``."""
     name: str
-    """The beginning of its command line, or the name the kernel has for it."""
+    """The beginning of its command line, or its name in the kernel."""
     process_state: str
     cpu_share: float | None = None
     threads: tuple[ThreadStack, ...] = ()
@@ -74,45 +70,45 @@ class RankEvidence:
     pid: int
     alive: bool = True
     ended: str = ""
-    """Of a rank that is gone: how, in words (``killed by SIGKILL``, ``raised ValueError: …``); empty: not known."""
+    """For a rank that is gone: how it ended (``killed by SIGKILL``, ``raised ValueError: …``); empty: unknown."""
     step: int | None = None
-    """The step under way; None before the first."""
+    """The current step; None before the first."""
     phase: str = "other"
     silent_s: float = 0.0
-    """How long no word has been written into its ring."""
+    """Seconds since the last word in its ring."""
     process_state: str = ""
-    """The kernel's letter of the main thread: R, S, D, T, t, Z; empty: not known."""
+    """The kernel's state letter of the main thread: R, S, D, T, t, Z; empty: unknown."""
     wait_channel: str = ""
-    """Where in the kernel it sleeps, if that is told."""
+    """Where in the kernel it sleeps, if known."""
     cpu_share: float | None = None
-    """Of one core over the last seconds, all threads, without children."""
+    """Share of one core over the last seconds, all threads, without children."""
     io_bytes_s: float | None = None
-    """Read and written, per second, over the last seconds."""
+    """Bytes read and written per second over the last seconds."""
     gil_held: bool | None = None
-    """True: a request that needs the GIL was not answered, one that does not was.  False: answered."""
+    """True: a request that needs the GIL was not answered, but one that does not was. False: answered."""
     threads: tuple[ThreadStack, ...] = ()
-    """The stacks as first seen …"""
+    """The stacks at the first sample …"""
     threads_later: tuple[ThreadStack, ...] = ()
-    """… and seconds later: what moved in between is at work."""
+    """… and seconds later: what moved in between is working."""
     collective: LastCollective | None = None
     groups: tuple[ProcessGroup, ...] = ()
     device: str = "cpu"
     gpu_util_percent: float | None = None
     workers: tuple[WorkerEvidence, ...] = ()
     flight: bytes = b""
-    """What its Flight Recorders answered: JSON; empty: nothing."""
+    """The answer of its Flight Recorders as JSON; empty: none."""
     flight_later: bytes = b""
-    """… and what that of NCCL had, seconds later, that had not ended; empty: nothing."""
+    """… and the pending entries of NCCL's recorder, seconds later; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostHost:
-    """A host that the hub hears nothing of any more."""
+    """A host that the hub no longer hears from."""
 
     host: str
     ranks: tuple[int, ...]
     silent_s: float
-    """For how long, when the others were found to stand still."""
+    """Seconds without contact when the others were found to hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,46 +116,46 @@ class Evidence:
     host: str
     world_size: int
     ranks: tuple[RankEvidence, ...]
-    """Those of this host, dead or alive; of several hosts, those of all."""
+    """The ranks of this host, dead or alive; with several hosts, those of all."""
     threshold_s: float
     step_s: float | None = None
-    """The usual length of a step lately; None before there were any."""
+    """The recent length of a step; None before there were any."""
     source_lines: dict[tuple[str, int], str] = field(default_factory=dict)
-    """The text of lines of the user's code, by file and line, where it could be read."""
+    """The text of lines of user code, by file and line, if readable."""
     hosts: dict[int, str] = field(default_factory=dict)
-    """Of several hosts (``hangs/multi_host.py``), which of them each rank is on; else empty."""
+    """With several hosts (``hangs/multi_host.py``), the host of each rank; else empty."""
     lost: tuple[LostHost, ...] = ()
 
 
-# -- kept -------------------------------------------------------------------------------------------------------------
-# What a host's watchdog knew of a standstill, as a file that travels: to be judged together with other hosts'.
+# -- evidence file ----------------------------------------------------------------------------------------------------
+# What a host's watchdog knew about a hang, to be judged together with the files of other hosts.
 #
-# Bounded: stacks and groups that several ranks share stand once, and of Flight Recorders the newest entries, as many as
-# there is room for.  What is read is of another hand: every value is checked, and what would make a judge work for ever
-# (a world of 10¹⁸ ranks) is refused.
+# The size is bounded: stacks and groups that several ranks share are stored once, and of Flight Recorders the newest
+# entries that fit. The input is untrusted: every value is checked, and values that would keep a judge busy forever (a
+# world of 10¹⁸ ranks) are rejected.
 
 SCHEMA = 1
 FLIGHT_BYTES = 4 << 20
-"""Of all Flight Recorders of a host."""
+"""Limit for all Flight Recorders of a host."""
 STACK_BYTES = 2 << 20
-"""Of all stacks; beyond, only main threads are kept (the record of the hang has all)."""
+"""Limit for all stacks; beyond it only main threads are kept (the hang's record has all)."""
 LARGEST_WORLD = 1 << 22
 MOST_RANKS = 4096
-"""Of one host."""
+"""Limit for one host."""
 LINE_CHARS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceFile:
     number: int
-    """That of the hang's record; of what was none, the next one."""
+    """The number of the hang's record; if it was not a hang, the next one."""
     stopped_wall_ns: int
     gathered_wall_ns: int
     evidence: Evidence
     over_wall_ns: int | None = None
-    """When it went on, if it did before it was called a hang."""
+    """When the job resumed, if it did so before a hang was declared."""
     excuse: str = ""
-    """Why it was no hang to this host; empty: it was one."""
+    """Why this host did not consider it a hang; empty: it did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +192,7 @@ class _Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rank:
-    """``RankEvidence``, with stacks and groups by their numbers."""
+    """``RankEvidence``, with stacks and groups as indexes."""
 
     rank: int
     pid: int
@@ -245,7 +241,7 @@ _PLAIN = (
 
 
 class _Table:
-    """Values that are kept once, by their numbers."""
+    """Values that are stored once, by index."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -258,7 +254,7 @@ class _Table:
 
 
 def evidence_to_dict(kept: EvidenceFile) -> dict[str, Any]:
-    """The form of its file (docs/schema.md)."""
+    """The content of its file (docs/schema.md)."""
     evidence = kept.evidence
     ranks = _main_threads(evidence.ranks) if _too_large(evidence.ranks) else evidence.ranks
     stacks, groups = _Table(), _Table()
@@ -286,7 +282,7 @@ def evidence_to_dict(kept: EvidenceFile) -> dict[str, Any]:
 
 
 def evidence_from_dict(raw: object) -> EvidenceFile:
-    """ValueError for anything but what ``evidence_to_dict`` gave; keys not known are passed."""
+    """Decode a file; ValueError for anything but the result of ``evidence_to_dict``. Unknown keys are ignored."""
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise ValueError("not the evidence of a standstill")
     file = decoded(_File, raw)
@@ -397,7 +393,7 @@ def _main_threads(ranks: Iterable[RankEvidence]) -> tuple[RankEvidence, ...]:
 
 
 def _newest(flight: bytes, most: int) -> str:
-    """As it is, or without its oldest entries; empty when it is none that could be read."""
+    """The dump unchanged, or without its oldest entries; empty if it is unreadable."""
     text = flight.decode("utf-8", "replace")
     if len(flight) <= most:
         return text
@@ -414,7 +410,7 @@ def _newest(flight: bytes, most: int) -> str:
 
 
 def _cut(dump: dict[str, Any], most: int) -> dict[str, Any] | None:
-    """With the newest entries, as many as there is room for; None when there is room for none."""
+    """The dump with the newest entries that fit; None if none fits."""
     entries = dump.get("entries")
     kept: list[Any] = []
     room = most - len(json.dumps({**dump, "entries": []}))
@@ -426,50 +422,49 @@ def _cut(dump: dict[str, Any], most: int) -> dict[str, Any] | None:
     return {**dump, "entries": kept[::-1]} if kept else None
 
 
-# -- recorders --------------------------------------------------------------------------------------------------------
-# What the Flight Recorders of the ranks say about a hang, including two looks at NCCL's device queue.
+# -- Flight Recorders -------------------------------------------------------------------------------------------------
+# What the Flight Recorders of the ranks say about a hang.
 #
-# What the Flight Recorders of the ranks say, in the terms of a hang.
+# They know sequence numbers, sizes and the calls of DDP and FSDP; gloo's does not know sends and recvs. A rank that did
+# not answer is not a suspect for that reason: its server may be missing, which ``flight/`` cannot know.
 #
-# They know sequence numbers, sizes and what DDP and FSDP call by themselves; of gloo they do not know sends and recvs.
-# A rank that did not answer is no suspect for that: its server may be missing, which ``flight/`` cannot know.
-#
-# On NCCL a call only puts work into a queue of the device.  The host goes on until it needs a result and then spins, so
-# neither its CPU time nor its stack tells a wait from work.  Two looks at NCCL's recorder do (``DeviceQueue``).
+# On NCCL a call only adds work to a queue of the device. The host continues until it needs a result and then spins, so
+# neither its CPU time nor its stack distinguishes waiting from working. Two samples of NCCL's recorder do
+# (``DeviceQueue``).
 
 MOST_PENDING = 64
-"""Of one rank."""
+"""Limit for one rank."""
 RAISED = "raised "
 TRACEBACK = "Traceback (most recent call last)"
-"""How ``flight/`` knows the text of an exception."""
+"""How ``flight/`` recognizes the text of an exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceQueue:
-    """What a rank gave its device to communicate, by two looks at the recorder of NCCL."""
+    """The communication that a rank queued on its device, from two samples of NCCL's recorder."""
 
     ended: int = 0
-    """So many collectives were called or ended between the two looks: it makes progress."""
+    """Number of collectives called or ended between the two samples: it makes progress."""
     stuck: tuple[WaitingIn, ...] = ()
-    """Called and not ended at either look, in order; empty where it makes progress."""
+    """Called and not ended in both samples, in order; empty if it makes progress."""
     started: frozenset[WaitingIn] = frozenset()
-    """Those of them that the device is known to have begun; torch knows that with TORCH_NCCL_ENABLE_TIMING only."""
+    """Those that the device is known to have started; torch knows it only with TORCH_NCCL_ENABLE_TIMING."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorders:
     verdict: Verdict | None = None
-    """That of ``flight/`` on those that answered; None: nobody did."""
+    """The verdict of ``flight/`` on the ranks that answered; None: none did."""
     pending: dict[int, tuple[WaitingIn, ...]] = field(default_factory=dict)
     """By rank: the collectives that were begun and have not ended, in order."""
     members: dict[str, frozenset[int]] = field(default_factory=dict)
-    """The ranks of groups, by name: those that a recorder tells, and those in whose recorder the group is."""
+    """The ranks of groups by name: those that a recorder lists, and those whose recorder has the group."""
     answered: frozenset[int] = frozenset()
     queues: Mapping[int, DeviceQueue] = field(default_factory=dict)
-    """By rank, of those that use NCCL and were looked at twice."""
+    """By rank, for ranks that use NCCL and were sampled twice."""
 
     def behind(self, rank: int) -> bool:
-        """Whether the device of this rank has not begun what a peer's has: it is busy with what came before."""
+        """Whether the device of this rank has not started what a peer's has: it is busy with earlier work."""
         queue = self.queues.get(rank)
         if queue is None or not queue.stuck or queue.started or queue.stuck[0].peer is not None:
             return False
@@ -477,7 +472,7 @@ class Recorders:
         return any(first in map(_place, other.started) for other in self.queues.values())
 
     def begun_by_all(self, waiting: WaitingIn) -> bool:
-        """Whether the devices of all members are known to have begun that collective."""
+        """Whether the devices of all members are known to have started that collective."""
         members = self.members.get(waiting.group, frozenset())
         place = _place(waiting)
         return bool(members) and all(
@@ -486,7 +481,7 @@ class Recorders:
 
     @property
     def decided(self) -> Verdict | None:
-        """The verdict, if it blames somebody, and for what was recorded rather than for what was not."""
+        """The verdict, if it blames a rank because of recorded rather than missing data."""
         found = self.verdict
         if found is None or found.healthy or found.undecidable or not found.culprits:
             return None
@@ -494,7 +489,7 @@ class Recorders:
 
 
 def read_recorders(evidence: Evidence) -> Recorders:
-    # It also reads folders of files, by several processes: not for an agent to carry along that sees no hang.
+    # Imported late: it also reads folders with several processes, which an agent without a hang does not need.
     from stepscope.flight.read import read_dump
 
     dumps: dict[int, Dump] = {}
@@ -557,7 +552,7 @@ def _queue(first: Dump, later: Dump) -> DeviceQueue:
 
 
 def _on_device(dump: Dump) -> dict[WaitingIn, tuple[int, int]]:
-    """What devices have not ended: when each was called, and its state."""
+    """Pending device calls, with creation time and state."""
     found: dict[WaitingIn, tuple[int, int]] = {}
     for key, trace in dump.groups.items():
         for at, state in enumerate(trace.states):
@@ -595,7 +590,7 @@ def _collectives(dump: Dump, key: GroupKey, trace: Trace) -> list[tuple[int, Wai
 
 
 def _p2p(key: GroupKey, one: P2P, members: Sequence[int]) -> WaitingIn:
-    """Ranks of a send or recv count within their group."""
+    """Convert the ranks of a send or recv, which are positions in the group."""
     place = one.target if one.sending else one.source
     peer = members[place] if place < len(members) else place
     return _waiting(key, one.operation, sequence=one.sequence, peer=peer, op="send" if one.sending else "recv")

@@ -1,11 +1,8 @@
 """Reasons why a silent job is not hung yet: compiling, saving, evaluating, preparing, computing.
 
-A rank that is silent because it is at work: compiling, saving, evaluating, preparing, computing.  Not a hang, yet.
-
-Every excuse ends: it holds for some times the threshold and no longer, and much less when nothing about the process
-moves.  Only a job that has nothing to do, all of it, may rest as long as it likes, and one whose collectives end, one
-after the other, is at work whatever its rings say.  One that is stopped, or whose GIL a C call never gives back, has no
-excuse (``judge.py`` asks for them first).
+Every excuse expires: it holds for a multiple of the threshold, and much less if nothing about the process moves. Only a
+job that is idle as a whole may rest indefinitely, and one whose collectives keep ending is working, whatever its rings
+say. A process that is stopped, or whose GIL is held by a C call, has no excuse (``judge.py`` checks these first).
 """
 
 from __future__ import annotations
@@ -20,23 +17,23 @@ from stepscope.hangs.evidence import Evidence, RankEvidence, Recorders
 __all__ = ["NotAHang", "at_rest", "excuse_of", "under_way", "unfinished"]
 
 AT_WORK = 60.0
-"""Times the threshold: a compilation, a checkpoint, an evaluation, what comes before the first step."""
+"""Multiple of the threshold for a compilation, a checkpoint, an evaluation, and the time before the first step."""
 BUSY = 6.0
-"""… a rank that computes, nobody knows what, or whose workers do; the first batch, of which nothing moves."""
+"""… for a rank, or its workers, computing something unknown; for the first batch without any movement."""
 BEGUN = 1.5
-"""… a collective that the devices of all ranks have begun, and that is under way on the network."""
+"""… for a collective that the devices of all ranks have started, and that is in progress on the network."""
 CHILD = 3.0
-"""… a job of one process that waits for one it started, of which nothing moves: it may be on its way out."""
+"""… for a single-process job that waits for a child process without any movement: it may be about to end."""
 STILL = 12.0
-"""… a checkpoint or an evaluation of which nothing moves: it may wait for a server; ranks that are still to come."""
+"""… for a checkpoint or an evaluation without movement, which may wait for a server; for ranks still to come."""
 CHILD_CHANNEL = "do_wait"
 """Where in the kernel a process sleeps that waits for a child."""
 LOOK_AGAIN_S = 1.0
-"""At least, until the next look."""
+"""Minimum time until the next check."""
 RARELY_S = 60.0
-"""At most, until the next look at a job whose collectives end."""
+"""Maximum time until the next check of a job whose collectives end."""
 AT_REST_S = 60.0
-"""Between two looks at a notebook in which nothing runs: each asks it for its stack."""
+"""Time between two checks of an idle notebook: each one requests its stack."""
 FIRST = "No step was made yet."
 
 KNOWN: dict[Activity, str] = {
@@ -49,11 +46,11 @@ KNOWN: dict[Activity, str] = {
 @dataclass(frozen=True, kw_only=True)
 class NotAHang:
     reason: str
-    """A sentence: who is at work, at what.  The same at every look, as long as it is the same work."""
+    """A sentence: which rank does what. It stays the same at every check during the same work."""
     evidence: tuple[str, ...]
-    """Sentences: how that can be told."""
+    """Sentences: the evidence for it."""
     look_again_s: float
-    """When to judge anew, unless it goes on before."""
+    """When to judge again, unless the job resumes before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +61,7 @@ class _Excuse:
 
 
 def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
-    """No rank here has anything to do: each has ended, or is a notebook's whose cells are done."""
+    """No rank here has anything to do: each has ended, or is a notebook whose cells are done."""
     living = [doing for doing in doings if doing.state != "gone"]
     if not living:
         again_s = max(LOOK_AGAIN_S, evidence.threshold_s)
@@ -80,7 +77,7 @@ def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
 
 
 def under_way(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
-    """Collectives end on some device: the job makes progress that its rings do not tell of (a CUDA graph)."""
+    """Collectives end on some device: the job makes progress that its rings do not show (a CUDA graph)."""
     ended = {rank: queue.ended for rank, queue in recorders.queues.items() if queue.ended}
     if not ended:
         return None
@@ -94,7 +91,7 @@ def under_way(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
 
 
 def unfinished(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
-    """A collective that all ranks have called, on devices: it waits for work before it, or is under way."""
+    """A device collective that all ranks have called: it waits for earlier work, or is in progress."""
     found = recorders.verdict
     if found is None or found.kind != "hang_device" or found.culprits or found.waiting_in is None:
         return None
@@ -113,7 +110,7 @@ def unfinished(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
 
 
 def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
-    """Of the rank that has the best one, if any of them has one that still holds."""
+    """The best excuse of any rank that still holds."""
     ranks = {rank.rank: rank for rank in evidence.ranks}
     doings = sorted(doings, key=lambda one: one.rank)
     alone = len(ranks) < evidence.world_size
@@ -138,7 +135,7 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
 
 
 def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
-    """``alone``: nothing is known here of some ranks of the job."""
+    """The excuse of one rank. ``alone``: whether some ranks of the job are unknown here."""
     signs = _signs(rank, doing)
     moving = bool(signs)
     if doing.state in KNOWN:
@@ -160,7 +157,7 @@ def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
 
 
 def _program(rank: RankEvidence, doing: Doing) -> _Excuse | None:
-    """One that waits for a process it started is at work as long as that is."""
+    """A rank that waits for a child process is working while the child is."""
     busy = [worker for worker in rank.workers if worker.kind != "dataloader" and is_busy(worker)]
     if not busy or doing.words != FOR_PROCESS:
         return None
@@ -169,7 +166,7 @@ def _program(rank: RankEvidence, doing: Doing) -> _Excuse | None:
 
 
 def _child(rank: RankEvidence) -> _Excuse | None:
-    """It waits for a process it started, says the kernel; nobody else waits for it."""
+    """The rank waits for a child process according to the kernel, and no other rank waits for it."""
     living = [worker for worker in rank.workers if worker.kind != "dataloader" and worker.process_state != "Z"]
     if not living or rank.wait_channel != CHILD_CHANNEL:
         return None
@@ -178,10 +175,10 @@ def _child(rank: RankEvidence) -> _Excuse | None:
 
 
 def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
-    """Workers that are at work, or the rank itself where it has none, make input slow; only idle ones make a hang."""
+    """Busy workers, or a busy rank without workers, mean slow input; only idle ones mean a hang."""
     busy = [worker for worker in rank.workers if worker.kind == "dataloader" and is_busy(worker)]
     if not busy and not signs:
-        # Opening a dataset may take its time; of the first batch nobody knows how long is long.
+        # Opening a dataset may take long, and there is no known limit for the first batch.
         return _Excuse(what="waits for its first batch", patience=BUSY, signs=(FIRST,)) if rank.step is None else None
     patience = AT_WORK if rank.step is None else BUSY
     told = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
@@ -189,7 +186,7 @@ def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
 
 
 def _signs(rank: RankEvidence, doing: Doing) -> tuple[str, ...]:
-    """Of movement."""
+    """Signs of movement."""
     signs = []
     if doing.busy and rank.cpu_share is not None:
         signs.append(f"It uses {rank.cpu_share:.0%} of a core.")

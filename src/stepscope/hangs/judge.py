@@ -1,6 +1,4 @@
-"""Judge a hang: which kind it is and which rank is to blame, with one function per kind.
-
-From what was gathered about ranks that stand still to who holds them up, or to why that is no hang.
+"""Judge a hang: which kind it is and which rank is to blame, with one function per kind; or why it is not a hang.
 
     answer = judge(evidence, number=1, declared_wall_ns=now, stopped_wall_ns=then)
     if isinstance(answer, NotAHang): look again in answer.look_again_s
@@ -47,7 +45,7 @@ __all__ = ["NotAHang", "judge"]
 
 
 # -- reasons ----------------------------------------------------------------------------------------------------------
-# Why a rank is to blame, in words: what it does, at which line, and of input which worker process it waits for.
+# Why a rank is to blame, in words: what it does, at which line, and for input which worker process it waits for.
 
 WORKER_STATES = {
     "T": "is stopped (SIGSTOP)",
@@ -62,11 +60,11 @@ LONG = {
     "evaluation": "evaluating",
     "computing": "at work",
 }
-"""What nobody calls a hang until it lasts."""
+"""Activities that are not a hang until they last long."""
 
 
 def account(situation: Situation, rank: int) -> tuple[str, Frame | None]:
-    """``sleeps at train.py:41 (time.sleep(999))`` and the line that matters most."""
+    """``sleeps at train.py:41 (time.sleep(999))`` and the most important line."""
     doing, evidence = situation.doings[rank], situation.ranks[rank]
     lines = situation.evidence.source_lines
     if doing.state == "gone":
@@ -100,7 +98,7 @@ def worker_words(worker: WorkerEvidence, lines: dict[tuple[str, int], str]) -> s
 
 
 def blamed_worker(rank: RankEvidence) -> WorkerEvidence | None:
-    """The worker that input waits for: one that cannot run, else one that stands in the user's own code."""
+    """The worker that input waits for: one that cannot run, else one that is in user code."""
     workers = [worker for worker in rank.workers if worker.kind == "dataloader"]
     for states in (("T", "t"), ("Z", "X"), ("D",)):
         found = next((worker for worker in workers if worker.process_state in states), None)
@@ -110,7 +108,7 @@ def blamed_worker(rank: RankEvidence) -> WorkerEvidence | None:
 
 
 def culprits_of(situation: Situation, ranks: Sequence[int], *, before: str = "") -> tuple[Culprit, ...]:
-    """``before``: what is said of each first (``has not called all_reduce; it``)."""
+    """The culprits with reasons. ``before``: text that precedes each reason (``has not called all_reduce; it``)."""
     found = []
     for rank in sorted(ranks):
         text, at = account(situation, rank)
@@ -123,13 +121,13 @@ def _waits_for_workers(rank: RankEvidence) -> bool:
 
 
 def _elsewhere(rank: RankEvidence) -> str:
-    """Where no line is the user's: the innermost there is."""
+    """The innermost frame, if there is no user frame."""
     frames = activity.main_frames(rank.threads)
     return f"{place_text(frames[0], {})}, in {frames[0].function}" if frames and frames[0].line else ""
 
 
 def alike(doings: Sequence[Doing]) -> bool:
-    """Whether all of these do the same at the same line, so that one sentence speaks for all."""
+    """Whether all of these do the same at the same line, so that one sentence covers them."""
     return len({(doing.state, doing.words, doing.at) for doing in doings}) == 1
 
 
@@ -138,8 +136,8 @@ def unanswered(situation: Situation) -> tuple[str, ...]:
     return (f"No stack could be had of {ranks_text(mute)}.",) if mute else ()
 
 
-# -- elsewhere --------------------------------------------------------------------------------------------------------
-# Ranks that wait for ranks nothing is known of here: on hosts that were lost, or that nobody was asked about.
+# -- ranks on other hosts ---------------------------------------------------------------------------------------------
+# Ranks that wait for ranks without evidence here: on lost hosts, or on hosts that did not report.
 
 HOSTS_SHOWN = 3
 
@@ -172,7 +170,7 @@ def rule_elsewhere(situation: Situation) -> Ruling | None:
 
 
 def _unheard(situation: Situation, lost: Sequence[LostHost]) -> Ruling:
-    """Hosts that the hub hears nothing of, and whose ranks the others wait for."""
+    """Hosts that the hub no longer hears from, and whose ranks the others wait for."""
     guilty = {rank: one.host for one in lost for rank in one.ranks}
     names = [one.host for one in lost[:HOSTS_SHOWN]]
     names += [f"{len(lost) - HOSTS_SHOWN} more"] if len(lost) > HOSTS_SHOWN else []
@@ -192,24 +190,24 @@ def _unheard(situation: Situation, lost: Sequence[LostHost]) -> Ruling:
 
 
 # -- kinds ------------------------------------------------------------------------------------------------------------
-# Which kind of hang it is, and who is to blame.  One function per kind; the first that has an answer is believed.
+# Which kind of hang it is, and which rank is to blame. One function per kind; the first answer counts.
 #
-# Certain things first: a rank that is gone, stopped, or keeps its GIL.  Then, once nobody is excused, ranks that hold
-# up others by being elsewhere.  Only where all wait does it matter who called what in which order.
+# Certain causes come first: a rank that is gone, stopped, or holds its GIL. Next, if no rank has an excuse, come ranks
+# that block others by being elsewhere. The order of calls matters only if all ranks wait.
 
 HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "evaluation", "computing", "blocked")
-"""What a rank does that waits for no other."""
+"""Activities of a rank that does not wait for another."""
 ENDED_WELL = ("in order", "code 0", "normally")
 SIDES_SHOWN = 3
 SPINNING_SHARE = 0.8
 SLEEPING_SHARE = 0.2
 MANY = 8
 FEW = 4
-"""In a circle of that many ranks, less than one in so many are the odd ones."""
+"""In a circle of at least ``MANY`` ranks, fewer than one in ``FEW`` are the odd ones."""
 
 
 def rule_certain(situation: Situation) -> Ruling | None:
-    """What no amount of work elsewhere excuses."""
+    """Causes that no work on other ranks excuses."""
     return _gone(situation) or _frozen(situation)
 
 
@@ -222,7 +220,7 @@ def rule_waiting(situation: Situation) -> Ruling:
 
 
 def _with(situation: Situation, kind: HangKind, guilty: Sequence[int], title: str, **more: object) -> Ruling:
-    """The parts that all rulings share."""
+    """Fill in the parts that all rulings share."""
     victims = tuple(rank for rank in situation.waiting if rank not in set(guilty))
     fields = {
         "culprits": culprits_of(situation, guilty),
@@ -234,7 +232,7 @@ def _with(situation: Situation, kind: HangKind, guilty: Sequence[int], title: st
 
 
 def _direct(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> Sequence[int]:
-    """Of the victims those in a group with a culprit; the others wait for them."""
+    """The victims in a group with a culprit; the others wait for those."""
     near = []
     for victim in victims:
         waiting = situation.doings[victim].waiting_in
@@ -244,7 +242,7 @@ def _direct(situation: Situation, guilty: Sequence[int], victims: Sequence[int])
 
 
 def _accounts(situation: Situation, guilty: Sequence[int]) -> str:
-    """Of one, or of all where they are alike; otherwise of the first few."""
+    """The account of one rank, or of all if they are alike; otherwise of the first few."""
     doings = [situation.doings[rank] for rank in guilty]
     if alike(doings):
         return account(situation, guilty[0])[0]
@@ -258,12 +256,12 @@ def _gone(situation: Situation) -> Ruling | None:
     ended = {rank: situation.ranks[rank].ended for rank in gone}
     badly = [rank for rank in gone if not any(words in ended[rank] for words in ENDED_WELL)]
     if len(gone) == len(situation.ranks) or not (badly or (gone and situation.waiting)):
-        return None  # nobody is gone, or only who was done; the others are still at something
+        return None  # no rank is gone, or only ranks that had finished; the others are still working
     if not badly:
         return _missing(situation, gone)
     own = [rank for rank in badly if not _taken_along(ended[rank])]
     if not own and (disagreeing := _disagreeing(situation)) is not None:
-        return disagreeing  # gloo ends those that were asked for something else than they gave
+        return disagreeing  # gloo ends ranks whose call did not match the call of their peers
     began = own or badly
     told = {situation.doings[rank].words for rank in began}
     if len(told) == 1:
@@ -327,7 +325,7 @@ def _held_up(situation: Situation) -> Ruling | None:
 
 
 def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
-    """Others wait in a call that these never made."""
+    """Others wait in a call that these ranks never made."""
     victims = [rank for rank in situation.waiting if rank not in guilty]
     called = collective_text(
         _other_end(situation, guilty, victims) or situation.shared(_direct(situation, guilty, victims))
@@ -342,7 +340,7 @@ def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
 
 
 def _other_end(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> WaitingIn | None:
-    """Of a single culprit that a send or recv waits for: what it would have to call."""
+    """For a single culprit that a send or recv waits for: the call that it would have to make."""
     for victim in victims:
         waiting = situation.doings[victim].waiting_in
         if waiting is not None and is_p2p(waiting) and list(guilty) == [waiting.peer]:
@@ -369,14 +367,14 @@ def _circle(situation: Situation) -> Ruling | None:
         title = f"{situation.who(ranks)} wait for each other: {_sides(situation, ranks)}."
         guilty = _odd_ones(situation, ranks)
         return _with(situation, "hang_deadlock", guilty, title, cycle=cycle, collective=situation.shared(ranks))
-    # Without knowing with whom a send or recv is, there is no circle to be found; that others miss them still shows.
+    # If the peer of a send or recv is unknown, no circle can be found; but others that wait for these ranks show up.
     waited = {number for node, after in waits.edges.items() if node[0] for name, number in after if not name}
     point_to_point = [rank for rank in sorted(waited) if is_p2p(situation.doings[rank].waiting_in)]
     return _unmatched(situation, point_to_point) if point_to_point else None
 
 
 def _odd_ones(situation: Situation, ranks: Sequence[int]) -> Sequence[int]:
-    """Everybody in a circle is part of it; of many, those few that are in another call than nearly all."""
+    """All ranks of a circle; of many, only the few in another call than nearly all."""
     calls: dict[str, list[int]] = {}
     for rank in ranks:
         calls.setdefault(collective_text(situation.doings[rank].waiting_in), []).append(rank)
@@ -386,7 +384,7 @@ def _odd_ones(situation: Situation, ranks: Sequence[int]) -> Sequence[int]:
 
 
 def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:
-    """Sends and recvs whose other end is in a collective: it waits for them, and they for it."""
+    """Sends and recvs whose peer is in a collective: it waits for them, and they wait for it."""
     told = []
     for rank in guilty[:SIDES_SHOWN]:
         waiting = situation.doings[rank].waiting_in
@@ -413,17 +411,17 @@ def _sides(situation: Situation, ranks: Sequence[int]) -> str:
 
 
 def _mismatch(situation: Situation) -> Ruling | None:
-    """All of a group are in it, but not in the same call.  By the words alone: no sequence numbers, no shapes."""
+    """All ranks of a group are in a call, but not the same one. From the ring: no sequence numbers or shapes."""
     by_group: dict[str, dict[tuple[str, int], list[int]]] = {}
     for rank in situation.waiting:
         last, waiting = situation.ranks[rank].collective, situation.doings[rank].waiting_in
         queue = situation.recorders.queues.get(rank)
         if queue is not None and queue.stuck:
-            continue  # the host of a rank on NCCL is ahead of what its device waits in
+            continue  # on NCCL the host is ahead of the call that its device waits in
         if last is not None and last.waiting and waiting is not None and waiting.group and not is_p2p(waiting):
             by_group.setdefault(waiting.group, {}).setdefault((last.op, last.bytes), []).append(rank)
     for calls in by_group.values():
-        # Who receives a broadcast or scatter may pass other bytes than who sends it: told apart by the op alone.
+        # Receivers of a broadcast or scatter may pass other sizes than the sender: compare the op alone.
         ops = {op for op, _ in calls}
         if len(calls) < 2 or (len(ops) == 1 and ops & {"broadcast", "scatter", "gather", "all_to_all"}):
             continue
@@ -441,7 +439,7 @@ def _mismatch(situation: Situation) -> Ruling | None:
 
 
 def _disagreeing(situation: Situation) -> Ruling | None:
-    """The same by the Flight Recorders: who asked for something else than the others, at the same number."""
+    """The same from the Flight Recorders: which ranks requested something else than the others at the same number."""
     found = situation.recorders.verdict
     if found is None or found.kind != "hang_mismatch" or found.first_divergence is None:
         return None
@@ -464,7 +462,7 @@ def _call(side: Side) -> str:
 
 
 def _behind(situation: Situation) -> Ruling | None:
-    """Ranks whose device has not begun what the others' have, for a long time: a kernel before it does not end."""
+    """Ranks whose device has long not started what the others' devices have: an earlier kernel does not end."""
     guilty = [rank for rank, doing in situation.doings.items() if doing.behind]
     if not guilty:
         return None
@@ -487,7 +485,7 @@ def _behind(situation: Situation) -> Ruling | None:
 
 
 def _as_recorded(situation: Situation) -> Ruling | None:
-    """Who has not called what the others wait in, or whose device lags behind theirs."""
+    """Ranks that have not made the call that the others wait in, or whose device lags behind."""
     found = situation.recorders.decided
     if found is None or found.kind not in ("hang_missing_collective", "hang_input", "hang_device"):
         return None
@@ -496,7 +494,7 @@ def _as_recorded(situation: Situation) -> Ruling | None:
 
 
 def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
-    """The verdict of ``flight/`` with the lines at which the culprits are."""
+    """The verdict of ``flight/`` with the current lines of the culprits."""
     guilty = [one.rank for one in found.culprits]
     lines = situation.evidence.source_lines
     culprits = []
@@ -518,7 +516,7 @@ def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
 
 
 def _long_ago(situation: Situation, found: Verdict, rank: int) -> bool:
-    """Whether the call in question has ended on that rank, which went on."""
+    """Whether the call in question has ended on that rank, which continued."""
     waiting = situation.doings[rank].waiting_in
     if waiting is None or waiting.sequence is None or found.sequence is None or waiting.peer is not None:
         return False
@@ -548,7 +546,7 @@ def _on_device(situation: Situation) -> Ruling | None:
 
 
 def _joined_on_gpus(situation: Situation, found: Verdict) -> bool:
-    """Whether all ranks, on GPUs, wait in a collective that all of them called: gloo, too, waits for their devices."""
+    """Whether all ranks, on GPUs, wait in a collective that all called: gloo waits for their devices as well."""
     together = found.kind == "hang_unknown" and found.waiting_in is not None and not found.wait_for
     return together and all(
         doing.state == "collective" and situation.ranks[rank].device.startswith("cuda")
@@ -557,12 +555,12 @@ def _joined_on_gpus(situation: Situation, found: Verdict) -> bool:
 
 
 def _unfinished(situation: Situation, found: Verdict) -> Ruling:
-    """A host thread that waits for its device may spin; one that waits for peers sleeps.  That tells whose it is."""
+    """Identify the stuck device: a host thread may spin while it waits for its device, but sleeps for peers."""
     shares = {rank: situation.ranks[rank].cpu_share or 0.0 for rank in situation.waiting}
     spinning = [rank for rank, share in shares.items() if share >= SPINNING_SHARE]
     if (
         not spinning
-        or situation.recorders.queues  # waiting for peers spins, too, on NCCL
+        or situation.recorders.queues  # on NCCL, waiting for peers spins as well
         or len(spinning) == len(shares)
         or any(SLEEPING_SHARE < s < SPINNING_SHARE for s in shares.values())
     ):
@@ -633,7 +631,7 @@ def judge(evidence: Evidence, *, number: int, declared_wall_ns: int, stopped_wal
 
 
 def _flight(verdict: Verdict | None) -> dict[str, Any]:
-    """Without what the record has itself."""
+    """The verdict as a dict, without what the record contains itself."""
     if verdict is None:
         return {}
     return {key: value for key, value in encoded(verdict.to_dict()).items() if key not in ("schema", "stacks")}

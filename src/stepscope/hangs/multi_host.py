@@ -1,13 +1,12 @@
-"""Hangs that several hosts saw, joined into one and judged once more with the evidence of all.
-
-Standstills that several hosts saw, each its own ranks of, judged as one: the culprit is named wherever it is.
+"""Hangs that several hosts saw, joined into one and judged again with the evidence of all.
 
     for record in join_hangs(seen): …
 
-A watchdog sees the ranks of its host.  Where the others are elsewhere it can only say that its ranks wait for them.
-What each of them gathered (``hangs/evidence.py``) comes together at the hub, or in the run's folder, and goes through
-the same judge once more, as if all ranks were on one host.  One whose own watchdog found an excuse (it compiles) is
-heard as well: then it was no hang to the others either, and their records say so.  Pure; times are on one clock.
+A watchdog sees only the ranks of its host. If its ranks wait for ranks on other hosts, it can only report that. The
+evidence of each watchdog (``hangs/evidence.py``) is collected at the hub, or in the run's folder, and judged again as
+if all ranks were on one host, so that the culprit is named wherever it is. A host whose watchdog found an excuse (it
+compiles) counts as well: then it was not a hang for the others either, and their records say so. Pure; all times are on
+one clock.
 """
 
 from __future__ import annotations
@@ -25,26 +24,27 @@ from stepscope.records.finding import HangPart, HangRecord
 __all__ = ["Elsewhere", "GoneRank", "SeenHang", "SilentHost", "join_hangs"]
 
 LOST_S = 8.0
-"""A host of which nothing came for so long, and then the job stood still, is lost; agents say something every second,
-in jobs of thousands of hosts every twenty."""
+"""A host that was silent for this long when the job stopped is lost. Agents report every second, in jobs of thousands
+of hosts every twenty.
+"""
 HOSTS_JUDGED = 256
-"""At once; of more, those that know something first: most only wait."""
+"""Maximum at once; informative hosts come first, since most only wait."""
 REASON_CHARS = 160
 HOSTS_NAMED = 3
 STALE = 20.0
-"""Times the threshold: an excuse is looked into again and again, and one so old is not of this standstill."""
+"""Multiple of the threshold: excuses are checked repeatedly, and an older one does not belong to this hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeenHang:
-    """A standstill as one host saw it; either half may be missing."""
+    """A hang as one host saw it; either half may be missing."""
 
     record: HangRecord | None = None
     kept: EvidenceFile | None = None
     attempt: int = 0
-    """Of the job: ranks of different ones do not wait for each other."""
+    """Attempt of the job: ranks of different attempts do not wait for each other."""
     spool: str = ""
-    """Which sender it came from: hosts may have the same name."""
+    """The sender it came from: hosts may have the same name."""
 
     @property
     def host(self) -> str:
@@ -61,7 +61,7 @@ class SeenHang:
 
 @dataclass(frozen=True, kw_only=True)
 class GoneRank:
-    """A rank whose process is known to be gone, on whatever host."""
+    """A rank whose process is known to be gone, on any host."""
 
     rank: int
     host: str
@@ -75,7 +75,7 @@ class GoneRank:
 
 @dataclass(frozen=True, kw_only=True)
 class SilentHost:
-    """A host that never said good-bye, and when it was last heard of."""
+    """A host that did not sign off, and the time of its last message."""
 
     host: str
     ranks: tuple[int, ...]
@@ -85,7 +85,7 @@ class SilentHost:
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """What else is known of ranks that no watchdog told of."""
+    """Other knowledge about ranks that no watchdog reported."""
 
     gone: Sequence[GoneRank] = ()
     silent: Sequence[SilentHost] = ()
@@ -98,7 +98,7 @@ class _Standstill:
     ends_ns: float = float("inf")
 
     def takes(self, other: SeenHang) -> bool:
-        """Whether it is the same one: on another host, of the same ranks' world, and at the same time."""
+        """Whether it is the same hang: on another host, in the same world of ranks, and at the same time."""
         first = self.seen[0]
         if first.kept is None or other.kept is None or (other.host, other.spool) in self.senders:
             return False
@@ -113,7 +113,7 @@ class _Standstill:
 
 
 def join_hangs(seen: Iterable[SeenHang], elsewhere: Elsewhere | None = None) -> list[HangRecord]:
-    """The hangs of a run in order of time: those that several hosts saw once, the others as they were told."""
+    """The hangs of a run by time: joined if several hosts saw them, the others unchanged."""
     found: list[HangRecord] = []
     for standstill in _standstills(seen):
         found += _told(standstill.seen, elsewhere or Elsewhere())
@@ -125,7 +125,7 @@ def _standstills(seen: Iterable[SeenHang]) -> list[_Standstill]:
     found: list[_Standstill] = []
     for one in sorted(seen, key=lambda one: (one.stopped_wall_ns, one.host)):
         near = groups.setdefault((one.attempt, one.kept.evidence.world_size if one.kept else 0), [])
-        # Only the last few can still be under way: each host is in one at a time.
+        # Only the last few can still be ongoing: each host is in one at a time.
         for standstill in near[-2:]:
             if standstill.takes(one):
                 standstill.add(one)
@@ -203,7 +203,7 @@ def _gone(one: GoneRank, declared_ns: int) -> RankEvidence:
 
 
 def _with_excuse(record: HangRecord, evidence: Evidence, answer: NotAHang) -> HangRecord:
-    """All hosts together it was no hang: somebody was at work, and may have been for too long."""
+    """With all hosts together it was not a hang: a rank was working, perhaps for too long."""
     hosts = sorted({*evidence.hosts.values()} - {record.host})
     said = f"With the ranks of {listed(hosts[:HOSTS_NAMED])} it is none: {one_line(answer.reason, REASON_CHARS)}"
     return replace(record, evidence=(*record.evidence, said))

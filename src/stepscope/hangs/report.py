@@ -1,11 +1,11 @@
 """A hang as people read it: the finding, the advice, the lines for a terminal, the state of each rank.
 
-A hang as a finding: the same sentence in the terminal, in ``findings.json`` and in the summary.
+The sentence is the same in the terminal, in ``findings.json`` and in the summary.
 
-Evidence: ``number`` and ``host`` (which name its file), ``hosts`` (that were judged together), ``culprits`` (``rank``,
-``reason``, ``file``, ``line``, ``function``), ``victims``, ``undecidable``, ``group``, ``sequence``, ``op`` and
-``sizes`` of the collective they wait in, ``cycle``, ``stopped_wall_ns`` (when the last rank was heard of), ``stood_s``
-(from then until it was over, or declared), ``threshold_s``, ``over``, ``action``, ``told_by`` (sentences).
+The finding's evidence: ``number`` and ``host`` (which name its file), ``hosts`` (judged together), ``culprits``
+(``rank``, ``reason``, ``file``, ``line``, ``function``), ``victims``, ``undecidable``, ``group``, ``sequence``, ``op``
+and ``sizes`` of the collective that they wait in, ``cycle``, ``stopped_wall_ns`` (last sign of any rank), ``stood_s``
+(from then until the end, or the declaration), ``threshold_s``, ``over``, ``action``, ``told_by`` (sentences).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 # -- advice -----------------------------------------------------------------------------------------------------------
-# What to do about a hang, by its kind and what is known of its culprits.
+# What to do about a hang, by its kind and what is known about its culprits.
 
 FETCHING = "torch/utils/data/_utils/fetch.py"
 
@@ -98,7 +98,7 @@ def _where(record: HangRecord) -> tuple[str, ...]:
 
 
 def _left_out(record: HangRecord) -> tuple[str, ...]:
-    """Of ranks that are in a later step than those that wait for them in a call: they went past it."""
+    """Advice if ranks are in a later step than those that wait for them in a call: they skipped it."""
     there = {rank.rank: rank for rank in record.ranks}
     for row in record.flight.get("wait_for", ()):
         waiters, waited = ([there[rank] for rank in row[side] if rank in there] for side in ("waiters", "waited"))
@@ -133,8 +133,7 @@ def _of_input(record: HangRecord) -> tuple[str, ...]:
 
 
 def _makes_batches_itself(record: HangRecord) -> bool:
-    """Whether a culprit stands in the fetching of samples, which is in its workers where it has any: without them a
-    DataLoader refuses a timeout."""
+    """Whether a culprit fetches samples itself, without workers: then a DataLoader refuses a timeout."""
     culprits = {culprit.rank for culprit in record.culprits}
     return any(
         frame.file.endswith(FETCHING)
@@ -161,14 +160,13 @@ def _of_host(record: HangRecord) -> tuple[str, ...]:
     return ()
 
 
-# -- tense ------------------------------------------------------------------------------------------------------------
-# A standstill told once it is over: the judge says what it sees, in the present, and the record keeps that.
+# -- past tense -------------------------------------------------------------------------------------------------------
+# The judge writes in the present tense, and the record keeps that; once the hang is over it is put in the past tense.
 #
 #     told_of(record, over=True).title    # "Rank 1 never called …: it slept at train.py:41 (…); rank 0 waited for it."
 #
-# The judge has few verbs, so that a table says them all.  What is not the judge's is left as it is: lines of code,
-# which stand in brackets behind their place, names behind ``in``, ``of``, ``at`` and ``on``, and what a rank that died
-# said.
+# The judge uses few verbs, so a table covers them all. Text that is not the judge's stays unchanged: lines of code in
+# brackets after their place, names after ``in``, ``of``, ``at`` and ``on``, and the words of a rank that died.
 
 PAST = {
     "is": "was",
@@ -197,9 +195,9 @@ PAST = {
     "writes": "wrote",
 }
 _CODE = re.compile(r":\d+ \(")
-"""A line of code begins behind its number …"""
+"""A line of code begins after its number …"""
 _GOES_ON = re.compile(r"\)(?=[;,.:]|$| (?:has|have|had|called|left|raised)\b)")
-"""… and ends with a bracket after which a sentence can go on."""
+"""… and ends with a bracket after which a sentence can continue."""
 _VERB = re.compile(
     rf"(?<![\w./:'\"-])(?<!\bin )(?<!\bof )(?<!\bat )(?<!\bon )(?<!\bhost )({'|'.join(PAST)})(?![\w(='\"-]|[./:]\w)"
 )
@@ -207,7 +205,10 @@ _WAITERS = re.compile(r"(; ranks? [\d, –and…]+?) waits? (for (?:it|them)\b)(
 
 
 def told_of(record: HangRecord, *, over: bool = False) -> HangRecord:
-    """``over``: whether the job is, where nobody saw the end of the standstill; the same record while it lasts."""
+    """The record in the past tense if the hang is over, else unchanged.
+
+    ``over``: whether the job is over, if the end of the hang was not observed.
+    """
     if record.over is None and not over:
         return record
     parts = tuple(replace(part, title=past_title(part.kind, part.title)) for part in record.parts)
@@ -223,7 +224,7 @@ def told_of(record: HangRecord, *, over: bool = False) -> HangRecord:
 
 
 def past_text(text: str) -> str:
-    """A sentence of the judge's in the past; one that is in it already stays."""
+    """Put a sentence of the judge in the past tense; one that is in it already stays."""
     code = _CODE.search(text)
     if code is None:
         return _VERB.sub(lambda verb: PAST[verb[1]], text)
@@ -232,7 +233,7 @@ def past_text(text: str) -> str:
 
 
 def _end_of_code(text: str, begin: int) -> int:
-    """Where its brackets close; of code that was cut, or opens more than it closes, the first end that it can have."""
+    """Where its brackets close; for code that was cut, or is unbalanced, the first possible end."""
     depth = 0
     for at in range(begin, min(len(text), begin + SOURCE_CHARS + 2)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -246,7 +247,7 @@ def _end_of_code(text: str, begin: int) -> int:
 
 
 def past_title(kind: str, title: str) -> str:
-    """Of a death only who waited: it has the words of an exception in it."""
+    """Of a death, change only the part about waiting ranks: the rest has the words of an exception."""
     return _WAITERS.sub(r"\1 waited \2", title) if kind == "rank_crashed" else past_text(title)
 
 
@@ -264,7 +265,7 @@ RANKS_LISTED = 64
 
 
 def finding_of(record: HangRecord, *, over: bool = False) -> Finding:
-    """Of a job that came back: the ``stall`` that it was.  ``over``: as of ``told_of``."""
+    """The finding for a hang; a ``stall`` if the job recovered. ``over``: see ``told_of``."""
     record = told_of(record, over=over)
     back = record.over == "recovered"
     seconds = stood_s(record)
@@ -291,21 +292,21 @@ def finding_of(record: HangRecord, *, over: bool = False) -> Finding:
 
 
 def title_of(record: HangRecord) -> str:
-    """The record's, with the time it took where nothing else in it says that something is wrong: nobody waits."""
+    """The record's title, with the duration if no rank waits and nothing else says that something is wrong."""
     seconds, record = stood_s(record), told_of(record)
     if record.over == "recovered":
         then = record.title.replace(" never called ", " had not called ", 1)
         return f"The job stood still for {seconds_text(seconds)} and came back. {then}"
     if record.victims or record.kind not in ("hang_host", "hang_input"):
         return record.title
-    # Told once and read for as long as it lasts: of one that goes on only what stays true.
+    # Written once and read while it lasts: for a hang that continues, say only what stays true.
     ended = record.over is not None
     nothing = f"happened for {seconds_text(seconds)}" if ended else f"has happened for {more_than_text(seconds)}"
     return f"{record.title.removesuffix('.')}; nothing {nothing}."
 
 
 def steps_of(record: HangRecord) -> tuple[int, int] | None:
-    """The first and the last of the steps that were under way when it stopped; of ranks that are part of it."""
+    """First and last of the steps that were active at the stop, over the ranks involved."""
     part = {*(culprit.rank for culprit in record.culprits), *record.victims}
     known = [rank for rank in record.ranks if rank.step is not None]
     steps = [rank.step for rank in [one for one in known if one.rank in part] or known if rank.step is not None]
@@ -313,7 +314,7 @@ def steps_of(record: HangRecord) -> tuple[int, int] | None:
 
 
 def stood_s(record: HangRecord) -> float:
-    """How long nothing happened, as far as it is known yet."""
+    """Seconds without progress, as far as known."""
     until_ns = record.over_wall_ns if record.over_wall_ns is not None else record.declared_wall_ns
     return max(until_ns - record.stopped_wall_ns, 0) / 1e9
 
@@ -351,12 +352,13 @@ def _evidence(record: HangRecord, seconds: float) -> dict[str, Any]:
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
-# A hang as lines for a terminal: who, where, who waits, in what; then the stacks, alike ones once.
+# A hang as lines for a terminal: culprits, places, waiting ranks and their collective; then the stacks, equal ones
+# once.
 #
-# Here and not among the reports, because the agent, which speaks first, may not load what those need.
+# This is not among the reports because the agent, which reports first, must not load their dependencies.
 
 LABEL = 10
-"""Columns of the labels at the left."""
+"""Width of the labels at the left."""
 NARROWEST = 60
 CULPRITS_SHOWN = 4
 CYCLE_SHOWN = 8
@@ -375,9 +377,12 @@ def hang_lines(
     now_wall_ns: int | None = None,
     steps: tuple[int, int] | None = None,
 ) -> list[str]:
-    """``title``: whether it stands above; a page that leads with it need not say it again.  ``now_wall_ns``: the time,
-    of a job that is known to go on; else of one that stands only what was known when it was declared is said.
-    ``steps``: as of ``steps_of``, of a record without its ranks."""
+    """The lines for one hang.
+
+    ``title``: whether to include the title; a page that leads with it need not repeat it. ``now_wall_ns``: the current
+    time, for a job known to be running; without it, an unfinished hang is described as of its declaration. ``steps``:
+    the result of ``steps_of``, for a record without its ranks.
+    """
     width = max(width, NARROWEST)
     lines = textwrap.wrap(one_line(record.title, 600), width, break_on_hyphens=False) if title else []
     lines += _labelled("culprit", _culprits(record), width)
@@ -402,7 +407,7 @@ def hang_lines(
 
 
 def _files(record: HangRecord) -> str:
-    """Where all of it is; what several hosts saw, in a file each."""
+    """The files with all details; one per host if several hosts saw the hang."""
     names = [hang_name(part.host, part.number) for part in record.parts] or [hang_name(record.host, record.number)]
     left = len(names) - FILES_SHOWN
     return ", ".join(f"hangs/{name}" for name in names[:FILES_SHOWN]) + (f" and {left} more" if left > 0 else "")
@@ -418,7 +423,7 @@ def _labelled(label: str, texts: Iterable[str], width: int) -> list[str]:
 
 
 def _culprits(record: HangRecord) -> list[str]:
-    """Those of the same reason together."""
+    """Culprits with the same reason together."""
     alike: dict[tuple[str, Frame | None], list[Culprit]] = {}
     for culprit in record.culprits:
         alike.setdefault((culprit.reason, culprit.at), []).append(culprit)
@@ -437,7 +442,7 @@ def _culprits(record: HangRecord) -> list[str]:
 
 
 def _on_host(record: HangRecord, culprits: Sequence[Culprit]) -> str:
-    """Where several hosts were judged together."""
+    """The host, if several hosts were judged together."""
     hosts = {rank.rank: rank.host for rank in record.ranks}
     own = {hosts.get(culprit.rank, "") for culprit in culprits}
     return f" on {own.pop()}" if len(record.hosts) > 1 and len(own) == 1 and "" not in own else ""
@@ -480,7 +485,7 @@ def _whose(group: StackGroup) -> str:
 
 
 def _frames(group: StackGroup) -> list[str]:
-    """Of the main thread: what it is in, then the user's own lines; what lies between says little."""
+    """Frames of the main thread: the innermost, then the user's lines; those in between say little."""
     main = main_thread(group.threads)
     frames: Sequence[Frame] = (
         [frame for frame in main.frames if not is_hook_file(frame.file)] if main is not None else ()
@@ -492,7 +497,7 @@ def _frames(group: StackGroup) -> list[str]:
 
 
 def _short(frame: Frame) -> str:
-    """Of a library from its package on, of the user's own the last folder and the file."""
+    """A library file from its package on; a user file with its last folder."""
     _, found, inside = frame.file.rpartition("-packages/")
     return inside if found else "/".join(frame.file.split("/")[-2:])
 
@@ -501,15 +506,15 @@ def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else text[: columns - 1] + "…"
 
 
-# -- standing ---------------------------------------------------------------------------------------------------------
-# What a rank is at while the job stands still: its process still runs, and "running" would say nothing of it.
+# -- state of a rank --------------------------------------------------------------------------------------------------
+# What a rank does during a hang: its process still runs, and "running" would say nothing about it.
 
 HUNG = "hung"
-"""Of a rank that holds the others up, or is in no collective and nobody can be blamed."""
+"""A rank that blocks the others, or that is not in a collective while no rank can be blamed."""
 
 
 def hang_state_by_rank(hangs: Iterable[HangRecord]) -> dict[int, str]:
-    """By rank: ``hung``, ``waits in all_reduce`` or ``waits``; of the hangs that go on, and of ranks that live."""
+    """By rank: ``hung``, ``waits in all_reduce`` or ``waits``; for ongoing hangs and live ranks."""
     found: dict[int, str] = {}
     for hang in hangs:
         if hang.over is None:

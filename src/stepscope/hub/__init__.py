@@ -1,1 +1,10 @@
-"""The hub: receives what the agents of a job send, aligns it, runs the rules, and serves the HTTP API."""
+"""The hub: receives what a job's agents send, aligns it, runs the rules, and serves the HTTP API.
+
+- ``ingest`` receives data: it authenticates agents, answers their requests, and follows the files of an active run.
+- ``live`` keeps a run in memory, in arrays of bounded size: it digests steps, applies the rules, and has the findings.
+- ``api`` serves data: one file per resource, and the authentication and response formats they share.
+
+The modules here connect the three.  ``process.py`` runs the hub of one job; ``server.py``, ``transport.py`` and
+``limits.py`` accept connections; ``app.py`` routes requests; ``runs.py`` opens active and finished runs and follows
+the active ones; ``report_copy.py`` writes ``report.html``; ``audit.py`` logs who read and who sent what.
+"""

@@ -1,4 +1,4 @@
-"""``python -m stepscope.hub --run-dir RUN --fd N``: started by the launcher, with a pipe as its input."""
+"""``python -m stepscope.hub --run-dir RUN --fd N``: the hub process, started by the launcher with a pipe as stdin."""
 
 from __future__ import annotations
 

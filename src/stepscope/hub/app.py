@@ -1,11 +1,9 @@
-"""The hub's application: the page, the API's resources, and the layers in front of them.
+"""The hub's application: the page, the resources of the API, and the layers in front of them.
 
-The hub's application: every resource of the API, and the layers that stand before all of them.
+    SafeHeaders ─ ingest (agents, with their own tokens) ─ ReadersOnly ─ router
 
-    SafeHeaders ─ ingest (agents, with tokens of their own) ─ ReadersOnly ─ router
-
-Whatever is not declared open (``readers.OPEN_PATHS``) needs the reader's token, also a path that does not exist; an
-error of ours is one line of JSON and says nothing of our insides.
+Every path that is not declared open (``api.auth.OPEN_PATHS``) needs the reader's token, even one that does not exist.
+An internal error is answered with one line of JSON that reveals no internals.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["make_app", "resources_of"]
 
 
-# -- pages ------------------------------------------------------------------------------------------------------------
-# ``/`` and ``/assets/…``: the page itself.  Open to all: nothing of a run is in it.
+# -- page -------------------------------------------------------------------------------------------------------------
+# ``/`` and ``/assets/…``: the page itself.  Open to all: it contains nothing from a run.
 
 UNBUILT_PAGE = """\
 Stepscope hub.
@@ -74,7 +72,7 @@ def _asset_response(request: Request, asset: Asset, keeping: str) -> Response:
     return Response(asset.packed if packed else asset.data, headers=headers, media_type=asset.media_type)
 
 
-# -- app --------------------------------------------------------------------------------------------------------------
+# -- application ------------------------------------------------------------------------------------------------------
 
 
 def make_app(
@@ -86,11 +84,11 @@ def make_app(
     refusals: Refusals | None = None,
     framed: bool = False,
 ) -> ASGIApp:
-    """``refusals``: what the server and ``ingest`` turned away; ``framed``: the page may stand in a notebook."""
+    """``refusals``: what the server and ``ingest`` refused; ``framed``: the page may be embedded in a notebook."""
     streams = Streams() if streams is None else streams
 
     def text() -> str:
-        from stepscope.hub.api.metrics import metrics_text  # with all that it counts: only when somebody counts
+        from stepscope.hub.api.metrics import metrics_text  # large; imported only when metrics are requested
 
         return metrics_text(runs, readers, streams, ingest, refusals)
 
@@ -108,14 +106,14 @@ def make_app(
         lifespan=lifespan,
     )
     if ingest is not None:
-        from stepscope.hub.ingest.endpoints import in_front  # what joins agents weighs more than all the rest here
+        from stepscope.hub.ingest.endpoints import in_front  # heavier than everything else imported here
 
         app = in_front(ingest, app)
     return SafeHeaders(app, framed=framed)
 
 
 def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) -> tuple[Resource, ...]:
-    """All that is declared; the session and the home page are not."""
+    """Return all declared resources; the session and the home page are not among them."""
 
     def stream(asked: Asked) -> Response:
         said = asked.request.headers.get("last-event-id") or asked.values["after"]

@@ -1,19 +1,19 @@
-"""The audit log: who read and who sent what, one JSON object a line, in a private file of bounded size.
+"""The audit log: who read and who sent what, one JSON object per line, in a private file of bounded size.
 
-    runs/NAME/audit.jsonl              of the hub of a run
-    ~/.config/stepscope/audit.jsonl    of ``stepscope serve``, unless ``--audit-log`` names another
-    audit.jsonl.1 … .7                 what was in it before; the oldest goes
+    runs/NAME/audit.jsonl              for the hub of a run
+    ~/.config/stepscope/audit.jsonl    for ``stepscope serve``, unless ``--audit-log`` names another
+    audit.jsonl.1 … .7                 earlier contents; the oldest is deleted
 
-The first time that somebody does something is a line at once (``AuditLog.note``).  What they repeat within ten minutes
-is counted and becomes one more line, so neither a page that polls nor a node that sends twice a second fills a disk.
-Somebody with a token gets ``LINES`` such lines in ten minutes and all strangers together ``STRANGERS``; everything
-beyond that is counted in one line.  Nodes have a line when their session begins and one, with figures, when it ends.
+The first occurrence of an action is logged at once (``AuditLog.note``).  Repetitions within ten minutes are counted
+and become one more line, so neither a polling page nor a node that sends twice a second fills a disk.  In ten minutes
+each token gets ``LINES`` such lines and all strangers together ``STRANGERS``; everything beyond that is counted in one
+line.  A node gets a line when its session begins and one, with figures, when it ends.
 
-Neither tokens nor query strings are ever passed in.  A path that cannot be one of the API's is written as ``other``.
+Tokens and query strings are never passed in.  A path that cannot belong to the API is logged as ``other``.
 
-``note`` only changes memory, in the hub's event loop; ``keep`` writes once a second, in a thread.  A file that cannot
-be written, or that is not an ordinary file of ours, stops nothing: this is said once, and what was to be written waits
-within bounds.
+``note`` only changes memory, in the hub's event loop; ``keep`` writes once a second, in a thread.  If the file cannot
+be written, or is not a regular file owned by the user, the hub continues: this is reported once, and a limited number
+of lines is kept for later.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ __all__ = ["AUDIT", "AuditLog", "Via", "audit_path", "read_audit", "route_and_ru
 
 AUDIT: Final = "audit.jsonl"
 Via = Literal["hub token", "named token", "proxy", "node", "unknown"]
-"""How somebody was recognized.  ``unknown``: not at all, and nothing was read or taken."""
+"""How a client was identified.  ``unknown``: not at all, and nothing was read or accepted."""
 
 WINDOW_S: Final = 600.0
 """How long repetitions are counted before they are written."""
 LINES: Final = 100
 STRANGERS: Final = 8
 OPEN: Final = 1 << 14
-"""Different things that are counted at one time, in all."""
+"""The limit for distinct actions counted at one time."""
 WAITING: Final = 20_000
-"""Lines that a disk may keep waiting."""
+"""The limit for lines waiting for the disk."""
 FILE_BYTES: Final = 4 << 20
 FILES: Final = 8
 _BATCH: Final = 1000
-"""Lines that are written at once."""
+"""Lines written at once."""
 _TICK_S: Final = 1.0
 _SHORTEST: Final = 40
 _LONGEST: Final = 1 << 15
-"""Bytes of a line.  A run may come from a stranger: what is shorter or longer than any of ours is passed over."""
+"""Bytes in a line.  A run may come from a stranger: lines shorter or longer than any the hub writes are skipped."""
 _TEXT: Final = 128
-"""Characters of a name, an address, a method or a run."""
+"""Characters in a name, an address, a method or a run."""
 _RUNS: Final = "/api/v1/runs"
 _PLAIN: Final = frozenset({"/metrics", "/api/v1/hello", "/api/v1/session", "/api/v1/openapi.json", _RUNS})
 _BELOW: Final = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}){1,3}")
@@ -75,18 +75,18 @@ class _Repeated:
     since_s: float
     count: int = 0
     first: str = ""
-    """When the first of those that were counted came, and the last."""
+    """The times of the first and the last repetition counted."""
     last: str = ""
     figures: dict[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class AuditLog:
-    """``note`` in the event loop, ``keep`` as a task of it, ``close`` when that has ended."""
+    """Call ``note`` in the event loop, run ``keep`` as one of its tasks, and call ``close`` when that has ended."""
 
     path: Path
     about: Mapping[str, str] = field(default_factory=dict)
-    """What every line says besides."""
+    """Additional fields of every line."""
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
     file_bytes: int = FILE_BYTES
@@ -113,12 +113,12 @@ class AuditLog:
         status: int = 0,
         **figures: str | int,
     ) -> None:
-        """Cheap, and never fails.  ``figures``: where several lines become one, numbers are added up."""
+        """Record an action.  Cheap, and never fails.  ``figures``: numbers are added up when lines are merged."""
         who, address, method, run = who[:_TEXT], address[:_TEXT], method[:_TEXT], run[:_TEXT]
         line: dict[str, Any] = {"event": event, "via": via, "who": who, "address": address, "method": method}
         line |= {"route": route, "run": run, "status": status}
         again = line
-        if via == "unknown":  # what strangers ask for is theirs to choose: it is told of the first, and not counted
+        if via == "unknown":  # strangers choose what they request: log only the first request, count the rest together
             again = {"event": event, "via": via, "address": address, "status": status}
         key: tuple[Any, ...] = tuple(again.values())
         seen = self._repeated.get(key)
@@ -150,15 +150,15 @@ class AuditLog:
                 await asyncio.to_thread(self.write)
 
     def close(self) -> None:
-        """Write everything, also what is still being counted."""
+        """Write everything, including what is still being counted."""
         self.gather(all_of_it=True)
         for _ in range(10):
             if self.write():
                 return
-            time.sleep(0.02)  # another process has the file, for a moment
+            time.sleep(0.02)  # another process has locked the file for a moment
 
     def gather(self, *, all_of_it: bool = False) -> None:
-        """Repetitions whose time is over become lines."""
+        """Turn repetitions whose time is over into lines."""
         now_s = self.clock()
         for key, seen in list(self._repeated.items()):
             if not all_of_it and now_s - seen.since_s < WINDOW_S:
@@ -173,9 +173,9 @@ class AuditLog:
                     del self._groups[seen.group]
 
     def write(self) -> bool:
-        """Whether nothing waits any more, or nothing can be done about it.  False: another thread or process writes."""
+        """Return whether the queue is empty or cannot be written.  False: another thread or process is writing."""
         if not self._writing.acquire(blocking=False):
-            return False  # when the hub ends, the thread of ``keep`` may still be at it
+            return False  # when the hub exits, the thread of ``keep`` may still be writing
         try:
             return self._write()
         finally:
@@ -219,7 +219,7 @@ class AuditLog:
         return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def _append(self, text: bytes) -> None:
-        """All of it, or nothing (OSError); BlockingIOError while another process is at it."""
+        """Append everything or nothing (OSError); BlockingIOError while another process is writing."""
         fd = self._locked()
         try:
             size = os.lseek(fd, 0, os.SEEK_END)
@@ -242,7 +242,7 @@ class AuditLog:
                 os.close(fd)
 
     def _locked(self) -> int:
-        """The file, made if need be.  Whoever can write to its folder can put something else there: that is refused."""
+        """Open or create the file.  Refuse anything but a regular file of this user: others may write to its folder."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(self.path, flags, 0o600)
         try:
@@ -272,24 +272,24 @@ class AuditLog:
 
 
 def _tell(text: str) -> None:
-    with suppress(OSError):  # nobody listens any more: the hub continues all the same
+    with suppress(OSError):  # stderr is closed: the hub continues
         say(text)
 
 
 def rotated(path: Path, files: int = FILES) -> list[Path]:
-    """Where what was in the log before is, youngest first."""
+    """Return the paths of the earlier logs, youngest first."""
     return [path.with_name(f"{path.name}.{number}") for number in range(1, files)]
 
 
 def audit_path(environ: Mapping[str, str]) -> Path:
-    """Of ``stepscope serve``."""
+    """Return the path for ``stepscope serve``."""
     return key_path(environ).with_name(AUDIT)
 
 
 def read_audit(path: Path) -> Iterator[dict[str, Any]]:
-    """Its lines, oldest first; lines that are not ours are passed over.  OSError when one of its files cannot be read.
+    """Yield the log's lines, oldest first, without foreign lines.  OSError if one of its files cannot be read.
 
-    A log that is not there is empty.
+    A missing log is empty.
     """
     for place in (*reversed(rotated(path)), path):
         try:
@@ -304,7 +304,7 @@ def read_audit(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def route_and_run(path: str) -> tuple[str, str]:
-    """What the API calls a path, and the run that is meant: ``("/api/v1/runs/{run}/steps", "night")``."""
+    """Return the API's route for a path, and its run: ``("/api/v1/runs/{run}/steps", "night")``."""
     if path in _PLAIN:
         return path, ""
     run, slash, rest = path.removeprefix(f"{_RUNS}/").partition("/")

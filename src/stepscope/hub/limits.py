@@ -1,13 +1,11 @@
-"""Where requests are limited: connections, rates, sizes and deadlines; and what was refused, by reason.
+"""Limits for requests: connections, rates, sizes and deadlines; and counts of what was refused, by reason.
 
-Who may come in: how many connections are open, from where, and which of them have to go for another.
-
-Used by one event loop.  A connection costs its owner nothing and us a file and some memory.  So strangers, who have
-shown neither key nor token, have a budget of their own: in all, and from one address (of IPv6, one /64).  When it is
-used up, the stranger that has been there longest goes, whatever it is doing (its handshake, a slow body, an answer that
-it does not take), and not the newcomer: whoever really asks for something is served within milliseconds, however many
-sockets somebody else holds open.  The rest of the connections is kept for agents and readers, who have shown that they
-are known.  They count no more, and are sent away only while they ask for nothing.
+Used by one event loop.  A connection costs its owner nothing, and the hub a file and some memory.  Strangers, who have
+shown neither key nor token, therefore have a separate budget: in total, and per address (for IPv6, per /64).  When it
+is used up, the oldest stranger is disconnected, whatever it is doing (its handshake, a slow body, an answer that it
+does not read), not the newcomer: a real request is served within milliseconds, no matter how many sockets another
+client holds open.  The other connections are reserved for authenticated agents and readers.  These no longer count as
+strangers, and are disconnected only while they are idle.
 """
 
 from __future__ import annotations
@@ -35,14 +33,15 @@ __all__ = [
 ]
 
 
-# -- buckets ----------------------------------------------------------------------------------------------------------
-# How often something may happen: a bucket of tokens that fills at a steady rate.  Pure arithmetic; time is given.
+# -- token buckets ----------------------------------------------------------------------------------------------------
+# How often something may happen: a bucket of tokens that fills at a steady rate.  Pure arithmetic; the caller passes
+# the time.
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Bucket:
-    """Lets ``burst`` through at once and ``rate`` a second in the long run."""
+    """Lets ``burst`` through at once and ``rate`` per second in the long run."""
 
     __slots__ = ("_at_s", "_left", "burst", "rate")
 
@@ -52,9 +51,9 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, amount: float, now_s: float) -> float:
-        """0 when it may pass (and it is taken), else how many seconds to wait before it may.
+        """Take tokens and return 0, or return how many seconds to wait for them.
 
-        What is more than the bucket ever holds passes when the bucket is full, and leaves it in debt.
+        An amount larger than the bucket passes when the bucket is full, and leaves it in debt.
         """
         self._left = min(self.burst, self._left + (now_s - self._at_s) * self.rate)
         self._at_s = now_s
@@ -69,14 +68,14 @@ class Bucket:
 
 
 class Buckets(Generic[Key]):
-    """One bucket each for a bounded number of sources; those that are full again are forgotten first."""
+    """One bucket per source, for a bounded number of sources; full buckets are forgotten first."""
 
     def __init__(self, *, rate: float, burst: float, most: int) -> None:
         self._rate, self._burst, self._most = rate, burst, most
         self._buckets: dict[Key, Bucket] = {}
 
     def take(self, key: Key, now_s: float) -> float:
-        """As ``Bucket.take(1)``; when there is no room for another source, that source has to wait."""
+        """Like ``Bucket.take(1)``; without room for another source, that source has to wait."""
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= self._most:
@@ -90,31 +89,31 @@ class Buckets(Generic[Key]):
 # -- refusals ---------------------------------------------------------------------------------------------------------
 # What the hub refused, by reason: counted here, shown by ``/metrics``, ``nodes.json`` and the summary.
 #
-# Everything that is turned away is turned away for one of ``REASONS``, so the counters are bounded whatever comes; whom
-# it came from is kept for the first few sources only.  Nothing of what was sent is kept.
+# Every refusal has one of ``REASONS``, so the counters are bounded for any input; sources are kept only for the first
+# few.  Nothing of the refused content is kept.
 
 Reason = Literal[
-    "connections",  # more of them than may be open
-    "connection_rate",  # more of them in a short time than one address may make
-    "tls",  # no handshake, or none of ours, or none in time
-    "http",  # what came is no request, or one that could be read in two ways
+    "connections",  # too many open
+    "connection_rate",  # too many from one address in a short time
+    "tls",  # the handshake is missing, invalid or too late
+    "http",  # not a request, or an ambiguous one
     "head_large",
     "head_slow",
     "body_large",
     "body_slow",
-    "reader_slow",  # does not take the answer
+    "reader_slow",  # does not read the answer
     "key",  # a join that was not signed with our key
-    "join",  # a join that makes no sense here: another run, a node that does not exist
+    "join",  # a join that does not fit: another run, a node that does not exist
     "join_rate",
-    "node_taken",  # another spool speaks for this node
+    "node_taken",  # another spool already represents this node
     "token",
-    "spool",  # a frame in the name of another spool
+    "spool",  # a frame that names another spool
     "rank",  # a frame with a rank that another node has
-    "frame",  # no frame, or not of ours
+    "frame",  # not a frame, or not from Stepscope
     "rate",  # more frames or bytes than one agent may send
     "busy",  # more at one time than there is memory for
     "disk",  # nothing can be written
-    "fault",  # an error of ours; the connection was given up
+    "fault",  # an internal error; the connection was closed
 ]
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 REFUSED_SOURCES: Final = 256
@@ -123,7 +122,7 @@ REFUSED_SOURCES: Final = 256
 class Refused(HubError):
     """A request that is answered with ``status`` and counted under ``reason``.
 
-    ``tell``: whether it is worth an event; None: the first time that this source is refused for this reason.
+    ``tell``: whether to log an event; None: only the first time that this source is refused for this reason.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class Refused(HubError):
 
 
 class Refusals:
-    """Counters of one hub.  Used by its event loop only."""
+    """Counters of one hub.  Used only by its event loop."""
 
     def __init__(self) -> None:
         self._counts: dict[Reason, int] = dict.fromkeys(REASONS, 0)
@@ -146,7 +145,7 @@ class Refusals:
         self.total = 0
 
     def count(self, reason: Reason, source: str) -> bool:
-        """True the first time that ``source`` is refused for this reason, as long as there is room to remember it."""
+        """Count a refusal; True the first time for this reason and source, while there is room to remember it."""
         self._counts[reason] += 1
         self.total += 1
         if (reason, source) in self._sources or len(self._sources) >= REFUSED_SOURCES:
@@ -155,7 +154,7 @@ class Refusals:
         return True
 
     def by_reason(self) -> dict[str, int]:
-        """Of every reason, also of those that never came up."""
+        """Return the count of every reason, including zeros."""
         return {str(reason): count for reason, count in self._counts.items()}
 
 
@@ -169,45 +168,45 @@ _IN_64: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """Of one server.  Tests make the times short."""
+    """Limits of one server.  Tests make the times short."""
 
     connections: int = 2048
-    """Open at one time, of which strangers get three in four.  An agent keeps one."""
+    """Open at one time; strangers get three quarters.  An agent keeps one."""
     per_address: int = 128
-    """Strangers from one address; from one /64 of IPv6, where a whole cluster may be, four times as many …"""
+    """Strangers from one address; four times as many from one IPv6 /64, which may be a whole cluster."""
     spare_local: bool = True
-    """… but from this machine three in four of all, and as fast as they come."""
+    """Whether strangers on this machine may use three quarters of all connections, without a rate limit."""
     arrivals_per_s: float = 50.0
-    """New connections from one address in the long run: a handshake is the most that a stranger can make us compute."""
+    """New connections per address in the long run: a handshake is the most a stranger can make the hub compute."""
     arrivals: int = 256
-    """And at once."""
+    """New connections per address at once."""
     handshake_s: float = 10.0
     head_bytes: int = 16 << 10
     head_s: float = 10.0
     """From the first byte (or the connection) to the end of the head."""
     bodies: Mapping[bytes, int] = field(default_factory=lambda: dict(_BODIES))
-    """By how the path ends, the bytes of a body."""
+    """The largest body in bytes, by the end of the path."""
     body_bytes: int = 16 << 10
-    """Of all others."""
+    """The largest body for all other paths."""
     body_s: float = 20.0
     body_bytes_per_s: int = 32 << 10
-    """What a large body may take longer: as long as the slowest line worth having needs."""
+    """The slowest acceptable transfer; a large body gets additional time at this rate."""
     answer_s: float = 30.0
-    """How long somebody may leave an answer untaken."""
+    """How long a client may leave an answer unread."""
     idle_s: float = 5.0
-    """Between two requests …"""
+    """The longest pause between two requests."""
     agent_idle_s: float = 75.0
-    """… of an agent, who has said how often it comes."""
+    """The same for an agent, which has announced how often it sends."""
     linger_s: float = 10.0
-    """How long the rest of a request that is answered already is passed over, so that its sender sees the answer …"""
+    """How long the rest of an already answered request is read and discarded, so that its sender sees the answer."""
     linger_bytes: int = 1 << 20
-    """… and how much, of one that was larger than it may be."""
+    """How many bytes of an oversized request are discarded that way."""
     grace_s: float = 2.0
-    """For answers under way when the server stops."""
+    """For answers in progress when the server stops."""
 
     @classmethod
     def for_nodes(cls, nnodes: int) -> ServerLimits:
-        """Room for every agent twice, as when all of a large job come again before their old connections are gone."""
+        """Make room for every agent twice: in a large job all may reconnect before their old connections are gone."""
         return cls(connections=max(cls.connections, 2 * nnodes + 512))
 
     def body_cap(self, path: bytes) -> int:
@@ -240,7 +239,7 @@ class Entrance:
         self._addresses: dict[str, _Address] = {}
         self._strangers: dict[Visitor, None] = {}
         self._waiting: dict[Visitor, None] = {}
-        """Known ones that ask for nothing.  Both: longest first; likewise in each address."""
+        """Authenticated connections that are idle.  Oldest first, like ``_strangers`` and those of each address."""
         self._arrivals: Buckets[str] = Buckets(rate=limits.arrivals_per_s, burst=limits.arrivals, most=_RATED_ADDRESSES)
         self._arrivals_64: Buckets[str] = Buckets(
             rate=_IN_64 * limits.arrivals_per_s, burst=_IN_64 * limits.arrivals, most=_RATED_ADDRESSES
@@ -254,12 +253,12 @@ class Entrance:
         return tuple(self._inside)
 
     def sweep(self, now_s: float) -> None:
-        """Send away all that are past a deadline of theirs."""
+        """Disconnect all visitors that are past a deadline."""
         for visitor in self.inside():
             visitor.sweep(now_s)
 
     def turned_away(self, address: str, now_s: float) -> Reason | None:
-        """Whether a newcomer has to go, and why; makes room for it if that can be."""
+        """Return why a newcomer is refused, or None; makes room for it if possible."""
         local = self.limits.spare_local and is_local(address)
         source, many = source_of(address), _IN_64 if ":" in address else 1
         arrivals = self._arrivals_64 if many > 1 else self._arrivals
@@ -277,13 +276,13 @@ class Entrance:
         return None
 
     def enter(self, visitor: Visitor) -> None:
-        """A stranger, until it is ``known``."""
+        """Add a connection, as a stranger until it is ``known``."""
         self._inside[visitor] = None
         self._strangers[visitor] = None
         self._addresses.setdefault(source_of(visitor.address), _Address()).strangers[visitor] = None
 
     def leave(self, visitor: Visitor) -> None:
-        """It is gone, or as good as gone; more than once does no harm."""
+        """Remove a connection that is gone or about to be; harmless if repeated."""
         if visitor not in self._inside:
             return
         del self._inside[visitor]
@@ -291,13 +290,16 @@ class Entrance:
         self._forget_stranger(visitor)
 
     def known(self, visitor: Visitor) -> None:
-        """It has shown a key or a token; while it asks for something it may not be sent away for another."""
+        """Mark a connection as authenticated; while it has a request it cannot be disconnected in favor of another."""
         if visitor in self._inside:
             self._forget_stranger(visitor)
             self._waiting.pop(visitor, None)
 
     def waits(self, visitor: Visitor) -> None:
-        """One that is known may be sent away for another, after those that wait already; a stranger always may."""
+        """Mark an authenticated connection as idle: it may be disconnected, after those idle longer.
+
+        Strangers may be disconnected at any time.
+        """
         if visitor in self._inside and visitor not in self._strangers:
             self._waiting[visitor] = None
 
@@ -316,18 +318,18 @@ class Entrance:
         if oldest is None:
             return False
         self.refusals.count("connections", oldest.address)
-        self.leave(oldest)  # now, for those who come before it is really gone
+        self.leave(oldest)  # now, so that newcomers find room before it is really gone
         oldest.send_away()
         return True
 
 
 def plain_address(host: str) -> str:
-    """An IPv4 address that came through an IPv6 socket, as IPv4."""
+    """Convert an IPv4 address that came through an IPv6 socket back to IPv4."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 def source_of(address: str) -> str:
-    """Who an address stands for: itself, or of IPv6 its /64, since whoever has one address there has them all."""
+    """Return the source to count an address under: itself, or its IPv6 /64, since one owner usually has all of it."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

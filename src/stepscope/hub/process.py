@@ -1,11 +1,12 @@
-"""The hub as a process: put its parts together, serve until the job is over, wait for the last of the others, end.
+"""The hub process: sets up the parts, serves until the job is over, waits for the last data of other nodes, exits.
 
     launcher ── socket, stdin ──► Server ── IngestApp ── Inbox (on disk) ──► LiveRun ◄── Tail (this node's own files)
                                     └────── the API ◄───────────────────────────┘
 
-One event loop does all but the rules and the sealing of journals, which have a thread each when it is their turn.  The
-launcher says on our standard input how the job ended, or that it died (nothing more comes); on our standard output we
-say for whom we wait.  A hub of one node that nobody asks anything ends by itself: the launcher still listens.
+One event loop does everything except the rules, which run in a thread, and the sealing of journals, which runs in a
+separate process.  On standard input the launcher reports how the job ended; end of file means that the launcher died.
+On standard output the hub reports the nodes it is waiting for.  A hub of one node exits when it is idle: the launcher
+still listens and starts another.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ __all__ = ["HubSettings", "serve_run"]
 NICE = 5
 TICK_S = 1.0
 END_S = 60.0
-"""How long the last of other nodes may take after the job is over here."""
+"""How long other nodes may take to send their last data after the job is over here."""
 IDLE_S = 600.0
-"""A hub of one node that nobody asked anything for so long ends."""
+"""A hub of one node exits after this long without a connection."""
 ORPHAN_LOOK_S = 1.0
 LAST_LOOKS_S = 5.0
-"""For those who watch to be told the end, and to ask for what they then still want; at most."""
+"""The longest that clients get to receive the end and to fetch what they still need."""
 QUIET_S = 1.0
-"""Nobody asked anything for so long: they have it all."""
+"""After this long without a request, all clients have everything."""
 FINAL_S = 6.0
-"""For what is said of the whole run, at most."""
+"""The longest that the final summary may take."""
 FINAL_ROWS = 1 << 19
-"""Steps of all ranks of several nodes that it is said of: as many as can be read by then on a slow machine."""
+"""The limit for rows in the final summary of several nodes: as many as a slow machine can read in that time."""
 LAST_LOOK_S = 2.0
-"""For the rules to judge once more, at most."""
+"""The longest that the last evaluation of the rules may take."""
 UNSAID = "unfinished"
-"""How a run ended whose launcher died."""
+"""The status of a run whose launcher died."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +70,17 @@ class HubSettings:
     run_dir: Path
     fd: int
     caller_fd: int | None = None
-    """A connection that was accepted already: of whoever had us started."""
+    """An already accepted connection: the one that caused the launcher to start the hub."""
     nnodes: int = 1
     name: str = ""
-    """That the run was to have; it may have another."""
+    """The requested name of the run; the actual one may differ."""
     certificate: Path | None = None
     key: Path | None = None
 
 
 def serve_run(settings: HubSettings) -> int:
-    """Until the run is over; the exit code.  NotARun or HubError when there is nothing to serve."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the launcher tells us the end
+    """Serve until the run is over; return the exit code.  NotARun or HubError if there is nothing to serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the launcher reports the end
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(NICE)
     about = read_hub_file(settings.run_dir)
@@ -122,7 +123,7 @@ class _Hub:
             )
 
     async def run(self) -> bool:
-        """Whether our launcher died meanwhile, so that nobody else will finish the run."""
+        """Serve; return whether the launcher died meanwhile, so that the hub has to finish the run."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         os.set_blocking(self._control.fd, False)
@@ -169,10 +170,10 @@ class _Hub:
             caller.set_inheritable(False)
         return Server(app, self._listening, tls=tls, limits=limits, refusals=self._refusals, caller=caller)
 
-    # ── until the end ───────────────────────────────────────────────────────────────────────────────────────────────
+    # -- until the end -----------------------------------------------------------------------------------------------
 
     async def _until_over(self, server: Server, tasks: list[asyncio.Task[Any]]) -> None:
-        """A failure of ours ends it too: the launcher starts another."""
+        """Wait for the end of the job.  A failure in the hub ends the wait too: the launcher starts another hub."""
         idle_since_s = time.monotonic()
         while not self._told_to_stop and not any(task.done() for task in tasks):
             await asyncio.sleep(TICK_S)
@@ -191,10 +192,10 @@ class _Hub:
                 return
 
     async def _say_the_end(self, server: Server, feeding: asyncio.Task[None]) -> None:
-        """Those who look see the last findings and how it ended, and have a moment to ask; then we may go."""
+        """Give clients the last findings and the final status, and a moment to fetch more, before exiting."""
         end = self._control.end
         if end is None and not self._control.closed:
-            return  # nobody looked for long, or something failed: the run goes on
+            return  # idle for long, or something failed: the run continues
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
         final = await self._final(end) if end is not None else None
@@ -213,7 +214,7 @@ class _Hub:
                 answered, asked_s = server.answered, time.monotonic()
 
     async def _final(self, end: Mapping[str, Any]) -> FinalSummary | None:
-        """What the summary will say of the whole run; None when that takes too long, or others still send."""
+        """Return the final summary of the whole run; None if it takes too long, or others still send."""
         if self._gathering is not None and not self._gathered(self._gathering, end):
             return None
         making = asyncio.create_task(asyncio.to_thread(final_of, self._settings.run_dir))
@@ -221,13 +222,13 @@ class _Hub:
         if not making.done():
             making.cancel()
             return None
-        # Whatever went wrong, the launcher meets it too in a moment, and tells.
+        # Any error here will also occur in the launcher shortly, which reports it.
         return making.result() if making.exception() is None else None
 
     def _gathered(self, gathering: RunIngest, end: Mapping[str, Any]) -> bool:
-        """Whether all of a run of several nodes is here, and can be read in time.  Then it may be said that it is over.
+        """Whether a run on several nodes has arrived completely and can be read in time; if so, mark it as ended.
 
-        On one node the launcher has said so; here nobody could before the last of the others came.
+        On one node the launcher has done this; with several, it must wait for the last of the other nodes.
         """
         large = max(read_positions(self._settings.run_dir).steps, self._live.rows_taken) > FINAL_ROWS
         if large or not self._live.watched or gathering.missing():
@@ -235,7 +236,7 @@ class _Hub:
         try:
             end_run(self._settings.run_dir, exit_code=end.get("exit_code"), status=end["status"])
         except RunError:
-            return False  # whoever cannot write here hears of it from the launcher
+            return False  # the launcher will report that the run cannot be written
         return True
 
     async def _last_of_others(self) -> None:
@@ -273,7 +274,7 @@ def _tls(settings: HubSettings, about: HubFile) -> TlsFiles | None:
 
 
 def _finish_alone(settings: HubSettings, tls: TlsFiles | None) -> None:
-    """In place of the launcher, which is dead: what it would have removed, and the summary."""
+    """Finish in place of the dead launcher: remove its files and write the summary."""
     remove_hub_file(settings.run_dir)
     if tls is not None:
         tls.remove()
@@ -283,7 +284,7 @@ def _finish_alone(settings: HubSettings, tls: TlsFiles | None) -> None:
 
 
 def _say(word: dict[str, Any]) -> None:
-    """To the launcher, if it is there."""
+    """Report to the launcher, if it is there."""
     try:
         os.write(1, json.dumps(word).encode() + b"\n")
     except OSError:

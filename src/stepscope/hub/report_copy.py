@@ -1,11 +1,8 @@
-"""The page of a run as one file: what the page would ask, packed into report.html.
+"""The page of a run as one file, ``report.html``: the page with the answers to all its requests packed inside.
 
-What a copy of a run contains: the answers to all that the page asks, reduced to a size that mail accepts.
-
-What a copy of a run has in it: the answers to all that the page asks, thinned out to a plan, and what was left out.
-
-Documents keep the form that docs/api.md gives them; columns of times become blobs (``packing.py``), which the page puts
-back (``web/src/api/copy-bytes.ts``).  The page cuts, sorts and joins bins by itself where it asks for less.
+The answers are thinned according to a plan until the file is small enough for mail; what was left out is listed.
+Documents have the form described in docs/api.md, except that columns of times become blobs, which the page restores
+(``web/src/api/copy-bytes.ts``).  The page cuts, sorts and joins bins when it needs less.
 """
 
 from __future__ import annotations
@@ -52,46 +49,45 @@ __all__ = ["Blobs", "KnownRun", "add_copy", "make_copy", "plans", "rounded", "wr
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------
-# Numbers in little room, and the container that they and the documents travel in.
+# Compact numbers, and the container for them and the documents.
 #
 #     0    4s   magic  b"STCP"
 #     4    u16  version
 #     6    u16  0
 #     8    u32  length of the JSON that follows
 #     12   ...  JSON: ``{"schema", "run", …, "answers": {resource: document}, "maps": {…}, "files": {…}}``
-#          ...  blobs, which the JSON names by their place behind it
+#          ...  blobs, which the JSON refers to by offset from its end
 #
-# All of it goes through gzip once.  Times are kept as a logarithm in steps of a quarter of a percent: whatever its
-# size, a time is off by an eighth of a percent at most, which no chart shows and no figure of three digits tells.  A
-# code is a u16, 0 where nothing is known and 1 for zero; all low bytes stand before all high ones, which gzip likes
-# better.
+# The whole container is gzipped once.  Times are stored as logarithms in steps of a quarter of a percent: the error is
+# at most an eighth of a percent for any size, invisible in charts and in figures of three digits.  A code is a u16: 0
+# means unknown and 1 means zero.  All low bytes come before all high bytes, which compresses better.
 
 HEAD = struct.Struct("<4sHHI")
 MAGIC = b"STCP"
 VERSION = 1
 STEP = 0.0025
-"""Between two codes, of the natural logarithm."""
+"""The difference between two codes, in the natural logarithm."""
 UNKNOWN, ZERO, FIRST = 0, 1, 2
 MOST_CODE = 0xFFFF
 _LEVEL = 9
 
 
 class Blobs:
-    """What stands behind the JSON, as it is put there."""
+    """The blobs that follow the JSON, in order."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self.length = 0
 
     def put(self, data: bytes) -> list[int]:
-        """Where it is, and how long."""
+        """Add a blob; return its offset and length."""
         place = [self.length, len(data)]
         self._parts.append(data)
         self.length += len(data)
         return place
 
     def times(self, values: ArrayLike) -> dict[str, Any]:
-        """Any shape, flat; what is not above zero is zero.  ``least``: what the first code stands for."""
+        """Encode a flattened array; negative values become zero.  ``least``: the value of the first code."""
         flat = np.asarray(values, np.float64).reshape(-1)
         known = flat[np.isfinite(flat) & (flat > 0)]
         least = float(known.min()) if known.size else 1.0
@@ -113,7 +109,7 @@ def wrap(document: Mapping[str, Any], blobs: Blobs) -> bytes:
 
 
 def rounded(values: Sequence[Any], digits: int = 4) -> list[Any]:
-    """To so many digits, whole where they were whole; None stays."""
+    """Round to this many digits; integers stay integers, and None stays None."""
     numbers: NDArray[np.float64] = np.array([np.nan if value is None else value for value in values], np.float64)
     known = np.isfinite(numbers) & (numbers != 0)
     unit = np.ones(len(numbers))
@@ -127,17 +123,15 @@ def rounded(values: Sequence[Any], digits: int = 4) -> list[Any]:
     return made
 
 
-# -- contents ---------------------------------------------------------------------------------------------------------
-
 # -- plan -------------------------------------------------------------------------------------------------------------
 # How much of a run goes into a copy: as much as its size allows.
 #
-# A plan is made for a size that mail takes (``MOST_BYTES``).  What a run needs most room for is known before anything
-# is asked: bins of steps, cells of the map, curves of ranks and machines, logs.  Should the file come out too large
-# all the same, the next plan has half of everything.
+# A plan aims at a size suitable for mail (``MOST_BYTES``).  What takes the most room is known in advance: bins of
+# steps, cells of the map, curves of ranks and machines, logs.  If the file is still too large, the next plan has half
+# of everything.
 
 MOST_BYTES = 3_000_000
-"""Of the whole file."""
+"""The limit for the whole file."""
 _COARSEST = 64
 
 
@@ -145,29 +139,29 @@ _COARSEST = 64
 class Plan:
     step_bins: int
     worst: int
-    """Ranks told of each bin of steps."""
+    """Worst ranks for each bin of steps."""
     cells: int
-    """Of the map of ``work``."""
+    """Cells in the map of ``work``."""
     other_cells: int
-    """Of the map of each other value."""
+    """Cells in the map of each other value."""
     ranks: int
-    """With curves of their own."""
+    """Ranks with separate curves."""
     rank_points: int
-    """Of all those curves together, of each phase."""
+    """Points in all those curves together, for each phase."""
     rank_rows: int
-    """Of the table of ranks."""
+    """Rows in the table of ranks."""
     sample_values: int
-    """Of each kind of samples."""
+    """Values for each kind of samples."""
     events: int
     log_bytes: int
-    """Of the start and of the end of one log."""
+    """Bytes from the start and from the end of one log."""
     all_log_bytes: int
     document_bytes: int
-    """Of a document that cannot be thinned out: hangs, stacks, nodes."""
+    """Bytes of a document that cannot be thinned: hangs, stacks, nodes."""
 
 
 def plans() -> list[Plan]:
-    """The best first."""
+    """Return all plans, the largest first."""
     return [_plan(part) for part in (1, 2, 4, 8, 16, _COARSEST)]
 
 
@@ -188,8 +182,8 @@ def _plan(part: int) -> Plan:
     )
 
 
-# -- asking -----------------------------------------------------------------------------------------------------------
-# Ask the hub's application in this process: no socket, no server, and no second way to compute anything.
+# -- requests ---------------------------------------------------------------------------------------------------------
+# Calls the hub's application in this process: no socket, no server, and no second implementation of the answers.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +193,7 @@ class Reply:
 
 
 class Asker:
-    """The questions of one reader about one run."""
+    """Sends one reader's requests about one run."""
 
     def __init__(self, app: ASGIApp, token: str, run: OpenRun) -> None:
         self._app = app
@@ -207,13 +201,13 @@ class Asker:
         self.run = run
 
     async def document(self, resource: str, **params: object) -> dict[str, Any]:
-        """Of the run; ``resource`` empty: about the run itself.  Empty when it was refused."""
+        """Return a document about the run; an empty ``resource`` means the run itself.  Empty if refused."""
         reply = await self.reply(resource, "application/json", **params)
         found: dict[str, Any] = {} if reply is None else msgspec.json.decode(reply.data)
         return found
 
     async def reply(self, resource: str, accept: str, **params: object) -> Reply | None:
-        """None when it was refused."""
+        """Return the reply; None if refused."""
         path = f"/api/v1/runs/{self.run.name}{'/' if resource else ''}{resource}"
         return await self.ask(path, accept, {name: value for name, value in params.items() if value is not None})
 
@@ -251,7 +245,7 @@ class Asker:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRun:
-    """A run that is over and that somebody has read already."""
+    """A finished run that was already read."""
 
     data: RunData
     summary: Mapping[str, Any]
@@ -259,7 +253,7 @@ class KnownRun:
 
 @asynccontextmanager
 async def open_asker(run_dir: Path, known: KnownRun | None = None) -> AsyncIterator[Asker]:
-    """NotARun when it cannot be opened."""
+    """Open a run for requests.  NotARun if it cannot be opened."""
     run_dir, token = run_dir.resolve(), secrets.token_urlsafe(32)
     runs = Runs.of_folder(run_dir) if known is None else Runs.of_past(run_dir, known.data, known.summary)
     try:
@@ -272,7 +266,7 @@ async def open_asker(run_dir: Path, known: KnownRun | None = None) -> AsyncItera
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
-# The steps of a run for its copy, asked for a stretch at a time: all at once they would be a million objects.
+# The steps are requested one stretch at a time: all at once they would be a million objects.
 
 STRETCHES = 16
 MS = 1_000_000
@@ -281,7 +275,7 @@ _PLAIN = ("first", "last", "steps", "ranks")
 
 
 async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], left_out: list[str]) -> None:
-    """``worst`` becomes columns: ``names``, and by bin ``rank``, ``step`` and a blob of [bin, place, name]."""
+    """Add the steps; ``worst`` becomes ``names``, and by bin ``rank``, ``step`` and a blob [bin, place, name]."""
     outline = await ask.document("steps", bins=1, worst=0)
     if not outline.get("first"):
         answers["steps"] = outline
@@ -291,7 +285,7 @@ async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any
     whole: dict[str, Any] = {name: [] for name in (*_PLAIN, "start_wall_ns")}
     memory: dict[str, list[Any]] = {name: [] for name in outline["memory_bytes"]}
     quantiles, means, on_device, worst = [], [], [], []
-    # The hub never has more bins than that in all; of fewer, each stretch has its share.
+    # The hub never has more than MOST_BINS in total; a smaller number is divided among the stretches.
     bins = MOST_BINS if plan.step_bins >= MOST_BINS else max(1, plan.step_bins // STRETCHES)
     seen: dict[str, list[Any]] = {"rank": [], "step": []}
     for first, last in pairwise(edges):
@@ -336,18 +330,18 @@ def _worst(rows: list[list[dict[str, Any]]], names: list[str], places: int) -> n
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-# Of a run's files, what its copy has: the start and the end of some logs, errors, and the summary.
+# A copy contains the start and the end of some logs, the errors, and the summary.
 
 ALWAYS = ("summary.txt", "logs/main.log")
 MOST_ERRORS = 64
 OTHERS = {"logs/": "more log", "errors/": "more error", "flight/": "Flight Recorder dump"}
-"""Of which folders a file that is left out is missed, and what it is called."""
+"""Folders whose omitted files are listed, and the name for such a file."""
 
 
 async def add_files(
     ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], chosen: Sequence[int], left_out: list[str]
 ) -> dict[str, Any]:
-    """By path its ``size`` and ``pieces``: offset, and where the bytes are."""
+    """Return ``size`` and ``pieces`` by path; a piece is its offset in the file, and the place of its bytes."""
     answers["files"] = await ask.document("files")
     sizes = {entry["path"]: entry["size"] for entry in answers["files"].get("files", [])}
     attempt = answers["steps"].get("attempt", 0)
@@ -378,18 +372,18 @@ async def add_files(
 # -- contents ---------------------------------------------------------------------------------------------------------
 
 WHOLE = ("", "findings", "summary", "collectives")
-"""Asked as they are."""
+"""Resources that are copied unchanged."""
 LONG = {"hangs": "hangs", "nodes": "nodes", "stacks": "stacks"}
-"""By resource the list in it that is cut where it is too long."""
+"""By resource, the list that is cut if it is too long."""
 MEMORY = ("allocated", "reserved", "peak_allocated")
 MOST_ROWS = 512
 MOST_COLUMNS = 4096
 LEAST_BINS = 64
 STAGES = 6
-"""That progress is told in: questions, steps, ranks, samples, maps, files."""
+"""The stages of progress: documents, steps, ranks, samples, maps, files."""
 CURVE_BINS = 512
 MEAN_PART = 4
-"""Maps of means are looked at less often, and have so much fewer cells."""
+"""Maps of means are used less often, and have fewer cells by this factor."""
 REDACTED_FILES = "This copy is redacted: logs and other files of the run are not here."
 
 Contents = dict[str, Any]
@@ -398,9 +392,9 @@ Contents = dict[str, Any]
 async def gather(
     ask: Asker, plan: Plan, blobs: Blobs, progress: Progress = no_progress, *, files: bool = True
 ) -> Contents:
-    """``answers`` by resource, ``maps`` by value, ``files`` by path, ``left_out`` in sentences.
+    """Return ``answers`` by resource, ``maps`` by value, ``files`` by path, and ``left_out`` in sentences.
 
-    Without ``files`` there are none in it: nobody can redact what a job printed.
+    Without ``files`` no file is included: a job's output cannot be redacted.
     """
     progress(0, STAGES)
     left_out: list[str] = []
@@ -435,7 +429,7 @@ async def gather(
 
 
 def _judge(answers: dict[str, Any]) -> None:
-    """A hub shows of a run that goes on what it found at two looks, and here is but one: that of the summary."""
+    """Replace live findings by the summary's: a hub shows what two evaluations agree on, and here there is only one."""
     if answers["findings"].get("live"):
         summary = answers["summary"].get("summary", {})
         said = {"live": False, "verdict": summary.get("verdict"), "findings": summary.get("findings", [])}
@@ -470,11 +464,11 @@ async def _events(ask: Asker, plan: Plan, left_out: list[str]) -> dict[str, Any]
     return {**found, "events": events}
 
 
-# ── ranks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# -- ranks -----------------------------------------------------------------------------------------------------------
 
 
 def _chosen(answers: dict[str, Any], most: int) -> list[int]:
-    """Those that findings name, those that work longest, and an even choice of the rest."""
+    """Choose the ranks named in findings, those that work longest, and an even sample of the rest."""
     by_work: list[int] = answers["ranks"].get("rank", [])
     there = set(by_work)
     named = [rank for finding in answers["findings"].get("findings", []) for rank in finding.get("ranks", [])]
@@ -518,7 +512,7 @@ def _floats(column: Iterable[float | None]) -> list[float]:
     return [np.nan if value is None else value for value in column]
 
 
-# ── samples ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# -- samples ---------------------------------------------------------------------------------------------------------
 
 
 async def _samples(ask: Asker, kind: str, plan: Plan, left_out: list[str]) -> dict[str, Any]:
@@ -537,20 +531,20 @@ async def _samples(ask: Asker, kind: str, plan: Plan, left_out: list[str]) -> di
 
 
 async def _log_places(ask: Asker, plan: Plan) -> dict[str, Any]:
-    """How long each log was when: by it the page finds the place of a moment."""
+    """Return the length of each log over time, from which the page finds the place of a moment."""
     asked = {"kind": "process", "fields": "log_bytes", "stat": "last"}
     return await ask.document("samples", **asked, bins=CURVE_BINS, limit=max(1, plan.sample_values // CURVE_BINS))
 
 
-# ── the map ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# -- maps ------------------------------------------------------------------------------------------------------------
 
 
 async def _maps(
     ask: Asker, plan: Plan, blobs: Blobs, about: dict[str, Any], left_out: list[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """By value one map of the whole run; where that is of bins only, another of the steps that are there one by one.
+    """Return one map of the whole run by value, and if that is in bins, another of the steps kept individually.
 
-    ``VALUE/mean``: the same of means, where a cell is more than one step of one rank.
+    ``VALUE/mean``: the same with means, if a cell is more than one step of one rank.
     """
     rows = max(1, min(about.get("ranks", 0), MOST_ROWS))
     found = {}
@@ -584,7 +578,7 @@ async def _layers(
 
 
 def _map(data: bytes, unit: str, blobs: Blobs) -> dict[str, Any]:
-    """``pack_heat`` in reverse, with the cells as a blob."""
+    """Reverse ``pack_heat``, with the cells as a blob."""
     _, _, exact, rows, columns = HEAT_HEAD.unpack_from(data)
     edges = np.frombuffer(data, "<u4", 2 * (rows + columns), HEAT_HEAD.size)
     cells = np.frombuffer(data, "<f4", rows * columns, HEAT_HEAD.size + edges.nbytes)
@@ -602,15 +596,12 @@ def _map(data: bytes, unit: str, blobs: Blobs) -> dict[str, Any]:
     }
 
 
-# -- report html ------------------------------------------------------------------------------------------------------
-# Write report.html: open a run, ask the hub's application everything, and put the answers into the page.
-#
-# From a run directory to ``report.html``.
+# -- report.html ------------------------------------------------------------------------------------------------------
+# Opens a run as the hub does, requests everything, and puts the answers into the page.
 #
 #     size = write_copy(run_dir, run_dir / "report.html")
 #
-# The run is opened as the hub opens it, and the hub's own answers are put inside (``contents.py``).  Its event loop
-# ends with it; nothing is left behind but the file, which is there as a whole or not at all.
+# The event loop ends with the call.  The file is written completely or not at all.
 
 UNBUILT = "the page was not built (`make page` does it)"
 SCHEMA = 1
@@ -621,9 +612,10 @@ M_ARENA_MAX = -8
 def write_copy(
     run_dir: Path, path: Path, *, known: KnownRun | None = None, redact: bool = False, progress: Progress = no_progress
 ) -> int:
-    """How many bytes it has; ``known``: who has read the run gives it; ``redact``: as ``records/redaction.py`` says.
+    """Write a copy; return its size in bytes.
 
-    RunError when it cannot be: no run, no built page, no room.
+    ``known``: the run, if it was already read; ``redact``: see ``records/redaction.py``.  RunError if it cannot be
+    written: not a run, page not built, disk full.
     """
     made = asyncio.run(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress, redact=redact))
     try:
@@ -634,9 +626,9 @@ def write_copy(
 
 
 def add_copy(run_dir: Path, known: KnownRun, progress: Progress = no_progress) -> str:
-    """``report.html`` in a run that is over; why there is none, or nothing.
+    """Add ``report.html`` to a finished run; return why it could not be written, or an empty string.
 
-    What else was concluded from the run does not depend on it: whatever goes wrong is a line to tell, no more.
+    The other results of the run do not depend on it: any failure is only reported.
     """
     _give_back()
     made = asyncio.run(_outcome(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress)))
@@ -652,14 +644,14 @@ def add_copy(run_dir: Path, known: KnownRun, progress: Progress = no_progress) -
 def make_copy(
     run_dir: Path, *, most_bytes: int = MOST_BYTES, wall_ns: int | None = None, progress: Progress = no_progress
 ) -> bytes:
-    """The file as bytes; ``wall_ns``: when it says that it was made."""
+    """Return the file as bytes; ``wall_ns``: the creation time that it states."""
     return asyncio.run(_make(run_dir, most_bytes, time.time_ns() if wall_ns is None else wall_ns, None, progress))
 
 
 def _give_back() -> None:
-    """What reading the run has freed, but not returned: beside a job every megabyte counts, also at its end.
+    """Return memory freed after reading the run to the system: next to a job every megabyte counts, even at its end.
 
-    And no heap of its own for the thread that answers.
+    Also prevent a separate heap for the thread that answers.
     """
     gc.collect()
     with suppress(AttributeError):  # another C library
@@ -678,13 +670,13 @@ async def _make(
     if not is_built():
         raise RunError(UNBUILT)
     made = b""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # there is one question at a time
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # there is one request at a time
     told = progress if known is not None else _after_half(progress)
     async with open_asker(run_dir, known) as ask:
         for plan in plans():
             blobs = Blobs()
             contents = await gather(ask, plan, blobs, told, files=not redact)
-            told = no_progress  # a second plan asks for less of the same, and a bar never goes back
+            told = no_progress  # a second plan requests less of the same, and a progress bar never goes back
             name = str(contents["answers"][""].get("name") or ask.run.name)
             document = _head(ask, name, wall_ns) | contents
             if redact:
@@ -696,7 +688,7 @@ async def _make(
 
 
 def _after_half(progress: Progress) -> Progress:
-    """To open a large run takes as long as everything that comes then."""
+    """Report the second half of the progress: opening a large run takes as much time as all the rest."""
     return lambda done, total: progress(total + done, 2 * total)
 
 
@@ -713,6 +705,6 @@ def _head(ask: Asker, name: str, wall_ns: int) -> dict[str, Any]:
 
 
 def _row(ask: Asker) -> dict[str, Any]:
-    """The run as the list of runs has it."""
+    """Return the run as it appears in the list of runs."""
     shown = run_entry(ask.run.path).to_dict()
     return {"id": ask.run.name, **{name: value for name, value in shown.items() if name != "path"}}

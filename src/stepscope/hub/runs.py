@@ -1,14 +1,12 @@
-"""The runs that a hub answers for: opened from their files, followed while they continue, and summarized.
+"""The runs that a hub serves: opened from their files, followed while they continue, and summarized.
 
-The runs that a hub can answer for: the live one that it is fed, or a folder of runs, past and live.
+    runs = Runs.of_one(run_dir, live)        # the hub of a run: ingest feeds ``live``
+    runs = Runs.of_folder(Path("runs"))      # ``stepscope serve``: opened on request, one ahead (``open_ahead``)
 
-    runs = Runs.of_one(run_dir, live)        # the hub of a run: others put into ``live`` what comes
-    runs = Runs.of_folder(Path("runs"))      # ``stepscope serve``: opened when somebody asks, one ahead (``ahead.py``)
-
-A run of a folder is opened in a thread, through ``store.open_run``, and put into the same model that a live one is kept
-in (``past.py``); while it still goes on it is followed instead (``tail.py``, ``inbox_tail.py``), as long as somebody
-looks.  A few stay open, the longest unasked goes first; one that changed on disk is opened again.  Everything else is
-used from one event loop.
+A run in a folder is opened in a thread, through ``store.open_run``, and put into the same model as a live run
+(``past_run``).  While it is still active it is followed instead (``ingest/tail.py``) until clients stop asking for it.
+A few runs stay open; the least recently used is closed first.  A run that changed on disk is reopened.  Not
+thread-safe: everything else runs in one event loop.
 """
 
 from __future__ import annotations
@@ -51,17 +49,15 @@ __all__ = ["FinalSummary", "OpenRun", "Runs", "final_of", "open_ahead", "past_ru
 
 
 # -- open run ---------------------------------------------------------------------------------------------------------
-# One run, open: the model of it, what its files say, and what is said of all of it.
-#
-# Made and kept by ``runs.py``; used from one event loop.
+# An open run: its model, the contents of its files, and its summary.  ``Runs`` creates and keeps it.
 
 Poll = Callable[[], object]
 FinalSummary = tuple[Mapping[str, Any], tuple[HangRecord, ...]]
-"""The document of ``summary.json``, and its hangs whole."""
+"""The document of ``summary.json``, and the complete hang records."""
 CHECK_S = 1.0
-"""Between two looks at whether a run that is over changed on disk."""
+"""The time between two checks whether a finished run changed on disk."""
 READING_SHARE = 0.2
-"""Of the time at most goes into opening a run again that keeps changing."""
+"""The largest share of the time spent on reopening a run that keeps changing."""
 CONTEXT = (
     "name",
     "command",
@@ -78,11 +74,11 @@ CONTEXT = (
     "end",
     "sealed",
 )
-"""What of ``run.json`` readers get; its ``environment`` was chosen without secrets when the run began."""
+"""The fields of ``run.json`` that readers get; its ``environment`` was chosen without secrets when the run began."""
 
 
 class OpenRun:
-    """One run, open."""
+    """One open run."""
 
     def __init__(
         self,
@@ -99,14 +95,14 @@ class OpenRun:
         self.name = path.name
         self.live = live
         self.fed = fed
-        """Whether somebody else puts in what comes."""
+        """Whether rows are pushed into the model (by ingest)."""
         self.poll = poll
-        """Brings what is new, of a run that goes on and is not fed."""
+        """Fetches new rows of an active run that is not fed."""
         self.document = document
-        """Of a run that is over: what ``summary.json`` says or would say."""
+        """The contents of ``summary.json``, existing or computed, if the run is over."""
         self._hangs = tuple(hangs)
         self.leaving = False
-        """Whether its hub ends with it, in a moment."""
+        """Whether the hub is about to exit together with this run."""
         self._ended = ended
         self._ended_wall_ns: int | None = None
         self.stamp: tuple[Any, ...] = ()
@@ -116,16 +112,16 @@ class OpenRun:
         self._summary_due_s = 0.0
         self._summing: asyncio.Task[Mapping[str, Any]] | None = None
         self.unsampled = False
-        """Whether its samples are still to be read."""
+        """Whether the samples still have to be read."""
         self.sampling: asyncio.Task[None] | None = None
 
     async def sampled(self) -> None:
-        """Wait until the samples are there."""
+        """Wait until the samples are loaded."""
         if self.sampling is not None:
             await asyncio.shield(self.sampling)
 
     def meta(self) -> Mapping[str, Any]:
-        """``run.json`` as it is now; what it was when it cannot be read."""
+        """Return the current ``run.json``, or its earlier contents if it cannot be read."""
         try:
             found: Mapping[str, Any] = self._cached(META, read_meta)
         except NotARun:
@@ -137,13 +133,13 @@ class OpenRun:
         return {name: meta.get(name) for name in CONTEXT}
 
     def status(self) -> str:
-        """As ``stepscope list`` has it."""
+        """Return the status as ``stepscope list`` shows it."""
         end = self.meta().get("end")
         said = end.get("status") if isinstance(end, Mapping) else None
         return self._ended or (said if isinstance(said, str) else "running")
 
     def ended_wall_ns(self) -> int | None:
-        """When it was over; null while that is not known."""
+        """Return when the run ended; None while that is unknown."""
         end = self.meta().get("end")
         said = end.get("wall_ns") if isinstance(end, Mapping) else None
         return said if isinstance(said, int) else self._ended_wall_ns
@@ -153,23 +149,23 @@ class OpenRun:
         return found
 
     def refused(self) -> Mapping[str, int]:
-        """By reason, what strangers were turned away for."""
+        """Count the refused strangers by reason."""
         return read_refused(self.path)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more data will come."""
         return not self.fed and self.poll is None
 
     def asked(self) -> None:
-        """Somebody looks: its agent is to write down at once what the ranks do."""
+        """Note that a client is looking: the run's agent then writes the state of the ranks without delay."""
         self.live.asked()
         if not self.over and self.live.asked_s - self._noted_s >= CHECK_S:
             self._noted_s = self.live.asked_s
             mark_watched(Path(str(self.live.meta.get("session", ""))))
 
     def conclude(self, status: str, final: FinalSummary | None = None) -> None:
-        """It was fed and is over: those who follow are told so before the hub goes, with what is said of all of it."""
+        """End a run that was fed: its followers learn the status and the final summary before the hub exits."""
         self._ended, self.fed, self.leaving = status, False, True
         self._ended_wall_ns = run_clock.wall_ns()
         if final is not None:
@@ -177,9 +173,9 @@ class OpenRun:
         self.live.touch()
 
     async def summary(self) -> Mapping[str, Any]:
-        """The document of ``summary.json``; of a run that goes on, one of its last steps and the ranks that are judged.
+        """Return the document of ``summary.json``; for an active run, of its last steps and the judged ranks.
 
-        However many ask, it is made once, and takes a fifth of the time at most.
+        Concurrent requests share one computation, which takes at most a fifth of the time.
         """
         if self.document is not None:
             return self.document
@@ -190,7 +186,7 @@ class OpenRun:
         return await asyncio.shield(self._summing)
 
     async def hangs(self) -> tuple[HangRecord, ...]:
-        """Those of the summary, whole: with the ranks, and what the Flight Recorders knew."""
+        """Return the complete hang records of the summary: with the ranks and the Flight Recorder data."""
         await self.summary()
         return self._hangs
 
@@ -227,36 +223,35 @@ def stamp_of(path: Path) -> tuple[Any, ...]:
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-# -- past -------------------------------------------------------------------------------------------------------------
-# A run from its files, put into the model that a live one is kept in: one code path answers for both.
+# -- past runs --------------------------------------------------------------------------------------------------------
+# Loads a run from its files into the model of a live run, so that one code path serves both.
 #
-# Rows go in as they would have come: a stretch of steps of all ranks, then the next, so that each step is digested
-# while all its rows are there.  Where the whole run fits into the memory that one may take, every step of every rank
-# is kept.
+# Rows are fed in their original order: a stretch of steps from all ranks, then the next, so that each step is digested
+# while all its rows are there.  If the whole run fits into the memory limit, every step of every rank is kept.
 
 PLANE_BYTES = 96 << 20
-"""Of the steps of one run that is over; what does not fit is kept in bins."""
+"""Memory for the steps of one finished run; steps that do not fit are kept in bins."""
 KEPT_STEPS = 1 << 20
 LEAST_STEPS = 256
-"""Room for so many, where a run is shorter."""
+"""Steps to make room for if a run is shorter."""
 LEAST_ROOM = 64
-"""Bins, where a run is shorter: the log could not fold fewer."""
+"""Bins to make room for if a run is shorter: the log cannot fold fewer."""
 ROWS_AT_ONCE = 1 << 17
-"""Put in at once."""
+"""Rows to put in at once."""
 _STATES = {"starting": RingState.STARTING, "running": RingState.RUNNING, "exception": RingState.EXCEPTION}
 
 
 def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
-    """``nodes``: by host, what its node was called while the run went on; else it is called as its host."""
+    """Put a finished run into the model.  ``nodes``: the node name by host during the run; the default is the host."""
     nodes = {} if nodes is None else nodes
     current = last_attempt(data.ranks)
     newest = max((int(series.steps["step"][-1]) for series in current if len(series.steps)), default=0)
     steps = max(LEAST_STEPS, min(newest + 1, KEPT_STEPS))
     planes = Planes(budget_bytes=PLANE_BYTES, most_steps=steps, room=max(1, len(current)))
-    # Of a short run what there can be, and no more: its report is made beside the job's end.
+    # A short run gets only the room it can use: its report is made while the job is ending.
     digests = DigestLog(min(LOG_ROOM, max(LEAST_ROOM, newest + 1)))
     live = LiveRun(name=data.name, meta=data.meta, planes=planes, digests=digests)
-    live.said.most_of_node = sys.maxsize  # they are thinned already, evenly
+    live.said.most_of_node = sys.maxsize  # they are already thinned, evenly
     abouts = {id(series): _sidecar(series) for series in data.ranks}
     for series in sorted(data.ranks, key=lambda one: one.identity.attempt):
         live.ring(abouts[id(series)], node=nodes.get(series.identity.host, series.identity.host))
@@ -272,7 +267,7 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
 
 
 def lines_by_node(live: LiveRun, records: Sequence[dict[str, Any]], nodes: Mapping[str, str]) -> dict[str, list[bytes]]:
-    """As they would have been sent."""
+    """Encode records as their nodes would have sent them."""
     by_node: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         host = str(record.get("node") or record.get("host") or live.meta.get("host") or "")
@@ -282,7 +277,7 @@ def lines_by_node(live: LiveRun, records: Sequence[dict[str, Any]], nodes: Mappi
 
 
 def _stretches(trained: Sequence[RankSeries], idents: NDArray[np.void]) -> Iterator[BlockRows]:
-    """The steps of all ranks, a stretch at a time."""
+    """Yield the steps of all ranks, one stretch at a time."""
     if not trained:
         return
     first = min(int(series.steps["step"][0]) for series in trained)
@@ -332,22 +327,21 @@ def _sidecar(series: RankSeries) -> RingSidecar:
     )
 
 
-# -- late samples -----------------------------------------------------------------------------------------------------
-# The samples of a run that is over come after everything else: the page is drawn while they are read.
-#
-# A night of a large job has hundreds of thousands of them, and none is needed for a verdict that was written down, for
-# the steps or for the map.  Whoever asks for them meanwhile waits (``OpenRun.sampled``).
+# -- deferred samples -------------------------------------------------------------------------------------------------
+# The samples of a finished run are loaded last, while the page is already drawn.  A night of a large job has hundreds
+# of thousands, and the stored verdict, the steps and the map do not need them.  Requests for samples wait
+# (``OpenRun.sampled``).
 
 SAMPLES_AT_ONCE = 5_000
-"""Lines put in before others have their turn."""
+"""Lines to put in before other tasks get a turn."""
 
 
 async def bring_samples(path: Path, live: LiveRun, nodes: Mapping[str, str]) -> None:
-    """Read them in a thread and put them in; ``nodes`` as ``past_run`` has them."""
+    """Read the samples in a thread and put them in; ``nodes`` as in ``past_run``."""
     try:
         by_node = await asyncio.to_thread(_read_samples, path, live, nodes)
     except (RunError, OSError):
-        return  # it was removed or damaged meanwhile: the next look at the run says so
+        return  # removed or damaged meanwhile: the next request for the run reports it
     for node, lines in by_node.items():
         for first in range(0, len(lines), SAMPLES_AT_ONCE):
             live.lines(SAMPLES, lines[first : first + SAMPLES_AT_ONCE], node=node, offset_ns=0)
@@ -355,7 +349,7 @@ async def bring_samples(path: Path, live: LiveRun, nodes: Mapping[str, str]) -> 
 
 
 def _read_samples(path: Path, live: LiveRun, nodes: Mapping[str, str]) -> dict[str, list[bytes]]:
-    from stepscope.store.sealed.samples import sealed_samples  # loads DuckDB, for which hubs of live runs have no use
+    from stepscope.store.sealed.samples import sealed_samples  # loads DuckDB, which hubs of live runs do not need
 
     return lines_by_node(live, sealed_samples(path), nodes)
 
@@ -364,7 +358,7 @@ def _read_samples(path: Path, live: LiveRun, nodes: Mapping[str, str]) -> dict[s
 
 MOST_OPEN = 4
 LOOKED_AT_S = 30.0
-"""A run that goes on is followed for so long after it was last asked about."""
+"""How long an active run is followed after the last request for it."""
 _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
 
 
@@ -381,34 +375,34 @@ class Runs:
 
     @classmethod
     def of_one(cls, run_dir: Path, live: LiveRun, *, wanted: str = "") -> Runs:
-        """A run that is fed by its hub; ``wanted`` is what it was to be called."""
+        """Serve a run that its hub feeds; ``wanted`` is its requested name."""
         one = OpenRun(run_dir, live, fed=True)
         return cls(run_dir.parent, one=one, names=frozenset({run_dir.name, wanted} - {""}))
 
     @classmethod
     def of_past(cls, run_dir: Path, data: RunData, document: Mapping[str, Any]) -> Runs:
-        """A run that is over and was read already, with its summary."""
+        """Serve a finished run that was already read, with its summary."""
         return cls(run_dir.parent, one=_past(run_dir, data, document), names=frozenset({run_dir.name}))
 
     @classmethod
     def of_folder(cls, root: Path) -> Runs:
-        """All runs right under ``root``; or ``root`` itself, if it is one."""
+        """Serve all runs directly under ``root``; or ``root`` itself, if it is a run."""
         if (root / META).is_file():
             return cls(root.resolve().parent, one=None, names=frozenset({root.resolve().name}))
         return cls(root, one=None)
 
     def live(self) -> list[OpenRun]:
-        """Those that are open: what metrics are told of."""
+        """Return the open runs; used for metrics."""
         return [self._one] if self._one is not None else list(self._opened.values())
 
     async def entries(self) -> list[RunEntry]:
-        """Newest first.  However many ask at once, the folder is gone through once."""
+        """List the runs, newest first.  Concurrent requests share one scan of the folder."""
         if self._listing is None or self._listing.done():
             self._listing = asyncio.create_task(asyncio.to_thread(self._list))
         return await asyncio.shield(self._listing)
 
     async def open(self, name: str) -> OpenRun | None:
-        """The run of that name; None when there is none.  ApiError-free: whatever is wrong with it, it is none."""
+        """Open the run with that name.  None if it does not exist or cannot be read; never raises ApiError."""
         if self._one is not None:
             if name not in self._names:
                 return None
@@ -433,12 +427,12 @@ class Runs:
         return opened
 
     def path_of(self, name: str) -> Path | None:
-        """Of a run that is there."""
+        """Return the path of an existing run."""
         path = self.root / name
         return path if self._may_be(name) and (path / META).is_file() else None
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """Stop all background tasks."""
         tasks = [*self._opening.values(), *self._following, *([self._listing] if self._listing else [])]
         for task in tasks:
             task.cancel()
@@ -456,7 +450,7 @@ class Runs:
         return max(CHECK_S, opened.took_s / READING_SHARE)
 
     async def _open_once(self, name: str) -> OpenRun | None:
-        """However many ask at once, it is opened once."""
+        """Open a run; concurrent requests share one attempt."""
         task = self._opening.get(name)
         if task is None:
             task = self._opening[name] = asyncio.create_task(self._open(name))
@@ -487,7 +481,7 @@ class Runs:
         return task
 
     async def _follow(self, run: OpenRun, poll: Poll) -> None:
-        """Keep up with a run that goes on, as long as somebody looks; then it is closed."""
+        """Keep up with an active run while clients ask for it; then close it."""
         keeping = asyncio.create_task(keep_up(run.live, poll=poll))
         try:
             while self._opened.get(run.name) is run and time.monotonic() - run.live.asked_s < LOOKED_AT_S:
@@ -530,14 +524,14 @@ def _load(path: Path) -> OpenRun:
 
 
 def final_of(path: Path) -> FinalSummary:
-    """What is said of a run whose processes have ended, before anybody sealed it.  RunError when it cannot be read."""
+    """Summarize a run whose processes have ended, before it is sealed.  RunError if it cannot be read."""
     data = open_run(path)
     return summarise(data, logs=log_names(path)), data.hangs
 
 
 def _poll_of(path: Path, live: LiveRun) -> Poll:
-    """What this node writes and, of a job of several, what the others send."""
-    # Whoever makes report.html beside a job has no use for these, and no memory to spare.
+    """Poll what this node writes and, in a job with several nodes, what the others send."""
+    # Imported here: writing report.html during a job does not need them, and memory is scarce.
     from stepscope.hub.ingest.tail import InboxTail, Tail
 
     here, others = Tail(path, live), InboxTail(path, live)
@@ -550,7 +544,7 @@ def _past(path: Path, data: RunData, document: Mapping[str, Any]) -> OpenRun:
 
 
 def _node_names(path: Path) -> dict[str, str]:
-    """By host, what its node was called while the run went on."""
+    """Return the node name by host during the run."""
     return {node.host: str(node.node) for node in read_nodes(path)}
 
 
@@ -565,15 +559,14 @@ def _changed_of(path: Path) -> tuple[Any, ...]:
     return tuple(stamp_of(path / name) for name in _WATCHED)
 
 
-# -- ahead ------------------------------------------------------------------------------------------------------------
-# ``stepscope serve`` opens, before anybody asks, what will most likely be asked for first.
-#
-# The run that it was given, else the newest of the folder; whoever asks meanwhile gets the same one when it is open.  A
-# run that goes on is left alone: to open it is to look, and its agent works harder for those who look.
+# -- opening ahead ----------------------------------------------------------------------------------------------------
+# ``stepscope serve`` opens in advance the run most likely to be requested first: the given run, otherwise the newest
+# in the folder.  Requests meanwhile share that opening.  An active run is left alone: opening it counts as watching,
+# and its agent works harder for watchers.
 
 
 async def open_ahead(runs: Runs, folder: Path) -> None:
-    """``folder``: of which ``runs`` are; whatever is wrong with it, they will hear who ask."""
+    """Open the likely run of ``folder``, from which ``runs`` was made; errors surface at the next request."""
     path = await asyncio.to_thread(_likely, folder)
     if path is not None:
         await runs.open(path.name)

@@ -1,13 +1,11 @@
-"""The hub's HTTP server: accepts connections and holds each of them to its limits and deadlines.
-
-The hub's server: uvicorn's HTTP on a socket that is bound already, with an entrance of our own.
+"""The hub's HTTP server: accepts connections and enforces limits and deadlines on each.
 
     sock ── accept ── Entrance: room for it? ── TLS handshake ── GuardedProtocol ── ASGI app
 
-Accepting is done here and not by the loop, so that a stranger is counted before a handshake is computed for it.
-uvicorn is used for its protocol alone: no signal handlers, no log of its own, no ticking; what it would have logged is
-counted, and told in a few plain lines.  The listening socket stays open when the server stops: it belongs to whoever
-bound it.
+It runs uvicorn's HTTP protocol on a socket that is already bound.  Connections are accepted here rather than by the
+loop, so that a stranger is counted before a handshake is computed for it.  Only uvicorn's protocol is used, without
+its signal handlers, log or periodic tick; errors that it would log are counted, and the first few are printed.  The
+listening socket stays open when the server stops: it belongs to the code that bound it.
 """
 
 from __future__ import annotations
@@ -37,44 +35,44 @@ from stepscope.records.text import say
 __all__ = ["AGENT", "Server", "known", "run_loop"]
 
 
-# -- guard ------------------------------------------------------------------------------------------------------------
-# One connection, held to its limits: uvicorn's HTTP protocol with a deadline and a count for each of its stages.
+# -- connection guard -------------------------------------------------------------------------------------------------
+# One connection within its limits: uvicorn's HTTP protocol with a deadline and a byte count for each stage.
 #
-# httptools parses; it has no idea of time and sets no limit to a head.  Here every connection is in one of a few stages
-# (``Stage``), each with a deadline; one sweep a second closes those past theirs, which is cheaper than a timer for each
-# request.  What a request may bring along is decided when its head is complete, before a byte of its body is believed.
-# A request that could be read in two ways (two lengths, a length and chunks, something behind the chunks), one sent
-# before the answer to the last, and an upgrade are refused: nobody of ours sends such.
+# httptools only parses; it knows no time and no limit for a request head.  Here every connection is in one of a few
+# stages (``Stage``), each with a deadline.  One sweep a second closes overdue connections, which is cheaper than a
+# timer per request.  The limits for a body are decided when the head is complete, before any of the body is accepted.
+# Refused, since Stepscope never sends them: ambiguous requests (two lengths, a length and chunks, headers after the
+# chunks), a request before the answer to the last one, and upgrades.
 
 Stage = Literal["handshake", "head", "body", "busy", "drain", "idle", "closing"]
-"""``drain``: it was answered before its body was there, the rest of which is passed over."""
+"""``drain``: the request was answered before its body was complete; the rest is discarded."""
 
 AGENT: Final = "stepscope.agent"
-"""An app sets this in ``scope["state"]`` when whoever asks is an agent of the run: it may stay."""
+"""The app sets this in ``scope["state"]`` when the client is an agent of the run: its connection may stay open."""
 _KNOWN: Final = "stepscope.known"
 PEER: Final = "stepscope.peer"
-"""In ``scope["state"]``: a function that tells which user of this machine asks; None: of another, or not known."""
+"""In ``scope["state"]``: a function that returns the local user at the other end; None: remote or unknown."""
 _SLACK: Final = 64 << 10
-"""What the frames of chunks may add to a body."""
+"""The number of bytes that chunk framing may add to a body."""
 _FOREVER: Final = float("inf")
 
 
 def known(scope: MutableMapping[str, Any]) -> None:
-    """An app calls this as soon as whoever asks has shown a key or a token, before it reads a body."""
+    """Mark the client as authenticated; the app calls this before it reads a body."""
     told = scope.get("state", {}).get(_KNOWN)
     if told is not None:
         told()
 
 
 class _WrongError(Exception):
-    """Raised through the parser, which hands it on as an error of its own."""
+    """Raised through the parser, which turns it into its own error."""
 
 
 class _Door(asyncio.Transport):
-    """The transport as a request sees it: head and body of an answer leave together, and closing is no reset.
+    """The transport as a request sees it: sends the head and body of an answer together, and closes without a reset.
 
-    Waking the other side twice costs more than all else that is done for a small answer.  A socket that is closed with
-    something unread is reset, and its peer may lose the answer that was just written: the rest is read first.
+    Waking the other side twice costs more than all other work for a small answer.  Closing a socket with unread data
+    resets the connection, and the peer may lose the answer just written; the rest is therefore read first.
     """
 
     def __init__(self, protocol: GuardedProtocol) -> None:
@@ -123,27 +121,27 @@ class GuardedProtocol(HttpToolsProtocol):
         self._most = self._body_most = 0
         self._agent = False
         self._stuck_s = _FOREVER
-        # The loop has a deadline of its own for the handshake, which comes first.
+        # The loop has a separate deadline for the handshake, which expires first.
         self._stage("handshake", self._limits.handshake_s + self._limits.linger_s)
 
     def _stage(self, stage: Stage, seconds: float) -> None:
         self.stage: Stage = stage
         self.until_s = self._time() + seconds
 
-    # ── what the entrance and the sweep do ──────────────────────────────────────────────────────────────────────────
+    # -- called by the entrance and the sweep ------------------------------------------------------------------------
 
     def send_away(self) -> None:
-        """At once, whatever it is doing."""
+        """Close the connection at once, in any stage."""
         if self.stage != "handshake":
             self.transport.abort()
             return
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # the handshake then fails by itself
+            self._sock.shutdown(socket.SHUT_RDWR)  # makes the handshake fail
         except OSError:
             pass
 
     def sweep(self, now_s: float) -> None:
-        """Close it if it is past a deadline."""
+        """Close the connection if it is past a deadline."""
         if now_s - self._stuck_s > self._limits.answer_s:
             self._entrance.refusals.count("reader_slow", self.address)
             self.send_away()
@@ -160,7 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self.send_away()
 
-    # ── the transport's side ────────────────────────────────────────────────────────────────────────────────────────
+    # -- called by the transport -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -196,10 +194,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stuck_s = _FOREVER
 
-    # ── the parser's side ───────────────────────────────────────────────────────────────────────────────────────────
+    # -- called by the parser ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self.stage == "idle":  # in one piece with the rest of a body that was answered early
+        if self.stage == "idle":  # arrived together with the rest of a body that was answered early
             self._stage("head", self._limits.head_s)
         elif self.stage != "head":
             raise _WrongError("a request before the answer to the last")
@@ -238,7 +236,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return peer_uid(self.address, self.client[1], self.server[1] or 0)
 
     def _peer(self) -> int | None:
-        """Looked up once a connection, and only where somebody wants to know: the table of a busy machine is long."""
+        """Return the peer's user.  Looked up at most once per connection, on demand: the kernel's table may be long."""
         return self._uid
 
     def on_body(self, body: bytes) -> None:
@@ -258,7 +256,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._wrong = (status, reason)
         raise _WrongError(reason)
 
-    # ── the app's side ──────────────────────────────────────────────────────────────────────────────────────────────
+    # -- called by the app -------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -269,10 +267,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.stage == "busy":
             self._idle()
         else:
-            self._stage("drain", self._limits.linger_s)  # as much as the body may be, which is counted already
+            self._stage("drain", self._limits.linger_s)  # up to the size of the body, which is already limited
 
     def close_behind(self) -> None:
-        """After the answer that was just written."""
+        """Close after the answer just written."""
         if self.stage == "body":
             self._linger()
         else:
@@ -287,13 +285,13 @@ class GuardedProtocol(HttpToolsProtocol):
             self._entrance.waits(self)
 
     def _refuse(self, status: int, reason: Reason) -> None:
-        """Answer without asking the app, pass over what still comes, and close."""
+        """Answer without calling the app, discard what still comes, and close."""
         self._entrance.refusals.count(reason, self.address)
         if self.stage in ("body", "busy"):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.stage == "drain" or (self.stage in ("body", "busy") and self.cycle.response_started):
-            self.transport.abort()  # it has an answer, or part of one
+            self.transport.abort()  # it already has an answer, or part of one
         elif not self.transport.is_closing():
             self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
             self._most = self._read + self._limits.linger_bytes
@@ -315,7 +313,7 @@ App = Callable[..., Awaitable[None]]
 Result = TypeVar("Result")
 
 _AT_ONCE: Final = 64
-"""Connections accepted before anything else gets its turn."""
+"""Connections accepted before other tasks get a turn."""
 _OTHER_FILES: Final = 128
 _PAUSE_S: Final = 0.25
 _SWEEP_S: Final = 1.0
@@ -335,7 +333,7 @@ class Server:
         refusals: Refusals | None = None,
         caller: socket.socket | None = None,
     ) -> None:
-        """HubError when the certificate cannot be used.  ``caller``: a connection that was accepted already."""
+        """HubError if the certificate cannot be used.  ``caller``: a connection that was already accepted."""
         self._caller = caller
         self.refusals = refusals if refusals is not None else Refusals()
         self.limits = _affordable(limits if limits is not None else ServerLimits())
@@ -360,20 +358,20 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Open ones, also those whose handshake is not complete."""
+        """The number of open connections, including those still in the handshake."""
         return self._entrance.open
 
     @property
     def answered(self) -> int:
-        """How many requests so far."""
+        """The number of requests answered so far."""
         return self._state.total_requests
 
     def stop(self) -> None:
-        """Answers under way are finished, within ``grace_s``."""
+        """Stop; answers in progress may finish within ``grace_s``."""
         self._stop.set()
 
     async def run(self) -> None:
-        """HubError when the app cannot start."""
+        """Serve until ``stop()``.  HubError if the app cannot start."""
         loop = asyncio.get_running_loop()
         faults = _Faults(self.refusals)
         with faults:
@@ -387,7 +385,7 @@ class Server:
             self._sock.setblocking(False)
             loop.add_reader(self._sock, self._accept)
             if self._caller is not None:
-                with suppress(OSError):  # it left meanwhile
+                with suppress(OSError):  # it disconnected meanwhile
                     self._let_in(self._caller, self._caller.getpeername())
                 self._caller = None
             self.started.set()
@@ -458,7 +456,7 @@ class Server:
                 lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=deadline_s
             )
         except (OSError, asyncio.TimeoutError) as error:
-            if not isinstance(error, ConnectionResetError):  # that one only left, or was sent away
+            if not isinstance(error, ConnectionResetError):  # that client disconnected, or was sent away
                 self.refusals.count("tls", protocol.address)
             self._entrance.leave(protocol)
             sock.close()
@@ -477,11 +475,11 @@ class Server:
                 await asyncio.wait(late, timeout=self.limits.grace_s)
         for visitor in self._entrance.inside():
             visitor.send_away()
-        await asyncio.sleep(0)  # in which the transports close
+        await asyncio.sleep(0)  # lets the transports close
 
 
 class _Faults(logging.Handler):
-    """What uvicorn or the loop would have logged: an error of ours, counted, and a few of them told."""
+    """Errors that uvicorn or the loop would log: bugs in the hub, all counted, the first few printed."""
 
     _NAMES = ("uvicorn", "asyncio")
 
@@ -509,7 +507,7 @@ class _Faults(logging.Handler):
 
     def in_loop(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OSError):  # those are somebody's broken connection
+        if not isinstance(error, OSError):  # an OSError is only a broken connection
             self._tell(error, str(context.get("message", "")))
 
     def _tell(self, error: BaseException | None, message: str) -> None:
@@ -528,7 +526,7 @@ class _Faults(logging.Handler):
 
 
 def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
-    """``asyncio.run`` on uvloop's loop, where there is one."""
+    """Like ``asyncio.run``, on uvloop if installed."""
     try:
         import uvloop
 
@@ -551,7 +549,7 @@ def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _affordable(limits: ServerLimits) -> ServerLimits:
-    """As many connections as there can be files; as many files as we may have."""
+    """Raise the limit of open files as far as allowed, and limit the connections to what it permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

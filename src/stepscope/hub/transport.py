@@ -1,10 +1,8 @@
-"""Connections to a hub: TLS, and who is at the other end of a local one.
+"""Connections to a hub: TLS certificates, and the user at the other end of a local connection.
 
-The hub's certificate: made for the run, or the user's own; its fingerprint; what TLS we speak.
-
-One that is made here is self-signed and needs no authority: an agent does not trust the certificate, it trusts whoever
-can sign that certificate's fingerprint with the user's key (``wire/handshake.py``).  A browser warns about it, once;
-with ``--tls-cert`` and ``--tls-key`` it does not.
+The certificate is made for the run, or is the user's own.  One made here is self-signed and needs no authority: an
+agent does not trust the certificate itself, but a signature over its fingerprint made with the user's key
+(``wire/handshake.py``).  A browser warns about it once; with ``--tls-cert`` and ``--tls-key`` it does not.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["TlsFiles", "make_certificate", "peer_uid", "server_context", "user_certificate"]
 
 
-# -- tls --------------------------------------------------------------------------------------------------------------
+# -- TLS --------------------------------------------------------------------------------------------------------------
 
 _PREFIX = "stepscope-tls-"
 _BEFORE = datetime.timedelta(days=2)
 _AFTER = datetime.timedelta(days=397)
-"""Browsers take no longer; a clock that is off by a day is no reason to be turned away."""
+"""The longest that browsers accept; starting two days ago tolerates a clock that is off by a day."""
 _READ_BY_ALL = 0o004
 
 
@@ -45,16 +43,16 @@ class TlsFiles:
     certificate: Path
     key: Path
     fingerprint: bytes
-    """SHA-256 of the certificate's DER, 32 bytes; what joins are signed over."""
+    """SHA-256 of the certificate's DER, 32 bytes; joins are signed over it."""
 
     def remove(self) -> None:
-        """Of a certificate that was made for a run; the user's own is left where it is."""
+        """Remove a certificate that was made for a run; leave the user's own alone."""
         if self.certificate.parent.name.startswith(_PREFIX):
             shutil.rmtree(self.certificate.parent, ignore_errors=True)
 
 
 def make_certificate(hosts: Sequence[str] = (), *, folder: Path | None = None) -> TlsFiles:
-    """A key and a self-signed certificate for the run, in a folder that only its owner can enter.  HubError if not.
+    """Make a key and a self-signed certificate in a folder that only its owner can enter.  HubError on failure.
 
     ``hosts`` are names and addresses under which the hub is reached, besides this machine's own.
     """
@@ -92,7 +90,7 @@ def make_certificate(hosts: Sequence[str] = (), *, folder: Path | None = None) -
 
 
 def user_certificate(certificate: Path, key: Path) -> TlsFiles:
-    """Check what the user gave; UsageError says what is wrong with it."""
+    """Check the user's files; UsageError says what is wrong."""
     from cryptography import x509
 
     texts = {}
@@ -118,13 +116,13 @@ def user_certificate(certificate: Path, key: Path) -> TlsFiles:
 
 
 def server_context(tls: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 or later, HTTP/1.1.  HubError when key and certificate cannot be used together."""
+    """Allow TLS 1.2 or later, HTTP/1.1.  HubError if key and certificate do not work together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # OpenSSL would ask on the terminal for the password of a key that has one.
+        # Without this, OpenSSL asks on the terminal for the password of an encrypted key.
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -154,20 +152,19 @@ def _names(hosts: Sequence[str]) -> list[GeneralName]:
     return found
 
 
-# -- peers ------------------------------------------------------------------------------------------------------------
-# Which user of this machine is at the other end of a TCP connection, from the kernel's own table.  Linux only.
-#
-# Both ends of a connection within one machine are in ``/proc/net/tcp`` (or ``tcp6``), each with the user who made it.
+# -- local peers ------------------------------------------------------------------------------------------------------
+# Which local user is at the other end of a TCP connection, from the kernel's table.  Linux only.  Both ends of a local
+# connection are in ``/proc/net/tcp`` (or ``tcp6``), each with the user that opened it.
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED = "01"
-"""Only then is the user known: what is being closed belongs to nobody, which is written as root."""
+"""The user is known only in this state: a closing connection has no owner and is listed as root."""
 
 
 def peer_uid(host: str, port: int, own_port: int, tables: tuple[Path, ...] = TABLES) -> int | None:
-    """Of whoever is connected from there to our port.
+    """Return the user connected from that address to our port.
 
-    -1: nobody of this machine is, or not any more.  None: this system does not tell.
+    -1: there is no such local connection, or not any more.  None: this system does not tell.
     """
     wanted, told = _plain(ip_address(host.partition("%")[0])), False
     for table in tables:
@@ -187,7 +184,7 @@ def peer_uid(host: str, port: int, own_port: int, tables: tuple[Path, ...] = TAB
 
 
 def _address(field: str) -> IPv4Address | IPv6Address:
-    """Words of four bytes in the machine's own order."""
+    """Parse words of four bytes in the machine's byte order."""
     raw = bytes.fromhex(field.partition(":")[0])
     if sys.byteorder == "little":
         raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))

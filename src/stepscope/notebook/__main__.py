@@ -1,7 +1,7 @@
-"""``python -m stepscope.notebook``: the server behind ``stepscope.live()``; started by it, not by people.
+"""``python -m stepscope.notebook``: the server behind ``stepscope.live()``, which starts it; not meant for users.
 
-It says one line on its standard output, where it listens and the token, and serves until the process that trains is
-gone.  Unlike any other hub its page may stand in a frame, that of a notebook on this machine or below the same address.
+It prints one line, with its address and the token, to standard output, and serves until the training process is gone.
+Unlike that of any other hub, its page may be shown in a frame: in a notebook on this machine or below the same address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_S = 1.0
 BEGIN_S = 20.0
 """How long the agent may take to make the run's folder."""
 LINGER_S = 3.0
-"""For those who look to be told the end."""
+"""Time for viewers to receive the end of the run."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -64,7 +64,7 @@ def _serve(run_dir: Path, listening: socket.socket, owner: int, ticks: int) -> N
     about = HubFile(url=url_of(LOOPBACK, port, tls=False), token=token)
     ours = read_hub_file(run_dir) is None
     if ours:
-        write_hub_file(run_dir, about)  # for `stepscope watch` and other tools, as any run has it
+        write_hub_file(run_dir, about)  # for `stepscope watch` and other tools, as in any run
     _say({"url": about.url, "port": port, "token": token, "pid": os.getpid()})
     try:
         run_loop(_until_gone(Runs.of_folder(run_dir), token, listening, owner, ticks))
@@ -86,7 +86,7 @@ async def _until_gone(runs: Runs, token: str, listening: socket.socket, owner: i
 
 
 def _say(word: dict[str, object]) -> None:
-    """Once; nobody listens afterwards."""
+    """Print one message, then redirect standard output to /dev/null: nothing reads it any more."""
     os.write(1, json.dumps(word).encode() + b"\n")
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)

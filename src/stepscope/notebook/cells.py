@@ -1,14 +1,11 @@
-"""What a notebook calls: show a run, or watch the training in this process.
+"""What a notebook calls: ``stepscope.show()`` shows a run, ``stepscope.live()`` the training in this process.
 
-``stepscope.live()``: the live page of the run in this process, and where the browser finds it.
+    kernel ──(no thread, no socket)──   ring ──► agent ──► files of the run ──► our server ──► frame in the cell
 
-``stepscope.live()``: the live page of the run that this very process trains, in a cell of its notebook.
-
-    kernel ──(no thread, no socket)──   ring ──► agent ──► files of the run ──► server of ours ──► frame in the cell
-
-The server (``__main__.py``) is a process of its own that follows the run's files, listens on loopback, and ends with
-the kernel: it looks once a second whether that still lives.  It is started by way of a shell that ends at once, so that
-a script that waits for its children never meets it, and in a session of its own, so that "interrupt" is not for it.
+The server of ``live()`` (``notebook/__main__.py``) is a separate process that follows the run's files, listens on
+loopback, and ends with the kernel: it checks once a second whether the kernel is alive.  A shell that exits immediately
+starts it, so that a script that waits for its children never sees it, and it has a separate session, so that
+"interrupt" does not reach it.
 """
 
 from __future__ import annotations
@@ -40,41 +37,39 @@ from stepscope.store.paths import META, REPORT_FILE, SUMMARY
 __all__ = ["frame_of_address", "frame_of_page", "in_notebook", "in_vscode", "live", "page_address", "show"]
 
 
-# -- show -------------------------------------------------------------------------------------------------------------
-# ``stepscope.show()``: a run's page in a notebook cell, and what such a cell can show.
-#
-# ``stepscope.show()``: a run's page in the cell of a notebook, the data inside; its summary where there is no cell.
-
-# -- cells ------------------------------------------------------------------------------------------------------------
-# What a cell of a notebook can show: a page in a frame; and whether there is such a cell at all.
+# -- notebook cells ---------------------------------------------------------------------------------------------------
+# What a cell can show, and whether there is a cell at all.
 
 VSCODE = ("VSCODE_PID", "VSCODE_CWD")
-"""A kernel has the first of these where VS Code runs beside it, and the second where it came over SSH or from WSL."""
+"""A kernel has the first of these if VS Code runs on the same machine, and the second over SSH or from WSL."""
 VSCODE_FILE = "__vsc_ipynb_file__"
-"""Among a notebook's own variables; put there by VS Code, also where another hand started the kernel."""
+"""A notebook variable that VS Code sets, even if another program started the kernel."""
 SANDBOX = "allow-scripts allow-downloads allow-popups"
-"""A page that comes with its data needs nothing of the notebook's: no cookies, no storage, no forms."""
+"""A page that contains its data needs nothing from the notebook: no cookies, no storage, no forms."""
 
 
 def in_notebook() -> bool:
-    """Whether what we show lands in a cell; in a terminal IPython it would be text."""
+    """Whether output appears in a notebook cell; in a terminal IPython it would be text."""
     return getattr(_shell(), "kernel", None) is not None
 
 
 def in_vscode() -> bool:
-    """Whether that cell is one of VS Code, which has an address of its own: it shows a page that comes with its data,
-    but of any page on this machine an empty frame."""
+    """Whether the cell is in VS Code.
+
+    Its cells have a separate origin: they show a page that contains its data, but an empty frame for any page on this
+    machine.
+    """
     return any(name in os.environ for name in VSCODE) or VSCODE_FILE in getattr(_shell(), "user_ns", ())
 
 
 def put_in_cell(markup: str, plain: str) -> None:
-    """Into the cell that runs now; ``plain`` for those who show no HTML."""
+    """Show in the running cell; ``plain`` is for frontends without HTML."""
     display: Any = sys.modules["IPython"].display.display
     display({"text/html": markup, "text/plain": plain}, raw=True)
 
 
 def frame_of_page(page: str, *, title: str, height: int) -> str:
-    """With the page inside, so that it is kept in the notebook's file and needs no network."""
+    """Return a frame with the page inside, so that it is saved with the notebook and needs no network."""
     return f'<iframe sandbox="{SANDBOX}" srcdoc="{html.escape(page)}" {_frame_attributes(title, height)}></iframe>'
 
 
@@ -83,13 +78,13 @@ def frame_of_address(address: str, *, title: str, height: int) -> str:
 
 
 def with_caption(frame: str, *, link: str, words: str, hint: str) -> str:
-    """A frame with a line above it, and what to do where it stays empty: not every notebook can, or may, show one."""
+    """Put a line above a frame, with what to do if the frame stays empty: not every notebook can or may show one."""
     opening = f'<a href="{html.escape(link)}" target="_blank" rel="noopener noreferrer">{html.escape(words)}</a>'
     return f"<p>{opening if link else html.escape(words)}. <small>{html.escape(hint)}</small></p>{frame}"
 
 
 def _shell() -> Any:
-    """IPython's, if there is one."""
+    """Return IPython's shell, if there is one."""
     found: Any = sys.modules.get("IPython")
     return found.get_ipython() if found is not None else None
 
@@ -98,7 +93,8 @@ def _frame_attributes(title: str, height: int) -> str:
     return f'title="{html.escape(title)}" width="100%" height="{height:d}" style="border: 0"'
 
 
-# -- show -------------------------------------------------------------------------------------------------------------
+# -- stepscope.show() -------------------------------------------------------------------------------------------------
+# A run's page in a notebook cell, with its data inside; without a cell, its summary.
 
 TIMEOUT_S = 300.0
 HEIGHT = 900
@@ -106,10 +102,10 @@ HINT = "If nothing is below, the notebook is not trusted yet or cannot show fram
 
 
 def show(run: str | os.PathLike[str] | None = None, *, height: int = HEIGHT) -> None:
-    """Show a run: a folder, or the name of one in ``runs/``; the newest there if none is named.
+    """Show a run: a folder, or the name of one in ``runs/``; by default the newest there.
 
-    In a notebook its page, which works without a network and stays in the notebook's file (a few hundred kilobytes to
-    3 MB); anywhere else its summary as text.  What has to be computed is computed in a process of its own.
+    In a notebook this shows its page, which needs no network and is saved with the notebook (a few hundred kilobytes to
+    3 MB); anywhere else its summary as text.  All computing happens in a separate process.
     """
     try:
         run_dir = locate_run(None if run is None else Path(run))
@@ -131,13 +127,13 @@ def show(run: str | os.PathLike[str] | None = None, *, height: int = HEIGHT) -> 
 
 
 def _page_of(run_dir: Path) -> str | None:
-    """The one that lies in the run, unless there is a newer summary; else one made now.  None: it cannot be made."""
+    """Return the run's page unless its summary is newer; else make one now.  None: it cannot be made."""
     kept = run_dir / REPORT_FILE
     try:
         if kept.stat().st_mtime_ns >= (run_dir / SUMMARY).stat().st_mtime_ns:
             return kept.read_text()
     except OSError:
-        pass  # it goes on, or was killed, or is of a time before there was this file
+        pass  # the run is active, was killed, or is older than this file
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         made = Path(folder, REPORT_FILE)
         done = _run_stepscope("report", "--quiet", str(run_dir), "--html", str(made))
@@ -169,22 +165,20 @@ def _run_stepscope(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", f"stepscope: {error}\n")
 
 
-# -- live -------------------------------------------------------------------------------------------------------------
-
-# -- address ----------------------------------------------------------------------------------------------------------
-# Where a browser finds the server of ``stepscope.live()``, and what to try where it does not.
+# -- address of the live page -----------------------------------------------------------------------------------------
+# Where a browser finds the server of ``stepscope.live()``, and what to try if it does not.
 #
-#     place = place_of(41161, url="", proxy=None)
-#     place.base       "http://127.0.0.1:41161", or "/user/ada/proxy/41161" by way of Jupyter's own server
+#     place = page_address(41161, url="", proxy=None)
+#     place.base       "http://127.0.0.1:41161", or "/user/ada/proxy/41161" through Jupyter's server
 #
-# The server listens on this machine's loopback.  A browser on another machine gets there through what already leads it
-# to Jupyter: jupyter-server-proxy, below the prefix that Jupyter itself has, or a proxy of the user's.
+# The server listens on this machine's loopback.  A browser on another machine reaches it the way it reaches Jupyter:
+# through jupyter-server-proxy, below Jupyter's own prefix, or through the user's own proxy.
 
 ENV_URL = "STEPSCOPE_LIVE_URL"
-"""As ``live(url=…)``, for all notebooks of a platform."""
+"""Like ``live(url=…)``, for all notebooks of a platform."""
 ENV_HUB_PREFIX = "JUPYTERHUB_SERVICE_PREFIX"
 ENV_JUPYTER_PID = "JPY_PARENT_PID"
-"""Of the server that started the kernel."""
+"""The pid of the server that started the kernel."""
 
 UNFRAMED = (
     "VS Code shows no live page in a cell: open the link. If the kernel is not on the machine of your browser, forward "
@@ -196,14 +190,15 @@ UNFRAMED = (
 class PageAddress:
     base: str
     hint: str
-    """What to do where nothing of it is to be seen."""
+    """What to do if the page does not appear."""
 
 
 def page_address(port: int, *, url: str, proxy: bool | None, framed: bool = True) -> PageAddress:
-    """``proxy`` None: as the environment says; under JupyterHub no browser sits at this machine's loopback.
+    """Return the page's address.
 
-    ``framed``: whether the cell can show the page.  An editor that cannot (VS Code) has no use for a path below the
-    address of Jupyter either, which therefore is not taken unasked.
+    ``proxy`` None: decide by the environment; under JupyterHub the browser is never on this machine.  ``framed``:
+    whether the cell can show the page.  An editor that cannot (VS Code) has no use for a path below Jupyter's address
+    either, so that is not chosen automatically.
     """
     environment = os.environ
     given = url or ("" if proxy is not None else environment.get(ENV_URL, ""))
@@ -223,23 +218,23 @@ def page_address(port: int, *, url: str, proxy: bool | None, framed: bool = True
 
 
 def _jupyter_prefix(environment: Mapping[str, str]) -> str:
-    """The path that Jupyter's server has at its own address."""
+    """Return the path of Jupyter's server at its own address."""
     told = environment.get(ENV_HUB_PREFIX) or _told_by_server(environment.get(ENV_JUPYTER_PID, ""))
     return told if told.startswith("/") else "/"
 
 
 def _told_by_server(pid: str) -> str:
-    """In a file that it keeps beside those of its kernels while it runs; empty when there is none."""
+    """Read it from the file that the server keeps next to its kernels' files; empty if there is no such file."""
     found: Any = sys.modules.get("ipykernel.connect")
     try:
         kernel = Path(found.get_connection_file()) if found is not None else Path()
         about = json.loads((kernel.parent / f"jpserver-{int(pid)}.json").read_bytes())
         return str(about["base_url"])
     except (OSError, ValueError, LookupError, TypeError, RuntimeError):
-        return ""  # started by another hand
+        return ""  # another program started the kernel
 
 
-# -- live -------------------------------------------------------------------------------------------------------------
+# -- stepscope.live() -------------------------------------------------------------------------------------------------
 
 PATIENCE_S = 30.0
 """How long the server may take to listen."""
@@ -260,7 +255,7 @@ class _Served:
 
 
 _served: list[_Served] = []
-"""The one of this process, if there is one."""
+"""The server of this process, if there is one."""
 
 
 def live(
@@ -272,22 +267,21 @@ def live(
     url: str = "",
     proxy: bool | None = None,
 ) -> None:
-    """Record this process if it is not yet (``init``), and show the run as it goes: in a notebook in the cell, else as
-    a link.
+    """Record this process if necessary (``init``), and show the run live: in the notebook cell, or as a link.
 
-    ``url`` is where the browser finds the server when it is not on this machine, with ``{port}`` in it where that
-    matters (``STEPSCOPE_LIVE_URL`` says the same for all notebooks); ``proxy=True`` stands for jupyter-server-proxy,
-    which is taken under JupyterHub unless it is False.  ``port``: one that is forwarded (``ssh -L``).
+    ``url`` is where the browser finds the server if it is not on this machine, with ``{port}`` in it where needed
+    (``STEPSCOPE_LIVE_URL`` sets it for all notebooks); ``proxy=True`` uses jupyter-server-proxy, which is the default
+    under JupyterHub unless ``proxy`` is False.  ``port``: a port that is forwarded (``ssh -L``).
     """
     if name is None and in_notebook():
-        name = default_name(["notebook"], time.strftime(TIME_IN_NAME))  # not by the kernel's own command
+        name = default_name(["notebook"], time.strftime(TIME_IN_NAME))  # not the kernel's command
     api.init(name=name, dir=dir)
     run_dir = os.environ.get(ENV_RUN_DIR, "")
     if bootstrap.current() is None or not run_dir:
         warn("this process is not recorded; there is nothing to show")
         return
     if (rank_from(os.environ) or 0) != 0:
-        return  # the first rank shows the run of all
+        return  # the first rank shows the run for all
     served = _serve(run_dir, port)
     if served is None:
         return
@@ -304,14 +298,14 @@ def live(
             f"Stepscope: {run_dir}, live: {link}",
         )
     elif os.isatty(1):
-        # Past sys.stdout, which is kept in the run's log: who has the link may look.
+        # Not through sys.stdout, which is copied into the run's log: anyone with the link may view the run.
         os.write(1, f"stepscope: {link}\n".encode())
     else:
         warn(f"{page_link(place.base, run)} (its token: {Path(run_dir, 'hub.json')})")
 
 
 def _serve(run_dir: str, port: int) -> _Served | None:
-    """The server of this run: the one that is there, or a new one.  None, and why, when it cannot be."""
+    """Return the server of this run, starting it if necessary.  On failure, warn and return None."""
     if _served and _served[0].running and _served[0].run_dir == run_dir:
         return _served[0]
     _served.clear()
@@ -352,7 +346,7 @@ def _start_server(run_dir: str, port: int) -> dict[str, str]:
 
 
 def _first_line(reading: int) -> dict[str, str]:
-    """What the server says first: one line."""
+    """Read the server's first line."""
     deadline, said = time.monotonic() + PATIENCE_S, b""
     while not said.endswith(b"\n"):
         left_s = deadline - time.monotonic()

@@ -1,1 +1,1 @@
-"""The page that draws a run: made of ``web/`` (``make page``), served by the hub, carried inside ``report.html``."""
+"""The page that draws a run: built from ``web/`` (``make page``), served by the hub, embedded in ``report.html``."""

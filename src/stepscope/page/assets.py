@@ -1,9 +1,7 @@
-"""The built page: its files as the hub serves them, and report.html, the page with a run's data inside.
+"""The built page: its files as the hub serves them, and ``report.html``, the page with a run's data inside.
 
-The built files of the page, as they lie in the package.
-
-``make page`` (or the build of a wheel) puts them there; a checkout without Node.js has none, and everything else works.
-Their names carry a checksum, so that a browser may keep them for ever; ``index.html`` alone is asked for again.
+``make page`` (or building a wheel) creates the files; a checkout without Node.js has none, and everything else works.
+Their names contain a checksum, so a browser may cache them forever; only ``index.html`` is requested again.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Asset:
 
     @cached_property
     def packed(self) -> bytes:
-        """The same, by gzip."""
+        """The data compressed with gzip."""
         return gzip.compress(self.data, _BEST, mtime=0)
 
 
@@ -46,7 +44,7 @@ def is_built() -> bool:
 
 @lru_cache(maxsize=16)
 def find_asset(name: str) -> Asset | None:
-    """``index.html``, or ``assets/NAME``; None for anything else."""
+    """Return ``index.html`` or ``assets/NAME``; None for anything else."""
     folder, _, file = name.rpartition("/")
     if folder not in ("", "assets") or file.startswith(".") or (not folder and file != INDEX):
         return None
@@ -58,17 +56,17 @@ def find_asset(name: str) -> Asset | None:
     return Asset(data=data, media_type=kind)
 
 
-# -- report file ------------------------------------------------------------------------------------------------------
-# ``report.html``: the page with a run's data inside, in one file that needs nothing else.
+# -- report.html ------------------------------------------------------------------------------------------------------
+# The page with a run's data inside, in one self-contained file.
 #
 #     html = report_file(title="night", data=packed)      # None: the page was not built
 #
-# It is put together from parts, not filled into a template: the head below, the built style sheet and script, and the
-# data as base64, in which no tag can end anything.  The browser is told to run nothing but that very script, by its
-# checksum, and to ask nobody for anything; a run cannot say otherwise, whatever its name or its logs contain.
+# It is assembled, not filled into a template: the head below, the built style sheet and script, and the data as base64,
+# in which no tag can end anything.  The content security policy allows only that script, by its checksum, and no
+# requests; a run cannot override it, whatever its name or its logs contain.
 
 DATA_ID = "stepscope-data"
-"""Of the element that the page looks for (``web/src/api/copy-bytes.ts``)."""
+"""Id of the element that the page looks for (``web/src/api/copy-bytes.ts``)."""
 NOSCRIPT = "This page draws a training run with JavaScript. The same figures without it: stepscope report RUN."
 _ASSET_LINK = re.compile(r'(?:src|href)="\./(assets/[^"]+)"')
 _END_OF_SCRIPT = re.compile(rb"<(?=/script|script|!--)", re.IGNORECASE)
@@ -76,11 +74,11 @@ _END_OF_STYLE = re.compile(rb"<(?=/style)", re.IGNORECASE)
 
 
 def report_file(*, title: str, data: bytes) -> bytes | None:
-    """None: there is no built page to put it into."""
+    """Build the file; None if the page was not built."""
     index = find_asset(INDEX)
     if index is None:
         return None
-    # Within a string or a regular expression \x3c is the same character, and script stands nowhere else behind a "<".
+    # In a string or a regular expression, \x3c is the same character, and "<" precedes "script" nowhere else.
     names = _ASSET_LINK.findall(index.data.decode())
     script = _END_OF_SCRIPT.sub(rb"\\x3c", _join_assets(names, ".js"))
     style = _END_OF_STYLE.sub(rb"\\3c ", _join_assets(names, ".css"))

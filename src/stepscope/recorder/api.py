@@ -1,6 +1,6 @@
-"""The public API inside a training script, and how init() finds the run of its launcher's other ranks.
+"""The public API inside a training script, and how ``init()`` finds the run of its launcher's other ranks.
 
-What a training script may call itself.  Nothing here raises into the script, and all of it is a no-op when off.
+Nothing here raises into the script, and all of it is a no-op when recording is off.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from stepscope.ring.writer import process_start_ticks
 __all__ = ["init", "note", "phase", "step", "summary"]
 
 
-# -- attach -----------------------------------------------------------------------------------------------------------
+# -- Joining a run ----------------------------------------------------------------------------------------------------
 # ``stepscope.init()`` without ``stepscope run``: the ranks of one launcher find each other and start one agent.
 #
-# Nobody hands the ranks a run directory here.  All processes of one launcher share their parent, and a parent's pid
-# and start time name a session that no other job on the node has.  Whoever gets the lock in there chooses the run
-# directory and the run's clock, writes both into the lock file and starts ``stepscope attach``, which inherits the
-# lock and becomes the agent; the others read the file.  The lock goes with the agent, however that dies, so the next
-# rank that comes starts another.
+# The ranks get no run directory here.  All processes of one launcher share their parent, and a parent's pid and start
+# time name a session that no other job on the node has.  The process that gets the lock in there chooses the run
+# directory and the run's clock, writes both into the lock file and starts ``stepscope attach``, which inherits the lock
+# and becomes the agent; the others read the file.  The lock is released when the agent ends, for whatever reason, so
+# the next rank that arrives starts another.
 
 ANNOUNCEMENT_TIMEOUT_S = 10.0
-"""How long the rank with the lock may take to say where the run is; it needs a millisecond."""
+"""How long the rank with the lock may take to publish the run; it needs a millisecond."""
 
 
 def attach_to_run(name: str | None, runs: Path) -> None:
-    """Record this process in the run of its launcher's ranks; it goes on unrecorded when that cannot be."""
+    """Record this process in the run of its launcher's ranks; if that is not possible it continues unrecorded."""
     try:
         session, run_dir, clock = _join_run(name, runs)
     except (StepscopeError, OSError) as error:
@@ -80,7 +80,7 @@ def _join_run(name: str | None, runs: Path) -> tuple[Path, Path, str]:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            continue  # the agent of an earlier job removed the session under our eyes
+            continue  # the agent of an earlier job has just removed the session
         try:
             first = _locked(lock)
             if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
@@ -102,7 +102,7 @@ def _join_run(name: str | None, runs: Path) -> tuple[Path, Path, str]:
 
 
 def _session(name: str) -> Path:
-    """In memory; on disk when that is not to be had."""
+    """In memory; on disk if that is not possible."""
     try:
         return make_session(session_root(), name, exist_ok=True)
     except RingNoSpace:
@@ -118,7 +118,7 @@ def _locked(lock: int) -> bool:
 
 
 def _announced_run(lock: int) -> tuple[Path, str] | None:
-    """The run directory, and its clock as ``ENV_CLOCK`` says it."""
+    """The run directory, and its clock in the format of ``ENV_CLOCK``."""
     text = os.pread(lock, 1 << 16, 0)
     clock, _, run_dir = text[:-1].partition(b"\n")
     return (Path(os.fsdecode(run_dir)), os.fsdecode(clock)) if text.endswith(b"\n") else None
@@ -127,7 +127,7 @@ def _announced_run(lock: int) -> tuple[Path, str] | None:
 def _begin_run(
     lock: int, earlier: tuple[Path, str] | None, session: Path, name: str | None, runs: Path
 ) -> tuple[Path, str]:
-    """Go on with the run of an agent that died, or begin one; and start an agent for it."""
+    """Continue the run of an agent that died, or begin one; and start an agent for it."""
     if earlier is None or _is_over(earlier[0]):
         wanted = default_name(sys.argv, time.strftime(TIME_IN_NAME)) if name is None else checked_name(name)
         run_dir = take_folder(runs, wanted)
@@ -151,23 +151,23 @@ def _is_over(run_dir: Path) -> bool:
 
 
 def _start_agent(lock: int, session: Path, run_dir: Path, clock: str) -> None:
-    # torchrun starts its ranks again when one fails: the agent stays as long as torchrun does.
+    # torchrun restarts its ranks when one fails: the agent lives until torchrun ends.
     owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     words = ("--owner", str(owner), "--session", str(session), "--run-dir", str(run_dir), "--", *sys.orig_argv)
     agent = helper_command("stepscope", "attach", *words)
-    # By way of a shell that ends at once: a script that waits for its children must not meet one that is not its own.
-    # The agent's input is the lock: there is nothing to read in it, and it is held for as long as the agent lives.
-    # Who reads our output through a pipe must not have to wait for the agent's end; a terminal does not wait.
+    # Started by a shell that ends at once: a script that waits for its children must not see one that it did not start.
+    # The agent's input is the lock: it has nothing to read, and it is held while the agent lives.  A reader of our
+    # output through a pipe must not have to wait for the agent's end; a terminal does not wait.
     silent = "" if os.isatty(2) else "2>/dev/null"
     shell = ["/bin/sh", "-c", f'"$@" <&3 >/dev/null {silent} &', "stepscope", *agent]
     files = [(os.POSIX_SPAWN_DUP2, lock, 3)]
-    # A session of its own: the terminal's Ctrl-C and the launcher's kill of its process group are not for the agent.
+    # A separate session: the terminal's Ctrl-C and the launcher's kill of its process group must not reach the agent.
     environment = {**helper_environment(os.environ), ENV_CLOCK: clock}
     pid = os.posix_spawn(shell[0], shell, environment, file_actions=files, setsid=True)
     os.waitpid(pid, 0)
 
 
-# -- api --------------------------------------------------------------------------------------------------------------
+# -- Public functions -------------------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -177,21 +177,21 @@ SUMMARY_TIMEOUT_S = 60
 
 @failsafe
 def init(*, name: str | None = None, dir: str = "runs") -> None:  # noqa: A002 - what the user calls it
-    """Record this process, when it was not started by ``stepscope run`` (which has begun already).
+    """Record this process if it was not started by ``stepscope run`` (which has begun already).
 
-    All ranks of one launcher on one node meet in one run.  An agent process is started beside them; it ends with them
-    and leaves the summary in ``dir/NAME``.
+    All ranks of one launcher on one node join one run.  An agent process is started next to them; it ends with them and
+    leaves the summary in ``dir/NAME``.
     """
     if bootstrap.current() is not None or bootstrap.switched_off(os.environ):
         return
     if ENV_SESSION in os.environ:
-        bootstrap.start_from_environment()  # started by a process that is being recorded: its run is ours
+        bootstrap.start_from_environment()  # started by a process that is being recorded: join its run
     else:
         attach_to_run(name, Path(dir))
 
 
 class step:  # noqa: N801 - reads as a statement in the user's script
-    """Own step borders: a step ends where the ``with`` block ends, and optimizers no longer end steps."""
+    """Explicit step boundaries: a step ends where the ``with`` block ends, and optimizers no longer end steps."""
 
     def __enter__(self) -> None:
         recorder = bootstrap.current()
@@ -207,7 +207,7 @@ class step:  # noqa: N801 - reads as a statement in the user's script
 
 
 class phase:  # noqa: N801
-    """A named part of a step, as a context manager or a decorator; names like ``input`` count for our own phases."""
+    """A named part of a step, as a context manager or a decorator; names like ``input`` count as built-in phases."""
 
     def __init__(self, name: str) -> None:
         self._name = str(name)
@@ -237,7 +237,7 @@ class phase:  # noqa: N801
 
 @failsafe
 def note(**values: Any) -> None:
-    """Keep values beside the present step (a loss, a batch size); they appear as ``note`` events of the run."""
+    """Store values with the current step (a loss, a batch size); they appear as ``note`` events of the run."""
     recorder = bootstrap.current()
     if recorder is None:
         return
@@ -250,12 +250,12 @@ def note(**values: Any) -> None:
 
 
 def summary() -> dict[str, Any]:
-    """The summary of the run so far (docs/schema.md); empty when off.  Computed in a process of its own."""
+    """The summary of the run so far (docs/schema.md); empty when off.  Computed in a separate process."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     if bootstrap.current() is None or not run_dir:
         return {}
     try:
-        # The interpreter that began the run: the job's own may lack what a summary needs.
+        # The interpreter that began the run: the job's own may lack the packages for a summary.
         python = json.loads(Path(run_dir, "run.json").read_bytes())["executable"]
         command = helper_command("stepscope", "report", "--json", run_dir, python=python)
         done = subprocess.run(
@@ -269,7 +269,7 @@ def summary() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number for anything that is one: a tensor on the host, a numpy scalar.
+    """Convert to a plain value: a number for a tensor on the host or a numpy scalar.
 
     A tensor on a device is not read: that would wait for the device.
     """

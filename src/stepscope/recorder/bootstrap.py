@@ -1,14 +1,12 @@
 """Starts the recorder in a process, and installs its hooks when the script imports torch.
 
-How the recorder gets into a process.
-
 ``stepscope run`` puts the folder ``inject/`` first on PYTHONPATH, so that every Python process of the job runs
 ``inject/sitecustomize.py``, which calls ``start_from_environment`` here.  Nothing is imported beyond the standard
-library until the script itself imports torch; then the hooks go in.
+library until the script itself imports torch; then the hooks are installed.
 
-Which processes are ranks?  The one the launcher started, and each one that a launcher gave a rank of its own.  Their
-Python children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are helpers: they leave
-nothing behind, unless they turn out to train themselves.  Then they have a log from there on.
+Ranks are the process that the launcher started, and each process that a launcher gave its own rank.  Their Python
+children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are helpers: they leave nothing
+behind, unless they turn out to train themselves.  Then they have a log from there on.
 """
 
 from __future__ import annotations
@@ -38,12 +36,11 @@ from stepscope.records.paths import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWI
 __all__ = ["Instrumentation", "current", "start_from_environment", "switched_off"]
 
 
-# -- instrument -------------------------------------------------------------------------------------------------------
-# Put all hooks into torch, and take them out again.
+# -- Instrumentation --------------------------------------------------------------------------------------------------
 
 
 class Instrumentation:
-    """All hooks of one recorder in the torch of this process; ``remove`` leaves torch as it was."""
+    """All hooks of one recorder in the torch of this process; ``remove`` restores torch."""
 
     def __init__(self, recorder: Recorder, torch: Any, watch: ImportWatch) -> None:
         self._recorder = recorder
@@ -89,7 +86,7 @@ class Instrumentation:
             self._undo.pop()()
 
 
-# -- bootstrap --------------------------------------------------------------------------------------------------------
+# -- Start ------------------------------------------------------------------------------------------------------------
 
 _recorder: Recorder | None = None
 _watch = ImportWatch()
@@ -106,7 +103,7 @@ def switched_off(environment: Mapping[str, str]) -> bool:
 
 @failsafe
 def start_from_environment() -> None:
-    """What the injected sitecustomize calls in every Python process of a run."""
+    """Start recording; the injected sitecustomize calls this in every Python process of a run."""
     session, run_dir = os.environ.get(ENV_SESSION), os.environ.get(ENV_RUN_DIR)
     if not session or not run_dir or switched_off(os.environ):
         return
@@ -120,7 +117,7 @@ def start_from_environment() -> None:
 
 
 def _claim(run_dir: Path, rank: int | None) -> bool:
-    """Be that rank, with a log of its own; False: the parent is it."""
+    """Become that rank, with its own log; False: the parent is that rank."""
     claim = "main" if rank is None else f"rank {rank}"
     if os.environ.get(ENV_CLAIM) == claim:
         return False
@@ -132,15 +129,15 @@ def _claim(run_dir: Path, rank: int | None) -> bool:
 
 @failsafe
 def _keep_as(run_dir: Path, who: RankIdentity) -> None:
-    """A helper turned out to train, as this rank: what it prints from now on is that rank's."""
+    """A helper turned out to train as this rank: its output belongs to that rank from now on."""
     keep_output(run_dir, log_path(run_dir, rank=who.rank, attempt=who.attempt), rank=who.rank, launcher=False)
 
 
 @failsafe
 def _forked() -> None:
-    """A child that was given a rank before it was forked, by a launcher that loads torch once for all, is that rank.
+    """Claim the rank of a forked child that got it before the fork, from a launcher that loads torch once for all.
 
-    One that learns it later, from its process group, has a log of its own from there on.
+    A child that learns its rank later, from its process group, has its own log from there on.
     """
     rank, run_dir = rank_from(os.environ), os.environ.get(ENV_RUN_DIR)
     if not run_dir or ENV_CLAIM not in os.environ:
@@ -152,7 +149,7 @@ def _forked() -> None:
 
 
 def start(session: Path, run_dir: Path) -> Recorder:
-    """Record this process from now on; torch is instrumented when it is imported, or now if it is there."""
+    """Record this process from now on; torch is instrumented when it is imported, or now if it already is."""
     global _recorder
     if _recorder is None:
         _recorder = recorder = Recorder(session, run_dir)
@@ -163,4 +160,4 @@ def start(session: Path, run_dir: Path) -> Recorder:
 
 @failsafe
 def _instrument(recorder: Recorder, torch: object) -> None:
-    Instrumentation(recorder, torch, _watch)  # torch's own hooks keep it alive, as long as the process
+    Instrumentation(recorder, torch, _watch)  # torch's own hooks keep it alive until the process ends

@@ -1,24 +1,24 @@
-"""Device time of the phases, by CUDA events that nobody ever waits for.
+"""Device time of the phases, measured with CUDA events that are never waited for.
 
-In a step that is timed, one pooled event is recorded on the stream in use at each change of phase; also around phases
-of the host alone, such as input: the device may have stood still for them.  At later step ends the oldest pending step
-is asked (``query``) whether its last event has passed; if so its times are read and written.  The host never blocks,
-and a step killed before its events passed simply has no device times.
+In a timed step, one pooled event is recorded on the current stream at each change of phase, also around host-only
+phases such as input: the device may have been idle during them.  At later step ends the oldest pending step is queried
+(``query``) whether its last event has passed; if so its times are read and written.  The host never blocks, and a step
+killed before its events passed simply has no device times.
 
-Timing a step costs the host about 150 µs, so short steps are timed now and then only: one of each ``every`` steps, a
-power of two, so that the cost stays around a thousandth.  Which one of them varies (``timed_step``): loops log, and DDP
-waits for its device, every 10 or 100 steps, and every 4th step would meet all of those.  All ranks time the same steps.
-A run's first steps are timed more often, so that a short run has device times, too.  Steps of less than 1.5 ms are not
+Timing a step costs the host about 150 µs, so short steps are timed only now and then: one of each ``every`` steps, a
+power of two, so that the cost stays around 0.1%.  Which one of them varies (``timed_step``): loops log, and DDP waits
+for its device, every 10 or 100 steps, and timing every 4th step would always hit those.  All ranks time the same steps.
+A run's first steps are timed more often, so that a short run has device times, too.  Steps shorter than 1.5 ms are not
 timed at all.
 
-Events, and the timer that holds them, are never destroyed (``recorder/guard.py``): a forked child that destroys a
-CUDA event aborts.  They are used again and again instead; a timer ends up with as many as some steps have.
+Events, and the timer that holds them, are never destroyed (``recorder/guard.py``): a forked child that destroys a CUDA
+event aborts.  They are reused instead; a timer ends up with as many as a few steps need.
 
-The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock:
-when the host is the bottleneck it holds the gaps in which the device waited for work.
+The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock: when
+the host is the bottleneck it contains the gaps in which the device waited for work.
 
-Where the stream waits for a collective (``recorder/hooks/ddp.py``), an event before and one after it take that time
-out of the phase: it is ``comm``, as waiting is on the host.  Only so can be told which rank the others wait for.
+Where the stream waits for a collective (``recorder/hooks/ddp.py``), an event before and one after it take that time out
+of the phase: it is ``comm``, like waiting on the host.  Only this shows which rank the others wait for.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ from stepscope.ring.layout import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALL
 __all__ = ["DeviceTimer", "device_timer", "timed_step"]
 
 MEMORY_INTERVAL_NS = 100_000_000
-"""The allocator's statistics cost 47 µs in place: read them at most this often."""
+"""Reading the allocator's statistics costs 47 µs: read them at most this often."""
 MAX_PENDING = 64
-"""Steps whose events have not passed; beyond this the device is not timed until it caught up."""
+"""Steps whose events have not passed; beyond this the device is not timed until it has caught up."""
 TIMED_STEP_COST_NS = 150_000
-"""Of a step with a usual number of marks …"""
+"""Cost of timing a step with a usual number of marks …"""
 USUAL_MARKS, MARK_COST_NS = 16, 6_000
-"""… and of each mark more: where each layer waits for its parameters there are hundreds."""
+"""… and of each additional mark: where each layer waits for its parameters there are hundreds."""
 COST_SHARE = 0.001
-"""What timing may cost of the steps' time, all in all."""
+"""The share of the steps' time that timing may cost overall."""
 MAX_EVERY = 64
 SHORTEST_STEP_NS = 10 * TIMED_STEP_COST_NS
-"""A shorter step would be a tenth longer for being timed, and its device times would be those of another step."""
+"""Timing would make a shorter step a tenth longer, so its device times would not be representative."""
 DENSE_STEPS, DENSE_EVERY = 128, 4
-"""Of the first so many steps, one in so many is timed at the least."""
+"""Among the first ``DENSE_STEPS`` steps, at least one in ``DENSE_EVERY`` is timed."""
 MOST_MARKS = 1024
-"""Of a step; one with more is not timed."""
+"""A step with more marks is not timed."""
 PACE_STEPS = 16
-"""How often, in steps, it is reckoned how many to time."""
+"""How often, in steps, the timing rate is recomputed."""
 SLOWER, DENSE_AGAIN_AFTER = 1.1, 2 * DENSE_STEPS
-"""Steps that became so much longer are timed more often for a while, as at the start; half of the time at most."""
+"""Steps that became this much longer are timed more often for a while, as at the start; half of the time at most."""
 
 
 def device_timer(identity: RankIdentity, now: Callable[[], int]) -> DeviceTimer | None:
-    """A timer for the device this process uses; None where only host times can be had."""
+    """A timer for the device this process uses; None if only host times are available."""
     if not identity.device_timed:
         return None
     return immortal(DeviceTimer(sys.modules["torch"], identity.device_index, now))
 
 
 def timed_step(first: int, every: int) -> int:
-    """The first step from ``first`` on that is timed where one in ``every`` is, a power of two.
+    """The first timed step from ``first`` on, if one in ``every`` (a power of two) is timed.
 
-    Of two neighboring blocks of half the length, one or the other gives its step, as if by a coin: so one timed step
-    lies in each block of ``every``, and ranks that time fewer steps time some of those that the others do.
+    Of two neighboring blocks of half the length, a hash picks the one that provides the step.  So each block of
+    ``every`` contains one timed step, and ranks that time fewer steps time some of those that the others time.
     """
     block = first // every
     while True:
@@ -88,8 +88,8 @@ def timed_step(first: int, every: int) -> int:
 class DeviceTimer:
     """Owned by the recorder; called on the training thread only.
 
-    A mark is ``(phase that ended, event)``.  Where consecutive steps are timed, the last mark of one is the first of
-    the next: its event is free when the later one has been read.
+    A mark is ``(phase that ended, event)``.  If consecutive steps are timed, the last mark of one is the first of the
+    next: its event is free when the later one has been read.
     """
 
     def __init__(self, torch: Any, index: int, now: Callable[[], int]) -> None:
@@ -107,7 +107,7 @@ class DeviceTimer:
         self._in_loss = False
         self._stalled = False
         self._home = 0
-        """The stream on which the step under way is timed."""
+        """The stream on which the current step is timed."""
         self._most_marks = 0
         self._too_many = False
         self._pending: deque[_Pending] = deque()
@@ -123,7 +123,7 @@ class DeviceTimer:
         if not self._marks or self._capturing():
             return
         if ended == FORWARD and begun == OTHER:
-            self._in_loss = True  # what follows up to the next phase is the loss, as on the host
+            self._in_loss = True  # what follows until the next phase is the loss, as on the host
             return
         if self._in_loss and ended == OTHER:
             ended = FORWARD
@@ -134,9 +134,9 @@ class DeviceTimer:
 
     @failsafe
     def stall_begins(self, phase: int) -> bool:
-        """The stream, in ``phase``, is about to wait for a collective: up to ``stall_ends``, or to the next mark.
+        """The stream, in ``phase``, is about to wait for a collective: until ``stall_ends`` or the next mark.
 
-        Also called on autograd's threads while the thread that trains waits for them.  False: this is not timed.
+        Also called on autograd's threads while the training thread waits for them.  Returns False if this is not timed.
         """
         if not self._marks or self._raw_stream(self._index) != self._home or self._capturing():
             return False
@@ -154,13 +154,13 @@ class DeviceTimer:
             self._marks.append((COMM, self._now_event()))
 
     def end_step(self, step: int, ended: int, ledger: Ledger) -> int:
-        """A step ended on the host in the phase ``ended``: write what has become known, and begin with the next.
+        """End a step on the host, in the phase ``ended``: write the times now known, and begin the next step.
 
-        Returns the next step at whose end to be called: the one before a timed step, and the timed step itself.
+        Returns the next step at whose end to call this: the one before a timed step, and the timed step itself.
         """
         timed = self._every > 0 and timed_step(step + 1, self._every) == step + 1 and len(self._pending) < MAX_PENDING
         if self._capturing():
-            self.drop_step(ledger)  # not even a query may be made while a graph is captured
+            self.drop_step(ledger)  # even a query is not allowed during a graph capture
             return step + 1
         if timed or self._marks:
             border = (COMM if self._stalled else ended, self._now_event())
@@ -185,7 +185,7 @@ class DeviceTimer:
         return timed_step(step + 2, self._every) - 1 if self._every else step + PACE_STEPS
 
     def drop_step(self, ledger: Ledger) -> None:
-        """The step under way is not timed after all, because a graph is being captured."""
+        """Stop timing the current step, because a graph is being captured."""
         ledger.device = None
         marks, self._marks = self._marks, []
         self._stalled = self._too_many = False
@@ -194,14 +194,14 @@ class DeviceTimer:
             self._release(marks[0][1])
 
     def _release(self, first: Any) -> None:
-        """The first event of a step that is given up: it may be the last one of the step before."""
+        """Release the first event of an abandoned step, which may be the last one of the step before."""
         if self._pending and self._pending[-1].marks[-1][1] is first:
             self._pending[-1].shares_last = False
         else:
             self._pool.append(first)
 
     def memory(self) -> tuple[int, ...]:
-        """Bytes allocated, reserved and allocated at the most so far, as data words; none when asked again too soon."""
+        """Bytes allocated, reserved and allocated at peak, as data words; none if called again too soon."""
         now = self._now()
         if now - self._memory_at < MEMORY_INTERVAL_NS:
             return ()
@@ -216,7 +216,7 @@ class DeviceTimer:
         )
 
     def _reckon(self, step: int) -> None:
-        """How many steps to time: the shorter they are, the fewer."""
+        """Compute how many steps to time: the shorter they are, the fewer."""
         now = self._now()
         step_ns = max((now - self._pace_at) // (step - self._pace_step), 1)
         self._pace_at, self._pace_step = now, step
@@ -225,7 +225,7 @@ class DeviceTimer:
             return
         if self._usual_ns and step_ns > SLOWER * self._usual_ns and step >= self._dense_again_at:
             self._dense_until, self._dense_again_at = step + DENSE_STEPS, step + DENSE_AGAIN_AFTER
-        # Up at once, so that one change is told once; down slowly.
+        # Up at once, so that one change is reported once; down slowly.
         self._usual_ns = max(step_ns, self._usual_ns + (step_ns - self._usual_ns) / 8) if self._usual_ns else step_ns
         cost_ns = TIMED_STEP_COST_NS + max(self._most_marks - USUAL_MARKS, 0) * MARK_COST_NS
         wanted = cost_ns / (COST_SHARE * step_ns)

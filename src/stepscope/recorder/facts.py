@@ -1,11 +1,10 @@
-"""Collects the facts that make advice specific: data loader, optimizer, framework, global step, process.
+"""Collects the facts that make advice specific: loader, model, DDP, FSDP, optimizer, framework, global step, process.
 
-Facts about the live objects of the training: loader, model, DDP, FSDP, optimizer, who runs the loop, the process.
-
-The hooks show the objects as they meet them, outside of the hot path: a loader when an iterator is taken, a root when
-it is found, an optimizer at the end of a step at which the recorder looks around.  They are held by weak references,
-never changed and never called; of tensors only size and dtype are read.  Nothing is imported: what the script has not
-loaded is not there.  The recorder writes what is known into the ring's header (``records/identity.py`` has the form).
+The hooks pass the live objects of the training as they see them, outside the hot path: a loader when an iterator is
+taken, a root when it is found, an optimizer at the end of a step at which the recorder runs its checks.  They are held
+by weak references, never changed and never called; only the size and dtype of tensors are read.  Nothing is imported:
+what the script has not loaded is not there.  The recorder writes the facts into the ring's header
+(``records/identity.py`` has the format).
 """
 
 from __future__ import annotations
@@ -26,33 +25,31 @@ from stepscope.recorder.model import ModelWalk, autocast_seen_in
 __all__ = ["Callers", "GlobalSteps", "LiveObjects", "install_step_counters"]
 
 
-# -- loaders ----------------------------------------------------------------------------------------------------------
-# The loader that feeds the training: how it is set up, and whether its sampler is told which epoch begins.
+# -- Data loaders -----------------------------------------------------------------------------------------------------
+# The loader that feeds the training: its settings, and whether its sampler learns which epoch begins.
 #
-# A loader is seen when the script asks it for an iterator; its settings are read then (the loader of ``for x in
-# DataLoader(…)`` does not live any longer), and it is known again by a weak reference.  Most scripts have several.  The
-# one that feeds the training is the one whose iterator was taken last when the recorder looks around after a step, a
-# shuffling one if there is any; it stays that as long as it lives.
+# A loader is seen when the script asks it for an iterator.  Its settings are read then (the loader of ``for x in
+# DataLoader(…)`` is gone after that), and a weak reference recognizes it later.  Most scripts have several.  The
+# training loader is the one whose iterator was taken last when the recorder runs its checks after a step, preferably
+# one that shuffles; it stays the training loader while it lives.
 #
-# *set_epoch.*  A ``DistributedSampler`` that shuffles gives the same order in each epoch unless it is told its number.
-# An iterator taken a second time at the same epoch may also be a mere look at one batch, so it counts only once steps
-# were taken with it, and no longer when the epoch changes later on.
+# *set_epoch.*  A ``DistributedSampler`` that shuffles gives the same order in each epoch unless the script sets the
+# epoch number.  A second iterator at the same epoch may also be taken just to look at one batch, so it counts only once
+# steps were taken with it, and no longer if the epoch changes later.
 
 MAX_LOADERS = 256
-"""In the life of a process; a script that makes a new one each step is not followed for ever."""
+"""Per process; a script that creates a new one each step is not followed forever."""
 EPOCH_STEPS = 2
-"""So many steps after it was taken, an iterator is that of an epoch."""
+"""An iterator belongs to an epoch once this many steps followed it."""
 
 
 class _SeenLoader:
-    """One loader."""
-
     def __init__(self, loader: Any, forget: Any) -> None:
         self.loader = weakref.ref(loader, forget)
         self.settings = _loader_settings(loader)
         self.set_epoch_missing = False
         self.epochs = 0
-        """That were over when the next began."""
+        """Epochs that were over when the next began."""
         sampler = _sampler_of(loader)
         self.shuffles = _shuffles(sampler)
         self.watched = hasattr(sampler, "epoch") and self.shuffles and _is_distributed(sampler)
@@ -62,7 +59,7 @@ class _SeenLoader:
         self._ever_set = False
 
     def taken(self, loader: Any, step: int) -> None:
-        """An iterator is taken before the step ``step`` ends."""
+        """Note that an iterator is taken before the step ``step`` ends."""
         self.epochs += self._taken_at >= 0 and step - self._taken_at >= EPOCH_STEPS
         if not self.watched:
             self._taken_at = step
@@ -76,7 +73,7 @@ class _SeenLoader:
         self._epoch, self._taken_at = epoch, step
 
     def confirm(self, step: int) -> None:
-        """So many steps ended by now: was the last iterator an epoch's?"""
+        """Check, after this many steps, whether the last iterator was an epoch's."""
         if self._suspect and step - self._taken_at >= EPOCH_STEPS:
             self.set_epoch_missing = True
 
@@ -84,9 +81,9 @@ class _SeenLoader:
 class Loaders:
     def __init__(self) -> None:
         self._alive: dict[int, _SeenLoader] = {}
-        """By id, the one taken last at the end."""
+        """By id; the last one taken comes last."""
         self._last: dict[bool, _SeenLoader] = {}
-        """Of those that shuffle and of those that do not, the one taken last, alive or not."""
+        """The last one taken, alive or not, among those that shuffle and among those that do not."""
         self._main: _SeenLoader | None = None
         self._met = 0
 
@@ -102,7 +99,7 @@ class Loaders:
         seen.taken(loader, step)
 
     def choose(self) -> None:
-        """A step has just ended: which of them feeds the training?"""
+        """Choose the training loader, right after the end of a step."""
         if self._main is None or self._main.loader() is None:
             met = [seen for seen in (self._main, *self._alive.values(), *self._last.values()) if seen is not None]
             shuffling = [seen for seen in met if seen.shuffles]
@@ -110,7 +107,7 @@ class Loaders:
                 self._main = (shuffling or met)[-1]
 
     def facts(self, step: int) -> dict[str, Any]:
-        """Of the loader that feeds the training; {} before there is one."""
+        """Facts about the training loader; {} before there is one."""
         if self._main is None:
             return {}
         self._main.confirm(step)
@@ -140,13 +137,13 @@ def _loader_settings(loader: Any) -> dict[str, Any]:
 
 
 def _epoch_length(sampler: Any, batches: Any) -> int | None:
-    """Batches an epoch, where torch's own samplers say it: the ``len`` of an iterable dataset has side effects."""
+    """Batches per epoch, if torch's own samplers say so: the ``len`` of an iterable dataset has side effects."""
     source = sampler if batches is None else batches
     return len(source) if _are_torchs(sampler, source) and hasattr(sampler, "__len__") else None
 
 
 def _last_batch(sampler: Any, batches: Any, size: int | None) -> int | None:
-    """Samples in the last batch of an epoch, where that is known as above."""
+    """Samples in the last batch of an epoch, under the same conditions."""
     if batches is None or not size or not _are_torchs(sampler, batches) or not hasattr(sampler, "__len__"):
         return None
     return len(sampler) % size or size
@@ -157,7 +154,7 @@ def _are_torchs(*samplers: Any) -> bool:
 
 
 def _sampler_of(loader: Any) -> Any:
-    """What chooses the samples; of a batch sampler of the script's own, what stands in it."""
+    """What chooses the samples; for a batch sampler, the sampler inside it."""
     batches = getattr(loader, "batch_sampler", None)
     return loader.sampler if batches is None else getattr(batches, "sampler", batches)
 
@@ -173,12 +170,12 @@ def _shuffles(sampler: Any) -> bool:
     return bool(getattr(sampler, "shuffle", False)) or "Random" in type(sampler).__name__
 
 
-# -- callers ----------------------------------------------------------------------------------------------------------
-# Who runs the training loop: frameworks and pipeline schedules, by the modules whose functions are on the stack.
+# -- Frameworks on the stack ------------------------------------------------------------------------------------------
+# Frameworks and pipeline schedules that run the training loop, by the modules whose functions are on the stack.
 #
-# A script may import any of them and use none, so the stack decides and not ``sys.modules``.  It is walked where the
-# recorder looks around anyway: when a model is found (then the stack has what calls it, a pipeline's schedule for one)
-# and at the end of some steps (then it has what calls the optimizer).  Only names of modules are read.
+# A script may import any of them and use none, so the stack decides, not ``sys.modules``.  It is walked when the
+# recorder runs its checks anyway: when a model is found (then it contains the model's caller, such as a pipeline
+# schedule) and at the end of some steps (then it contains the optimizer's caller).  Only module names are read.
 
 MAX_CALLER_FRAMES = 200
 FRAMEWORKS = {
@@ -194,7 +191,7 @@ FRAMEWORKS = {
     "torchtitan": "torchtitan",
     "megatron": "megatron",
 }
-"""A module, or a package of which any module counts, and what the framework is called."""
+"""A module, or a package of which any module counts, and the name of the framework."""
 SCHEDULES = ("torch.distributed.pipelining", "megatron.core.pipeline_parallel", "deepspeed.runtime.pipe")
 """Packages that run the stages of a pipeline."""
 
@@ -207,7 +204,7 @@ class Callers:
         self._pipeline = False
 
     def look(self) -> None:
-        """At the stack of whoever calls this."""
+        """Walk the stack of the caller."""
         seen = []
         frame: FrameType | None = sys._getframe(1)
         for _ in range(MAX_CALLER_FRAMES):
@@ -219,17 +216,17 @@ class Callers:
                 seen.append(framework)
             self._pipeline = self._pipeline or any(_is_within(module, package) for package in SCHEDULES)
             frame = frame.f_back
-        # The outermost first; of one that was seen before, the place stays.
+        # Outermost first; a framework seen before keeps its position.
         self._frameworks += [name for name in dict.fromkeys(reversed(seen)) if name not in self._frameworks]
 
     def facts(self) -> dict[str, Any]:
-        # Lightning's trainer is built upon Fabric, whose modules are then no sign of a loop of its own.
+        # Lightning's trainer is built on Fabric, whose modules then do not indicate a separate loop.
         names = [name for name in self._frameworks if name != "fabric" or "lightning" not in self._frameworks]
         return {**({"frameworks": names} if names else {}), **({"pipeline": True} if self._pipeline else {})}
 
 
 def _module_of(namespace: dict[str, Any]) -> str:
-    """Its name; of one that is run as a script (``python -m torchtitan.train``) what it is imported as."""
+    """The module's name; for one run as a script (``python -m torchtitan.train``), the name it is imported by."""
     name = namespace.get("__name__")
     if name == "__main__":
         name = getattr(namespace.get("__spec__"), "name", None)
@@ -240,16 +237,16 @@ def _is_within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-# -- global steps -----------------------------------------------------------------------------------------------------
-# How many steps the training had behind it when this process took its first one: after a resume it is not 0.
+# -- Global step ------------------------------------------------------------------------------------------------------
+# How many steps the training had completed when this process took its first one: after a resume it is not 0.
 #
-# A framework counts them, in an object that is remembered (weakly) when it is made: the trainer of Hugging Face, that
-# of Lightning, the engine of DeepSpeed.  A plain script has them in its optimizer, if that counts its steps.  Both are
-# read when the first step has just ended, inside the optimizer's step: the framework has not counted that step yet,
-# the optimizer has.  Of a tensor on a device the value is not asked for: that would wait for the device.
+# A framework counts them in an object that is remembered (weakly) on creation: the trainer of Hugging Face or
+# Lightning, the engine of DeepSpeed.  In a plain script the optimizer has the count, if it counts its steps.  Both are
+# read when the first step has just ended, inside the optimizer's step: the framework has not counted that step yet, the
+# optimizer has.  The value of a tensor on a device is not read: that would wait for the device.
 #
-# Whoever told is asked again at later looks.  Lightning counts the steps of all optimizers, a GAN's critic is stepped
-# several times in a step of ours: where the two counts part, both are kept.
+# The same counter is read again at later checks.  Lightning counts the steps of all optimizers, and a GAN's critic is
+# stepped several times in one of our steps: where the two counts diverge, both are kept.
 
 STEP_COUNTERS = {
     "transformers.trainer": ("Trainer", "transformers", ("state", "global_step")),
@@ -257,30 +254,30 @@ STEP_COUNTERS = {
     "pytorch_lightning.trainer.trainer": ("Trainer", "lightning", ("global_step",)),
     "deepspeed.runtime.engine": ("DeepSpeedEngine", "deepspeed", ("global_steps",)),
 }
-"""By module: the class whose objects count, the framework as in the fact ``frameworks``, and where they count."""
+"""By module: the class whose objects count, the framework as in the fact ``frameworks``, and the attribute path."""
 COUNTED_BY_OPTIMIZER = "optimizer"
-"""Who counts where no framework does."""
+"""The counter if no framework counts."""
 
 
 class GlobalSteps:
     def __init__(self) -> None:
         self._owners: list[tuple[weakref.ref[Any], str, tuple[str, ...]]] = []
         self._first: dict[str, Any] = {}
-        """What was told after the first step."""
+        """What the counter said after the first step."""
         self._told_by: weakref.ref[Any] | None = None
-        """Who told it: the object that has the number, or the optimizer."""
+        """The counter: the object that has the number, or the optimizer."""
         self._name = ""
 
     def meet(self, owner: Any, framework: str, names: tuple[str, ...]) -> None:
         self._owners = [one for one in self._owners if one[0]() is not None]
         self._owners.append((weakref.ref(owner), framework, names))
-        if self._first.get("by") == framework:  # another training begins, and its steps are counted from somewhere else
+        if self._first.get("by") == framework:  # another training begins and counts from elsewhere
             self._told_by = None
 
     def facts(self, frameworks: list[str], optimizer: Any) -> dict[str, Any]:
-        """After the first step, which ``optimizer`` ended below these frameworks, the outermost first.
+        """Facts after the first step, which ``optimizer`` ended below these frameworks, the outermost first.
 
-        {}: nobody counts.
+        {}: there is no counter.
         """
         for framework in frameworks:
             for reference, made_by, names in reversed(self._owners):
@@ -293,9 +290,9 @@ class GlobalSteps:
         return {} if counted is None else self._told(COUNTED_BY_OPTIMIZER, optimizer, "", counted - 1)
 
     def facts_later(self, step: int, *, at_end: bool = False) -> dict[str, Any]:
-        """After so many steps of ours; {}: as is to be expected from the first one, or nobody can be asked any more.
+        """Facts after ``step`` of our steps; {}: as expected from the first one, or the counter is gone.
 
-        ``at_end``: no step is being ended, so the framework has counted the last one as well.
+        ``at_end``: no step is ending, so the framework has counted the last one as well.
         """
         counts = self._told_by() if self._told_by is not None else None
         if counts is None:
@@ -305,7 +302,7 @@ class GlobalSteps:
             return {}
         last = counted - 1 if at_end or not self._name else counted
         ahead = last - (self._first["first"] + step - 1)
-        if last < self._first["first"] or abs(ahead) <= 1:  # where a script marks its steps, one may be under way
+        if last < self._first["first"] or abs(ahead) <= 1:  # where a script marks its steps, one may be in progress
             return {}
         return {"global_step": {**self._first, "last": last, "at": step - 1}}
 
@@ -313,7 +310,7 @@ class GlobalSteps:
         if type(first) is not int or first < 0:
             return {}
         self._first, self._name = {"by": by, "first": first}, name
-        with contextlib.suppress(TypeError):  # not every object can be held weakly
+        with contextlib.suppress(TypeError):  # not every object supports weak references
             self._told_by = weakref.ref(counts)
         return {"global_step": dict(self._first)}
 
@@ -334,7 +331,7 @@ def _counted_by(optimizer: Any) -> int | None:
 def install_step_counters(
     meet: Callable[[Any, str, tuple[str, ...]], None], patches: Patches, watch: ImportWatch
 ) -> None:
-    """Have ``meet`` told of each object that counts, once it is made."""
+    """Call ``meet`` with each object that counts steps, once it is created."""
 
     def when_imported(module_name: str, class_name: str, framework: str, names: tuple[str, ...]) -> None:
         def patch(module: Any) -> None:
@@ -344,7 +341,7 @@ def install_step_counters(
             original = cls.__init__
 
             @functools.wraps(original)
-            def __init__(owner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for theirs
+            def __init__(owner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces theirs
                 original(owner, *args, **kwargs)
                 told(owner, framework, names)
 
@@ -357,16 +354,16 @@ def install_step_counters(
         when_imported(module_name, class_name, framework, names)
 
 
-# -- facts ------------------------------------------------------------------------------------------------------------
+# -- Facts ------------------------------------------------------------------------------------------------------------
 
 LOOK_NS = 500_000
-"""A look counts modules for so long at most, and goes on after the next step."""
+"""The longest time one call counts modules; it continues after the next step."""
 MAX_OBJECTS = 16
-"""Roots and optimizers; a script that makes new ones for ever is not followed for ever."""
+"""Roots and optimizers; a script that keeps creating new ones is not followed forever."""
 
 
 class LiveObjects:
-    """What the recorder of this process has met."""
+    """What the recorder of this process has seen."""
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now = now
@@ -378,7 +375,7 @@ class LiveObjects:
         self._failed: list[Callable[..., dict[str, Any] | None]] = []
         self.facts: dict[str, Any] = {}
 
-    # -- meeting --------------------------------------------------------------------------------------------------
+    # -- Objects from the hooks -----------------------------------------------------------------------------------
 
     def meet_loader(self, loader: Any, step: int) -> None:
         self._once_failed_never_again(self._meet_loader, loader, step)
@@ -399,10 +396,10 @@ class LiveObjects:
         self._loaders.taken(loader, step)
         return {}
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- Checks ---------------------------------------------------------------------------------------------------
 
     def look(self, step: int, ended_by: Any = None) -> bool:
-        """Bring ``facts`` up to date; whether to be asked again after the very next step.
+        """Update ``facts``; return whether to call this again after the very next step.
 
         ``ended_by`` is the optimizer that ended the last one.
         """
@@ -422,9 +419,9 @@ class LiveObjects:
         return self._of_model not in self._failed and any(root.walk.facts is None for root in self._roots)
 
     def last_look(self, step: int, *, in_order: bool) -> None:
-        """At the end of the process, whose objects may be half gone: what needs none of them.
+        """Update what needs no live objects, at the end of the process, when those may be half destroyed.
 
-        ``in_order``: the script came to its end, so that whatever it has not closed by now it never will.
+        ``in_order``: the script reached its end, so it will never close what is still open.
         """
         self.facts = {**self.facts, **self._loaders.facts(step)}
         if in_order:
@@ -432,7 +429,7 @@ class LiveObjects:
             self.facts |= self._once_failed_never_again(self._of_global_steps_at_end, step)
 
     def _once_failed_never_again(self, part: Callable[..., dict[str, Any] | None], *args: Any) -> dict[str, Any]:
-        """A part that stumbles over a script's objects would do so each time: it is told once and left out."""
+        """Run a part unless it failed before: it would fail on the script's objects each time; one report is enough."""
         if part in self._failed:
             return {}
         found = part(*args)
@@ -462,7 +459,7 @@ class LiveObjects:
 
     @failsafe
     def _of_optimizer(self) -> dict[str, Any]:
-        """Of the optimizer with the most tensors."""
+        """Facts about the optimizer with the most tensors."""
         alive = [optimizer for optimizer in (known() for known in self._optimizers) if optimizer is not None]
         if not alive:
             return {}
@@ -473,7 +470,7 @@ class LiveObjects:
 
     @failsafe
     def _of_model(self, until_ns: int) -> dict[str, Any]:
-        """Of the root with the most parameters, once all of them are counted."""
+        """Facts about the root with the most parameters, once all roots are counted."""
         for root in self._roots:
             if root.walk.facts is None:
                 root.count(self._now, until_ns)
@@ -491,7 +488,7 @@ class LiveObjects:
 
     @failsafe
     def _of_process_group(self) -> dict[str, Any]:
-        """Whether there still is one; {} where there was none."""
+        """Whether there still is one; {} if there was none."""
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available():
             return {}
@@ -512,7 +509,7 @@ class LiveObjects:
 
 
 class _Root:
-    """A root and what was seen of its first call."""
+    """A root and what was observed in its first call."""
 
     def __init__(self, module: Any, autocast: str | None, output_dtype: str) -> None:
         self.walk = ModelWalk(module)
@@ -537,7 +534,7 @@ def _bool_or_none(value: Any) -> bool | None:
 def _tf32(torch: Any) -> bool:
     matmul = torch.backends.cuda.matmul
     try:
-        # Since 2.9; asking for the older name is then an error for those who set the newer.
+        # Since 2.9; reading the older name then fails for scripts that set the newer one.
         return bool(matmul.fp32_precision == "tf32")
     except AttributeError:
         return bool(matmul.allow_tf32)

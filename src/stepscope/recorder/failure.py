@@ -1,8 +1,8 @@
-"""How a process ended: an uncaught exception is written down before the interpreter goes, an orderly exit is marked.
+"""How a process ended: an uncaught exception is recorded before the interpreter exits, an orderly exit is marked.
 
 A process that did neither was killed; the agent sees that from outside.  Processes of multiprocessing, and of
-``torch.multiprocessing.spawn``, catch their exceptions themselves and put them into words: that is where we hear of
-them.  The parent of the latter raises too: of a child that was not recorded it writes down the exception for it.
+``torch.multiprocessing.spawn``, catch and format their exceptions themselves: they are intercepted there.  The parent
+of the latter raises too: if a child was not recorded, the parent records the exception for it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ JUST_OVER_NS = 60 * 10**9
 
 
 def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
-    """``helper``: a process that some rank started; its end is of interest only if it trained after all."""
+    """Record how this process ends; ``helper``: a rank started it, so its end matters only if it trained after all."""
     earlier = sys.excepthook
     pid = os.getpid()
     failed = False
 
     def trained() -> bool:
-        """Whether this very process did; one that the script forked may have, and inherits these hooks."""
+        """Whether this very process trained; a process that the script forked may have, and inherits these hooks."""
         return recorder.ring is not None and recorder.identity.pid == os.getpid()
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -69,10 +69,10 @@ def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
 
 
 def _watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None:
-    """``failed`` is told of an exception that ends a process of multiprocessing, where no hook hears of it.
+    """Call ``failed`` with an exception that ends a process of multiprocessing, which no hook sees.
 
-    Both kinds of process put the exception into words just before: that is where we listen.  A function of ours around
-    theirs would stand in the traceback that they show.
+    Both kinds of process format the exception just before: that call is intercepted.  A wrapper around their function
+    would appear in the traceback that they show.
     """
     for name in ("print_exc", "format_exc"):
         original = getattr(traceback, name)
@@ -89,7 +89,7 @@ def _watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None
 
 
 def _tell(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> None:
-    # A launcher that was interrupted soon interrupts again: not within these milliseconds.
+    # An interrupted launcher soon interrupts again: not within these milliseconds.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     _write_down(recorder, run_dir, error, text)
     recorder.set_state(RingState.EXCEPTION)
@@ -99,10 +99,10 @@ def _tell(recorder: Recorder, run_dir: Path, error: BaseException, text: str) ->
 
 @failsafe
 def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
-    """What the Flight Recorder knows: who disagreed may show only when the dumps of several ranks are compared.
+    """Keep the Flight Recorder's data: only comparing the dumps of several ranks may show which one disagreed.
 
-    At most two thousand calls, fifty milliseconds.  Of a job that hung the agent has what it said then, which tells
-    more than what it says now.
+    At most two thousand calls, fifty milliseconds.  If the job hung, the agent has the data from that time, which is
+    more useful than the current data.
     """
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     if c10d is None or recorder.ring is None or recorder.identity.world_size < 2 or _hung(run_dir):
@@ -115,7 +115,7 @@ def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
 
 
 def _flight(c10d: Any) -> bytes:
-    """Of all recorders: NCCL has its own, and so has, from torch 2.15 on, every backend."""
+    """The data of all recorders: NCCL has its own, and so has, from torch 2.15 on, every backend."""
     from stepscope.flight.dump import combined
 
     nccl: Any = getattr(c10d, "_dump_nccl_trace_json", None)
@@ -127,7 +127,7 @@ def _flight(c10d: Any) -> bytes:
 
 
 def _hung(run_dir: Path) -> bool:
-    """Whether the job was found to hang, up to a moment ago."""
+    """Whether the job hangs, or did until a moment ago."""
     for path in hangs_folder(run_dir).glob("*.json"):
         try:
             hang = json.loads(path.read_bytes())
@@ -142,7 +142,7 @@ def _hung(run_dir: Path) -> bool:
 
 
 def _mark_quick_exits(recorder: Recorder) -> None:
-    """``os._exit(0)``, which runs no exit handlers, is an orderly end too: forked processes leave by it."""
+    """Mark ``os._exit(0)``, which runs no exit handlers, as an orderly end: forked processes exit this way."""
     leave = os._exit
 
     def _exit(status: int) -> None:
@@ -169,7 +169,7 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
     }
     child, index = getattr(error, "error_pid", None), getattr(error, "error_index", None)
     if isinstance(child, int) and isinstance(index, int):
-        account.update(rank=None)  # whatever this process was: now it speaks of another
+        account.update(rank=None)  # whatever this process was: this report is about another
         if type(error).__name__ == "ProcessRaisedException" and not error_path(run_dir, child).exists():
             _save(run_dir, {**account, **_of_child(str(error)), "pid": child, "rank": index})
     _save(run_dir, account)
@@ -189,14 +189,14 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _rank(recorder: Recorder) -> int | None:
-    """Whose error it is; None for a launcher, which fails because a rank did."""
+    """The rank the error belongs to; None for a launcher, which fails because a rank did."""
     if recorder.ring is not None:
         return recorder.identity.rank
     return None if is_launcher(sys.orig_argv) else rank_from(os.environ) or 0
 
 
 def _exit_codes(error: Any) -> dict[str, int]:
-    """By rank, negative for a signal: what the errors of torchrun and of torch.multiprocessing know."""
+    """Exit codes by rank, negative for a signal, from the errors of torchrun and torch.multiprocessing."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict):
         return {str(rank): int(getattr(failure, "exitcode", 0)) for rank, failure in failures.items()}

@@ -1,11 +1,8 @@
-"""Hooks that cannot hurt the job: guards around them, patches that are taken back, objects that survive a fork.
+"""Keeps our errors away from the training script: failsafe hooks, reversible patches, objects that survive a fork.
 
-What keeps our faults away from the training script: swallowed errors, and objects that survive a fork.
-
-The one place where our own errors are swallowed: a failing hook must never reach the training script.
-
-``failsafe`` wraps each function that torch or the interpreter calls on our behalf.  What it swallows it counts, and the
-count stands in the ring's header, so that a summary can say that something is missing.
+``failsafe`` wraps each function that torch or the interpreter calls on our behalf.  It is the only place where our own
+errors are swallowed: a failing hook must never reach the training script.  The ring's header has their count, so that a
+summary can say that something is missing.
 """
 
 from __future__ import annotations
@@ -25,9 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 __all__ = ["ImportWatch", "Patches", "failsafe", "failures", "immortal", "on_failure", "warn"]
 
 
-# -- guard ------------------------------------------------------------------------------------------------------------
-
-# -- guard ------------------------------------------------------------------------------------------------------------
+# -- Failsafe hooks ---------------------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,13 +42,13 @@ def on_failure(listener: Callable[[int], None] | None) -> None:
 
 
 def failsafe(hook: Callable[P, R]) -> Callable[P, R | None]:
-    """``hook``, but an exception of its own becomes None and a count."""
+    """Wrap ``hook`` so that its own exceptions become None and are counted."""
 
     @functools.wraps(hook)
     def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             return hook(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - the boundary that the module docstring speaks of
+        except Exception:  # noqa: BLE001 - the boundary described in the module docstring
             _note_failure(hook.__name__)
             return None
 
@@ -61,7 +56,7 @@ def failsafe(hook: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def warn(message: str) -> None:
-    """One line for the user, written past ``sys.stderr`` so that it cannot raise in the script."""
+    """Print one line for the user, bypassing ``sys.stderr`` so that it cannot raise in the script."""
     try:
         os.write(2, f"stepscope: {message}\n".encode())
     except OSError:
@@ -82,37 +77,31 @@ def _note_failure(name: str) -> None:
         _listener(_count)
 
 
-# -- inherited --------------------------------------------------------------------------------------------------------
-# What a forked child inherits of ours, and must neither use nor destroy.
-#
-# A forked child has a copy of every object of its parent, but not what stands behind some of them: CUDA's context, a
-# thread, a server.  Destroying such a copy may call into what is not there; destroying one CUDA event in a child of a
-# process that uses CUDA aborts the child.  The rule, therefore: **an object of ours that holds a device object, a
-# lock, a socket or a thread is made immortal when it is made.**  Its destructor never runs, in no process, not even
-# when an interpreter shuts down; what it holds goes with the process.  A child just loses sight of it
+# -- Objects inherited by a fork --------------------------------------------------------------------------------------
+# A forked child has a copy of every object of its parent, but not what some of them depend on: CUDA's context, a
+# thread, a server.  Destroying such a copy may use what is not there; destroying one CUDA event in a child of a process
+# that uses CUDA aborts the child.  Hence the rule: **every object of the recorder that holds a device object, a lock, a
+# socket or a thread is made immortal when it is created.**  Its destructor never runs, in any process, not even when an
+# interpreter shuts down; its resources are released with the process.  A child only drops its references
 # (``Recorder.forget``).
 #
-# This is stronger than to tell the child by ``os.register_at_fork`` what to leave alone: it also holds for children
-# that are forked by native code, for those that end by ``sys.exit`` and clear their modules, and in the moment before
-# the child was told.
+# This is stronger than using ``os.register_at_fork`` to make the child leave objects alone: it also covers children
+# forked by native code, children that end with ``sys.exit`` and clear their modules, and the moment before the child's
+# callback runs.
 
 T = TypeVar("T")
 
 
 def immortal(thing: T) -> T:
-    """The same object, with one reference that nobody ever gives back."""
+    """Return the same object, with an additional reference that is never released."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     return thing
 
 
-# -- patches ----------------------------------------------------------------------------------------------------------
-# Patches on other people's objects that can be undone, made when their module is imported.
-#
-# Attributes replaced on other people's objects, and how they were before.
-#
-# The last patch is undone first; undoing a patch that somebody else has patched over leaves theirs in place.
+# -- Patches ----------------------------------------------------------------------------------------------------------
+# Attributes replaced on other people's objects, and their previous values.  The last patch is undone first; undoing a
+# patch that has been patched over leaves the newer one in place.
 
-# -- patches ----------------------------------------------------------------------------------------------------------
 
 _ABSENT = object()
 
@@ -122,7 +111,7 @@ class Patches:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """``setattr(owner, name, value)``, remembering whether ``owner`` itself had the name before."""
+        """Like ``setattr(owner, name, value)``, but remember whether ``owner`` itself had the name before."""
         before = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         self._done.append((owner, name, before, value))
@@ -142,11 +131,11 @@ class Patches:
         self._done = keep[::-1]
 
 
-# -- imports ----------------------------------------------------------------------------------------------------------
-# Be told when a module has been imported, without importing it.
+# -- Import callbacks -------------------------------------------------------------------------------------------------
+# Report when a module has been imported, without importing it.
 #
-# A finder at the head of ``sys.meta_path`` that knows a few names.  When one of them is asked for it lets the other
-# finders find it, wraps the loader so that the callback runs after the module's code, and forgets the name.
+# A finder at the head of ``sys.meta_path`` knows a few names.  When one of them is requested it lets the other finders
+# find it, wraps the loader so that the callback runs after the module's code, and forgets the name.
 
 Callback = Callable[[ModuleType], object]
 
@@ -156,9 +145,9 @@ class ImportWatch(MetaPathFinder):
         self._callbacks: dict[str, list[Callback]] = {}
 
     def when_imported(self, name: str, callback: Callback) -> None:
-        """Call back once, at once if the module is there already."""
+        """Call back once; immediately if the module is already there."""
         module = sys.modules.get(name)
-        # A module that is still running its code is not there yet, but it is too late to wrap its loader.
+        # A module that is still running its code is not complete, but it is too late to wrap its loader.
         if module is not None:
             callback(module)
             return
@@ -184,7 +173,7 @@ class ImportWatch(MetaPathFinder):
 
 
 class _LoaderThenCall(Loader):
-    """Another loader, and callbacks when it is done; everything else is the other loader's."""
+    """Wraps another loader and runs callbacks after it; everything else is the other loader's."""
 
     def __init__(self, loader: Loader, callbacks: Sequence[Callback]) -> None:
         self._loader = loader
@@ -194,7 +183,7 @@ class _LoaderThenCall(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module must not see the stand-in: code reads ``__loader__`` and ``__spec__.loader`` for resources.
+        # The module must not see the wrapper: code reads ``__loader__`` and ``__spec__.loader`` for resources.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -205,5 +194,5 @@ class _LoaderThenCall(Loader):
 
 @failsafe
 def _call_back(callback: Callback, module: ModuleType) -> None:
-    """Not into the script's import statement, should it fail."""
+    """Run a callback; its errors must not reach the script's import statement."""
     callback(module)

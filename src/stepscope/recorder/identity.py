@@ -1,6 +1,7 @@
-"""Who am I: rank, world, device, versions; from the process group when there is one, else the launcher's variables.
+"""The identity of this process: rank, world, device, versions.
 
-Nothing here initialises CUDA or the process group; it only looks at what the script has set up already.
+They come from the process group if there is one, else from the launcher's variables.  Nothing here initializes CUDA or
+the process group; it only reads what the script has set up already.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["attempt_from", "is_launcher", "of_this_process", "rank_from", "ranks
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
-"""Names of the same as commands."""
+"""The command names of these launchers."""
 _OPTION = re.compile(r"-(?:-.*|[bBdEhiIOPqRsSuvVx?]*(?:([cmWX])(.*))?)", re.DOTALL)
 _RANKS_HERE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -31,7 +32,8 @@ def rank_from(environment: Mapping[str, str]) -> int | None:
     """The rank a launcher gave this process; None for a single process or the launcher itself.
 
     Lightning starts the other ranks of a host itself, from the script that is rank 0, and gives them only a local rank;
-    that is their rank on the first host.  The script's own, 0, its DataLoader workers inherit: it names nobody.
+    that is their rank on the first host.  The script's own local rank, 0, is ignored: its DataLoader workers inherit
+    it.
     """
     rank, local = _first_int(environment, _RANK), _first_int(environment, ("LOCAL_RANK",))
     if rank is None and local and environment.get("NODE_RANK") == "0" and "WORLD_SIZE" in environment:
@@ -40,9 +42,9 @@ def rank_from(environment: Mapping[str, str]) -> int | None:
 
 
 def is_launcher(words: Sequence[str]) -> bool:
-    """Whether a command line of Python's (``sys.orig_argv``) starts ranks and does not train itself.
+    """Whether a Python command line (``sys.orig_argv``) starts ranks and does not train itself.
 
-    It may still have been given a rank: under Slurm each torchrun is a task with a number of its own.
+    It may still have been given a rank: under Slurm each torchrun is a task with its own number.
     """
     words = words[1:]
     while words and (option := _OPTION.fullmatch(words[0])):
@@ -60,7 +62,7 @@ def attempt_from(environment: Mapping[str, str]) -> int:
 
 
 def ranks_here(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the launcher started on this machine; None: it did not say."""
+    """How many ranks the launcher started on this machine; None if unknown."""
     return _first_int(environment, _RANKS_HERE)
 
 
@@ -68,7 +70,7 @@ def of_this_process() -> RankIdentity:
     environment = os.environ
     rank = rank_from(environment)
     world = _first_int(environment, _WORLD_SIZE)
-    # A Slurm job step of one task per node that starts torchrun has SLURM_PROCID too; torch's own word is better.
+    # A Slurm job step with one task per node that starts torchrun has SLURM_PROCID too; torch's answer is better.
     backend = ""
     torch = sys.modules.get("torch")
     group: Any = getattr(torch, "distributed", None)
@@ -106,7 +108,7 @@ def _device(torch: Any) -> dict[str, Any]:
     xpu = getattr(torch, "xpu", None)
     if xpu is not None and xpu.is_initialized():
         return {"device": "xpu", "device_index": xpu.current_device()}
-    # MPS has no "is initialised": memory in use is the sign that the script put something there.
+    # MPS has no "is initialized": memory in use shows that the script put something there.
     if torch.backends.mps.is_built() and torch.mps.current_allocated_memory() > 0:
         return {"device": "mps", "device_index": 0}
     return {}

@@ -1,17 +1,17 @@
 """The ledger: every nanosecond between two step ends belongs to exactly one phase.
 
-On the way through a step nothing is added up: each change of phase is one word in the ring, *at this instant the phase
-became that one*, and readers do the sums (``ring/decoder.py``).  So the phases of a step add up to its length without a
-remainder, because nothing but instants is ever measured.
+Nothing is summed during a step: each change of phase is one word in the ring, *at this instant the phase became that
+one*, and readers do the sums (``ring/decoder.py``).  So the phases of a step add up to its length without a remainder,
+because only instants are ever measured.
 
-This is the hottest code we have.  It runs between kernels that have just emptied the processor's caches, where every
-line costs three to five times what it costs in a tight loop: hence one word, no stack (whoever enters a phase
-remembers the outer one), no object per phase, no sums; and hence ``timed``, which does by itself, written out, what
-``enter`` and ``leave`` do: two calls less at every hook.
+This is the hottest code in Stepscope.  It runs between kernels that have just emptied the processor's caches, where
+every line costs three to five times what it costs in a tight loop: hence one word, no stack (the caller that enters a
+phase remembers the outer one), no object per phase, no sums; and hence ``timed``, which inlines ``enter`` and
+``leave``: two calls less at every hook.
 
-One thread owns the ledger, the one that trains.  ``enter`` from another thread answers ``NOT_NOW``: autograd's device
-threads and a user's background threads run beside the step, not inside it.  A ledger without a ring has no owner, so
-that the same check turns everybody away until recording has begun.
+One thread owns the ledger, the training thread.  ``enter`` from another thread returns ``NOT_NOW``: autograd's device
+threads and a user's background threads run alongside the step, not inside it.  A ledger without a ring has no owner, so
+that the same check rejects all threads until recording has begun.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from stepscope.ring.layout import (
 __all__ = ["NOBODY", "NOT_NOW", "DeviceMarks", "Ledger"]
 
 NOT_NOW = -1
-"""Answer of ``enter`` when there is nothing to leave."""
+"""Result of ``enter`` when there is nothing to leave."""
 NOBODY = 0
 """No thread has this ident."""
 
 
 class DeviceMarks(Protocol):
-    """Told of every change of phase while a device is timed."""
+    """Receives every change of phase while a device is timed."""
 
     def mark(self, ended: int, begun: int) -> None: ...
 
@@ -58,8 +58,8 @@ class DeviceMarks(Protocol):
 class Ledger:
     """Writes the stream of one ring.
 
-    ``at`` is the index of the next word in ``body``.  There is always room for a few more words than anybody writes
-    between two looks at ``limit``; whoever finds ``at`` beyond it calls ``turn``.
+    ``at`` is the index of the next word in ``body``.  There is always room for more words than are ever written between
+    two checks of ``limit``; a caller that finds ``at`` beyond it calls ``turn``.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Ledger:
     )
 
     def __init__(self, now: Callable[[], int], on_refusal: Callable[[int], bool | None]) -> None:
-        """``on_refusal(phase)`` is asked while nobody owns the ledger: whether recording has begun with that."""
+        """``on_refusal(phase)`` is called while the ledger has no owner; it returns whether recording has begun now."""
         self.now = now
         self._on_refusal = on_refusal
         self.phase = OTHER
@@ -95,14 +95,14 @@ class Ledger:
         self.put(data_word(START, 0), self.now() << TIME_SHIFT)
 
     def close(self) -> None:
-        """Turn everybody away from now on."""
+        """Reject all threads from now on."""
         self.thread = NOBODY
 
     def let_go(self) -> None:
-        """In a forked child: the ring is its parent's.
+        """Release the ring, in a forked child: it belongs to the parent.
 
-        Phases that were under way at the fork still end in the child, and whoever leaves a phase does not ask who owns
-        the ledger: their words go into memory that nobody reads.
+        Phases in progress at the fork still end in the child, and ``leave`` does not check the owner: their words go
+        into memory that is never read.
         """
         self.close()
         self.phase = OTHER
@@ -115,7 +115,7 @@ class Ledger:
             self.limit = TURN_WORDS
 
     def enter(self, phase: int) -> int:
-        """Begin a phase inside the present one, which is returned: give it to ``leave``.
+        """Begin a phase inside the current one, which is returned: pass it to ``leave``.
 
         ``NOT_NOW`` on a thread that does not train, and inside the same phase.  ``other`` is never entered.
         """
@@ -131,7 +131,7 @@ class Ledger:
         return outer
 
     def leave(self, outer: int) -> None:
-        """Return to the phase that was present before ``enter``, whatever was begun inside and never ended."""
+        """Return to the phase before ``enter``, whatever was begun inside and never ended."""
         at = self.at
         self.body[at] = (self.now() << TIME_SHIFT) + outer
         self.at = at + 1
@@ -142,7 +142,7 @@ class Ledger:
             self.turn()
 
     def timed(self, original: Callable[..., Any], phase: int) -> Callable[..., Any]:
-        """``original`` with its time booked for ``phase``; straight through where ``enter`` would say not now."""
+        """Wrap ``original`` to count its time as ``phase``; straight through where ``enter`` would return NOT_NOW."""
         ledger, now, code = self, self.now, phase + ENTER
 
         @functools.wraps(original)
@@ -171,9 +171,9 @@ class Ledger:
         return timed
 
     def end_step(self, outer: int, step: int, flags: int, more: Sequence[int] = ()) -> None:
-        """End a step now and with it the present phase; ``outer`` goes on into the next step.
+        """End a step now and with it the current phase; ``outer`` continues into the next step.
 
-        ``more`` are data words of what else is known of the step.
+        ``more`` are data words with other figures of the step.
         """
         self.phase = outer
         at, body = self.at, self.body
@@ -190,14 +190,14 @@ class Ledger:
             self.turn()
 
     def put(self, *words: int) -> None:
-        """Write words that belong together (no more than ``TURN_WORDS``), and announce them."""
+        """Write words that belong together (at most ``TURN_WORDS``), and publish them."""
         for word in words:
             self.body[self.at] = word
             self.at += 1
         self.turn()
 
     def turn(self) -> None:
-        """Announce what was written; near the end of the body, go on at its beginning."""
+        """Publish what was written; near the end of the body, continue at its beginning."""
         if self.at > self._capacity - RESERVE_WORDS:
             self.body[self.at] = data_word(WRAP, 0)
             self.rounds += self._capacity
@@ -206,5 +206,5 @@ class Ledger:
         self.header[HEAD_WORD] = self.rounds + self.at
 
     def _refused(self, phase: int) -> bool:
-        """Not the owner's thread: if there is no owner yet, this may be the beginning."""
+        """Handle a call from a thread that is not the owner: if there is no owner yet, recording may begin."""
         return self.thread == NOBODY and bool(self._on_refusal(phase))

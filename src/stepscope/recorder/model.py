@@ -1,10 +1,9 @@
 """Facts about the model: its modules and parameters, DDP's settings, FSDP's units, and autocast.
 
-What a model consists of: counted once, a little at a time, from classes, sizes and dtypes alone.
-
-The walk goes over the modules of a root without the generators of ``nn.Module`` (which take ten times as long), holds
-what is still to be visited by weak references, and stops when its time is up, to go on after the next step: a model of
-ten thousand modules is counted over some steps.
+They are counted once, a little at a time, from classes, sizes and dtypes alone.  The walk visits the modules of a root
+without the generators of ``nn.Module`` (which take ten times as long), holds those still to be visited by weak
+references, and stops when its time is up, to continue after the next step: a model with ten thousand modules is counted
+over several steps.
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ from stepscope.recorder.process_groups import display_name, group_facts, mesh_fa
 __all__ = ["ModelWalk", "autocast_around_call", "autocast_seen_in"]
 
 
-# -- fsdp -------------------------------------------------------------------------------------------------------------
-# How FSDP has wrapped a model: its units, and the settings they were made with.
+# -- FSDP -------------------------------------------------------------------------------------------------------------
+# How FSDP has wrapped a model: its units and their settings.
 #
 # A *unit* is what FSDP gathers and frees together.  FSDP1 wraps a module in ``FullyShardedDataParallel``, which has one
-# flat parameter; ``fully_shard`` (FSDP2) gives a module, or several, a state, and shards the parameters in them that no
-# inner unit has.  The walk over the model (``recorder/model.py``) says which modules it meets.  Attributes are read and
-# nothing is kept but plain values.  Most of the names are private to torch (2.10 to 2.15 have them): what is missing is
-# left out.
+# flat parameter.  ``fully_shard`` (FSDP2) gives a state to one or several modules, and shards those of their parameters
+# that no inner unit has.  ``ModelWalk`` says which modules it visits.  Attributes are read, and only plain values are
+# kept.  Most of the names are private to torch (2.10 to 2.15 have them); what is missing is left out.
 
 NO_UNIT = -1
 FSDP1 = "FullyShardedDataParallel"
 MADE_BY_FSDP2 = ("FSDPModule", "ReplicateModule")
 FSDP2_STRATEGIES = {"FSDPMeshInfo": "full_shard", "HSDPMeshInfo": "hybrid_shard", "DDPMeshInfo": "no_shard"}
-"""FSDP2's, by the names that FSDP1 has for them."""
+"""FSDP2's mesh classes, and FSDP1's names for their strategies."""
 FSDP1_RESHARDING = ("full_shard", "hybrid_shard")
-"""Of FSDP1: the other strategies keep parameters gathered between forward and backward."""
+"""For FSDP1: the other strategies keep parameters gathered between forward and backward."""
 
 EXPLICIT = "explicit"
 """The script itself says which units are prefetched (``set_modules_to_backward_prefetch``)."""
@@ -50,7 +48,7 @@ def fsdp_version(kind: type) -> int:
 
 
 def is_fully_sharded(kind: type) -> bool:
-    """Whether FSDP2 has made this class: ``FSDPNet``, out of itself and ``Net``."""
+    """Whether FSDP2 created this class: ``FSDPNet``, from its own class and ``Net``."""
     return kind.__bases__[0].__name__ in MADE_BY_FSDP2
 
 
@@ -71,7 +69,7 @@ class FsdpUnits:
         self._version = 0
 
     def enter(self, version: int, module: Any, outer: int) -> int:
-        """The number of the unit that the module's parameters belong to; ``outer``: of the unit around it."""
+        """The number of the unit that the module's parameters belong to; ``outer``: that of the unit around it."""
         if version == 1:
             self._version = self._version or 1
             self._enter_wrapper(module)
@@ -90,7 +88,7 @@ class FsdpUnits:
         return known
 
     def count(self, number: int, size: int, dtype: Any) -> None:
-        """A sharded parameter of so many elements in all, of that unit."""
+        """Count a sharded parameter with ``size`` elements in total for that unit."""
         unit = self._units[number]
         unit.parameters += size
         unit.dtype = unit.dtype or dtype
@@ -126,7 +124,7 @@ class FsdpUnits:
         flat: Any = getattr(getattr(module, "_handle", None), "flat_param", None)
         size = getattr(flat, "_unpadded_unsharded_size", None)
         if size is None:
-            return  # all of its parameters are in units further in
+            return  # all of its parameters are in inner units
         strategy = _enum_text(getattr(module, "sharding_strategy", None))
         precision = getattr(module, "mixed_precision", None)
         settings = {
@@ -150,7 +148,7 @@ def _state_of(module: Any) -> Any:
 
 
 def _fsdp2_settings(state: Any) -> dict[str, Any] | None:
-    """None: it has no parameters of its own, since inner units have them all."""
+    """Settings of a unit; None: inner units have all its parameters."""
     groups = getattr(state, "_fsdp_param_groups", None)  # since 2.11; before that there was only one
     if groups is None:
         groups = [group for group in (getattr(state, "_fsdp_param_group", None),) if group is not None]
@@ -166,7 +164,7 @@ def _fsdp2_settings(state: Any) -> dict[str, Any] | None:
         "reduce_dtype": getattr(policy, "reduce_dtype", None),
         "cpu_offload": any(kind.__name__ == "CPUOffloadPolicy" for kind in type(offload).__mro__),
         "forward_prefetch": bool(getattr(state, "_states_to_forward_prefetch", ())),
-        # Unless told otherwise, FSDP2 prefetches in backward in the order in which forward came by.
+        # By default FSDP2 prefetches in backward in the order of the forward.
         "backward_prefetch": EXPLICIT if explicit else "implicit",
     }
 
@@ -180,39 +178,39 @@ def _enum_text(value: Any) -> str | None:
     return None if value is None else str(getattr(value, "name", value)).lower().lstrip("_")
 
 
-# -- model ------------------------------------------------------------------------------------------------------------
+# -- Model ------------------------------------------------------------------------------------------------------------
 
 MODULES_AT_ONCE = 16
-"""Between two looks at the clock."""
+"""Modules between two checks of the clock."""
 MAX_BUCKETS = 32
-"""Of which the size is told."""
+"""Buckets whose sizes are recorded."""
 MAX_MESHES = 8
 MAX_WRAPPERS = 8
 MIB = 1 << 20
 SYNC = "SyncBatchNorm"
 COMPILED = "OptimizedModule"
-"""What ``torch.compile`` makes of a module."""
+"""The class that ``torch.compile`` turns a module into."""
 
 
 class ModelWalk:
-    """The count of one root."""
+    """Counts one root."""
 
     def __init__(self, root: Any) -> None:
         self.root = weakref.ref(root)
         self.facts: dict[str, Any] | None = None
-        """``model``, ``ddp``, ``fsdp``, ``mesh`` and ``peers``, as far as there are such; None until all is counted."""
+        """``model``, ``ddp``, ``fsdp``, ``mesh`` and ``peers``, if there are any; None until everything is counted."""
         self._left: list[tuple[weakref.ref[Any], bool, int]] = [(self.root, False, NO_UNIT)]
-        """Modules to visit, whether they are inside of a DDP, and the FSDP unit around them."""
+        """Modules to visit, whether they are inside a DDP, and the FSDP unit around them."""
         self._seen: set[int] = set()
         self._classes: dict[type, int] = {}
         """How many modules of each class."""
         self._fsdp_classes: dict[type, int] = {}
-        """Classes that FSDP has made, and its version."""
+        """Classes that FSDP created, and its version."""
         self._units = FsdpUnits()
         self._normalising: dict[type, bool] = {}
         """Whether the modules of a class are plain BatchNorm layers."""
         self._own_statistics = 0
-        """BatchNorm layers in a DDP that take the statistics of their own rank's batch."""
+        """BatchNorm layers in a DDP that use the statistics of their own rank's batch."""
         self._parameter_classes: dict[type, bool] = {}
         """Whether the parameters of a class have a device mesh: asking the instances is slow."""
         self._compiled = False
@@ -244,12 +242,12 @@ class ModelWalk:
             self.facts = self._sum_up()
             self._seen.clear()
             for known in (self._classes, self._parameter_classes, self._fsdp_classes, self._normalising):
-                known.clear()  # the script's
+                known.clear()  # these are the script's classes
 
     def reducer_facts(self) -> dict[str, Any]:
-        """How DDP packs the gradients now: after the first iterations it does so anew, in the order they came.
+        """How DDP packs the gradients now, and whether it found parameters that took no part in an iteration.
 
-        And whether it found parameters that took no part in an iteration.
+        After the first iterations DDP rebuilds the buckets in the order in which the gradients arrived.
         """
         ddp = None if self._ddp is None else self._ddp()
         if ddp is None:
@@ -269,7 +267,7 @@ class ModelWalk:
         kind = type(module)
         number = self._classes.get(kind, 0)
         self._classes[kind] = number + 1
-        if not number and not in_ddp and _is_ddp(module):  # a second DDP is not looked at
+        if not number and not in_ddp and _is_ddp(module):  # a second DDP is ignored
             in_ddp = True
             self._ddp = weakref.ref(module)
         if not number:
@@ -321,7 +319,7 @@ class ModelWalk:
         }
         units = self._units.facts()
         if units:
-            # Of FSDP1's flat parameters the walk has seen this rank's part only.
+            # For FSDP1's flat parameters the walk has seen this rank's part only.
             model["parameters"] = max(self.parameters, units["fsdp"]["parameters"])
         meshes = [mesh for mesh in (known() for known in self._meshes) if mesh is not None]
         sharded = is_fully_sharded(type(inner))
@@ -331,15 +329,14 @@ class ModelWalk:
             gradient = {"gradient_mb": round(self._gradient_bytes / MIB, 3), "group": display_name(ddp.process_group)}
             facts["ddp"] = {**_ddp_settings(ddp), "batchnorm": self._own_statistics, **gradient}
             replicas = group_facts(sys.modules["torch.distributed"], ddp.process_group)
-            if _peers_in(replicas) > _peers_in(
-                facts
-            ):  # a mesh may know more ranks that do as much: those of tensor parallelism
+            # A mesh may know more ranks with the same work: those of tensor parallelism.
+            if _peers_in(replicas) > _peers_in(facts):
                 facts.update(replicas)
         return facts
 
 
 def _peers_in(facts: dict[str, Any]) -> int:
-    """How many peers."""
+    """The number of peers."""
     return sum(run[1] for run in facts.get("peers", ()))
 
 
@@ -353,7 +350,7 @@ def _unused_facts(ddp: Any, figures: Any) -> dict[str, Any]:
     """What find_unused_parameters=True found so far; {}: it is off, or nothing is known yet.
 
     The reducer compares every iteration's unused parameters with those of the one before.  If they never changed, the
-    iteration that DDP logged last speaks for all of them.
+    iteration that DDP logged last represents all of them.
     """
     iterations, unused_bytes = figures.get("iteration"), figures.get("unused_parameter_size")
     is_static = getattr(ddp.reducer, "_ddp_graph_static", None)
@@ -364,7 +361,7 @@ def _unused_facts(ddp: Any, figures: Any) -> dict[str, Any]:
 
 
 def _is_plain_batchnorm(kind: type) -> bool:
-    """Not of the frozen kind that libraries have either, which is no BatchNorm to torch."""
+    """Also excludes the frozen kind that libraries have, which torch does not regard as BatchNorm."""
     loaded: Any = sys.modules.get("torch.nn.modules.batchnorm")
     return loaded is not None and issubclass(kind, loaded._BatchNorm) and not issubclass(kind, loaded.SyncBatchNorm)
 
@@ -375,7 +372,7 @@ def _is_ddp(module: Any) -> bool:
 
 
 def unwrapped(module: Any) -> Any:
-    """The user's own model inside of DDP, FSDP1 and ``torch.compile``."""
+    """The user's own model inside DDP, FSDP1 and ``torch.compile``."""
     for _ in range(MAX_WRAPPERS):
         if type(module).__name__ == COMPILED:
             inside = "_orig_mod"
@@ -393,17 +390,16 @@ def _own_class(kind: type) -> type:
     return kind.__bases__[-1] if is_fully_sharded(kind) else kind
 
 
-# -- autocast ---------------------------------------------------------------------------------------------------------
-# Mixed precision: in which dtype does autocast run the model?
-#
-# Seen without entering the model: autocast is on around the call of a root; or its ``forward`` is wrapped in one (by a
-# decorator, or by Accelerate); or the parameters are wide and the output is narrow.
+# -- Autocast ---------------------------------------------------------------------------------------------------------
+# The dtype in which autocast runs the model, found without entering the model: autocast is on around the call of a
+# root; or its ``forward`` is wrapped in one (by a decorator, or by Accelerate); or the parameters are wide and the
+# output is narrow.
 
 NARROW_DTYPES = ("bfloat16", "float16")
 
 
 def autocast_around_call(torch: Any, module: Any) -> str | None:
-    """The dtype of the autocast that is on now for the device of the module; None: none is."""
+    """The dtype of the autocast that is now active for the module's device; None if it is off."""
     device = next(module.parameters()).device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None
@@ -411,7 +407,7 @@ def autocast_around_call(torch: Any, module: Any) -> str | None:
 
 
 def autocast_seen_in(module: Any, output_dtype: str, parameter_dtype: str) -> str | None:
-    """The same from the outside, after the call."""
+    """The same, found from the outside after the call."""
     for each in (module, unwrapped(module)):
         wrapped = _autocast_in_wrappers(each.forward)
         if wrapped is not None:

@@ -1,22 +1,21 @@
-"""Keep a copy of what a process prints, without standing between it and its terminal.
+"""Keeps a copy of what a process prints, without coming between it and its terminal.
 
-Whatever its streams are, a process goes on to write to them directly.  How the copy comes about depends on what they
-are:
+The process still writes to its streams directly.  How the copy is made depends on the streams:
 
-    a regular file that is this process's own   the agent copies the file: all of it, native code's and children's
+    a regular file that is this process's own   the agent copies the file: all of it, with native code's and children's
     a file that ranks share                     a tee in Python; the agent adds native lines that say whose they are
     a pipe, a socket, a terminal                a tee in Python; what native code prints is not kept
 
 The tee is the ``write`` of the raw stream below ``sys.stdout`` and ``sys.stderr``: to the same descriptor as before,
-and then to the log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``,
-whoever holds them; if the log cannot be written the copy stops and the script never knows.
+and then to the log.  The streams themselves stay the same objects, with their buffering, encoding and ``isatty``, for
+all code that holds them; if the log cannot be written the copy stops without any effect on the script.
 
-A run directory on a network or FUSE file system may stop answering, and a ``print`` must not wait for that: there the
+A run directory on a network or FUSE file system may stop responding, and a ``print`` must not wait for that: there the
 tee writes into a file of the session, in memory, which the agent copies and empties.  While it cannot, lines beyond
-MOST_HELD are not kept.
+MOST_HELD are lost.
 
-``stepscope run --native-output`` makes the first case of all but terminals: each rank's descriptors 1 and 2 become a
-file of the run, which a process of ours forwards to where they went before (``agent/output_forwarder.py``).
+``stepscope run --native-output`` turns everything but terminals into the first case: each rank's descriptors 1 and 2
+become a file of the run, which a helper process forwards to the original destination (``agent/output_forwarder.py``).
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ __all__ = ["keep_output"]
 
 LONGEST_LINE = 1 << 13
 MOST_HELD = 1 << 20
-"""Beside its ring, which takes twice that: eight ranks have room in the 64 MB of a container."""
+"""In addition to its ring, which takes twice that: eight ranks fit into the 64 MB of a container."""
 MISSED = b"[stepscope: lines are missing here; the run directory did not answer]\n"
 
 
 def keep_output(run_dir: Path, log: Path, *, rank: int | None, launcher: bool) -> None:
-    """``rank``: None for the script, or for what starts ranks (``launcher``)."""
+    """Copy this process's output to ``log``; ``rank``: None for the script, or for what starts ranks (``launcher``)."""
     held = _held(run_dir)
     try:
         log.parent.mkdir(mode=folder_mode(run_dir), parents=True, exist_ok=True)
@@ -55,7 +54,7 @@ def keep_output(run_dir: Path, log: Path, *, rank: int | None, launcher: bool) -
         sources.append(_source(os.fstat(copy), str(held), whole=True))
     if sources and not _leave_note(run_dir, log, rank, sources):
         if held is not None:
-            return  # nobody would empty it
+            return  # the agent would not empty it
         sources = []
     copied = {fd for source in sources if source["whole"] for fd in source["fds"]}
     for stream in (sys.stdout, sys.stderr):
@@ -70,13 +69,13 @@ def _held(run_dir: Path) -> Path | None:
     return session / f"{os.getpid()}{PRINTED_SUFFIX}"
 
 
-# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# -- Files that the agent copies --------------------------------------------------------------------------------------
 
 
 def _sources(log: int, *, alone: bool, spooled: set[int]) -> list[dict[str, Any]]:
-    """Those of our descriptors 1 and 2 that are regular files: the agent can read them without touching us.
+    """Those of our descriptors 1 and 2 that are regular files: the agent can read them without involving us.
 
-    ``whole``: what comes into it from now on is ours and our children's, and nobody else's.
+    ``whole``: everything written to it from now on comes from us and our children.
     """
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for fd in _printed_to():
@@ -104,13 +103,13 @@ def _printed_to() -> list[int]:
         try:
             if type(stream) is io.TextIOWrapper and not stream.closed:
                 found.add(stream.fileno())
-        except (OSError, ValueError):  # over memory, or detached
+        except (OSError, ValueError):  # in memory, or detached
             continue
     return sorted(found & {1, 2})
 
 
 def _parent_has(info: os.stat_result) -> bool:
-    """Whether our parent writes to the same file: torchrun, and so the other ranks; True when that cannot be seen."""
+    """Whether our parent (torchrun), and so the other ranks, write to the same file; True if unknown."""
     try:
         return any(os.path.samestat(info, os.stat(f"/proc/{os.getppid()}/fd/{fd}")) for fd in (1, 2))  # noqa: PTH116
     except OSError:
@@ -118,7 +117,7 @@ def _parent_has(info: os.stat_result) -> bool:
 
 
 def _leave_note(run_dir: Path, log: Path, rank: int | None, sources: list[dict[str, Any]]) -> bool:
-    """Whether the agent will hear of the files."""
+    """Publish the files to the agent; return whether that worked."""
     note = {"schema": 1, "pid": os.getpid(), "rank": rank, "log": f"{log.parent.name}/{log.name}", "sources": sources}
     path = output_note(run_dir, os.getpid())
     try:
@@ -133,7 +132,7 @@ def _leave_note(run_dir: Path, log: Path, rank: int | None, sources: list[dict[s
 
 
 def _spool(run_dir: Path) -> set[int]:
-    """With ``--native-output``: make our descriptors files of the run, where they are the job's; which ones."""
+    """With ``--native-output``: replace those descriptors that are the job's by files of the run; return which."""
     targets = os.environ.get(ENV_NATIVE, "").split()
     if len(targets) != 2:
         return set()
@@ -154,30 +153,30 @@ def _spool(run_dir: Path) -> set[int]:
 
 
 def _kind(fd: int, targets: list[str], folder: Path) -> str:
-    """Which of the job's streams a descriptor is: ``1``, ``2``, ``12`` for both in one, or none of them."""
+    """Which of the job's streams a descriptor is: ``1``, ``2``, ``12`` for both in one, or empty for neither."""
     try:
         info = os.fstat(fd)
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
         if folder.exists() and path.parent.samefile(folder):
-            return path.suffix[1:]  # our parent's file: torchrun's, or of the process that we are a fork of
+            return path.suffix[1:]  # our parent's file: torchrun's, or that of the process we were forked from
     except OSError:
         return ""
     own = f"{info.st_dev}:{info.st_ino}"
     return "".join(name for name, target in zip("12", targets, strict=True) if target == own)
 
 
-# ── the tee ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# -- Tee --------------------------------------------------------------------------------------------------------------
 
 
 class _Tee:
-    """What a stream writes to its descriptor goes to the log as well: whole lines, so that nothing comes between.
+    """Copies what a stream writes to its descriptor to the log: in whole lines, so that lines do not mix.
 
-    It takes the place of ``write`` on the one raw stream that is below ``sys.stdout`` or ``sys.stderr``.  All else of
-    the stream stays what it is, and other threads may print meanwhile.
+    It replaces ``write`` on the one raw stream below ``sys.stdout`` or ``sys.stderr``.  The rest of the stream stays
+    the same, and other threads may print meanwhile.
     """
 
     def __init__(self, raw: io.FileIO, copy: int, most: int | None) -> None:
-        """``most``: so many bytes may wait in ``copy``, a file in memory, for the agent."""
+        """``most``: limit in bytes for data waiting in ``copy``, a file in memory, for the agent."""
         self._write = raw.write
         self._copy, self._most = copy, most
         self._begun = self._missed = b""
@@ -189,18 +188,18 @@ class _Tee:
         written = self._write(data)
         if written and self._copy >= 0:
             self._begun += memoryview(data)[:written]
-            # Unbuffered, ``print`` writes a line and its newline one after the other, and so do the other ranks to the
-            # same terminal: the longer we are in between, the more often their lines run into each other.
+            # Unbuffered, ``print`` writes a line and its newline separately, and so do the other ranks to the same
+            # terminal: the longer we take in between, the more often their lines run into each other.
             if self._begun.endswith(b"\n") or len(self._begun) >= LONGEST_LINE:
                 self._keep()
         return written
 
     def copy_to(self, copy: int, most: int | None) -> None:
-        """From now on to another log: in a forked child, which has a name of its own, or once a rank is known."""
+        """Switch to another log: in a forked child, which has its own name, or once a rank is known."""
         self._copy, self._most, self._begun = copy, most, b""
 
     def _lose(self) -> None:
-        """In a forked child: the line that was begun is its parent's, who will end it."""
+        """In a forked child: the unfinished line belongs to the parent, which will complete it."""
         self._begun = b""
 
     def _keep(self) -> None:
@@ -221,14 +220,14 @@ class _Tee:
 
 
 def _put_copy_below(stream: Any, copy: int, copied: set[int], most: int | None) -> None:
-    """Not below one that the agent copies (``copied``), nor what is no plain file stream (a notebook's, a test's)."""
+    """Install a tee, except on streams that the agent copies (``copied``) or that are not plain files (a notebook)."""
     if type(stream) is not io.TextIOWrapper:
         return
     try:
         buffer = stream.buffer
     except ValueError:  # detached
         return
-    raw = getattr(buffer, "raw", buffer)  # with ``python -u`` there is none in between
+    raw = getattr(buffer, "raw", buffer)  # with ``python -u`` there is no buffer in between
     if type(raw) is not io.FileIO:
         return
     tee = getattr(raw.write, "__self__", None)

@@ -1,9 +1,7 @@
 """What is known about process groups and device meshes: slots, names, and ranks that may be compared.
 
-Process groups: a number for each that was seen in a collective, and what it is for.
-
-A group is looked at once, when its first collective is called; after that it is found by its identity alone.  What was
-found stands in the ring's header (``records/collectives.py`` has the form).
+Each group used in a collective gets a number.  It is inspected once, when its first collective is called; after that it
+is found by its identity alone.  The ring's header has the result (``records/collectives.py`` has the format).
 """
 
 from __future__ import annotations
@@ -21,21 +19,21 @@ from stepscope.ring.layout import GROUP_SHIFT
 __all__ = ["UNKNOWN_GROUP", "GroupTable", "KnownGroup", "display_name", "group_facts", "mesh_facts"]
 
 
-# -- groups -----------------------------------------------------------------------------------------------------------
+# -- Process groups ---------------------------------------------------------------------------------------------------
 
 SHARED = MAX_GROUPS - 1
-"""The slot of those that could not be told, or came too late to get one of their own."""
+"""The slot of groups that could not be identified, or came too late to get their own."""
 NAME_CHARS = 80
 
 
 class KnownGroup(NamedTuple):
-    """What the words of a collective need of its group."""
+    """What the words of a collective need to know about its group."""
 
     bits: int
-    """Its slot, in place."""
+    """Its slot, shifted into place."""
     size: int
     blind: bool
-    """Whether a wait for work on a CUDA device only orders streams: then it says nothing of the collective."""
+    """Whether a wait for work on a CUDA device only orders streams: then it says nothing about the collective."""
     ranks: tuple[int, ...]
 
 
@@ -43,7 +41,7 @@ UNKNOWN_GROUP = KnownGroup(SHARED << GROUP_SHIFT, 1, False, ())
 
 
 class GroupTable:
-    """The groups of this process.  ``known`` is for the hot path; who is not in there has to be met first."""
+    """The groups of this process.  ``known`` is for the hot path; groups that are not in it go through ``meet``."""
 
     def __init__(self) -> None:
         self.known: dict[Any, KnownGroup] = {}
@@ -57,7 +55,7 @@ class GroupTable:
         self._watched.clear()
 
     def meet(self, group: Any, key: Any, owner: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup:
-        """Look at a group for the first time; ``key`` is to be good for it for as long as ``owner`` lives."""
+        """Inspect a group for the first time; ``key`` identifies it while ``owner`` lives."""
         found = self._look(group, distributed, ring) or UNKNOWN_GROUP
         self._remember(key, owner, found)
         return found
@@ -71,7 +69,7 @@ class GroupTable:
             ranks = tuple(distributed.get_process_group_ranks(group))
             backend = str(distributed.get_backend(group))
         except (KeyError, ValueError):
-            return None  # somebody made it without telling torch.distributed
+            return None  # created without torch.distributed's knowledge
         description = str(getattr(group, "group_desc", ""))[:NAME_CHARS]
         kind = group_kind(description)
         if kind == "other" and len(ranks) == distributed.get_world_size():
@@ -95,11 +93,11 @@ class GroupTable:
         if isinstance(owner, (str, list)):
             if isinstance(key, str):
                 self.known[key] = found
-            return  # of ranks in a list nothing can be kept
+            return  # nothing can be remembered for a list of ranks
         known, watched, number = self.known, self._watched, id(owner)
 
         def gone(_: object) -> None:
-            """The identity is free for another."""
+            """Forget the owner: its id may be reused."""
             watched.pop(number, None)
             for one in [one for one in known if one == number or (isinstance(one, tuple) and one[0] == number)]:
                 del known[one]
@@ -109,7 +107,7 @@ class GroupTable:
         known[key] = found
 
     def _slot(self, about: ProcessGroup) -> int:
-        """The slot of a group by its name; a group made anew under the same name takes the old one's place."""
+        """The slot of a group by its name; a group created again under the same name replaces the old one."""
         for slot, earlier in enumerate(self._slots):
             if earlier.name == about.name:
                 self._slots[slot] = _with_slot(about, slot)
@@ -122,7 +120,7 @@ class GroupTable:
 
 
 def display_name(group: Any) -> str:
-    """What people are told of it, the same as wherever else it is told of (``group_name``)."""
+    """The displayed name, the same as everywhere else (``group_name``)."""
     return group_name(str(group.group_name), str(getattr(group, "group_desc", "")))[:NAME_CHARS]
 
 
@@ -131,7 +129,7 @@ def _with_slot(about: ProcessGroup, slot: int) -> ProcessGroup:
 
 
 def _process_group(group: Any, distributed: Any) -> Any:
-    """The group that is meant by what functional collectives take for one; None for ranks in a list."""
+    """The group behind whatever functional collectives accept as one; None for a list of ranks."""
     if isinstance(group, distributed.ProcessGroup):
         return group
     if isinstance(group, str):
@@ -150,14 +148,14 @@ def _backends(group: Any) -> list[str]:
     return [group._get_backend(device).name() for device in devices]
 
 
-# -- mesh -------------------------------------------------------------------------------------------------------------
-# Peers: which ranks do as much work as this one, and may be compared with it.
+# -- Peers ------------------------------------------------------------------------------------------------------------
+# Which ranks do as much work as this one, and may be compared with it.
 #
-# Told by what the script has set up already: the process group of DDP, or the device mesh that the parameters of FSDP2
-# and DTensor carry.  A mesh's dimensions are known by their names.  Ranks that differ only in data dimensions do the
-# same on other data; those that differ in a tensor or context dimension have equal shards of one layer or sequence;
-# those of an expert dimension have as many experts, though a router may send them unequal numbers of tokens.  Stages
-# of a pipeline are not alike.
+# The script's setup says so: the process group of DDP, or the device mesh of the parameters of FSDP2 and DTensor.  A
+# mesh's dimensions are recognized by their names.  Ranks that differ only in data dimensions do the same on other data;
+# those that differ in a tensor or context dimension have equal shards of one layer or sequence; those of an expert
+# dimension have equally many experts, though a router may send them unequal numbers of tokens.  Stages of a pipeline
+# are not alike.
 
 
 def group_facts(distributed: Any, group: Any) -> dict[str, Any]:
@@ -168,7 +166,7 @@ def group_facts(distributed: Any, group: Any) -> dict[str, Any]:
 
 
 def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
-    """The mesh that says most, and the peers in it, as facts.
+    """The most informative mesh, and the peers in it, as facts.
 
     ``sharded``: whether the parameters are FSDP's; then dimensions without names are data dimensions.
     """
@@ -188,7 +186,7 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
 
 
 def _whole_mesh(mesh: Any) -> Any:
-    """The mesh that this one was cut out of, unless that one does not know its dimensions."""
+    """The mesh that this one was sliced from, unless that one lacks its dimensions."""
     root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
     names = set(mesh.mesh_dim_names or ())
     return root if names and names <= set(root.mesh_dim_names or ()) else mesh

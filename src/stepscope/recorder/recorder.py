@@ -1,6 +1,6 @@
 """The recorder: decides when a step ends, and writes one record per step to the ring.
 
-One per training process: owns the ring and the ledger, and turns the end of a step into a record.
+Each training process has one recorder.  It owns the ring and the ledger.
 
 Nothing is created until the process trains: a launcher, a DataLoader worker or a compile worker that merely imports
 torch leaves no ring behind.
@@ -53,13 +53,13 @@ from stepscope.ring.layout import (
 __all__ = ["Recorder", "StepBoundaries"]
 
 
-# -- steps ------------------------------------------------------------------------------------------------------------
-# When does a step end?  When the optimizer that closes the loop's cycle returns.
+# -- Step boundaries --------------------------------------------------------------------------------------------------
+# A step ends when the optimizer that closes the loop's cycle returns.
 #
 # With one optimizer that is every ``step()``.  With several, a training iteration steps them in turn (GAN: D, G; or D
-# five times, then G; or one for the embeddings and one for the rest), and the iteration ends with the one that comes
-# last in the cycle: the optimizer seen latest closes.  If the closer is not stepped for ``PATIENCE`` steps of the
-# others (the script moved on to another stage), the one that steps now closes from then on.
+# five times, then G; or one for the embeddings and one for the rest) and ends with the last one in the cycle: the
+# optimizer that appeared last is the closer.  If the closer is not stepped for ``PATIENCE`` steps of the others (the
+# script moved to another stage), the one that steps now becomes the closer.
 
 
 class StepBoundaries:
@@ -67,20 +67,20 @@ class StepBoundaries:
 
     def __init__(self) -> None:
         self.sole = 0
-        """The id of the only optimizer seen so far, for a caller in a hurry; 0 when there are several (or none)."""
+        """The id of the only optimizer seen so far, for the fast path; 0 when there are several (or none)."""
         self._known: set[int] = set()
         self._closer = 0
         self._since_closer = 0
 
     def hold(self) -> None:
-        """Until ``release``, callers in a hurry are not served: they have to ask."""
+        """Disable the fast path until ``release``: callers must use ``closes``."""
         self.sole = 0
 
     def release(self) -> None:
         (self.sole,) = self._known if len(self._known) == 1 else (0,)
 
     def closes(self, optimizer: int) -> bool:
-        """Does the step of this optimizer (by id) that just returned end a training step?"""
+        """Whether the ``step()`` of this optimizer (by id) that just returned ends a training step."""
         if optimizer == self._closer:
             self._since_closer = 0
             return True
@@ -98,28 +98,28 @@ class StepBoundaries:
         return True
 
 
-# -- recorder ---------------------------------------------------------------------------------------------------------
+# -- Recorder ---------------------------------------------------------------------------------------------------------
 
 IDENTITY_CHECKS = (1, 2, 3, 5, 10, 100)
-"""After these steps the process looks again who it is: the process group or the device may have come late."""
+"""The process checks its identity again after these steps: the process group or the device may have appeared late."""
 
 FACT_LOOKS = (1, 3, 100)
-"""After these steps, and whenever a new look is due, the facts about the live objects are brought up to date."""
+"""The facts about the live objects are updated after these steps, and whenever a new search is due."""
 
 FIRST_NEW_LOOK = 1024
-"""After this many steps a model may have joined that nobody looked for."""
+"""From this step on, look again for models that joined without any other sign."""
 
 MAX_FAILURES = 100
-"""Errors of our own after which a process is left alone."""
+"""Errors of our own after which a process is no longer recorded."""
 
 
 class RootSearch(Protocol):
-    """Looks for the modules that are the model."""
+    """Searches for the modules that are the model."""
 
     def after_step(self, *, found: bool, due: bool) -> bool:
-        """A step has ended, with or without a call of a root, and a new look may be due.
+        """Handle the end of a step; ``found``: a root was called in it, ``due``: a new search may start.
 
-        Whether to be asked again after the very next one.
+        Returns whether to call this again after the very next step.
         """
         ...
 
@@ -128,17 +128,17 @@ class BackwardFigures(Protocol):
     """Knows how much of a backward was this rank's own work."""
 
     every_step: bool
-    """Whether to be asked at the end of each step, or only when there are other reasons to look around."""
+    """Whether to ask at the end of each step, or only when there are other reasons to check."""
 
     def words(self) -> list[int]:
-        """For the step that ends, as data words."""
+        """Figures for the step that ends, as data words."""
         ...
 
 
 class Recorder:
-    """The hooks call ``enter``/``leave`` around phases and ``end_step`` at the end of a step.
+    """Receives ``enter``/``leave`` around phases and ``end_step`` at the end of a step from the hooks.
 
-    Not thread safe; the ledger answers only the thread that trains.  After a fork the child must call ``forget``.
+    Not thread safe; the ledger only serves the training thread.  After a fork the child must call ``forget``.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Recorder:
         self.forget(forked=False)
 
     def forget(self, *, forked: bool = True) -> None:
-        """Start anew with no ring: at the beginning, and in a forked child, whose parent goes on owning the old one."""
+        """Start over without a ring: initially, and in a forked child, whose parent still owns the old ring."""
         self.ledger.let_go()
         self.ring: RingWriter | None = None
         self.boundaries = StepBoundaries()
@@ -174,16 +174,16 @@ class Recorder:
         self.flags = FLAG_FIRST
         self.step = 0
         self.forward_seen = False
-        """Set by a root that was called; a step without any is a reason to look for roots."""
+        """Set when a root is called; a step without any such call is a reason to search for roots."""
         self._attend_at = 0
-        """Before this step nothing has to be asked at the end of one."""
+        """Before this step, the end of a step needs no extra work."""
         self._ddp: BackwardFigures | None = None
         self._device: DeviceTimer | None = None
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
         self._compiled = 0
         self._asked_at = 0
         self._captured: list[object] | None = None
-        """The optimizers that stepped while a CUDA graph is being captured; None while none is."""
+        """The optimizers that stepped during the current CUDA graph capture; None outside a capture."""
         self._counting = False
         self._told_facts: dict[str, Any] = {}
         self._forked = forked
@@ -196,40 +196,40 @@ class Recorder:
             forget()
 
     def when_known(self, tell: Callable[[RankIdentity], None]) -> None:
-        """Call ``tell`` when this process begins to train, and when its rank turns out to be another."""
+        """Call ``tell`` when this process begins to train, and when its rank changes."""
         self._known = tell
 
     def when_forked(self, forget: Callable[[], None]) -> None:
-        """Call ``forget`` in forked children, for hooks that remember what is under way."""
+        """Call ``forget`` in forked children, for hooks that remember calls in progress."""
         self._forgetting.append(forget)
 
-    # -- phases ---------------------------------------------------------------------------------------------------
+    # -- Phases ---------------------------------------------------------------------------------------------------
 
     def slot_of(self, name: str) -> int:
-        """The slot of a phase by name; a new name takes a free one, and when none is left its time stays ``other``."""
+        """The slot of a phase by name; a new name takes a free slot.  If none is left, its time counts as ``other``."""
         slot = self._names.get(name)
         if slot is None:
             slot = len(self._names)
             if slot >= PHASE_SLOTS:
                 guard.warn(f"more than {PHASE_SLOTS - FIRST_USER_SLOT} phase names: {name!r} is booked as other")
-                self._names[name] = OTHER  # said once
+                self._names[name] = OTHER  # warn only once
                 return OTHER
             self._names[name] = slot
             if self.ring is not None:
                 self.ring.set_phase_name(slot, name)
         return slot
 
-    # -- steps ----------------------------------------------------------------------------------------------------
+    # -- Steps ----------------------------------------------------------------------------------------------------
 
     def end_step(self, flags: int = 0, outer: int = NOT_NOW, optimizer: object = None) -> None:
-        """End a step, and with it the present phase if the phase ``outer`` goes on.
+        """End a step; if ``outer`` is given, the current phase ends too and ``outer`` continues.
 
-        With an ``optimizer`` given (its outermost ``step()`` has returned), only if that one closes the step.
+        With an ``optimizer`` (its outermost ``step()`` has returned), only if that one closes the step.
         """
         ledger, step = self.ledger, self.step
         closes = optimizer is None or (id(optimizer) == self.boundaries.sole and not self.explicit)
         if closes and outer != NOT_NOW and step < self._attend_at and self.forward_seen:
-            # An ordinary step.  ``Ledger.end_step`` written out, since every call costs microseconds in this place.
+            # The common case.  ``Ledger.end_step`` is inlined, since every call costs microseconds here.
             at, body = ledger.at, ledger.body
             body[at] = (ledger.now() << TIME_SHIFT) + STEP_END
             body[at + 1] = STEP_DATA | step << 20 | outer << 16 | flags | self.flags
@@ -259,18 +259,18 @@ class Recorder:
         self.forward_seen = False
 
     def _closes(self, optimizer: object) -> bool:
-        """Whether the step of this optimizer that just returned ends a training step."""
+        """Whether the ``step()`` of this optimizer that just returned ends a training step."""
         if self._captured is not None:
             if self._is_capturing():
                 self._captured.append(optimizer)
                 return False
-            self.capture_ends()  # it was given up, and nobody said so
+            self.capture_ends()  # the capture was abandoned without notice
         return not self.explicit and self.boundaries.closes(id(optimizer))
 
     def capture_starts(self, is_capturing: Callable[[], bool | None]) -> None:
-        """From now on a CUDA graph is captured: what the script calls is not executed, and no optimizer ends a step.
+        """A CUDA graph capture begins: the script's calls are not executed, and no optimizer ends a step.
 
-        Until ``capture_ends``, or until ``is_capturing`` says no.
+        This lasts until ``capture_ends``, or until ``is_capturing`` returns false.
         """
         self._captured, self._is_capturing = [], is_capturing
         self.boundaries.hold()
@@ -278,14 +278,14 @@ class Recorder:
             self._device.drop_step(self.ledger)
 
     def capture_ends(self) -> object | None:
-        """The optimizer whose step was captured, the last one if there were several; None if there was none."""
+        """Return the optimizer whose step was captured, the last one if there were several; None if there was none."""
         captured, self._captured = self._captured, None
         self.boundaries.release()
         return captured[-1] if captured else None
 
     @guard.failsafe
     def _end_step_with_figures(self, outer: int, step: int, flags: int, optimizer: object) -> None:
-        """The end of a step at which others are asked what they know of it, or at which we look around."""
+        """End a step, add the figures that others have about it, and run the checks that are due."""
         self._attend_at = step + 1
         ended = self.ledger.phase
         self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
@@ -297,15 +297,15 @@ class Recorder:
             self._attend_at = self._asked_at if device_at is None else min(self._asked_at, device_at)
 
     def begin(self) -> None:
-        """Make the ring now, if that has not happened: the script itself says that it trains."""
+        """Create the ring now unless it exists: the script itself says that it trains."""
         self.explicit = True
         if self.ledger.thread == NOBODY:
             self._start(OTHER)
 
     def appear(self, who: RankIdentity, *, serve: bool) -> None:
-        """Be seen by the agent from now on, though no step has begun; that happens at the first activity, as ever.
+        """Become visible to the agent before the first step, which still begins with the first activity.
 
-        ``serve``: the others are there too, so that questions about them can come.
+        ``serve``: the other ranks are there too, so the agent may ask about them.
         """
         if self._broken:
             return
@@ -316,7 +316,7 @@ class Recorder:
                 self._offer_server(ring)
 
     def ask_after_steps(self, search: RootSearch | None) -> None:
-        """From now on ``search`` is asked after steps, as often as it wishes."""
+        """Call ``search`` after steps from now on, as often as it wants."""
         self._search = search
         self._asked_at = self._attend_at = 0
 
@@ -336,11 +336,11 @@ class Recorder:
             self.ring.set_state(state)
             self._tell_last_facts(self.ring, in_order=state is RingState.EXITED)
 
-    # -- starting -------------------------------------------------------------------------------------------------
+    # -- Start ----------------------------------------------------------------------------------------------------
 
     @guard.failsafe
     def _start(self, phase: int) -> bool:
-        """Make the ring on the first sign of training; true when this was it.
+        """Create the ring on the first sign of training; return whether this was one.
 
         In a forked child only autograd or an optimizer is a sign: DataLoader workers are forked children too.
         """
@@ -357,7 +357,7 @@ class Recorder:
         return True
 
     def _open_ring(self, who: RankIdentity) -> RingWriter | None:
-        """Make the ring and offer what goes with it; from here on the agent sees this process."""
+        """Create the ring and what goes with it; the agent sees this process from here on."""
         self.identity = who
         ring = self._make_ring()
         if ring is None:
@@ -390,7 +390,7 @@ class Recorder:
         return ring
 
     def _offer_stacks(self, ring: RingWriter) -> None:
-        # Only into memory: a signal handler must not wait for a disk.
+        # Only in memory: a signal handler must not wait for a disk.
         if self.stacks is not None and ring.path.parent == self._session:
             self.stacks.open(ring)
 
@@ -399,7 +399,7 @@ class Recorder:
             self.server.open(ring, ranks_here=identity.ranks_here(os.environ) or self.identity.world_size)
 
     def _take_over(self) -> bool:
-        """Steps are taken on another thread than the one seen first: before the first step, that one trains."""
+        """Switch to the calling thread if it ends the first step: then it trains, not the thread seen first."""
         if self.step or self.ring is None or self.ledger.thread == NOBODY:
             return False
         self.ledger.thread = get_ident()
@@ -407,7 +407,7 @@ class Recorder:
         return True
 
     def _look_around(self, optimizer: object) -> None:
-        """Now and then, after a step: who are we, on which device, and are the roots still the roots?"""
+        """Check now and then, after a step: our rank, the device, and whether the roots are still the roots."""
         step = self.step
         due = step & (step - 1) == 0 and step >= FIRST_NEW_LOOK  # ever more rarely: 1024, 2048, 4096 …
         asked_again = self._search is not None and self._search.after_step(found=self.forward_seen, due=due)
@@ -421,7 +421,7 @@ class Recorder:
 
     @guard.failsafe
     def _figures(self) -> list[int]:
-        """What others know of the step that ends, as data words; should they fail, the step ends without."""
+        """What others know about the step that ends, as data words; if they fail, the step ends without."""
         words: list[int] = []
         if self._ddp is not None:
             words += self._ddp.words()
@@ -478,7 +478,7 @@ class Recorder:
 
 
 def _compile_count() -> int:
-    """How many graphs dynamo compiled so far; 0 while nobody uses it."""
+    """Number of graphs that dynamo has compiled so far; 0 while it is not used."""
     module: Any = sys.modules.get("torch._dynamo.utils")
     counters = getattr(module, "counters", None)
     return counters["stats"]["unique_graphs"] if counters else 0

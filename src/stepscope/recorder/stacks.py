@@ -1,34 +1,34 @@
-"""Lets the agent ask where the process is, without a thread and, where that can be, without a line of Python of ours.
+"""Lets the agent ask where the process is, without a thread and, if possible, without running our Python code.
 
-When a ring is made, the process takes three real-time signals that nobody uses and says so in the ring's header.  Each
-makes it write to a file beside the ring:
+When a ring is created, the process takes three unused real-time signals and publishes them in the ring's header.  Each
+makes the process write to a file next to the ring:
 
 - STACKS: the main thread's stack to ``PID.stacks``, by faulthandler, whose handler is C code.  For a main thread that
-  waits in the kernel, in a process that stands still.
-- RUNNING: the same, by a handler in Python.  For one that trains, or runs: CPython 3.11 and 3.12 enter a frame in two
-  steps, and a signal between them makes faulthandler read what is not there yet (of code that C calls back all the
-  time, one question in some hundreds ended the process; of threads that waited, and were asked as they went on, one in
-  a thousand).  A handler in Python runs where the interpreter lets it.  Where another thread trains (Ray Train), the
-  handler still runs on the main one.  It holds the GIL, so the other thread is between two instructions, and writes
-  that thread's stack, with the time at which it was read: by then another phase may have begun.
-- THREADS: the stacks of all threads to ``PID.threads``, by faulthandler.  Only for a process that stands still and none
-  of whose threads can run Python meanwhile, because its GIL is held, or because they all wait in the kernel.
+  waits in the kernel, in a process that makes no progress.
+- RUNNING: the same, by a handler in Python, for a thread that trains or runs.  CPython 3.11 and 3.12 enter a frame in
+  two steps, and a signal between them makes faulthandler read uninitialized data.  (Code that C calls back all the
+  time: one request in several hundred ended the process.  Waiting threads that resumed during the request: one in a
+  thousand.)  A handler in Python runs only where the interpreter permits it.  Where another thread trains (Ray Train),
+  the handler still runs on the main one.  It holds the GIL, so the other thread is between two instructions, and it
+  writes that thread's stack with the time at which it was read: another phase may have begun by then.
+- THREADS: the stacks of all threads to ``PID.threads``, by faulthandler.  Only for a process that makes no progress and
+  whose threads cannot run Python meanwhile, because its GIL is held or because they all wait in the kernel.
 
-Why that is safe for the script, if the agent keeps to it (``agent/stacks.py``, ``agent/stacks.py``):
+This is safe for the script if the agent follows these rules (``agent/stacks.py``):
 
-- faulthandler's handler walks the frames and writes to a file in memory.  Nothing is allocated, no lock is taken,
-  ``errno`` is kept.  The handler in Python takes some twenty microseconds and cannot raise.  System calls go on
-  (SA_RESTART); those that the kernel never restarts (sleep, select, poll) are taken up again by Python (PEP 475).
-- Should the script want one of these signals later, it gets it as it was.
-- When the interpreter goes the signals are *ignored*: one that comes too late does nothing, where the default would end
-  the process.  faulthandler gives back what was there before it, so that is what was put there.
-- ``exec`` gives all back by itself.  A child of a fork gives back those for the main thread at once.  It keeps THREADS,
-  since a stuck DataLoader worker stops the job too: what it inherited writes, by appending, to the parent's
-  ``PID.threads``, and the kernel tells the agent which children have the handler and the file.  The child never touches
-  the parent's ring, and when it trains itself it takes signals of its own.
+- faulthandler's handler walks the frames and writes to a file in memory.  It allocates nothing, takes no lock and
+  preserves ``errno``.  The handler in Python takes about twenty microseconds and cannot raise.  System calls continue
+  (SA_RESTART); Python retries those that the kernel never restarts (sleep, select, poll; PEP 475).
+- If the script wants one of these signals later, it gets it in its original state.
+- When the interpreter exits, the signals are *ignored*: a late one does nothing, where the default would end the
+  process.  faulthandler restores the previous handler, so SIG_IGN is set before it registers.
+- ``exec`` resets everything.  A forked child returns the signals for the main thread at once.  It keeps THREADS, since
+  a stuck DataLoader worker stops the job too: the inherited handler appends to the parent's ``PID.threads``, and the
+  kernel tells the agent which children have the handler and the file.  The child never touches the parent's ring, and
+  if it trains it takes its own signals.
 
-Not thread safe: only the main thread may set signals.  A thread that trains without the main one ever having been here
-(no process group was set up there) has none to offer.
+Not thread safe: only the main thread may set signals.  A process that trains on another thread, and whose main thread
+never came here (it set up no process group), offers no stacks.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from stepscope.ring.layout import RUNNING_WORD, STACKS_FD_SHIFT, STACKS_WORD, TH
 __all__ = ["StackOffer"]
 
 CANDIDATES = (12, 11, 10, 9, 8, 7)
-"""Beyond SIGRTMIN, the first that nobody uses; libraries that take real-time signals take the first or the last."""
+"""Offsets from SIGRTMIN, the first free one is taken; libraries use the first or the last real-time signals."""
 MAX_FRAMES = 100
-"""As many as faulthandler writes."""
+"""The same limit as faulthandler's."""
 
 
 class _Answer(ABC):
-    """One signal, and what is written when it comes."""
+    """One signal, and what is written when it arrives."""
 
     def __init__(self, suffix: str, word: int) -> None:
         self._suffix = suffix
@@ -77,7 +77,7 @@ class _Answer(ABC):
 
     @abstractmethod
     def _remove(self, number: int) -> bool:
-        """Whether it was still there to be removed: somebody may have got past our patches."""
+        """Remove it; return whether it was still installed: the script may have bypassed our patches."""
         ...
 
     @property
@@ -94,17 +94,17 @@ class _Answer(ABC):
         ring.header[self._word] = number | self._fd << STACKS_FD_SHIFT
 
     def disown(self) -> None:
-        """In a forked child: the ring, and what its header says, are the parent's."""
+        """In a forked child: the ring and its header belong to the parent."""
         self._ring = None
 
     def unannounce(self) -> None:
-        """From here on nobody asks."""
-        if self._ring is not None and self._pid == os.getpid():  # a fork in native code tells nobody
+        """Stop requests from the agent."""
+        if self._ring is not None and self._pid == os.getpid():  # a fork in native code goes unnoticed
             self._ring.header[self._word] = 0
         self._ring = None
 
     def give_back(self, *, to: signal.Handlers = signal.SIG_DFL) -> None:
-        """The signal is as before; only the main thread may do that."""
+        """Restore the signal; only the main thread may do that."""
         self.unannounce()
         number, self.number = self.number, 0
         if number and self._remove(number):
@@ -132,9 +132,9 @@ class _ByFaulthandler(_Answer):
 
 
 class _ByPython(_Answer):
-    """The stack of the thread that trains as faulthandler writes it, with the classes of methods.
+    """Writes the stack of the training thread in faulthandler's format, with the classes of methods.
 
-    Of a thread that is not the main one a last line says from when to when the stack was read.
+    If that is not the main thread, a last line says when reading the stack began and ended.
     """
 
     def __init__(self, suffix: str, word: int) -> None:
@@ -142,7 +142,7 @@ class _ByPython(_Answer):
         self._thread: threading.Thread | None = None
 
     def show(self, thread: threading.Thread | None) -> None:
-        """The thread that trains from now on; None: the main one."""
+        """Set the training thread; None: the main one."""
         self._thread = thread
         if self._ring is not None:
             self._ring.header[TRAINS_WORD] = thread.ident or 0 if thread is not None else 0
@@ -176,7 +176,7 @@ class _ByPython(_Answer):
 
 
 class StackOffer:
-    """At most one ring at a time is offered stacks for; ``withdraw`` leaves signals and module attributes as before."""
+    """Offers stacks for at most one ring at a time; ``withdraw`` restores signals and module attributes."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -187,9 +187,9 @@ class StackOffer:
 
     @failsafe
     def open(self, ring: RingWriter) -> None:
-        """Offer the stack of the calling thread; of one that is not the main one, what the main one can say of it."""
+        """Offer the stack of the calling thread; if it is not the main one, what the main one can say about it."""
         if not _on_main_thread():
-            self._main.unannounce()  # tells nothing of it
+            self._main.unannounce()  # it says nothing about this thread
             thread = _known_thread(threading.get_ident())
             if thread is None:
                 self._running.unannounce()
@@ -201,7 +201,7 @@ class StackOffer:
         for answer in self._answers:
             if answer.announced:
                 continue
-            self._give_back(answer)  # of another thread's time, or a parent's
+            self._give_back(answer)  # from another thread's time, or a parent's
             number = _free_signal()
             if number is not None:
                 self._watch()
@@ -215,7 +215,7 @@ class StackOffer:
 
     @failsafe
     def forget(self) -> None:
-        """In a forked child."""
+        """Forget the parent's ring, in a forked child."""
         for answer in self._answers:
             answer.disown()
         self._give_back(self._main)
@@ -223,21 +223,21 @@ class StackOffer:
 
     @failsafe
     def _leave(self) -> None:
-        """The interpreter is about to go, and would leave the default behind where there was a handler in Python."""
+        """Ignore the signal before the interpreter exits, which would restore the default for a handler in Python."""
         if _on_main_thread():
             self._running.give_back(to=signal.SIG_IGN)
 
     def _give_back(self, answer: _Answer) -> None:
         answer.unannounce()
         if not _on_main_thread():
-            return  # the handler itself only the main thread may take away
+            return  # only the main thread may remove the handler
         answer.give_back()
         if not any(other.number for other in self._answers):
             self._patches.undo()
             atexit.unregister(self._leave)
 
     def _watch(self) -> None:
-        """Be told when the script sets a signal, from the first of ours on."""
+        """Watch, from our first signal on, whether the script sets a signal."""
         if not any(answer.number for answer in self._answers):
             import faulthandler
 
@@ -246,7 +246,7 @@ class StackOffer:
             atexit.register(self._leave)
 
     def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``signal.signal`` and the like: whoever sets a signal of ours gets it as if we had never had it."""
+        """Wrap ``signal.signal`` and the like: a script that sets one of our signals gets it in its original state."""
 
         @functools.wraps(original)
         def yielding(*args: Any, **kwargs: Any) -> Any:
@@ -263,17 +263,17 @@ class StackOffer:
 
 
 def _known_thread(ident: int) -> threading.Thread | None:
-    """By its number, without a lock; and unlike ``current_thread()`` it makes none up for a thread of native code."""
+    """Look up a thread by ident, without a lock and, unlike ``current_thread()``, without creating a dummy."""
     known: dict[int, threading.Thread] = getattr(threading, "_active", {})
     return known.get(ident)
 
 
 def _frame_of(thread: threading.Thread) -> FrameType | None:
-    """Where another thread is; None when it has ended."""
+    """The current frame of another thread; None when it has ended."""
     ident = thread.ident
     if ident is None or _known_thread(ident) is not thread:
-        return None  # its number may be another's by now
-    # Before Python 3.12 the garbage collector may run in the midst of the call and wait for a lock that the call holds.
+        return None  # its ident may have been reused
+    # Before Python 3.12 the garbage collector may run during the call and wait for a lock that the call holds.
     collects = sys.version_info < (3, 12) and gc.isenabled()
     if collects:
         gc.disable()
@@ -289,7 +289,7 @@ def _on_main_thread() -> bool:
 
 
 def _free_signal() -> int | None:
-    """A signal that neither Python nor the kernel knows a handler of; None where there are no such signals."""
+    """A signal for which neither Python nor the kernel has a handler; None where there are no such signals."""
     first = getattr(signal, "SIGRTMIN", None)
     if first is None:
         return None

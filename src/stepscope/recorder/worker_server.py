@@ -1,23 +1,23 @@
-"""Torch's own worker server, started in jobs of several ranks, so that the agent can ask a rank from outside.
+"""Torch's own worker server, started in jobs with several ranks, so that the agent can query a rank from outside.
 
-The server answers over a Unix socket beside the ring, from native threads and without the GIL: what the Flight Recorder
-knows can be had even of a rank whose Python is stuck.  The agent asks a job that stands still, or in which a rank died;
-on NCCL it also reads the Flight Recorder now and then while the job trains (``agent/flight_reader.py``), since nothing
-else knows how long collectives take.  The server is the one thing of ours
-that adds threads to a training process; they sleep until they are asked.  What has to be known about it:
+The server answers over a Unix socket next to the ring, from native threads and without the GIL: the Flight Recorder can
+be read even if a rank's Python is stuck.  The agent queries a job that makes no progress, or in which a rank died; on
+NCCL it also reads the Flight Recorder now and then while the job trains (``agent/flight_reader.py``), since nothing
+else knows how long collectives take.  The server is the only part of Stepscope that adds threads to a training process;
+they sleep until a query arrives.  Constraints:
 
-- It has a pool of threads, as many as the machine has cores and eight at least.  Should one of them not come into
-  being, torch ends the process: where a limit on threads or on address space could be near, there is no server.
-- It says on the error output that it listens.  That line is held back by raising torch's log level for the call.
-- It is never shut down.  Shutting down joins a thread, for ever if that one had not got to listening yet, or if this is
-  a forked child, which has no such thread.  So it is made immortal (``recorder/guard.py``) and at the end only its
-  door is closed: threads that sleep do not keep a process from ending.
-- A forked child closes the socket it inherited; ``exec`` closes it by itself.
-- Only the user may connect.  The folder of the ring may be open to others (it is in the run directory when somebody
-  else has taken the session's name), and torch makes the socket with whatever mode the umask gives.  So it is made in a
-  fresh folder that nobody else can enter, closed, and then moved beside the ring.  The umask itself is left alone: it
-  belongs to the whole process, whose other threads may be making files at this moment.
-- A worker server that the script itself set up is a sign that somebody else asks; then there is none of ours.
+- It has a pool of threads, as many as the machine has cores and eight at least.  If one of them cannot be created,
+  torch ends the process: where a limit on threads or on address space could be near, there is no server.
+- It prints to standard error that it listens.  Raising torch's log level for the call suppresses that line.
+- It is never shut down.  Shutting down joins a thread, forever if that one was not listening yet, or in a forked child,
+  which has no such thread.  So it is made immortal (``recorder/guard.py``) and at the end only its socket file is
+  removed: sleeping threads do not keep a process from ending.
+- A forked child closes the socket it inherited; ``exec`` closes it automatically.
+- Only the user may connect.  The folder of the ring may be open to others (it is in the run directory when another user
+  has taken the session's name), and torch creates the socket with whatever mode the umask gives.  So it is created in a
+  new folder that others cannot enter, restricted to its owner, and then moved next to the ring.  The umask itself is
+  left alone: it belongs to the whole process, whose other threads may be creating files at this moment.
+- If the script itself set up a worker server, another client uses it, and Stepscope starts none.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ from stepscope.ring.layout import SERVER_WORD
 __all__ = ["ServerOffer"]
 
 MAX_PATH_BYTES = 100
-"""A socket's path has room for 107; the folder in which it is made has a name about as long as its own."""
+"""A socket's path is limited to 107; the folder in which it is created has a name of similar length."""
 _OWN = 0o600
 OWN_SERVER = "TORCH_WORKER_SERVER_SOCKET"
-"""By this variable torch's ``worker_main`` is told where to listen."""
+"""This variable tells torch's ``worker_main`` where to listen."""
 LOG_LEVEL = "FLAGS_caffe2_log_level"
 LOG_ERRORS = 2
-"""Of torch's log levels: errors and what is worse."""
+"""Torch's log level for errors and worse."""
 
 
 class ServerOffer:
-    """At most one server in the life of a process."""
+    """Starts at most one server per process."""
 
     def __init__(self) -> None:
         self._started = False
         self._fd = -1
         self._path = Path()
         self._bound = Path()
-        """Where the socket was made, which is what it goes on to call itself."""
+        """Where the socket was created, which it keeps as its name."""
         self._ring: RingWriter | None = None
 
     @failsafe
     def open(self, ring: RingWriter, *, ranks_here: int) -> None:
-        """``ranks_here``: how many processes of this machine are likely to do the same at this moment."""
+        """Start the server; ``ranks_here``: processes of this machine that are likely to do the same right now."""
         _make_room_for_dumps()
         path = ring.path.with_suffix(SERVER_SUFFIX)
         if self._started or not _wanted() or len(os.fsencode(path)) >= MAX_PATH_BYTES:
@@ -89,7 +89,7 @@ class ServerOffer:
             with _raised(level):
                 immortal(server(str(self._bound)))
             self._bound.chmod(_OWN)
-            self._bound.replace(path)  # also over one of a process that had our number before
+            self._bound.replace(path)  # also replaces one of a process that had our pid before
         finally:
             self._bound.unlink(missing_ok=True)
             closed.rmdir()
@@ -99,7 +99,7 @@ class ServerOffer:
 
     @failsafe
     def withdraw(self) -> None:
-        """From here on nobody asks; who does it nevertheless finds no door."""
+        """Stop queries from the agent, and remove the socket file."""
         if self._ring is not None:
             self._ring.header[SERVER_WORD] = 0
             self._ring = None
@@ -107,7 +107,7 @@ class ServerOffer:
 
     @failsafe
     def forget(self) -> None:
-        """In a forked child, which has the socket and the object, but not the threads."""
+        """Close the socket, in a forked child, which has the socket and the object, but not the threads."""
         self._ring = None
         if self._fd >= 0 and _is_bound(self._fd, self._bound):
             os.close(self._fd)
@@ -117,7 +117,7 @@ class ServerOffer:
 
 @failsafe
 def _make_room_for_dumps() -> None:
-    """NCCL's watchdog writes its dumps into the run (the launcher told torch so) and makes no folder for them."""
+    """Create the folder for the dumps that NCCL's watchdog writes into the run (the launcher set torch's variable)."""
     run_dir = os.environ.get(ENV_RUN_DIR)
     if run_dir and os.environ.get(ENV_TORCH_DUMPS[0]) == nccl_dumps(Path(run_dir)):
         (Path(run_dir) / FLIGHT).mkdir(mode=folder_mode(Path(run_dir)), exist_ok=True)
@@ -130,7 +130,7 @@ def _wanted() -> bool:
 
 
 def _log_level() -> ctypes.c_int | None:
-    """Torch's log level as it stands in memory; None in a build that has it elsewhere."""
+    """Torch's log level in memory; None in a build that has it elsewhere."""
     try:
         library = ctypes.CDLL("libc10.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         return ctypes.c_int.in_dll(library, LOG_LEVEL)
@@ -149,11 +149,11 @@ def _raised(level: ctypes.c_int) -> Iterator[None]:
 
 
 def _room_for(threads: int) -> bool:
-    """Whether so many more threads are far from any limit: twice as many would do."""
+    """Whether this many more threads stay far from any limit: there must be room for twice as many."""
     import resource
 
     if sys.platform != "linux":
-        return False  # nobody has looked at the limits elsewhere
+        return False  # the limits elsewhere are unknown
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return False
     in_all = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
@@ -166,7 +166,7 @@ def _room_for(threads: int) -> bool:
 
 
 def _cgroup_rooms(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """How many more tasks each control group that we are in may have; none where nobody limits it."""
+    """How many more tasks each of our control groups may have; groups without a limit are left out."""
     rooms = []
     try:
         lines = proc.read_text().splitlines()
@@ -188,7 +188,7 @@ def _cgroup_rooms(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("
 
 
 def _number(path: Path) -> int | None:
-    """A file that holds one; None for ``max`` and where there is no such file."""
+    """The number in a file; None for ``max`` and if there is no such file."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -197,7 +197,7 @@ def _number(path: Path) -> int | None:
 
 
 def _listening(path: Path) -> int:
-    """The descriptor of the socket that is bound to ``path``; -1 if it is not to be found."""
+    """The descriptor of the socket that is bound to ``path``; -1 if it is not found."""
     numbers = (int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, not paths
     return next((number for number in numbers if _is_bound(number, path)), -1)
 

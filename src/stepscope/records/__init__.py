@@ -1,5 +1,6 @@
-"""The plain records that flow through Stepscope and their byte layouts; no I/O, no torch.
+"""The plain records that flow through Stepscope, their byte layouts, and the names and texts that all packages share.
 
-``phases``, ``slot`` and ``identity`` are used inside the training process and import only the standard library;
-``series`` and ``finding`` are for everything downstream.
+Nothing here imports torch.  The training process uses ``steps``, ``collectives``, ``identity``, ``paths``, ``files``,
+``run_clock`` and ``text``, which import only the standard library; ``series`` and ``finding`` are for everything
+downstream.
 """

@@ -1,14 +1,12 @@
-"""Collectives and process groups: their names, what a group is for, and the rows they are kept in.
+"""Collectives and process groups: their names, what a group is for, and the rows they are stored in.
 
-Collectives: what they are called, the process groups they run in, and how they are kept.
+The training process writes one word per collective (``ring/layout.py``: COLLECTIVE), and the reader of its ring makes
+two kinds of records from them (``records/steps.py``): for every step the sums by group and operation (COMM), and for
+some steps, the same ones on all ranks, each collective individually (COLLECTIVE), so that the n-th of a group can be
+compared across ranks.
 
-The training process writes a word per collective (``ring/layout.py``: COLLECTIVE), and the reader of its ring makes two
-kinds of records from them (``records/steps.py``): for every step the sums by group and operation (COMM), and for some
-steps, the same ones on all ranks, each collective by itself (COLLECTIVE), so that the n-th of a group can be compared
-over the ranks.
-
-The bytes of a collective are the same on all its ranks: of what is reduced, broadcast or sent the tensor; of a gather
-or scatter of any kind the whole, all ranks' parts together.  Only those of an all_to_all are this rank's own input.
+The bytes of a collective are the same on all its ranks: the tensor that is reduced, broadcast or sent; for any kind of
+gather or scatter the whole, all ranks' parts together.  Only those of an all_to_all are this rank's own input.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ __all__ = [
 ]
 
 
-# -- collectives ------------------------------------------------------------------------------------------------------
+# -- Collectives ------------------------------------------------------------------------------------------------------
 
 OPS = (
     "unknown",
@@ -58,21 +56,21 @@ OPS = (
     "send",
     "recv",
 )
-"""By number; the number is what words and records hold.  At most 32."""
+"""By number; words and records contain the number.  At most 32."""
 
 MAX_GROUPS = 64
-"""Groups of one rank that are told apart; the last slot is shared by all that come later."""
+"""Groups that are distinguished per rank; the last slot is shared by all later ones."""
 
 FLAG_ASYNC = 1
 """The script did not wait for it at once."""
 FLAG_WAITED = 2
-"""A wait for it was seen: ``exposed_ns`` and ``end_ns`` are what the host saw of it."""
+"""A wait for it was seen: ``exposed_ns`` and ``end_ns`` are what the host saw."""
 FLAG_DEVICE = 4
 """From NCCL's Flight Recorder: its time is that of the kernel on NCCL's stream, from the rank's arrival on."""
 FLAG_MISSED = 8
-"""No collective: those of this step were overwritten in the Flight Recorder before they could be read."""
+"""Not a collective: those of this step were overwritten in the Flight Recorder before they could be read."""
 PHASE_SHIFT = 8
-"""The high byte of the flags of one collective with FLAG_DEVICE: the phase slot the rank was in when it was called."""
+"""The high byte of one collective's flags with FLAG_DEVICE: the phase slot the rank was in at the call."""
 
 GroupKind = Literal["world", "data", "tensor", "pipeline", "expert", "context", "other"]
 
@@ -81,12 +79,12 @@ KEPT_EVERY = 16
 
 
 def kept_by_itself(step: int) -> bool:
-    """Whether the collectives of this step are kept one by one: a matter of its number only, so alike on all ranks."""
+    """Whether the collectives of this step are stored one by one; depends on its number only, so all ranks agree."""
     return step < FIRST_KEPT or step % KEPT_EVERY == 0
 
 
 NO_DESCRIPTION = ("", "undefined")
-"""The second is torch's own, of a ``new_group()`` without one."""
+"""The second is torch's own, for a ``new_group()`` without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,32 +94,32 @@ class ProcessGroup:
     slot: int
     """Its number in the words of this rank."""
     name: str
-    """What torch calls it: unique in the job."""
+    """Torch's name for it: unique in the job."""
     description: str = ""
     """``default_pg``, ``mesh_tp``, Megatron's names …"""
     kind: GroupKind = "other"
     """What it is for, by the names of the mesh's dimensions, or by ``description``."""
     backend: str = ""
     ranks: tuple[int, ...] = ()
-    """Global ranks in order; empty when there were too many to tell."""
+    """Global ranks in order; empty if there were too many to list."""
     size: int = 0
 
 
 def group_name(name: str, description: str) -> str:
-    """What people are told: ``mesh_tp``; ``group 1`` of one whose maker gave it no name; empty if nothing is known."""
+    """The displayed name: ``mesh_tp``; ``group 1`` for one created without a name; empty if nothing is known."""
     if description not in NO_DESCRIPTION:
         return description
     return f"group {name}" if name.isdigit() else name
 
 
 def merged_groups(said: Sequence[ProcessGroup], found: Sequence[ProcessGroup]) -> tuple[ProcessGroup, ...]:
-    """What the rank itself said, and those of ``found`` whose slots it did not give away."""
+    """The groups that the rank itself reported, and those of ``found`` whose slots it did not assign."""
     taken = {group.slot for group in said}
     return (*said, *(group for group in found if group.slot not in taken))
 
 
 def groups_to_json(groups: Sequence[ProcessGroup], limit: int) -> bytes:
-    """As many of the groups as fit; the ranks of the largest ones go first."""
+    """As many of the groups as fit; the ranks of the largest ones are dropped first."""
     rows: list[list[Any]] = [[g.slot, g.name, g.description, g.kind, g.backend, g.size, list(g.ranks)] for g in groups]
     while len(text := json.dumps(rows, separators=(",", ":")).encode()) > limit:
         largest = max(rows, key=lambda row: len(row[6]), default=None)
@@ -133,9 +131,9 @@ def groups_to_json(groups: Sequence[ProcessGroup], limit: int) -> bytes:
 
 
 def groups_from_json(raw: object) -> tuple[ProcessGroup, ...]:
-    """Read what ``groups_to_json`` wrote (parsed); rows that are none of ours are a ValueError."""
+    """Read what ``groups_to_json`` wrote (parsed); ValueError for invalid rows."""
     if not isinstance(raw, list):
-        raise ValueError("groups are a JSON list")  # noqa: TRY004  # like every other fault of the bytes
+        raise ValueError("groups are a JSON list")  # noqa: TRY004  # like every other error in the data
     return tuple(_group(row) for row in raw)
 
 
@@ -168,12 +166,12 @@ COMM_ROW: list[tuple[str, str]] = [
 """One row of ``RankSeries.comm``: all collectives of one step, group and operation.
 
 ``exposed_ns``: how long the host was blocked in waits for them.  ``span_ns``: the sum of their times from the call to
-the end of the wait (for one that nobody was seen to wait for: 0).  ``flags``: of any of them.  Count and bytes are of
-what was called in this step, the two times of what was waited for in it: one that is waited for in a later step is in a
-row of that one, too, with a count of 0 unless others were called there.
+the end of the wait (0 for one without a known wait).  ``flags``: of any of them.  Count and bytes are for what was
+called in this step, the two times for what was waited for in it: a collective that is waited for in a later step is in
+a row of that step, too, with a count of 0 unless others were called there.
 
-With FLAG_DEVICE ``span_ns`` is the sum of their times on the device, waiting for later ranks included, and
-``exposed_ns`` is 0: what of it blocked the computation is not known here.
+With FLAG_DEVICE ``span_ns`` is the sum of their times on the device, including waits for later ranks, and
+``exposed_ns`` is 0: how much of it blocked the computation is not known here.
 """
 
 COLLECTIVE_ROW: list[tuple[str, str]] = [
@@ -189,20 +187,20 @@ COLLECTIVE_ROW: list[tuple[str, str]] = [
 ]
 """One row of ``RankSeries.collectives``: the ``nth`` (from 0) collective of that group in that step.
 
-Sends and recvs have a count of their own: only the others are the same on all ranks of the group.  ``start_ns``: when
-the rank came to it, on its monotonic clock.  ``end_ns``: when the wait for it ended; 0: none seen in that step.
+Sends and recvs are counted separately: only the others are the same on all ranks of the group.  ``start_ns``: when the
+rank reached it, on its monotonic clock.  ``end_ns``: when the wait for it ended; 0: none seen in that step.
 
-With FLAG_DEVICE ``nth`` is the group's own sequence number, which is the same on all its ranks (mod 2^32; of sends and
-recvs that of the pair), ``start_ns`` is when the host called it, and ``end_ns`` is so much later as it took on the
-device (0: not known), not when it ended.
+With FLAG_DEVICE ``nth`` is the group's own sequence number, which is the same on all its ranks (mod 2^32; for sends and
+recvs that of the pair), ``start_ns`` is when the host called it, and ``end_ns`` is ``start_ns`` plus its time on the
+device (0: unknown), not when it ended.
 """
 
 
-# -- group kinds ------------------------------------------------------------------------------------------------------
-# What a process group is for, by the name its maker gave it.  The recorder and the agent share this.
+# -- Group kinds ------------------------------------------------------------------------------------------------------
+# What a process group is for, by the name it was created with.  The recorder and the agent share this.
 
 ALIKE_KINDS: tuple[GroupKind, ...] = ("data", "tensor", "context", "expert")
-"""Groups whose ranks have the same work to do; stages of a pipeline have not."""
+"""Groups whose ranks have the same work to do, unlike the stages of a pipeline."""
 
 _DATA = re.compile(r"(?:d|dd|fsd|efsd|hsd)p|data|replicate|shard|batch")
 """The first word of the name of a dimension along which the data differ (``dp``, ``dp_shard``, ``data_parallel`` …)."""
@@ -215,7 +213,7 @@ _KIND_WORDS: tuple[tuple[GroupKind, str], ...] = (
 
 
 def group_kind(description: str) -> GroupKind:
-    """What a group is for, by what its maker called it: ``mesh_dp_shard``, ``TENSOR_MODEL_PARALLEL_GROUP`` …"""
+    """What a group is for, by the name it was created with: ``mesh_dp_shard``, ``TENSOR_MODEL_PARALLEL_GROUP`` …"""
     words = description.lower().removeprefix("mesh_").split("_")
     kinds = [kind for word in words if (kind := _kind_of_word(word)) is not None]
     # EXPERT_DATA_PARALLEL_GROUP: the data parallel group of the experts.
@@ -223,7 +221,7 @@ def group_kind(description: str) -> GroupKind:
 
 
 def is_data_dimension(name: str) -> bool:
-    """Whether a dimension of that name is one along which the data differ."""
+    """Whether the data differ along a dimension with that name."""
     return _DATA.fullmatch(name.lower().partition("_")[0]) is not None
 
 

@@ -1,9 +1,7 @@
-"""Files and folders of a run: who may read them, how they are made, replaced, and quoted in SQL.
+"""Files and folders of a run: who may read them, how they are created and replaced, and their paths in SQL.
 
-Who may read a run: its owner alone, unless ``run --share`` opened it.
-
-The mode of the run directory decides; whatever is made in it gets the same rights.  Standard library only: training
-processes ask this, too.
+Only its owner may read a run, unless ``run --share`` opened it.  The mode of the run directory decides; everything
+created in it gets the same permissions.  Standard library only: training processes load this.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ __all__ = [
 ]
 
 
-# -- modes ------------------------------------------------------------------------------------------------------------
+# -- Permissions ------------------------------------------------------------------------------------------------------
 
 SHARED_WITH = {"group": 0o750, "all": 0o755}
 PRIVATE = 0o700
 
 
 def folder_mode(run_dir: Path) -> int:
-    """For a folder in the run directory; nobody else ever writes there."""
+    """Mode of a folder in the run directory; only its owner ever writes there."""
     try:
         return PRIVATE | (stat.S_IMODE(run_dir.stat().st_mode) & 0o055)
     except OSError:
@@ -59,7 +57,7 @@ def umask_of(run_dir: Path) -> int:
 
 @contextmanager
 def run_umask(run_dir: Path) -> Iterator[None]:
-    """What this process makes meanwhile, whoever makes it, gets the run's mode.  Not in a training process."""
+    """Create everything in this process with the run's mode.  Not for use in a training process."""
     before = os.umask(umask_of(run_dir))
     try:
         yield
@@ -67,20 +65,20 @@ def run_umask(run_dir: Path) -> Iterator[None]:
         os.umask(before)
 
 
-# -- folders ----------------------------------------------------------------------------------------------------------
-# The two folders of a run, made by its launcher or by ranks that nobody of ours launched.
+# -- Run and session folders ------------------------------------------------------------------------------------------
+# Both are created by the launcher of a run, or by ranks that were started without ``stepscope run``.
 #
-# The session is the folder of the rings on one node: in memory, and closed to everybody else.  A folder under
-# ``/dev/shm`` or ``/tmp`` may have been made by another user to see, or to change, what we write there; so its base is
-# used only when it is ours alone.
+# The session is the folder of the rings on one node: in memory, and closed to other users.  Another user may have
+# created a folder under ``/dev/shm`` or ``/tmp`` to read or change what we write there, so the base is used only if we
+# are its sole owner.
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def take_folder(root: Path, wanted: str, *, mode: int = PRIVATE) -> Path:
-    """Make the first of NAME, NAME-2, NAME-3 … that is free; two that ask at once get two folders.
+    """Create the first free folder of NAME, NAME-2, NAME-3 …; concurrent callers get different folders.
 
-    ``mode`` is given whatever the umask: what is in there is for its owner alone, unless he says otherwise.
+    ``mode`` applies regardless of the umask: the contents are private unless the owner says otherwise.
     """
     root.mkdir(parents=True, exist_ok=True)
     for name in numbered(wanted):
@@ -96,10 +94,10 @@ def take_folder(root: Path, wanted: str, *, mode: int = PRIVATE) -> Path:
 
 
 def make_session(base: Path, name: str, *, exist_ok: bool = False) -> Path:
-    """Make ``base/name``; RingNoSpace when ``base`` cannot be made or belongs to others as well."""
+    """Create ``base/name``; RingNoSpace if ``base`` cannot be created or others can write to it."""
     session = base / name
     try:
-        # One by one: the parents that ``mkdir(parents=True)`` makes get the umask's mode, not ours.
+        # One by one: the parents that ``mkdir(parents=True)`` creates get the umask's mode, not ours.
         base.mkdir(mode=PRIVATE, exist_ok=True)
         found = base.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS_MAY_WRITE:
@@ -112,23 +110,23 @@ def make_session(base: Path, name: str, *, exist_ok: bool = False) -> Path:
     return session
 
 
-# -- replacing --------------------------------------------------------------------------------------------------------
-# Files that appear whole: written under another name beside their place, then renamed.
-#
-# So what was there before stays until all of the new is written, whatever happens meanwhile.
+# -- Atomic replacement -----------------------------------------------------------------------------------------------
+# A file is written under another name next to its destination, then renamed, so the old file stays until the new one is
+# complete, whatever happens meanwhile.
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Where to write what shall become ``path``; its name ends as that of ``path``.  Raises OSError.
+    """Where to write what will become ``path``; it has the same suffix.  Raises OSError.
 
-    A link stays one, and what it leads to is replaced.  What is no file (``/dev/stdout``) is written to directly.
+    A link stays a link, and its target is replaced.  Anything but a regular file (``/dev/stdout``) is written to
+    directly.
     """
     place = path.resolve()
     if place.exists() and not place.is_file():
         yield path
         return
-    # In a folder of its own that only we can enter: nobody can put a link where we are about to write.
+    # In a separate folder that only we can enter, so that other users cannot put a link where we are about to write.
     folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=".stepscope-"))
     spare = folder / f"new{place.suffix}"
     try:
@@ -139,21 +137,19 @@ def replaced(path: Path) -> Iterator[Path]:
         folder.rmdir()
 
 
-# -- filesystems ------------------------------------------------------------------------------------------------------
-# Whether a folder is on a file system that somebody else serves, and that may therefore stop answering.
-#
-# Standard library only: training processes load this.
+# -- Remote file systems ----------------------------------------------------------------------------------------------
+# Whether a folder is on a file system that another machine or process serves, and that may therefore stop responding.
 
 MOUNTS = "/proc/self/mountinfo"
 REMOTE_FILE_SYSTEMS = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "daos", "fuse", "glusterfs", "gpfs"),
     *("lustre", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "virtiofs", "wekafs"),
 )
-"""By the first part of their names: ``fuse.sshfs`` and all else that runs outside of the kernel are ``fuse``."""
+"""By the first part of their names: ``fuse.sshfs`` and everything else that runs outside the kernel are ``fuse``."""
 
 
 def is_remote(folder: Path) -> bool:
-    """False as well where that cannot be seen."""
+    """Whether ``folder`` is on a remote file system; False also if unknown."""
     try:
         device = os.stat(folder).st_dev  # noqa: PTH116 - a rank's start waits for this
         number = f"{os.major(device)}:{os.minor(device)}"
@@ -167,8 +163,8 @@ def is_remote(folder: Path) -> bool:
     return False
 
 
-# -- sql paths --------------------------------------------------------------------------------------------------------
-# Paths in the words of DuckDB, which takes ``*``, ``?`` and ``[`` in a path that it reads for a pattern.
+# -- SQL paths --------------------------------------------------------------------------------------------------------
+# DuckDB treats ``*``, ``?`` and ``[`` in a path that it reads as a pattern.
 
 _GLOB = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
 

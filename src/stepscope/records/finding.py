@@ -1,6 +1,10 @@
 """Findings and hangs as plain data, and how they are read from files.
 
-A finding: one thing that is wrong (or worth knowing), with its numbers, its price and what to do.
+A finding is one thing that is wrong (or worth knowing), with its numbers, its cost and what to do.
+
+A hang record says which rank blocks the job, which ranks wait, and where each of them is.  The watchdog writes one file
+per hang in ``hangs/`` of the run directory, and rewrites it when something changes (the job recovered, it was ended).
+``finding_of`` (``hangs/report.py``) turns it into a finding.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ __all__ = [
 ]
 
 
-# -- finding ----------------------------------------------------------------------------------------------------------
+# -- Findings ---------------------------------------------------------------------------------------------------------
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -41,21 +45,21 @@ class Finding:
     """snake_case; part of the interface."""
     severity: Severity
     title: str
-    """The one sentence that a person reads first."""
+    """The one sentence that people read first."""
     ranks: tuple[int, ...] = ()
     """The culprits; empty when all ranks are alike."""
     phase: str | None = None
     steps: tuple[int, int] | None = None
-    """First and last step the finding speaks of."""
+    """First and last step the finding covers."""
     cost: dict[str, Any] = field(default_factory=dict)
     """``share`` of step time, ``seconds`` and ``rank_hours`` lost so far, ``if_fixed``."""
     evidence: dict[str, Any] = field(default_factory=dict)
-    """The numbers the verdict rests on."""
+    """The numbers behind the verdict."""
     advice: tuple[str, ...] = ()
     confidence: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of ``summary.json`` (docs/schema.md)."""
+        """The form in ``summary.json`` (docs/schema.md)."""
         return {
             "kind": self.kind,
             "severity": self.severity,
@@ -70,31 +74,23 @@ class Finding:
         }
 
 
-# -- hang -------------------------------------------------------------------------------------------------------------
-# The record of a hang: which rank blocks the job, which ranks wait, and where each of them is.
+# -- Dataclasses as JSON ----------------------------------------------------------------------------------------------
+# Turns frozen dataclasses into plain JSON values and back, checking each field against its annotation.
 #
-# A job that stopped: who holds it up, who waits, where each of them is.  What the watchdog writes and reports show.
-#
-# One file per hang in ``hangs/`` of the run directory, rewritten when something about it changes (the job came back, it
-# was ended).  ``finding_of`` in ``hangs/`` makes the finding from it.
-
-# -- decode -----------------------------------------------------------------------------------------------------------
-# From frozen dataclasses to plain JSON values and, checked field by field against the annotations, back.
-#
-# What a field may be: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, ``X | None``, ``tuple[X, ...]``, another
-# such dataclass, or ``dict[str, Any]`` (any JSON, as long as its numbers are ones that every reader can take).
+# A field may be ``int``, ``float``, ``bool``, ``str``, a ``Literal``, ``X | None``, ``tuple[X, ...]``, another such
+# dataclass, or ``dict[str, Any]`` (any JSON whose numbers every reader can represent).
 
 T = TypeVar("T")
 
 _LARGEST = (1 << 63) - 1
 _HIDDEN = dict.fromkeys([*range(32), *range(127, 160)], " ")
-"""Control characters: what is shown in a terminal must not steer it."""
+"""Control characters: displayed text must not control the terminal."""
 _KNOWN: dict[type, dict[str, tuple[Any, bool]]] = {}
-"""Annotations are text until somebody evaluates them, which takes long for a thousand ranks."""
+"""Evaluated annotations: they are text at first, and evaluating them takes long for a thousand ranks."""
 
 
 def encoded(value: Any) -> Any:
-    """A dataclass as a dict, a tuple as a list, all the way down."""
+    """A dataclass as a dict, a tuple as a list, recursively."""
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: encoded(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, tuple | list):
@@ -103,9 +99,9 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(kind: type[T], raw: object) -> T:
-    """ValueError when ``raw`` is not a ``kind``; keys that it does not have are passed over."""
+    """Build a ``kind`` from ``raw``; ValueError if it is not one.  Unknown keys are ignored."""
     if not isinstance(raw, dict):
-        raise ValueError(f"not a {kind.__name__}")  # noqa: TRY004  # like every other fault of the bytes
+        raise ValueError(f"not a {kind.__name__}")  # noqa: TRY004  # like every other error in the data
     values = {}
     for name, (hint, needed) in _fields(kind).items():
         if name in raw:
@@ -116,7 +112,7 @@ def decoded(kind: type[T], raw: object) -> T:
 
 
 def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
-    """What each field may be, and whether it must be there."""
+    """The type of each field, and whether it is required."""
     if kind not in _KNOWN:
         hints = get_type_hints(kind)
         needed = {one.name: one.default is MISSING and one.default_factory is MISSING for one in fields(kind)}
@@ -145,7 +141,7 @@ def _value(hint: Any, raw: Any, name: str) -> Any:
 
 
 def _plain(raw: Any, name: str) -> Any:
-    """JSON as it is, if its numbers are finite and of 64 bits; text without what steers a terminal."""
+    """JSON as it is, if its numbers are finite and fit in 64 bits; text without terminal control characters."""
     if isinstance(raw, str):
         return raw.encode("utf-8", "replace").decode().translate(_HIDDEN)
     if isinstance(raw, dict):
@@ -158,7 +154,7 @@ def _plain(raw: Any, name: str) -> Any:
     return raw
 
 
-# -- hang -------------------------------------------------------------------------------------------------------------
+# -- Hangs ------------------------------------------------------------------------------------------------------------
 
 SCHEMA = 1
 
@@ -181,7 +177,7 @@ class Frame:
 
     file: str
     line: int
-    """0 where it is not known."""
+    """0 if unknown."""
     function: str
 
 
@@ -200,7 +196,7 @@ class StackGroup:
     ranks: tuple[int, ...]
     threads: tuple[ThreadStack, ...] = ()
     workers_of: bool = False
-    """Whether these are not the ranks themselves but their DataLoader workers."""
+    """Whether these are DataLoader workers of the ranks instead of the ranks themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +212,7 @@ class WaitingIn:
     """As people write them: ``[512]``, ``[4, 128] [128]``."""
     dtypes: str = ""
     peer: int | None = None
-    """Of a send or recv."""
+    """For a send or recv."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,35 +223,35 @@ class RankThere:
     pid: int
     alive: bool = True
     step: int | None = None
-    """The step under way."""
+    """The step in progress."""
     phase: str = ""
     since_s: float = 0.0
-    """For how long nothing has been heard of it."""
+    """Time since the last sign of activity."""
     process_state: str = ""
     """The kernel's letter: R, S, D (waits for a disk), T (stopped), Z."""
     cpu_share: float | None = None
-    """Of one core, while it was watched."""
+    """Share of one core while it was watched."""
     gil_held: bool | None = None
     waiting_in: WaitingIn | None = None
     at: Frame | None = None
     """The innermost line of the user's own code."""
     workers: tuple[dict[str, Any], ...] = ()
-    """Child processes that matter: pid, state, what they are and where."""
+    """Relevant child processes: pid, state, what they are and where."""
     host: str = ""
-    """Where several hosts were judged together, its own; else empty."""
+    """Its host, if several hosts were judged together; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
     rank: int
     reason: str
-    """A sentence without its full stop, without the rank: ``has not called all_reduce; it sleeps in train.py:41``."""
+    """A sentence without rank and period: ``has not called all_reduce; it sleeps in train.py:41``."""
     at: Frame | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangPart:
-    """What the watchdog of one host made of a standstill that several hosts were then judged together on."""
+    """What the watchdog of one host reported on a hang that was later judged across several hosts."""
 
     host: str
     number: int
@@ -270,43 +266,42 @@ class HangRecord:
     host: str
     kind: HangKind
     title: str
-    """One sentence with its full stop: who, what, where."""
+    """One sentence with its period: who, what, where."""
     declared_wall_ns: int
     stopped_wall_ns: int
-    """When the last rank was heard of."""
+    """Time of the last activity of any rank."""
     threshold_s: float
     step_s: float | None = None
-    """The usual length of a step before."""
+    """The usual length of a step before the hang."""
     culprits: tuple[Culprit, ...] = ()
     victims: tuple[int, ...] = ()
     undecidable: bool = False
     collective: WaitingIn | None = None
     """What the victims wait in."""
     cycle: tuple[str, ...] = ()
-    """Of a deadlock: ``rank 3 waits for rank 1 in tp (all_reduce 4)`` …, closing where it began."""
+    """For a deadlock: ``rank 3 waits for rank 1 in tp (all_reduce 4)`` …, ending where it began."""
     evidence: tuple[str, ...] = ()
-    """Sentences: what led to the verdict, what speaks against the alternatives."""
+    """Sentences: what led to the verdict, and what rules out the alternatives."""
     ranks: tuple[RankThere, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
     flight: dict[str, Any] = field(default_factory=dict)
-    """What the Flight Recorders said, by ``flight/``: the verdict and per group who came how far."""
+    """The Flight Recorders' data, from ``flight/``: the verdict, and the progress of the ranks per group."""
     over: Literal["recovered", "ended", "aborted"] | None = None
     over_wall_ns: int | None = None
     action: str = ""
     """What ``--on-hang`` did."""
     hosts: tuple[str, ...] = ()
-    """Where the evidence of several hosts was judged together (``hangs/multi_host.py``), or one of them is lost: all of
-    them; else empty."""
+    """All hosts, if their evidence was judged together (``hangs/multi_host.py``) or one of them is lost; else empty."""
     parts: tuple[HangPart, ...] = ()
-    """… and what the watchdogs of these had said, each for itself."""
+    """… and what the watchdog of each of these had reported on its own."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The form of its file (docs/schema.md)."""
+        """The form in its file (docs/schema.md)."""
         return {"schema": SCHEMA, **encoded(self)}
 
     @classmethod
     def from_dict(cls, raw: object) -> HangRecord:
-        """Read what ``to_dict`` gave, as JSON has it; ValueError for anything else.  Keys not known are passed."""
+        """Read the parsed JSON of ``to_dict``; ValueError for anything else.  Unknown keys are ignored."""
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
             raise ValueError("not the record of a hang")
         return decoded(cls, raw)

@@ -1,6 +1,6 @@
-"""What a rank says about itself: who it is, and the facts the recorder saw of its live objects.
+"""What a rank reports about itself: who it is, and the facts the recorder saw in its live objects.
 
-Who wrote a ring: one process of one rank of one attempt.
+A ring is written by one process of one rank of one attempt.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 __all__ = ["FACTS_FORM", "RankIdentity", "checked_facts", "pack_facts", "rank_runs"]
 
 
-# -- identity ---------------------------------------------------------------------------------------------------------
+# -- Identity ---------------------------------------------------------------------------------------------------------
 
 LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankIdentity:
-    """What a rank process knows of itself; it may learn more (its rank, its device) as the script goes on."""
+    """What a rank process knows about itself; it may learn more (its rank, its device) while the script runs."""
 
     host: str
     pid: int
@@ -37,9 +37,9 @@ class RankIdentity:
     device_index: int = -1
     device_uuid: str = ""
     device_bytes: int = 0
-    """Memory of the device, as torch says it; 0: not known."""
+    """Memory of the device according to torch; 0: unknown."""
     device_timed: bool = False
-    """Whether device times are recorded; elsewhere only host times are, and reports say so."""
+    """Whether device times are recorded; if not, reports say that there are only host times."""
     torch: str = ""
     python: str = ""
     script: str = ""
@@ -49,13 +49,13 @@ class RankIdentity:
 
     @classmethod
     def from_json(cls, text: bytes) -> RankIdentity:
-        """Read what ``to_json`` wrote; keys of a newer version are ignored, anything else odd is a ValueError."""
+        """Read what ``to_json`` wrote; keys of a newer version are ignored, other unexpected data is a ValueError."""
         return cls.from_dict(json.loads(text))
 
     @classmethod
     def from_dict(cls, raw: object) -> RankIdentity:
         if not isinstance(raw, dict):
-            raise ValueError("an identity is a JSON object")  # noqa: TRY004  # like every other fault of the bytes
+            raise ValueError("an identity is a JSON object")  # noqa: TRY004  # like every other error in the data
         known: dict[str, Any] = {}
         for name, default, kind in _FIELDS:
             value: Any = raw.get(name, default)
@@ -67,17 +67,17 @@ class RankIdentity:
 
 _KINDS: dict[str, type] = {"str": str, "int": int, "bool": bool}
 _FIELDS = tuple((field.name, field.default, _KINDS[str(field.type)]) for field in fields(RankIdentity))
-"""Asked for once: a hub reads a hundred thousand identities when a large job begins."""
+"""Computed once: a hub reads a hundred thousand identities when a large job begins."""
 
 
-# -- facts ------------------------------------------------------------------------------------------------------------
-# Facts: what the recorder saw of a rank's live objects; their form, and how they are kept small.
+# -- Facts ------------------------------------------------------------------------------------------------------------
+# What the recorder saw in a rank's live objects: its format, and how it is kept small.
 #
-# They come out of mapped memory and out of files of any hand, so whoever reads them calls ``checked_facts``: known keys
-# whose values have the right type stay, everything else is left out, and nothing is raised.
+# Facts come from mapped memory and from files of any origin, so every reader calls ``checked_facts``: known keys whose
+# values have the right type stay, everything else is dropped, and nothing is raised.
 
 MAX_TEXT = 120
-"""Names of classes and dtypes; the names of classes that a program makes may be of any length."""
+"""For names of classes and dtypes; the names of generated classes may have any length."""
 MAX_ITEMS = 64
 """Runs of ranks, dimensions of a mesh."""
 
@@ -187,7 +187,7 @@ FACTS_FORM: dict[str, Check | dict[str, Check]] = {
 
 
 def checked_facts(raw: object) -> dict[str, Any]:
-    """What of ``raw`` are facts; {} when nothing is."""
+    """The valid facts in ``raw``; {} if nothing is valid."""
     if not isinstance(raw, Mapping):
         return {}
     facts: dict[str, Any] = {}
@@ -211,7 +211,7 @@ def _checked_group(raw: object, form: Mapping[str, Check]) -> dict[str, Any]:
 
 
 def pack_facts(facts: Mapping[str, Any], limit: int) -> bytes:
-    """JSON of at most ``limit`` bytes; where it does not fit, the least important keys are left out."""
+    """JSON of at most ``limit`` bytes; if it does not fit, the least important keys are dropped."""
     kept = checked_facts(facts)
     while True:
         text = json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
@@ -223,7 +223,7 @@ def pack_facts(facts: Mapping[str, Any], limit: int) -> bytes:
 def rank_runs(ranks: Iterable[int], own: int) -> list[list[int]]:
     """Ranks as arithmetic runs [start, count, step], so that ten thousand of them stay small.
 
-    Of a set so irregular that it would not, the run that holds ``own``.
+    If the set is too irregular for that, only the run that contains ``own``.
     """
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):

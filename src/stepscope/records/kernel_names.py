@@ -1,11 +1,11 @@
-"""Names of kernels and operators so short that a table can hold them, and still told apart.
+"""Shortens names of kernels and operators to fit a table, keeping them distinct.
 
     void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(int, …)
     → vectorized_elementwise_kernel<CUDAFunctor_add>
 
 C++ names lose their return type, namespaces, parameters and template arguments, except for the one that says what is
-done: the innermost first that is neither a number nor a plain type.  What is then still too long keeps its beginning
-and its end, since numbers that tell kernels apart (tile sizes, layouts) stand there.
+done: the innermost first that is neither a number nor a plain type.  A name that is still too long keeps its beginning
+and its end, which contain the numbers that distinguish kernels (tile sizes, layouts).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ PLAIN = re.compile(
     r"((\([\w:]+\))?-?\d\w*|true|false|float\d?|double|int|long|short|char|bool|void|signed|unsigned|__half|__nv_bfloat16|"
     r"u?int\d+_t|(std::)?size_t|(c10::|at::)?(Half|BFloat16|Float8\w*|complex<\w+>))[\s*&]*$"
 )
-"""A template argument that tells nothing of what the kernel does."""
+"""A template argument that says nothing about what the kernel does."""
 CONTAINER = re.compile(r"^(\w*Metadata|OpaqueType|Array|TensorInfo)$")
-"""Nor do these."""
+"""Neither do these."""
 WRAPPER = re.compile(r"^(gpu_kernel_impl\w*|[AB]UnaryFunctor|BinaryFunctor|ReduceOp|func_wrapper_t)$")
-"""What is done stands one level below."""
+"""The argument one level below says what is done."""
 SAYS_NOTHING = ("Kernel", "Kernel2")
-"""CUTLASS calls all of its kernels so."""
+"""CUTLASS gives all of its kernels these names."""
 ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
 RETURNS = re.compile(r"^(void |(std::)?enable_if<[^<>]*>::type )+")
-"""Before the name of a function."""
+"""Precedes the name of a function."""
 CALLED = re.compile(r"^[\w:~ *&]*\w\(.*\)$")
 AUTOGRAD = "autograd::engine::evaluate_function: "
 BUILT_IN = "<built-in "
 """Python's functions, not C++."""
 DEEPEST = 8
 LONGEST = 4096
-"""Of a name that is longer only the beginning is looked at."""
+"""Only this many characters of a name are considered."""
 
 
 def short_names(names: Iterable[str], columns: int) -> dict[str, str]:
-    """By name; no two alike, and none longer than ``columns`` (at least 12)."""
+    """Short names by name; all distinct, and none longer than ``columns`` (at least 12)."""
     out: dict[str, str] = {}
     used: set[str] = set()
     met: dict[str, int] = {}
@@ -57,7 +57,7 @@ def short_names(names: Iterable[str], columns: int) -> dict[str, str]:
 
 
 def short_name(name: str) -> str:
-    """Without what a reader can do without; names that are none of C++ come back as they are."""
+    """The name without its dispensable parts; names that are not C++ are returned unchanged."""
     text = " ".join(name[:LONGEST].split())
     if text.startswith(BUILT_IN):
         return text
@@ -74,7 +74,7 @@ def short_name(name: str) -> str:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Cut out of the middle where it is too long."""
+    """The text with its middle cut out if it is too long."""
     if len(text) <= columns:
         return text
     tail = max(columns // 3, 1)

@@ -1,20 +1,20 @@
-"""Names of the files that a training process writes itself, so that it and the store agree on them.
+"""Names of the files that a training process writes itself, shared with the store.
 
-A *session* is the folder of one run's rings on one node, in memory (``/dev/shm``) where there is one; it lives as long
-as the run.  The *run directory* is where the run stays.
+A *session* is the folder of one run's rings on one node, in memory (``/dev/shm``) if available; it exists while the run
+lasts.  The *run directory* is permanent.
 
     <session>/<pid>.ring              the ring of one process
     <session>/<pid>.stacks            where it was seen outside all phases, on its way to the agent
     <session>/<pid>.threads           the stacks of all its threads, when it seems to hang
-    <session>/<pid>.sock              where torch's worker server listens, in jobs of several ranks
-    <run>/rings/<pid>.ring            the same, when the session has no room
+    <session>/<pid>.sock              where torch's worker server listens, in jobs with several ranks
+    <run>/rings/<pid>.ring            the ring, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
-    <run>/flight/rank_<rank>.json     what its Flight Recorders knew then
-    <run>/flight/nccl_trace_rank_<rank>   what NCCL's own watchdog wrote down before it ended the process
+    <run>/flight/rank_<rank>.json     the contents of its Flight Recorders at that time
+    <run>/flight/nccl_trace_rank_<rank>   the dump that NCCL's own watchdog wrote before it ended the process
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
-    <run>/logs/terminal.log           what would have gone to the terminal, had the view not been there
-    <run>/outputs/<pid>.json          into which files the output of a process goes, for the agent to copy
-    <run>/outputs/<pid>.<streams>     with --native-output, such a file: 1, 2 or, where they go to one place, 12
+    <run>/logs/terminal.log           what would have gone to the terminal without the live view
+    <run>/outputs/<pid>.json          the files that receive the output of a process, for the agent to copy
+    <run>/outputs/<pid>.<streams>     with --native-output, such a file: 1, 2 or, if both go to one place, 12
 """
 
 from __future__ import annotations
@@ -69,49 +69,49 @@ __all__ = [
 ENV_SWITCH = "STEPSCOPE"
 """``0`` switches everything off."""
 ENV_STACKS = "STEPSCOPE_STACKS"
-"""``0``: no rank is ever asked for its stack."""
+"""``0``: ranks are never asked for their stacks."""
 ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
-"""Seconds without progress after which the watchdog looks into it; ``0``: never."""
+"""Seconds without progress after which the watchdog investigates; ``0``: never."""
 ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
-"""``1``: what the watchdog gathers is kept in jobs of one host, too, for tests to replay."""
+"""``1``: keep what the watchdog gathers in single-host jobs, too, for tests to replay."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
 NCCL_TIMING, OLD_NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"
-"""torch reads the second where the first is not set."""
+"""torch reads the second if the first is not set."""
 FR_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 OLD_FR_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""torch warns of it, so it is never set here."""
+"""torch warns about it, so it is never set here."""
 ENV_HTML = "STEPSCOPE_HTML"
 """``0``: no ``report.html`` at the end of a run."""
 ENV_NATIVE = "STEPSCOPE_NATIVE_OUTPUT"
-"""Set by ``run --native-output``: what the launcher's descriptors 1 and 2 are, as ``DEV:INODE``; ``-``: left alone."""
+"""Set by ``run --native-output``: the launcher's descriptors 1 and 2 as ``DEV:INODE``; ``-``: left alone."""
 ENV_RUN_DIR = "STEPSCOPE_RUN_DIR"
 ENV_SESSION = "STEPSCOPE_SESSION"
 ENV_CLOCK = "STEPSCOPE_CLOCK_NS"
-"""Set by the launcher, as ``BOOT:NS``: what the run's clock is ahead of the monotonic one of that boot of that machine
-(``records/run_clock.py``)."""
+"""Set by the launcher, as ``BOOT:NS``: the offset of the run's clock from the monotonic clock of that boot of that
+machine (``records/run_clock.py``)."""
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
-"""Set by a process that is a rank (or the script), for its children to see that they are not."""
+"""Set by a process that is a rank (or the script), so that its children see that they are not."""
 RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
 PRINTED_SUFFIX = ".printed"
-"""In the session: what a process printed, on its way to the log of a run that is on a remote file system."""
+"""In the session: what a process printed, on its way to the log of a run on a remote file system."""
 BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
-"""What goes when the ring goes."""
+"""Removed together with the ring."""
 ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""By these torch learns where NCCL's watchdog writes the Flight Recorder of a rank, whose number it appends."""
+"""They tell torch where NCCL's watchdog writes the Flight Recorder of a rank; torch appends the rank's number."""
 FLIGHT = "flight"
 HANGS = "hangs"
 SESSION_LOCK = "agent.lock"
-"""In the session of ``stepscope.init()``: locked by its agent, it holds the path of the run."""
+"""In the session of ``stepscope.init()``: locked by its agent, it contains the path of the run."""
 SESSION_RUN = "run"
-"""In every session: the random number of the run that it belongs to, which ``run.json`` calls its spool."""
+"""In every session: the random number of the run that it belongs to, called its spool in ``run.json``."""
 
 
 def session_root() -> Path:
-    """The folder of this user's sessions, in memory where the machine offers that."""
+    """The folder of this user's sessions, in memory if the machine offers that."""
     memory = Path("/dev/shm")
     return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"stepscope-{os.getuid()}"
 
@@ -130,7 +130,7 @@ def flight_path(run_dir: Path, rank: int) -> Path:
 
 
 def nccl_dumps(run_dir: Path) -> str:
-    """What the paths of the dumps of NCCL's watchdog begin with; the number of the rank follows."""
+    """Path prefix of the dumps of NCCL's watchdog; the rank's number follows."""
     return str(run_dir / FLIGHT / "nccl_trace_rank_")
 
 
@@ -146,7 +146,7 @@ def log_path(run_dir: Path, *, rank: int | None, attempt: int) -> Path:
 
 
 def log_of_rank(run_dir: Path, *, rank: int, attempt: int) -> Path:
-    """Where its output is: its own log, or the script's where nothing gave the only process a number."""
+    """Where its output is: its own log, or the script's if the only process was never given a rank."""
     own = log_path(run_dir, rank=rank, attempt=attempt)
     if rank == 0 and not own.exists():
         alone = log_path(run_dir, rank=None, attempt=attempt)
@@ -159,15 +159,15 @@ def terminal_log(run_dir: Path) -> Path:
 
 
 def server_threads() -> int:
-    """Of torch's worker server: httplib, on which it stands, starts one a core (less one), and eight at the least."""
+    """Threads of torch's worker server: its library, httplib, starts one per core (less one), and at least eight."""
     return max(8, (os.cpu_count() or 1) - 1)
 
 
 def timed_collectives(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which NCCL's Flight Recorder times collectives, unless the user has settled that himself.
+    """Variables that make NCCL's Flight Recorder time collectives, unless the user has set them.
 
-    Without a worker server, or a buffer, nobody could read it.  The recorder is on by default; older versions of torch
-    want it told.
+    Without a worker server or a buffer it could not be read.  The recorder is on by default; older versions of torch
+    need the variable.
     """
     sizes = [environ[name] for name in (FR_BUFFER_SIZE, OLD_FR_BUFFER_SIZE) if name in environ]
     if environ.get(ENV_SERVER) == "0" or "0" in sizes or OLD_NCCL_TIMING in environ:
@@ -193,11 +193,11 @@ _HELPER = (
 
 
 def helper_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
-    """How a Python process of ours that is no part of the job is started: ``python -m MODULE WORDS``, but safely.
+    """Command for a Stepscope process outside the job: ``python -m MODULE WORDS``, but safely.
 
-    A file in the working directory, or on PYTHONPATH, that is named like a module of the standard library must not run
-    in it.  ``-P`` is not in Python 3.10; ``-I`` would lose PYTHONPATH and the user's site-packages, by which Stepscope
-    and what it needs may be found.  So the working directory is taken out of the path, and the standard library put
+    A file in the working directory or on PYTHONPATH that is named like a module of the standard library must not run in
+    it.  ``-P`` is not in Python 3.10; ``-I`` would lose PYTHONPATH and the user's site-packages, which may contain
+    Stepscope and its dependencies.  So the working directory is removed from the path, and the standard library put
     first, before anything is imported (``sys`` and ``os`` always are).
     """
     return [python, "-c", _HELPER, module, *words]

@@ -1,9 +1,8 @@
-"""Redaction: keep secrets out of what is written down, and names out of what leaves a run.
+"""Redaction: keep secrets out of what is recorded, and names out of what leaves a run.
 
-Keep secrets out of what is written down: values on a command line, variables of the environment.
-
-Redaction works by name first (``--api-token VALUE``, ``db.password=VALUE``), then by the look of the value (a token of
-a known make, a password inside an address).  What somebody prints into a log is not looked at.
+Secrets are values on a command line and environment variables.  They are recognized by name first (``--api-token
+VALUE``, ``db.password=VALUE``), then by the form of the value (a token of a known vendor, a password inside a URL).
+Text printed to a log is not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from stepscope.records.steps import BUILTIN_PHASES
 __all__ = ["REDACTED", "Redactor", "kept_environment", "redact_command"]
 
 
-# -- redaction --------------------------------------------------------------------------------------------------------
+# -- Secrets ----------------------------------------------------------------------------------------------------------
 
 REDACTED = "[redacted]"
 
@@ -32,13 +31,13 @@ _ENV_NAME = re.compile(
     r"|NPROCS|NTASKS(_PER_NODE)?|PROCID|RESTART_COUNT|STEP_(ID|NODELIST|NUM_NODES|NUM_TASKS)|TASKS_PER_NODE"
     r"|TOPOLOGY_ADDR)"
 )
-"""Slurm also hands out tokens and passwords this way: only what is named here."""
+"""Only these: Slurm also passes tokens and passwords in variables."""
 _SECRET_WORD = re.compile(
     r"api_?key|auth|authorization|bearer|cookie|cred|creds|jwt|keys?|pass|pat|pw|pwd|sas|token"
     r"|.*(apikey|credential|passwd|password|passphrase|secret).*"
 )
 _VOCABULARY = re.compile(r"bos|cls|eos|image|mask|pad|sep|special|stop|unk")
-"""``--pad-token`` names no secret."""
+"""``--pad-token`` is not a secret."""
 _NAME = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
@@ -66,7 +65,7 @@ def redact_command(words: Sequence[str]) -> list[str]:
 
 
 def redact_text(text: str) -> str:
-    """What gives itself away by its look."""
+    """Redact what can be recognized by its form."""
     text = _IN_ADDRESS.sub(REDACTED, text)
     text = _IN_QUERY.sub(lambda found: found[1] + REDACTED if _is_secret(found[2]) else found[0], text)
     text = _BEARER.sub(lambda found: f"{found[1]} {REDACTED}", text)
@@ -74,7 +73,7 @@ def redact_text(text: str) -> str:
 
 
 def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the environment explains a run; never what looks like a secret."""
+    """The part of the environment that explains a run, without anything that looks like a secret."""
     return {
         name: redact_text(environ[name])
         for name in sorted(environ)
@@ -93,19 +92,19 @@ def _is_secret(name: str) -> bool:
     return any(map(_SECRET_WORD.fullmatch, [*words, "".join(words)]))
 
 
-# -- redactor ---------------------------------------------------------------------------------------------------------
-# Redact what leaves a run folder: documents in which nobody can read where, by whom and on what a run was made.
+# -- Documents that leave a run ---------------------------------------------------------------------------------------
+# Redacts documents so that they do not reveal where, by whom and on what a run was made.
 #
 #     redactor = Redactor(meta, summary)          # learns hosts, users and values from these
-#     redactor.document(summary)                  # the same document, to send away
+#     redactor.document(summary)                  # the same document, safe to send
 #
-# Host names become ``host-1``, ``host-2`` … and IP addresses ``address-1`` …, the same one everywhere, so that a report
-# still says which machine is slow.  Of an absolute path the file's name stays (from ``site-packages`` on, more of it).
-# Command lines keep programs, scripts and the names of options.  The environment, the working directory, addresses of
-# the web and git remotes are removed.
+# Host names become ``host-1``, ``host-2`` … and IP addresses ``address-1`` …, consistently, so that a report still says
+# which machine is slow.  Absolute paths keep only the file name (in ``site-packages``, the part from there on).
+# Command lines keep programs, scripts and option names.  The environment, the working directory, URLs and git remotes
+# are removed.
 #
-# What a person wrote in other words is not recognized: names of runs, classes and phases, lines of source, the rest of
-# an exception's message.
+# Other text written by people is not recognized: names of runs, classes and phases, lines of source, the rest of an
+# exception's message.
 
 _HOST_KEYS = frozenset({"host", "hosts", "node", "nodes", "peer"})
 _REMOVED = frozenset({"cwd", "session", "spool", "place", "launcher", "git", "executable"})
@@ -113,13 +112,13 @@ _STRUCTURE = frozenset(
     {"backend", "cause", "device", "dtype", "event", "kind", "live_phase", "order", "phase", "severity", "stat"}
     | {"state", "status", "unit"}
 )
-"""Keys whose values are words of ours, by which readers of a document tell its parts apart."""
+"""Keys whose values are our own words, by which readers of a document distinguish its parts."""
 _WORDS = frozenset(
     {"host", "hosts", "node", "nodes", "rank", "ranks", "gpu", "cpu", "cuda", "process", "probe", "run", "runs", "name"}
     | {"step", "steps", "user", "path", "root", "main", "local", "localhost", "train", "python", "torch", "script"}
     | set(BUILTIN_PHASES)
 )
-"""Never replaced inside of other text: a host of this name would take our sentences apart, and says nothing."""
+"""Never replaced inside other text: a host with such a name would garble our sentences, and reveals nothing."""
 _SHORTEST_VALUE = 6
 _PLAIN_WORD = re.compile(r"[a-z_]+|[-+.\d]+(?:e[-+]?\d+)?")
 _IN_PATH = r"[^\s\"'`<>|:,;()\[\]{}]"
@@ -138,10 +137,10 @@ _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b
 
 
 class Redactor:
-    """Knows what is to be hidden of one run, and gives each thing one name for as long as it lives."""
+    """Knows what to hide in one run, and gives each thing one name for the redactor's lifetime."""
 
     def __init__(self, *documents: Any) -> None:
-        """``documents``: all that says who and where; ``run.json`` first."""
+        """``documents``: everything that says who and where; ``run.json`` first."""
         self._names: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._folders: set[str] = set()
@@ -150,7 +149,7 @@ class Redactor:
         self._compile()
 
     def document(self, value: Any, key: str = "") -> Any:
-        """A document of JSON without what is to be hidden; ``key``: under which it is found."""
+        """A JSON document without what must be hidden; ``key``: the key it is found under."""
         if isinstance(value, str):
             return value if key in _STRUCTURE else self._whole(value, key)
         if isinstance(value, Mapping):
@@ -171,10 +170,10 @@ class Redactor:
         return self._known.sub(lambda found: self._names[found[0]], text) if self._known is not None else text
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """Programs, scripts, modules and the names of options; of all else that there was something."""
+        """Programs, scripts, modules and option names; everything else is replaced by a placeholder."""
         return [shown for shown, _ in self._command(words)]
 
-    # ── learning ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # -- What to hide -------------------------------------------------------------------------------------------------
 
     def _learn(self, value: Any, key: str = "") -> None:
         if isinstance(value, Mapping):
@@ -233,7 +232,7 @@ class Redactor:
         below = rf"(?:{folders})(?:/{_IN_PATH}+)*/?(?![\w-])|" if folders else ""
         self._paths = re.compile(below + _PATH)
 
-    # ── replacing ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # -- Replacement --------------------------------------------------------------------------------------------------
 
     def _field(self, name: str, value: Any) -> Any:
         if name == "environment":
@@ -254,7 +253,7 @@ class Redactor:
         return self.text(value)
 
     def _command(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """By word what is shown of it, and what is hidden."""
+        """For each word, what is shown of it and what is hidden."""
         module = False
         for place, word in enumerate(words):
             option, equals, value = word.partition("=")

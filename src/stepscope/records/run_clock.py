@@ -1,12 +1,12 @@
-"""The clock of a run: the time of day when the run began, carried on by the machine's steady clock.
+"""The clock of a run: the time of day when the run began, continued by the machine's steady clock.
 
-Every process of a run on one machine stamps what it writes with this clock: ranks, agent, hub and launcher.  When
-somebody sets the time of day while the run lasts, all stamps still agree with one another: no step ends before it
-began, no restart seems to come before what it replaced, and nothing looks a day old that is a second old.
+Every process of a run on one machine uses this clock for its timestamps: ranks, agent, hub and launcher.  If the time
+of day is set during the run, all timestamps still agree: no step ends before it began, no restart seems to come before
+what it replaced, and nothing looks a day old that is a second old.
 
 Both readings are in ``run.json``; agent and hub take the clock from there, ranks from their environment, where the
-launcher put it, or ``stepscope.init()`` (``recorder/api.py``).  Without either it is the time of day.  Standard
-library only: training processes load this.
+launcher or ``stepscope.init()`` (``recorder/api.py``) put it.  Without either it is the time of day.  Standard library
+only: training processes load this.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 _LARGEST = 1 << 62
 _ahead_ns: int | None = None
-"""What this process's run clock is ahead of the monotonic one; None: the time of day counts."""
+"""Offset of this process's run clock from the monotonic clock; None: use the time of day."""
 
 
 def wall_ns() -> int:
@@ -42,7 +42,7 @@ def wall_ns() -> int:
 
 
 def boot_id() -> str:
-    """Which boot of which machine this is; empty where that is not known."""
+    """The current boot of this machine; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -50,14 +50,14 @@ def boot_id() -> str:
 
 
 def begun() -> dict[str, Any]:
-    """What ``run.json`` says of the clock of a run that begins: this process's own, and the monotonic one with it."""
+    """The clock of a run that begins, for ``run.json``: this process's own, and the monotonic one at the same time."""
     mono_ns = time.monotonic_ns()
     wall_ns = time.time_ns() if _ahead_ns is None else mono_ns + _ahead_ns
     return {"created_wall_ns": wall_ns, "created_mono_ns": mono_ns}
 
 
 def clock_of(meta: Mapping[str, Any]) -> int | None:
-    """What a run's clock is ahead of the monotonic one; None: unknown, or not of this boot of this machine."""
+    """Offset of a run's clock from the monotonic clock; None: unknown, or from another boot or machine."""
     wall, mono, place = meta.get("created_wall_ns"), meta.get("created_mono_ns"), meta.get("place")
     if not (isinstance(wall, int) and isinstance(mono, int) and isinstance(place, Mapping)):
         return None
@@ -65,25 +65,25 @@ def clock_of(meta: Mapping[str, Any]) -> int | None:
 
 
 def now_of(meta: Mapping[str, Any]) -> int:
-    """Now, by the clock of a run that this process looks at from outside."""
+    """Now, by the clock of a run that this process observes from outside."""
     ahead_ns = clock_of(meta)
     return time.time_ns() if ahead_ns is None else time.monotonic_ns() + ahead_ns
 
 
 def follow_run(meta: Mapping[str, Any]) -> None:
-    """From now on ``wall_ns`` is that run's clock."""
+    """Make ``wall_ns`` use that run's clock from now on."""
     global _ahead_ns
     _ahead_ns = clock_of(meta)
 
 
 def environment_of(meta: Mapping[str, Any]) -> dict[str, str]:
-    """The variable by which the ranks of a run follow its clock; none where it has none."""
+    """The variable that makes the ranks of a run follow its clock; empty if it has no clock."""
     ahead_ns = clock_of(meta)
     return {} if ahead_ns is None else {ENV_CLOCK: _said(ahead_ns)}
 
 
 def clock_now() -> str:
-    """What that variable says of a run that begins now."""
+    """The value of that variable for a run that begins now."""
     return _said(time.time_ns() - time.monotonic_ns())
 
 
@@ -92,9 +92,9 @@ def _said(ahead_ns: int) -> str:
 
 
 def follow_environment() -> None:
-    """The same in a process that a launcher started.
+    """Follow the run's clock in a process that a launcher started.
 
-    The variable may come from another machine (``mpirun -x``, ``srun --export``), whose monotonic clock is another.
+    The variable may come from another machine (``mpirun -x``, ``srun --export``), which has another monotonic clock.
     """
     global _ahead_ns
     boot, _, said = os.environ.get(ENV_CLOCK, "").rpartition(":")

@@ -1,4 +1,4 @@
-"""What one rank recorded, as arrays: the value that the store hands to diagnosis and reports."""
+"""What one rank recorded, as arrays: the value that the store passes to diagnosis and reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ALIVE", "RankError", "RankSeries", "RankState", "RunData"]
 
 RankState = Literal["starting", "running", "exited", "exception", "vanished"]
 ALIVE: tuple[RankState, ...] = ("starting", "running")
-"""``vanished``: the process is gone and said nothing: killed by a signal, by the kernel, or with its machine."""
+"""``vanished``: the process ended without notice: killed by a signal, by the kernel, or with its machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,15 @@ class RankSeries:
     live_since_ns: int = 0
     """Where the rank was when last seen (a slot number and a monotonic time)."""
     lost: int = 0
-    """Records overwritten in the ring before anyone read them."""
+    """Records overwritten in the ring before they were read."""
     torn: int = 0
-    """Records that could not be read whole."""
+    """Records that could not be read completely."""
     hook_failures: int = 0
-    """Times the recorder's guard swallowed an error of ours."""
+    """Errors of our own that the recorder's guard swallowed."""
     ended_wall_ns: int | None = None
-    """When the process was seen to be gone."""
+    """When the process was found to be gone."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the recorder saw of the live objects: loader, model, DDP, optimizer, mesh (docs/schema.md); {}: nothing."""
+    """What the recorder saw in the live objects: loader, model, DDP, optimizer, mesh (docs/schema.md); {}: nothing."""
     groups: tuple[ProcessGroup, ...] = ()
     comm: NDArray[Any] | None = None
     """dtype ``COMM_ROW``, by step: collectives summed by group and operation; None: none were seen."""
@@ -69,14 +69,14 @@ class RankError:
     wall_ns: int = 0
     step: int | None = None
     script: bool = False
-    """Of a process that did not train and that no launcher gave a rank: the script that starts those that train."""
+    """From a process that did not train and got no rank from a launcher: the script that starts those that train."""
     exit_codes: dict[int, int] = field(default_factory=dict)
     """From a launcher's error: rank → exit code (negative for a signal)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run as it lies in its directory, finished or not."""
+    """A run as stored in its directory, finished or not."""
 
     name: str
     path: str
@@ -90,15 +90,15 @@ class RunData:
     stacks: tuple[dict[str, Any], ...] = ()
     """Where ranks were seen in long stretches that no phase claims (docs/schema.md)."""
     hangs: tuple[HangRecord, ...] = ()
-    """What the watchdog found when the job stood still."""
+    """What the watchdog found when the job made no progress."""
     flight: dict[str, Any] = field(default_factory=dict)
-    """The verdict of ``flight/`` on what the Flight Recorders of ranks that failed knew; {}: nothing is there."""
+    """The verdict of ``flight/`` on the Flight Recorders of ranks that failed; {}: no data."""
     native: dict[int | None, tuple[str, ...]] = field(default_factory=dict)
-    """The last lines that native code printed in ranks that did not end well; None: of nobody knows which rank."""
+    """The last lines that native code printed in ranks that did not end well; None: the rank is unknown."""
     training_log: dict[str, Any] = field(default_factory=dict)
-    """What the framework itself printed of the training (docs/schema.md); {}: nothing that is known."""
+    """What the framework itself printed about the training (docs/schema.md); {}: nothing known."""
     nodes: tuple[dict[str, Any], ...] = ()
-    """Those that joined, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of what each sent;
+    """Nodes that joined, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of what each sent;
     ``here``: the one whose own directory this is."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""

@@ -1,9 +1,7 @@
-"""The record of a step: its phases, its flags, and the byte layout of the slots it is kept in.
+"""The record of a step: its phases, its flags, and the byte layout of the slots it is stored in.
 
-The phases of a step, by slot number.
-
-A step's wall-clock time is split over these slots exclusively: an instant belongs to one phase, so the slots of a
-step always add up to its length.  The first nine are ours; the last seven are for names the user gives.
+A step's wall-clock time is split over the phase slots exclusively: an instant belongs to one phase, so the slots of a
+step always add up to its length.  The first nine are built in; the last seven are for names the user gives.
 """
 
 from __future__ import annotations
@@ -55,10 +53,10 @@ __all__ = [
 ]
 
 
-# -- phases -----------------------------------------------------------------------------------------------------------
+# -- Phases -----------------------------------------------------------------------------------------------------------
 
 OTHER = 0
-"""What no hook claims: logging, ``.item()``, metrics, the loop itself."""
+"""Time that no hook claims: logging, ``.item()``, metrics, the loop itself."""
 INPUT = 1
 """Waiting for the next batch."""
 H2D = 2
@@ -66,12 +64,12 @@ H2D = 2
 FORWARD = 3
 """Inside the outermost modules called with gradients."""
 BACKWARD = 4
-"""Inside autograd, less what is known to be waiting for peers."""
+"""Inside autograd, except known waits for peers."""
 COMM = 5
 """Waiting for peers or the network, not hidden behind compute."""
 OPTIMIZER = 6
 EVAL = 7
-"""Inside the same modules without gradients, and the input waited for on their behalf."""
+"""Inside the same modules without gradients, and waiting for their input."""
 CHECKPOINT = 8
 """Inside ``torch.save`` or distributed checkpointing."""
 
@@ -81,18 +79,18 @@ PHASE_SLOTS = 16
 GRAPH_PHASE = "cuda_graph"
 """Takes a user's slot in processes that replay whole steps as CUDA graphs: forward, backward and optimizer in one."""
 COMPUTE_PHASES = ("forward", "backward", "optimizer", GRAPH_PHASE)
-"""What training itself consists of."""
+"""The phases that training itself consists of."""
 RESERVED_NAMES = frozenset({"wall", "work", "rank", "step", "allocated", "reserved", "peak_allocated"})
-"""Figures that stand beside the phases in answers, under these names."""
+"""Figures that appear next to the phases in answers, under these names."""
 
 
 def shown_name(name: str) -> str:
-    """What a user's phase is called wherever it is shown: ``work`` is another figure already, so ``work_phase``."""
+    """The displayed name of a user's phase: ``work`` is another figure already, so ``work_phase``."""
     return f"{name}_phase" if name in RESERVED_NAMES else name
 
 
-# -- slot -------------------------------------------------------------------------------------------------------------
-# The byte layout of one record as it is kept: 256 bytes, little endian, whatever it holds.
+# -- Slot layout ------------------------------------------------------------------------------------------------------
+# The byte layout of one stored record: 256 bytes, little endian, for every kind.
 #
 #     0    u32  zero
 #     4    u16  kind       STEP, DEVICE, NOTE, COMM or COLLECTIVE
@@ -106,10 +104,10 @@ def shown_name(name: str) -> str:
 #             allocated, reserved, peak_allocated              3 x u64   bytes on the device; 0 when not read; the
 #                                                                        peak is since the process began
 #             micro_batches, forwards                          2 x u32
-#             ddp_compute_ns, ddp_comm_ns                      2 x u64   what DDP last said of itself, 0 = nothing
+#             ddp_compute_ns, ddp_comm_ns                      2 x u64   DDP's own last figures, 0 = none
 #             batches, zero                                    2 x u32   waits for input: batches, and new iterators
 #             between_ns                                           u64   phase_ns[other] before the first phase but comm
-#             ddp_exposed_ns                                       u64   of ddp_comm_ns, what came after computing
+#             ddp_exposed_ns                                       u64   the part of ddp_comm_ns after computing
 #             16 zero bytes
 #     DEVICE  step, wall_ns, phase_ns[16]                     18 x u64   device time between the phase's marks
 #     NOTE    step, u16 length, utf-8 JSON                    at most NOTE_BYTES of it
@@ -120,11 +118,11 @@ def shown_name(name: str) -> str:
 #
 # COMM and COLLECTIVE records of a step follow its STEP record; ``records/collectives.py`` says what their fields mean.
 #
-# The training process never makes these: it writes single words (``ring/layout.py``), from which a reader of the ring
-# makes them (``ring/decoder.py``).
+# The training process never creates these: it writes single words (``ring/layout.py``), from which a reader of the ring
+# builds them (``ring/decoder.py``).
 #
-# ``STEP_FIELDS`` and ``DEVICE_FIELDS`` describe the same bytes as numpy dtypes, as plain lists: the agent makes records
-# without numpy.
+# ``STEP_FIELDS`` and ``DEVICE_FIELDS`` describe the same bytes as numpy dtypes, as plain lists: the agent builds
+# records without numpy.
 
 SLOT_BYTES = 256
 
@@ -139,15 +137,15 @@ FLAG_COMPILED = 1
 FLAG_SKIPPED = 2
 """GradScaler found an overflow and skipped the optimizer."""
 FLAG_EPOCH_START = 4
-"""A DataLoader iterator was made during this step."""
+"""A DataLoader iterator was created during this step."""
 FLAG_EXPLICIT = 8
-"""The step's borders were given by ``stepscope.step()``."""
+"""``stepscope.step()`` set the step's boundaries."""
 FLAG_DISCOVERY = 16
-"""Root modules were being looked for during this step."""
+"""A search for root modules was active during this step."""
 FLAG_FIRST = 32
 """The first step of its process: it begins at the first activity seen, not at the end of another step."""
 FLAG_REPLAYED = 64
-"""The step was a replay of a CUDA graph: what happened in it is one phase, GRAPH_PHASE."""
+"""The step was a replay of a CUDA graph: everything in it is one phase, GRAPH_PHASE."""
 
 SLOT_HEAD = struct.Struct("<IHHQ")
 """zero, kind, flags, seq."""
@@ -160,7 +158,7 @@ NOTE_SLOT = struct.Struct("<4xHHQQH230s")
 NOTE_BYTES = 230
 
 ENTRIES_HEAD = struct.Struct("<4xHHQQQ")
-"""kind, flags, seq, step, count: what COMM and COLLECTIVE records begin with."""
+"""kind, flags, seq, step, count: the beginning of COMM and COLLECTIVE records."""
 COMM_ENTRY = struct.Struct("<BBHIQQQ")
 COMM_ENTRIES = (SLOT_BYTES - ENTRIES_HEAD.size) // COMM_ENTRY.size
 COLLECTIVE_ENTRY = struct.Struct("<BBHIQQQQ")

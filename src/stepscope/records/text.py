@@ -1,8 +1,6 @@
-"""Text that people read: units, counts, names, messages and progress.
+"""Text for people: numbers with units, messages that are safe on a terminal, progress, and names of runs and files.
 
-Text for people: numbers with units, messages that are safe on a terminal, and progress.
-
-Numbers as people read them: few digits, a unit, no false precision.  Every sentence and table uses these.
+Numbers have few digits, a unit and no false precision.  Every sentence and table uses these functions.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ __all__ = [
 ]
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
-
-# -- units ------------------------------------------------------------------------------------------------------------
+# -- Numbers and units ------------------------------------------------------------------------------------------------
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -70,7 +66,7 @@ def ms_text(ms: float | None) -> str:
 
 
 def ns_text(ns: float | None) -> str:
-    """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from a millisecond on as ``ms_text``."""
+    """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from one millisecond on like ``ms_text``."""
     if ns is None:
         return ms_text(None)
     if ns < 0:
@@ -98,7 +94,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def bytes_text(count: float | None) -> str:
-    """Binary units, as ``free`` and ``nvidia-smi`` have them: ``512 MiB``, ``1.6 GiB``."""
+    """Binary units, as in ``free`` and ``nvidia-smi``: ``512 MiB``, ``1.6 GiB``."""
     if count is None:
         return "–"
     size = float(count)
@@ -110,7 +106,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def span_texts(first: float, last: float) -> tuple[str, str]:
-    """Two sizes in one unit, so fine that what lies between them can be seen: ``1,034 MiB`` and ``1,383 MiB``."""
+    """Two sizes in one unit, precise enough to show the difference: ``1,034 MiB`` and ``1,383 MiB``."""
     size, units = max(first, last), ["B", "KiB", "MiB", "GiB", "TiB"]
     power = 0
     while size >= 1000 and power < len(units) - 1:
@@ -136,7 +132,7 @@ def rate_text(per_second: float) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """``43%``; below one per cent ``<1%``."""
+    """``43%``; below one percent ``<1%``."""
     if share is None:
         return "–"
     if 0 < share < 0.01:
@@ -150,7 +146,7 @@ def count_text(count: int, thing: str) -> str:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight the first few and a count."""
+    """``Rank 3``, ``Ranks 1, 2 and 5``; beyond eight, the first few and a count."""
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
     if len(ranks) > 8:
@@ -158,26 +154,24 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
-# Text for a terminal: what others wrote made harmless, and lines of our own for the user.
-#
-# Host names, run names, commands, tracebacks, errors of files: all of it may be somebody else's.  Whatever a terminal
-# would obey, or would hide, is shown as an escape instead: control characters of both sets (C0 and C1), marks that turn
-# the direction of writing, characters without a shape, and halves of characters that could not be encoded.
+# -- Messages ---------------------------------------------------------------------------------------------------------
+# Host names, run names, commands, tracebacks and file errors may come from others.  Everything that a terminal would
+# obey or hide is shown as an escape instead: control characters of both sets (C0 and C1), marks that change the writing
+# direction, invisible characters, and lone surrogates of characters that could not be encoded.
 
 ALLOWED_CONTROLS = "\n\t"
-"""What a text of several lines may have besides."""
+"""Control characters that a text of several lines may contain."""
 
 
 def printable(text: str, *, keep: str = "", mark: str = "") -> str:
-    """The text with everything unprintable escaped, or replaced by ``mark``; ``keep``: what is wanted all the same."""
+    """The text with everything unprintable escaped, or replaced by ``mark``, except the characters in ``keep``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else mark or c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_document(value: Any) -> Any:
-    """A document of JSON with all its texts, and its keys, as ``printable``; line ends and tabs stay."""
+    """A JSON document with all its texts and keys made ``printable``; line ends and tabs stay."""
     if isinstance(value, str):
         return printable(value, keep=ALLOWED_CONTROLS)
     if isinstance(value, Mapping):
@@ -188,23 +182,23 @@ def printable_document(value: Any) -> Any:
 
 
 def say(message: str) -> None:
-    """A line of ours on the error output."""
+    """Print one line from Stepscope to standard error."""
     print(f"stepscope: {printable(message, keep=ALLOWED_CONTROLS)}", file=sys.stderr, flush=True)
 
 
-# -- progress ---------------------------------------------------------------------------------------------------------
-# How work that may take long says how far it is.
+# -- Progress ---------------------------------------------------------------------------------------------------------
+# How long-running work reports progress.
 
 Progress = Callable[[int, int], None]
-"""Called with what is done and all there is, now and then; it never goes back."""
+"""Called now and then with the amount done and the total; the amount never decreases."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
-# -- naming -----------------------------------------------------------------------------------------------------------
-# What a run is called, and its files that carry the name of a host.
+# -- Names ------------------------------------------------------------------------------------------------------------
+# Names of runs, and of files named after a host.
 
 MAX_NAME = 200
 EVIDENCE = ".evidence."
@@ -223,7 +217,7 @@ _HOST_CHARS = 64
 
 
 def checked_name(name: str) -> str:
-    """The name a user chose; UsageError when it cannot be that of a folder."""
+    """The name a user chose; UsageError if it cannot name a folder."""
     if not name or name.startswith(".") or len(name) > MAX_NAME or any(c == "/" or not c.isprintable() for c in name):
         raise UsageError(f"{name!r} cannot name a run: it must be a plain folder name")
     return name
@@ -240,22 +234,22 @@ def default_name(command: Sequence[str], when: str) -> str:
 
 
 def numbered(wanted: str) -> Iterator[str]:
-    """NAME, NAME-2, NAME-3 …: the first that is free is taken."""
+    """NAME, NAME-2, NAME-3 …: callers take the first free one."""
     yield wanted
     for number in itertools.count(2):
         yield f"{wanted}-{number}"
 
 
 def host_in_name(host: str) -> str:
-    """A host as a part of a file's name: short, and without the dash that ends it there."""
+    """A host as part of a file name: short, and without the dash that ends it there."""
     return _UNSAFE_HOST.sub("_", host)[:_HOST_CHARS] or "host"
 
 
 def hang_name(host: str, number: int) -> str:
-    """Of the file of a hang, in ``hangs/``."""
+    """Name of the file of a hang, in ``hangs/``."""
     return f"{host_in_name(host)}-{number}.json"
 
 
 def evidence_name(host: str, number: int) -> str:
-    """Of what the host's watchdog knew of it, beside it."""
+    """Name of the file next to it, with what the host's watchdog knew about the hang."""
     return f"{host_in_name(host)}-{number}{EVIDENCE}json"

@@ -1,9 +1,9 @@
-"""Findings and tables into what people and scripts read.  No I/O: a run in, a document or a text out.
+"""From findings and tables to documents and text for people and scripts. No I/O.
 
-``summary`` makes the document of ``summary.json`` (docs/schema.md); every other form is drawn from that document, so a
-number that two screens show comes from one place.
+``summary`` makes the document of ``summary.json`` (docs/schema.md). Every other form is drawn from that document, so
+that a number on two screens has one source.
 
-Both names are loaded when they are first asked for: who draws a trace need not wait for the rules of runs.
+Both names are loaded on first use: drawing a trace must not wait for the rules of runs.
 """
 
 from __future__ import annotations

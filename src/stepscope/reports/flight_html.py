@@ -1,8 +1,6 @@
-"""The verdict on Flight Recorder dumps as one HTML page.
+"""The verdict on a job's Flight Recorder dumps as one HTML page: no script, no external resources, light and dark.
 
-The verdict on a job's Flight Recorder dumps as one page of HTML: no script, nothing fetched, light and dark.
-
-Drawn from the document of ``stepscope flight --json`` and nothing else; every word of it is escaped.
+The input is the document of ``stepscope flight --json`` and nothing else; all text is escaped.
 """
 
 from __future__ import annotations
@@ -158,5 +156,5 @@ def _class(mark: str) -> str:
 
 
 def _sign(mark: str) -> str:
-    """Not by colour alone."""
+    """A sign for each mark, so that the meaning does not depend on color alone."""
     return {"x": "≠", "d": "≠", "m": "·", "?": "?", "w": "…"}.get(mark, "")

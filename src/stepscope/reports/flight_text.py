@@ -1,9 +1,7 @@
-"""The verdict on Flight Recorder dumps as text for the terminal.
+"""The verdict on a job's Flight Recorder dumps as text for the terminal.
 
-The verdict on a job's Flight Recorder dumps as text for the terminal.
-
-Drawn from the document of ``stepscope flight --json`` and nothing else.  Names in it come from a dump that anybody may
-have written, so whatever is not printable is shown as its escape.
+The input is the document of ``stepscope flight --json`` and nothing else. Names in it come from a dump that anyone may
+have written, so unprintable characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ CULPRITS_SHOWN = 16
 
 
 def render_flight(document: Document, *, width: int = 80) -> str:
-    """The verdict, the culprits, where they parted, the grid, who waits for whom, the groups, the stacks."""
+    """The verdict, the culprits, the divergence, the grid, the wait-for table, the groups, the stacks."""
     width = max(width, NARROWEST)
     mark = "✔" if document["healthy"] else "▲" if document["undecidable"] else "✖"
     lines = textwrap.wrap(printable(document["title"]), width, initial_indent=f"{mark} ", subsequent_indent="  ")
@@ -53,7 +51,7 @@ def ranks_of(ranks: Sequence[int]) -> str:
 
 
 def group_text(row: Mapping[str, Any]) -> str:
-    """A group by its description, and its name where that tells more."""
+    """The description of a group, and its name if that adds information."""
     name, description = printable(row.get("name", row.get("group")) or ""), printable(row.get("description") or "")
     if description in NO_DESCRIPTION:
         return group_name(name, description) or "the group"
@@ -79,7 +77,7 @@ def counter_text(row: Mapping[str, Any], word: str) -> str:
 
 
 def troubled(row: Mapping[str, Any]) -> bool:
-    """Whether somebody waits in that group, or somebody is behind."""
+    """Whether a rank waits in that group, or is behind."""
     called = {one["enqueued"] for one in row["ranks"].values()}
     return len(called) > 1 or any(one["completed"] != one["enqueued"] for one in row["ranks"].values())
 
@@ -123,7 +121,7 @@ def _parted(document: Document, width: int) -> Iterator[str]:
 
 
 def _doing(row: Mapping[str, Any]) -> str:
-    """What a rank that did not come was doing."""
+    """What a missing rank was doing."""
     parts = []
     if row["innermost"]:
         parts.append(f"is in {printable(row['call'] or row['innermost'])}")
@@ -191,7 +189,7 @@ def _stacks(document: Document, width: int) -> Iterator[str]:
 
 
 def _frames(frames: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The innermost, and the user's own; libraries in between are counted."""
+    """The innermost frame and the user's frames; library frames in between are counted."""
     kept = [frame for place, frame in enumerate(frames) if place == 0 or is_user_file(frame["file"])][:FRAMES_SHOWN]
     for frame in kept:
         yield " " * (2 + LABEL) + place_text(frame)

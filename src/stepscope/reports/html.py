@@ -1,9 +1,8 @@
 """Building blocks of HTML reports: the page, sortable tables, SVG charts.
 
-What every page of ours is made in: one file, nothing fetched, light and dark, every word escaped.
-
-The page forbids itself whatever it does not bring along (``Content-Security-Policy``): styles and scripts count only if
-they are the very ones we wrote, so a name in a trace that got past the escaping could still not run.
+A page is one file without external resources, light and dark, with all text escaped. Its ``Content-Security-Policy``
+allows only the styles and scripts that we wrote, by hash, so that a name in a trace could not run as code even if it
+got past the escaping.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 
-# -- html -------------------------------------------------------------------------------------------------------------
+# -- page -------------------------------------------------------------------------------------------------------------
 
 BASE_STYLE = """
 :root { color-scheme: light dark; --back: #fdfdfc; --text: #1f2328; --soft: #6a737d; --line: #d8dde3; --card: #f4f6f8;
@@ -56,7 +55,7 @@ th { color: var(--soft); font-weight: normal; } .wide { overflow-x: auto; }
 
 
 def page(title: str, body: str, *, tone: str, style: str = "", script: str = "") -> str:
-    """``title`` as plain text, ``body`` as HTML; ``tone`` is the class of the headline: bad, doubt or good."""
+    """A page. ``title``: plain text; ``body``: HTML; ``tone``: the class of the headline (bad, doubt or good)."""
     styles = BASE_STYLE + style
     allowed = f"default-src 'none'; style-src {_hash(styles)}" + (f"; script-src {_hash(script)}" if script else "")
     head = (
@@ -70,7 +69,7 @@ def page(title: str, body: str, *, tone: str, style: str = "", script: str = "")
 
 
 def escaped(text: str) -> str:
-    """For text and for attributes in quotes; what cannot be printed is marked as such."""
+    """Escape text, also for quoted attributes; unprintable characters are replaced."""
     return escape("".join(c if c.isprintable() else "�" for c in text))
 
 
@@ -78,8 +77,8 @@ def _hash(content: str) -> str:
     return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
 
 
-# -- html tables ------------------------------------------------------------------------------------------------------
-# Tables of a page that sort themselves when somebody clicks on a heading; without scripts they are plain tables.
+# -- tables -----------------------------------------------------------------------------------------------------------
+# Tables that sort on a click on a heading; without scripts they are plain tables.
 
 LONGEST_CELL = 72
 
@@ -139,7 +138,7 @@ def _number(column: str, value: Any) -> str:
 
 
 def _text(column: str, value: Any) -> str:
-    """Short, with all of it to be seen on pointing at it."""
+    """A short cell, with the full text as its tooltip."""
     text = cell_text(column, value)
     short = fitted(short_name(text), LONGEST_CELL)
     title = f' title="{escaped(text)}"' if short != text else ""
@@ -147,25 +146,25 @@ def _text(column: str, value: Any) -> str:
 
 
 # -- charts -----------------------------------------------------------------------------------------------------------
-# Charts as inline SVG: stacked bars and lines, coloured by class so that a page's light and dark suit them.
+# Charts as inline SVG: stacked bars and lines, colored by class so that they follow the page's light or dark mode.
 #
-# Coordinates are those of a drawing ``WIDTH`` wide, which the page scales.  Every text is escaped here; titles show
-# when somebody points at a thing.  A chart has at most some thousand shapes, whatever it is given.
+# Coordinates are those of a drawing ``WIDTH`` wide, which the page scales. All text is escaped here; titles appear as
+# tooltips. A chart has at most a few thousand shapes, whatever its input.
 
 WIDTH = 960
 GUTTER = 66
-"""At the left of curves, for values."""
+"""Space left of curves, for values."""
 LETTER = 7
-"""Columns of the drawing for a letter of a label."""
+"""Width of a letter of a label."""
 LONGEST_LABEL = 26
 HEAD = 12
-"""Above the highest value of curves."""
+"""Space above the highest value of curves."""
 FIGURES = 110
-"""At their right."""
+"""Space right of bars, for figures."""
 ROW = 22
 THICK = 15
 TALL = 180
-"""Of columns and curves."""
+"""Height of columns and curves."""
 AXIS = 20
 MOST_COLUMNS = 1024
 MOST_POINTS = 2000
@@ -199,9 +198,9 @@ class Bar:
     label: str
     parts: tuple[Part, ...]
     figure: str = ""
-    """At its end."""
+    """Text at the end of the bar."""
     title: str = ""
-    """Of the label, where that is cut."""
+    """Tooltip of the label, which may be cut."""
 
     @property
     def total(self) -> float:
@@ -215,11 +214,11 @@ class Curve:
     points: Sequence[tuple[float, float]]
     """By time; each value holds until the next."""
     peak: str = ""
-    """What to write at the highest point."""
+    """Text at the highest point."""
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """``entries``: class and meaning."""
+    """A legend. ``entries``: class and meaning."""
     items = (
         f'<span><svg viewBox="0 0 10 10"><rect class="{look}" width="10" height="10"/></svg>{escaped(name)}</span>'
         for look, name in entries
@@ -228,7 +227,7 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def stacked_bars(bars: Sequence[Bar]) -> str:
-    """One row each, drawn to the longest."""
+    """One row per bar, scaled to the longest."""
     longest = max((bar.total for bar in bars), default=0.0) or 1.0
     labels = 12 + LETTER * min(max((len(bar.label) for bar in bars), default=0), LONGEST_LABEL)
     room = WIDTH - labels - FIGURES
@@ -253,7 +252,7 @@ def stacked_bars(bars: Sequence[Bar]) -> str:
 
 
 def stacked_columns(bars: Sequence[Bar], words: Callable[[float], str]) -> str:
-    """One thin column each, for many; ``words`` tells a value.  The axis names the first and the last."""
+    """One thin column per bar, for many bars; ``words`` formats a value. The axis names the first and the last."""
     per_column = -(-len(bars) // MOST_COLUMNS) or 1
     groups = [bars[at : at + per_column] for at in range(0, len(bars), per_column)]
     longest = max((bar.total for bar in bars), default=0.0) or 1.0
@@ -278,7 +277,7 @@ def stacked_columns(bars: Sequence[Bar], words: Callable[[float], str]) -> str:
 
 
 def curves(series: Sequence[Curve], words: Callable[[float], str], first: str, last: str) -> str:
-    """Lines of steps from zero up; ``words`` tells a value."""
+    """Step curves that start at zero; ``words`` formats a value."""
     points = [point for curve in series for point in curve.points]
     if not points:
         return ""
@@ -296,7 +295,7 @@ def curves(series: Sequence[Curve], words: Callable[[float], str], first: str, l
 def _steps(points: Sequence[tuple[float, float]], begin: float, length: float, highest: float) -> Iterator[str]:
     every = -(-len(points) // MOST_POINTS) or 1
     for group in range(0, len(points), every):
-        # Of several points the highest: a peak must not get lost.
+        # Keep the highest of several points, so that a peak is not lost.
         at, value = max(points[group : group + every], key=lambda point: point[1])
         x, y = _placed(at, value, begin, length, highest)
         yield f"M{x:.1f} {y:.1f}" if group == 0 else f"H{x:.1f}V{y:.1f}"

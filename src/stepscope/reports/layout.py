@@ -1,9 +1,4 @@
-"""Text layout shared by all reports: tables, boxes, and numbers as people read them.
-
-Plain-text layout for the terminal: marks, labels, wrapped sentences, bars and tables.
-
-A page of plain text for the terminal: marks, labels at the left, wrapped sentences, bars.
-"""
+"""Text layout shared by all reports: marks, labels, wrapped sentences, bars, tables, and formatted numbers."""
 
 from __future__ import annotations
 
@@ -31,20 +26,17 @@ __all__ = [
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
-# Figures as text: the cells of a table by unit, and what a finding costs.
-#
-# A cell of a table as people read it: the ending of the column's name tells the unit (``traces/model/tables.py``).
-
-# -- cells ------------------------------------------------------------------------------------------------------------
+# Formatted table cells and the price of a finding. The ending of a column's name gives its unit
+# (``traces/model/tables.py``).
 
 ENDINGS = ("_ns", "_bytes", "_share", "_gbps", "_flops", "_tflops", "_percent")
 AGAIN = {"_share": "share", "_ns": "{} time", "_bytes": "{} size"}
-"""Headings of columns whose name without its unit stands there already."""
+"""Headings of columns whose name without its unit is already taken."""
 LARGE = {10**15: "P", 10**12: "T", 10**9: "G", 10**6: "M"}
 
 
 def cell_text(column: str, value: Any) -> str:
-    """Empty where there is nothing."""
+    """Format a cell; empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -55,7 +47,7 @@ def cell_text(column: str, value: Any) -> str:
 
 
 def headings(columns: Sequence[str]) -> dict[str, str]:
-    """By column: ``self_host_ns`` → ``self host``; a share of what stands there already is only called so."""
+    """By column: ``self_host_ns`` → ``self host``; a share of a column that is already there becomes ``share``."""
     out: dict[str, str] = {}
     for column in columns:
         ending = next((ending for ending in ENDINGS if column.endswith(ending)), "")
@@ -95,7 +87,7 @@ def _amount_text(column: str, value: float) -> str:
 
 
 def _percent(percent: float) -> str:
-    """``0.4%``, ``12.3%``, ``100%``; what is there but tiny is not told as nothing."""
+    """``0.4%``, ``12.3%``, ``100%``; a tiny share is not shown as zero."""
     if 0 < percent < 0.05:
         return "<0.1%"
     if -0.05 < percent < 0:
@@ -110,24 +102,23 @@ def _large(value: float) -> str:
     return f"{value:,.0f}"
 
 
-# -- price ------------------------------------------------------------------------------------------------------------
-# What a finding costs, in one sentence.
+# -- price of a finding -----------------------------------------------------------------------------------------------
 
 TRIVIAL_SHARE = 0.01
-"""Of the time: costs below are not worth a sentence."""
+"""Share of the time below which a cost is not worth a sentence."""
 TRIVIAL_LOSS_S = 1.0
-"""Of training: a loss below is not worth one either."""
+"""Lost training time, in seconds, that is not worth a sentence."""
 
 
 def finding_price(kind: str, cost: Mapping[str, Any], evidence: Mapping[str, Any], *, over: bool) -> str | None:
-    """What a finding about a run costs, by its kind; None when that is not worth a sentence.
+    """The price of a finding about a run, by its kind; None if it is not worth a sentence.
 
-    While a run goes on only its last steps are looked at: a checkpoint may lie before them.
+    During a run only its last steps are examined: a checkpoint may precede them.
     """
     share, seconds = cost.get("share"), cost.get("seconds")
     if kind == "insufficient_data" or not share or seconds is None:
         return None
-    if kind != "rank_crashed" or "checkpoint_step" not in evidence:  # a death that only the watchdog saw: a standstill
+    if kind != "rank_crashed" or "checkpoint_step" not in evidence:  # a death that only the watchdog saw is a hang
         return price_text(cost, over=over)
     if seconds < TRIVIAL_LOSS_S:
         return None
@@ -138,7 +129,7 @@ def finding_price(kind: str, cost: Mapping[str, Any], evidence: Mapping[str, Any
 
 
 def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
-    """``61% of the time (2.5 s); without it …``, or where no remedy saves all of it ``at most 61% …``.
+    """``61% of the time (2.5 s); without it …``, or ``at most 61% …`` if no remedy saves all of it.
 
     ``over``: whether nothing more can be lost.
     """
@@ -162,11 +153,9 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
 
 
 def _step_then(step_ms: float, speedup: float) -> str:
-    """Means: what is lost in some steps only does not show in the median step."""
+    """Compare means: a loss in some steps only does not show in the median step."""
     return f"a step takes {ms_text(step_ms)} instead of {ms_text(step_ms * speedup)} on average, {speedup:.2f}× as fast"
 
-
-# -- layout -----------------------------------------------------------------------------------------------------------
 
 # -- page -------------------------------------------------------------------------------------------------------------
 
@@ -174,12 +163,12 @@ MARKS = {"critical": "✖", "warning": "▲", "info": "●", "healthy": "✔"}
 COLOURS = {"critical": "31", "warning": "33", "info": "36", "healthy": "32", "bold": "1", "dim": "2"}
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LABEL = 10
-"""Columns of the labels at the left."""
+"""Width of the labels at the left."""
 NARROWEST = 60
 
 
 class Page:
-    """Lines so far, and the two things every part needs to know."""
+    """The lines so far, and the width and color that every part needs."""
 
     def __init__(self, width: int, color: bool) -> None:
         self.width = width
@@ -196,14 +185,14 @@ class Page:
             self.lines.append("")
 
     def marked(self, look: str, text: str, *, bold: bool) -> None:
-        """A sentence behind its mark."""
+        """Add a sentence after its mark."""
         first, *rest = self._wrapped(text, 2)
         looks = (look, "bold") if bold else ()
         self.lines.append(f"{self.paint(MARKS[look], look)} {self.paint(first, *looks) if looks else first}")
         self.lines += [f"  {self.paint(line, *looks) if looks else line}" for line in rest]
 
     def labelled(self, label: str, texts: Iterable[str]) -> None:
-        """Paragraphs beside a label."""
+        """Add paragraphs next to a label."""
         shown = label
         for text in texts:
             for line in self._wrapped(text, 2 + LABEL):
@@ -211,7 +200,7 @@ class Page:
                 shown = ""
 
     def items(self, label: str, parts: Sequence[str]) -> None:
-        """Short facts in a row beside a label, broken between facts only."""
+        """Add short facts in a row next to a label, broken only between facts."""
         if not parts:
             return
         rows = [parts[0]]
@@ -237,22 +226,22 @@ def cut(text: str, columns: int) -> str:
 
 
 # -- trace tables -----------------------------------------------------------------------------------------------------
-# A table of a trace's document as lines of text: as many columns as fit, numbers to the right, long names cut.
+# A table of a trace's document as text: as many columns as fit, numbers right-aligned, long names cut.
 
 GAP = 2
 WIDEST_NAME = 64
 NARROWEST_NAME = 34
-"""The first column keeps at least so much; columns of numbers at the right give way to it."""
+"""Minimum width of the first column; number columns on the right are dropped in its favor."""
 WIDEST_OTHER = 24
-"""Other columns of text."""
+"""Maximum width of other text columns."""
 
 Row = Mapping[str, Any]
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Row], width: int, *, of: int | None = None) -> list[str]:
-    """A line of headings and one for each row, without indent; ``of``: how many rows there would be.
+    """A line of headings and one per row, without indent; ``of``: the total number of rows.
 
-    The first column is the name of the thing; columns that are empty in all rows are left out.
+    The first column is the name of the row; columns that are empty in all rows are left out.
     """
     shown = [column for column in columns if any(row[column] is not None and row[column] != "" for row in rows)]
     if not shown:
@@ -269,7 +258,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Row], width: int, *, of: 
     short = short_names(names, min(wanted, room))
     column_width = max([len(heads[first]), *map(len, short.values())])
     if all(is_number(row[first]) for row in rows):
-        # A number that names something (a rank, a step) stands like a name.
+        # A number that is a name (a rank, a step) is aligned like a name.
         column_width = max(column_width, 4)
     titles = (_aligned(column, rows, heads[column], widths[column]) for column in others)
     lines = [heads[first].ljust(column_width) + "".join(titles)]

@@ -1,9 +1,6 @@
 """Parts of a summary that have rows and text: attempts, nodes, hangs and the settings of the script.
 
-The attempts of an elastic job in the summary: rows of ``summary.json``, and from those the section of its text.
-
-Only where there are several.  What an attempt cost is what is known: how long it ran, and how long it then took until
-the next one made a step.  What of its steps has to be made again depends on the script's checkpoints and is not said.
+Each part makes rows for ``summary.json``, and the lines of the text from those rows.
 """
 
 from __future__ import annotations
@@ -35,16 +32,18 @@ __all__ = [
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------
+# Attempts of an elastic job, if there are several. The cost of an attempt is its duration and the time until the first
+# step of the next one. Which of its steps must be repeated depends on the script's checkpoints and is not reported.
 
 HOSTS_LISTED = 64
 HOSTS_NAMED = 3
 ATTEMPTS_SHOWN = 8
-"""In the text; of more the last ones."""
+"""Maximum in the text: the last ones."""
 JOINED = "joined"
 
 
 def attempts_table(run: RunData) -> list[dict[str, Any]]:
-    """One row an attempt, in order; none where there was only one."""
+    """One row per attempt, in order; empty for a single attempt."""
     attempts = attempts_of(run)
     if len(attempts) < 2:
         return []
@@ -52,7 +51,7 @@ def attempts_table(run: RunData) -> list[dict[str, Any]]:
 
 
 def attempt_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Per attempt its number and what there is to say of it."""
+    """Number and description of each attempt."""
     items = [(str(row["attempt"]), _attempt_line(row)) for row in rows[-ATTEMPTS_SHOWN:]]
     left = len(rows) - ATTEMPTS_SHOWN
     return [("", f"… {count_text(left, 'earlier attempt')} in summary.json"), *items] if left > 0 else items
@@ -99,7 +98,7 @@ def _attempt_line(row: Mapping[str, Any]) -> str:
 
 
 def _attempt_end(run: RunData, attempt: Attempt, after: Attempt | None) -> str | None:
-    """How it ended, without a full stop; None: it still runs."""
+    """How the attempt ended, without a full stop; None: it still runs."""
     failures = failures_in(run, attempt)
     began_it = [failure for failure in failures if not failure.victim and not failure.taken]
     told = _told(failures, attempt) + _where(attempt, began_it) if failures else "ended in order"
@@ -110,7 +109,7 @@ def _attempt_end(run: RunData, attempt: Attempt, after: Attempt | None) -> str |
         return None
     if alive:
         return f"{_hosts(alive)} not heard of any more"
-    missed = any(failure.taken and failure.type for failure in failures)  # who vanished was missed by the others
+    missed = any(failure.taken and failure.type for failure in failures)  # the others noticed that the rank vanished
     change = _membership(attempt, after)
     return told if began_it and missed and not change.endswith(JOINED) else change or told
 
@@ -127,14 +126,14 @@ def _told(failures: Sequence[Failure], attempt: Attempt) -> str:
 
 
 def _where(attempt: Attempt, failures: Sequence[Failure]) -> str:
-    """The host of those that began it, where there are several hosts."""
+    """The host of the ranks that caused the end, if there are several hosts."""
     hosts = {series.rank: series.identity.host for series in attempt.series}
     guilty = {hosts[failure.rank] for failure in failures if failure.rank in hosts}
     return f" on {guilty.pop()}" if len(set(hosts.values())) > 1 and len(guilty) == 1 else ""
 
 
 def _membership(attempt: Attempt, after: Attempt) -> str:
-    """What changed about the hosts, or else about the number of ranks; empty when nothing did."""
+    """What changed in the hosts or, failing that, in the number of ranks; empty if nothing did."""
     before, then = ({series.identity.host for series in one.series} for one in (attempt, after))
     joined, left = sorted(then - before), sorted(before - then)
     if joined and left:
@@ -153,7 +152,7 @@ def _hosts(hosts: Sequence[str], *, verb: bool = True) -> str:
 
 
 def _ended_ns(series: RankSeries) -> int | None:
-    """When it was gone, else when its last step ended; None: it runs, or was never seen to do anything."""
+    """When the rank ended, else when its last step ended; None: it runs, or never did anything."""
     if series.ended_wall_ns:
         return series.ended_wall_ns
     if series.state in ALIVE or not len(series.steps):
@@ -176,29 +175,26 @@ def _seconds(since_ns: int | None, until_ns: int | None) -> float | None:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-# The nodes of a job in the summary: rows of ``summary.json``, and from those the lines of its text.
-#
-# Only where there are several: a job of one node has no such rows.  Of many nodes those are named that something is odd
-# about; the others are counted.
+# A job on one node has no rows. With many nodes, the text names those with a problem and counts the others.
 
 NODES_LISTED = 1024
-"""Rows in ``summary.json``; of more the odd ones and the first."""
+"""Maximum rows in ``summary.json``: nodes with a problem, then the first ones."""
 NODES_SHOWN = 8
-"""Lines in the text."""
+"""Maximum lines in the text."""
 CLOCK_OFF_MS = 1000.0
-"""From here on a clock is odd."""
+"""From this offset on a clock counts as a problem."""
 CLOCK_SHOWN_MS = 10.0
-"""From here on it is worth a word."""
+"""From this offset on it is mentioned."""
 
 
 def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
-    """One row a node, by number; several where it was started more than once."""
+    """One row per node, by number; several if the node was started more than once."""
     if not run.nodes:
         return []
     series = {(one.identity.attempt, one.rank): one for one in run.ranks}
     sent = {node["spool"]: [series.pop(pair) for pair in node["series"] if pair in series] for node in run.nodes}
     hosts = {node["spool"]: node["host"] for node in run.nodes}
-    # What nobody sent was recorded here, by an agent that said hello to the hub or never got to it.
+    # Data that no node sent was recorded here, by an agent that may never have reached the hub.
     own = {"node": 0, "host": run.meta.get("host"), "offset_ns": 0, "rtt_ns": 0, "bye": run.meta.get("end")}
     here = next((node for node in run.nodes if node["here"]), own)
     rows = [_node_row({**here, "bye": own["bye"]}, list(series.values()), hosts, lost=False)]
@@ -213,7 +209,7 @@ def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
 
 
 def node_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Per line a label and what there is to say."""
+    """Label and facts of each line."""
     if len(rows) <= NODES_SHOWN:
         return [(f"node {row['node']}", _node_facts(row)) for row in rows]
     odd = [row for row in rows if _is_odd_node(row)]
@@ -282,15 +278,14 @@ def _node_facts(row: Mapping[str, Any]) -> list[str]:
 
 
 # -- hangs ------------------------------------------------------------------------------------------------------------
-# Hangs in the summary: rows of ``summary.json``, and from those the section of its text.
 
 HANG_KEYS_LEFT_OUT = ("schema", "ranks", "flight")
-"""Long, and in the hang's own file."""
+"""Long keys that are in the hang's file."""
 HANGS_SHOWN = 3
 
 
 def hangs_table(hangs: Sequence[HangRecord], *, over: bool = False) -> list[dict[str, Any]]:
-    """One row a hang, in order of time, told as of now (``told_of``); ``file``: where all of it is."""
+    """One row per hang, by time, in its current wording (``told_of``); ``file``: the full record."""
     return [
         {key: value for key, value in told_of(hang, over=over).to_dict().items() if key not in HANG_KEYS_LEFT_OUT}
         | {"file": f"hangs/{hang_name(hang.host, hang.number)}", "steps": listed_steps(hang)}
@@ -299,7 +294,7 @@ def hangs_table(hangs: Sequence[HangRecord], *, over: bool = False) -> list[dict
 
 
 def listed_steps(hang: HangRecord) -> list[int] | None:
-    """The first and the last of the steps it stood in, for JSON."""
+    """First and last of the steps in which the job hung, for JSON."""
     steps = steps_of(hang)
     return None if steps is None else [*steps]
 
@@ -307,8 +302,10 @@ def listed_steps(hang: HangRecord) -> list[int] | None:
 def hang_section(
     rows: Sequence[Mapping[str, Any]], width: int, *, led_by: str = "", now_wall_ns: int | None = None
 ) -> list[str]:
-    """The heading and the lines of the first few hangs; ``led_by``: the sentence that stands at the head of the page;
-    ``now_wall_ns``: the time, of a run that goes on."""
+    """The heading and the lines of the first few hangs.
+
+    ``led_by``: the headline of the page; ``now_wall_ns``: the current time, for a live run.
+    """
     if now_wall_ns is not None and any(row["over"] is None for row in rows):
         earlier = f" (and stood still {count_text(len(rows) - 1, 'time')} before)" if len(rows) > 1 else ""
         lines = [f"The job stands still now{earlier}"]
@@ -324,16 +321,16 @@ def hang_section(
     return lines
 
 
-# -- facts ------------------------------------------------------------------------------------------------------------
-# What the script has set up, as one table for the run: the facts of a rank, and where other ranks differ from it.
+# -- settings of the script -------------------------------------------------------------------------------------------
+# One table for the run: the facts of one rank, and where other ranks differ from it.
 
 COMPARED = ("loader", "ddp", "fsdp", "optimizer", "threads")
-"""What should be the same everywhere …"""
+"""Facts that should be equal on all ranks …"""
 RANK_SPECIFIC = (
     *("length", "last_batch", "epochs", "set_epoch_missing", "gradient_mb", "group", "buckets", "bucket_sizes_mb"),
     *("tensors", "batchnorm", "iterations", "unused", "parameters", "units", "largest_share", "resharded_units"),
 )
-"""… but for what follows from a rank's share of the data or of the model."""
+"""… except those that depend on a rank's share of the data or the model."""
 
 COUNTED_BY = {
     "transformers": " of Hugging Face Trainer",
@@ -347,13 +344,13 @@ EXPLICIT = "explicit"
 
 
 def facts_of_run(current: Sequence[RankSeries]) -> dict[str, Any]:
-    """Those of the lowest rank that has any; {}: nothing is known."""
+    """Facts of the lowest rank that has any; {}: unknown."""
     known = [series for series in current if series.facts]
     return dict(min(known, key=lambda series: series.rank).facts) if known else {}
 
 
 def differing_facts(current: Sequence[RankSeries]) -> list[str]:
-    """``loader.num_workers`` and the like: settings in which the ranks that know them disagree."""
+    """Settings on which the ranks disagree, such as ``loader.num_workers``."""
     seen: dict[str, list[Any]] = {}
     for series in current:
         for key in (key for key in COMPARED if key in series.facts):
@@ -368,9 +365,9 @@ def differing_facts(current: Sequence[RankSeries]) -> list[str]:
 
 
 def global_steps_text(facts: Mapping[str, Any], first: int | None, last: int | None) -> str:
-    """Which of the training's own steps those of this run are, where they are not the same.
+    """Map the steps of this run to the training's global steps, if they differ.
 
-    That is after a resume, and where a step here is another thing than one there.
+    They differ after a resume, and if the script counts steps differently.
     """
     counted = facts.get("global_step")
     if not isinstance(counted, dict) or "first" not in counted or first is None or last is None:
@@ -387,7 +384,7 @@ def global_steps_text(facts: Mapping[str, Any], first: int | None, last: int | N
 
 
 def _counts_text(counted: Mapping[str, Any], by: str) -> str:
-    """Of one who counts otherwise; an optimizer may be one of several, or have skipped some."""
+    """Mapping for a counter that counts differently; an optimizer may be one of several, or have skipped steps."""
     behind, last, at = counted["first"], counted["last"], counted["at"]
     if counted.get("by") == "optimizer" and not behind:
         return ""
@@ -421,7 +418,7 @@ def _sharding(fsdp: Mapping[str, Any]) -> list[str]:
         return hybrid
     if not resharded:
         return [*hybrid, "kept after forward"]
-    # The root of FSDP2 is kept by itself: backward needs it at once.
+    # FSDP2 always keeps the root, since backward needs it immediately.
     some = f"{resharded} of them " if resharded < units - 1 else ""
     return [*hybrid, f"{some}resharded after forward"]
 
@@ -432,7 +429,7 @@ def _precision(fsdp: Mapping[str, Any]) -> list[str]:
 
 
 def _prefetch(fsdp: Mapping[str, Any]) -> list[str]:
-    """What differs from torch's own way."""
+    """Differences from torch's defaults."""
     if fsdp.get("version") == 1:
         lacks = "backward_prefetch" in fsdp and fsdp["backward_prefetch"] is None
         return [

@@ -1,8 +1,6 @@
-"""The document of summary.json: what ran, how long a step takes, where the time goes, what was found.
+"""The document of ``summary.json``: what ran, how long a step takes, where the time goes, what was found.
 
-The document of ``summary.json``: what ran, how long a step takes and where it goes, and what was found.
-
-The form is part of the interface and described in docs/schema.md; a test holds the two together.
+The format is part of the interface and described in docs/schema.md; a test keeps the two in sync.
 """
 
 from __future__ import annotations
@@ -46,12 +44,12 @@ __all__ = ["status_of", "summarise"]
 
 
 # -- notices ----------------------------------------------------------------------------------------------------------
-# What is missing of a run or worth knowing beside the findings, in sentences.
+# Sentences about missing data, and other facts worth knowing besides the findings.
 
 HOST_ONLY = ("mps", "xpu")
 WARNINGS_SHOWN = 20
 GAP_S = 3.0
-"""Samples come once a second; from here on some are missing."""
+"""Samples come once a second; a longer interval means that some are missing."""
 GAPS_SHOWN = 3
 
 
@@ -104,7 +102,7 @@ def _missing(current: Sequence[RankSeries], window: Window) -> Iterable[str]:
 
 
 def _gaps(run: RunData) -> list[str]:
-    """Stretches without samples between the first and the last of a host."""
+    """Intervals without samples between the first and the last of a host."""
     times: dict[str, list[tuple[float, float]]] = {}
     for line in of_kind(run.samples, "host"):
         wall_ns = number(line, "wall_ns")
@@ -114,7 +112,7 @@ def _gaps(run: RunData) -> list[str]:
     found = []
     for node, at in sorted(times.items()):
         for (before, span_s), (after, _) in pairwise(sorted(at)):
-            # One that stands for a minute is anywhere in its minute.
+            # A sample that represents a minute may lie anywhere in that minute.
             if after - before > (GAP_S + 2 * span_s) * 1e9:
                 restarted = any(before < start <= after for start in starts)
                 why = "the agent was gone and started again" if restarted else "the agent did not get to it"
@@ -125,7 +123,7 @@ def _gaps(run: RunData) -> list[str]:
 
 
 def _sentence(text: str) -> str:
-    """With a capital, unless it begins with a name, and a full stop."""
+    """Add a capital, unless it begins with a name, and a full stop."""
     text = " ".join(text.split())
     if text and text.split()[0].isalpha():
         text = text[0].upper() + text[1:]
@@ -142,14 +140,14 @@ _SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
 def summarise(
     run: RunData, *, alive: bool = False, logs: Sequence[str] = (), status: Status | None = None
 ) -> dict[str, Any]:
-    """Everything that is known of a run, JSON-safe.
+    """Everything that is known about a run, JSON-safe.
 
-    ``alive``: whether processes of the run still run; ``logs``: paths of what the ranks printed; ``status``: to say it
-    instead of inferring it.
+    ``alive``: whether processes of the run still exist; ``logs``: paths of the ranks' output; ``status``: overrides the
+    inferred status.
     """
     window = build_window(run)
     current = last_attempt(run.ranks)
-    # A process that the recorder got into keeps what it prints.
+    # Logs show that the recorder reached the processes, because it keeps their output.
     findings = diagnose(run, window, reached=bool(logs), alive=alive)
     end = run.meta.get("end")
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
@@ -185,7 +183,7 @@ def summarise(
 
 
 def status_of(run: RunData, *, alive: bool = False) -> Status:
-    """How the run ended: as the launcher said, but a rank that died by a signal makes a failure a crash."""
+    """How the run ended: as the launcher reported, except that a rank killed by a signal makes a failure a crash."""
     end = run.meta.get("end")
     said = end.get("status") if isinstance(end, dict) else None
     current = last_attempt(run.ranks)
@@ -239,7 +237,7 @@ def _run_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> d
 
 
 def _ended_wall_ns(run: RunData, current: Sequence[RankSeries]) -> int | None:
-    """When it ended; for one that still runs or was cut off, when it was last heard of."""
+    """When it ended; for a run that is live or was cut off, the time of its last record."""
     end = run.meta.get("end")
     if isinstance(end, dict) and isinstance(end.get("wall_ns"), int):
         return int(end["wall_ns"])
@@ -268,7 +266,7 @@ def _verdict(finding: Finding, *, over: bool) -> dict[str, Any]:
 
 
 def _errors_table(run: RunData) -> list[dict[str, Any]]:
-    """Exceptions, the last attempt's first; in each the one that began it, its victims by time, then the launchers."""
+    """Exceptions, last attempt first; within one, the cause, its victims by time, then the launchers."""
     rows = []
     for attempt in reversed(attempts_of(run)):
         failures = failures_in(run, attempt)
@@ -299,5 +297,5 @@ def _errors_table(run: RunData) -> list[dict[str, Any]]:
 
 
 def _of_script(attempt: Attempt, error: RankError) -> bool:
-    """Whether the script that started the ranks said it; where nobody trained, the script is the rank."""
+    """Whether the script that started the ranks raised it; without training ranks, the script is the rank."""
     return error.script and bool(attempt.series) and not from_launcher(error)

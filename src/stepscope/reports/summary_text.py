@@ -1,9 +1,7 @@
-"""A summary as text for the terminal.
+"""A summary as text for the terminal: the verdict first, its price, what to do; then the figures.
 
-A summary as text for the terminal: the verdict first, its price, what to do; then the figures.
-
-Drawn from the document of ``summary.json`` and nothing else.  Fits the width (tracebacks are left as they are); plain
-without colour, so that the same text can stand in ``summary.txt``.
+The input is the document of ``summary.json`` and nothing else. The text fits the width, except for tracebacks, which
+are not wrapped. Without color it is plain, so that ``summary.txt`` can contain the same text.
 """
 
 from __future__ import annotations
@@ -31,21 +29,21 @@ from stepscope.reports.sections import attempt_items, global_steps_text, hang_se
 __all__ = ["communication_lines", "measured_text", "render_text"]
 
 
-# -- text communication -----------------------------------------------------------------------------------------------
-# The table of what the ranks exchange, as lines of text: sibling groups in one line, the longest first.
+# -- communication table ----------------------------------------------------------------------------------------------
+# What the ranks exchange: one line for sibling groups, the longest first.
 
 SENT_COLUMNS, TIME_COLUMNS, LAST_COLUMNS = 15, 10, 12
 NARROW = 76
-"""Below it there is no room for who comes last."""
+"""Below this width there is no room for the rank that is often last."""
 LINES = 8
 OFTEN = 0.6
-"""Of a group's collectives: a rank that comes last this often is named …"""
+"""A rank that comes last in this share of a group's collectives is named …"""
 COLLECTIVES = 8
-"""… if so many were seen: of five, some rank comes last in most by chance."""
+"""… if at least this many were seen: out of five, some rank comes last in most by chance."""
 
 
 def measured_text(communication: Mapping[str, Any]) -> str:
-    """How it was measured, where that was on the device; empty otherwise, and in summaries of earlier versions."""
+    """How communication was measured, if on the device; else empty, also for summaries of earlier versions."""
     measured = communication.get("measured")
     if not measured:
         return ""
@@ -60,7 +58,7 @@ def measured_text(communication: Mapping[str, Any]) -> str:
 
 
 def communication_lines(communication: Mapping[str, Any], width: int) -> list[str]:
-    """The heading first; nothing for a table without rows."""
+    """Lines of the table with its heading; empty without rows."""
     alike: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
     for group in communication["groups"]:
         for op in group["ops"]:
@@ -90,9 +88,9 @@ def communication_lines(communication: Mapping[str, Any], width: int) -> list[st
 def _cells(
     rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], columns: int, *, exposed: bool
 ) -> tuple[str, str, str, str, str]:
-    """``columns``: for what it is; a long name makes room for the operation.
+    """The cells of one line. ``columns``: width of the first; a long group name is cut in favor of the operation.
 
-    ``exposed``: whether what blocks is known of any; else it is how long it takes, and how fast that is.
+    ``exposed``: whether exposed time is known for any row; otherwise the cells show duration and speed.
     """
     group, op = rows[0]
     several = f" ×{len(rows)}" if len(rows) > 1 else ""
@@ -113,7 +111,7 @@ def _cut(text: str, columns: int) -> str:
 
 
 def _often_last(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
-    """The rank that its group waited for longest, if that was most of the time."""
+    """The rank that its group waited for longest, if it was last most of the time."""
     candidates = [
         (row["late_ms"] * row["last"], row["rank"], row["last"] / group["arrivals"]["collectives"])
         for group, _ in rows
@@ -129,7 +127,7 @@ def _mean(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str
     return sum(values) / len(values) if values else None
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+# -- summary ----------------------------------------------------------------------------------------------------------
 
 Summary = Mapping[str, Any]
 
@@ -137,22 +135,22 @@ NAME_COLUMNS = 14
 MEDIAN_COLUMNS = 14
 FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
 LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
-"""In the path of a frame that is not the user's own."""
+"""Parts of the path of a frame that is not the user's."""
 TRIVIAL_SHARE = 0.01
 TRACEBACK_HEAD, TRACEBACK_TAIL = 6, 34
-"""Lines shown of a traceback that is longer than both together."""
+"""First and last lines shown of a traceback that is longer than both together."""
 WIDE = 76
-"""From here on there is room for host beside device times."""
+"""Width from which host times fit next to device times."""
 OTHERS_SHOWN = 8
 FOLLOWERS_SHOWN = 4
 NATIVE_SHOWN = 5
 FILES_SHOWN = 6
 TIMERS_SHOWN = 4
-"""Of those that Megatron-LM prints, the longest."""
+"""Maximum number of Megatron-LM's timers: the longest."""
 COMMAND_LINES = 3
 MANY_HOSTS = 3
 WORTH_TELLING = 0.001
-"""Of packets that are lost or sent again."""
+"""Share of lost or resent packets from which it is mentioned."""
 
 
 def render_text(
@@ -164,8 +162,11 @@ def render_text(
     copied: bool = False,
     now_wall_ns: int | None = None,
 ) -> str:
-    """``saved``: whether ``summary.json`` lies beside the run; by default, when the run is over.  ``copied``: whether
-    ``report.html`` does.  ``now_wall_ns``: the time, of a run that goes on."""
+    """Render a summary.
+
+    ``saved``: whether ``summary.json`` is in the run directory; by default, if the run is over. ``copied``: whether
+    ``report.html`` is. ``now_wall_ns``: the current time, for a live run.
+    """
     page = Page(max(width, NARROWEST), color)
     summary = printable_document(summary)
     _verdict(page, summary)
@@ -225,17 +226,17 @@ def _doubt(finding: Mapping[str, Any]) -> str:
 
 
 def _traceback(page: Page, summary: Summary) -> None:
-    """The exception that began it; those that followed from it are in summary.json, and so are earlier attempts'."""
+    """The exception that caused the failure; its consequences and those of earlier attempts are in summary.json."""
     crash = summary["findings"][0]
     if crash["kind"] != "rank_crashed" or "attempt" not in crash["evidence"]:
-        return  # of one that only the watchdog saw there is none
+        return  # a crash that only the watchdog saw has no traceback
     of_it = [error for error in summary["errors"] if error["attempt"] == crash["evidence"]["attempt"]]
     told = (error for error in of_it if (error["script"] or error["rank"] is not None) and error["traceback"])
     error = next((error for error in told if not error["victim"]), None)
     if error is None or error["type"] == "KeyboardInterrupt":
         return
     if summary["world_size"] <= 1 and (error["script"] or error["rank"] == 0):
-        # Python has just printed it, and the log has it: the line alone.
+        # Python has just printed the traceback, and the log contains it: show only the line.
         where = _raised_at(error["traceback"])
         if where:
             page.lines.pop()
@@ -275,7 +276,7 @@ def _attempts(page: Page, summary: Summary) -> None:
 
 
 def _raised_at(traceback: str) -> str:
-    """The last line of the user's own in a traceback: file, line, function and code."""
+    """The innermost user frame of a traceback: file, line, function and code."""
     lines = traceback.splitlines()
     found = [(match, lines[at + 1 : at + 2]) for at, line in enumerate(lines) if (match := FRAME.match(line))]
     own = [frame for frame in found if not any(part in frame[0]["path"] for part in LIBRARIES)]
@@ -286,7 +287,7 @@ def _raised_at(traceback: str) -> str:
 
 
 def _took_s(run: Mapping[str, Any], now_wall_ns: int | None) -> float:
-    """Until now of a run that goes on: what it did last may be long ago."""
+    """Duration of the run; of a live run until now, since its last record may be old."""
     until_now_s = (now_wall_ns - run["created_wall_ns"]) / 1e9 if now_wall_ns is not None else 0.0
     return max(until_now_s, float(run["duration_s"]))
 
@@ -328,7 +329,7 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
 
 
 def _training(said: Mapping[str, Any]) -> list[str]:
-    """What the framework printed last, its medians where they say more: the loss falls, speed should not."""
+    """The last figures that the framework printed, or their medians where those are more useful."""
     figures = said["figures"]
     ours = "" if said["step"] is None else f" (our step {said['step']:,})"
     parts = [f"{said['framework']} iteration {said['iteration']:,}{ours}"]
@@ -347,7 +348,7 @@ def _training(said: Mapping[str, Any]) -> list[str]:
 
 
 def _steps(summary: Summary) -> str:
-    """How many, and which: they are counted from 0."""
+    """Number of steps, and which; they are counted from 0."""
     steps, last = summary["steps"], _last_step(summary)
     which = f" ({steps['first']}–{last})" if steps["first"] is not None and last != steps["first"] else ""
     return count_text(steps["total"], "step") + which
@@ -358,7 +359,7 @@ def _last_step(summary: Summary) -> int | None:
 
 
 def _command(words: Sequence[str], columns: int) -> str:
-    """The words, the program and scripts without their folders: what a run is told by are its arguments."""
+    """The command, with program and scripts without their folders: the arguments identify a run."""
     short = [
         word.rpartition("/")[2] if place == 0 or word.endswith(".py") else word for place, word in enumerate(words)
     ]
@@ -372,7 +373,7 @@ def _warmup(warmup: Mapping[str, Any]) -> str:
 
 
 def _phases(page: Page, summary: Summary) -> None:
-    """Where the time goes: on the device where that was timed (its host runs ahead), else on the host."""
+    """Where the time goes: on the device if it was timed (the host runs ahead), else on the host."""
     phases = summary["phases"]
     if not phases:
         return
@@ -391,7 +392,7 @@ def _phases(page: Page, summary: Summary) -> None:
         shown = row["device"] if on_device else row
         rare = not shown["median_ms"] and not shown["worst_ms"]
         if rare and not shown["steps"]:
-            continue  # it came in the steps that were set apart only
+            continue  # occurred only in steps that were set apart
         values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(shown["median_ms"])]
         if several:
             values.append("" if rare else _worst(shown))
@@ -421,7 +422,7 @@ def _worst(row: Mapping[str, Any]) -> str:
 def _machine(page: Page, summary: Summary) -> None:
     memory, nodes, gpus = summary["memory"], summary["host"]["nodes"], summary["host"]["gpus"]
     several = len(summary["ranks"]) > 1
-    own = memory.get("own_peak")  # as the page draws it; not in summaries of earlier versions
+    own = memory.get("own_peak")  # as on the page; missing in summaries of earlier versions
     words, peak = ("process peak without mapped files", own) if own else ("process peak", memory["rss_peak"])
     if peak:
         page.items("memory", [f"{words} {bytes_text(peak['bytes'])}{_whose(peak['rank'], several=several)}"])
@@ -460,7 +461,7 @@ def _node_parts(node: Mapping[str, Any]) -> list[str]:
 
 
 def _gpu_parts(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of those that the job uses, where that is known; over the steady steps."""
+    """GPUs that the job uses, if known, else all; over the steady steps."""
     shown = _in_use(gpus)
     names = sorted({str(gpu["name"]) for gpu in shown if gpu["name"]})
     count = f"{len(shown)} of {len(gpus)}" if len(shown) < len(gpus) else str(len(gpus))
@@ -487,7 +488,7 @@ def _in_use(gpus: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 def _gpu_memory_parts(
     ranks: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, Any]], *, several: bool
 ) -> list[str]:
-    """Of the rank with the least room on its device; where no rank's is known, of the fullest device."""
+    """Memory of the rank with the least room on its device; if no rank's is known, of the fullest device."""
     known = [row for row in ranks if row["device_peak"] is not None or row.get("device_free") is not None]
     if not known:
         used = [(gpu["mem_used_max"], gpu["mem_total"]) for gpu in _in_use(gpus)]
@@ -505,7 +506,7 @@ def _gpu_memory_parts(
 
 
 def _at_steps(steps: Sequence[int | None] | None) -> str:
-    """Between which two looks at the allocator the peak was reached; a first look has none before it."""
+    """The steps between two reads of the allocator in which the peak was reached; the first read has no predecessor."""
     if steps is None:
         return ""
     first, last = steps

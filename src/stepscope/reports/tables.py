@@ -1,7 +1,4 @@
-"""The tables of a summary: ranks, steps, phases, communication, memory, hosts and GPUs.
-
-The tables of a summary: ranks, steps, step time, phases.
-"""
+"""The tables of a summary: ranks, steps, phases, communication, memory, hosts and GPUs."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ __all__ = [
 ]
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+# -- ranks, steps and phases ------------------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]
 
 PHASE_ORDER = ("input", "h2d", "forward", "backward", "comm", "optimizer", "", "eval", "checkpoint", "other")
-"""As they come in a step; "" stands for the user's own."""
+"""The order within a step; "" is the place of the user's own phases."""
 WARMUP_SHOWN = 32
 
 
@@ -104,7 +101,7 @@ def steps_table(current: Sequence[RankSeries], window: Window) -> dict[str, Any]
 
 
 def step_time_table(window: Window) -> dict[str, Any]:
-    """Percentiles over the steady steps; a step is as long as its ranks' mean, which are equal in lockstep."""
+    """Percentiles over the steady steps; the length of a step is the mean of its ranks, which are equal in lockstep."""
     lengths = mean_rank(window.wall_ns)[window.steady] / 1e6
     if not len(lengths):
         return dict.fromkeys(("mean_ms", "min_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms", "max_step"))
@@ -167,19 +164,19 @@ def finite(value: float | np.floating[Any] | None, digits: int = 4) -> float | N
 
 
 # -- communication ----------------------------------------------------------------------------------------------------
-# What the ranks exchanged, by process group: a table of the summary.
+# What the ranks exchanged, by process group.
 
 GROUPS_SHOWN = 64
-"""Those that block longest; a job of a thousand ranks has hundreds."""
+"""Maximum number of groups, those that block longest; a job of a thousand ranks has hundreds."""
 TRANSFERS = ("transfer_ms", "wait_ms", "skew_ms", "algorithm_bytes_per_s", "bus_bytes_per_s")
 ALONE = 0.9
-"""Of all that is exchanged: an operation with so much of it answers for what the computation waits."""
+"""An operation with this share of all transfers is responsible for the time that the computation waits."""
 RANKS_SHOWN = 64
-"""Of a group: those that the others waited for longest."""
+"""Maximum number of members of a group: those that the others waited for longest."""
 
 
 def communication_table(window: Window) -> dict[str, Any] | None:
-    """None for one rank, and where nothing was seen."""
+    """None for a single rank, and without data."""
     seen = window.communication
     if seen is None:
         return None
@@ -198,7 +195,7 @@ def communication_table(window: Window) -> dict[str, Any] | None:
 
 
 def _measured(window: Window, seen: Communication) -> dict[str, Any] | None:
-    """On the device: in how many steps, and how long the computation waited in all; None: the host's times are used."""
+    """Steps measured on the device, and the total time that the computation waited; None: host times are used."""
     if seen.measured is None:
         return None
     return {
@@ -212,7 +209,7 @@ def _measured(window: Window, seen: Communication) -> dict[str, Any] | None:
 
 
 def _exposed_ns(window: Window) -> float:
-    """A steady step, on the rank whose device waited least; nan: not known."""
+    """Mean over the steady steps of the wait on the rank whose device waited least; nan: unknown."""
     if window.device_ns is None or "comm" not in window.phases:
         return float("nan")
     waited = window.device_ns[window.phases.index("comm")][:, window.steady]
@@ -243,7 +240,7 @@ def _group_row(window: Window, seen: Communication, place: int, flows: Sequence[
 def _op_row(window: Window, seen: Communication, place: int, flow: Flow) -> dict[str, Any]:
     blocking = flow.group.blocking and not flow.device
     exposed_ns, hidden_ns = (flow.exposed_ns, flow.overlapped_ns) if blocking else _on_device(window, seen, flow)
-    rare = flow.count < 1  # a scalar now and then is less than a byte a step: both must be fine enough to divide
+    rare = flow.count < 1  # an occasional scalar is less than a byte per step: both need enough digits to divide
     return {
         "op": flow.op,
         "count": finite(flow.count, 4 if rare else 2),
@@ -256,7 +253,7 @@ def _op_row(window: Window, seen: Communication, place: int, flow: Flow) -> dict
 
 
 def _on_device(window: Window, seen: Communication, flow: Flow) -> tuple[float, float]:
-    """How long it held up the computation and how long it did not; known where hardly anything else is exchanged."""
+    """Time that it blocked the computation, and time that it did not; known if it is almost the only transfer."""
     total_ns = sum(other.transfer_ns for other in seen.flows if {*other.rows.tolist()} & {*flow.rows.tolist()})
     exposed_ns = _exposed_ns(window)
     if not flow.device or flow.transfer_ns < ALONE * total_ns or np.isnan(exposed_ns):
@@ -266,7 +263,7 @@ def _on_device(window: Window, seen: Communication, flow: Flow) -> tuple[float, 
 
 
 def _transfers(seen: Communication, place: int, flow: Flow) -> dict[str, Any]:
-    """What the exchange itself takes of a step, and how fast that is; from the collectives that were compared."""
+    """Time of the transfer itself per step, and its speed; from the collectives that were compared."""
     arrivals = seen.arrivals
     own = (arrivals.group == place) & (arrivals.op == OPS.index(flow.op))
     took_ns, steps = float(arrivals.transfer_ns[own].sum()), len(np.unique(arrivals.place[own]))
@@ -305,7 +302,7 @@ def _arrivals(window: Window, arrivals: Arrivals, place: int) -> dict[str, Any] 
 
 
 def _reducer_row(window: Window, reducer: Reducer) -> dict[str, Any]:
-    """DDP's own exchange stands under the name of its group; several may have its ranks."""
+    """DDP's own exchange, listed under the name of its group; several groups may have the same ranks."""
     ranks = tuple(window.ranks[int(row)] for row in reducer.rows)
     exposed = reducer.exposed_by_row
     return {
@@ -331,29 +328,32 @@ def _reducer_row(window: Window, reducer: Reducer) -> dict[str, Any]:
     }
 
 
-# -- machine ----------------------------------------------------------------------------------------------------------
-# Memory and machine: what the ranks held and what the hosts and GPUs did, from records and samples.
+# -- memory and machines ----------------------------------------------------------------------------------------------
+# Memory of the ranks, and the load of hosts and GPUs, from records and samples.
 #
-# Figures of hosts and GPUs are statistics over the steady steps; without a sample of those they are None, and never of
-# imports, start-up or warm-up instead.  What a host or a GPU *has* (cores, memory, its name) is from any sample, and so
-# are the extremes of a host's memory: a machine that runs out of it while a model is loaded ends the run as well.
-# Round trips are over the whole run too: they are few, and start-up does not change them.
+# Figures of hosts and GPUs are statistics over the steady steps. Without a sample of those they are None, never taken
+# from imports, start-up or warm-up. What a host or a GPU *has* (cores, memory, name) is taken from any sample, and so
+# are the extremes of a host's memory: running out of memory while a model loads ends the run as well. Round trips also
+# cover the whole run: they are few, and start-up does not change them.
 
 Lines = Sequence[Mapping[str, Any]]
 
 HOST_RATES = ("net_rx_bps", "net_tx_bps", "net_errors_ps", "net_drops_ps", "disk_read_bps", "disk_write_bps")
 DEVICE_LEVELS = ("device_allocated", "device_reserved", "device_reserved_max", "device_peak", "device_peak_steps")
 ENOUGH_SAMPLES = 10
-"""About a second apart: from here on a median needs no more of them."""
+"""Samples about a second apart; with this many, a median needs no more."""
 GPU_LEVELS = ("util_percent", "mem_util_percent", "temperature_c", "power_w", "sm_clock_mhz", "mem_clock_mhz")
 
 
 def memory_table(current: Sequence[RankSeries], samples: Lines, gpus: Lines) -> dict[str, Any]:
-    """Per rank: device memory at the last step and at its peak, and what is left of it; resident memory of the process,
-    first, last, peak, and its peak without mapped files.  ``gpus``: the rows of the host's table."""
+    """Memory of each rank.
+
+    Device memory at the last step, at its peak and what is left of it; resident memory of the process: first, last,
+    peak, and peak without mapped files. ``gpus``: the rows of the host table.
+    """
     by_pid: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for line in of_kind(samples, "process"):
-        if number(line, "rss"):  # a process that is just ending has none
+        if number(line, "rss"):  # an exiting process has none
             by_pid.setdefault((line.get("node"), line.get("pid")), []).append(line)
     gpu_of_rank = {rank: gpu for gpu in gpus for rank in gpu["ranks"]}
     rows = []
@@ -381,7 +381,7 @@ def host_table(window: Window, samples: Lines) -> dict[str, Any]:
 
 
 def _device_memory(series: RankSeries) -> dict[str, Any]:
-    """Of the steps at whose end the allocator was read."""
+    """From the steps at whose end the allocator was read."""
     read = series.steps[series.steps["reserved"] > 0]
     if not len(read):
         return dict.fromkeys(DEVICE_LEVELS)
@@ -395,20 +395,20 @@ def _device_memory(series: RankSeries) -> dict[str, Any]:
 
 
 def _peak_steps(read: NDArray[Any]) -> list[int | None]:
-    """In which steps the highest peak was reached, the first and the last of them.
+    """First and last of the steps in which the highest peak was reached.
 
-    The allocator knows its peak since the process began.  Where a read shows a higher one than the read before, it was
-    reached in the steps between the two; the peak of any other step is only known not to be higher.  None for the
-    first: the first read shows it already, so it may be from before the first step.
+    The allocator reports its peak since the process began. If a read shows a higher peak than the previous read, the
+    peak was reached in the steps between them; any other step is only known not to be higher. The first is None if the
+    first read already shows the peak, which may then date from before the first step.
     """
     at = int(read["peak_allocated"].argmax())
     return [int(read["step"][at - 1]) + 1 if at else None, int(read["step"][at])]
 
 
 def _device_room(series: RankSeries, reserved: int | None, gpu: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What nobody uses of the rank's device at the fullest; without samples, what its own allocator does not hold.
+    """Free memory of the rank's device at its fullest; without samples, what its own allocator does not hold.
 
-    Samples come now and then: what the allocator held between them was in use as well.
+    Samples are infrequent: memory that the allocator held between them was in use as well.
     """
     total = (gpu or {}).get("mem_total") or series.identity.device_bytes or None
     used = (gpu or {}).get("mem_used_max")
@@ -435,7 +435,7 @@ def _resident(lines: Lines) -> dict[str, int | None]:
 
 
 def _largest(rows: Iterable[Mapping[str, Any]], key: str, *, steps: str | None = None) -> dict[str, Any] | None:
-    """The rank that needs most of it."""
+    """The rank with the highest value."""
     known = [row for row in rows if row[key] is not None]
     if not known:
         return None
@@ -465,7 +465,7 @@ def _node_row(window: Window, key: tuple[Any, ...], lines: Lines, probes: Lines)
 
 
 def _of_steady_steps(window: Window, rows: Sequence[int], lines: Lines) -> Lines:
-    """Those of steady steps of these ranks; of any rank, where there are none here."""
+    """Samples in steady steps of these ranks, or of any rank if ``rows`` is empty."""
     known = [number(line, "wall_ns") for line in lines]
     wall_ns = np.array([np.nan if at is None else at for at in known], np.float64)
     there = np.flatnonzero(in_steady_steps(window, rows or range(len(window.ranks)), wall_ns))
@@ -494,7 +494,7 @@ def _gpu_rows(window: Window, samples: Lines) -> list[dict[str, Any]]:
 
 
 def _gpu_row(window: Window, lines: Lines, rows: Sequence[int] | None, on_host: Sequence[int]) -> dict[str, Any]:
-    """``rows``: of the window, the ranks on it; None: no rank of the job is known to use it."""
+    """The row of one GPU. ``rows``: window rows of the ranks on it; None: no rank of the job is known to use it."""
     last = lines[-1]
     steady = _of_steady_steps(window, rows or on_host, lines)
     reasons = [line.get("throttle_reasons") for line in steady]

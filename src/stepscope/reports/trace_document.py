@@ -1,10 +1,8 @@
-"""The document of stepscope trace --json, and what to show of it first.
+"""The document of ``stepscope trace --json``: the analysis of a job's traces as plain values, and what to show first.
 
-The document of ``stepscope trace --json``: what a job's traces say, as plain values.
-
-The form is part of the interface and described in docs/traces.md; a test holds the two together.  Text and page are
-drawn from this document and nothing else, so a number that two screens show comes from one place.  Ranks are strings,
-as JSON has it; what is not known is None; what is no number (NaN, infinity) is None, too.
+The format is part of the interface and described in docs/traces.md; a test keeps the two in sync. Text and page are
+drawn from this document and nothing else, so that a number on two screens has one source. Ranks are strings, since they
+are JSON keys. Unknown values are None, and so are NaN and infinity.
 """
 
 from __future__ import annotations
@@ -45,13 +43,13 @@ __all__ = [
 ]
 
 
-# -- trace document ---------------------------------------------------------------------------------------------------
+# -- document ---------------------------------------------------------------------------------------------------------
 
 SCHEMA = 1
 
 
 def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[str, Any]:
-    """``before``: another job, or the same one earlier, to say what changed since."""
+    """The document for a job. ``before``: another job, or the same one earlier, to compare with."""
     return {
         "schema": SCHEMA,
         "verdict": _verdict(job),
@@ -71,7 +69,7 @@ def document_of(job: JobAnalysis, *, before: JobAnalysis | None = None) -> dict[
 
 
 def plain(value: Any) -> Any:
-    """Any value of ours as JSON has it: records and mappings as objects, sequences and arrays as lists."""
+    """Convert a value to JSON types: records and mappings to objects, sequences and arrays to lists."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -98,7 +96,7 @@ def table_document(table: Table) -> dict[str, Any]:
 
 
 def _verdict(job: JobAnalysis) -> dict[str, Any]:
-    """The first finding in short, unless nothing is more than worth knowing."""
+    """The first finding in short, unless there is nothing above ``info``."""
     first = next(iter(job.findings), None)
     if first is None or (first.severity == "info" and first.kind != "start_up"):
         first = Finding(kind="healthy" if is_judged(job) else "too_little", severity="info", title=job.verdict)
@@ -114,7 +112,7 @@ def _verdict(job: JobAnalysis) -> dict[str, Any]:
 
 
 def _mixed(job: JobAnalysis, before: JobAnalysis | None) -> str | None:
-    """Of both sides of a comparison."""
+    """The notice on mixed files, for both sides of a comparison."""
     told = [each.mixed for each in (job, before) if each is not None and each.mixed]
     return " ".join(told) or None
 
@@ -146,7 +144,7 @@ def _device_name(device: Mapping[str, Any]) -> str:
 
 
 def _steps(analyses: Sequence[RankAnalysis]) -> dict[str, Any]:
-    """Of all ranks together; a step is as long as its longest rank's."""
+    """Steps of all ranks together; the length of a step is that of its longest rank."""
     lengths: dict[int, int] = {}
     for analysis in analyses:
         for step in analysis.steps:
@@ -204,7 +202,7 @@ def _path(path: RankPath) -> dict[str, Any]:
 
 
 def _job_path(path: JobPath) -> dict[str, Any]:
-    """Stretches of single steps are in the table, as far as that goes."""
+    """The critical path of the job; segments of single steps are in the table, up to its limit."""
     steps = [
         {
             "number": step.number,
@@ -225,7 +223,7 @@ def _job_path(path: JobPath) -> dict[str, Any]:
 
 
 def _collectives(found: CollectivesAnalysis) -> dict[str, Any]:
-    """Sums and tables; single collectives are in ``tables.collective_list``, as far as that goes."""
+    """Sums and tables; single collectives are in ``tables.collective_list``, up to its limit."""
     figures = (
         *("count", "last_counts", "wait_ns", "own_transfer_ns", "cost_by_rank_ns", "alone_by_rank_ns"),
         *("transfer_ns", "least_ns", "cost_ns", "tables"),
@@ -250,24 +248,24 @@ def _step(step: Step) -> dict[str, Any]:
     }
 
 
-# -- trace shown ------------------------------------------------------------------------------------------------------
-# What of a trace's document to show first, where there is room for some only: ranks, findings, remarks.
+# -- selection --------------------------------------------------------------------------------------------------------
+# What to show of a document if there is not room for everything: ranks, findings, notices.
 
 Document = Mapping[str, Any]
 
 NO_FINDING = ("healthy", "too_little")
-"""Verdicts that are none of the findings."""
+"""Verdicts that do not come from a finding."""
 LOW_CONFIDENCE = 0.75
 RANKS_SHOWN = 16
 RANK_COLUMNS = (
     *("rank", "pace_ns", "compute_ns", "comm_ns", "overlap_share", "idle_ns", "last_count", "wait_ns"),
     "transfer_ns",
 )
-"""Of the table of ranks, those that matter first."""
+"""Columns of the rank table, the most important first."""
 
 
 def facts_of(document: Document) -> list[str]:
-    """What was traced, in a few words each."""
+    """What was traced, as short facts."""
     files, steps = document["files"], document["steps"]
     worlds = {file["world_size"] for file in files if file["world_size"]}
     whole = max(worlds) if len(worlds) == 1 else len(files)
@@ -290,7 +288,7 @@ def facts_of(document: Document) -> list[str]:
 
 
 def worst_ranks(document: Document, count: int = RANKS_SHOWN) -> list[Mapping[str, Any]]:
-    """Rows of the table of ranks: all where they are few, else those that were last most often or took longest."""
+    """Rows of the rank table: all if there are few, else those that were last most often or took longest."""
     rows: list[Mapping[str, Any]] = document["distributed"]["rows"]
     if len(rows) <= count:
         return rows
@@ -298,7 +296,7 @@ def worst_ranks(document: Document, count: int = RANKS_SHOWN) -> list[Mapping[st
 
 
 def ranks_per_step(document: Document) -> list[Mapping[str, Any]]:
-    """The worst ranks' rows with times per step, of the work that their steps launched, as their pace is."""
+    """Rows of the worst ranks with times per step, for the work that their steps launched, like their pace."""
     return [_per_step(row, document["ranks"][str(row["rank"])]) for row in worst_ranks(document)]
 
 
@@ -315,36 +313,36 @@ def _badness(row: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def rank_shown(document: Document) -> str | None:
-    """Whose tables to show where there is room for one rank's: the first culprit's, else the lowest."""
+    """The rank whose tables to show if there is room for one: the first culprit, else the lowest rank."""
     named = [str(rank) for finding in document["findings"] for rank in finding["ranks"]]
     return next((rank for rank in [*named, *document["ranks"]] if rank in document["ranks"]), None)
 
 
 def certainty_of(verdict: Mapping[str, Any]) -> str | None:
-    """A sentence, where there is doubt."""
+    """A sentence about the confidence, if it is low."""
     if verdict["confidence"] >= LOW_CONFIDENCE:
         return None
     return f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."
 
 
 def look_of(finding: Mapping[str, Any]) -> str:
-    """Of a finding or the verdict: its severity, or that all is well."""
+    """Look of a finding or the verdict: its severity, or ``healthy``."""
     return "healthy" if finding["kind"] == "healthy" else str(finding["severity"])
 
 
 def look_of_diff(diff: Mapping[str, Any]) -> str:
-    """Slower is a warning, anything else is none."""
+    """Slower is a warning; anything else is not."""
     if not diff["clear"]:
         return "info"
     return "warning" if diff["step_change_ns"] > 0 else "healthy"
 
 
 def other_findings(document: Document) -> Sequence[Mapping[str, Any]]:
-    """Those that are not the verdict."""
+    """The findings that are not the verdict."""
     return document["findings"][0 if document["verdict"]["kind"] in NO_FINDING else 1 :]  # type: ignore[no-any-return]
 
 
 def problems_of(document: Document) -> Sequence[str]:
-    """What a reader should know: of the job, then of each file."""
+    """Notices for the reader: about the job, then about each file."""
     of_files = (f"{file['path']}: {problem}" for file in document["files"] for problem in file["problems"])
     return [*document["notices"], *of_files]

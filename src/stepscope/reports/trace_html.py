@@ -1,8 +1,6 @@
-"""The results of a trace analysis as one HTML page with charts.
+"""The analysis of a job's traces as one HTML page with charts: no external resources, light and dark, of bounded size.
 
-What a job's traces say, as one page of HTML with charts: nothing fetched, light and dark, of bounded size.
-
-Drawn from the document of ``stepscope trace --json`` and nothing else; every word of it is escaped.
+The input is the document of ``stepscope trace --json`` and nothing else; all text is escaped.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ __all__ = ["render_trace_html"]
 Document = Mapping[str, Any]
 
 BARS_SHOWN = 32
-"""Ranks and steps beyond that are drawn as thin columns."""
+"""More ranks or steps are drawn as thin columns."""
 ROWS = 100
 FINDINGS_SHOWN = 40
 FILES_SHOWN = 200
@@ -67,15 +65,15 @@ PARTS = {
     "c4": "only copying",
     "c5": "idle",
 }
-"""Of a device's span; they add up to it."""
+"""Parts of a device's span; they add up to it."""
 CAUSES = {"compute": "c1", "communication": "c3", "copy": "c4", "launch_delay": "c6", "kernel_gap": "c6"}
-"""Of a critical path; all others are the host's."""
+"""Causes on a critical path; all others are on the host."""
 DRAWN = ("memory", "queue_curve", "copy_bandwidth")
 """Tables that are curves: drawn, not listed."""
 
 
 def render_trace_html(document: Document, *, top: int = ROWS) -> str:
-    """``top``: rows of each table."""
+    """Render a document. ``top``: rows of each table."""
     verdict, diff = document["verdict"], document["diff"]
     sections = (_mixed, _diff, _verdict, _findings, _ranks, _collectives, _steps, _path, _memory, _queue)
     lines = [line for section in sections for line in section(document)]
@@ -95,7 +93,7 @@ def _mixed(document: Document) -> Iterator[str]:
 
 
 def _diff(document: Document) -> Iterator[str]:
-    """What changed; then the verdict on what is, as a heading of its own."""
+    """What changed; then the current verdict under a separate heading."""
     diff = document["diff"]
     if diff is None:
         return
@@ -147,7 +145,7 @@ def _ranks(document: Document) -> Iterator[str]:
 
 
 def _time_bar(label: str, row: Mapping[str, Any]) -> Bar:
-    """Of a table's row that has a span and its parts."""
+    """A bar for a table row with a span and its parts."""
     span_ns, comm_ns = row["span_ns"], row["exposed_comm_ns"]
     times_ns = (
         row["compute_ns"] - row["overlap_ns"],
@@ -168,7 +166,7 @@ def _bars(bars: Sequence[Bar]) -> str:
 
 
 def _steps(document: Document) -> Iterator[str]:
-    """What each step launched, or where there is no device its length."""
+    """The work that each step launched or, without a device, its length."""
     rank, table = _of_shown(document, "temporal_steps")
     if not table:
         return
@@ -188,7 +186,7 @@ def _steps(document: Document) -> Iterator[str]:
 
 
 def _path(document: Document) -> Iterator[str]:
-    """Over all ranks by rank and by cause; of a single rank by cause."""
+    """By rank and by cause over all ranks; by cause for a single rank."""
     path = document["path"]
     length_ns = path["length_ns"]
     if not length_ns:
@@ -242,7 +240,7 @@ def _memory(document: Document) -> Iterator[str]:
 
 
 def _queue(document: Document) -> Iterator[str]:
-    """Of the stream with most launches."""
+    """Queue length of the stream with most launches."""
     rank, table = _of_shown(document, "queue_curve")
     if not table:
         return

@@ -1,8 +1,6 @@
-"""The results of a trace analysis as text for the terminal.
+"""The analysis of a job's traces as text for the terminal: the verdict, other findings, then the tables.
 
-What a job's traces say, as text for the terminal: the verdict, what else was found, then the tables.
-
-Drawn from the document of ``stepscope trace --json`` and nothing else.
+The input is the document of ``stepscope trace --json`` and nothing else.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ OTHERS_SHOWN = 8
 STREAMS_SHOWN = 4
 PROBLEMS_SHOWN = 8
 ROWS = 6
-"""Of a table, unless somebody asks for more."""
+"""Default number of rows of a table."""
 NAME_COLUMNS = 16
 TIME_COLUMNS = 12
 FACT = 48
-"""Columns of a fact, at most."""
+"""Maximum width of a fact."""
 COLLECTIVE_COLUMNS = (
     *("op", "group", "count", "wait_ns", "transfer_ns", "bus_gbps", "last_rank", "last_count", "bytes", "ranks"),
 )
@@ -65,7 +63,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
     "copies": ("direction", "memory", "count", "moved_bytes", "total_ns", "time_share", "bandwidth_gbps"),
     "memory_peak": ("operator", "alive_bytes", "blocks", "peak_share", "source", "module"),
 }
-"""Tables that few rows of say something, with the columns that matter first (none: all, as far as they fit)."""
+"""Tables that are useful with few rows, with the most important columns first (none: all that fit)."""
 ON_REQUEST: Mapping[str, Sequence[str]] = {
     "kernel_types": (),
     "short_kernels": ("short_name", "count", "of_count", "total_ns", "call_ns"),
@@ -81,9 +79,9 @@ ON_REQUEST: Mapping[str, Sequence[str]] = {
     "flops": (),
     "path_kernels": ("name", "cause", "time_ns", "time_share", "segments"),
 }
-"""Those that are shown too when somebody says how many rows they want."""
+"""Tables that are shown only with ``--top``."""
 OF_DEVICE = ("temporal_steps",)
-"""Of no use without a device."""
+"""Tables that are useless without a device."""
 DIFFERENCES: Mapping[str, Sequence[str]] = {
     "diff_summary": ("figure", "before_ns", "after_ns", "change_ns", "change_share"),
     "diff_memory": (),
@@ -105,7 +103,7 @@ WHOLE = "diff_summary"
 
 
 def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int | None = None) -> str:
-    """``top``: rows of each table; without it few of the most telling."""
+    """Render a document. ``top``: rows of each table; without it a few rows of the most useful tables."""
     page = Page(max(width, NARROWEST), color)
     _mixed(page, document)
     _diff(page, document, top or ROWS)
@@ -129,14 +127,14 @@ def render_trace(document: Document, *, width: int = 80, color: bool = False, to
 
 
 def _mixed(page: Page, document: Document) -> None:
-    """Before anything else: what follows is of some of the files."""
+    """A warning before everything else: the rest covers only some of the files."""
     if document["mixed"]:
         page.marked("warning", printable(document["mixed"]), bold=False)
         page.blank()
 
 
 def _diff(page: Page, document: Document, top: int) -> None:
-    """What changed, where there is something to compare with."""
+    """What changed, if there is something to compare with."""
     diff = document["diff"]
     if diff is None:
         return
@@ -151,7 +149,7 @@ def _diff(page: Page, document: Document, top: int) -> None:
 
 
 def _is_there(row: Mapping[str, Any]) -> bool:
-    """On one of the two sides."""
+    """Whether the row exists on one of the two sides."""
     return any(row.get(column, 1) for column in ("before_ns", "after_ns"))
 
 
@@ -168,7 +166,7 @@ def _verdict(page: Page, document: Document) -> None:
 
 
 def _what_if(page: Page, document: Document) -> None:
-    """What was asked for; all of it."""
+    """All requested what-if results."""
     table = document["what_if"]
     _table(page, table, len(table["rows"]) if table else 0)
 
@@ -192,7 +190,7 @@ def _others(page: Page, document: Document) -> None:
 
 
 def _temporal(page: Page, temporal: Mapping[str, int]) -> None:
-    """Parts that add up to the span, and what of the communication was hidden."""
+    """Parts that add up to the span, and how much communication was hidden."""
     span_ns = temporal["span_ns"]
     if not span_ns:
         page.labelled("device", ["no work on a device in this trace"])
@@ -224,7 +222,7 @@ def _temporal(page: Page, temporal: Mapping[str, int]) -> None:
 
 
 def _idle(page: Page, streams: Mapping[str, Mapping[str, int]]) -> None:
-    """Why each stream had nothing to do, the one with the longest gaps first."""
+    """Why each stream was idle, the stream with the longest gaps first."""
     rows: list[dict[str, Any]] = [
         {"stream": name, "total_ns": idle["host_wait_ns"] + idle["kernel_wait_ns"] + idle["other_ns"], **idle}
         for name, idle in streams.items()
@@ -266,7 +264,7 @@ def _collectives(page: Page, document: Document) -> None:
 
 
 def _tables(page: Page, document: Document, shown: Mapping[str, Sequence[str]], top: int) -> None:
-    """Of one rank: the culprit where one is named."""
+    """Tables of one rank: the culprit if one is named."""
     rank = rank_shown(document)
     if rank is None:
         return

@@ -1,7 +1,4 @@
-"""What a job would cost without its stragglers: as a document and as text.
-
-What a job would cost without its stragglers: as a document and as text for the terminal.
-"""
+"""What a job would cost without its stragglers: as a document and as text for the terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ __all__ = ["render_whatif", "whatif_document"]
 
 SCHEMA = 1
 NEGLIGIBLE = 1.03
-"""Slowdowns below are within what a replay can be wrong by."""
+"""Smaller slowdowns are within the error of a replay."""
 EXPLAINS = 0.5
-"""From this share of the time lost on, something counts as the cause."""
+"""From this share of the lost time on, something counts as the cause."""
 TRIVIAL = 0.005
 SHOWN = 4
 LABEL = 11
@@ -47,7 +44,7 @@ def whatif_document(found: WhatIf) -> dict[str, Any]:
 
 
 def render_whatif(found: WhatIf, *, width: int = 80) -> str:
-    """The verdict, what explains it, the worst of each sort, and a map of the workers."""
+    """The verdict, its causes, the worst workers, stages, ranks and operations, and a map of the workers."""
     width = max(width, NARROWEST)
     lines = [*_verdict(found, width), ""]
     if found.slowdown >= NEGLIGIBLE:
@@ -135,7 +132,7 @@ def _bar(share: float) -> str:
 
 
 def _map(found: WhatIf, width: int) -> Iterator[str]:
-    """Rows are stages, columns data-parallel ranks; where there are too many, several share a column: the worst one."""
+    """Rows are stages, columns data-parallel ranks; if there are too many, a column shows the worst of several."""
     lanes = sorted(found.by_dp_rank)
     room = width - 2 - LABEL
     per_column = -(-len(lanes) // room)
@@ -153,7 +150,7 @@ def _map(found: WhatIf, width: int) -> Iterator[str]:
 
 
 def _shade(value: float, highest: float) -> str:
-    """Blank only where nothing is slow at all, so that the frame of the map stays visible."""
+    """Blank is never used, so that the frame of the map stays visible."""
     level = (value - 1) / (highest - 1)
     return SHADES[min(max(round(level * (len(SHADES) - 1)), 1), len(SHADES) - 1)]
 

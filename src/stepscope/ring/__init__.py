@@ -1,7 +1,7 @@
-"""The ring: how a training process tells the world what it does without ever waiting for the world.
+"""The ring: a training process publishes what it does without ever waiting for a reader.
 
-One memory-mapped file per process, one writer (``RingWriter``, in the training process), any number of readers
-(``RingReader``, in the agent).  Standard library only.
+Each process has one memory-mapped file with one writer (``RingWriter``, in the training process) and any number of
+readers (``RingReader``, in the agent). Standard library only.
 """
 
 from stepscope.ring.layout import RingState

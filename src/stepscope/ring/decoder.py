@@ -1,26 +1,26 @@
 """Decode the words of a ring into records of steps, device times, notes and collectives.
 
-From the words of a stream to records: all the arithmetic that the training process is spared.
+This module does all the arithmetic that the training process is spared.
 
-The time between two words belongs to the phase that was present.  Some of it is then booked better than the process
-could have known at the moment:
+The time between two words belongs to the current phase. Some of it is then reassigned, because later words show more
+than the process knew at the time:
 
-- what lies between the return of the model and backward, with nothing in between, is the loss: ``forward``;
-  also around a model that is called there without gradients (a teacher), whose own time is ``eval``;
-- input waited for on behalf of an evaluation is ``eval``; the next wait for input shows that it was not trained with;
-- forward run again inside backward (activation checkpointing) is ``backward``.
+- time between the model's return and backward, with nothing in between, is the loss: ``forward``. This also holds
+  around a model that is called there without gradients (a teacher), whose own time is ``eval``;
+- waiting for input for an evaluation is ``eval``; the next wait for input shows that the input was not trained on;
+- forward that runs again inside backward (activation checkpointing) is ``backward``.
 
-How much of a backward was waiting for peers DDP says one step later: whoever has both steps books that
-(``store/rank_series.py``).
+DDP reports one step later how much of a backward was spent waiting for peers. Code that has both steps accounts for
+that (``store/rank_series.py``).
 
-Of ``other``, what passes between the end of a step and the first phase of the next is also counted by itself
-(``between_ns``): it lies between two iterations.  An exchange does not begin an iteration: ZeRO gathers the parameters
-behind the optimizer's step, and loops reduce their metrics there.  Nor does the rest of a step of GradScaler or of
-DeepSpeed's engine, inside of which the optimizer has returned.  A step in which no other phase is entered has none,
-since nothing shows where its iteration began; nor has the first of a process, which begins at the first activity seen.
+The part of ``other`` between the end of a step and the first phase of the next is also counted separately
+(``between_ns``), because it lies between two iterations. A collective does not start an iteration: ZeRO gathers
+parameters after the optimizer's step, and loops reduce their metrics there. Nor does the rest of a GradScaler or
+DeepSpeed engine step after the optimizer inside it has returned. ``between_ns`` is zero for a step that enters no other
+phase, since nothing shows where its iteration began, and for the first step of a process, which begins at the first
+recorded activity.
 
-The call of a collective is an instant within a phase and changes nothing of all this; what the calls come to is added
-up in ``ring/decoder.py``.
+A call of a collective is an instant within a phase and changes none of this; ``CallBook`` adds up the calls.
 """
 
 from __future__ import annotations
@@ -59,21 +59,20 @@ from stepscope.ring import layout as w
 __all__ = ["StreamDecoder", "pack_entries"]
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
-# From the words about collectives to the COMM and COLLECTIVE records of a step (``records/collectives.py``).
+# -- Collective calls -------------------------------------------------------------------------------------------------
+# Turns the words about collectives into the COMM and COLLECTIVE records of a step (``records/collectives.py``).
 #
-# A collective belongs to the step in which it was called; what was spent in a wait belongs to the step of the wait, so
-# that no step is blocked for longer than it took.  For most these are the same step.  Where one is waited for only in a
-# later step, that one has a row of the same group and operation for it with a count of 0, and the call by itself, long
-# written, stays without an end.
+# A collective belongs to the step that called it. Time spent waiting belongs to the step of the wait, so that no step
+# is blocked for longer than it took. Usually these are the same step. If a later step waits, it gets a row for the same
+# group and operation with a count of 0, and the record of the call, already written, never gets an end.
 
 MAX_CALLS_KEPT = 512
-"""Calls of one step that are kept one by one."""
+"""How many calls of one step are kept individually."""
 MAX_RECENT_CALLS = 1024
-"""So many calls later a wait for one is no longer known to be for it."""
+"""After this many further calls, a wait can no longer be matched to its call."""
 MAX_U32 = (1 << 32) - 1
 POINT_TO_POINT = (OPS.index("send"), OPS.index("recv"))
-"""The other ranks of the group have no part in these, so they are numbered by themselves."""
+"""Not all ranks of the group take part in these, so they are numbered separately."""
 
 
 class _Call:
@@ -90,43 +89,43 @@ class _Call:
 
 
 class _Sum:
-    """All of one group and operation in a step."""
+    """Totals of one group and operation in a step."""
 
     __slots__ = ("count", "exposed", "flags", "left_alone", "size", "span")
 
     def __init__(self) -> None:
         self.count = self.size = self.exposed = self.span = self.flags = 0
         self.left_alone = 0
-        """How many of them were not waited for at once."""
+        """How many of them were not waited for immediately."""
 
 
 class CallBook:
-    """What the words so far say of collectives; the decoder hands it those words and every change of phase."""
+    """Accounts for the collectives in the words so far. The decoder passes it those words and every phase change."""
 
     def __init__(self) -> None:
         self._recent: deque[_Call] = deque(maxlen=MAX_RECENT_CALLS)
         self.forget()
 
     def forget(self) -> None:
-        """The words before are not to be trusted, or are of another stream."""
+        """Drop all state: the earlier words are unreliable or belong to another stream."""
         self.busy = False
-        """Whether the next change of phase is of interest; until then the book need not be asked."""
+        """Whether the next phase change matters. Until then the decoder need not call ``time``."""
         self._called: int | None = None
         self._distance: int | None = None
         self._waited: tuple[_Call, int] | None = None
         self._at_once = False
-        """Whether the last call was the last thing that happened."""
+        """Whether nothing happened after the last call."""
         self._recent.clear()
         self.clear()
 
     def clear(self) -> None:
-        """A step is over: forget what was called in it, but not that it may still be waited for."""
+        """Forget the calls of a finished step, but still match later waits for them."""
         self._sums: dict[tuple[int, int], _Sum] = {}
         self._kept: list[_Call] = []
         self._numbers: dict[tuple[int, bool], int] = {}
 
     def data(self, tag: int, value: int) -> None:
-        """A data word: COLLECTIVE, PEER or WAIT."""
+        """Take a data word: COLLECTIVE, PEER or WAIT."""
         self.busy = True
         if tag == w.COLLECTIVE:
             self._called = value
@@ -134,7 +133,7 @@ class CallBook:
             self._distance = value
 
     def time(self, at: int, code: int) -> bool:
-        """A time word; whether it is nothing but the instant of a call, and no change of phase."""
+        """Take a time word; return whether it only marks the instant of a call and changes no phase."""
         if self._called is not None and code != w.STEP_END:
             self._call(self._called, at)
             self._called = None
@@ -150,7 +149,7 @@ class CallBook:
         return False
 
     def records(self, step: int, seq: int) -> list[bytes]:
-        """Of the step that ended; all with the ``seq`` of its STEP record."""
+        """Return the records of the step that ended, all with the ``seq`` of its STEP record."""
         sums = [
             COMM_ENTRY.pack(
                 op,
@@ -197,7 +196,7 @@ class CallBook:
         one = self._sum(call)
         one.flags |= FLAG_WAITED
         one.exposed += at - began
-        one.span += at - max(call.start, call.end)  # a second wait for it goes on where the first one ended
+        one.span += at - max(call.start, call.end)  # a second wait continues where the first ended
         call.flags |= FLAG_WAITED
         call.exposed += at - began
         call.end = at
@@ -211,13 +210,13 @@ class CallBook:
 
 
 def pack_entries(kind: int, step: int, seq: int, entries: Sequence[bytes], size: int) -> Iterable[bytes]:
-    """Records of ``size`` entries each, and one of the rest."""
+    """Yield records of ``size`` entries each; the last one holds the rest."""
     for first in range(0, len(entries), size):
         some = entries[first : first + size]
         yield (ENTRIES_HEAD.pack(kind, 0, seq, step, len(some)) + b"".join(some)).ljust(SLOT_BYTES, b"\0")
 
 
-# -- decode -----------------------------------------------------------------------------------------------------------
+# -- Decoder ----------------------------------------------------------------------------------------------------------
 
 _STEP_DATA = (
     w.DDP_COMPUTE,
@@ -230,28 +229,28 @@ _STEP_DATA = (
 )
 _CALL_DATA = (w.COLLECTIVE, w.PEER, w.WAIT)
 _TRAINING = (FORWARD, BACKWARD, OPTIMIZER)
-"""What shows that the input before it was trained with."""
+"""Phases which show that the preceding input was used for training."""
 _SLOT_MASK = PHASE_SLOTS - 1
 _LOST = -1
-"""For ``_mark``: where we are is not known until the next end of a step."""
+"""Value of ``_mark`` while the position is unknown, until the next end of a step."""
 
 
 class StreamDecoder:
-    """Feed it words in order; it gives the records they complete.
+    """Turns words, fed in order, into the records they complete.
 
-    Starts at the beginning of a stream.  After ``resync`` it passes everything up to the next end of a step, which
-    is the first instant it can be sure of.
+    It starts at the beginning of a stream. After ``resync`` it skips everything up to the next end of a step, the first
+    instant that is certain.
     """
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
-        """What was completed and not yet taken."""
+        """Completed records that were not taken yet."""
         self.lost = 0
         """Steps known to be missing."""
         self.torn = 0
-        """Words that could not have been written there."""
+        """Words that could not have been written at their position."""
         self.changes: list[tuple[int, int]] = []
-        """When which phase began, in steps whose collectives are kept one by one; only if somebody follows them."""
+        """When each phase began, in steps whose collectives are kept individually. Filled only if ``follows``."""
         self.follows = False
         self._traced = True
         self._next_step: int | None = 0
@@ -265,7 +264,7 @@ class StreamDecoder:
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the step under way."""
+        """Forget the current step."""
         self._calls.clear()
         self._ns = [0] * PHASE_SLOTS
         self._entries = [0] * PHASE_SLOTS
@@ -287,7 +286,7 @@ class StreamDecoder:
         self._clear()
 
     def feed(self, words: Iterable[int], position: int) -> None:
-        """``position`` is that of the first of the words; the last one must be the last that was announced."""
+        """Decode words. ``position`` is that of the first word; the last word must be the last one announced."""
         for word in words:
             if self._round_over:
                 return
@@ -301,7 +300,7 @@ class StreamDecoder:
         self._complete(position)
 
     def next_round(self) -> None:
-        """The words that follow stand at the beginning of the ring again."""
+        """Note that the next words start at the beginning of the ring again."""
         self._round_over = False
 
     # -- time words -----------------------------------------------------------------------------------------------
@@ -325,7 +324,7 @@ class StreamDecoder:
             self.resync()
             return
         if self._calls.busy and self._calls.time(at, code):
-            return  # the mark stays: what is measured from it goes on
+            return  # the mark stays, because the interval that it started continues
         self._mark = at
         if code == w.STEP_END:
             self._ns[self._phase] += spent
@@ -379,7 +378,7 @@ class StreamDecoder:
         self._evaluated_input = 0
 
     def _move(self, source: int, target: int, nanoseconds: int) -> None:
-        """Re-book time that turned out to belong elsewhere, never more than there is."""
+        """Move time that turned out to belong to another phase, but never more than there is."""
         moved = min(nanoseconds, self._ns[source])
         if moved > 0:
             self._ns[source] -= moved
@@ -417,7 +416,7 @@ class StreamDecoder:
     # -- records --------------------------------------------------------------------------------------------------
 
     def _complete(self, position: int) -> None:
-        """Everything about the records under way has been said; ``position`` is where the last of it ended."""
+        """Emit the pending records, which are complete. ``position`` is where their last word ended."""
         if self._ended is not None:
             self._complete_step(*self._ended, position)
             self._ended = None
@@ -435,7 +434,7 @@ class StreamDecoder:
         step, phase, flags = about >> 20, about >> 16 & _SLOT_MASK, about & 0xFFFF
         expected = self._next_step
         if not about and expected:
-            self.torn += 1  # an end of a step without its data words
+            self.torn += 1  # the end of a step without its data words
             self.resync()
             return
         self.lost += max(step - expected, 0) if expected is not None else 0

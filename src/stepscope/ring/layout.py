@@ -1,31 +1,29 @@
-"""The byte layout of a ring: its header, and the words that the training process writes.
-
-The byte layout of a ring file: a header page, then ``capacity`` words (``ring/layout.py``).
+"""The byte layout of a ring file: a header page, then ``capacity`` words (see "Words" below).
 
     0     8s   magic  b"STEPRING"
     8     u32  version, u32 header_bytes
     16    u64  capacity         words after the header
     24    u64  pid
-    32    u64  start time of the process in clock ticks since boot (tells a reused pid), 0 if unknown
+    32    u64  start time of the process in clock ticks since boot (detects a reused pid), 0 if unknown
     40    u64  anchor_mono_ns   the same instant on the monotonic clock …
     48    u64  anchor_wall_ns   … and on the wall clock
-    56    u64  head             how many words were ever written, as last announced; word n stands at n % capacity
+    56    u64  head             how many words were ever written, as last announced; word n is at n % capacity
     64    u64  state            RingState
-    72    u64  hook_failures    errors of ours that the guard swallowed
-    80    u64  trains           the thread that trains, by the number that faulthandler gives it; 0: the main one
-    96    u64  running          as stacks, for a main thread that is not waiting in the kernel; of the one that trains
-    104   u64  server           1 while torch's worker server listens at PID.sock beside the ring
-    112   u64  threads          as stacks, but of all threads, to PID.threads
-    120   u64  stacks           0, or a signal that makes the process write its stack to PID.stacks beside the ring,
+    72    u64  hook_failures    Stepscope errors that the guard swallowed
+    80    u64  trains           faulthandler's number for the thread that trains; 0: the main thread
+    96    u64  running          like stacks, for a main thread that is not waiting in the kernel; dumps the training one
+    104   u64  server           1 while torch's worker server listens at PID.sock next to the ring
+    112   u64  threads          like stacks, but for all threads, to PID.threads
+    120   u64  stacks           0, or a signal that makes the process write its stack to PID.stacks next to the ring,
                                 with the descriptor of that file from bit 8 on
     128   7 x 32s               the user's phase names, utf-8, zero padded
     512   u32 length, u32 crc, utf-8 JSON of RankIdentity
     2048  u32 length, u32 crc, utf-8 JSON of the facts (``records/identity.py``); zeros until there are any
     4096  u32 length, u32 crc, utf-8 JSON of the process groups (``records/collectives.py``); likewise
 
-All words are little endian and written by the one writer only.  The head is announced after the last data word of a
-step, and now and then within a long step, but never between the end of a step and its data words.  Beyond the head
-there may be time words already: they show where the process is now.
+All words are little endian and written only by the one writer. The head is announced after the last data word of a step
+and occasionally within a long step, but never between the end of a step and its data words. There may be time words
+beyond the head already: they show where the process is now.
 
 The file's space is reserved before it is mapped: a full file system is an error at creation, never a SIGBUS later.
 """
@@ -106,7 +104,7 @@ __all__ = [
 ]
 
 
-# -- layout -----------------------------------------------------------------------------------------------------------
+# -- Header -----------------------------------------------------------------------------------------------------------
 
 MAGIC = b"STEPRING"
 VERSION = 2
@@ -114,11 +112,11 @@ HEADER_BYTES = 8192
 WORD_BYTES = 8
 MIN_CAPACITY = 1 << 12
 DEFAULT_CAPACITY = 1 << 18
-"""2 MiB per rank: about 26,000 steps of an ordinary loop; the agent looks five times a second."""
+"""2 MiB per rank, about 26,000 steps of an ordinary loop. The agent reads five times a second."""
 TURN_WORDS = 256
-"""Within a long step the head is announced after so many words."""
+"""Within a long step, the head is announced after this many words."""
 RESERVE_WORDS = 4 * TURN_WORDS
-"""With less room than this at the end of a round the writer goes on at the beginning."""
+"""With less room than this at the end of a round, the writer continues at the beginning."""
 
 FIXED = struct.Struct("<8s2I5Q")
 """magic, version, header_bytes, capacity, pid, start ticks, anchor_mono_ns, anchor_wall_ns."""
@@ -139,49 +137,49 @@ IDENTITY_OFFSET = 512
 FACTS_OFFSET = 2048
 GROUPS_OFFSET = 4096
 BLOCK_HEAD = struct.Struct("<II")
-"""Length and crc of the text that follows: one that is being rewritten is recognised."""
+"""Length and crc of the text that follows, so that a reader detects an unfinished rewrite."""
 IDENTITY_BYTES = FACTS_OFFSET - IDENTITY_OFFSET - BLOCK_HEAD.size
 FACTS_BYTES = GROUPS_OFFSET - FACTS_OFFSET - BLOCK_HEAD.size
 GROUPS_BYTES = HEADER_BYTES - GROUPS_OFFSET - BLOCK_HEAD.size
-"""The longest texts that fit."""
+"""The maximum lengths of the texts."""
 
 
 class RingState(enum.IntEnum):
     STARTING = 0
     RUNNING = 1
     EXITED = 2
-    """The interpreter shut down in order."""
+    """The interpreter shut down normally."""
     EXCEPTION = 3
     """An uncaught exception ended it."""
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
-# The words of which a ring's stream is made: 64 bits each, written one at a time by the training process.
+# -- Words ------------------------------------------------------------------------------------------------------------
+# A ring's stream consists of 64-bit words that the training process writes one at a time.
 #
 #     bit 63 clear   a time word: monotonic nanoseconds << 5 | code
-#                      code 0 … 15    at that instant the phase became this one again (the inner one was left)
+#                      code 0 … 15    at that instant the process returned to this phase from an inner one
 #                      code 16        at that instant a step ended; its data words follow
-#                      code 17 … 31   at that instant the phase code - 16 was entered
+#                      code 17 … 31   at that instant the process entered the phase code - 16
 #     bit 63 set     a data word: tag in bits 55 … 62, value in bits 0 … 54
 #
-# Data words come right behind the end of a step and speak of it: STEP always and first, then what else is known. START
-# says that the next time word begins the record rather than changing a phase.  DEVICE and its DEVICE_PHASE words are
-# one record of an earlier step; NOTE is followed by as many TEXT words as its bytes need, six bytes in each.  WRAP
-# says that nothing more follows in this round of the ring.
+# Data words directly follow the end of a step and describe it: STEP_ABOUT always and first, then what else is known.
+# START says that the next time word begins the recording instead of changing a phase. DEVICE_STEP and its DEVICE_PHASE
+# words are one record of an earlier step. NOTE_TEXT is followed by as many TEXT words as its bytes need, six bytes in
+# each. WRAP says that nothing more follows in this round of the ring.
 #
-# COLLECTIVE stands before the time word of the instant at which a collective was called (of a send or recv with PEER in
-# between); with a code up to 15 that word is nothing but the instant, whatever its phase.  WAIT stands before the time
-# word with which a wait for a collective begins: of a call that blocks these are the same.  They come anywhere within a
-# step.
+# COLLECTIVE precedes the time word of the instant at which a collective was called (for a send or recv, PEER comes in
+# between). With a code up to 15, that time word is only the instant, whatever its phase. WAIT precedes the time word
+# that starts a wait for a collective; for a blocking call the two time words are the same. These words may appear
+# anywhere within a step.
 #
-# Time only grows, so a word left over from the ring's last round is older than the one before it and is recognised.
+# Time only grows, so a word left over from the previous round is older than its predecessor and is recognized.
 
 TIME_SHIFT = 5
 CODE_MASK = 31
 ENTER = 16
-"""Added to a phase's slot when it is entered."""
+"""Added to a phase's slot when the phase is entered."""
 STEP_END = ENTER
-"""``other`` is what is left over and never entered, so its code is free."""
+"""``other`` is the remainder and is never entered, so its code is free."""
 
 DATA = 1 << 63
 TAG_SHIFT = 55
@@ -190,7 +188,7 @@ VALUE_MASK = (1 << TAG_SHIFT) - 1
 
 START = 1
 STEP_ABOUT = 2
-"""step << 20 | phase that goes on << 16 | flags."""
+"""step << 20 | continuing phase << 16 | flags."""
 DDP_COMPUTE = 3
 DDP_COMM = 4
 ALLOCATED = 5
@@ -202,18 +200,18 @@ NOTE_TEXT = 9
 TEXT = 10
 WRAP = 11
 DDP_SAMPLED_COMPUTE = 12
-"""As DDP_COMPUTE, but of some earlier step and on the device's clock: it cannot be taken from this step's backward."""
+"""Like DDP_COMPUTE, but of an earlier step and on the device clock: do not subtract it from this step's backward."""
 COLLECTIVE = 13
-"""op << 50 | group << 44 | async << 43 | bytes: the next time word (its phase may be the present one) is its call."""
+"""op << 50 | group << 44 | async << 43 | bytes. The next time word, possibly of the current phase, is the call."""
 PEER = 14
-"""Of a send or recv just called: the other rank (in the world), or ANY_PEER."""
+"""For a send or recv just called: the other rank (global), or ANY_PEER."""
 WAIT = 15
-"""How many collectives were called since the one that is waited for: 0 for the last one called."""
+"""How many collectives were called after the one that is waited for: 0 for the last one called."""
 DDP_EXPOSED = 32
-"""How long the exchange of gradients went on when they were all computed; of the step before, like DDP_COMPUTE."""
+"""How long the exchange of gradients outlasted computing them, for the previous step, like DDP_COMPUTE."""
 STEP_DATA = DATA | STEP_ABOUT << TAG_SHIFT
 DEVICE_PHASE = 16
-"""Plus the slot: 16 … 31; the value is nanoseconds."""
+"""Plus the slot: 16 … 31. The value is in nanoseconds."""
 
 TEXT_BYTES = 6
 
@@ -232,7 +230,7 @@ def data_word(tag: int, value: int) -> int:
 
 
 def collective_fields(value: int) -> tuple[int, int, int]:
-    """Operation, group and bytes of a COLLECTIVE word's value."""
+    """Return operation, group and bytes from the value of a COLLECTIVE word."""
     return value >> OP_SHIFT, value >> GROUP_SHIFT & (MAX_GROUPS - 1), value & SIZE_MASK
 
 

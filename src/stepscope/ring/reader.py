@@ -1,6 +1,6 @@
 """Read a ring: its header, the records completed so far, and where its process is right now.
 
-The reading end of the ring; lives in the agent and in whoever opens a run whose agent died.
+Used by the agent, and by any process that opens a run whose agent died.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ __all__ = [
 ]
 
 
-# -- latest -----------------------------------------------------------------------------------------------------------
-# The last words of a ring, announced or not: where its process is right now, and in which collective.
+# -- Latest words -----------------------------------------------------------------------------------------------------
+# The last words of a ring, announced or not, show where its process is right now and in which collective.
 #
-# Nobody announces a word before the next one or two hundred are written, and a process that hangs writes none: so these
-# look beyond the head.  Time only grows, so the first time word there that is not younger than the last one is a
-# left-over of the round before, and with it all that follows.
+# The writer announces a word only after it has written one or two hundred more, and a process that hangs writes none,
+# so these functions look beyond the head. Time only grows: the first time word there that is not newer than its
+# predecessor is left over from the previous round, and so is everything after it.
 
 LOOK_BACK = 4096
-"""How far back we look for the number of the step under way, or for a collective."""
+"""How many words to search for the current step's number, or for a collective."""
 RECENT_WORDS = 512
-"""How far back the shares of phases are measured: some tens of steps."""
+"""How many words to measure phase shares over: some tens of steps."""
 
 Words = memoryview
 
@@ -83,23 +83,23 @@ class LivePhase(NamedTuple):
 
     phase: int
     since_ns: int
-    """When the last word was written; with it two looks at the same stretch are told from looks at two."""
+    """When the last word was written. It identifies the stretch, so two readings of one stretch can be recognized."""
     step: int
 
 
 class LastCollective(NamedTuple):
-    """The collective that the process waits in or, while it waits in none, the one it called last."""
+    """The collective that the process is waiting for or, if it is not waiting, the one it called last."""
 
     op: int
-    """As in ``records.collectives.OPS``."""
+    """Index into ``records.collectives.OPS``."""
     group: int
     """The slot of its process group."""
     size_bytes: int
     called_ns: int
     waiting: bool
-    """Whether the process is in a wait for it now."""
+    """Whether the process is waiting for it now."""
     peer: int | None
-    """Of a send or recv: the other rank in the world; None where there is none, or any will do."""
+    """For a send or recv, the other global rank; None if there is no specific one."""
 
 
 def live_phase(body: Words, head: int) -> LivePhase:
@@ -108,7 +108,7 @@ def live_phase(body: Words, head: int) -> LivePhase:
     for word in backwards:
         if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
             step = ((word & w.VALUE_MASK) >> 20) + 1
-            if not since:  # nothing was entered since the step before ended, one word earlier
+            if not since:  # nothing was entered since the previous step ended, one word earlier
                 phase = word >> 16 & (PHASE_SLOTS - 1)
                 since = next(backwards, 0) >> w.TIME_SHIFT
             break
@@ -121,7 +121,7 @@ def live_phase(body: Words, head: int) -> LivePhase:
 
 
 def is_between_steps(body: Words, head: int, since_ns: int) -> bool:
-    """Whether the stretch that began then comes after the last step and before any phase of the next but ``comm``."""
+    """Return whether the stretch that began then lies after the last step and before any phase other than ``comm``."""
     words = _backwards(body, head)
     behind: list[int] = []
     for word in words:
@@ -145,15 +145,15 @@ def is_between_steps(body: Words, head: int, since_ns: int) -> bool:
 
 
 def stretch_end_ns(body: Words, head: int, since_ns: int) -> int | None:
-    """When the stretch that began then was over; None: it lasts, or that is no longer among the last words."""
+    """Return when the stretch that began then ended; None if it continues or is no longer in the last words."""
     times = (word >> w.TIME_SHIFT for word in _last_words(body, head) if not word & w.DATA)
     return next(times, None) if since_ns in times else None
 
 
 def stretch_at(body: Words, head: int, begin_ns: int, end_ns: int) -> tuple[LivePhase, bool] | None:
-    """The stretch from before ``begin_ns`` until after ``end_ns``, and whether it lies ``between_steps``.
+    """Return the stretch that covers ``begin_ns`` to ``end_ns``, and whether it lies between two steps.
 
-    None: the phase changed meanwhile, or that is no longer among the last words.
+    None if the phase changed in between, or the stretch is no longer in the last words.
     """
     phase: int | None = None
     since = step = 0
@@ -176,7 +176,7 @@ def stretch_at(body: Words, head: int, begin_ns: int, end_ns: int) -> tuple[Live
 
 
 def recent_shares(body: Words, head: int) -> tuple[float, ...]:
-    """Of the time between the last words, the share in each phase; 0 where there are too few to tell."""
+    """Return each phase's share of the time between the last words; 0 if there are too few."""
     total, inside = 0, [0] * PHASE_SLOTS
     now: int | None = None
     since = 0
@@ -194,7 +194,7 @@ def recent_shares(body: Words, head: int) -> tuple[float, ...]:
 
 
 def last_collective(body: Words, head: int) -> LastCollective | None:
-    """None when there is none among the last words."""
+    """Return the last collective; None if the last words contain none."""
     calls: list[tuple[int, int | None, int]] = []
     called: int | None = None
     peer: int | None = None
@@ -227,7 +227,7 @@ def last_collective(body: Words, head: int) -> LastCollective | None:
 
 
 def _last_words(body: Words, head: int, most: int = LOOK_BACK) -> Iterator[int]:
-    """In order, those beyond the head among them; ``most`` of those that were announced."""
+    """Yield the last words in order: up to ``most`` announced ones, then those beyond the head."""
     words = list(islice(_backwards(body, head), most))[::-1]
     since = next((word >> w.TIME_SHIFT for word in reversed(words) if not word & w.DATA), 0)
     yield from words
@@ -235,7 +235,7 @@ def _last_words(body: Words, head: int, most: int = LOOK_BACK) -> Iterator[int]:
 
 
 def _backwards(body: Words, head: int) -> Iterator[int]:
-    """The words that were announced, the last one first; what a round left unused at its end is passed."""
+    """Yield announced words, newest first, skipping the unused end of a round."""
     capacity = len(body)
     position = head
     oldest = max(head - min(LOOK_BACK, capacity - RESERVE_WORDS), 0)
@@ -247,15 +247,15 @@ def _backwards(body: Words, head: int) -> Iterator[int]:
 
 
 def _unused(body: Words) -> int:
-    """How many words at the end of the last round mean nothing, the WRAP before them included."""
+    """Return how many words at the end of the last round are unused, including the WRAP before them."""
     for left, word in zip(range(RESERVE_WORDS, 0, -1), body[-RESERVE_WORDS:], strict=False):
         if word >> w.TAG_SHIFT == w.data_word(w.WRAP, 0) >> w.TAG_SHIFT:
-            return left  # the first: behind it stand those of earlier rounds
+            return left  # the first one: those after it are from earlier rounds
     return 0
 
 
 def _beyond(body: Words, head: int, since: int) -> Iterator[int]:
-    """The words that were written since, in order; a data word only together with the time word behind it."""
+    """Yield the words written since, in order; a data word only together with the time word that follows it."""
     capacity = len(body)
     held: list[int] = []
     for position in range(head, head + 2 * TURN_WORDS):
@@ -269,19 +269,19 @@ def _beyond(body: Words, head: int, since: int) -> Iterator[int]:
             held.clear()
 
 
-# -- reader -----------------------------------------------------------------------------------------------------------
+# -- Reader -----------------------------------------------------------------------------------------------------------
 
 MAX_CAPACITY = 1 << 30
 """A capacity above this is garbage, not a ring."""
 MAX_PID = 1 << 32
 SETTLE_S = 0.0002
-"""Between reading a new head and the words under it: no processor keeps a store to itself for so long."""
+"""Pause between reading a new head and the words below it. No processor delays a store for this long."""
 CHUNK_WORDS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class RingHeader:
-    """The header as it stood at one instant."""
+    """A snapshot of the header."""
 
     pid: int
     start_ticks: int
@@ -301,11 +301,11 @@ class RingHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class RingBatch:
-    """Whole records in order of seq, and what could not be had."""
+    """Whole records in order of seq, and counts of what is missing."""
 
     slots: list[bytes]
     last_seq: int
-    """Give this to the next ``read``."""
+    """Pass this to the next ``read``."""
     lost: int
     """Steps overwritten before they were read."""
     torn: int
@@ -313,9 +313,9 @@ class RingBatch:
 
 
 def split(batch: RingBatch, size: int) -> Iterator[RingBatch]:
-    """The same in parts of at most ``size`` records, each of which can be gone on from; never none.
+    """Split a batch into parts of at most ``size`` records, each a valid point to resume from; yields at least one.
 
-    The records of one step have one seq: they stay together, so a part holds more where they alone are more.
+    The records of one step share a seq and stay together, so a part may exceed ``size`` for a single step.
     """
     seqs = [SLOT_HEAD.unpack_from(slot)[3] for slot in batch.slots]
     start = 0
@@ -338,10 +338,10 @@ def split(batch: RingBatch, size: int) -> Iterator[RingBatch]:
 
 
 class RingReader:
-    """Read a ring while its writer goes on, or after it died.
+    """Reads a ring while its writer is running, or after it died.
 
-    ``read(after)`` goes on behind the record whose seq was ``after``.  The same reader goes on where it stands; a new
-    one first finds its way: it looks back for the end of the step before.
+    ``read(after)`` continues after the record whose seq was ``after``. The same reader resumes at its position; a new
+    one first has to synchronize: it looks back for the end of the previous step.
     """
 
     def __init__(self, path: Path) -> None:
@@ -361,7 +361,7 @@ class RingReader:
                 raise RingForeign(f"{path} is cut off")
             self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         self.capacity: int = capacity
-        """How many words the ring holds; a writer further ahead than this overwrites what was not read."""
+        """How many words the ring holds. A writer further ahead than this overwrites unread words."""
         self._header = memoryview(self._map)[:HEADER_BYTES].cast("Q")
         self._body = memoryview(self._map)[HEADER_BYTES:size].cast("Q")
         self._identity = RankIdentity(host="", pid=self._pid)
@@ -378,12 +378,12 @@ class RingReader:
         self._map.close()
 
     def head(self) -> int:
-        """How many words were announced, without the cost of a whole ``header()``."""
+        """Return how many words were announced, without the cost of a whole ``header()``."""
         head: int = self._header[HEAD_WORD]
         return head
 
     def mark(self) -> tuple[int, int, bytes]:
-        """What differs as soon as the process has written a word, or changed its state; compare it with ``==``."""
+        """Return a value that changes when the process writes a word or changes its state; compare it with ``==``."""
         head, first = self._header[HEAD_WORD], self._header[HEAD_WORD] % self.capacity
         return head, self._header[STATE_WORD], bytes(self._body[first : first + 2 * TURN_WORDS])
 
@@ -392,26 +392,26 @@ class RingReader:
         return RingState(state) if state in RingState._value2member_map_ else RingState.RUNNING
 
     def stack_offer(self) -> tuple[int, int] | None:
-        """The signal that makes the process write its stack, and the descriptor to which it does; None: it does not.
+        """Return the signal that makes the process write its stack, and the descriptor used; None if not offered.
 
-        Only while its main thread waits in the kernel: one that runs might not survive it.
+        Use it only while the main thread waits in the kernel: a running one might not survive it.
         """
         return self._offer(STACKS_WORD)
 
     def running_offer(self) -> tuple[int, int] | None:
-        """The same for a main thread that runs; one that does not answers when it runs again.
+        """Return the same for a main thread that runs. If it is not running, it answers when it runs again.
 
-        What is written is the stack of the thread that trains, be it the main one or another.
+        The process writes the stack of the thread that trains, whether that is the main thread or another.
         """
         return self._offer(RUNNING_WORD)
 
     def training_thread(self) -> int:
-        """The number that faulthandler gives the thread that trains; 0: the main one."""
+        """Return faulthandler's number for the thread that trains; 0 for the main thread."""
         thread: int = self._header[TRAINS_WORD]
         return thread
 
     def thread_offer(self) -> tuple[int, int] | None:
-        """The same for the stacks of all threads; only while none of them can run Python."""
+        """Return the same for the stacks of all threads. Use it only while none of them can run Python."""
         return self._offer(THREADS_WORD)
 
     def _offer(self, at: int) -> tuple[int, int] | None:
@@ -419,7 +419,7 @@ class RingReader:
         return (word & ((1 << STACKS_FD_SHIFT) - 1), word >> STACKS_FD_SHIFT) if word else None
 
     def server_offer(self) -> bool:
-        """Whether torch's worker server listens beside the ring."""
+        """Return whether torch's worker server listens next to the ring."""
         return bool(self._header[SERVER_WORD])
 
     def header(self) -> RingHeader:
@@ -443,7 +443,7 @@ class RingReader:
         )
 
     def read(self, after: int) -> RingBatch:
-        """All records behind ``after`` that were announced."""
+        """Return all announced records after ``after``."""
         head = self.head()
         if head != self._seen_head:
             self._seen_head = head
@@ -452,28 +452,28 @@ class RingReader:
             self._find_way(after, head)
         decoder = self._decoder
         self._read_until(head)
-        # Way-finding begins before ``after``: what ended up to there was read by somebody else.
+        # Synchronizing starts before ``after``; another reader has already read the records up to there.
         slots = [slot for slot in decoder.records if SLOT_HEAD.unpack_from(slot)[3] > after]
         batch = RingBatch(slots=slots, last_seq=max(self._position, after), lost=decoder.lost, torn=decoder.torn)
         decoder.records, decoder.lost, decoder.torn = [], 0, 0
         return batch
 
     def follow_phases(self) -> None:
-        """From here on ``phase_changes`` has something to tell."""
+        """Make ``phase_changes`` report from now on."""
         self._follows = self._decoder.follows = True
 
     def phase_changes(self) -> list[tuple[int, int]]:
-        """When which phase began, as far as it was read and not yet told; of steps that are ``kept_by_itself``."""
+        """Return the new phase changes read so far, each with its time, for steps that are ``kept_by_itself``."""
         changes, self._decoder.changes = self._decoder.changes, []
         return changes
 
     def _read_until(self, end: int) -> None:
-        """In pieces, none of which spans two rounds: the last words of a round may be unused."""
+        """Read in pieces that never span two rounds, because the last words of a round may be unused."""
         while self._position < end:
             round_end = self._position - self._position % self.capacity + self.capacity
             until = min(end, round_end, self._position + CHUNK_WORDS)
             words = self._copy(self._position, until)
-            # The writer may have come round while we copied: what it can have touched by now is not to be trusted.
+            # The writer may have wrapped around while we copied: do not trust what it can have touched by now.
             safe = min(self._oldest_safe(), end)
             if self._position < safe:
                 self._decoder.resync()
@@ -486,9 +486,9 @@ class RingReader:
                 self._decoder.next_round()
 
     def _oldest_safe(self) -> int:
-        """The oldest word that cannot be overwritten before the next announcement, and from which to go on.
+        """Return the oldest word that cannot be overwritten before the next announcement and can be decoded from.
 
-        The end of a round is unused from some word on that only those know who come from before it.
+        The end of a round is unused from some word on. Only a reader that comes from before it knows where, so skip it.
         """
         oldest = max(self.head() - self.capacity + RESERVE_WORDS, 0)
         if oldest % self.capacity > self.capacity - RESERVE_WORDS:
@@ -500,7 +500,7 @@ class RingReader:
         return self._body[first : first + end - begin].tolist()
 
     def _find_way(self, after: int, head: int) -> None:
-        """Stand before ``after`` at the end of a step, so that the step under way there is read from its beginning."""
+        """Move to an end of a step before ``after``, so that the step in progress there is read from its beginning."""
         self._decoder = StreamDecoder()
         self._decoder.follows = self._follows
         after = min(after, head)
@@ -512,27 +512,27 @@ class RingReader:
         self._decoder.lost = 0
 
     def live(self) -> LivePhase:
-        """The phase the process is in now, since when, and in which step: from the last words, announced or not."""
+        """Return the current phase, its start and its step, from the last words, announced or not."""
         return live_phase(self._body, self.head())
 
     def is_between_steps(self, since_ns: int) -> bool:
-        """Whether the stretch that ``live`` said began then lies between two steps.  Likewise."""
+        """Return whether the stretch with this ``live`` start lies between two steps, from the last words."""
         return is_between_steps(self._body, self.head(), since_ns)
 
     def recent_shares(self) -> tuple[float, ...]:
-        """Of the last steps' time, the share in each phase.  Likewise."""
+        """Return each phase's share of the last steps' time, from the last words."""
         return recent_shares(self._body, self.head())
 
     def stretch_end_ns(self, since_ns: int) -> int | None:
-        """When the stretch that ``live`` said began then was over; None: it lasts, or is long past.  Likewise."""
+        """Return when the stretch with this ``live`` start ended; None if it continues or is long past."""
         return stretch_end_ns(self._body, self.head(), since_ns)
 
     def stretch_at(self, begin_ns: int, end_ns: int) -> tuple[LivePhase, bool] | None:
-        """The stretch in which that time lies, and whether it is between two steps; None: in none.  Likewise."""
+        """Return the stretch that contains that time, and whether it is between two steps; None if no stretch does."""
         return stretch_at(self._body, self.head(), begin_ns, end_ns)
 
     def last_collective(self) -> LastCollective | None:
-        """The collective the process waits in, or called last; None where there was none of late.  Likewise."""
+        """Return the collective that the process waits for or called last; None if there was none recently."""
         return last_collective(self._body, self.head())
 
     def _phase_names(self) -> tuple[str, ...]:
@@ -543,17 +543,17 @@ class RingReader:
         return (*BUILTIN_PHASES, *user)
 
     def _read_identity(self) -> RankIdentity:
-        """The identity; while it is being rewritten, the last one that was whole."""
+        """Return the identity; while it is being rewritten, the last complete one."""
         text = self._read_block(IDENTITY_OFFSET, IDENTITY_BYTES)
         if text:
             try:
                 self._identity = RankIdentity.from_json(text)
             except (ValueError, RecursionError):
-                pass  # a foreign identity under a right checksum: keep what we have
+                pass  # a foreign identity with a valid checksum: keep the previous one
         return self._identity
 
     def _read_facts(self) -> dict[str, Any]:
-        """The facts, likewise; a new dict each time."""
+        """Return the facts, likewise; a new dict each time."""
         text = self._read_block(FACTS_OFFSET, FACTS_BYTES)
         if text:
             try:
@@ -572,7 +572,7 @@ class RingReader:
         return self._groups
 
     def _read_block(self, offset: int, limit: int) -> bytes:
-        """A text of the header under its checksum; empty while it is not whole."""
+        """Return a text of the header if its checksum matches, otherwise nothing."""
         length, crc = BLOCK_HEAD.unpack_from(self._map, offset)
         at = offset + BLOCK_HEAD.size
         text = self._map[at : min(at + min(length, limit), HEADER_BYTES)]

@@ -1,6 +1,6 @@
-"""The writing end of the ring; lives in the training process.
+"""Write a ring; runs in the training process.
 
-Not thread safe and not fork safe: one thread of one process writes.  (The recorder sees to both.)
+Not thread safe and not fork safe: only one thread of one process may write. The recorder ensures both.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from stepscope.ring.layout import (
 __all__ = ["RingWriter", "process_start_ticks"]
 
 SCRIPT_CHARS = 128
-"""What is kept of a script path that would not fit into the header."""
+"""How much to keep of a script path that does not fit into the header."""
 
 
 def process_start_ticks(pid: int) -> int:
-    """Start time of a process in ticks since boot; 0 where the system does not say."""
+    """Return the start time of a process in ticks since boot; 0 where the system does not provide it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return 0
-    # The command name may hold spaces and brackets; what follows its last ')' does not.
+    # The command name may contain spaces and parentheses; what follows its last ')' does not.
     return int(stat.rpartition(b")")[2].split()[19])
 
 
 class RingWriter:
     """A ring file and its header.
 
-    ``header`` and ``body`` are its two parts as 64-bit words.  What goes into ``body``, and the head that announces it,
-    is the business of the recorder's ledger: it is the hottest code there is and writes straight into them.
+    ``header`` and ``body`` are its two parts as 64-bit words. The recorder's ledger fills ``body`` and announces the
+    head: it is the hottest code in Stepscope and writes directly into them.
     """
 
     def __init__(self, path: Path, identity: RankIdentity, *, capacity: int = DEFAULT_CAPACITY) -> None:
-        """Create the file; raises RingNoSpace when it cannot be made there or its bytes cannot be reserved."""
+        """Create the file; raise RingNoSpace if it cannot be created or its bytes cannot be reserved."""
         if sys.byteorder != "little":
             raise RingNoSpace("rings are little endian; this machine is not")
         size = HEADER_BYTES + capacity * WORD_BYTES
@@ -75,7 +75,7 @@ class RingWriter:
             raise RingNoSpace(f"cannot create {path}: {error.strerror}") from error
         try:
             _reserve(fd, size)
-            # Touched now rather than by the first steps: a page fault in the middle of training costs microseconds.
+            # Populate the pages now, not in the first steps: a page fault in the middle of training costs microseconds.
             self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         except OSError as error:
             path.unlink()
@@ -88,14 +88,14 @@ class RingWriter:
         self.body = memoryview(self._map)[HEADER_BYTES:].cast("Q")
         self.set_identity(identity)
         fixed = (VERSION, HEADER_BYTES, capacity, identity.pid, process_start_ticks(identity.pid))
-        # The magic comes last: until it stands there, readers leave the file alone.
+        # Write the magic last: readers ignore the file until it is there.
         self._map[8 : FIXED.size] = FIXED.pack(MAGIC, *fixed, time.perf_counter_ns(), run_clock.wall_ns())[8:]
         self._map[:8] = MAGIC
 
     def set_identity(self, identity: RankIdentity) -> None:
         text = identity.to_json()
         if len(text) > IDENTITY_BYTES:
-            # Only a path can be that long, and its end tells more than its beginning.
+            # Only a path can be that long, and its end says more than its beginning.
             text = replace(identity, script=identity.script[-SCRIPT_CHARS:]).to_json()
         self._set_block(IDENTITY_OFFSET, text)
 
@@ -127,7 +127,7 @@ class RingWriter:
 
 
 def _reserve(fd: int, size: int) -> None:
-    """Make the file system commit to ``size`` bytes, by allocation or, where it cannot allocate, by writing them."""
+    """Make the file system commit to ``size`` bytes: allocate them or, where that is not supported, write them."""
     try:
         os.posix_fallocate(fd, 0, size)
     except AttributeError:

@@ -1,7 +1,7 @@
-"""The runs in a folder, as a list: from their summaries where there are some, else from what is there.
+"""List the runs in a folder, from their summaries where they exist, otherwise from their files.
 
-Whoever lists the same folder again and again keeps a ``Known``: of a run that is over, and whose files are as they
-were, nothing is read a second time.
+A caller that lists the same folder repeatedly keeps a ``KnownRuns``: a finished run whose files are unchanged is not
+read again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class RunEntry:
     path: Path
     created_wall_ns: int
     status: str
-    """finished, failed, crashed or interrupted; ``running``; ``unfinished``: it ended, nobody said how."""
+    """finished, failed, crashed, interrupted, ``running``, or ``unfinished``: it ended without reporting how."""
     ranks: int | None
     steps: int | None
     median_step_ms: float | None
-    """Of all its steps; of a run without a summary, of the last ones."""
+    """Over all steps; over the last steps if the run has no summary."""
     verdict: str
     severity: str | None = None
-    """Of the verdict; None where there is none."""
+    """Severity of the verdict; None without a verdict."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -54,7 +54,7 @@ class RunEntry:
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 KnownRuns = dict[str, tuple[Stamp, RunEntry]]
-"""By the folder's name: what was read of runs that are over, and how the files it came from looked."""
+"""By folder name: the entry of each finished run, and the stamp of the files it was read from."""
 MOST = 1 << 62
 ACTIVE = ("running", "unfinished")
 
@@ -62,9 +62,9 @@ ACTIVE = ("running", "unfinished")
 def list_runs(
     root: Path, *, known: KnownRuns | None = None, progress: Progress = no_progress
 ) -> tuple[list[RunEntry], list[str]]:
-    """The runs right under ``root``, newest first, and a line for each that cannot be read.
+    """Return the runs directly under ``root``, newest first, and a line for each that cannot be read.
 
-    ``known`` is what an earlier call left there; it is used, and brought up to date.
+    ``known`` holds the result of an earlier call; it is used and updated.
     """
     entries: list[RunEntry] = []
     problems: list[str] = []
@@ -98,7 +98,7 @@ def list_runs(
 
 
 def _stamp(path: Path) -> Stamp:
-    """Of the files that are read of a run which has a summary; None of one that is not there."""
+    """Return the state of the files that a finished run is listed from; None for each that does not exist."""
     found: list[tuple[int, int, int] | None] = []
     for file in (META, SUMMARY, FINDINGS):
         try:
@@ -111,9 +111,9 @@ def _stamp(path: Path) -> Stamp:
 
 
 def newest_run(root: Path, *, prefer_live: bool = False) -> Path | None:
-    """The run right under ``root`` that was begun last; None when there is none that can be read.
+    """Return the most recently started run directly under ``root``; None if no run can be read.
 
-    ``prefer_live``: of those that still go on, if there is one.
+    ``prefer_live``: choose among the active runs, if there are any.
     """
     begun: list[tuple[float, str, Path, bool]] = []
     for path in root.iterdir() if root.is_dir() else ():
@@ -126,7 +126,7 @@ def newest_run(root: Path, *, prefer_live: bool = False) -> Path | None:
 
 
 def is_active(path: Path) -> bool:
-    """Whether anybody still works on that run: its launcher, or a process of the job.  NotARun when it is none."""
+    """Whether the run's launcher or a process of its job is alive.  NotARun if the folder is not a run."""
     return launcher_alive(dict(read_meta(path))) or processes_alive(path)
 
 
@@ -134,7 +134,7 @@ def run_entry(path: Path) -> RunEntry:
     meta = read_meta(path)
     summary = load_summary(path) or {}
     sidecars = list(read_sidecars(path)[0].values())
-    # While it goes on the watchdog writes down when it stands still, the last time last.
+    # In an active run the watchdog appends each hang it finds; the last one counts.
     verdict = summary.get("verdict") or next(reversed(load_findings(path)), None)
     step_time, steps = summary.get("step_time"), summary.get("steps")
     median = _number(step_time.get("p50_ms")) if isinstance(step_time, Mapping) else None
@@ -153,7 +153,7 @@ def run_entry(path: Path) -> RunEntry:
 
 
 def _usual_ms(sidecars: Iterable[RingSidecar]) -> float | None:
-    """Of a run that has no summary yet: what its agent last wrote of the ranks that were started last."""
+    """Median step time of a run without a summary: as its agent last wrote it for the newest attempt."""
     known = [about for about in sidecars if about.usual_step_ns]
     newest = max((about.identity.attempt for about in known), default=0)
     times_ns = [about.usual_step_ns for about in known if about.identity.attempt == newest]
@@ -174,10 +174,10 @@ def _text(verdict: Any, name: str) -> str | None:
 
 
 def _count(said: Any, seen: int) -> int | None:
-    """What the summary says; else what was seen, if anything."""
+    """Return the summary's value, else the observed one if it is not zero."""
     return said if isinstance(said, int) and 0 <= said < MOST else seen or None
 
 
 def _number(value: Any) -> float | None:
-    """None for what is no number, or one that no clock and no counter reaches."""
+    """Return a number; None if it is not one, or is too large for any clock or counter."""
     return value if isinstance(value, int | float) and -MOST < value < MOST else None

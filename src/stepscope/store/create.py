@@ -1,4 +1,4 @@
-"""Begin a run: its directory, its session in memory, its ``run.json``.  The launcher calls this; it must stay light."""
+"""Create a run: its directory, its session in memory, its ``run.json``.  The launcher imports it: keep it light."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FOLDERS = ("steps", "errors", "logs", "rings")
 
 @dataclass(frozen=True, kw_only=True)
 class RunPaths:
-    """Where a run lives."""
+    """The paths of a run."""
 
     name: str
     wanted: str
-    """The name that was asked for; another than ``name`` when that was taken."""
+    """The requested name; differs from ``name`` if it was taken."""
     run_dir: Path
     session: Path
     """Folder of the rings on this node."""
@@ -54,10 +54,10 @@ def create_run(
     mode: int = PRIVATE,
     more: Mapping[str, Any] | None = None,
 ) -> RunPaths:
-    """Make ``root/NAME`` and a session for it; RunUnwritable when the directory cannot be made.
+    """Make ``root/NAME`` and a session for it; RunUnwritable if the directory cannot be made.
 
-    ``sessions`` is the folder of this user's sessions, in memory if not given; ``mode`` is the run
-    directory's, and decides who may read it; ``more`` is added to ``run.json``.
+    ``sessions`` is the folder of this user's sessions, by default in memory; ``mode`` is the mode of the run directory
+    and decides who may read it; ``more`` is added to ``run.json``.
     """
     when = time.strftime(TIME_IN_NAME)
     wanted = checked_name(name) if name is not None else default_name(command, when)
@@ -82,7 +82,7 @@ def create_run(
 
 
 def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, version: str = "") -> RunPaths:
-    """Make a run whose ranks already chose its places (``stepscope.init()``); nobody launched it."""
+    """Make a run without a launcher, at paths that its ranks already chose (``stepscope.init()``)."""
     if (run_dir / META).exists():
         raise RunUnwritable(f"{run_dir} is a run already")
     try:
@@ -94,7 +94,7 @@ def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, versi
 
 
 def discard_run(paths: RunPaths) -> None:
-    """Remove a run that never began: its files could not be written, or its job not be started."""
+    """Remove a run that never began: its files could not be written, or its job could not be started."""
     shutil.rmtree(paths.run_dir, ignore_errors=True)
     shutil.rmtree(paths.session, ignore_errors=True)
 
@@ -136,7 +136,7 @@ def _begin(
         "end": None,
         **(more or {}),
     }
-    # First: whoever finds the run knows from its first moment on that somebody is at it.
+    # First, so that a reader sees an active lease from the run's first moment.
     LeaseKeeper(run_dir).renew()
     if session != run_dir / "rings":
         try:
@@ -147,7 +147,7 @@ def _begin(
 
 
 def _make_session(run_dir: Path, base: Path) -> tuple[Path, str]:
-    """A folder in memory that only we can enter, or ``<run>/rings`` and the reason for it."""
+    """Make a folder in memory that only we can enter, or return ``<run>/rings`` and the reason for it."""
     try:
         return make_session(base, secrets.token_hex(8)), ""
     except RingNoSpace as error:

@@ -1,8 +1,7 @@
-"""The JSON documents of a run: run.json, nodes.json, hub.json, summary.json and findings.json.
+"""The JSON documents of a run: ``run.json``, ``nodes.json``, ``hub.json``, ``summary.json`` and ``findings.json``.
 
-``run.json``: what was run and how it ended.
-
-The launcher writes it when a run begins and when it ends, ``seal`` after that; each replaces the file as a whole.
+``run.json`` says what was run and how it ended.  The launcher writes it when a run begins and ends; ``seal`` writes it
+after that.  Every document is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = [
 ]
 
 
-# -- meta -------------------------------------------------------------------------------------------------------------
+# -- run.json ---------------------------------------------------------------------------------------------------------
 
 RUN_SCHEMA = 1
 
@@ -53,7 +52,7 @@ RunStatus = Literal["finished", "failed", "crashed", "interrupted"]
 
 
 def read_meta(run_dir: Path) -> dict[str, Any]:
-    """The whole of ``run.json``; NotARun when the folder is missing, foreign or damaged."""
+    """Read ``run.json``; NotARun if the folder is missing, damaged or not a run."""
     path = run_dir / META
     try:
         text = read_document(path)
@@ -81,17 +80,16 @@ def write_meta(run_dir: Path, meta: dict[str, Any]) -> None:
 
 
 def end_run(run_dir: Path, *, exit_code: int | None, status: RunStatus, wall_ns: int | None = None) -> None:
-    """Say how the run ended; once said, it stays."""
+    """Record how the run ended.  The first call wins."""
     meta = read_meta(run_dir)
     if meta.get("end") is None:
         end = {"exit_code": exit_code, "status": status, "wall_ns": wall_ns or run_clock.now_of(meta)}
         write_meta(run_dir, {**meta, "end": end})
 
 
-# -- nodes ------------------------------------------------------------------------------------------------------------
-# ``nodes.json``: the nodes that sent something to a run, how far ahead their clocks are, and what became of them.
-#
-# The hub writes it, as a whole each time; whoever opens the run reads it.  It stays when the run is sealed.
+# -- nodes.json -------------------------------------------------------------------------------------------------------
+# The nodes that sent data to a run, their clock offsets, and how they ended.  The hub writes the file; it remains when
+# the run is sealed.
 
 NODES_SCHEMA = 1
 _LARGEST = (1 << 63) - 1
@@ -99,40 +97,40 @@ _LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo:
-    """One sender: a node of the job, or a part of its life if it was started more than once."""
+    """One sender: a node of the job, or one of its launches if it was started more than once."""
 
     node: int
     host: str
     spool: str
-    """The random name of its own run directory."""
+    """The random name of the node's own run directory."""
     address: str = ""
     offset_ns: int | None = None
-    """What its clock is ahead of the hub's; None: no round trip said."""
+    """How far its clock is ahead of the hub's; None: no round trip has measured it."""
     rtt_ns: int | None = None
-    """The round trip that told it: half of it is how far off the offset may be."""
+    """The round trip that measured the offset; half of it bounds the error."""
     joined_wall_ns: int = 0
     heard_wall_ns: int = 0
-    """First and last heard of, by the hub's clock."""
+    """When the hub first and last heard from it, by the hub's clock."""
     bye: dict[str, Any] | None = None
-    """How its part of the job ended, as it said; None: it never did."""
+    """How its part of the job ended, as it reported; None: it never did."""
     frames: int = 0
     rows: int = 0
     bytes: int = 0
-    """What was taken of it."""
+    """What was accepted from it."""
     duplicates: int = 0
-    """Parts that it sent again."""
+    """Parts that it sent more than once."""
     refused: int = 0
-    """Frames that were not taken."""
+    """Frames that were rejected."""
     replaced_by: str = ""
-    """The spool of another sender that took over its number."""
+    """The spool of another sender that took over its node number."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """What it said of itself when it joined: command, python, platform."""
+    """What it reported about itself when it joined: command, python, platform."""
 
     @classmethod
     def from_dict(cls, raw: object) -> NodeInfo:
-        """ValueError when a value is off; keys that are not known are passed."""
+        """Parse a node; ValueError if a value is invalid.  Unknown keys are ignored."""
         if not isinstance(raw, dict):
-            raise ValueError("a node is a JSON object")  # noqa: TRY004  # like every other fault of the bytes
+            raise ValueError("a node is a JSON object")  # noqa: TRY004  # like any other invalid input
         known: dict[str, Any] = {}
         for own in fields(cls):
             if own.name in raw:
@@ -146,7 +144,7 @@ class NodeInfo:
 
 
 def write_nodes(run_dir: Path, nodes: Iterable[NodeInfo], *, refused: Mapping[str, int] | None = None) -> None:
-    """``refused``: by reason, what came from nobody we know.  OSError when there is no room."""
+    """Write ``nodes.json``.  ``refused`` counts requests from unknown senders by reason.  OSError if it fails."""
     ordered = sorted(nodes, key=lambda one: (one.node, one.joined_wall_ns, one.spool))
     counts = {why: count for why, count in (refused or {}).items() if count}
     value = {"schema": NODES_SCHEMA, "nodes": [asdict(node) for node in ordered], "refused": counts}
@@ -154,7 +152,7 @@ def write_nodes(run_dir: Path, nodes: Iterable[NodeInfo], *, refused: Mapping[st
 
 
 def read_nodes(run_dir: Path) -> list[NodeInfo]:
-    """By number and time of joining; none where there is no such file.  One that makes no sense is left out."""
+    """Return the nodes by number and join time; empty without the file.  Invalid entries are skipped."""
     found = []
     listed = _read_nodes_file(run_dir).get("nodes")
     for raw in listed if isinstance(listed, list) else ():
@@ -166,13 +164,13 @@ def read_nodes(run_dir: Path) -> list[NodeInfo]:
 
 
 def read_refused(run_dir: Path) -> dict[str, int]:
-    """By reason, how often somebody unknown was turned away."""
+    """Return how many requests from unknown senders were refused, by reason."""
     said = _read_nodes_file(run_dir).get("refused")
     return {str(why): n for why, n in said.items() if _fits_field("int", n)} if isinstance(said, dict) else {}
 
 
 def clock_offsets(nodes: Iterable[NodeInfo]) -> dict[str, int]:
-    """What the clocks of other nodes are ahead, by spool; those that are not known to be are left out."""
+    """Return how far the clocks of other nodes are ahead, by spool; nodes without a known offset are left out."""
     return {node.spool: node.offset_ns for node in nodes if node.offset_ns}
 
 
@@ -192,11 +190,10 @@ def _fits_field(kind: Any, value: object) -> bool:
     return isinstance(value, dict) or (value is None and "None" in str(kind))
 
 
-# -- hub file ---------------------------------------------------------------------------------------------------------
-# ``hub.json``: where a run's hub listens, and the token to ask it with.  Readable by its owner only.
-#
-# The launcher writes it before the hub is started, so that a hub that is started again keeps port and token; it is
-# removed when the hub is gone for good.  Standard library only.
+# -- hub.json ---------------------------------------------------------------------------------------------------------
+# The address of a run's hub and the token for reading from it; readable by its owner only.  The launcher writes it
+# before it starts the hub, so that a restarted hub keeps its port and token.  It is removed when the hub is gone for
+# good.  Standard library only.
 
 HUB_SCHEMA = 1
 
@@ -206,13 +203,13 @@ class HubFile:
     url: str
     """``http://127.0.0.1:43211`` or ``https://…``."""
     token: str
-    """For readers: the page, the terminal view, tools; an agent gets its own when it joins."""
+    """For readers: the page, the terminal view, tools.  An agent gets a different token when it joins."""
     fingerprint: str = ""
-    """SHA-256 of the certificate, hexadecimal; empty without TLS."""
+    """SHA-256 of the certificate in hexadecimal; empty without TLS."""
 
 
 def write_hub_file(run_dir: Path, hub: HubFile) -> None:
-    """OSError when the disk refuses."""
+    """Write ``hub.json``; OSError if the disk refuses."""
     path = run_dir / HUB
     beside = path.with_name(f".{HUB}.{secrets.token_hex(4)}")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -226,7 +223,7 @@ def write_hub_file(run_dir: Path, hub: HubFile) -> None:
 
 
 def read_hub_file(run_dir: Path) -> HubFile | None:
-    """None: there is no hub, or nothing that says where."""
+    """Read ``hub.json``; None if it is missing or invalid."""
     try:
         raw = json.loads(read_document(run_dir / HUB))
     except (OSError, ValueError, RecursionError):
@@ -240,19 +237,19 @@ def read_hub_file(run_dir: Path) -> HubFile | None:
 
 
 def remove_hub_file(run_dir: Path) -> None:
-    """Whether it was there or not, or cannot be removed."""
+    """Remove ``hub.json`` if it exists; a failure is ignored."""
     with suppress(OSError):
         (run_dir / HUB).unlink()
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
-# What was concluded from a run: ``summary.json``, ``summary.txt``, ``findings.json``, each written as a whole.
+# The conclusions drawn from a run, each file written as a whole.
 
 RESULTS_SCHEMA = 1
 
 
 def save_summary(run_dir: Path, summary: Mapping[str, Any], text: str) -> None:
-    """The summary in both its forms, and its findings once more on their own."""
+    """Write the summary as JSON and as text, and its findings as a separate file."""
     try:
         save_findings(run_dir, summary.get("findings", []))
         file_io.write_bytes(run_dir / SUMMARY_TEXT, (text.rstrip("\n") + "\n").encode(errors="replace"))
@@ -262,23 +259,23 @@ def save_summary(run_dir: Path, summary: Mapping[str, Any], text: str) -> None:
 
 
 def save_findings(run_dir: Path, findings: Sequence[Mapping[str, Any]]) -> None:
-    """While the run goes on the watchdog's, then all of them.  OSError when there is no room."""
+    """Write ``findings.json``: the watchdog's findings while the run is active, then all.  OSError if it fails."""
     file_io.write_json(run_dir / FINDINGS, {"schema": RESULTS_SCHEMA, "findings": list(findings)})
 
 
 def load_summary(run_dir: Path) -> dict[str, Any] | None:
-    """``summary.json``; None when there is none yet or it cannot be read (it can be made again)."""
+    """Read ``summary.json``; None if it does not exist or cannot be read (it can be made again)."""
     return _load_object(run_dir / SUMMARY)
 
 
 def load_findings(run_dir: Path) -> list[dict[str, Any]]:
-    """Those of ``findings.json``; none when it is not there or cannot be read."""
+    """Read ``findings.json``; empty if it does not exist or cannot be read."""
     said = (_load_object(run_dir / FINDINGS) or {}).get("findings")
     return [finding for finding in said if isinstance(finding, dict)] if isinstance(said, list) else []
 
 
 def log_names(run_dir: Path) -> list[str]:
-    """What the ranks printed, as paths inside the run."""
+    """Return the ranks' output files as paths inside the run."""
     return sorted((str(path.relative_to(run_dir)) for path in (run_dir / "logs").glob("*.log")), key=_natural)
 
 

@@ -1,6 +1,6 @@
-"""Read and write the files of a run: whole documents, lines of JSON, and the disk space they take.
+"""Read and write the files of a run: whole documents, JSON lines, and the disk space they use.
 
-Replace a file as a whole: whoever opens it finds the old bytes or the new ones, never some of each.
+Documents are replaced atomically: a reader finds the old bytes or the new ones, never a mix.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = [
 ]
 
 
-# -- atomic -----------------------------------------------------------------------------------------------------------
+# -- atomic writes ----------------------------------------------------------------------------------------------------
 
 _PARTIAL = ".tmp"
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write beside ``path`` and rename over it; ``durable`` also survives the loss of power.
+    """Write a temporary file next to ``path`` and rename it over ``path``; ``durable`` also survives a power loss.
 
-    The name beside it cannot be guessed, and is never a link that somebody put there: a run may come from a stranger.
+    The temporary name cannot be guessed and is never an existing link: the run may come from an untrusted source.
     """
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{_PARTIAL}")
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, file_mode(path.parent))
@@ -64,7 +64,7 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What writers that were killed left beside their files."""
+    """Return the temporary files that killed writers left behind."""
     return [path for path in folder.glob(f".*{_PARTIAL}") if not path.is_dir()]
 
 
@@ -73,7 +73,7 @@ def write_json(path: Path, value: dict[str, Any], *, durable: bool = False) -> N
 
 
 def fsync_file(path: Path) -> None:
-    """OSError also when a pipe or a link is in its place: opening a pipe would wait for somebody to write into it."""
+    """Flush a file to disk.  OSError also for a pipe or a link: opening a pipe would wait for a writer."""
     _fsync(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
@@ -90,16 +90,15 @@ def _fsync(path: Path, flags: int) -> None:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
-# Open the files of a run for reading: ordinary files only, and documents only up to a size.
-#
-# A run may come from anybody.  A pipe would have us wait for ever, a device never ends.
+# Only regular files are opened, and documents only up to a size limit.  A run may come from anyone: a pipe would block
+# us forever, and a device never ends.
 
 MAX_DOCUMENT_BYTES = 256 << 20
-"""Of a document, which is read whole; the largest that we write is the summary of thousands of ranks."""
+"""Limit for a document, which is read whole.  The largest one we write is the summary of thousands of ranks."""
 
 
 def open_file(path: Path, *, buffering: int = -1) -> BinaryIO:
-    """OSError when it is not there or not an ordinary file; a link to one is."""
+    """Open a file for reading; OSError if it is missing or not a regular file (a link to one is accepted)."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -108,7 +107,7 @@ def open_file(path: Path, *, buffering: int = -1) -> BinaryIO:
 
 
 def read_document(path: Path, *, most: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """OSError also when it is larger than any that we write."""
+    """Read a whole document; OSError also if it is larger than any that we write."""
     with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -116,15 +115,14 @@ def read_document(path: Path, *, most: int = MAX_DOCUMENT_BYTES) -> bytes:
     return data
 
 
-# -- jsonl ------------------------------------------------------------------------------------------------------------
-# Append-only files of one JSON object a line: writer and reader side by side.
-#
-# A writer may be killed, or run out of disk, in the middle of a line.  The next one to write first ends that line, so
-# that one line is lost and no more; the reader passes lines that are not JSON objects and counts them.
+# -- JSON lines -------------------------------------------------------------------------------------------------------
+# Append-only files with one JSON object per line.  A writer may be killed, or run out of disk space, in the middle of a
+# line.  The next writer ends that line first, so only one line is lost.  The reader skips and counts lines that are not
+# JSON objects.
 
 
 def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Append all records or, when the disk refuses (OSError), none."""
+    """Append all records, or none if the disk refuses (OSError)."""
     text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
     if not text:
         return
@@ -152,7 +150,7 @@ def write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records, and how many lines were none; a missing file is an empty one."""
+    """Return the records and the number of invalid lines; a missing file counts as empty."""
     records: list[dict[str, Any]] = []
     bad = 0
     try:
@@ -170,7 +168,7 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def record_in(line: bytes) -> dict[str, Any] | None:
-    """None when it holds none."""
+    """Parse one line; None if it is not a JSON object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -179,7 +177,7 @@ def record_in(line: bytes) -> dict[str, Any] | None:
 
 
 def count_lines(path: Path) -> int:
-    """About how many records there are, without a look at them; a missing file is an empty one."""
+    """Estimate the number of records without parsing them; a missing file counts as empty."""
     count = 0
     try:
         file = open_file(path)
@@ -192,11 +190,11 @@ def count_lines(path: Path) -> int:
 
 
 def lines_from(path: Path, offset: int, *, most_bytes: int, longest: int) -> tuple[bytes, int]:
-    """The whole lines from ``offset`` on, about ``most_bytes`` of them, and how many were too long.
+    """Return the complete lines from ``offset``, about ``most_bytes`` in all, and how many were too long.
 
-    One that is longer than ``longest``, or began before ``offset``, comes as blanks, in pieces of at most that length,
-    each with an end of its own: offsets stay those of the file.  A line that is still being written waits; a missing
-    file is an empty one.
+    A line that is longer than ``longest``, or began before ``offset``, is returned as blanks, in pieces of at most that
+    length that each end with a newline, so offsets still match the file.  A line that is still being written is left
+    for later; a missing file counts as empty.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -209,7 +207,7 @@ def lines_from(path: Path, offset: int, *, most_bytes: int, longest: int) -> tup
 
 
 def lines_in(fd: int, offset: int, *, most_bytes: int, longest: int) -> tuple[bytes, int]:
-    """``lines_from`` of a file that is open."""
+    """``lines_from`` for an open file."""
     data = os.pread(fd, most_bytes, offset)
     if b"\n" not in data and len(data) == most_bytes < longest:
         data = os.pread(fd, longest, offset)
@@ -223,27 +221,27 @@ def lines_in(fd: int, offset: int, *, most_bytes: int, longest: int) -> tuple[by
 
 
 def blank_line(length: int) -> bytes:
-    """A line of that length without anything in it."""
+    """Return a line of that length that contains only blanks."""
     return b" " * (length - 1) + b"\n"
 
 
 # -- disk use ---------------------------------------------------------------------------------------------------------
-# What a run takes on disk, and what it may take (``stepscope run --max-disk``).
+# How much disk space a run uses, and how much it may use (``stepscope run --max-disk``).
 
 MAX_DISK = 20 << 30
-"""Of a run of which nobody said more."""
+"""The default limit of a run, in bytes."""
 NEARLY_FULL = 0.8
-"""From this share of the limit on, less is kept."""
+"""From this share of the limit, less is kept."""
 
 
 def disk_limit(meta: Mapping[str, Any]) -> int:
-    """In bytes; 0: there is none."""
+    """Return the limit in bytes; 0: no limit."""
     limit = meta.get("max_disk")
     return limit if type(limit) is int and limit >= 0 else MAX_DISK
 
 
 def run_bytes(run_dir: Path) -> int:
-    """What the files of a run take on disk; a hole takes nothing."""
+    """Return the disk space that a run's files use; holes count as nothing."""
     total = 0
     folders = [run_dir]
     while folders:

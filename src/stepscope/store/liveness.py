@@ -1,15 +1,15 @@
-"""Whether a run is still active: its lease, its processes, its session, and whether anybody watches it.
+"""Whether a run is still active: its lease, its processes, its session, and whether anyone is watching it.
 
-The lease: a file in the run directory that says who records the run and that he is still at it.
+The lease is a file in the run directory that says which process records the run, and that it still does:
 
     runs/NAME/lease.json      written when the run begins, then every few seconds by the agent
 
-A process can be looked up only by its own machine and PID namespace.  Everybody else (another container, a login node
-that sees the same file system) knows the run by its lease alone: as long as that is renewed, the run goes on, and
-whoever reads it from there writes nothing.
+Only a process in the same PID namespace on the same machine can look up the run's processes.  Everyone else (another
+container, a login node on the same file system) sees only the lease.  While it is renewed, the run is active, and
+remote readers write nothing.
 
-The file is overwritten in place and closed each time.  Network file systems promise that a reader who opens a file
-sees what was written before it was closed; they do not promise it for a file that was renamed into its place.
+The file is overwritten in place and closed each time.  Network file systems guarantee that a reader who opens a file
+sees what was written before it was closed; they do not guarantee it for a file that was renamed into place.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ __all__ = [
 LEASE = "lease.json"
 RENEW_S = 5.0
 SILENT_S = 60.0
-"""A run elsewhere whose lease is older is shown as one that does not go on …"""
+"""A remote run whose lease is older than this is shown as no longer active …"""
 ABANDONED_S = 600.0
-"""… and one whose lease is as old as this may be sealed from elsewhere …"""
+"""… and one whose lease is older than this may be sealed from another machine …"""
 WATCH_S = 4 * RENEW_S
-"""… if nobody renews it while we watch for so long: the clocks of two machines may be far apart."""
+"""… if the lease is not renewed while we watch it this long: the clocks of two machines may be far apart."""
 APART_S = 60.0
-"""A lease dated this far in the future says nothing of its age: its clock is ahead of ours, or ours was set back."""
+"""A lease dated this far in the future has no known age: its clock is ahead of ours, or ours was set back."""
 _BYTES = 1024
-"""The file never changes its size, so that a reader never finds the end of an older text."""
+"""The file size never changes, so a reader never finds the tail of an older text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where process numbers mean the same: one boot of one machine, one PID namespace of it."""
+    """Where process ids mean the same: one boot of one machine, one PID namespace."""
 
     host: str
     boot: str
@@ -92,7 +92,7 @@ class Place:
 
     @classmethod
     def of_run(cls, meta: Mapping[str, Any]) -> Place | None:
-        """None: ``run.json`` does not say."""
+        """Read the place from ``run.json``; None if it is missing."""
         said = meta.get("place")
         if not isinstance(said, Mapping):
             return None
@@ -107,19 +107,19 @@ class Lease:
     boot: str
     pid: int
     renewed: int
-    """How often; any change says that somebody is there."""
+    """Number of renewals; any change means that the run is being recorded."""
     mono_ns: int
     wall_ns: int
 
     def age_s(self) -> float:
-        """By the clock that both share, if they do; a clock that is behind ours makes it look older."""
+        """Return the age, by the shared monotonic clock if any; else a clock behind ours makes it look older."""
         if self.boot and self.boot == boot_id():
             return (time.monotonic_ns() - self.mono_ns) / 1e9
         return (time.time_ns() - self.wall_ns) / 1e9
 
 
 class LeaseKeeper:
-    """Renews the lease of a run when it is time; what the disk refuses is tried again the next time."""
+    """Renews the lease of a run when it is due; a failed write is retried the next time."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LEASE
@@ -151,7 +151,7 @@ class LeaseKeeper:
 
 
 def read_lease(run_dir: Path) -> Lease | None:
-    """None where there is none, or one that was being written in this very moment."""
+    """Read the lease; None if it is missing or was being written at this moment."""
     try:
         fd = os.open(run_dir / LEASE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -167,7 +167,7 @@ def read_lease(run_dir: Path) -> Lease | None:
 
 
 def is_local(meta: Mapping[str, Any]) -> bool:
-    """Whether the processes of a run can be looked up from here."""
+    """Whether the run's processes can be looked up from here."""
     place = Place.of_run(meta)
     return place == Place.here() if place is not None else meta.get("host") == platform.node()
 
@@ -179,10 +179,10 @@ def sealing_barred(
     progress: Progress = no_progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """Why a run that is not recorded from here must be left as it is; None: it is from here, or long abandoned.
+    """Return why a run recorded elsewhere must not be changed; None if it is local or long abandoned.
 
-    A lease that looks old is watched for WATCH_S; one that is dated in the future, for as long as it would have to be
-    old: that is the one way to know its age, and whoever records the run renews it long before.
+    A lease that looks old is watched for WATCH_S.  A lease dated in the future is watched for ABANDONED_S: that is the
+    only way to determine its age, and an active recorder renews it long before that.
     """
     if meta.get("sealed") is True or is_local(meta):
         return None
@@ -207,9 +207,9 @@ def sealing_barred(
 
 
 def clock_ahead_s(run_dir: Path, meta: Mapping[str, Any]) -> float:
-    """How far in the future a run elsewhere was last written to, by our clock; 0: it was not.
+    """Return how far in the future, by our clock, a remote run was last written to; 0 if it was not.
 
-    Whether such a run goes on can be told only by watching it (``sealing_barred``).
+    Only watching such a run shows whether it is still active (``sealing_barred``).
     """
     if meta.get("sealed") is True or is_local(meta):
         return 0.0
@@ -218,7 +218,7 @@ def clock_ahead_s(run_dir: Path, meta: Mapping[str, Any]) -> float:
 
 
 def _age_s(run_dir: Path, lease: Lease | None) -> float:
-    """How long ago a run was written to; one without a lease, by the file system's account."""
+    """Return how long ago a run was written to; without a lease, according to the file system."""
     if lease is not None:
         return lease.age_s()
     changed_ns = _changed_ns(run_dir)
@@ -226,7 +226,7 @@ def _age_s(run_dir: Path, lease: Lease | None) -> float:
 
 
 def _may_exist(path: Path) -> bool:
-    """A file server that does not answer (EIO, ESTALE) says nothing."""
+    """Whether the file exists or may exist: a file server error (EIO, ESTALE) proves nothing."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -255,19 +255,18 @@ def _pid_namespace() -> str:
 
 
 # -- session ----------------------------------------------------------------------------------------------------------
-# A run's session: the folder in memory that holds its rings on this node.
-#
-# ``run.json`` names it, and ``run.json`` may come from a stranger.  So each session holds a file that names its run,
-# and a folder that does not hold it is neither read nor cleaned up.
+# The folder in memory that holds a run's rings on this node.  ``run.json`` names it, and may come from an untrusted
+# source.  Each session therefore contains a file that names its run; a folder without that file is neither read nor
+# cleaned up.
 
 
 def mark_session(session: Path, spool: str) -> None:
-    """Say whose it is: ``spool`` is the run's own random number."""
+    """Record which run the session belongs to: ``spool`` is the run's random id."""
     file_io.write_bytes(session / SESSION_RUN, spool.encode())
 
 
 def session_of(run_dir: Path, meta: Mapping[str, Any]) -> Path | None:
-    """None when it is gone, as after a reboot, or is not this run's."""
+    """Return the run's session; None if it is gone, as after a reboot, or belongs to another run."""
     said, spool = meta.get("session"), meta.get("spool")
     if not isinstance(said, str) or not said or not isinstance(spool, str) or not spool:
         return None
@@ -304,7 +303,7 @@ def remove_session(session: Path) -> None:
 
 
 def ring_files(run_dir: Path, meta: Mapping[str, Any]) -> list[Path]:
-    """All ring files of the run on this machine, in memory or not."""
+    """Return all ring files of the run on this machine, in memory or on disk."""
     session = session_of(run_dir, meta)
     folders = {run_dir / "rings", *(() if session is None else (session,))}
     found: list[Path] = []
@@ -315,17 +314,15 @@ def ring_files(run_dir: Path, meta: Mapping[str, Any]) -> list[Path]:
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
-# Whether the processes of a run are still there.
-#
-# A process is known by its pid and its start time, since pids are used again.  Of processes on other machines, and in
-# other containers, all that is known is when they were last heard of (``store/liveness.py``).
+# A process is identified by its pid and its start time, since pids are reused.  For processes on other machines and in
+# other containers we only know when they were last heard from.
 
 REMOTE_SILENCE_S = SILENT_S
-"""A process on another machine that was not heard of for so long counts as gone."""
+"""A process on another machine that was silent for this long counts as gone."""
 
 
 def process_alive(pid: int, start_ticks: int) -> bool:
-    """Whether that very process still runs; a zombie does not.  ``start_ticks`` 0 = unknown."""
+    """Whether exactly that process still runs; a zombie does not.  ``start_ticks`` 0 means unknown."""
     if pid <= 0:
         return False
     proc = Path("/proc/self/stat")
@@ -341,9 +338,9 @@ def process_alive(pid: int, start_ticks: int) -> bool:
 
 
 def processes_alive(run_dir: Path) -> bool:
-    """Whether a rank, the agent or a launcher that has yet to say how it ended still runs.
+    """Whether a rank, the agent, or a launcher that has not reported its end still runs.
 
-    The caller's own process does not count.
+    The calling process does not count.
     """
     meta = read_meta(run_dir)
     if not is_local(meta):
@@ -376,12 +373,12 @@ def processes_alive(run_dir: Path) -> bool:
 
 
 def node_silent(node: NodeInfo, now_ns: int) -> bool:
-    """Whether another node was not heard of for so long that it counts as gone, by the run's clock."""
+    """Whether another node has been silent long enough, by the run's clock, to count as gone."""
     return now_ns - node.heard_wall_ns >= REMOTE_SILENCE_S * 1e9
 
 
 def agent_alive(events: list[dict[str, Any]]) -> bool | None:
-    """Of the agent that started last: True it runs, False it died, None it ended in order (or never started)."""
+    """State of the last started agent: True it runs, False it died, None it ended normally or never started."""
     last = next((e for e in reversed(events) if e.get("event") in ("agent_start", "agent_end")), None)
     if last is None or last["event"] == "agent_end":
         return None
@@ -420,19 +417,17 @@ def _signal_reaches(pid: int) -> bool:
     return True
 
 
-# -- watched ----------------------------------------------------------------------------------------------------------
-# Whether somebody looks at a run on this machine: then its agent writes down what the ranks do at once.
-#
-# A hub that is asked about a run touches the folder of its rings, and the agent sees when that was.  Nothing is made
-# that would have to be removed; a ring that comes touches it as well, so the first steps of a job are soon there.
-# Standard library only.
+# -- watched runs -----------------------------------------------------------------------------------------------------
+# While someone watches a run on this machine, its agent writes records immediately.  A hub that gets a request for a
+# run touches the folder of its rings, and the agent reads that time.  No file is created that would need cleanup.  A
+# new ring touches the folder too, so a job's first steps appear quickly.  Standard library only.
 
 WATCHED_S = 10.0
-"""After somebody last looked; those who follow a run look every five seconds at least."""
+"""How long a run counts as watched after the last request; followers ask at least every five seconds."""
 
 
 def mark_watched(session: Path) -> None:
-    """Whether it is there or not."""
+    """Touch the session; a missing one is ignored."""
     with suppress(OSError, ValueError):
         os.utime(session)
 

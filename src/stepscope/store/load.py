@@ -1,7 +1,4 @@
-"""Load a run, whatever became of it: live, finished, sealed or killed half way; other nodes included.
-
-Open a run, whatever became of it: live, finished, sealed, or killed half way; with what other nodes sent to it.
-"""
+"""Load a run in any state: live, finished, sealed, or killed halfway, including what other nodes sent to it."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ __all__ = ["Loaded", "load_run", "open_run"]
 
 
 # -- node notices -----------------------------------------------------------------------------------------------------
-# What is worth saying of the nodes of a run: who never came, who was lost, whose clock is off, who was turned away.
+# Notices about nodes that never joined, were lost, have a wrong clock, or were refused.
 
 CLOCK_OFF_S = 1.0
 REFUSED = {
@@ -62,9 +59,9 @@ REFUSED = {
     "http": "no HTTP",
     "disk": "the disk was full",
 }
-"""What the hub turned away, in words."""
+"""The hub's reasons for refusing a request, in words."""
 SHOWN = 8
-"""Nodes of one sort that get a sentence of their own."""
+"""The number of nodes per kind of notice that get a separate sentence."""
 
 
 def node_notices(
@@ -75,11 +72,13 @@ def node_notices(
     lost: Callable[[NodeInfo], bool],
     over: bool,
 ) -> list[str]:
-    """``refused``: what came from nobody we know, by reason; ``lost``: whether one that said no goodbye is gone;
-    ``over``: whether nobody can join any more.
+    """Return the notices about a run's nodes.
+
+    ``refused`` counts requests from unknown senders by reason; ``lost`` decides whether a node that sent no goodbye is
+    gone; ``over``: no more nodes can join.
     """
     notices = _absent_notices(meta, nodes) if over else []
-    nodes = [node for node in nodes if node.spool != meta.get("spool")]  # this host's own agent says it is there, too
+    nodes = [node for node in nodes if node.spool != meta.get("spool")]  # this host's own agent is listed, too
     hosts = {node.spool: node.host for node in nodes}
     gone = [_lost_notice(node, hosts) for node in nodes if node.bye is None and lost(node)]
     off = [node for node in nodes if abs(node.offset_ns or 0) > CLOCK_OFF_S * 1e9]
@@ -138,7 +137,7 @@ def _some(sentences: list[str], more: str) -> list[str]:
     return sentences if rest <= 0 else [*sentences[:SHOWN], f"{rest:,} {more}."]
 
 
-# -- load -------------------------------------------------------------------------------------------------------------
+# -- loading ----------------------------------------------------------------------------------------------------------
 
 _TRIES = 5
 
@@ -147,17 +146,17 @@ _TRIES = 5
 class Loaded:
     data: RunData
     kept_notices: tuple[str, ...]
-    """Those that can be told only now; the others follow from what stays when the run is sealed."""
+    """Notices that can only be determined now; the others follow from data that remains after sealing."""
     shown: Shown
-    """What the rings of other nodes became."""
+    """The rank and attempt under which each ring of another node is shown."""
     sent_samples: list[dict[str, Any]]
-    """All that other nodes sent and is not sealed yet; of very many, ``data`` has some."""
+    """Everything that other nodes sent and is not sealed yet; of very many, ``data`` contains only some."""
     samples_left_out: bool = False
 
 
 @dataclass(kw_only=True)
 class _Found:
-    """What the two forms of a run have in common."""
+    """The data that sealed and open runs have in common."""
 
     series: list[RankSeries]
     notices: list[str]
@@ -171,17 +170,17 @@ class _Found:
 
 
 def open_run(path: Path, *, progress: Progress = no_progress) -> RunData:
-    """Read a run; NotARun when it is none.  What is missing stands in ``notices``.
+    """Read a run; NotARun if the folder is not a run.  ``notices`` lists what is missing.
 
-    ``progress`` is told processes, as they are read.
+    ``progress`` counts processes as they are read.
     """
     return load_run(path, progress=progress).data
 
 
 def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress: Progress = no_progress) -> Loaded:
-    """As ``open_run``; ``alone``: without what other nodes sent and is not sealed with the rest.
+    """Read a run as ``open_run`` does; ``alone`` omits data from other nodes that is not sealed with the rest.
 
-    ``samples``: False leaves out those that are sealed, to be read later (``sealed_samples``).
+    ``samples=False`` omits sealed samples, to be read later (``sealed_samples``).
     """
     for _ in range(_TRIES):
         if locks.is_stage_committed(path):
@@ -191,7 +190,7 @@ def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress:
         try:
             loaded = _load(path, meta, alone=alone, samples=samples, progress=progress)
         except FileNotFoundError:
-            continue  # it was sealed under our eyes
+            continue  # the run was sealed while we read it
         if _form(path, read_meta(path)) == form:
             return loaded
     raise NotARun(f"{path} is damaged: a part of it is missing")
@@ -206,7 +205,7 @@ def _finish(path: Path) -> None:
 
 
 def _form(path: Path, meta: dict[str, Any]) -> tuple[bool, int]:
-    """Whether a run is sealed, and which time: what other nodes send late is sealed after the rest."""
+    """Whether a run is sealed, and which seal it is: data that other nodes send late is sealed after the rest."""
     sealed = meta.get("sealed") is True
     try:
         return sealed, (path / POSITIONS).stat().st_ino if sealed else 0
@@ -277,7 +276,7 @@ def _find_sealed(path: Path, *, alone: bool, samples: bool, progress: Progress) 
     remote = read_remote(path, positions, lost=lambda node: True, known=known, choice=choice, nothing=alone)
     late = assemble_ranks(remote.rings, among=series)
     series, shown = merge_late(series, late, remote.whose, positions.spools)
-    left_out = not samples and not remote.records(SAMPLES)  # what came late has its place among them
+    left_out = not samples and not remote.records(SAMPLES)  # late samples must be merged in order
     return _Found(
         series=series,
         notices=[*notices, *late.notices],
@@ -324,7 +323,7 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool, progress: Progr
 
 
 def _nodes(nodes: Iterable[NodeInfo], shown: Shown, own: str) -> tuple[dict[str, Any], ...]:
-    """Each with what it sent; ``here``: it sent nothing, because this is its own run directory."""
+    """Return each node with what it sent; ``here``: it sent nothing, because this is its own run directory."""
     sent: dict[str, list[tuple[int, int]]] = {}
     for (spool, _), pair in shown.items():
         sent.setdefault(spool, []).append(pair)
@@ -334,13 +333,13 @@ def _nodes(nodes: Iterable[NodeInfo], shown: Shown, own: str) -> tuple[dict[str,
 
 
 def _lost_nodes(meta: Mapping[str, Any], *, live: bool) -> Callable[[NodeInfo], bool]:
-    """Whether a node that said no goodbye is gone: after a while, and when the run is over at once."""
+    """Whether a node that sent no goodbye is gone: after a silence, or immediately once the run is over."""
     now_ns = now_of(meta)
     return lambda node: not live or node_silent(node, now_ns)
 
 
 def _hub_events(path: Path, sealed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the hub saw, without what is sealed with the rest: a seal may have been killed before it cleaned up."""
+    """Return the hub's events without sealed ones: a seal may have been killed before it cleaned up."""
     events, _ = read_jsonl(path / HUB_EVENTS)
     known = {json.dumps(event) for event in sealed} if events else set()
     return [event for event in events if json.dumps(event) not in known]
@@ -349,14 +348,14 @@ def _hub_events(path: Path, sealed: list[dict[str, Any]]) -> list[dict[str, Any]
 def _merge_notes(
     events: list[dict[str, Any]], notes: list[dict[str, Any]], *, doubled: bool
 ) -> tuple[dict[str, Any], ...]:
-    """Notes live in the segments; those that a seal that did not finish already copied (``doubled``) do not count."""
+    """Merge the notes from the segments; drop copies left by an unfinished seal (``doubled``)."""
     if doubled:
         events = [event for event in events if event.get("event") != "note" or "seq" not in event]
     return tuple(sorted([*events, *notes], key=_wall_ns))
 
 
 def _in_order(own: Sequence[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """By time where there are other nodes; else as they lie."""
+    """Sort by time if there are other nodes; otherwise keep the order."""
     return tuple(sorted([*own, *others], key=_wall_ns)) if others else tuple(own)
 
 
@@ -389,7 +388,7 @@ def _deaths(meta: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
 def _read_flight(
     path: Path, ranks: Sequence[RankSeries], errors: Sequence[RankError]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Only of the last attempt, and only if a rank failed: a healthy run has nothing that could be compared."""
+    """Read only the last attempt, and only if a rank failed: a healthy run has nothing to compare."""
     last = max((series.identity.attempt for series in ranks), default=0)
     since_ns = min((series.anchor_wall_ns for series in ranks if series.identity.attempt == last), default=0)
     texts = {error.rank: error.traceback for error in errors if error.rank is not None and error.wall_ns >= since_ns}

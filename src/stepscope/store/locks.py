@@ -1,14 +1,12 @@
-"""Change a run safely: whether we may, one process at a time, and several files at once.
+"""Change a run safely: locks between processes, write permission, and atomic replacement of several files.
 
-Locks between processes of one user, on a file that nobody else can open.
-
-Whoever can open a file or a folder can lock it, even if he may only read it, and would then hold up everybody else for
-as long as he likes.  So the lock is a file of its own, closed to others whatever the folder allows, and nobody waits
-for it without a limit.
+Locks work between the processes of one user.  Anyone who can open a file or a folder can lock it, even with read
+permission only, and could then block everyone else indefinitely.  The lock is therefore a separate file that others
+cannot open, whatever the folder allows, and every wait for it has a limit.
 
 Some file systems have no locks (Lustre without ``-o flock``, NFS without a lock service).  There the lock is a file in
-this user's folder in memory: it keeps apart the processes of this machine; those of others are kept away by the lease
-(``store/liveness.py``).
+this user's folder in memory.  It excludes other processes on this machine; the lease (``store/liveness.py``) excludes
+processes on other machines.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ __all__ = [
 
 LOCK = ".lock"
 LOCKS = "locks"
-"""The folder in memory, beside the sessions, for locks that the file system of the run does not have."""
+"""The folder in memory, next to the sessions, for locks that the run's file system does not support."""
 WAIT_S = 120.0
 """Sealing the largest runs takes about a minute."""
 _PAUSE_S = 0.05
@@ -56,11 +54,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class LockBusy(OSError):
-    """Somebody else has the lock."""
+    """Another process holds the lock."""
 
 
 def take_lock(folder: Path) -> int:
-    """The lock of ``folder``, held until the descriptor is closed; LockBusy when another process has it."""
+    """Lock ``folder`` until the returned descriptor is closed; LockBusy if another process holds the lock."""
     try:
         return _take(folder / LOCK, folder)
     except OSError as error:
@@ -91,7 +89,7 @@ def _take(path: Path, folder: Path) -> int:
 
 @contextmanager
 def locked(folder: Path, *, wait_s: float = WAIT_S, sleep: Callable[[float], None] = time.sleep) -> Iterator[None]:
-    """Waits for whoever has the lock, but not for ever: then LockBusy."""
+    """Hold the lock of ``folder``; wait up to ``wait_s`` for another holder, then raise LockBusy."""
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
@@ -107,17 +105,15 @@ def locked(folder: Path, *, wait_s: float = WAIT_S, sleep: Callable[[float], Non
         os.close(fd)
 
 
-# -- ownership --------------------------------------------------------------------------------------------------------
-# Whether we may write into a run directory: only into one that is our own, and that leads nowhere else.
-#
-# A run directory may come from anybody: a colleague's, one unpacked from an archive.  A link in it would have us
-# overwrite whatever it leads to.  Such a run is read, and nothing in it is changed.
+# -- write permission -------------------------------------------------------------------------------------------------
+# We write only into a run directory that is ours and contains no links.  A run may come from anyone: a colleague, or
+# an archive.  A link in it would make us overwrite its target.  Such a run is only read.
 
 
 def writing_barred(run_dir: Path, *, made_here: bool = False) -> str | None:
-    """Why nothing must be written; None: it may be.
+    """Return why nothing may be written to a run; None if writing is allowed.
 
-    ``made_here``: this process made the folder; a file server may have given it to another user all the same.
+    ``made_here``: this process made the folder.  A file server may still have given it to another user.
     """
     try:
         about = run_dir.stat()
@@ -141,11 +137,9 @@ def _irregular_files(folder: Path, depth: int = 2) -> Iterator[Path]:
 
 
 # -- staging ----------------------------------------------------------------------------------------------------------
-# Replace several files of a run at once: all of them, or none, whatever happens in between.
-#
-# New files are gathered in a folder.  Renaming that folder is the moment from which they count; whoever finds it under
-# its new name, also after a kill, moves the files in (``finish``).  ``run.json`` comes last, so that a run that was
-# open is read from its old files, which are still there, until it is sealed.
+# Replace several files of a run at once: all of them or none, even after a kill.  New files are collected in a folder.
+# Renaming that folder commits them; any process that finds it under its new name moves the files into place
+# (``finish_stage``).  ``run.json`` is moved last: until then an open run is read from its old files, which still exist.
 
 STAGE = ".sealing"
 _COMMITTED = ".sealed"
@@ -159,7 +153,7 @@ def new_stage(run_dir: Path) -> Path:
 
 
 def commit_stage(run_dir: Path) -> None:
-    """What was gathered counts from here on."""
+    """Commit the staged files."""
     for path in (run_dir / STAGE).iterdir():
         file_io.fsync_file(path)
     file_io.fsync_folder(run_dir / STAGE)
@@ -172,7 +166,7 @@ def is_stage_committed(run_dir: Path) -> bool:
 
 
 def finish_stage(run_dir: Path) -> None:
-    """Move in what counts already, if anything; call it locked (``store/locks.py``)."""
+    """Move committed files into place, if there are any.  The caller holds the lock."""
     stage = run_dir / _COMMITTED
     if not stage.is_dir():
         return

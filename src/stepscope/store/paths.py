@@ -1,4 +1,4 @@
-"""Names of the files that the store itself keeps in a run directory."""
+"""Names of the files in a run directory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ META = "run.json"
 EVENTS = "events.jsonl"
 SAMPLES = "samples.jsonl"
 SAMPLES_FOLDER = "samples"
-"""Older ones, thinned (``store/live/sample_files.py``)."""
+"""Older samples, thinned (``store/live/sample_files.py``)."""
 STACKS = "stacks.jsonl"
 STEPS = "steps"
 SEGMENT_SUFFIX = ".seg"
@@ -58,24 +58,24 @@ REPORT_FILE = "report.html"
 REDACTED_FILE = "report-redacted.html"
 FINDINGS = "findings.json"
 HUB = "hub.json"
-"""Where the run's hub listens and the token to ask it with; readable by its owner only."""
+"""The address of the run's hub and the token for reading from it; readable by its owner only."""
 INBOX = "inbox"
 """What other nodes sent."""
 HUB_EVENTS = "inbox/hub-events.jsonl"
-"""What the hub itself saw of them: ``events.jsonl`` is the agent's."""
+"""Events that the hub itself observed.  ``events.jsonl`` belongs to the agent."""
 NODES = "nodes.json"
-"""Who sent it, and how far ahead their clocks are."""
+"""The nodes that sent data, and how far ahead their clocks are."""
 PARTS = "parts"
-"""What of it was sealed while the run goes on."""
+"""The part of the inbox that was rewritten in columns while the run was active."""
 POSITIONS = "positions.json"
-"""How far each sender came in what is sealed."""
+"""How much of each sender's data is sealed."""
 
 
 def ring_key(host: str, pid: int, anchor_wall_ns: int) -> str:
-    """What the files of one ring are called.
+    """Return the name shared by the files of one ring.
 
-    The instant of the ring's creation tells apart the two rings of a process that replaced itself by ``exec`` (same
-    pid, same start time) and those of two processes that had the same pid one after the other.
+    The creation time distinguishes the two rings of a process that replaced itself by ``exec`` (same pid, same start
+    time), and the rings of two processes that had the same pid one after the other.
     """
     return f"{host_in_name(host)}-{pid}-{anchor_wall_ns:x}"
 
@@ -89,5 +89,5 @@ def sidecar_path(run_dir: Path, key: str) -> Path:
 
 
 def hang_path(run_dir: Path, host: str, number: int) -> Path:
-    """Each host counts its own: the watchdogs of two hosts do not know of one another."""
+    """Return the path of a hang report.  Each host counts its own hangs: watchdogs do not know about other hosts."""
     return run_dir / HANGS / hang_name(host, number)

@@ -1,6 +1,6 @@
-"""The series of each rank: assembled from slots, numbered by attempt and rank, and as columns of tables.
+"""The series of each rank: built from ring slots, numbered by attempt and rank, and converted to table columns.
 
-From slots to the series of each rank: order, repeats and double claims.  Functions of their arguments, no I/O.
+All functions depend on their arguments only; no I/O.
 """
 
 from __future__ import annotations
@@ -65,60 +65,61 @@ __all__ = [
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------
-# Which attempt of a job each process belongs to, whatever its launcher counted.  Functions of their arguments, no I/O.
+# Decide which attempt of a job each process belongs to, independent of the launcher's count.
 #
-# An attempt is one round of the job: every rank is claimed at most once in it, and all agree on how many there are.
-# A launcher's restart count does not tell the rounds apart.  torchrun counts only failures of its own workers: when a
-# node joins or leaves, all are started again and nothing is counted, and the torchrun of a node that took another's
-# place counts from nought.  So it is told by what cannot be otherwise: between two processes of which one came after
-# the other's end, and which claim the same rank, or say different sizes of the job, or have different counts on one
-# host, a round must have begun.  Each such pair is a stretch of time with a boundary in it somewhere; the fewest
-# boundaries that do for all stretches are the rounds, each put as early as it can be, when the last process that was
-# replaced had ended, because a launcher ends its old workers before it starts new ones.
+# An attempt is one round of the job: every rank is claimed at most once in it, and all agree on the world size.  A
+# launcher's restart count does not identify rounds.  torchrun counts only failures of its workers: when a node joins or
+# leaves, all workers restart without being counted, and a torchrun on a replacement node counts from zero.
 #
-# For the same reason an end may be noticed late, by an agent that was killed or a machine that is overloaded, and yet
-# not count as late: a process whose successor has a higher count had ended when the first process with that count began
-# on its host, unless it was seen at work after that.
+# So rounds are derived from what must be true.  If one process began after another's end, and the two claim the same
+# rank, or report different world sizes, or have different counts on one host, then a round began in between.  Each such
+# pair is a stretch of time that contains a boundary.  The smallest set of boundaries that covers all stretches gives
+# the rounds.  Each boundary is placed as early as possible, when the last replaced process had ended, because a
+# launcher ends its old workers before it starts new ones.
 #
-# Two that claim the same rank at the same time need no boundary, and one of them is told as a second process of its
-# rank (``store/rank_series.py``).  Nor does a process that never made a step, unless its launcher counted or it came
-# after one that did not end in order: a script that prepares or evaluates is no attempt of the job.
+# For the same reason an end that was noticed late (the agent was killed, the machine was overloaded) does not count as
+# late: a process whose successor has a higher count had ended when the first process with that count began on its host,
+# unless it was seen working after that.
+#
+# Two processes that claim the same rank at the same time need no boundary; one of them is reported as a second process
+# of its rank (``_number``).  A process without steps needs none either, unless its launcher counted or it came after a
+# process that did not end normally: a script that prepares or evaluates is not an attempt of the job.
 
 SLACK_NS = 10**9
-"""So much after a process began may another's end be noticed and still count as before it: clocks of two hosts differ
-a little, and ends are seen late.  Starting a rank anew takes longer."""
+"""An end noticed this long after another process began still counts as before it: the clocks of two hosts differ a
+little, and ends are noticed late.  Restarting a rank takes longer."""
 _END, _BEGIN = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankClaim:
-    """A process that says which rank it is.  Times are of one clock, the hub's where there is one."""
+    """A process that claims a rank.  All times are on one clock, the hub's if there is one."""
 
     rank: int
     world_size: int
     host: str
     restarts: int
-    """What its launcher counted."""
+    """The launcher's restart count."""
     began_ns: int
     until_ns: int | None
-    """When it ended or, of one that was lost, was last known to live; None: it lives."""
+    """When it ended or, if it was lost, was last known to be alive; None: it is alive."""
     active_ns: int = 0
-    """When it was last seen at work."""
+    """When it was last seen working."""
     made_steps: bool = True
     in_order: bool = False
-    """Whether it ended of itself and well."""
+    """Whether it ended normally and without an error."""
 
 
 @dataclass(slots=True)
 class _Ended:
-    """The last process that ended, and the last that ended with another value than that one."""
+    """The last process that ended, and the last one that ended with a different value."""
 
     value: int | None = None
     last_ns: int | None = None
     other_ns: int | None = None
 
     def add(self, value: int, at_ns: int) -> None:
-        """Ends come in order of time."""
+        """Add an end; ends arrive in order of time."""
         if value != self.value:
             self.value, self.other_ns = value, self.last_ns
         self.last_ns = at_ns
@@ -128,7 +129,7 @@ class _Ended:
 
 
 def settle_attempts(claims: Sequence[RankClaim]) -> list[int]:
-    """The attempt of each, in the order given: growing with time, and never less than what its launcher counted."""
+    """Return the attempt of each claim: increasing with time, and never less than the launcher's count."""
     boundaries = _boundaries(_stretches(_ended_in_time(claims)))
     rounds = [bisect_right(boundaries, claim.began_ns) for claim in claims]
     counted: dict[int, int] = {}
@@ -142,7 +143,7 @@ def settle_attempts(claims: Sequence[RankClaim]) -> list[int]:
 
 
 def _ended_in_time(claims: Sequence[RankClaim]) -> list[RankClaim]:
-    """With ends that were noticed only after the launcher had started the next round put where they belong."""
+    """Move each end that was noticed after the launcher had started the next round to where it belongs."""
     of_count: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     of_rank: defaultdict[tuple[str, int], list[RankClaim]] = defaultdict(list)
     for claim in sorted(claims, key=lambda claim: claim.began_ns):
@@ -154,15 +155,15 @@ def _ended_in_time(claims: Sequence[RankClaim]) -> list[RankClaim]:
         later, until_ns = followed.get(id(claim)), claim.until_ns
         if until_ns is not None and later is not None and later.restarts > claim.restarts:
             begun = of_count[claim.host, later.restarts]
-            next_round_ns = begun[bisect_right(begun, claim.began_ns)]
-            if claim.active_ns < next_round_ns:
-                until_ns = min(until_ns, next_round_ns)
+            after = begun[bisect_right(begun, claim.began_ns) :]
+            if after and claim.active_ns < after[0]:
+                until_ns = min(until_ns, after[0])
         settled.append(replace(claim, until_ns=until_ns))
     return settled
 
 
 def _stretches(claims: Sequence[RankClaim]) -> list[tuple[int, int]]:
-    """From a process's end to another's beginning: in each of them, ends included, a round began."""
+    """Stretches from one process's end to another's beginning: in each, both ends included, a round began."""
     ranks: dict[tuple[int, bool], int] = {}
     worlds: defaultdict[bool, _Ended] = defaultdict(_Ended)
     counts: defaultdict[tuple[str, object], _Ended] = defaultdict(_Ended)
@@ -186,13 +187,13 @@ def _stretches(claims: Sequence[RankClaim]) -> list[tuple[int, int]]:
         found += [(end_ns, claim.began_ns) for end_ns in ended if end_ns is not None]
         earlier = begun.get(claim.rank)
         if earlier is not None and earlier.restarts != claim.restarts and earlier.began_ns < claim.began_ns:
-            found.append((earlier.began_ns + 1, claim.began_ns))  # never seen to end, but its launcher counted on
+            found.append((earlier.began_ns + 1, claim.began_ns))  # its end was never seen, but the launcher counted
         begun[claim.rank] = claim
     return found
 
 
 def _events(claims: Sequence[RankClaim]) -> list[tuple[int, int, int]]:
-    """Beginnings and ends in order of time; an end as early as it counts."""
+    """Return beginnings and ends in order of time; each end as early as it counts."""
     events = [(claim.began_ns, _BEGIN, index) for index, claim in enumerate(claims)]
     for index, claim in enumerate(claims):
         if claim.until_ns is not None:
@@ -201,7 +202,7 @@ def _events(claims: Sequence[RankClaim]) -> list[tuple[int, int, int]]:
 
 
 def _boundaries(stretches: Iterable[tuple[int, int]]) -> list[int]:
-    """The fewest instants such that each stretch has one, each as early as it can be."""
+    """Return the fewest instants such that each stretch contains one, each as early as possible."""
     found: list[int] = []
     first_end = latest_start = None
     for start, end in sorted(stretches, key=lambda stretch: stretch[1]):
@@ -210,30 +211,30 @@ def _boundaries(stretches: Iterable[tuple[int, int]]) -> list[int]:
             found.append(start)
         else:
             latest_start = max(latest_start, start)
-        # Ends counted from a little earlier: what began in that little while is of the round that ended.
+        # Ends count SLACK_NS early; a process that began within that time belongs to the round that ended.
         found[-1] = min(latest_start + SLACK_NS, first_end)
     return found
 
 
-# -- exchanges --------------------------------------------------------------------------------------------------------
-# Collectives as they are kept: from the entries of slots to rows, and from rows to the columns of a table and back.
-#
-# Functions of their arguments, no I/O.  What a slot claims is not trusted: more entries than it has room for,
-# operations and groups that nobody has, and steps that were not recorded are passed over.
+# -- collectives ------------------------------------------------------------------------------------------------------
+# Convert collectives from slot entries to rows, and from rows to table columns and back.  Slots are not trusted:
+# entries beyond their room, unknown groups and steps that were not recorded are skipped; an unrecognized operation is
+# "unknown".
 
 COMM_DTYPE = np.dtype(COMM_ROW)
 COLLECTIVE_DTYPE = np.dtype(COLLECTIVE_ROW)
 
 _HEAD = np.dtype([*STEP_FIELDS[:5], ("count", "<u8")])
-"""What ENTRIES_HEAD packs: as of a step, up to its number."""
+"""The layout of ENTRIES_HEAD: like a step, up to its number."""
 _AT_FRONT = ("step", "group", "op")
-"""Of a row, what is no plain number in the table: ``group`` and ``op`` are names there, and ``slot`` is the number."""
+"""The row fields that are not plain numbers in the table: ``group`` and ``op`` are names; ``slot`` is the number."""
 
 
 def comm_rows(slots: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGroup] = ()) -> NDArray[Any] | None:
-    """The sums of ``steps`` (their sorted numbers) by group and operation, in this order; None when there are none.
+    """Return the sums of ``steps`` (sorted numbers) by group and operation, in this order; None if there are no sums.
 
-    ``groups`` are the rank's: of one that has two slots (it gave it one after the agent had) the lower one counts.
+    ``groups`` are the rank's groups.  If one has two slots (the rank assigned one after the agent did), the lower
+    counts.
     """
     rows = _entry_rows(slots, COMM_RECORD, COMM_ENTRY.size, COMM_DTYPE, steps)
     return None if rows is None else _settled(rows, steps, groups)
@@ -242,13 +243,13 @@ def comm_rows(slots: NDArray[Any], steps: NDArray[Any], groups: Sequence[Process
 def collective_rows(
     slots: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGroup] = ()
 ) -> NDArray[Any] | None:
-    """Each collective of ``steps`` that was kept by itself, in the order of the calls; None when there are none."""
+    """Return each individually recorded collective of ``steps`` in call order; None if no collective was recorded."""
     rows = _entry_rows(slots, COLLECTIVE, COLLECTIVE_ENTRY.size, COLLECTIVE_DTYPE, steps)
     return None if rows is None else _settled(rows, steps, groups)
 
 
 def joined_rows(old: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Those that came later with those that were there."""
+    """Merge later rows into earlier ones."""
     if old is None or new is None:
         return new if old is None else old
     rows = np.concatenate([old, new])
@@ -280,7 +281,7 @@ def _entry_rows(
 
 
 def _settled(rows: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGroup]) -> NDArray[Any]:
-    """Each once, by step; where the device's own times of a group's operation are known, they alone count."""
+    """Remove duplicates and sort by step; if device times of a group's operation are known, only they count."""
     rows["group"] = _one_slot_each(groups)[rows["group"]]
     place = np.searchsorted(steps, rows["step"])
     on_device = (rows["flags"] & FLAG_DEVICE) > 0
@@ -292,7 +293,7 @@ def _settled(rows: NDArray[Any], steps: NDArray[Any], groups: Sequence[ProcessGr
 
 
 def _one_slot_each(groups: Sequence[ProcessGroup]) -> NDArray[np.uint8]:
-    """[MAX_GROUPS]; slot → the lowest slot of the group of that name."""
+    """[MAX_GROUPS]; slot → the lowest slot of the group with the same name."""
     slots = np.arange(MAX_GROUPS, dtype=np.uint8)
     first: dict[str, int] = {}
     for group in sorted(groups, key=lambda group: group.slot):
@@ -301,23 +302,23 @@ def _one_slot_each(groups: Sequence[ProcessGroup]) -> NDArray[np.uint8]:
 
 
 def _entry_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """An entry has its row's fields but for the step, and the operation first."""
+    """Return the dtype of an entry: the row's fields without the step, operation first."""
     fields = {name: dtype[name] for name in dtype.names or ()}
     order = ("op", "group", *(name for name in fields if name not in ("step", "op", "group")))
     return np.dtype([(name, fields[name]) for name in order])
 
 
 def _once(rows: NDArray[Any], place: NDArray[np.intp], last_key: str) -> NDArray[Any]:
-    """By step; of rows with the same step, group and ``last_key`` the first: an agent that resumed may read twice.
+    """Sort by step and keep the first row per step, group and ``last_key``: a resumed agent may read a record twice.
 
-    Numbers of calls are the device's or the host's, and sends have numbers of their own: these are never the same.
+    Device and host number calls separately, and sends have separate numbers: these never coincide.
     """
     order = np.lexsort((np.arange(len(rows)), rows["op"], rows[last_key], rows["group"], place))
     keys = rows[order]
     same = (np.diff(place[order]) == 0) & (np.diff(keys["group"].astype(np.int16)) == 0)
     same &= (keys[last_key][1:] == keys[last_key][:-1]) & (keys["op"][1:] == keys["op"][:-1])
     first = order[np.concatenate(([True], ~same))]
-    if last_key == "nth":  # calls of different groups stand in the order in which they came
+    if last_key == "nth":  # calls of different groups stay in the order in which they were made
         first = np.sort(first)
         first = first[np.argsort(place[first], kind="stable")]
     return rows[first]
@@ -326,7 +327,7 @@ def _once(rows: NDArray[Any], place: NDArray[np.intp], last_key: str) -> NDArray
 def exchange_columns(
     ranks: Sequence[RankSeries], rows: Sequence[NDArray[Any] | None], dtype: np.dtype[Any]
 ) -> dict[str, NDArray[Any]]:
-    """The rows of all ranks as one table, rank by rank: numbers signed, groups and operations by name."""
+    """Return the rows of all ranks as one table, rank by rank: signed numbers, groups and operations by name."""
     parts = [(series, own) for series, own in zip(ranks, rows, strict=True) if own is not None]
     counts = [len(own) for _, own in parts]
     table: dict[str, NDArray[Any]] = {
@@ -345,7 +346,7 @@ def exchange_columns(
 
 
 def rows_of_columns(columns: Mapping[str, NDArray[Any]], at: slice, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The rows of one rank again; a column that is missing is zero, an operation without a name of ours unknown."""
+    """Return the rows of one rank; a missing column reads as zero, an unrecognized operation as unknown."""
     rows = np.zeros(at.stop - at.start, dtype)
     for name in dtype.names or ():
         column = "slot" if name == "group" else name
@@ -358,7 +359,7 @@ def rows_of_columns(columns: Mapping[str, NDArray[Any]], at: slice, dtype: np.dt
 
 
 def _named(groups: Sequence[ProcessGroup], what: str) -> NDArray[Any]:
-    """[MAX_GROUPS]; the name or the kind by slot; one that the rank said nothing of has none."""
+    """[MAX_GROUPS]; the name or the kind by slot; empty if the rank did not report it."""
     names = np.full(MAX_GROUPS, "", object)
     for group in groups:
         text = getattr(group, what)
@@ -370,29 +371,29 @@ def _joined_values(parts: Sequence[NDArray[Any]], dtype: Any = np.int64) -> NDAr
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
-# -- assemble ---------------------------------------------------------------------------------------------------------
+# -- assembling -------------------------------------------------------------------------------------------------------
 
 STEP_DTYPE = np.dtype(STEP_FIELDS)
 DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
 
 _KIND_AT = np.dtype(STEP_FIELDS[:1]).itemsize
 _RING_ONLY = ("head", "seq", "zero", "spare")
-"""Bookkeeping of the ring; zero in a series, so that a run reads the same before and after it is sealed."""
+"""Ring bookkeeping; zero in a series, so that a run reads the same before and after sealing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembled:
     series: list[RankSeries]
-    """One per process, in order of attempt and rank."""
+    """One per process, ordered by attempt and rank."""
     notes: list[dict[str, Any]]
-    """What users noted, as events."""
+    """User notes as events."""
     notices: list[str]
     shown: list[tuple[int, int] | None]
-    """Of each ring that was given, attempt and rank of its series; None: it is left out."""
+    """For each given ring, the attempt and rank of its series; None: it is left out."""
 
 
 def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] = ()) -> Assembled:
-    """``among``: what is settled already, to which these come."""
+    """Build the series of all rings; ``among`` are series that already exist and that these join."""
     notices: list[str] = []
     notes: list[dict[str, Any]] = []
     series: list[RankSeries] = []
@@ -436,15 +437,15 @@ def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] 
 
 
 def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:
-    """What of a step's exchange of gradients came after their computing was waiting for peers: ``comm``.
+    """Move the part of the gradient exchange that was not hidden by the backward pass into ``comm``: it is waiting.
 
-    DDP works its figures out when the next iteration begins, so those read at the end of a step are of the step before.
-    Of the last step there are none yet: it goes by those before it.
+    DDP computes its figures when the next iteration begins, so the figures read at the end of a step describe the step
+    before.  The last step has none yet and keeps those of the step before it.
     """
     if not len(steps):
         return steps
     if not steps["ddp_exposed_ns"].any():
-        return steps  # on a GPU DDP samples itself, and what is read may be of any earlier step
+        return steps  # on a GPU, DDP samples its figures, and they may describe any earlier step
     known = np.flatnonzero((steps["step"][1:] == steps["step"][:-1] + 1) & (steps["ddp_compute_ns"][1:] > 0))
     for name in ("ddp_compute_ns", "ddp_comm_ns", "ddp_exposed_ns"):
         steps[name][known] = steps[name][known + 1]
@@ -456,7 +457,7 @@ def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:
 
 
 def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
-    """The user's notes as events, each timed by the end of the last step recorded before it."""
+    """Return the user's notes as events, each timed by the end of the last step recorded before it."""
     kinds = _words(ring.slots, _KIND_AT, "<u2")
     if not (kinds == NOTE).any():
         return []
@@ -502,7 +503,7 @@ def _words(slots: NDArray[Any], at: int, dtype: str) -> NDArray[Any]:
 
 
 def _settle(rings: Sequence[RingRecords], among: Sequence[RankSeries]) -> list[RingRecords]:
-    """Each with the attempt that it belongs to instead of what its launcher counted."""
+    """Replace each launcher count by the attempt that the ring belongs to."""
     attempts = settle_attempts([*(_claim(ring) for ring in rings), *map(_settled_claim, among)])
     return [
         replace(ring, about=replace(ring.about, identity=replace(ring.about.identity, attempt=attempt)))
@@ -542,12 +543,12 @@ def _claim(ring: RingRecords) -> RankClaim:
 
 
 def _until_ns(ring: RingRecords) -> int | None:
-    """When its process ended; else when it was last known to live, if it is not known to live now."""
+    """When the process ended; else when it was last known to be alive, unless it is alive now."""
     about = ring.about
     if about.ended_wall_ns is not None:
         return about.ended_wall_ns
     if about.state in ("starting", "running"):
-        return about.heard_wall_ns or None  # without, the ring itself was read: its process is here
+        return about.heard_wall_ns or None  # 0: the ring itself was read, so its process is here
     return max(about.heard_wall_ns, _active_ns(ring))
 
 
@@ -559,9 +560,9 @@ def _active_ns(ring: RingRecords) -> int:
 
 
 def _number(rings: Sequence[RingRecords], notices: list[str]) -> list[tuple[RingRecords, int]]:
-    """Give every process its rank; of two that claim the same one in the same attempt the second gets a free number.
+    """Assign each process a rank; if two claim the same rank in one attempt, the second gets a free number.
 
-    A process without a step that claims a taken rank is a helper of that rank (it inherited its environment) and is
+    A process without steps that claims a taken rank is a helper of that rank (it inherited its environment) and is
     left out.
     """
     claims = sorted(rings, key=lambda ring: (not _has_steps(ring), ring.about.anchor_wall_ns, ring.about.pid))
@@ -586,11 +587,11 @@ def _has_steps(ring: RingRecords) -> bool:
     return bool((_words(ring.slots, _KIND_AT, "<u2") == STEP).any())
 
 
-# -- columns ----------------------------------------------------------------------------------------------------------
-# The steps of all ranks as flat columns, one row per rank, attempt and step, and back.  No I/O.
+# -- step columns -----------------------------------------------------------------------------------------------------
+# The steps of all ranks as flat columns, one row per rank, attempt and step, and back.
 #
-# Columns are signed, so that a difference in SQL may be negative; no time of ours comes near 2**63.
-# A user's phase is a column by its name, whatever slot each rank gave it; ``ranks.json`` keeps which slot is which.
+# Columns are signed, so that a difference in SQL may be negative; no recorded time comes near 2**63.  A user's phase is
+# a column with its name, whatever slot each rank assigned to it; ``ranks.json`` maps slots to columns.
 
 STEP_COLUMNS = (
     "step",
@@ -611,15 +612,15 @@ STEP_COLUMNS = (
 
 BUILTIN_COLUMNS = tuple(f"{name}_ns" for name in BUILTIN_PHASES)
 _LAST = BUILTIN_COLUMNS[OTHER]
-"""What is left over stands last among the phases."""
+"""The remainder comes last among the phases."""
 DEVICE_PREFIX = "device_"
 _UNSAFE = re.compile(r"\W+")
 
 
 def phase_columns(ranks: Sequence[RankSeries]) -> list[list[str]]:
-    """For each rank the column of each of its sixteen slots; empty for one without name and without time.
+    """Return for each rank the column of each of its sixteen slots; empty for a slot without name and time.
 
-    Columns are told apart without regard to case, as SQL does, so "Loss" beside "loss" gets a number.
+    Columns are compared without regard to case, as in SQL, so "Loss" next to "loss" gets a number.
     """
     given: dict[str, str] = {}
     used: set[str] = set()
@@ -643,7 +644,7 @@ def phase_columns(ranks: Sequence[RankSeries]) -> list[list[str]]:
 
 
 def to_columns(ranks: Sequence[RankSeries], phases: Sequence[Sequence[str]]) -> dict[str, NDArray[Any]]:
-    """Rank by rank; device columns are masked where a step has no device times."""
+    """Return the columns, rank by rank; device columns are masked where a step has no device times."""
     counts = [len(series.steps) for series in ranks]
     columns: dict[str, NDArray[Any]] = {
         "rank": np.repeat(np.array([series.rank for series in ranks], np.int64), counts),
@@ -677,7 +678,7 @@ def to_columns(ranks: Sequence[RankSeries], phases: Sequence[Sequence[str]]) -> 
 def steps_of_columns(
     columns: Mapping[str, NDArray[Any]], rows: slice, chosen: Sequence[str]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """``steps`` and ``device_steps`` of one rank; a column that is missing is zero (or has no device times)."""
+    """Return ``steps`` and ``device_steps`` of one rank; a missing column reads as zero (or as no device times)."""
     count = rows.stop - rows.start
     steps = np.zeros(count, STEP_DTYPE)
     steps["kind"] = STEP

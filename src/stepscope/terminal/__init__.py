@@ -1,8 +1,8 @@
-"""The terminal view: a run as its hub tells it, on a screen of text or in plain lines.
+"""The terminal view: a run as reported by its hub, on a screen of text or in plain lines.
 
-    place ──► client, messages ──► feed (two threads) ──► snapshot ──► draw (functions) ──► app (Textual)
-                                                              └──────► lines, plain
+    client, documents ──► feed (two threads) ──► snapshot ──► screen, timing (functions) ──► app (Textual)
+                                                     └──────► wording, plain
 
-Everything comes over the hub's HTTP API, also on the machine where the job runs, so there is one path of data.  A
-snapshot is a value: to freeze the view is to hold on to one.  Only ``app`` loads Textual, when it is asked for.
+All data comes over the hub's HTTP API, also on the machine where the job runs, so that there is one data path. A
+snapshot is an immutable value: freezing the view means keeping one. Only ``app`` loads Textual, and only when needed.
 """

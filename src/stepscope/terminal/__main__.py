@@ -1,4 +1,4 @@
-"""``python -m stepscope.terminal --run-dir RUN``: the view beside a job, which its launcher starts on the terminal."""
+"""``python -m stepscope.terminal --run-dir RUN``: the view of a job, which its launcher starts on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="stepscope.terminal", description="Show a job on the terminal it runs on.")
     parser.add_argument("--run-dir", type=Path, required=True)
     run_dir: Path = parser.parse_args().run_dir
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the job; the launcher ends us with SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the job; the launcher ends us with SIGTERM
 
     def where() -> RunAddress:
         about = read_hub_file(run_dir)

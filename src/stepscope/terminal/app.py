@@ -1,8 +1,8 @@
-"""The view on a terminal: takes keys, draws the newest snapshot at most twice a second.  Only this loads Textual.
+"""The view on a terminal: handles keys, draws the newest snapshot at most twice a second. The only user of Textual.
 
-The screen is one widget.  What is on it is drawn by functions (``draw/``); only lines that are others than before are
-written to the terminal, so that it is light over ssh.  Colours are the terminal's own sixteen, on its own background:
-light, dark and without any (``NO_COLOR``) are the user's choice.  The mouse is left to the terminal, for copying text.
+The screen is one widget. Functions draw its content (``screen.py``, ``timing.py``), and only changed lines are written
+to the terminal, which keeps it light over ssh. Colors are the terminal's sixteen on its own background, so that light,
+dark and no color (``NO_COLOR``) remain the user's choice. The mouse is left to the terminal, for copying text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REDRAW_S = 0.5
 
 
 class ScreenLines(Widget):
-    """Lines of text, as they are."""
+    """Lines of text, shown unchanged."""
 
     DEFAULT_CSS = "ScreenLines { width: 100%; height: 100%; }"
 
@@ -92,7 +92,7 @@ class WatchApp(App[None]):
         self._frozen: Snapshot | None = None
         self._frozen_wall_ns = 0
         self._rows = 0
-        """Of the table, when it was last in sight."""
+        """Rows of the table when it was last visible."""
         self.screen_lines = ScreenLines()
         self._launcher = os.getppid()
         self._interrupts = 0
@@ -114,7 +114,7 @@ class WatchApp(App[None]):
 
     def draw(self) -> None:
         if self._beside_job and os.getppid() != self._launcher:
-            self.exit()  # the launcher was killed, and the terminal belongs to somebody else
+            self.exit()  # the launcher was killed, and the terminal is no longer ours
             return
         width, height = self.screen_lines.size
         if width <= 0 or height <= 0:
@@ -146,7 +146,7 @@ class WatchApp(App[None]):
         if not self._beside_job:
             self.exit()
             return
-        # Without the view the terminal would have sent it, to everything that was started from it: so do we.
+        # Without the view the terminal would send SIGINT to its whole process group; do the same.
         os.killpg(os.getpgrp(), signal.SIGINT)
         self._interrupts += 1
         self.draw()
@@ -179,7 +179,7 @@ class WatchApp(App[None]):
         self._look(toggle_pane(self._view, pane))
 
     def _with_rank(self, view: ViewState) -> ViewState:
-        """The rank under the cursor is looked at, if it is known which that is."""
+        """Show the rank under the cursor, if its row is known."""
         table = self.shown.ranks
         at = view.cursor - table.start if table is not None else -1
         if table is None or table.order != view.order or not 0 <= at < len(table.rank):

@@ -1,9 +1,8 @@
 """Connect to a hub: its address and token, the HTTP client, and a private hub for a run that has none.
 
-A reader of a hub over HTTP: questions on one connection that is kept, and the stream of news on another.
-
-The token goes into a header.  A hub with a certificate of its own making is known by its fingerprint; without one an
-authority must have signed it.  ``close`` may be called from another thread and ends whatever is being waited for.
+The client asks on one persistent connection and receives the event stream on another. The token goes into a header. A
+hub with a self-signed certificate is identified by its fingerprint; without a fingerprint a trusted authority must have
+signed the certificate. ``close`` may be called from another thread and interrupts whatever the client waits for.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from stepscope.terminal.documents import Runs, decode
 __all__ = ["HubReader", "PrivateHub", "RunAddress", "address_from_hub_file", "fingerprint_from", "token_from"]
 
 
-# -- place ------------------------------------------------------------------------------------------------------------
-# Where a run is to be looked at: the address of a hub, what opens it, and which run of it.
+# -- address of a run -------------------------------------------------------------------------------------------------
 
 ENV_TOKEN = "STEPSCOPE_TOKEN"
 _TOKEN = re.compile(r"[!-~]{1,1024}")
@@ -47,12 +45,12 @@ class RunAddress:
     url: str
     token: str = field(repr=False)
     run: str
-    """Its id; empty: the newest run of that hub."""
+    """ID of the run; empty: the newest run of that hub."""
     fingerprint: str = ""
-    """SHA-256 of the certificate, hexadecimal; empty: an authority that this machine trusts must have signed it."""
+    """SHA-256 of the certificate, hexadecimal; empty: a trusted authority must have signed the certificate."""
 
     def __post_init__(self) -> None:
-        """UsageError when that is no address of a hub, HubError when nobody could send such a token."""
+        """Raise UsageError for an invalid address, HubError for an invalid token."""
         split_url(self.url)
         if not _TOKEN.fullmatch(self.token):
             raise HubError("that is no token: it is empty, or has characters that no token has")
@@ -63,7 +61,7 @@ def address_from_hub_file(about: HubFile, run: str) -> RunAddress:
 
 
 def token_from(file: Path | None, environ: Mapping[str, str] | None = None) -> str:
-    """The token of a hub elsewhere: never from the command line, where others could read it."""
+    """The token of a remote hub, never from the command line, which others could read."""
     environ = os.environ if environ is None else environ
     if file is None:
         token = environ.get(ENV_TOKEN, "").strip()
@@ -77,7 +75,7 @@ def token_from(file: Path | None, environ: Mapping[str, str] | None = None) -> s
 
 
 def fingerprint_from(said: str) -> str:
-    """As `hub.json`, ``serve`` or ``openssl`` write it."""
+    """Normalize a fingerprint as written by `hub.json`, ``serve`` or ``openssl``."""
     plain = said.replace(":", "").lower()
     if plain and not _FINGERPRINT.fullmatch(plain):
         raise UsageError("--fingerprint is the SHA-256 of the hub's certificate: 64 hexadecimal digits")
@@ -87,9 +85,9 @@ def fingerprint_from(said: str) -> str:
 # -- client -----------------------------------------------------------------------------------------------------------
 
 PATIENCE_S = 30.0
-"""A hub that opens a large run takes some seconds for its first answer."""
+"""Timeout of a request; a hub that opens a large run takes a few seconds for its first answer."""
 SILENCE_S = 20.0
-"""The hub says something every five seconds; a stream that is silent for longer is dead."""
+"""The hub sends something every five seconds; a stream that is silent for longer is dead."""
 MOST_BYTES = 64 << 20
 CHUNK = 1 << 16
 T = TypeVar("T")
@@ -97,7 +95,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class FileTail:
-    """Of a file."""
+    """The end of a file."""
 
     data: bytes
     offset: int
@@ -105,7 +103,7 @@ class FileTail:
 
 
 class HubReader:
-    """One thread asks; any may close."""
+    """One thread asks; any thread may close."""
 
     def __init__(self, place: RunAddress) -> None:
         self._place = place
@@ -113,12 +111,12 @@ class HubReader:
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        """Second handles of what is open, to break it off with: TLS has the first one for itself."""
+        """Duplicate handles of open sockets, used to shut them down; TLS takes over the originals."""
         self._closed = False
         self.run = place.run
 
     def find_run(self) -> str:
-        """The id of the run: the one that was named, or the newest, if possible one that goes on."""
+        """ID of the named run or, without a name, of the newest, preferably one that is running."""
         if not self.run:
             rows = self.get("runs", {"limit": 100}, Runs, of_run=False).runs
             if not rows:
@@ -127,7 +125,7 @@ class HubReader:
         return self.run
 
     def get(self, path: str, params: Mapping[str, Any], kind: type[T], *, of_run: bool = True) -> T:
-        """A document below the run; HubError says why there is none."""
+        """A document below the run; raises HubError."""
         return decode(self._ask(self._path(path, params, of_run=of_run))[0], kind)
 
     def file(self, path: str, *, tail: int) -> FileTail:
@@ -137,11 +135,11 @@ class HubReader:
         return FileTail(data=data, offset=offset, size=max(size, len(data)))
 
     def stream(self, after: str) -> Iterator[bytes]:
-        """What is new behind that id, as it comes; it ends, or HubError does, when the connection does."""
+        """Stream data after that ID as it arrives, until the connection ends; a lost connection raises HubError."""
         path = self._path("stream", {})
         headers = {**self._headers("text/event-stream"), **({"Last-Event-ID": after} if after else {})}
         connection, handle = self._connect()
-        sock = connection.sock  # http.client lets go of it when the other side will close
+        sock = connection.sock  # http.client drops it if the other side will close
         try:
             connection.request("GET", path, headers=headers)
             with connection.getresponse() as response:
@@ -164,7 +162,7 @@ class HubReader:
                     continue  # the hub was faster
 
     def forget(self) -> None:
-        """Close what is kept, in the thread that asked."""
+        """Close the persistent connection; call it in the thread that asks."""
         if self._connection is not None:
             self._let_go(self._connection, self._handle)
             self._connection = None
@@ -183,7 +181,7 @@ class HubReader:
         return {"Accept": accept, "Accept-Encoding": "identity", "Authorization": f"Bearer {self._place.token}"}
 
     def _ask(self, path: str) -> tuple[bytes, http.client.HTTPMessage]:
-        """A connection that the hub let go while it was idle is opened again, once."""
+        """Send a request; if the hub closed the idle connection, reconnect once."""
         kept = self._connection is not None
         while True:
             try:
@@ -281,17 +279,15 @@ def _number(text: str | None) -> int:
 
 
 # -- private hub ------------------------------------------------------------------------------------------------------
-# A hub for one who looks: a run that has none is served to this process alone, for as long as it lives.
-#
-# It is ``stepscope serve`` on loopback with a token that nobody else knows.  It ends when its standard input does, so
-# also when we are killed.
+# A run without a hub is served to this process alone, with ``stepscope serve`` on loopback and a private token. The
+# server ends with its standard input, so also if we are killed.
 
 PRIVATE_HUB_START_S = 60.0
 PRIVATE_HUB_END_S = 5.0
 
 
 class PrivateHub:
-    """``place`` starts it, if it is not there.  ``close`` may come from another thread, and ends a start."""
+    """A hub for this process. ``place`` starts it; ``close`` may come from another thread and interrupts a start."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -302,7 +298,7 @@ class PrivateHub:
         self._lock = threading.Lock()
 
     def place(self) -> RunAddress:
-        """HubError when it cannot be started."""
+        """The address of the hub; raises HubError if it cannot be started."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         try:
@@ -323,7 +319,7 @@ class PrivateHub:
     def _start(self) -> None:
         place = Path(self._folder.name)
         words = ["serve", str(self._run_dir), "--port", "0", "--token-file", str(place / "token"), "--until-eof"]
-        words += ["--audit-log", str(place / "audit.jsonl")]  # nobody but this process reads there
+        words += ["--audit-log", str(place / "audit.jsonl")]  # only this process reads there
         with self._lock:
             if self._closed:
                 raise HubError("nobody looks any more")

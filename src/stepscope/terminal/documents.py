@@ -1,9 +1,8 @@
 """What the hub sends: JSON documents and the messages of its event stream, decoded and checked.
 
-What the hub says, as docs/api.md has it, as far as the view shows it; whatever else it is, it is refused.
-
-Times are nanoseconds, wall clocks nanoseconds since 1970, memory bytes.  Keys that the view does not need are passed
-over, and one that a newer hub leaves out has a value that means "not known".
+The documents follow docs/api.md, limited to what the view shows; anything else is rejected. Times are in nanoseconds,
+wall clocks in nanoseconds since 1970, memory in bytes. Unneeded keys are ignored, and a key that a newer hub omits has
+a default that means "unknown".
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ __all__ = [
 
 Struct = msgspec.Struct
 Number = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
-"""What can be reckoned with: neither infinite nor none at all."""
+"""A finite number that can be calculated with."""
 T = TypeVar("T")
 
 
@@ -99,7 +98,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """Which of the last steps the table of ranks is of."""
+    """The recent steps that the table of ranks covers."""
 
     steps: int = 0
     stride: int = 1
@@ -187,7 +186,7 @@ class Rank(Struct, frozen=True, kw_only=True):
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
     wall_ns: int
-    """Now, by the run's clock."""
+    """Current time on the run's clock."""
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -208,7 +207,7 @@ class Event(Struct, frozen=True, kw_only=True):
     away_s: Number | None = None
     silent_s: Number | None = None
     nodes: tuple[int, ...] = ()
-    # Of these only some kinds have any, and a version before or after ours may write them otherwise.
+    # Present in some kinds only, and other versions may write them differently.
     kind: Any = None
     steps: Any = None
     end: Any = None
@@ -248,7 +247,7 @@ class Levels(Struct, frozen=True, kw_only=True):
 
 
 class GpuFigures(Struct, frozen=True, kw_only=True):
-    """Over the steady steps."""
+    """GPU figures over the steady steps."""
 
     in_use: bool = True
     util_percent: Levels | None = None
@@ -271,7 +270,7 @@ class Machines(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """As much of it as is asked for."""
+    """The requested part of the summary."""
 
     host: Machines = Machines()
 
@@ -286,19 +285,18 @@ class Reset(Struct, frozen=True, kw_only=True):
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """HubError for what is no such document."""
+    """Decode a document; raises HubError if it does not match."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise HubError("the hub says something that this version does not understand") from None
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
-# Server-sent events: from the bytes of a stream to messages.  Pure.
+# -- event stream -----------------------------------------------------------------------------------------------------
+# Server-sent events: from the bytes of a stream to messages. Pure.
 #
-# A message is a block of ``name: value`` lines that an empty line ends.  The bytes may be cut anywhere.  A block that
-# is longer than ``MOST_BYTES`` is none of ours: it is dropped as it comes, and the reader is told that something is
-# missing.
+# A message is a block of ``name: value`` lines that ends with an empty line. The bytes may be split anywhere. A block
+# longer than ``LONGEST_MESSAGE_BYTES`` is not from our hub: it is dropped as it arrives, and counted.
 
 LONGEST_MESSAGE_BYTES = 32 << 20
 
@@ -317,11 +315,11 @@ class MessageDecoder:
         self._held = 0
         self._passing = False
         self.dropped = 0
-        """Blocks that were too long."""
+        """Number of blocks that were too long."""
 
     def feed(self, piece: bytes) -> list[Message]:
-        """The messages that are whole now."""
-        piece = piece.replace(b"\r", b"")  # a proxy may end lines in its own way
+        """The messages that are complete now."""
+        piece = piece.replace(b"\r", b"")  # a proxy may change line ends
         tail = self._pieces[-1][-1:] if self._pieces else b""
         if b"\n\n" not in piece and not (tail == b"\n" and piece.startswith(b"\n")):
             self._hold(piece)
@@ -345,12 +343,12 @@ class MessageDecoder:
         self._held += len(piece)
         if self._held > self._most:
             self._passing = True
-            # The last byte alone can be half of the block's end.
+            # The last byte may be the first half of the block's end.
             self._pieces, self._held = [piece[-1:]], 1
 
 
 def _message(block: bytes) -> Message | None:
-    """None for a comment, a ``retry``, or anything else that is no event."""
+    """None for a comment, a ``retry`` or anything else that is not an event."""
     event, data, number = "", b"", ""
     for line in block.split(b"\n"):
         name, colon, value = line.partition(b":")

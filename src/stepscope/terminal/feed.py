@@ -1,8 +1,8 @@
-"""Keeps a snapshot of a run up with its hub, from two threads of its own.
+"""Keeps a snapshot of a run in sync with its hub, using two threads.
 
-One follows the stream of news, and comes back by itself when the connection is lost, a little later each time.  The
-other asks for what the stream does not bring (the rows of the table that are in sight, a rank, a log, the machines),
-when something changed, and never for more than a fraction of the time.  Whoever looks takes ``feed.now``, a value.
+One thread follows the event stream and reconnects after a lost connection, a little later each time. The other thread
+requests what the stream does not contain (the visible rows of the table, a rank, a log, the machines) when something
+changed, for at most a fraction of the time. Readers take ``feed.now``, an immutable value.
 """
 
 from __future__ import annotations
@@ -45,28 +45,29 @@ __all__ = ["Feed"]
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
 LAST_TRIES = 7
-"""To find a hub again after the run was over."""
+"""Attempts to find a hub again after the run is over."""
 ASK_S = 1.0
 ASKING_SHARE = 0.2
-"""Of the time at most goes into questions: at thousands of ranks the hub needs long for the table."""
+"""Maximum share of the time spent on requests: with thousands of ranks the hub takes long for the table."""
 SAMPLES_S = 5.0
 LOG_BYTES = 32 << 10
 RANK_STEPS = 120
 SAMPLE_BINS = 120
 MOST_SERIES = 64
-"""GPUs or hosts whose figures are asked for; of more, the line says that it speaks of some."""
+"""Maximum number of GPUs or hosts to request; with more, the line says that it covers a part."""
 TERMINAL_LOG = "logs/terminal.log"
 OUTPUTS = (TERMINAL_LOG, "logs/rank-0.log", "logs/main.log")
-"""What a job printed, the best first."""
+"""Files with the output of a job, the best first."""
 GPU_FIELDS = "util_percent,mem_used,mem_total,power_w,temperature_c"
 HOST_FIELDS = "cpu_percent,mem_total,mem_available"
 PROCESS_FIELDS = "rss,rss_file"
 
 
 class Feed:
-    """``where`` says where the hub is, each time anew: it may have moved; a HubError of it says why not yet.
+    """A snapshot in sync with a hub. ``where`` returns its address; HubError: not available yet.
 
-    It may take long; ``end`` is called from ``close`` and makes it come back.
+    ``where`` is called for each connection, since the address may change. It may block; ``close`` calls ``end`` to make
+    it return.
     """
 
     def __init__(self, where: Callable[[], RunAddress], *, end: Callable[[], None] = lambda: None) -> None:
@@ -80,7 +81,7 @@ class Feed:
         self._poke = threading.Event()
         self._readers: set[HubReader] = set()
         self._place: RunAddress | None = None
-        """Where the hub is, while there is one."""
+        """The hub's address while connected."""
         self._threads = [
             threading.Thread(target=self._follow, name="live stream", daemon=True),
             threading.Thread(target=self._keep_asking, name="live questions", daemon=True),
@@ -110,7 +111,7 @@ class Feed:
             self._poke.set()
 
     def wall_ns(self) -> int:
-        """Now, by the run's clock as the hub says it; carried on here, whatever the time of day is set to."""
+        """Current time on the run's clock as reported by the hub, advanced by the monotonic clock."""
         return time.time_ns() if self._ahead_ns is None else time.monotonic_ns() + self._ahead_ns
 
     def _change(self, change: Callable[[Snapshot], Snapshot]) -> None:
@@ -137,7 +138,7 @@ class Feed:
             except (HubError, UsageError) as error:
                 why = str(error)
             if self._now.over and link != "refused":
-                # The hub of a job goes with it; another one may have the summary, a little later.
+                # The hub of a job ends with it; another one may have the summary a little later.
                 last_tries -= 1
                 link, why = ("over" if last_tries else "ended"), ""
             if self._stop.is_set():
@@ -149,7 +150,7 @@ class Feed:
             self._stop.wait(wait_s)
 
     def _once(self, place: RunAddress, last_id: str) -> str:
-        """One connection, to its end; the id of the last message."""
+        """Handle one connection to its end; return the ID of the last message."""
         reader = self._join(place)
         try:
             place = replace(place, run=reader.find_run())
@@ -170,7 +171,7 @@ class Feed:
 
     def _load(self, reader: HubReader) -> None:
         run = reader.get("", {}, Run)
-        # Of a run that is over the hub holds more steps than are kept here: then they come several together.
+        # For a finished run the hub holds more steps than are kept here, so that it combines several into one row.
         first = max(0, run.step - max(KEPT_STEPS, window_steps(run)) + 1)
         steps = reader.get("steps", {"first": first, "bins": KEPT_STEPS, "worst": 1}, Steps)
         self._change(lambda now: with_steps(with_run(replace(now, steps=(), stepped_wall_ns=0), run), steps))
@@ -190,11 +191,11 @@ class Feed:
         if message.event == "gone":
             raise HubMissing("the run is no longer there")
         if message.event == "reset" or (self._now.over and not before.over):
-            # A job that was begun anew, or is over, is known by other figures than before; and what was made between
-            # our question and the first word of the stream is in neither.
+            # A job that restarted, or is over, has other figures than before. Steps between our request and the first
+            # message of the stream are in neither, so load again.
             self._load(reader)
         if message.event == "status" and _fewer_live(before, self._now):
-            self._poke.set()  # the table is to say so too, at once
+            self._poke.set()  # the table must show it immediately
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,13 +218,13 @@ class Feed:
                 found = asker.ask(self._now, self._wanted, poked=poked)
                 self._change(lambda now, found=found: found(now))  # type: ignore[misc]
             except HubError:
-                asker.forget()  # the stream says what is wrong, and when it is right again
+                asker.forget()  # the stream thread reports the problem and the recovery
             pause_s = max(ASK_S, (time.monotonic() - began_s) / ASKING_SHARE)
         if asker is not None:
             self._leave(asker.reader)
 
     def _join(self, place: RunAddress) -> HubReader:
-        """One that is ended when we are; each thread has its own."""
+        """A reader that ``close`` interrupts; each thread has its own."""
         reader = HubReader(place)
         with self._lock:
             self._readers.add(reader)
@@ -238,7 +239,7 @@ class Feed:
 
 
 class _Asker:
-    """What was asked for last, and when."""
+    """Remembers the last request and its time."""
 
     def __init__(self, place: RunAddress, reader: HubReader) -> None:
         self.place = place
@@ -253,7 +254,7 @@ class _Asker:
         self._beat = -1
 
     def ask(self, now: Snapshot, wanted: Wanted, *, poked: bool) -> Callable[[Snapshot], Snapshot]:
-        """What is to be put into the snapshot; HubError when the hub does not answer."""
+        """The change to apply to the snapshot; raises HubError if the hub does not answer."""
         found: dict[str, Any] = {}
         if now.beat != self._beat or wanted != self._wanted:
             found |= self._table(wanted)
@@ -288,24 +289,24 @@ class _Asker:
         try:
             return self.reader.get(f"ranks/{rank}", {"bins": RANK_STEPS}, Rank)
         except HubMissing:
-            return None  # it has no step yet
+            return None  # no step yet
 
     def _samples(self, kind: str, fields: str) -> Samples:
         asked = {"kind": kind, "fields": fields, "bins": SAMPLE_BINS, "stat": "mean", "limit": MOST_SERIES}
         try:
             return self.reader.get("samples", asked, Samples)
         except HubError:
-            return Samples()  # of a very large job there are too many at once
+            return Samples()  # too many at once for a very large job
 
     def _machines(self) -> Machines | None:
-        """As the summary has them: of the steady steps, where samples would be of start-up as well."""
+        """Figures from the summary, for the steady steps; samples would include start-up."""
         try:
             return self.reader.get("summary", {"keys": "host"}, SummaryAnswer).summary.host
         except HubError:
-            return None  # it may not be written yet
+            return None  # may not be written yet
 
     def _log(self, wanted: str | None) -> Output | None:
-        """The one that is wanted; else what the whole job printed, by the best name there is."""
+        """The requested log; else the output of the whole job, under the best name that exists."""
         if wanted is None and self._output:
             wanted = self._output
         for path in (wanted,) if wanted is not None else OUTPUTS:

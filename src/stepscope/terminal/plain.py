@@ -19,13 +19,13 @@ __all__ = ["PlainView", "watch_plain"]
 LOOK_S = 0.5
 STEP_EVERY_S = 5.0
 TOLD = ("hub_lost", "hang_over")
-"""Events that are worth a line although they are not grave."""
+"""Events that deserve a line although they are not critical."""
 LAST_WORD_S = 30.0
-"""How long the summary of a run that is over is waited for."""
+"""How long to wait for the summary of a finished run."""
 
 
 def watch_plain(feed: Feed, say: Callable[[str], None]) -> None:
-    """Until the run is over; HubError when it cannot be looked at."""
+    """Print until the run is over; raises HubError if the run cannot be read."""
     view, over_s = PlainView(), 0.0
     while True:
         known = feed.now
@@ -42,14 +42,15 @@ def watch_plain(feed: Feed, say: Callable[[str], None]) -> None:
 
 
 class PlainView:
-    """What was said so far."""
+    """Remembers what was printed so far."""
 
     def __init__(self) -> None:
         self._begun = self._lost = self._still = self._ended = False
         self._found: dict[tuple[str, tuple[int, ...]], tuple[str, str]] = {}
         self._hang = self._past = ""
-        """The title of the last, without its full stop, as it was said and as it is once it is over: what the event has
-        said, the finding need not say again."""
+        """Title of the last hang, without its full stop, in the present and in the past tense. The finding does not
+        repeat what the event has said.
+        """
         self._event = 0
         self._step = -1
         self._step_s = float("-inf")
@@ -99,7 +100,7 @@ class PlainView:
         for key, (severity, title) in now.items():
             if (key not in self._found or self._found[key][0] != severity) and not self._of_hang(title):
                 yield finding_line(known.step, severity, title)
-        # What is said of a run that is over takes the place of what was said while it went on: nothing is withdrawn.
+        # Findings of a finished run replace those made during the run: nothing is withdrawn.
         for key, (severity, title) in self._found.items():
             if key not in now and not known.over:
                 yield finding_line(known.step, severity, title, withdrawn=True)

@@ -1,17 +1,17 @@
-"""The screen: its layout, what the user looks at, and every part of it but the times. Nothing here knows Textual.
+"""The screen: its layout, the state of the view, and every part except the times. Independent of Textual.
 
-The whole screen: exactly as many lines as there is room for, the most important ones first.
+The screen has exactly as many lines as there is room for, with the most important ones first:
 
-    which run, how it stands                                                     ● live
+    which run, its status                                                        ● live
     ✖ what is wrong, its price, what to do
     step time, and the newest steps
     the phases          ┐
-    the machines        │ or, in their place: a rank, what was printed, events, help;
-    the table of ranks  ┘ in a wide window beside them
+    the machines        │ or, in their place: a rank, the output, events, help;
+    the table of ranks  ┘ in a wide window, next to them
     the last event
     the keys
 
-What changes from one moment to the next stays where it is: the table takes up what the others leave.
+Everything stays in place between redraws: the table takes the lines that the other parts leave.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = [
 ]
 
 
-# -- view -------------------------------------------------------------------------------------------------------------
-# What somebody looks at: which part, which rank, in which order.  A value; keys make a new one.  Pure.
+# -- view state -------------------------------------------------------------------------------------------------------
+# Which pane, which rank, in which order. An immutable value: each key makes a new one.
 
 Pane = Literal["ranks", "rank", "findings", "output", "events", "help"]
 
@@ -72,15 +72,15 @@ class ViewState:
     pane: Pane = "ranks"
     order: str = "work"
     cursor: int = 0
-    """The place of the chosen rank in the table."""
+    """Index of the chosen rank in the table."""
     start: int = 0
-    """The place of the first row in sight."""
+    """Index of the first visible row."""
     rank: int | None = None
-    """The rank that is looked at."""
+    """The rank shown in detail."""
 
 
 def move_cursor(view: ViewState, by: int, *, total: int, rows: int) -> ViewState:
-    """The cursor ``by`` places on, and the table after it."""
+    """Move the cursor by ``by`` rows, and scroll the table to it."""
     cursor = min(max(view.cursor + by, 0), max(total - 1, 0))
     start = min(view.start, cursor)
     start = max(start, cursor - max(rows, 1) + 1)
@@ -88,7 +88,7 @@ def move_cursor(view: ViewState, by: int, *, total: int, rows: int) -> ViewState
 
 
 def next_order(view: ViewState, phases: tuple[str, ...]) -> ViewState:
-    """By the next of the orders; one that the run has no figures for is passed over."""
+    """Sort by the next order; skip an order that the run has no data for."""
     orders = [order for order in ORDERS if order != "comm" or "comm" in phases]
     at = orders.index(view.order) if view.order in orders else -1
     return replace(view, order=orders[(at + 1) % len(orders)], cursor=0, start=0)
@@ -99,8 +99,8 @@ def toggle_pane(view: ViewState, pane: Pane) -> ViewState:
 
 
 def wanted_by(view: ViewState, *, rows: int, output: bool) -> Wanted:
-    """``output``: whether there is room for it beside the rest."""
-    # A screen of rows before those in sight and one after them: whoever scrolls does not wait.
+    """What to request for a view. ``output``: whether there is room for it in addition to the rest."""
+    # One screen of rows before and one after the visible ones, so that scrolling does not wait.
     before = min(view.start, max(1, rows))
     return Wanted(
         order=view.order,
@@ -112,7 +112,7 @@ def wanted_by(view: ViewState, *, rows: int, output: bool) -> Wanted:
 
 
 def refresh_frozen(frozen: Snapshot, now: Snapshot, view: ViewState) -> Snapshot:
-    """A frozen view in which somebody goes on to something that was not in sight: that, and nothing else, is of now."""
+    """Update a frozen view with current data, but only where the user moves to something that it does not contain."""
     if not _has_rows(frozen, view) and _has_rows(now, view):
         frozen = replace(frozen, ranks=now.ranks)
     if view.rank is not None and now.rank is not None and now.rank.rank == view.rank:
@@ -129,7 +129,7 @@ def _has_rows(known: Snapshot, view: ViewState) -> bool:
 
 
 # -- header -----------------------------------------------------------------------------------------------------------
-# The first line: which run, how it stands, and whether what is below is of now.
+# Which run, its status, and whether the data below is current.
 
 NAME_SHARE = 0.4
 _STATUS_STYLES = {"running": "bold", "finished": "bold green", "failed": "bold red", "crashed": "bold red"}
@@ -145,7 +145,7 @@ def draw_header(known: Snapshot, width: int, *, frozen: bool = False, now_wall_n
 
 
 def link_words(known: Snapshot, *, frozen: bool = False, now_wall_ns: int = 0) -> tuple[str, str]:
-    """How the connection is, in a word or two, and its style."""
+    """State of the connection in a word or two, and its style."""
     if frozen:
         return "■ frozen", "bold reverse"
     if known.link == "lost":
@@ -180,7 +180,7 @@ def _header_parts(known: Snapshot, room: int) -> list[tuple[str, str]]:
 
 
 def ranks_words(status: Status) -> tuple[str, str]:
-    """``8 ranks``, ``7 of 8 ranks``, ``7 of 8 ranks stand still``, and their style."""
+    """Number of ranks, or how many of them live or hang (``7 of 8 ranks``), and the style."""
     most = max(status.ranks, status.world_size)
     if not status.over and status.still_ranks:
         verb = "stands" if status.still_ranks == 1 else "stand"
@@ -192,19 +192,19 @@ def ranks_words(status: Status) -> tuple[str, str]:
 
 
 def _step_words(known: Snapshot) -> str:
-    """How far it is: the last step that all made, or the one that it stands in."""
+    """Progress: the last step that all ranks finished, or the one in which the job hangs."""
     if known.still_in is not None:
         return f"in {steps_text(*known.still_in)}"
     return f"step {known.step:,}" if known.step >= 0 else "no step" if known.over else "no step yet"
 
 
 # -- verdict ----------------------------------------------------------------------------------------------------------
-# What is wrong, what it costs and what to do: the first thing to be read.
+# What is wrong, what it costs and what to do.
 
 TITLE_LINES = 3
 VERDICT_LABEL = 7
 MORE_FROM = 40
-"""Columns from which on there is room for how much else was found."""
+"""Width from which the number of other findings is shown."""
 GRAVEST_FIRST = ("critical", "warning", "info")
 
 
@@ -224,7 +224,7 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
     if verdict.price:
         gain = verdict.kind == "healthy"
         price = f"at most {verdict.price}" if gain else verdict.price
-        # A price that does not fit on a line is worth a second one where the advice still has one after it.
+        # A price that does not fit on a line gets a second one if that leaves a line for the advice.
         most = 2 if height - len(lines) > 2 else 1
         lines += _labelled("to gain" if gain else "price", price, width, most)
     for advice in verdict.advice:
@@ -237,7 +237,7 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
 
 
 def _other_findings(known: Snapshot) -> list[tuple[str, str]]:
-    """``▲ +4 more: v``: that the verdict is not all, and how grave the gravest of the others is."""
+    """``▲ +4 more: v``: the number of other findings, and the highest severity among them."""
     others = known.findings.findings[1:] if known.findings is not None else ()
     if not others:
         return []
@@ -246,7 +246,7 @@ def _other_findings(known: Snapshot) -> list[tuple[str, str]]:
 
 
 def verdict_severity(verdict: Verdict, known: Snapshot) -> str:
-    """As the summary has it: a healthy run is green unless it leaves much on the table."""
+    """Severity as in the summary: a healthy run is green unless it has much to gain."""
     if verdict.kind != "healthy":
         return verdict.severity if verdict.severity in MARKS else "info"
     first = known.findings.findings[0] if known.findings is not None and known.findings.findings else None
@@ -279,13 +279,13 @@ def _no_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
 
 
 # -- findings ---------------------------------------------------------------------------------------------------------
-# All that was found, in full: the verdict with what to do, then the others.
+# All findings in full: the verdict with its advice, then the others.
 
 ADVICE_INDENT = 4
 
 
 def draw_findings(known: Snapshot, width: int, height: int) -> list[Text]:
-    """``height`` lines at most; what does not fit is counted."""
+    """Draw at most ``height`` lines; findings that do not fit are counted."""
     found = known.findings.findings if known.findings is not None else ()
     if not found:
         return [columns([("nothing was found so far", "dim")], width)][:height]
@@ -308,14 +308,13 @@ def draw_findings(known: Snapshot, width: int, height: int) -> list[Text]:
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
-# What happened: the newest of it on one line, or as many of the newest as there is room for.
 
 LINE_LABEL = 8
 _EVENT_STYLES = {"critical": "bold red", "warning": "yellow"}
 
 
 def draw_event_line(known: Snapshot, width: int) -> Text:
-    """The newest; while something is wrong with the connection, what that is."""
+    """The newest event, or the problem with the connection if there is one."""
     if known.link in ("lost", "refused", "missing") and known.run is not None:
         return columns([(fit("hub", LINE_LABEL), "dim"), (known.why, "bold yellow")], width)
     if not known.events:
@@ -332,7 +331,7 @@ def draw_event_line(known: Snapshot, width: int) -> Text:
 
 
 def draw_events(known: Snapshot, width: int, height: int) -> list[Text]:
-    """The newest at the top."""
+    """The events, newest first."""
     head = f"events · {len(known.events)} newest" if known.events else "events · none"
     shown = list(reversed(known.events))[: max(0, height - 1)]
     lines = [
@@ -353,13 +352,12 @@ def _event_time(event: Event) -> str:
         return "--:--:--"
 
 
-# -- machine ----------------------------------------------------------------------------------------------------------
-# Memory of the fullest rank and device, and the figures of GPUs and hosts, on one line.
-#
-# Of a run that is over, GPUs and hosts have the figures of its summary: over the steady steps, not over start-up.
+# -- machines ---------------------------------------------------------------------------------------------------------
+# Memory of the fullest rank and device, and the figures of GPUs and hosts, on one line. For a finished run, GPU and
+# host figures come from its summary: they cover the steady steps, without start-up.
 
 FULL = 0.95
-"""Of a memory: from here on it is marked."""
+"""Memory is marked from this share on."""
 IDLE_PERCENT = 50.0
 
 
@@ -373,7 +371,7 @@ def draw_machine(known: Snapshot, width: int) -> Text:
 
 
 def _process_memory(known: Snapshot) -> list[tuple[str, str]]:
-    """Of the rank that holds most, without mapped files: now, or the most of a run that is over."""
+    """Memory of the rank with the most, without mapped files: current, or the peak of a finished run."""
     held: list[tuple[float, int]] = []
     for one in known.processes.series if known.processes is not None else ():
         whole = one.values.get("rss", [])
@@ -383,12 +381,12 @@ def _process_memory(known: Snapshot) -> list[tuple[str, str]]:
             held.append((max(levels) if known.over else levels[-1], -one.rank))
     if not held:
         return []
-    most, rank = max(held)  # of several the first
+    most, rank = max(held)  # the first of several equal ones
     return [(f"rank {-rank} {'held' if known.over else 'holds'} {bytes_text(most)}", "")]
 
 
 def _device_memory(known: Snapshot) -> list[tuple[str, str]]:
-    """What the job holds on its fullest device, by the newest step that was asked."""
+    """Memory that the job holds on its fullest device, from the newest step with a measurement."""
     row = next((row for row in reversed(known.steps) if row.memory_bytes.get("allocated")), None)
     if row is None:
         return []
@@ -416,7 +414,7 @@ def _gpus(known: Snapshot) -> list[tuple[str, str]]:
 
 
 def _gpus_of_summary(gpus: Sequence[GpuFigures]) -> list[tuple[str, str]]:
-    """Over the steady steps."""
+    """GPU figures over the steady steps."""
     gpus = [gpu for gpu in gpus if gpu.in_use] or gpus
     figures: list[tuple[str, str]] = []
     busy, power = _medians(gpu.util_percent for gpu in gpus), _medians(gpu.power_w for gpu in gpus)
@@ -466,7 +464,7 @@ def _medians(levels: Iterable[Levels | None]) -> list[float]:
 
 
 def _newest_figures(samples: Samples, field: str) -> list[float]:
-    """The newest of each GPU or host that has it."""
+    """The newest value of each GPU or host that has the field."""
     found = ([value for value in one.values.get(field, []) if value is not None] for one in samples.series)
     return [values[-1] for values in found if values]
 
@@ -476,11 +474,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 # -- output -----------------------------------------------------------------------------------------------------------
-# What the job, or the chosen rank, printed last.
+# The last output of the job, or of the chosen rank.
 
 
 def draw_output(known: Snapshot, width: int, height: int) -> list[Text]:
-    """The newest line is the lowest."""
+    """Draw the last lines, the newest at the bottom."""
     output = known.output
     nothing = ["nothing was printed" if known.over else "nothing was printed yet"]
     if output is None:
@@ -493,10 +491,10 @@ def draw_output(known: Snapshot, width: int, height: int) -> list[Text]:
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
-# What the keys do: in one line, and on a page of its own.
+# The keys on one line, and the help page.
 
 KILLS = 3
-"""This many Ctrl-C end a job that does not react, as without the view."""
+"""Number of Ctrl-C that kill a job that does not react, the same as without the view."""
 KEY_HELP = (
     ("↑ ↓", "choose a rank; PgUp, PgDn, Home, End"),
     ("Enter", "look at that rank: its phases and what it printed; Esc: back"),
@@ -516,7 +514,7 @@ HELP_NOTES = (
 
 
 def draw_keys(width: int, *, beside_job: bool, pane: str, interrupts: int = 0) -> Text:
-    """As many as fit, those that one needs most first; the way out is always there.
+    """Draw as many keys as fit, the most important first; the key to leave is always included.
 
     ``interrupts``: how often the job was asked to end.
     """
@@ -552,15 +550,15 @@ def _add_key(line: Text, word: str) -> None:
     line.append(f" {rest}", "dim")
 
 
-# -- screen -----------------------------------------------------------------------------------------------------------
+# -- layout -----------------------------------------------------------------------------------------------------------
 
 WIDE = 140
-"""Columns from which on there is a second half."""
+"""Width from which there is a second column."""
 LEFT_SHARE = 0.58
 RULES_FROM = 30
-"""Lines from which on there is room for rules between the parts."""
+"""Height from which there are rules between the parts."""
 _VERDICT_LINES = ((14, 1), (18, 3), (24, 4), (30, 6), (100_000, 8))
-"""Lines of the screen, below which the verdict has so many."""
+"""Pairs of a screen height and the number of lines for screens below it."""
 _PHASE_LINES = ((16, 0), (20, 3), (24, 5), (30, 6), (100_000, 11))
 TABLE_LEAST = 3
 
@@ -569,9 +567,9 @@ TABLE_LEAST = 3
 class DrawnScreen:
     lines: list[Text]
     rows: int
-    """Of the table, that are in sight."""
+    """Visible rows of the table."""
     output: bool
-    """Whether there is room for what was printed besides everything else."""
+    """Whether there is room for the output in addition to the rest."""
 
 
 def draw_screen(
@@ -604,21 +602,21 @@ def draw_screen(
     body = body[:room] + [Text("", end="")] * max(0, room - len(body))
     lines = [*top, *body, *bottom][:height]
     for line in lines:
-        line.truncate(width)  # of a window too narrow for a single word
+        line.truncate(width)  # a window too narrow for a single word
     return DrawnScreen(lines=lines, rows=rows, output=wide)
 
 
 def _main_column(
     known: Snapshot, view: ViewState, width: int, room: int, height: int, now_wall_ns: int
 ) -> tuple[list[Text], int]:
-    """Phases, machines and the table; how many rows of it."""
+    """Phases, machines and the table; the number of its rows."""
     below = [draw_machine(known, width)]
     if height >= RULES_FROM:
         below.append(Text("─" * width, "dim", no_wrap=True, end=""))
     ranks = max(known.ranks.total if known.ranks is not None else 0, known.status.ranks if known.status else 0)
     most = _lines_for(_PHASE_LINES, height)
     if most:
-        most = max(most, room - len(below) - 1 - ranks)  # what a table of few ranks leaves empty
+        most = max(most, room - len(below) - 1 - ranks)  # lines that a short table leaves empty
     phases = draw_phases(known, width, min(most, max(0, room - TABLE_LEAST - 1)))
     lines = [*phases, *below]
     left = max(0, room - len(lines))

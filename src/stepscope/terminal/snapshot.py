@@ -1,9 +1,8 @@
-"""What is known of a run at one moment, the figures taken from it, and what the view asks the hub for. Pure.
+"""What is known of a run at one moment, the figures taken from it, and what the view requests from the hub. Pure.
 
-What is known of a run at one moment, as a value: what comes makes a new one.  Pure.
-
-It holds what a screen can show and no more: the newest steps, the newest events, the rows of the table that are in
-sight.  Nothing in it grows with the length of the run or the number of its ranks.
+A snapshot is an immutable value: each message makes a new one. It contains only what a screen can show: the newest
+steps, the newest events, the visible rows of the table. Nothing in it grows with the length of the run or the number of
+ranks.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ __all__ = [
 # -- snapshot ---------------------------------------------------------------------------------------------------------
 
 KEPT_STEPS = 1024
-"""As many as the hub's table of ranks is of at most, while a run goes on."""
+"""Maximum number of steps that the hub's table of ranks covers during a run."""
 KEPT_EVENTS = 256
 
 Link = Literal["opening", "live", "lost", "refused", "missing", "over", "ended"]
-"""How the connection to the hub is; ``over``: it went with the run; ``ended``: and nobody has more to say."""
+"""State of the connection to the hub; ``over``: it ended with the run; ``ended``: and there is no more data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +65,12 @@ class StepRow:
     first: int
     last: int
     mean_ns: Mapping[str, float]
-    """By ``wall``, ``work`` and phase, over the ranks, by the clock of the host."""
+    """Mean over the ranks by ``wall``, ``work`` and phase, on the host's clock."""
     memory_bytes: Mapping[str, float]
     start_wall_ns: int = 0
-    """When its first step began, by the word of one rank; 0: not known."""
+    """Start of its first step, as reported by one rank; 0: unknown."""
     device_timed: bool = False
-    """Whether the devices were timed in it too."""
+    """Whether the devices were timed as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class Output:
 class Snapshot:
     link: Link = "opening"
     why: str = ""
-    """What is wrong with the connection, in words."""
+    """The problem with the connection."""
     run: Run | None = None
     status: Status | None = None
     findings: Findings | None = None
@@ -101,14 +100,14 @@ class Snapshot:
     hosts: Samples | None = None
     processes: Samples | None = None
     machines: Machines | None = None
-    """Of a run that is over: what the summary says of hosts and GPUs."""
+    """Hosts and GPUs as in the summary of a finished run."""
     output: Output | None = None
     seen_wall_ns: int = 0
-    """When something last came, by the run's clock."""
+    """Time of the last message, on the run's clock."""
     stepped_wall_ns: int = 0
-    """When steps last came, by the run's clock; 0: none since the connection was made."""
+    """Time of the last steps, on the run's clock; 0: none since the connection was made."""
     beat: int = 0
-    """Counts what came: whoever asks for more asks again when it is another number."""
+    """Counts messages, so that a change tells the reader to ask again."""
 
     @property
     def over(self) -> bool:
@@ -116,31 +115,31 @@ class Snapshot:
 
     @property
     def final(self) -> bool:
-        """Whether this is the last word on the run."""
+        """Whether no more data will follow for this run."""
         said = self.findings is not None and not self.findings.live
         return self.over and (said or self.link == "ended")
 
     @property
     def device_timed(self) -> bool:
-        """Whether there are device times, so that those of the host have to be called so."""
+        """Whether there are device times, so that host times must be labeled."""
         return any(row.device_timed for row in self.steps)
 
     @property
     def still_in(self) -> tuple[int, int] | None:
-        """The first and the last of the steps that the job stands in; None: it goes on, or is over."""
+        """First and last of the steps in which the job hangs; None: it makes progress, or is over."""
         found = self.findings.findings if self.findings is not None and not self.over else ()
         lasting = (one for one in found if one.kind.startswith("hang_") and one.evidence.get("over") is None)
         return next((one.steps for one in lasting), None)
 
     @property
     def step(self) -> int:
-        """The last that all ranks made; -1: none yet."""
+        """The last step that all ranks finished; -1: none yet."""
         said = self.status.step if self.status is not None else -1
         return max(said, self.steps[-1].last if self.steps else -1)
 
 
 def apply_message(known: Snapshot, message: Message) -> Snapshot:
-    """With what a message of the stream says; HubError for one that says nothing that can be understood."""
+    """Apply a message of the stream; raises HubError if it cannot be decoded."""
     if message.event == "steps":
         return with_steps(known, decode(message.data, Steps))
     if message.event == "again":
@@ -160,7 +159,7 @@ def apply_message(known: Snapshot, message: Message) -> Snapshot:
 
 
 def with_run(known: Snapshot, run: Run) -> Snapshot:
-    # The stream says more of what is wrong, and says it sooner; this is for a run whose stream has not begun.
+    # The stream reports problems sooner and in more detail; this is for a run whose stream has not begun.
     found = known.findings or Findings(verdict=run.verdict)
     return replace(known, run=run, status=run, findings=found)
 
@@ -174,7 +173,7 @@ def with_steps(known: Snapshot, steps: Steps) -> Snapshot:
 
 
 def _with_corrections(known: Snapshot, steps: Steps) -> Snapshot:
-    """With the steps that are others now in the place of what was said of them."""
+    """Replace steps with their corrected values."""
     anew = {(row.first, row.last): row for row in _step_rows(steps)}
     rows = tuple(anew.get((row.first, row.last), row) for row in known.steps)
     return replace(known, steps=rows, beat=known.beat + 1)
@@ -203,29 +202,29 @@ def _step_rows(steps: Steps) -> tuple[StepRow, ...]:
 
 
 # -- pace -------------------------------------------------------------------------------------------------------------
-# The steps that figures are taken of, how fast they come, and for how long none has.  Pure.
+# The steps that figures are based on, how fast they arrive, and for how long none has. Pure.
 #
-# All figures of the screen are of one stretch: that of the hub's table of ranks, its window over the last steps.  So
-# the phases add up to the step, and the table agrees with both.
+# All figures on the screen are based on the same stretch of steps: the window of the hub's table of ranks. So the
+# phases add up to the step, and the table agrees with both.
 
 USUAL_WINDOW = 256
-"""Steps, of a hub that does not say how many it holds."""
+"""Steps, for a hub that does not report its window."""
 RATE_STEPS = 20
-"""The rate is one of now, as on the page."""
+"""Steps for the current rate, as on the page."""
 STILL_S = 10.0
 STILL_STEPS = 5
-"""Without a step for longer than both, and it is no longer only a slow one."""
+"""Without a step for longer than both limits, the job is more than slow."""
 
 
 def recent_rows(known: Snapshot) -> tuple[StepRow, ...]:
-    """The stretch that figures are taken of."""
+    """The stretch of steps that figures are based on."""
     steps = window_steps(known.run) or USUAL_WINDOW
     first = known.steps[-1].last - steps + 1 if known.steps else 0
     return tuple(row for row in known.steps if row.last >= first)
 
 
 def window_steps(run: Run | None) -> int:
-    """How many steps the hub's table of ranks is of; 0: it does not say."""
+    """Number of steps that the hub's table of ranks covers; 0: not reported."""
     return run.info.window.steps * max(1, run.info.window.stride) if run is not None else 0
 
 
@@ -238,8 +237,10 @@ def stretch_steps(known: Snapshot) -> int:
 
 
 def usual_wall_ns(known: Snapshot) -> float:
-    """Of the steps of the stretch, each the mean over its ranks: the median, and of steps that are known only several
-    together, which have none, the mean; 0: there are none."""
+    """Median over the stretch of the step times, each the mean over its ranks; 0 without steps.
+
+    Rows that combine several steps have no median; then it is the mean.
+    """
     rows = recent_rows(known)
     if not rows:
         return 0.0
@@ -249,7 +250,7 @@ def usual_wall_ns(known: Snapshot) -> float:
 
 
 def usual_words(known: Snapshot) -> str:
-    """What that figure is: ``median of 256``."""
+    """Describe that figure: ``median of 256``."""
     return f"{'median' if _are_single_steps(recent_rows(known)) else 'mean'} of {stretch_steps(known):,}"
 
 
@@ -258,7 +259,7 @@ def _are_single_steps(rows: Sequence[StepRow]) -> bool:
 
 
 def steps_per_second(known: Snapshot, now_wall_ns: int) -> float | None:
-    """By the clock of the ranks; None unless steps come now."""
+    """Step rate on the ranks' clock; None unless steps are arriving now."""
     if known.over or known.link != "live" or still_s(known, now_wall_ns) is not None:
         return None
     rows = known.steps[-RATE_STEPS - 1 :]
@@ -269,9 +270,9 @@ def steps_per_second(known: Snapshot, now_wall_ns: int) -> float | None:
 
 
 def still_s(known: Snapshot, now_wall_ns: int) -> float | None:
-    """For how long no step has ended, where that is far longer than one takes; None: they come, or it is over.
+    """Seconds without a finished step, if that is far longer than a step takes; None: steps arrive, or the run is over.
 
-    Steps that came here are believed before any clock: ours may differ from that of the ranks.
+    The arrival of steps takes precedence over any clock: ours may differ from that of the ranks.
     """
     if known.over or known.link != "live" or not known.steps or not now_wall_ns:
         return None
@@ -284,8 +285,8 @@ def still_s(known: Snapshot, now_wall_ns: int) -> float | None:
     return idle_s if idle_s > max(STILL_S, STILL_STEPS * usual_wall_ns(known) / 1e9) else None
 
 
-# -- wanted -----------------------------------------------------------------------------------------------------------
-# What is to be seen besides the stream of news: the rows in sight, a rank, what was printed.
+# -- requests ---------------------------------------------------------------------------------------------------------
+# What the view needs in addition to the stream: the visible rows, a rank, the output.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,4 +296,4 @@ class Wanted:
     limit: int = 10
     rank: int | None = None
     output: bool = False
-    """What that rank printed, or the job."""
+    """Output of that rank, or of the job."""

@@ -1,8 +1,6 @@
-"""Drawing in the terminal: text, bars, step times, phases and ranks.
+"""Drawing in the terminal: text and bars, the step time, its phases, the table of ranks, one rank in detail.
 
-Where the time goes, drawn: the step time, its phases, the table of ranks, one rank in detail.
-
-Where a step's time goes: the mean over the ranks beside the rank that works longest, phase by phase.
+The phases show the mean over the ranks next to the rank that works longest.
 """
 
 from __future__ import annotations
@@ -49,33 +47,28 @@ __all__ = [
 ]
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
-# Text for a screen of cells: made harmless, cut, padded and wrapped by width; bars and sparklines.
+# -- text and bars ----------------------------------------------------------------------------------------------------
+# Text for a screen of cells, cut, padded and wrapped by display width.
 #
-# Text for a screen of cells: what strangers wrote made harmless, cut and padded by the width that it is shown in.
-#
-# Names of hosts and runs, titles, lines of logs: all of it is somebody else's.  What is not printable (escape
-# sequences, line ends, marks that turn the direction of writing) becomes ``?``; styles are put on by us, never read
-# out of text.
-
-# -- text -------------------------------------------------------------------------------------------------------------
+# Names of hosts and runs, titles and log lines come from other people. Unprintable characters (escape sequences, line
+# ends, marks that change the writing direction) become ``?``. We add styles; they are never read from the text.
 
 STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "cyan", "healthy": "green"}
 SPARKS = "▁▂▃▄▅▆▇█"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-"""Colours and cursor movements in what a job printed; they are not shown."""
+"""Colors and cursor movements in a job's output, which are not shown."""
 _VARIANTS = re.compile("[\ufe00-\ufe0f]")
-"""They ask for another width of the sign before them, and terminals disagree on it."""
+"""Variation selectors request another width for the preceding character, and terminals disagree about it."""
 _TAB = 4
 
 
 def plain(text: str) -> str:
-    """One line without anything that a terminal would obey."""
+    """One line without anything that a terminal would interpret."""
     return printable(_VARIANTS.sub("", text), mark="?")
 
 
 def fit(text: str, width: int) -> str:
-    """Exactly so many cells: padded, or cut with an ellipsis."""
+    """Pad the text to exactly ``width`` cells, or cut it with an ellipsis."""
     text = plain(text)
     if width <= 0:
         return ""
@@ -85,7 +78,7 @@ def fit(text: str, width: int) -> str:
 
 
 def columns(parts: Iterable[tuple[str, str]], width: int) -> Text:
-    """Pieces with their styles on one line, cut at the width."""
+    """Put styled pieces on one line, cut at the width."""
     line = Text(no_wrap=True, end="")
     left = width
     for said, style in parts:
@@ -99,7 +92,7 @@ def columns(parts: Iterable[tuple[str, str]], width: int) -> Text:
 
 
 def wrapped(text: str, width: int, most: int) -> list[str]:
-    """At most so many lines, broken between words; the last is cut when there is more."""
+    """At most ``most`` lines, broken between words; the last is cut if the text is longer."""
     words, lines = plain(" ".join(text.split())).split(" "), [""]
     for word in words:
         longer = f"{lines[-1]} {word}" if lines[-1] else word
@@ -113,20 +106,20 @@ def wrapped(text: str, width: int, most: int) -> list[str]:
 
 
 def printed_lines(data: bytes, most: int) -> list[str]:
-    """The last lines of what a job printed, as a terminal would leave them: after ``\\r`` a line begins anew."""
+    """The last lines of a job's output as a terminal would show them: ``\\r`` overwrites the line."""
     text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
     lines = text.removesuffix("\n").split("\n") if text else []
     return [plain(_overwritten(line).expandtabs(_TAB)) for line in lines[-most:]] if most > 0 else []
 
 
 def spark(values: Iterable[float], width: int) -> str:
-    """The newest values as a line of blocks, from the least to the most; a single odd one does not flatten the rest."""
+    """The newest values as a line of blocks, scaled from minimum to maximum; one outlier does not flatten the rest."""
     shown = list(values)[-width:] if width > 0 else []
     if not shown:
         return ""
     ordered = sorted(shown)
     low, high = ordered[0], ordered[min(len(ordered) - 1, int(len(ordered) * 0.98))]
-    # Steps that take the same time are a flat line, not noise blown up to the whole height.
+    # Equal step times give a flat line, not noise scaled to the full height.
     span = max(high - low, 0.1 * high)
     steps = len(SPARKS) - 1
     return "".join(SPARKS[round(min((value - low) / span, 1.0) * steps) if span else 0] for value in shown)
@@ -137,15 +130,9 @@ def _overwritten(line: str) -> str:
     return parts[-1] if parts else ""
 
 
-# -- bars -------------------------------------------------------------------------------------------------------------
-# Horizontal bars of an exact length.
-
-
 def padded_bar(share: float, width: int) -> str:
     return bar(share, width).ljust(width)
 
-
-# -- timing -----------------------------------------------------------------------------------------------------------
 
 # -- phases -----------------------------------------------------------------------------------------------------------
 
@@ -154,13 +141,13 @@ PHASE_NUMBER = 9
 PHASE_SHARE = 5
 COMM = "comm"
 ODD = 1.3
-"""A rank that takes so many times the mean in a phase is marked …"""
+"""A rank is marked if its time in a phase is this many times the mean …"""
 ODD_SHARE = 0.05
-"""… if that is this much of the step."""
+"""… and the difference is this share of the step."""
 FOLD_FROM = 3
-"""Of more lines than these the last is for the phases that have none of their own …"""
+"""With more lines than this, the last one sums up the phases without their own line …"""
 FOLD_SHARE = 0.02
-"""… if they would be this much of the step."""
+"""… if they take this share of the step."""
 PHASE_COLORS = {
     "input": "yellow",
     "h2d": "yellow",
@@ -174,7 +161,7 @@ PHASE_COLORS = {
 
 
 def mean_times(known: Snapshot) -> dict[str, float]:
-    """By ``wall``, ``work`` and phase, over the ranks and the steps of the stretch, in nanoseconds."""
+    """Mean over the ranks and steps of the stretch, by ``wall``, ``work`` and phase, in nanoseconds."""
     rows = recent_rows(known)
     names = dict.fromkeys(name for row in rows for name in row.mean_ns)
     steps = sum(map(row_steps, rows))
@@ -182,7 +169,7 @@ def mean_times(known: Snapshot) -> dict[str, float]:
 
 
 def draw_phases(known: Snapshot, width: int, height: int) -> list[Text]:
-    """The longest that there is room for, in the order of a step; the others, where they count, share the last."""
+    """Draw the longest phases in the order of a step; the last line sums up the others if they matter."""
     mean = mean_times(known)
     wall = mean.pop("wall", 0.0)
     mean.pop("work", None)
@@ -207,7 +194,7 @@ def draw_phases(known: Snapshot, width: int, height: int) -> list[Text]:
 
 
 def phase_head(known: Snapshot) -> str:
-    """Over the names of phases: where devices are timed, these times are not theirs."""
+    """Title of the phase column, which says that these are host times if devices are timed as well."""
     return "host phase" if known.device_timed else "phase"
 
 
@@ -244,7 +231,7 @@ def _phase_title(known: Snapshot, width: int, each: int, both: bool) -> Text:
 
 
 def _slowest(known: Snapshot) -> dict[str, float]:
-    """Of the rank that works longest; empty when there is but one."""
+    """Times of the rank that works longest; empty for a single rank."""
     table = known.slowest
     if table is None or not table.rank or table.total < 2:
         return {}
@@ -256,22 +243,22 @@ def _phase_weight(name: str, mean: dict[str, float], slow: dict[str, float]) -> 
 
 
 def _phase_order(name: str) -> tuple[int, str]:
-    """In the order of a step: ours, with what no hook claims last but for the user's own."""
+    """Order within a step: built-in phases, then ``other`` (what no hook claims), then the user's phases."""
     if name == "other":
         return len(BUILTIN_PHASES), name
     return (BUILTIN_PHASES.index(name), name) if name in BUILTIN_PHASES else (len(BUILTIN_PHASES) + 1, name)
 
 
 # -- step time --------------------------------------------------------------------------------------------------------
-# The time of a step and what it is a figure of, how fast steps come, and the newest of them as a line of blocks.
+# The step time and what it is a figure of, the step rate, and the newest steps as a line of blocks.
 
 STEP_LABEL = 8
 LEAST_SPARK = 12
-"""Blocks that words leave room for."""
+"""Minimum number of blocks; words that would leave less room are dropped."""
 
 
 def draw_step_time(known: Snapshot, width: int, *, now_wall_ns: int = 0) -> Text:
-    """``69.0 ms  median of 256, mean of ranks   14.5/s  ▁▁▂▁``; a rate only while steps come."""
+    """``69.0 ms  median of 256, mean of ranks   14.5/s  ▁▁▂▁``; the rate is shown only while steps arrive."""
     label = (fit("step", STEP_LABEL), "dim")
     if not recent_rows(known):
         return columns([label, ("no steps" if known.over else "no steps yet", "dim")], width)
@@ -291,7 +278,7 @@ def still_words(seconds: float) -> str:
 
 
 def _figure_words(known: Snapshot) -> list[str]:
-    """What the figure is, the fullest words first."""
+    """Descriptions of the figure, the longest first."""
     middle = usual_words(known)
     if known.status is not None and known.status.ranks > 1:
         return [f"{middle}, mean of ranks", middle]
@@ -299,12 +286,12 @@ def _figure_words(known: Snapshot) -> list[str]:
 
 
 # -- rank table -------------------------------------------------------------------------------------------------------
-# The table of ranks: those in sight, in the order that was chosen, with marks at those that a finding names.
+# The visible rows in the chosen order, with marks at ranks that a finding names.
 
 T = TypeVar("T")
 
 ORDERS = ("work", "comm", "wall", "rank")
-"""What the table can be sorted by, as the API calls it; the longest first."""
+"""Orders of the table as the API names them; the longest time comes first."""
 TITLES = {"work": "work", "comm": "wait", "wall": "step", "rank": "rank"}
 _STATE_STYLES = {
     "exception": "bold red",
@@ -314,13 +301,13 @@ _STATE_STYLES = {
     "starting": "yellow",
 }
 _SHORT = {"exception": "error"}
-"""For want of room; all else as the page says it."""
+"""Short names for lack of room; all others are as on the page."""
 TABLE_RANK, TABLE_STATE, TABLE_NOW, TABLE_NUMBER, TABLE_HOST = 8, 9, 15, 10, 24
-"""Columns of each; the host has what the others leave, up to as much as names need."""
+"""Widths of the columns; the host gets what the others leave, up to the width that names need."""
 NARROW, NARROWEST = 67, 52
-"""Below these there is no room for what a rank does now, and for its host and state."""
+"""Below these widths there is no room for a rank's current phase, and for its host and state."""
 BAR_FROM = 110
-"""Columns from which on there is room for a bar of work and wait."""
+"""Width from which there is room for a bar of work and wait."""
 _BAR = "█░"
 """Work and wait."""
 STUCK_S = 2.0
@@ -339,9 +326,9 @@ class _Cells:
 def draw_ranks(
     known: Snapshot, width: int, height: int, *, cursor: int, start: int, order: str, now_wall_ns: int = 0
 ) -> list[Text]:
-    """``start`` and ``cursor``: the places of the first row in sight and of the chosen one, in the whole table.
+    """The table. ``start`` and ``cursor``: indexes of the first visible and of the chosen row in the whole table.
 
-    What was asked for may lag behind what is to be seen: rows that are not there yet are left empty.
+    The data may lag behind the view: rows that have not arrived yet are left empty.
     """
     heads = [_column_head(name, order) for name in ("work", "comm", "wall")]
     of = _of_steps(stretch_steps(known), TABLE_NOW - 4) if known.steps else ""
@@ -370,7 +357,7 @@ def _of_steps(steps: int, room: int) -> str:
 
 
 def marks_of(known: Snapshot) -> dict[int, str]:
-    """By rank, the gravest of the findings that name it."""
+    """The highest severity of the findings that name a rank, by rank."""
     found: dict[int, str] = {}
     for finding in known.findings.findings if known.findings is not None else ():
         for rank in finding.ranks:
@@ -380,7 +367,7 @@ def marks_of(known: Snapshot) -> dict[int, str]:
 
 def _rank_row(known: Snapshot, table: Ranks, at: int, width: int, marks: dict[int, str], now_wall_ns: int) -> Text:
     rank, state = table.rank[at], _at(table.state, at, "")
-    shown = (_at(table.standing, at, None) or state).partition(" ")[0]  # of "waits in all_reduce" there is room for one
+    shown = (_at(table.standing, at, None) or state).partition(" ")[0]  # "waits in all_reduce": room for one word
     mark = marks.get(rank, "")
     wall, work = (_at(table.mean_ns.get(name, ()), at, 0.0) for name in ("wall", "work"))
     going = state in ("running", "starting") and not known.over
@@ -402,7 +389,7 @@ def _rank_row(known: Snapshot, table: Ranks, at: int, width: int, marks: dict[in
 def _highlight_row(line: Text, width: int) -> Text:
     marked = Text("▶", end="", no_wrap=True).append_text(line[1:])
     marked.append(" " * max(0, width - marked.cell_len))
-    # A bar whose colours are turned round shows what is not there.
+    # Do not reverse the colors of the bar: that would show the opposite.
     bar = next((at for at, sign in enumerate(marked.plain) if sign in _BAR), len(marked))
     marked.stylize("reverse", 0, bar)
     return marked
@@ -423,7 +410,7 @@ def _short_time(seconds: float) -> str:
 
 
 def _row_parts(cells: _Cells, width: int) -> list[tuple[str, str]]:
-    """What there is room for, each with its name."""
+    """The cells that fit, each with its name."""
     host = min(
         TABLE_HOST, width - TABLE_RANK - 1 - TABLE_STATE - 3 * TABLE_NUMBER - (TABLE_NOW if width >= NARROW else 0)
     )
@@ -458,7 +445,7 @@ def _at(values: Sequence[T], at: int, none: T) -> T:
 
 
 # -- rank detail ------------------------------------------------------------------------------------------------------
-# One rank: who it is, its phases against the mean over all, its newest steps.
+# One rank: its identity, its phases compared with the mean over all ranks, its newest steps.
 
 DETAIL_NAME, DETAIL_NUMBER = 11, 10
 

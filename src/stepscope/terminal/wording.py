@@ -1,6 +1,6 @@
 """Events and findings in words, a sentence or a line each: for the screen, the plain view and report --follow.
 
-Events as sentences, the same as on the page (``web/src/words/events.ts``), and how grave each is.  Pure.
+The sentences and the severity of events are the same as on the page (``web/src/words/events.ts``). Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stepscope.terminal.documents import Event
 __all__ = ["EVENT_KINDS", "event_words", "finding_line", "news_line", "severity_of"]
 
 
-# -- event words ------------------------------------------------------------------------------------------------------
+# -- events -----------------------------------------------------------------------------------------------------------
 
 _RANK_ENDS = {
     "exited": "ended in order",
@@ -31,7 +31,7 @@ _REFUSALS = {"key": "another key", "token": "a wrong token"}
 
 
 def event_words(event: Event, *, over: bool = False) -> str:
-    """``over``: whether the run is, and a standstill is not to be told as one of now."""
+    """An event in words. ``over``: whether the run is over, so that a hang is described in the past tense."""
     if event.event == "hang" and over:
         return f"The job stood still{_in_steps(event)}. {past_title(str(event.kind), event.title)}".rstrip()
     if event.event in EVENT_KINDS:
@@ -78,7 +78,7 @@ def _end(event: Event) -> str:
         return ""
     if not isinstance(code, int) or not code:
         return f": {status}"
-    # Whether that was a failure or a crash the run's own status says: by more than the code.
+    # Do not call it a failure or a crash: the run's own status decides that from more than the exit code.
     return f": {_code(code)}" if status == "failed" and code > 0 else f": {status}, {_code(code)}"
 
 
@@ -209,11 +209,11 @@ EVENT_KINDS: Mapping[str, tuple[str, Callable[[Event], str]]] = {
     "warning": ("warning", lambda event: _sentence(event.message)),
     "note": ("info", _note),
 }
-"""How grave each kind is, and its sentence; every kind that agents, hubs and the store write is here."""
+"""Severity and sentence of each kind; contains every kind that agents, hubs and the store write."""
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
-# A run in plain lines: the wording that everything shares which tells of a run as it goes on.
+# Plain lines about a live run, shared by all commands that follow one.
 
 WITHDRAWN = "○"
 

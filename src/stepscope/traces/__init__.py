@@ -1,15 +1,19 @@
-"""Traces of torch.profiler and Nsight Systems: files → columns → analyses → findings.
+"""Trace analysis for torch.profiler and Nsight Systems: files → columns → analyses → findings.
 
-Read in this order:
+The layers, lowest first. A module imports only from layers above it in this list:
 
-    model/          a trace as columns, integer nanoseconds; which rows count, what launched what
-    reading/        files → columns;  cache/: what was read before
-    device/ host/   analyses of one rank;  path/: its critical path, and what if
-    rank.py         all of them → one RankAnalysis of bounded size
-    engine/         many files → many RankAnalyses, by processes here or by Ray
-    ranks/          ranks compared: collectives, clocks
-    job.py          RankAnalyses → one JobAnalysis, with findings.py and its rules/
-    diff/           two jobs compared;  timeline/, sql.py, csv_out.py: other ways out
+    model/               a trace as columns in integer nanoseconds; which rows count, what launched what
+    reading/             files → columns, with a cache for files that were read before
+    device/ host/        analyses of one rank: its device work, its host threads
+    rank_collectives.py  the collectives of one rank
+    path/                the critical path of one rank, and what-if changes to it
+    rank.py              all analyses of one rank → one RankAnalysis of bounded size
+    engine/              many files → many RankAnalyses, in local processes or on Ray
+    ranks/               (same layer) ranks compared: files of a job, matched collectives, clocks
+    job.py               RankAnalyses → one JobAnalysis
+    rules/               figures of a job → findings, one file per family of rules
+    findings.py          runs all rules in order; severity, order and verdict
+    outputs              exports.py, job_diff.py, sql.py: timelines, CSV, the comparison of two jobs, SQL
 
-Analyses are functions from columns to plain values; nothing here draws.
+Analyses are functions from columns to plain values. Nothing here renders output.
 """

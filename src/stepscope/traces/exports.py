@@ -1,18 +1,15 @@
-"""A traced job in other forms: a timeline for Perfetto, tables as CSV files.
+"""A traced job in other formats: a timeline for Perfetto, tables as CSV files.
 
-All ranks on one clock-aligned timeline for Perfetto, with tracks for collectives and the critical path.
+The timeline shows all ranks on aligned clocks, for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``. Each
+rank is one process (its pid is the rank) with a track for every thread and every stream, arrows from launches to
+launched work and from forward to backward, memory counters, and additional tracks for collectives and the critical
+path. Times are microseconds since the earliest instant of all files, with three decimals, so exact to the nanosecond.
 
-All ranks on one timeline, their clocks aligned, for Perfetto (https://ui.perfetto.dev) or ``chrome://tracing``.
+Viewers expect the slices of one track to be nested or disjoint. Slices that overlap otherwise (kernels that a file
+reports as concurrent on one stream, collectives of one thread) move to another track of the same name. Every column of
+a slice is written. Data that the reader of the trace dropped is missing here too.
 
-One process per rank (its pid is the rank), in it a track for every thread and every stream, arrows from launches to
-what they launched and from forward to backward, memory as counters, and tracks of our own.  Times are microseconds from
-the earliest instant of all files, with three decimals, so exact to the nanosecond.
-
-Viewers want slices of one track to lie inside each other or apart; what overlaps otherwise (kernels of one stream that
-a file says ran at once, collectives of one thread) moves to a further track of the same name.  Everything that the
-columns hold of a slice is written: nothing is left out.  What a reader of the trace did not keep is not here either.
-
-Written as it is read, one trace at a time, so that memory is that of a single trace.
+Traces are written one at a time as they are read, so memory use is that of a single trace.
 """
 
 from __future__ import annotations
@@ -45,10 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Bar", "Track", "collective_tracks", "path_track", "tables_in", "write_csv", "write_perfetto"]
 
 
-# -- perfetto ---------------------------------------------------------------------------------------------------------
-
-# -- perfetto args ----------------------------------------------------------------------------------------------------
-# What is known of a slice beside its times, as the ``args`` of a Kineto event.
+# -- slice arguments --------------------------------------------------------------------------------------------------
+# The ``args`` of a Kineto event: everything known about a slice besides its times.
 
 CATEGORIES: Final = {
     int(kind): name
@@ -66,11 +61,11 @@ CATEGORIES: Final = {
         Kind.OVERHEAD: "overhead",
     }.items()
 }
-"""As Kineto calls them now, so that what is written can be read again."""
+"""Kineto's current names, so that the output can be read again."""
 
 NUMBER, TEXT, JSON = "number", "text", "json"
 SIDES: Final = {
-    # table: column: (key in the file, what it is)
+    # table: column: (key in the file, form)
     "ops": {
         "dims": ("Input Dims", JSON),
         "types": ("Input type", JSON),
@@ -109,12 +104,12 @@ SIDES: Final = {
     },
 }
 NO_STREAM: Final = 2**32 - 1
-"""How CUPTI writes that a synchronisation is of no stream in particular."""
+"""CUPTI's value for a synchronization that does not belong to one stream."""
 SLICES: Final = {"correlation": "correlation", "external": "External id", "device": "device", "stream": "stream"}
 
 
 class Values(dict[tuple[str, int], str]):
-    """Texts of the trace by form and code, as JSON."""
+    """Strings of the trace as JSON, by form and code."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
@@ -128,7 +123,7 @@ class Values(dict[tuple[str, int], str]):
 
 
 def args_of(trace: Trace, part: slice, values: Values) -> list[str]:
-    """Of some rows, one after another: the inside of their ``args`` objects."""
+    """Return the contents of the ``args`` objects of consecutive rows."""
     out: list[list[str]] = [[] for _ in range(*part.indices(len(trace)))]
     for name, key in SLICES.items():
         column = getattr(trace.slices, name)[part]
@@ -155,13 +150,13 @@ def _is_json(text: str) -> bool:
     return True
 
 
-# -- perfetto ---------------------------------------------------------------------------------------------------------
+# -- Perfetto timeline ------------------------------------------------------------------------------------------------
 
 BATCH = 20_000
 PACKED = 6
-"""Of gzip: half the time of its best, and hardly larger."""
+"""gzip level: half the time of the best, and hardly larger."""
 MAX_LANES = 256
-"""Of one thread or stream; what overlaps still more is written, but a viewer may not show it."""
+"""Per thread or stream; further overlapping slices are written, but a viewer may not show them."""
 DEVICE_TYPES = {0: "host memory", 1: "device memory"}
 
 
@@ -169,25 +164,29 @@ DEVICE_TYPES = {0: "host memory", 1: "device memory"}
 class Bar:
     name: str
     start_ns: int
-    """Absolute, as the rank's own clock has it."""
+    """Absolute, on the rank's own clock."""
     end_ns: int
     args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track:
-    """One of our own, of a rank: matched collectives, a critical path."""
+    """An additional track of a rank: matched collectives or a critical path."""
 
     rank: int
     name: str
     bars: Sequence[Bar]
-    """By start."""
+    """Sorted by start."""
 
 
 def write_perfetto(
     traces: Iterable[tuple[int, Trace]], clocks: Clocks, out: Path, *, tracks: Iterable[Track] = ()
 ) -> int:
-    """``traces``: each with its rank; may read them one by one.  Packed where the name ends in ``.gz``.  → events."""
+    """Write the timeline and return the number of events.
+
+    ``traces`` yields ranks with their traces and may read them lazily. The file is compressed if its name ends in
+    ``.gz``.
+    """
     own: dict[int, list[Track]] = {}
     for track in tracks:
         own.setdefault(track.rank, []).append(track)
@@ -203,7 +202,7 @@ def write_perfetto(
 
 
 def us(ns: int) -> str:
-    """With three decimals, whatever the size."""
+    """Format microseconds with three decimals at any magnitude."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
@@ -213,7 +212,7 @@ class _Writer:
         self.file = file
         self.written = 0
         self.tids = itertools.count(1)
-        """Of all ranks: no two tracks share one."""
+        """Unique over all ranks: no two tracks share one."""
         self.arrows = itertools.count(1)
 
     def events(self, events: Iterable[str]) -> None:
@@ -223,7 +222,7 @@ class _Writer:
             self.written += len(batch)
 
     def rank(self, rank: int, trace: Trace, zero_ns: int, tracks: Sequence[Track]) -> None:
-        """``zero_ns``: the instant of this rank's clock that is the timeline's beginning."""
+        """Write one rank; ``zero_ns``: the start of the timeline on this rank's clock."""
         host = trace.meta.host
         name = f"rank {rank} · {host}" if host else f"rank {rank}"
         self.events([_meta(rank, 0, "process_name", name=name), _meta(rank, 0, "process_sort_index", sort_index=rank)])
@@ -244,7 +243,7 @@ class _Writer:
         return tid
 
     def slices(self, rank: int, trace: Trace, first_ns: int) -> list[int]:
-        """→ [slices]; the track that each is on."""
+        """Write the slices and return the track of each, [slices]."""
         slices = trace.slices
         tids = [0] * len(trace)
         several = len(np.unique(slices.device[slices.device >= 0])) > 1
@@ -273,7 +272,7 @@ class _Writer:
             yield from self.arrow(rank, "ac2g", tids[call], starts[call], tids[row], starts[row])
 
     def flows(self, rank: int, trace: Trace, tids: list[int], first_ns: int) -> Iterator[str]:
-        """From forward to backward; arrows that begin or end on no slice of their thread have no track to be on."""
+        """Draw arrows from forward to backward, except on threads without slices, which have no track."""
         first_of: dict[int, int] = {}
         for thread, tid in zip(trace.slices.thread.tolist(), tids, strict=True):
             first_of.setdefault(thread, tid)
@@ -315,7 +314,7 @@ def _track_name(trace: Trace, row: int, several: bool) -> str:
 
 
 def _lanes(starts: list[int], ends: list[int]) -> list[int]:
-    """Of slices of one track, sorted by start, the longer first: the first lane in which each lies inside or apart."""
+    """Assign each slice (sorted by start, longer first) the first lane in which it is nested or disjoint."""
     out = []
     lanes: list[list[int]] = [[]]
     for start, end in zip(starts, ends, strict=True):
@@ -356,7 +355,7 @@ def _memory(rank: int, trace: Trace, first_ns: int) -> Iterator[str]:
     for time_ns, device_type, device, size, allocated, reserved in zip(*(c.tolist() for c in columns), strict=True):
         name = DEVICE_TYPES.get(device_type, f"memory of device type {device_type}")
         name = f"{name} {device}" if device_type and device >= 0 else name
-        # Some files say only what was taken and given back.
+        # Some files contain only allocated and freed sizes.
         total[name] = allocated if allocated >= 0 else total.get(name, 0) + size
         values = {"allocated": total[name]} | ({"reserved": reserved} if reserved >= 0 else {})
         head = f'{{"ph":"C","pid":{rank},"tid":0,"name":"{name}","ts":{us(time_ns + first_ns)}'
@@ -364,12 +363,11 @@ def _memory(rank: int, trace: Trace, first_ns: int) -> Iterator[str]:
 
 
 # -- collective tracks ------------------------------------------------------------------------------------------------
-# Matched collectives on the timeline: of every rank a track that says when it waited, for whom, and for how long.
+# One track per rank shows when it waited in matched collectives, for which rank, and for how long.
 
 
 def collective_tracks(collectives: CollectivesAnalysis) -> list[Track]:
-    """One per rank that has any; collectives at a time are on one track, as far as they do not overlap, and the rest
-    on further ones."""
+    """Build one track per rank with collectives; overlapping collectives move to further tracks."""
     pairs, split = collectives.pairs, collectives.split
     out = []
     order = np.lexsort((pairs.start_ns, pairs.rank))
@@ -385,7 +383,7 @@ def collective_tracks(collectives: CollectivesAnalysis) -> list[Track]:
 
 
 def _apart(starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
-    """Indices of intervals, sorted by start, in as few lists as it takes for none to overlap within one."""
+    """Distribute intervals, sorted by start, over as few lists of indices as possible without overlap in a list."""
     lists: list[list[int]] = []
     for at, start in enumerate(starts):
         free = next((own for own in lists if ends[own[-1]] <= start), None)
@@ -412,11 +410,11 @@ def _bars(collectives: CollectivesAnalysis, part: int) -> list[Bar]:
 
 
 # -- path tracks ------------------------------------------------------------------------------------------------------
-# The critical path on the timeline: of a rank a track that says, instant by instant, what its steps were due to.
+# One track per rank shows the cause of its steps' length at each instant.
 
 
 def path_track(rank: int, window: Window) -> Track:
-    """What follows itself without a break is one bar."""
+    """Build the track; equal segments without a gap between them become one bar."""
     trace, segments = window.trace, path_segments(window)
     origin_ns = trace.meta.origin_ns
     columns = (segments.start_ns + origin_ns, segments.end_ns + origin_ns, segments.cause, segments.name)
@@ -429,22 +427,20 @@ def path_track(rank: int, window: Window) -> Track:
     return Track(rank=rank, name="critical path", bars=bars)
 
 
-# -- csv out ----------------------------------------------------------------------------------------------------------
-# Tables as CSV files: one per table, those of all ranks together with a column ``rank`` in front.
-#
-# A list of what was written stays in the folder, with the size and time of each file: so the next set can take away
-# what is left of this one, and nothing else.
+# -- CSV files --------------------------------------------------------------------------------------------------------
+# One file per table; tables of ranks are combined, with ``rank`` as the first column. The folder keeps a list of the
+# written files with size and time, so that the next export can remove what is left of this one, and nothing else.
 
 LIST = ".stepscope-tables"
 
 
 def write_csv(folder: Path, of_ranks: Mapping[int, Mapping[str, Table]], of_job: Iterable[Table] = ()) -> list[Path]:
-    """``NAME.csv`` each, in a folder that is made if need be; what is there by these names is replaced.
+    """Write each table as ``NAME.csv``; the folder is created if needed and existing files are replaced.
 
-    Files of an earlier set that this one does not have are removed, unless somebody has changed them since.
+    Files of an earlier export that this one does not have are removed, unless they were changed since.
 
-    ``of_ranks``: by rank and name; where ranks have different columns, the file has all of them.  A table of the job
-    that is called as one of the ranks' is ``job_NAME.csv``.
+    ``of_ranks``: by rank and name; if ranks have different columns, the file has all of them. A table of the job with
+    the same name as a table of ranks becomes ``job_NAME.csv``.
     """
     files: dict[str, tuple[list[str], list[dict[str, Any]]]] = {}
     for rank in sorted(of_ranks):
@@ -468,7 +464,7 @@ def write_csv(folder: Path, of_ranks: Mapping[int, Mapping[str, Table]], of_job:
 
 
 def tables_in(folder: Path | None) -> list[Path]:
-    """What is there already that a table might replace."""
+    """List existing files that a table might replace."""
     return [] if folder is None else sorted(folder.glob("*.csv"))
 
 
@@ -481,7 +477,7 @@ def _write(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> Path:
 
 
 def _unchanged(folder: Path) -> set[str]:
-    """Of the set written before: the names of files that are as they were."""
+    """Return the names of files from the previous export that are unchanged."""
     try:
         listed = json.loads((folder / LIST).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -501,7 +497,7 @@ def _remember(folder: Path, written: Iterable[Path]) -> None:
 
 
 def _told(path: Path) -> list[int] | None:
-    """Size and time of change; None: there is no such file."""
+    """Return size and modification time; None if there is no such file."""
     try:
         status = path.lstat()
     except FileNotFoundError:

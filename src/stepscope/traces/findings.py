@@ -1,10 +1,8 @@
-"""The findings of a job: all rules asked in order, the most costly first, and the verdict.
+"""The findings of a job, most severe and most costly first, and the verdict: JobAnalysis → findings.
 
-JobAnalysis → findings, in the form of live ones, the most severe and most costly first.
-
-The rules are asked in order, the most telling first, and each works on what those before it have left: a device that
-idles because the host is in the DataLoader waits for the host, too, and that is one cause, not two.  No finding means
-that nothing stands out; there is no finding that says so.
+Findings have the same form as live ones. The rules run in order, the most specific first, and each works on what the
+earlier ones left: a device that idles while the host is in the DataLoader also waits for the host, and that is one
+cause, not two. No finding means that nothing stands out; there is no finding that says so.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from stepscope.traces.rules.view import Claim, JobView, cost_of, view_of
 __all__ = ["analyse_job", "find", "is_judged", "verdict_of"]
 
 
-# -- practices --------------------------------------------------------------------------------------------------------
-# Choices that are known to be slow whatever they cost here, and traces that do not hold all of what happened.
+# -- practices and incomplete traces ----------------------------------------------------------------------------------
+# Choices that are known to be slow whatever they cost here, and traces that do not contain everything.
 
 
 def find_practices(view: JobView) -> list[Finding]:
@@ -91,7 +89,7 @@ def _without_nccl(view: JobView) -> list[Finding]:
 
 
 def find_start_up(view: JobView) -> list[Finding]:
-    """A trace that is mostly the first call of the runtime says little of how training goes on."""
+    """Flag a trace that is mostly the first runtime call: it says little about later training."""
     longest = [one.host.longest_call or ("", 0) for one in view.analyses]
     shares = view.share(np.array([ns for _, ns in longest], np.int64))
     row = int(shares.argmax())
@@ -114,7 +112,7 @@ def find_start_up(view: JobView) -> list[Finding]:
 
 
 def find_truncated(view: JobView) -> list[Finding]:
-    """Of all ranks, also those that have no whole step."""
+    """Report truncated traces of all ranks, including those without a complete step."""
     cut = [one for one in view.job.ranks if one.meta.truncated]
     if not cut:
         return []
@@ -175,7 +173,7 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
         claims += rule(view, np.maximum(view.idle.host_ns - explained_ns, 0))
     jitter = [] if late else find_jitter(view)
     claims += [*find_device(view, claims), *find_communication(view, exposed), *jitter]
-    # A rank that nobody waits for more than for others had bad luck in the steps traced.
+    # If the other ranks do not wait for this rank in particular, it was only unlucky in the traced steps.
     claims += _told(find_slow_rank(view)) if jitter else find_slow_rank(view)
     claims += find_bubble(view, exposed.stages_ns)
     claims = [*late, *_of_late_ranks(claims, late)]
@@ -188,7 +186,7 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
 
 
 def verdict_of(job: JobAnalysis) -> str:
-    """One sentence: what costs most, or that nothing stands out and how the time is spent."""
+    """Summarize in one sentence what costs most, or that nothing stands out and how the time is spent."""
     first = next((finding for finding in job.findings if finding.severity != "info"), None)
     first = first or next((finding for finding in job.findings if finding.kind == "start_up"), None)
     if first is not None:
@@ -209,13 +207,13 @@ def verdict_of(job: JobAnalysis) -> str:
 
 
 def is_judged(job: JobAnalysis) -> bool:
-    """Whether enough was seen to say that nothing stands out."""
+    """Return whether the trace is long enough to say that nothing stands out."""
     view = view_of(job)
     return bool(view.analyses) and int(view.step_ns.max()) >= thresholds.TRACE_FLOOR_NS
 
 
 def _spent(view: JobView) -> str:
-    """How a device spends its time, of the median rank: all parts that are not small."""
+    """Describe how the median rank's device spends its time, leaving out small parts."""
     everywhere = np.ones(len(view.ranks), np.bool_)
     if not view.on_device.any():
         loading = view.typical(view.share(view.each(lambda one: one.host.loading_ns)), everywhere)
@@ -238,14 +236,14 @@ def _spent(view: JobView) -> str:
 
 
 def _told(claims: Sequence[Claim]) -> list[Claim]:
-    """Without a warning."""
+    """Downgrade findings to info."""
     return [replace(claim, finding=replace(claim.finding, severity="info")) for claim in claims]
 
 
 def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
-    """What only a late rank does is why it is late: one cause, and it is named there already.
+    """Downgrade findings that only concern late ranks: they explain the lateness, whose finding already names them.
 
-    That it computes longer is left out where that is the cause: it would be said twice.
+    A ``slow_rank`` finding is left out if longer computation is that cause, as it would be reported twice.
     """
     computing = {
         int(rank)
@@ -266,7 +264,10 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
 
 
 def _weight(finding: Finding) -> tuple[int, float]:
-    """Late ranks by what the others wait for them: while they do, nothing that makes those faster gains anything."""
+    """Return the sort key; late ranks are weighted by what the others wait for them.
+
+    While ranks wait, making them faster gains nothing.
+    """
     share, severity = float(finding.cost.get("share", 0.0)), finding.severity
     if finding.kind == "collective_straggler" and severity != "info":
         share = max(share, float(finding.evidence["waited_share"]))

@@ -1,6 +1,6 @@
-"""The ranks of a job together: side by side, the critical path over ranks, and ranks like their peers.
+"""The ranks of a job together: a table of all ranks, the critical path over ranks, and ranks like their peers.
 
-The ranks of a job together: what only shows when they are compared, and the findings (see ``findings``).
+Everything that only shows when ranks are compared. The findings are added by ``findings.py``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from stepscope.traces.ranks.collectives import CollectivesAnalysis
 __all__ = ["JobAnalysis", "JobPath", "distributed_table", "job_path", "like_peers"]
 
 
-# -- job path ---------------------------------------------------------------------------------------------------------
-# The critical path of each step over all ranks: whom a step waited for, and what held that rank up.
+# -- critical path over ranks -----------------------------------------------------------------------------------------
+# The critical path of each step over all ranks: which rank a step waited for, and what delayed that rank.
 #
-# It is walked on clocks that fit each other (``clocks``), back from the rank whose step ends last, along that rank's
-# own path (``path.Routes``) to the collective before.  If another rank came last to it, what lies after that arrival
-# is the transfer, and the walk goes on at the rank that came last, with how it got there; so what others waited is
-# replaced by what they waited for.  It ends at the start of the step of the rank that it set out from: its length is
-# that rank's step, exactly.  A rank whose own step begins later than that leads on into the step before.
+# The walk uses aligned clocks (``ranks/clocks.py``). It starts at the rank whose step ends last and follows that rank's
+# own path (``Routes`` in ``path/walk.py``) back to the previous collective. If another rank arrived last there, the
+# time after that arrival is the transfer, and the walk continues at the last rank with the path to its arrival. Waiting
+# is thus replaced by what was waited for. The walk ends at the start of the step of the rank where it began, so its
+# length is exactly that step. If a rank's own step begins later than that, the walk continues in its previous step.
 #
-# Exact: the length, who came last, every sum by cause up to the last stretch.  Near: that stretch is cut by proportion,
-# not at an instant; and names are the few that took most of each stretch, the rest of it has only its cause.
+# Exact: the length, which rank arrived last, and every sum by cause up to the last stretch. Approximate: the last
+# stretch is cut in proportion, not at an instant; only the few names that took most of each stretch are kept, the rest
+# has only its cause.
 
 Key = TypeVar("Key")
 BEFORE = "the end of the step"
@@ -48,14 +49,14 @@ OTHER = int(Cause.OTHER)
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """What one rank did on the path until a collective, with one cause; or the transfer of that collective."""
+    """What one rank did on the path before a collective, for one cause; or the transfer of that collective."""
 
     rank: int
     before: str
-    """``all_reduce 3``: the step's third; or the end of the step."""
+    """``all_reduce 3``, the third of the step; or the end of the step."""
     cause: str
     name: str
-    """What took most of it: an operator or kernel; ``""``: nothing with a name."""
+    """The operator or kernel that took most of it; ``""`` if nothing has a name."""
     time_ns: int
 
 
@@ -63,13 +64,13 @@ class Stretch:
 class JobStep:
     number: int
     rank: int
-    """Whose step it is the length of: the one that ends last."""
+    """The rank whose step ends last; ``length_ns`` is the length of its step."""
     length_ns: int
     by_rank: dict[int, int]
-    """Both add up to the length."""
+    """``by_rank`` and ``by_cause`` each add up to the length."""
     by_cause: dict[str, int]
     stretches: tuple[Stretch, ...]
-    """Most time first; they add up to the length."""
+    """Longest first; they add up to the length."""
 
     @property
     def main(self) -> Stretch | None:
@@ -80,7 +81,7 @@ class JobStep:
 class JobPath:
     steps: tuple[JobStep, ...]
     table: Table
-    """``job_path``"""
+    """The ``job_path`` table."""
 
     @property
     def length_ns(self) -> int:
@@ -96,27 +97,27 @@ class JobPath:
 
 
 def job_path(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> JobPath:
-    """``analyses``: by rank, as the collectives were matched."""
+    """Walk the critical path of every step; ``analyses`` in rank order, as the collectives were matched."""
     job = JobRanks(analyses, collectives)
     steps = tuple(_step(job, number) for number in job.numbers)
     return JobPath(steps=steps, table=_table(steps))
 
 
 class JobRanks:
-    """Ranks on one clock, and what each collective is to the others; a rank's *place* is its index."""
+    """Ranks on one clock, with their shared collectives; a rank's *place* is its index."""
 
     def __init__(self, analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> None:
         self.analyses = analyses
         self.routes = [analysis.path.routes for analysis in analyses]
         shifts = collectives.clocks.shifts
         self.shift_ns = [analysis.meta.origin_ns - shifts.get(analysis.rank, 0) for analysis in analyses]
-        """What to add to a rank's times so that they are on one clock."""
+        """Offset that puts each rank's times on the common clock."""
         self.whole = [collectives.whole_of(each.rank, len(each.exchanges)).tolist() for each in analyses]
         self.labels = [_labels(analysis) for analysis in analyses]
         self.last: list[int] = collectives.split.last.tolist()
         self.arrived_ns: list[int] = collectives.split.arrived_ns.tolist()
         pairs = collectives.pairs
-        # By collective and place: which of the rank's exchanges it is.
+        # Key: collective and place. Value: index among the rank's exchanges.
         self.entry = dict(
             zip(zip(pairs.whole.tolist(), pairs.rank.tolist(), strict=True), pairs.entry.tolist(), strict=True)
         )
@@ -125,17 +126,17 @@ class JobRanks:
         self.lengths = [routes.causes_ns.sum(axis=1).tolist() for routes in self.routes]
 
     def bounds(self, place: int, index: int) -> tuple[int, int]:
-        """A step's on the common clock."""
+        """Return the start and end of a step on the common clock."""
         step = self.analyses[place].steps[index]
         return step.start_ns + self.shift_ns[place], step.end_ns + self.shift_ns[place]
 
     def end_ns(self, place: int, exchange: int) -> int:
-        """Of one of a rank's collectives, on the common clock."""
+        """Return the end of one of a rank's collectives on the common clock."""
         analysis = self.analyses[place]
         return int(analysis.exchanges.end_ns[exchange]) - analysis.meta.origin_ns + self.shift_ns[place]
 
     def latest(self, number: int) -> int:
-        """The place of the rank whose step of that number ends last."""
+        """Return the place of the rank whose step ``number`` ends last."""
         there = [place for place, numbers in enumerate(self.at) if number in numbers]
         return max(there, key=lambda place: (self.bounds(place, self.at[place][number])[1], -place))
 
@@ -153,16 +154,16 @@ class _Walk:
     def __init__(self, job: JobRanks, floor_ns: int) -> None:
         self.job, self.floor_ns = job, floor_ns
         self.sums: dict[tuple[int, str, int], int] = defaultdict(int)
-        """By place, what it was before, and cause."""
+        """Keyed by place, what it came before, and cause."""
         self.names: dict[tuple[int, str, int], Counter[str]] = defaultdict(Counter)
 
     def go(self, place: int, index: int, now_ns: int) -> None:
-        """Back from the end of a rank's step."""
+        """Walk back from the end of a rank's step."""
         job = self.job
         node, before = int(job.routes[place].ends[index]), BEFORE
         while now_ns > self.floor_ns:
             if node < 0:
-                # The rank's own step begins here, later than the one that the walk set out from.
+                # The rank's own step begins here, later than the step that the walk started from.
                 place, node, now_ns = self._earlier(place, now_ns, before)
                 before = BEFORE if node >= 0 else before
                 continue
@@ -186,7 +187,7 @@ class _Walk:
                 node, now_ns = int(routes.parent[node]), now_ns - length_ns
 
     def _earlier(self, place: int, now_ns: int, before: str) -> tuple[int, int, int]:
-        """The end of the last of the rank's steps before an instant; without one, nobody knows."""
+        """Jump to the end of the rank's last step before an instant; without one, the time has no known cause."""
         job = self.job
         index = bisect_right(job.analyses[place].steps, now_ns - job.shift_ns[place], key=lambda step: step.end_ns) - 1
         cause = OTHER if index < 0 else int(Cause.HOST_PYTHON)
@@ -201,7 +202,7 @@ class _Walk:
             self.sums[place, before, cause] += time_ns
 
     def _take(self, place: int, node: int, before: str, part_ns: int, whole_ns: int) -> None:
-        """A node's time by cause; of one that begins before the step, in proportion."""
+        """Add a node's time by cause; a node that begins before the step counts in proportion."""
         routes = self.job.routes[place]
         taken = 0
         passed = 0
@@ -241,7 +242,7 @@ class _Walk:
 
 
 def _labels(analysis: RankAnalysis) -> list[str]:
-    """[exchanges]; the operation and which of its step's it is."""
+    """Return the operation and its number within the step, [exchanges]."""
     counts: Counter[tuple[int, int]] = Counter()
     out = []
     for op, step in zip(analysis.exchanges.op.tolist(), analysis.exchanges.step.tolist(), strict=True):
@@ -259,7 +260,7 @@ def _table(steps: tuple[JobStep, ...]) -> Table:
             key = (each.rank, each.before, each.cause)
             sums[key] += each.time_ns
             seen[key] += 1
-            # A step's own name says nothing of where in it the time went.
+            # A step's own name does not say where in it the time was spent.
             names[key]["" if each.name.startswith("ProfilerStep") else each.name] += each.time_ns
     whole_ns = sum(step.length_ns for step in steps)
     rows = [
@@ -283,59 +284,62 @@ def _most_first(sums: Counter[Key]) -> dict[Key, int]:
     return dict(sums.most_common())
 
 
-# -- job --------------------------------------------------------------------------------------------------------------
+# -- job analysis -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobAnalysis:
     ranks: tuple[RankAnalysis, ...]
-    """By rank."""
+    """In rank order."""
     collectives: CollectivesAnalysis
     distributed: Table
-    """The ranks side by side."""
+    """One row per rank."""
     path: JobPath
     findings: tuple[Finding, ...] = ()
     """The most severe and costly first."""
     verdict: str = ""
     notices: tuple[str, ...] = ()
-    """What a reader should know of the files and of how they were compared."""
+    """Remarks on the files and on how they were compared."""
     mixed: str | None = None
-    """Why the files cannot be of one job, and which of them were left out, if so."""
+    """Why the files cannot belong to one job and which were left out; None if they can."""
 
     @property
     def clocks(self) -> Clocks:
         return self.collectives.clocks
 
 
-# -- peers ------------------------------------------------------------------------------------------------------------
-# What if a rank, or several, came to each collective as their peers do?
+# -- ranks like their peers -------------------------------------------------------------------------------------------
+# What if one or more ranks arrived at each collective like their peers?
 #
-# Every rank's way to a collective, from the collective before on its path or from the step's start, is one *leg*; a
-# collective is done for each of its ranks as long after the last arrival as it was.  The rank's legs are made as long
-# as the median of its peers' to the same collective, where they were longer, and all arrivals counted anew (of several
-# ranks at once, peers are all others).  Its first step begins with its peers' (the median), if it began later: what
-# held it up before the trace is its doing, too.  Only what was critical to each arrival is known here, so the gain is
-# at most this.
+# A rank's way to a collective, from the previous collective on its path or from the start of the step, is one *leg*. A
+# collective ends on each of its ranks as long after the last arrival as it did in the trace. The rank's legs are cut to
+# the median of its peers' legs to the same collective, and all arrivals are recomputed (for several ranks at once, the
+# peers are all others). If its first step began later than the median of its peers', it begins with them: a delay from
+# before the trace counts too. Only what was critical to each arrival is known here, so this is an upper bound of the
+# gain.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Leg:
     place: int
     step: int
-    """Index of the rank's steps."""
+    """Index into the rank's steps."""
     goal: tuple[int, int]
     """The collective it leads to; or −1 and the number of the step that ends."""
     after: int
-    """The collective it comes from; −1: the step's start."""
+    """The collective it starts from; −1 is the start of the step."""
     lag_ns: int
-    """From the end of that collective, on this rank, to where the leg begins; at most 0."""
+    """From the end of that collective on this rank to the start of the leg; at most 0."""
     length_ns: int
 
 
 def like_peers(
     analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, change: Change, also: Sequence[int] = ()
 ) -> WhatIf:
-    """``change``: ``rank:3=peers``; ``also``: other ranks that come as their peers do at the same time."""
+    """Replay the job with ``change`` (``rank:3=peers``).
+
+    ``also``: further ranks that match their peers at the same time.
+    """
     ranks = [analysis.rank for analysis in analyses]
     if change.rank not in ranks:
         raise TraceError(f"what-if {change.text!r}: there is no trace of rank {change.rank}")
@@ -392,7 +396,7 @@ def _legs(job: JobRanks, place: int) -> list[_Leg]:
 
 
 def _levelled(legs: list[_Leg], places: Set[int]) -> list[_Leg]:
-    """With the legs of some ranks no longer than is usual among the others with the same goal."""
+    """Shorten the legs of some ranks to the median of the others with the same goal."""
     peers: dict[tuple[int, int], list[int]] = {}
     for leg in legs:
         if leg.place not in places:
@@ -407,7 +411,7 @@ def _levelled(legs: list[_Leg], places: Set[int]) -> list[_Leg]:
 
 
 def _earlier(job: JobRanks, place: int, places: Set[int]) -> int:
-    """By how much the rank's first step began later than is usual among the others."""
+    """Return how much later the rank's first step began than the median of the others."""
     if not job.analyses[place].steps:
         return 0
     number = job.analyses[place].steps[0].number
@@ -418,13 +422,13 @@ def _earlier(job: JobRanks, place: int, places: Set[int]) -> int:
 def _ends(
     job: JobRanks, legs: list[_Leg], earlier_ns: Mapping[tuple[int, int], int] | None = None
 ) -> dict[int, dict[int, int]]:
-    """By the step's number and place: when it ends, on the common clock.
+    """Return when each step ends on the common clock, by step number and place.
 
-    ``earlier_ns``: by how much some steps begin earlier than they did, by place and index.
+    ``earlier_ns``: how much earlier some steps begin than in the trace, by place and index.
     """
     earlier_ns = earlier_ns or {}
     done = {}
-    """By collective and place: when that rank is done with it."""
+    """Key: collective and place. Value: when that rank is done with it."""
     members: dict[int, list[int]] = {}
     for (whole, place), entry in job.entry.items():
         done[whole, place] = job.end_ns(place, entry)
@@ -440,7 +444,7 @@ def _ends(
 
     for whole in sorted(members, key=job.arrived_ns.__getitem__):
         arrivals = [arrival(leg) for leg in to.get(whole, [])]
-        # Of a rank that came to it outside of the steps nothing is known.
+        # The arrival of a rank that came outside of its steps is unknown.
         if len(arrivals) == len(members[whole]):
             for place in members[whole]:
                 done[whole, place] += max(arrivals) - job.arrived_ns[whole]
@@ -450,14 +454,14 @@ def _ends(
     return out
 
 
-# -- distributed ------------------------------------------------------------------------------------------------------
-# The ranks side by side: how much each computed, communicated and waited, and how its steps varied.
+# -- table of ranks ---------------------------------------------------------------------------------------------------
+# How much each rank computed, communicated and waited, and how its steps varied.
 #
-# *overlap share*: of the time in which the rank communicated, the part in which it computed as well; *exposed*: the
-# rest. *wait* and *transfer* are of the collectives that were matched over ranks: the rank's own durations, summed, so
-# that two collectives at a time count twice; *comm* counts instants.  Device times are those of ``temporal``; a rank
-# without device work is told by its host (``host_times``).  *pace* is how long a step takes (``pace``); the other step
-# times are of the profiler's steps that count, on the host.
+# *overlap share*: the part of the rank's communication during which it also computed; *exposed*: the rest. *wait* and
+# *transfer* cover collectives that were matched over ranks. They sum the rank's own durations, so two concurrent
+# collectives count twice; *comm* counts instants. Device times come from ``temporal``, those of a rank without device
+# work from its host (``HostTimes``). *pace* is the length of a step (``Pace``); the other step times are of the
+# profiler steps that count, on the host.
 
 COLUMNS = (
     *("rank", "measured", "span_ns", "compute_ns", "comm_ns", "overlap_ns", "overlap_share", "exposed_comm_ns"),
@@ -467,7 +471,7 @@ COLUMNS = (
 
 
 def distributed_table(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> Table:
-    """One row per rank, all of them."""
+    """One row per rank, without a limit."""
     rows = [(*_times(each), *_exchanged(each, collectives), *_steps(each)) for each in analyses]
     note = (
         "overlap_share: of communication, how much was hidden behind compute; wait and transfer: of collectives that"

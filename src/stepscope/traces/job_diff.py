@@ -1,12 +1,10 @@
 """Two jobs compared: what became slower or faster, by how much of the step, and why.
 
-Two traces, or two sets of them: what became slower or faster, by how much of the step, and why.
-
-All figures are per step of a rank: totals over the steps that count, divided by their number.  Ranks that are on both
-sides are compared with themselves; where there is none, all ranks of a side stand for it.  The parts of a device's time
-(compute, communication and copies that show, idle, and what of the step lies outside of its span) add up to the step,
-and their changes to the change of the step.  A step is as long as the host's or, where a host that does not wait is
-through long before it, as the device's span.
+All figures are per step of a rank: totals over the steps that count, divided by their number. Ranks present on both
+sides are compared with themselves; without a common rank, all ranks of one side are compared with all of the other. The
+parts of a device's time (compute, exposed communication, exposed copies, idle, and the part of the step outside its
+span) add up to the step, and their changes to the change of the step. The length of a step is the host's step or, where
+a host that does not wait finishes long before the device, the device's span.
 """
 
 from __future__ import annotations
@@ -31,18 +29,16 @@ __all__ = ["OTHERS", "Side", "TraceDiff", "changes", "diff", "per_step"]
 
 
 # -- sides ------------------------------------------------------------------------------------------------------------
-# Two sets of traces on one scale: per step of a rank, with sums that come out even.
-#
-# Every figure is a total over some ranks and steps; dividing each by their number would lose the odd nanoseconds, so
-# the remainders are carried from one row to the next: parts still add up to their whole, each within a nanosecond of
-# its own.
+# Two sets of traces on one scale: per step of a rank. Every figure is a total over ranks and steps. Plain division
+# would lose the odd nanoseconds, so remainders are carried from one row to the next: parts still add up to their whole,
+# each within a nanosecond of its exact value.
 
 OTHERS = "(others)"
-"""The rows beyond a table's limit, together."""
+"""All rows beyond a table's limit, as one row."""
 
 
 class StepPart(NamedTuple):
-    """Per step of a rank."""
+    """One part of the step, per step of a rank."""
 
     name: str
     before_ns: int
@@ -58,9 +54,9 @@ class Listed:
     """A table's rows summed over ranks."""
 
     sums: dict[tuple[str, ...], tuple[int, ...]]
-    """Label → values, in the order in which they were asked for."""
+    """Label → values, in the requested order."""
     whole: bool
-    """Whether a label that is not here did not occur."""
+    """Whether a label that is missing here did not occur."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +65,17 @@ class Side:
 
     @cached_property
     def rank_steps(self) -> int:
-        """What totals are divided by."""
+        """The divisor for totals."""
         return sum(len(one.steps) for one in self.analyses)
 
     @cached_property
     def step_ns(self) -> int:
-        """Of all steps together, see ``pace``."""
+        """Total of all steps, see ``pace``."""
         return sum(one.pace.total_ns for one in self.analyses)
 
     @cached_property
     def step_lengths_ns(self) -> tuple[int, ...]:
-        """One by one: the host's or, where it is longer, the time that the device was busy with it."""
+        """Length of each step: the host's or, if longer, the time that the device was busy with it."""
         out: list[int] = []
         for one in self.analyses:
             table = one.tables.get("temporal_steps")
@@ -132,7 +128,7 @@ def _count(value: Any) -> int:
 
 
 def per_step(totals: Iterable[int], rank_steps: int) -> list[int]:
-    """Each divided; they add up to the whole divided."""
+    """Divide each total; the quotients add up to the quotient of the sum."""
     out, before, running = [], 0, 0
     for total in totals:
         running += total
@@ -142,16 +138,15 @@ def per_step(totals: Iterable[int], rank_steps: int) -> list[int]:
     return out
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
-# What changed, row by row: kernels, operators, shapes.
-#
-# A change splits exactly into what comes of the number (at the old length each) and what comes of the length.  Shares
-# are of the change of the step, which they may exceed: work on several streams and threads runs side by side.
+# -- tables of changes ------------------------------------------------------------------------------------------------
+# Changes row by row: kernels, operators, shapes. A change splits exactly into the effect of the count (at the old
+# duration each) and the effect of the duration. Shares are of the change of the step and may exceed it: work on several
+# streams and threads runs concurrently.
 
 SAME_SHARE = 0.02
-"""Of its former time: durations of kernels differ by as much from run to run."""
+"""Of the former time: kernel durations differ by this much from run to run."""
 SAME_NS = 1_000
-"""Per step: the resolution of the clocks of most traces."""
+"""Per step: the clock resolution of most traces."""
 
 WORK_COLUMNS = (
     *("status", "before_count", "after_count", "before_ns", "after_ns", "change_ns"),
@@ -172,11 +167,11 @@ class Change:
     before_count: float
     after_count: float
     before_ns: tuple[int, ...]
-    """As many as times were asked for."""
+    """One value per requested time."""
     after_ns: tuple[int, ...]
     by_count_ns: tuple[int, ...]
     known: bool
-    """False: missing on one side, whose table has a limit."""
+    """False if one side lacks the label and its table has a limit."""
 
     @property
     def change_ns(self) -> tuple[int, ...]:
@@ -201,7 +196,7 @@ class Change:
 def changes(
     before: Side, after: Side, table: str, labels: Sequence[str], count: str, times: Sequence[str]
 ) -> list[Change]:
-    """The largest change first."""
+    """List all changes, the largest first."""
     one, other = (side.listed(table, labels, (count, *times)) for side in (before, after))
     found = sorted(one.sums.keys() | other.sums.keys())
     former, latter = (_divided(side, listed, found, len(times)) for side, listed in ((before, one), (after, other)))
@@ -235,7 +230,7 @@ def _divided(side: Side, listed: Listed, found: Sequence[tuple[str, ...]], times
 
 
 def _by_count(old_ns: int, new_ns: int, old_count: float, new_count: float) -> int:
-    """What comes of the number: all of it where there was none before or is none now."""
+    """Return the change caused by the count: all of it if the count is zero before or after."""
     if not old_count or not new_count:
         return new_ns - old_ns
     return round(old_ns * (new_count - old_count) / old_count)
@@ -283,7 +278,7 @@ def operators_diff(before: Side, after: Side, step_change_ns: int) -> tuple[Tabl
 
 
 def shapes_diff(before: Side, after: Side, step_change_ns: int) -> Table:
-    """Empty where one of the two has no shapes: all would be new."""
+    """Compare shapes; empty if either side has none, as all would be new."""
     labels = ("operator", "input_dims", "input_types")
     found: list[Change] = []
     if all("operators_by_shape" in one.tables for side in (before, after) for one in side.analyses):
@@ -309,28 +304,26 @@ def _side_by_side(change: Change, step_change_ns: int) -> Iterator[int | float |
         yield from (before, after, changed, _share(changed, step_change_ns))
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
-# What changed between two traces, in one sentence: by how much, where, and what explains most of it.
-#
-# A part may change by more than the step does, since others make up for some of it; it is not called a part of the
-# change then.  A process without a device waits for none: what grows between its operators is loading, Python, or a
-# wait.
+# -- verdict ----------------------------------------------------------------------------------------------------------
+# One sentence on what changed between two traces: by how much, where, and what explains most of it. A part may change
+# by more than the step if others compensate; it is then not called a part of the change. A process without a device
+# cannot wait for one: what grows between its operators is loading, Python or a wait.
 
 LEADS_SHARE = 0.2
 """Of the change of the step that one operator must explain to be named."""
 LEADS = 2
-"""So many are named."""
+"""Maximum number of operators named."""
 OTHER_CALLS = 0.05
-"""By how much the number of calls must differ to be what is told."""
+"""How much the number of calls must differ to be reported as the reason."""
 HOST, DEVICE = 0, 1
 NAME_CHARS = 60
 EXPLAINS_SHARE = 0.5
-"""Of what the host takes longer that loading, or Python in one place, must explain to be named."""
+"""Of the additional host time that loading, or Python in one place, must explain to be named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Per step of a rank."""
+    """The changes per step of a rank."""
 
     step: StepPart
     parts: list[StepPart]
@@ -360,7 +353,7 @@ def verdict_of_diff(changes: Changes, *, clear: bool, stepped: bool) -> str:
 def _because(changes: Changes) -> str:
     sign = changes.sign
     changed = {part.name: part.change_ns * sign for part in changes.parts}
-    # What a step has outside of the device's span is the host's, too.
+    # The part of a step outside the device's span also belongs to the host.
     waiting = changed.pop("idle") + changed.pop("outside")
     part = max(changed, key=lambda name: changed[name])
     if waiting > changed[part]:
@@ -380,14 +373,14 @@ def _because(changes: Changes) -> str:
 
 
 def _of_host(changes: Changes, waiting_ns: int) -> str:
-    """``waiting_ns``: how much longer no operator or no device worked, or less."""
+    """Explain a change of ``waiting_ns`` in the time during which no operator or no device worked."""
     sign = changes.sign
     stops = sorted(changes.stops, key=lambda each: -each.change_ns * sign)
     for place in (changes.loading, *stops[:1]):
         if place.change_ns * sign >= EXPLAINS_SHARE * waiting_ns:
             amount = _amount(changes, min(place.change_ns * sign, waiting_ns))
             return f"{amount}in {place.name}{_made_up(changes, 'idle')}"
-    # Without a device the time of operators is computing, and explains no waiting.
+    # Without a device, operator time is compute time and does not explain waiting.
     leads = _leads(changes.operators, HOST, sign, abs(changes.step.change_ns)) if changes.on_device else []
     if leads:
         return _told(changes, leads, HOST, "the host in ")
@@ -404,13 +397,13 @@ def _told(changes: Changes, leads: list[Change], at: int, of: str) -> str:
 
 
 def _amount(changes: Changes, amount_ns: int) -> str:
-    """``12 ms of it``, or if it is more than all of it ``12 ms longer``."""
+    """Return ``12 ms of it``, or ``12 ms longer`` if the amount exceeds the change of the step."""
     within = amount_ns <= abs(changes.step.change_ns)
     return f"{ms_text(amount_ns / 1e6)} {'of it' if within else _more(changes.sign)} "
 
 
 def _made_up(changes: Changes, part: str) -> str:
-    """What went the other way, where the part changed by more than the step did."""
+    """Name what changed in the opposite direction, if the part changed by more than the step."""
     sign = changes.sign
     own = next(each.change_ns * sign for each in changes.parts if each.name == part)
     least = min(changes.parts, key=lambda each: each.change_ns * sign)
@@ -424,7 +417,7 @@ def _more(sign: int) -> str:
 
 
 def _leads(changes: list[Change], at: int, sign: int, change_ns: int) -> list[Change]:
-    """The few that explain most of the change, each a good part of it."""
+    """Return the few changes that explain most of the total, each a substantial part of it."""
     named = [each for each in changes if each.label[0] != OTHERS]
     most = sorted(named, key=lambda each: -each.change_ns[at] * sign)[:LEADS]
     return [each for each in most if each.change_ns[at] * sign >= LEADS_SHARE * change_ns]
@@ -451,14 +444,14 @@ def _times(count: float) -> str:
     return f"{count:,.0f} times" if count >= 1.5 else "once" if count >= 0.95 else f"{count:.2f} times"
 
 
-# -- compare ----------------------------------------------------------------------------------------------------------
+# -- comparison -------------------------------------------------------------------------------------------------------
 
 ENOUGH_STEPS = 3
-"""Fewer steps of a side say nothing of how much steps differ by themselves."""
+"""With fewer steps on a side, the variation between its steps is unknown."""
 CLEAR_ERRORS = 3.0
-"""Times the standard error that a difference of means must be …"""
+"""The difference of means must exceed this many standard errors …"""
 LEAST_SHARE = 0.01
-"""… and so much of the step: nobody looks for less."""
+"""… and this share of the step: less is not of interest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -467,9 +460,9 @@ class TraceDiff:
     step_before_ns: int
     step_after_ns: int
     clear: bool
-    """Whether the steps differ by more than they differ among themselves."""
+    """Whether the two sides differ by more than the variation within each."""
     ranks: tuple[int, ...]
-    """Those compared with themselves; empty: means over all ranks of each side."""
+    """The ranks compared with themselves; empty if the sides are compared by their means over all ranks."""
     tables: dict[str, Table] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
@@ -526,11 +519,11 @@ def _sides(before: Sequence[RankAnalysis], after: Sequence[RankAnalysis]) -> tup
     return next(sides), next(sides), tuple(sorted(both))
 
 
-# -- the tables -----------------------------------------------------------------------------------------------------
+# -- summary tables -------------------------------------------------------------------------------------------------
 
 
 def _parts(one: Side, other: Side) -> list[StepPart]:
-    """What the step is made of: on the device, or where there is none on the threads of the host."""
+    """Split the step into parts: of the device or, without one, of the host threads."""
     names = ("compute", "exposed communication", "exposed copies", "idle", "outside")
     columns = []
     for side in (one, other):
@@ -541,7 +534,7 @@ def _parts(one: Side, other: Side) -> list[StepPart]:
 
 
 def _inside(one: RankAnalysis) -> tuple[int, int, int, int]:
-    """Parts of the device's span, each instant in one of them."""
+    """Return the parts of the device's span; every instant belongs to exactly one."""
     temporal, host = one.pace.work, one.exchanges.host
     if not temporal.span_ns and host is not None:
         return host.compute_ns, host.comm_ns - host.overlap_ns, 0, host.idle_ns
@@ -585,7 +578,7 @@ def _loading(one: RankAnalysis) -> int:
 
 
 def _stops(one: Side, other: Side) -> list[StepPart]:
-    """Where Python runs for long, by place; only where that is known."""
+    """Sum the long Python stops by place, where the place is known."""
     sums: dict[str, list[int]] = {}
     for at, side in enumerate((one, other)):
         for stop in (stop for each in side.analyses for stop in each.host.stops):
@@ -619,7 +612,7 @@ def _counts(one: Side, other: Side, kernels: list[Change], operators: list[Chang
 
 
 def _memory(one: Side, other: Side) -> Table:
-    """The largest of the ranks; only what both sides know."""
+    """Compare the peaks of the largest rank, for figures that both sides have."""
     rows = []
     for name, get in (("peak allocated", "peak_allocated_bytes"), ("peak reserved", "peak_reserved_bytes")):
         known = [
@@ -636,11 +629,11 @@ def _memory(one: Side, other: Side) -> Table:
     )
 
 
-# -- in words -------------------------------------------------------------------------------------------------------
+# -- significance and notices ---------------------------------------------------------------------------------------
 
 
 def _is_clear(before: Sequence[int], after: Sequence[int]) -> bool:
-    """With too few steps to know better, whatever is not small is taken for clear."""
+    """Test whether the change is significant; with too few steps to know, any change that is not small counts."""
     if not before or not after:
         return False
     change = fmean(after) - fmean(before)

@@ -1,11 +1,7 @@
-"""The analysis of one rank's trace, and the lists of its tables.
+"""The analysis of one rank: a trace in, one RankAnalysis of bounded size out.
 
-All analyses of one rank: a trace in, one RankAnalysis of bounded size out; this is what workers return.
-
-All analyses of one rank: a trace in, one value of bounded size out.
-
-This is what a worker process or a Ray task returns, so it holds no columns of the trace, only figures, tables with a
-limit on their rows, and what the comparison over ranks needs of each collective.
+This is what a worker process or a Ray task returns. It therefore contains no columns of the trace, only figures, tables
+with a row limit, and what the comparison of ranks needs about each collective.
 """
 
 from __future__ import annotations
@@ -85,13 +81,8 @@ from stepscope.traces.rank_collectives import Exchanges, exchanges_of
 __all__ = ["HostFigures", "RankAnalysis", "analyse_rank", "device_tables", "host_facts", "host_figures", "host_tables"]
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
-# The figures of the host's side of one rank that rules ask for, and the facts they are made of.
-#
-# The host's side of one rank in a few figures: what rules ask for.
-
-# -- facts ------------------------------------------------------------------------------------------------------------
-# What both the tables and the figures of the host's side are made of: found once.
+# -- facts about the host ---------------------------------------------------------------------------------------------
+# Shared by the tables and the figures of the host, so that they are computed once.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +93,7 @@ class HostFacts:
     compiling: Compiling
     flops: Flops
     curve: MemoryCurve | None
-    """None: the trace has no memory events."""
+    """None if the trace has no memory events."""
 
 
 def host_facts(window: Window) -> HostFacts:
@@ -115,7 +106,7 @@ def host_facts(window: Window) -> HostFacts:
     )
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
+# -- figures of the host ----------------------------------------------------------------------------------------------
 
 DATA_PARALLEL = re.compile(r"^(nn\.Module: )?DataParallel(_\d+$|\.forward$)")
 DISTRIBUTED = re.compile(r"^(nn\.Module: )?DistributedDataParallel(_\d+$|\.forward$)|^DistributedDataParallel\.")
@@ -129,41 +120,41 @@ class HostFigures:
     loading_ns: int
     """Main thread inside a loader's ``__next__``, within steps."""
     loading_by_step: tuple[int, ...]
-    """Nanoseconds, one for each step that counts."""
+    """Nanoseconds, one value per step that counts."""
     loading_workers: bool | None
-    """Whether worker processes load; None: the trace does not say."""
+    """Whether worker processes load data; None if the trace does not say."""
     syncs: tuple[SyncPlace, ...]
     """Where the host waits for the device, the most costly first."""
     pauses: tuple[Pause, ...]
-    """Garbage collections, by time."""
+    """Garbage collections, in order of time."""
     longest_call: tuple[str, int] | None
-    """Of the runtime, not to wait for the device: its name and nanoseconds."""
+    """Name and nanoseconds of the longest runtime call that does not wait for the device."""
     stops: tuple[PythonStop, ...]
-    """Where the main thread ran Python, or slept, for a millisecond and more; the longest first."""
+    """Where the main thread ran Python, or slept, for a millisecond or more; the longest first."""
     compile_ns: int
     recompiles: int
     graph_breaks: int
-    """Compiled regions entered from inside another in one step, in the step with the most."""
+    """Compiled regions entered from inside another in one step; the maximum over steps."""
     compiled_regions: int
-    """Different ones that ran."""
+    """Number of distinct regions that ran."""
     peak_allocated_bytes: int | None
-    """Of the device's memory, as all below; None: not in the trace."""
+    """Device memory, as all below; None if not in the trace."""
     reserved_at_peak_bytes: int | None
     peak_reserved_bytes: int | None
     device_memory_bytes: int | None
-    """What the device has."""
+    """Total memory of the device."""
     flops: int | None
-    """Of all steps that count; None where shapes are missing."""
+    """Of all steps that count; None if shapes are missing."""
     mfu: float | None
     """Share of the device's peak, 0 to 1."""
     uses_data_parallel: bool
     """``nn.DataParallel``: one process, many devices."""
     ddp_backend: str | None
-    """Of ``DistributedDataParallel``, where it is used and known."""
+    """Backend of ``DistributedDataParallel``, if used and known."""
 
 
 def host_figures(window: Window, facts: HostFacts | None = None, exchanged: Rows = NO_ROWS) -> HostFigures:
-    """``facts``: where they are known already; ``exchanged``: slices of collectives."""
+    """Compute the figures; ``facts`` if already known, ``exchanged``: slices of collectives."""
     facts = facts or host_facts(window)
     loading, compiling, flops, curve = facts.loading, facts.compiling, facts.flops, facts.curve
     peak, at_peak, reserved = _memory(curve)
@@ -223,14 +214,14 @@ def _backend(window: Window) -> str | None:
     return min(found) if len(found) == 1 else None
 
 
-# -- rank -------------------------------------------------------------------------------------------------------------
-
-# -- tables -----------------------------------------------------------------------------------------------------------
-# All tables of a device's work, in the order in which people should read them.
+# -- tables of the device ---------------------------------------------------------------------------------------------
 
 
 def device_tables(window: Window, work: Work | None = None) -> list[Table]:
-    """Without device work all but the steps' are empty; ``work``: where it is known already."""
+    """Build all device tables in reading order; without device work only the steps have rows.
+
+    ``work``: if already known.
+    """
     work = work_of(window) if work is None else work
     gaps = gaps_of(work)
     launches = launches_in(work)
@@ -253,12 +244,11 @@ def device_tables(window: Window, work: Work | None = None) -> list[Table]:
     ]
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
-# The tables of the host's side of one rank, in the order people should read them.
+# -- tables of the host -----------------------------------------------------------------------------------------------
 
 
 def host_tables(window: Window, facts: HostFacts | None = None) -> list[Table]:
-    """Those of which the trace has anything; ``facts``: where they are known already."""
+    """Build the non-empty host tables in reading order; ``facts`` if already known."""
     facts = facts or host_facts(window)
     times = operator_times(window)
     tree, curve = modules_of(window, times), facts.curve
@@ -279,7 +269,7 @@ def host_tables(window: Window, facts: HostFacts | None = None) -> list[Table]:
     return [table for table in found if table is not None and table.rows]
 
 
-# -- rank -------------------------------------------------------------------------------------------------------------
+# -- analysis of a rank -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,25 +277,25 @@ class RankAnalysis:
     rank: int
     meta: TraceMeta
     steps: tuple[Step, ...]
-    """Those that count."""
+    """The steps that count."""
     left_out: Step | None
     pace: Pace
     """How long a step takes, and what the device does in it."""
     temporal: Temporal
-    """Of all device work that counts, with what earlier steps had queued."""
+    """All device work that counts, including what earlier steps had queued."""
     idle: dict[str, StreamIdle]
-    """By stream; ``device:stream`` where there are several devices."""
+    """By stream, or ``device:stream`` if there are several devices."""
     device: DeviceFigures
     host: HostFigures
     exchanges: Exchanges
-    """Its collectives."""
+    """The rank's collectives."""
     path: RankPath
     tables: dict[str, Table]
-    """By their names, in the order in which people should read them."""
+    """By name, in reading order."""
 
 
 def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAnalysis:
-    """``rank``: as the file says, or as the job numbers a file that does not."""
+    """Run all analyses; ``rank`` comes from the file or, if it has none, from the job's numbering."""
     window = window_of(trace, keep_last=keep_last)
     exchanges = exchanges_of(window, rank)
     path = rank_path(window, exchanges)

@@ -1,18 +1,17 @@
-"""The collectives of one rank: operation, process group, bytes, times, and the overlap with compute.
+"""The collectives of one rank, in order of time: operation, process group, bytes, times, and the overlap with compute.
 
-The collectives of one rank, by time: all that comparing ranks needs of its trace.
+On a device, a collective is its kernel. Its description comes from the kernel itself, else from the host slice
+(``record_param_comms``, ``nccl:all_reduce``) around the call that launched it, else from the kernel's name.
 
-On a device a collective is its kernel.  What it is stands on the kernel itself, else on the host's slice
-(``record_param_comms``, ``nccl:all_reduce``) that holds the call which launched it, else in the kernel's name.
+Gloo and MPI run on host threads. torch's ``gloo:all_reduce`` annotation is on gloo's own thread (``pt_gloo_runloop``).
+It lasts from when that thread picks up the collective until it is done, including the wait for the others.
+``c10d::allreduce_`` on the calling thread only hands the collective over and says nothing about its duration. The
+annotation does not name the process group. Every group has two dedicated threads, created with the group: sorted, they
+follow the order of ``pg_config``. If the numbers do not match, the group stays unknown and the collective cannot be
+compared.
 
-Gloo and MPI run on threads of the host.  torch's ``gloo:all_reduce`` annotation stands on gloo's own thread
-(``pt_gloo_runloop``), from when that thread takes the collective up until it is done: waiting for the others is in it.
-``c10d::allreduce_`` on the thread that calls is the handing over and says nothing of the duration.  What is not told is
-the process group.  Every group has threads of its own, two, made with the group: sorted, they are in the order of
-``pg_config``.  If that does not come out even, the group stays unknown, and the collective cannot be compared.
-
-Bytes are the same on all ranks of a collective: of what is reduced or broadcast the tensor, of a gather or scatter all
-ranks' parts together; only those of an all-to-all are this rank's own input.
+Bytes are the same on all ranks of a collective: the tensor of a reduction or broadcast, all ranks' parts together of a
+gather or scatter. Only those of an all-to-all are this rank's own input.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ __all__ = [
 ]
 
 
-# -- exchange groups --------------------------------------------------------------------------------------------------
-# In which process group a collective was.
+# -- process groups ---------------------------------------------------------------------------------------------------
 
 GroupKind = Literal["data", "tensor", "pipeline", "expert", "context", "unknown"]
 WORDS: Final[dict[str, GroupKind]] = {
@@ -62,24 +60,25 @@ WORDS: Final[dict[str, GroupKind]] = {
     **dict.fromkeys(("ep", "expert"), "expert"),
     **dict.fromkeys(("cp", "context", "sp", "sequence", "ulysses"), "context"),
 }
-"""As they are in the descriptions that torch's meshes (``mesh_tp``), Megatron (``TENSOR_MODEL_PARALLEL_GROUP``) and
-vLLM (``tp:0``) give their groups."""
+"""Words in the descriptions that torch's meshes (``mesh_tp``), Megatron (``TENSOR_MODEL_PARALLEL_GROUP``) and vLLM
+(``tp:0``) give their groups.
+"""
 
 THREADS_OF_GROUP = 2
-"""That gloo makes."""
+"""Created by gloo."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup:
-    """Ranks that say the same are in the same group: names alone may be those of several, with other ranks each."""
+    """A process group. Equal values mean the same group; a name alone may be shared by groups with different ranks."""
 
     name: str = ""
-    """What torch calls it; empty where the file says nothing of groups."""
+    """torch's name; empty if the file has no groups."""
     description: str = ""
     members: tuple[int, ...] = ()
-    """Their ranks; empty: not told, or not in full."""
+    """Their ranks; empty if unknown or incomplete."""
     wording: str = ""
-    """The ranks as far as they are told."""
+    """The text of the rank list, possibly shortened."""
     size: int = -1
 
     @property
@@ -88,11 +87,11 @@ class ProcessGroup:
 
     @property
     def kind(self) -> GroupKind:
-        """What its ranks share, as far as its description or its name says so."""
+        """What its ranks share, as far as its description or name says so."""
         words = re.split(r"[^a-z]+", f"{self.description} {self.name}".lower())
         kinds = {WORDS[word] for word in words if word in WORDS}
         if "data" in kinds and kinds <= {"data", "context", "expert"}:
-            # Gradients and shards go over the ranks of a sequence, or of an expert's copies, as well.
+            # Gradients and shards are also exchanged between the ranks of a sequence or of an expert's copies.
             return "data"
         return kinds.pop() if len(kinds) == 1 else "unknown"
 
@@ -100,7 +99,7 @@ class ProcessGroup:
 def groups_of(
     window: Window, rows: Rows, said: NDArray[np.int64], rank: int
 ) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
-    """``said``: [rows]; where ``Trace.collectives`` tells of it.  → the groups; [rows], which it is, or −1."""
+    """Return the groups, and for each row its group or −1; ``said`` [rows]: index into ``Trace.collectives``."""
     trace = window.trace
     listed = {group.name: group for group in _listed(trace) if not group.members or rank in group.members}
     groups: Numbering[ProcessGroup] = Numbering()
@@ -123,12 +122,12 @@ def _code(groups: Numbering[ProcessGroup], group: ProcessGroup | None) -> int:
 def _infer(
     window: Window, rows: Rows, out: NDArray[np.int32], listed: dict[str, ProcessGroup], groups: Numbering[ProcessGroup]
 ) -> None:
-    """Of collectives of which nothing is told, in place."""
+    """Infer the groups of collectives without a description, in place."""
     slices = window.trace.slices
     if not (out < 0).any():
         return
     if len(listed) <= 1:
-        # The only group there is, or a file that knows no groups.
+        # The only group, or a file without groups.
         told = list(groups)
         only = told[0] if len(told) == 1 else ProcessGroup(size=window.trace.meta.world_size or -1)
         out[out < 0] = groups[next(iter(listed.values()), only)]
@@ -148,7 +147,7 @@ def _infer(
 
 
 def _listed(trace: Trace) -> list[ProcessGroup]:
-    """``pg_config``."""
+    """Read ``pg_config``."""
     out = []
     for each in trace.meta.groups:
         name, size = each.get("pg_name"), each.get("pg_size")
@@ -162,13 +161,13 @@ def _listed(trace: Trace) -> list[ProcessGroup]:
 
 
 def _group(trace: Trace, key: list[int], listed: dict[str, ProcessGroup]) -> ProcessGroup | None:
-    """Of what a slice says of it; None: nothing."""
+    """Build the group that a slice describes; None if it describes none."""
     name, description, wording, size = trace.text(key[0]), trace.text(key[1]), trace.text(key[2]).strip('"'), key[3]
     if not name and not wording:
         return None
     members = parse_ranks(wording)
     if not members or (size > 0 and len(members) != size):
-        # Torch shortens long lists of ranks; those of the file's header are whole.
+        # Torch shortens long lists of ranks; those in the file's header are complete.
         members = listed[name].members if name in listed else ()
     if size < 0:
         size = len(members) or (listed[name].size if name in listed else -1)
@@ -177,15 +176,15 @@ def _group(trace: Trace, key: list[int], listed: dict[str, ProcessGroup]) -> Pro
     )
 
 
-# -- exchange names ---------------------------------------------------------------------------------------------------
-# What collectives and types of elements are called, in files and names of kernels, and one spelling for each.
+# -- names of operations and data types -------------------------------------------------------------------------------
+# Files and kernel names spell them differently; these map them to one spelling.
 
 POINT_TO_POINT: Final = tuple(OPS.index(op) for op in ("unknown", "send", "recv"))
-"""Not compared over ranks: traces do not say who the other one is."""
+"""Not compared over ranks: traces do not name the other rank."""
 SYNCHRONISING: Final = tuple(
     OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 )
-"""Nobody is done before everybody has come, so all end together."""
+"""No rank finishes before all have arrived, so all end together."""
 
 KERNEL: Final = re.compile(r"(?:nccl|rccl|mscclpp|msccl|ccl)\w*?Kernel\w*?_([A-Za-z]+)", re.IGNORECASE)
 """``ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)``, ``ncclKernel_AllGather_RING_LL_Sum_int8_t``."""
@@ -211,7 +210,7 @@ SIZE_OF: Final = {name: size for size, names in SIZES.items() for name in names}
 
 
 def op_of(text: str) -> int:
-    """Index of ``OPS``, of a collective's name, an annotation's or a kernel's; 0: none of them is in it."""
+    """Find the index in ``OPS`` for the name of a collective, an annotation or a kernel; 0 if it contains none."""
     kernel = KERNEL.search(text) or CUSTOM.search(text) if "(" in text or "Kernel" in text else None
     word = operation_name(kernel.group(1) if kernel else text)[1]
     word = SAME.get(word, word)
@@ -219,13 +218,13 @@ def op_of(text: str) -> int:
 
 
 def size_of(dtype: str) -> int:
-    """Bytes of an element; −1: not known."""
+    """Return the bytes of an element; −1 if unknown."""
     name = dtype.rpartition("::")[2].lower()
     return 1 if name.startswith("float8") else SIZE_OF.get(name, -1)
 
 
 def own_bytes(dims: str, types: str) -> int:
-    """Of all tensors of an annotation's ``Input Dims`` and ``Input type``; −1: not told."""
+    """Sum the bytes of all tensors in an annotation's ``Input Dims`` and ``Input type``; −1 if unknown."""
     try:
         shapes, names = msgspec.json.decode(dims), msgspec.json.decode(types)
     except msgspec.DecodeError:
@@ -243,7 +242,7 @@ def _tensor_bytes(shape: Any, name: Any) -> int:
 
 
 def bus_factor(op: int, members: int) -> float:
-    """What the bytes a second are to be multiplied with to tell how busy the wires were, whatever the ranks."""
+    """Return the factor from bytes per second to bus bandwidth, which is comparable for any number of ranks."""
     if members < 2:
         return 0.0
     name = OPS[op]
@@ -255,16 +254,15 @@ def bus_factor(op: int, members: int) -> float:
 
 
 # -- host times -------------------------------------------------------------------------------------------------------
-# Where the time goes of a process that trains without a device: on its own threads.
+# How a process that trains without a device spends its time, on its own threads.
 #
-# There are no kernels then, and what runs is told by operators.  *span*: from the start of the first step that counts
-# to the end of the last.  *compute*: the instants at which at least one thread was inside an operator that is no call
-# of a collective; between operators a thread runs Python, or waits, and the trace does not tell which.  *comm*: at
-# least one collective was under way.  *overlap*: both at once.  *idle*: neither; so Python between the operators
-# counts there.
+# There are no kernels, so operators show what runs. *span*: from the start of the first step that counts to the end of
+# the last. *compute*: at least one thread was inside an operator that does not call a collective; between operators a
+# thread runs Python or waits, and the trace does not say which. *comm*: at least one collective was active. *overlap*:
+# both at once. *idle*: neither, which includes Python between operators.
 
 CALLS = ("c10d::", "record_param_comms", "_c10d_functional::", "c10d_functional::")
-"""Operators that hand a collective over, or wait for it."""
+"""Operators that hand over a collective or wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +275,7 @@ class HostTimes:
 
 
 def host_compute(window: Window) -> Spans:
-    """When some thread computed; a collective that an operator calls is no part of it."""
+    """Return when any thread computed; a collective called by an operator does not count."""
     slices = window.trace.slices
     rows = window.rows_of((Kind.OP,))
     if not len(rows):
@@ -308,45 +306,45 @@ def host_times(window: Window, compute: Spans, comm: Spans) -> HostTimes:
 # -- exchanges --------------------------------------------------------------------------------------------------------
 
 BY_HOST = ("gloo:", "mpi:")
-"""Annotations that last as long as the collective does."""
+"""Annotations that last for the whole collective."""
 LAUNCHED = ("nccl:", "rccl:", "xccl:", "hccl:", "mccl:", "cncl:", "ucc:")
-"""Annotations that last as long as the call."""
+"""Annotations that last only for the call."""
 PARTS = tuple(OPS.index(op) for op in ("all_gather", "gather"))
-"""The input is this rank's part of the whole."""
+"""Operations whose input is this rank's part of the whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanges:
-    """All arrays are as long as there are collectives, sorted by start."""
+    """The collectives of a rank; all arrays have one entry per collective, sorted by start."""
 
     groups: tuple[ProcessGroup, ...]
     row: Rows
-    """Of the slice in the trace."""
+    """Row of the slice in the trace."""
     op: NDArray[np.int8]
-    """Index of ``exchange_names.OPS``."""
+    """Index into ``OPS``."""
     group: NDArray[np.int32]
-    """Index of ``groups``; −1: the trace does not say which."""
+    """Index into ``groups``; −1 if the trace does not say."""
     sequence: Ints
-    """Of the group's collectives; −1: not said, as of ``bytes``."""
+    """Number within the group's collectives; −1 if unknown, as for ``bytes``."""
     bytes: Ints
     start_ns: Ints
-    """Absolute: ``TraceMeta.origin_ns`` is in it."""
+    """Absolute: includes ``TraceMeta.origin_ns``."""
     end_ns: Ints
     step: NDArray[np.int32]
-    """Index of the rank's steps; −1: in none."""
+    """Index into the rank's steps; −1 if outside of them."""
     overlap_ns: Ints
     """The part of it during which this rank computed."""
     stream: NDArray[np.int32]
-    """−1: on a thread of the host."""
+    """−1: on a host thread."""
     host: HostTimes | None = None
-    """Of a rank that has no device work."""
+    """Only for a rank without device work."""
 
     def __len__(self) -> int:
         return len(self.row)
 
 
 def exchanges_of(window: Window, rank: int) -> Exchanges:
-    """``rank``: tells which of the file's groups this process is in, where it lists others."""
+    """Collect the exchanges; ``rank`` selects this process's groups if the file also lists others."""
     slices, origin_ns = window.trace.slices, window.trace.meta.origin_ns
     named = window.trace.names_where(lambda name: name.startswith(BY_HOST))[slices.name]
     on_host = np.flatnonzero(named & window.counts & np.isin(slices.kind, HOST_KINDS))
@@ -382,12 +380,12 @@ def exchanges_of(window: Window, rank: int) -> Exchanges:
 
 
 def _column(values: NDArray[np.int64] | NDArray[np.int32], index: NDArray[np.int64]) -> Ints:
-    """Of a side table; −1 where there is nothing."""
+    """Look up values of a side table; −1 where missing."""
     return np.append(values, -1).astype(np.int64)[index]
 
 
 def _sources(window: Window, rows: Rows) -> tuple[NDArray[np.int64], Rows]:
-    """[rows]; where ``Trace.collectives`` tells of it, and the annotation that does; −1: nowhere."""
+    """Return for each row its index in ``Trace.collectives`` and its annotation's row; −1 where missing."""
     trace = window.trace
     index = np.full(len(trace) + 1, -1, np.int64)
     index[trace.collectives.row] = np.arange(len(trace.collectives.row))
@@ -413,7 +411,8 @@ def _ops(window: Window, rows: Rows, said: NDArray[np.int64], annotation: Rows) 
         known, inverse = np.unique(codes, return_inverse=True)
         found = np.array([op_of(trace.text(int(code))) for code in known], np.int8)
         out = np.where(out == 0, found[inverse], out)
-    # A kernel that sends and receives may be an all-to-all or none: as its like are where the trace says so.
+    # A kernel that sends and receives may or may not be an all-to-all: it is classified like kernels of the same name
+    # whose operation is known.
     for kernel in np.unique(names[rows[out == 0]]):
         same = names[rows] == kernel
         like = np.unique(out[same & (out > 0)])
@@ -425,7 +424,7 @@ def _ops(window: Window, rows: Rows, said: NDArray[np.int64], annotation: Rows) 
 def _bytes(
     window: Window, said: NDArray[np.int64], annotation: Rows, op: NDArray[np.int8], members: NDArray[np.int64]
 ) -> Ints:
-    """``members``: [n]; how many ranks take part; −1: not known."""
+    """Compute the bytes; ``members`` [n]: how many ranks take part, −1 if unknown."""
     trace = window.trace
     table = trace.collectives
     known, inverse = np.unique(_column(table.dtype, said), return_inverse=True)

@@ -1,12 +1,12 @@
-"""Traces as tables for SQL: views over the cached Parquet of all files, with a ``rank`` and strings as text.
+"""Traces as tables for SQL: views over the cached Parquet of all files, with a ``rank`` column and strings as text.
 
-``slices`` has a row per event that takes time, and what only some have stands in tables of its own (``ops``,
-``kernels``, ``copies``, ``collectives``, ``syncs``, ``pythons``), which repeat the slice's main columns.  ``memory``
-has the allocator's instants, ``ranks`` a row per trace.  Times count from ``origin_ns`` of ``ranks``.  All steps are
-there, the last too.
+``slices`` has one row per event with a duration. Columns that only some events have are in separate tables (``ops``,
+``kernels``, ``copies``, ``collectives``, ``syncs``, ``pythons``), which repeat the slice's main columns. ``memory`` has
+the allocator's events, ``ranks`` one row per trace. Times count from ``origin_ns`` in ``ranks``. All steps are
+included, also the last.
 
-Columns that no file has, ``step`` and ``launch`` (the row of the call that launched it), are worked out once and kept
-beside the others.  Where there is no cache, the Parquet lies in a temporary folder for as long as the query takes.
+The columns ``step`` and ``launch`` (the row of the launching call) are in no file. They are computed once and cached
+with the others. Without a cache, the Parquet files are in a temporary folder for the duration of the query.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = ["trace_database"]
 
 KINDS: Final = "[" + ", ".join(f"'{kind.name.lower()}'" for kind in Kind) + "]"
 OF_SLICE: Final = ("kind", "name", "start_ns", "dur_ns", "thread", "device", "stream", "step")
-"""What side tables repeat."""
+"""The columns of slices that side tables repeat."""
 GLOB: Final = frozenset("*?[]{}")
 
 
 class _Source(NamedTuple):
     rank: int
     number: int
-    """Of the trace in its file."""
+    """Index of the trace within its file."""
     folder: Path
     meta: TraceMeta
 
@@ -57,7 +57,7 @@ class _Source(NamedTuple):
 
 @contextmanager
 def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple[Any, list[Path], list[str]]]:
-    """A DuckDB connection with the views, the files that they read, and remarks on which rank is what."""
+    """Open a DuckDB connection with the views; also yield the files they read and remarks on the choice of ranks."""
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="stepscope-") as temporary:
@@ -74,19 +74,19 @@ def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple
 
 
 def _kept(path: Path, cache: Cache | None, spare: Cache) -> list[tuple[int, Path, TraceMeta]]:
-    """Of the traces of one file: the number, where they lie, and what they say of themselves."""
+    """Return the number, folder and metadata of each trace in one file."""
     for each in (cache, spare):
         entry = each.entry(path) if each is not None else None
         metas = _prepared(entry) if entry is not None else None
         if entry is not None and metas is not None:
             folder = entry.folder.absolute()
             return [(place, folder, replace(meta, path=str(path))) for place, meta in enumerate(metas)]
-    read_traces(path)  # says what is wrong with the path
+    read_traces(path)  # raises the reason if the path is bad
     raise TraceError(f"{path} cannot be kept for a query: there is no room for it in {tempfile.gettempdir()}")
 
 
 def _prepared(entry: Entry) -> list[TraceMeta] | None:
-    """The traces of an entry, once all their tables are there; None where they cannot be kept."""
+    """Return the metadata of an entry's traces after writing all their tables; None if they cannot be stored."""
     try:
         metas = load_meta(entry.folder)
         if all((entry.folder / f"{place}-placed.parquet").exists() for place in range(len(metas))):
@@ -101,7 +101,7 @@ def _prepared(entry: Entry) -> list[TraceMeta] | None:
 
 
 def _write_placed(path: Path, trace: Trace) -> None:
-    """The slices with their rows, steps and launches."""
+    """Write the slices with their rows, steps and launches."""
     window = window_of(trace, keep_last=True)
     numbers = np.array([step.number for step in window.steps] + [-1], np.int64)
     with create_private_file(path) as file:
@@ -195,7 +195,7 @@ def _slice_columns(names: Sequence[str]) -> str:
 
 
 def _placed(source: _Source) -> str:
-    """The slices, with their names and threads."""
+    """Select the slices with their names and threads."""
     return (
         f"{_parquet(source, 'placed')} s LEFT JOIN {_parquet(source, 'strings')} n ON n.code = s.name "
         f"LEFT JOIN {_parquet(source, 'threads')} th ON th.thread = s.thread"

@@ -1,11 +1,9 @@
 """Operation-level traces: the job's shape, the Parquet table of operations, and the same as arrays.
 
-The operations of a trace as arrays ``[operation, step, lane]``.
-
 A *worker* is one pipeline stage of one data-parallel rank; a *lane* is one data-parallel rank with all its stages.
-Every step of every lane does the same operations, so one of each, the *template*, carries the dependencies and the
-arrays carry the times.  A step that lacks an operation, or has one too many, is left out and said so; so are kinds of
-operations that the model knows nothing of.
+Every step of every lane has the same operations, so one of each, the *template*, carries the dependencies, and arrays
+``[operation, step, lane]`` carry the times.  A step that lacks an operation, or has one too many, is left out with a
+note; so are operations of unknown kinds.
 """
 
 from __future__ import annotations
@@ -46,27 +44,26 @@ __all__ = [
 
 
 # -- kinds ------------------------------------------------------------------------------------------------------------
-# The kinds of operations that the model knows, by the names they have in traces.
+# The kinds of operations that the model knows, by their names in traces.
 
 FORWARD, BACKWARD, GC, OPTIMIZER = "forward-compute", "backward-compute", "gc", "optimizer"
 GATHER, REDUCE = "params-all-gather", "grads-reduce-scatter"
 SEPARATE = "separate-grads-all-reduce"
-"""Only there when the other reductions overlap with backward."""
+"""Only present when the other reductions overlap with backward."""
 LAYERNORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
 CLIP = "optimizer-clip-main-grad"
 PIPELINE = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 COMPUTING = (FORWARD, BACKWARD, GC, OPTIMIZER)
-"""The rest communicates."""
+"""All other kinds communicate."""
 KINDS = (*COMPUTING, GATHER, REDUCE, SEPARATE, LAYERNORM, EMBEDDING, CLIP, *PIPELINE)
 
 
-# -- meta -------------------------------------------------------------------------------------------------------------
-# The shape of a job as its meta file tells it: a flat list of ``name: value``, in YAML or JSON.
-#
-# Of YAML only that much is read, on purpose: anything with structure in it is refused by line rather than guessed at.
+# -- meta file --------------------------------------------------------------------------------------------------------
+# The shape of a job: a flat list of ``name: value``, in YAML or JSON.  Only this subset of YAML is read: a line with
+# structure is rejected instead of guessed at.
 
 SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size")
-"""All default to 1, all are counts."""
+"""Counts; all default to 1."""
 _LARGEST = 1 << 24
 _LARGEST_FILE = 1 << 16
 _LINE = re.compile(r"(?P<name>[A-Za-z_][\w-]*)\s*:(?:\s+(?P<value>.*))?")
@@ -83,11 +80,11 @@ class JobShape:
     tp_size: int
     dsp_size: int
     vpp_size: int
-    """Model chunks on each stage (interleaved schedules); 1: none."""
+    """Model chunks on each stage (interleaved schedules); 1: not interleaved."""
 
 
 def read_meta(path: Path) -> JobShape:
-    """TraceError, in one sentence, when the file is missing, no flat list, or contradicts itself."""
+    """Read the meta file; TraceError, in one sentence, if it is missing, not a flat list, or contradictory."""
     try:
         with path.open("rb") as file:
             raw = file.read(_LARGEST_FILE + 1)
@@ -152,14 +149,14 @@ def _count(path: Path, name: str, value: Any) -> int:
 
 
 # -- table ------------------------------------------------------------------------------------------------------------
-# The Parquet table of an operation-level trace, a row per operation: read by DuckDB, checked, as plain columns.
+# The Parquet table of an operation-level trace, one row per operation, read by DuckDB into checked columns.
 #
-# ``dp_rank``, ``stage``, ``rank``, ``step``, ``seq_id`` (whole numbers), ``optype`` (a name), ``start_ts`` and
-# ``duration`` (seconds) must be there; ``mc`` and ``gmc`` (model chunk of the stage, and of the model) may be.
+# Required: ``dp_rank``, ``stage``, ``rank``, ``step``, ``seq_id`` (integers), ``optype`` (a name), ``start_ts`` and
+# ``duration`` (seconds).  Optional: ``mc`` and ``gmc`` (model chunk of the stage, and of the model).
 
 WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id")
 CHUNKS = ("mc", "gmc")
-"""−1 or nothing where they do not apply."""
+"""−1 or NULL where they do not apply."""
 TIMES = ("start_ts", "duration")
 _INTEGER_TYPES = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 _NUMBER_TYPES = (*_INTEGER_TYPES, "UBIGINT", "HUGEINT", "FLOAT", "DOUBLE")
@@ -168,16 +165,16 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Operations of known kinds only; no value missing, no time that is none."""
+    """Operations of known kinds; no value is missing, and all times are finite."""
 
     columns: Mapping[str, Any]
-    """int64 and float64 arrays by the names above, and ``kind``: the place in ``KINDS``."""
+    """int64 and float64 arrays by the names above, and ``kind``: the index in ``KINDS``."""
     unknown: int
     unknown_names: tuple[str, ...]
 
 
 def read_table(path: Path) -> Table:
-    """TraceError, in one sentence, when there is no such table."""
+    """Read the table; TraceError, in one sentence, if it is missing or invalid."""
     import duckdb
 
     if not path.is_file():
@@ -239,26 +236,26 @@ def _refuse(path: Path, bad: Any, what: str) -> None:
         raise TraceError(f"{path}: {what} in {count:,} of {len(bad):,} rows")
 
 
-# -- operations -------------------------------------------------------------------------------------------------------
+# -- trace ------------------------------------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, Any]
 
 _SPARSEST = 16
-"""Cells of the arrays per row of the table: beyond this the steps have nothing in common."""
+"""Maximum array cells per table row: beyond this the steps have nothing in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One of the template: where it stood in the first whole step of the first lane."""
+    """One operation of the template, with its times in the first complete step of the first lane."""
 
     kind: str
     sequence: int
     stage: int
     chunk: int
-    """Of the model, on this stage; 0 where it is not known or does not apply."""
+    """Model chunk on this stage; 0 if unknown or not applicable."""
     model_chunk: int
-    """The same, counted through the whole model; −1 where it is not known."""
+    """Model chunk, counted through the whole model; −1 if unknown."""
     start_s: float
     end_s: float
 
@@ -279,7 +276,7 @@ class Trace:
 
 
 def read_trace(path: Path, shape: JobShape) -> Trace:
-    """TraceError, in one sentence, when there is no such table or it does not fit the job's shape."""
+    """Read a trace; TraceError, in one sentence, if the table is missing or does not fit the job's shape."""
     table = read_table(path)
     columns = table.columns
     _check_shape(path, columns, shape)
@@ -352,7 +349,7 @@ def _ranks(path: Path, columns: Columns) -> dict[tuple[int, int], int]:
 
 
 def _cells(path: Path, columns: Columns) -> tuple[NDArray[np.bool_], Any]:
-    """Which operation is there in which step of which lane, and each row's place in that."""
+    """Return which operation exists in which step of which lane, and each row's index in that array."""
     lanes, lane_of = np.unique(columns["dp_rank"], return_inverse=True)
     steps, step_of = np.unique(columns["step"], return_inverse=True)
     sequences, sequence_of = np.unique(columns["seq_id"], return_inverse=True)

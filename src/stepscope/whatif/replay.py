@@ -1,21 +1,17 @@
-"""Replay a job from its operations without the slowness of some, and attribute its time to ranks and stages.
+"""Replay a job from its operations with some of them at normal length, and attribute its time to ranks and stages.
 
-Which operation waits for which, and the replay of a job along that for any durations.
+Dependencies come from the order of the template's operations.  Within a worker, operations of one stream follow each
+other: computing, each of the four directions of pipeline traffic, and the data-parallel collectives.  Between streams:
 
-Which operation waits for which: the template's order, taken from where its operations stood.
-
-Within a worker, operations of one stream follow each other: computing, each of the four directions of pipeline
-traffic, and the data-parallel collectives.  Between streams:
-
-- a receive comes before the computing that needs it, and is posted after the computing of its direction before that;
-  a send comes after the computing that made what it sends;
+- a receive comes before the computing that needs it, and is posted after the previous computing of its direction; a
+  send comes after the computing that produced its data;
 - the first backward send or receive is posted two forwards before the first backward;
 - the gather of a chunk's parameters comes before the chunk's first forward;
 - after the last computing: garbage collection, layer-norm and embedding gradients, the reduction of the others (or,
-  where that overlaps with backward, of those left over), clipping, the optimizer.
+  if that overlaps with backward, of the remaining ones), clipping, the optimizer.
 
 Across workers, the partners of one communication wait for the last of them (a *meeting*): a send and its receive; the
-first and last stage's embedding; clipping, on all; a collective of one stage, on all data-parallel ranks.
+embedding of the first and last stage; clipping, on all stages; a collective of one stage, on all data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -51,14 +47,12 @@ from stepscope.whatif.operations import (
 __all__ = ["Effect", "WhatIf", "analyse", "in_order", "replay"]
 
 
-# -- replay -----------------------------------------------------------------------------------------------------------
-
 # -- dependencies -----------------------------------------------------------------------------------------------------
 
 CLOCK_S = 5e-5
-"""How far the clocks of two streams may be apart."""
+"""How far apart the clocks of two streams may be."""
 TOWARDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
-"""The neighbour, in stages, at the other end."""
+"""The neighbor at the other end, in stages."""
 PARTNER = {
     "forward-send": "forward-recv",
     "forward-recv": "forward-send",
@@ -69,21 +63,21 @@ PARTNER = {
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Operations that begin together, when all that they wait for is done; most are of one."""
+    """Operations that begin together once all their dependencies are done; most have one member."""
 
     members: tuple[int, ...]
     after: tuple[int, ...]
     """What the members wait for."""
     from_start: bool
-    """Some member waits for nothing."""
+    """At least one member waits for nothing."""
     communicates: bool
-    """The members' time counts from when the last of them came, not from when each of them came."""
+    """The members' time counts from the arrival of the last one, not from each member's own."""
     all_lanes: bool
-    """The same operation of all data-parallel ranks meets as well."""
+    """The same operations of all data-parallel ranks also take part."""
 
 
 def in_order(operations: Sequence[Operation], *, stages: int) -> tuple[Meeting, ...]:
-    """Every operation once, none before what it waits for; TraceError when they wait for each other in a circle."""
+    """Return every operation once, after all its dependencies; TraceError if they form a cycle."""
     graph = _Graph(operations, stages)
     for stage in range(stages):
         _computing(graph, stage)
@@ -95,7 +89,7 @@ def in_order(operations: Sequence[Operation], *, stages: int) -> tuple[Meeting, 
 
 
 class _Graph:
-    """The operations by kind and stage, in the order of their start, and what is known of their order so far."""
+    """The operations by kind and stage, ordered by start, and the dependencies found so far."""
 
     def __init__(self, operations: Sequence[Operation], stages: int) -> None:
         self.operations = operations
@@ -105,7 +99,7 @@ class _Graph:
         self.after: list[set[int]] = [set() for _ in operations]
         self.meetings: list[tuple[int, ...]] = []
         self.partners: dict[tuple[str, int], list[int]] = {}
-        """Sends and receives that really have a partner, by kind and stage, in order."""
+        """Sends and receives that have a real partner, by kind and stage, in order."""
         self._found: dict[tuple[str, int], list[int]] = defaultdict(list)
         order = sorted(range(len(operations)), key=self.place)
         for index in order:
@@ -116,7 +110,7 @@ class _Graph:
         return (op.start_s, op.sequence, op.kind)
 
     def of(self, stage: int, *kinds: str) -> list[int]:
-        """In the order of their start."""
+        """Return the operations ordered by start."""
         found = [index for kind in kinds for index in self._found.get((kind, stage), ())]
         return sorted(found, key=self.place)
 
@@ -124,7 +118,7 @@ class _Graph:
         return {self.operations[index].sequence: index for index in self._found.get((kind, stage), ())}
 
     def chain(self, indexes: Iterable[int], after: Iterable[int] = ()) -> None:
-        """Each after the one before it, the first after ``after``."""
+        """Make each depend on the one before it, and the first on ``after``."""
         before = tuple(after)
         for index in indexes:
             self.after[index].update(before)
@@ -164,9 +158,10 @@ def _pipeline(graph: _Graph, stage: int) -> None:
 
 
 def _matched(graph: _Graph, stage: int, kind: str, computing: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The sends or receives of a stage that were really made, and the number of the computing each belongs to.
+    """Yield a stage's real sends or receives, and the number of the computing operation that each belongs to.
 
-    Profilers note some that never were: receives after the last computing began, sends before the first one ended.
+    Profilers record some that never happened: receives after the last computing began, sends before the first one
+    ended.
     """
     if not computing:
         return
@@ -187,7 +182,7 @@ def _matched(graph: _Graph, stage: int, kind: str, computing: Sequence[int]) -> 
         return
     if missing and (missing != 1 or 0 < stage < graph.stages - 1):
         raise TraceError(f"stage {stage} has {len(real)} {kind} for {len(computing)} computing operations")
-    # The one that may be missing is the first receive or the last send: both are at an end of the model.
+    # Only the first receive or the last send may be missing: both are at an end of the model.
     yield from zip(real, range(missing if receives else 0, len(computing)), strict=False)
 
 
@@ -281,17 +276,17 @@ def _meeting(graph: _Graph, members: tuple[int, ...], after: set[int]) -> Meetin
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
-# The job again: each operation as early as the others allow, for given lengths of the operations.
+# Run each operation as early as its dependencies allow, for given lengths.
 #
-# The *length* of an operation is what it takes by itself: of computing, its duration; of communication, the time from
-# when the last partner came until its own end, because what lies before that is waiting and will change.
+# The *length* of an operation excludes waiting: for computing it is the duration; for communication, the time from the
+# arrival of the last partner to the operation's end, since the waiting before that will change.
 
 SKEW_S = 0.01
-"""A partner that came this long after the end cannot have been one: its clock is off, and nothing is left to count."""
+"""A partner that arrived this long after the end cannot have been one: its clock is off, and the length is 0."""
 
 
 def lengths(trace: Trace, meetings: Sequence[Meeting]) -> Floats:
-    """What each operation took by itself, ``[operation, step, lane]``."""
+    """Return the length of each operation, ``[operation, step, lane]``."""
     found: Floats = trace.duration_s.copy()
     for meeting in meetings:
         if meeting.communicates:
@@ -304,7 +299,7 @@ def lengths(trace: Trace, meetings: Sequence[Meeting]) -> Floats:
 
 
 def replay(meetings: Sequence[Meeting], length_s: Floats) -> Floats:
-    """When each operation ends, its step beginning at 0."""
+    """Return when each operation ends; its step begins at 0."""
     end_s = np.empty_like(length_s)
     nothing = np.zeros(length_s.shape[1:])
     for meeting in meetings:
@@ -320,36 +315,36 @@ def replay(meetings: Sequence[Meeting], length_s: Floats) -> Floats:
 
 
 # -- attribution ------------------------------------------------------------------------------------------------------
-# Who or what makes a job slow: the replay with all, some or none of its operations at their usual length.
+# What makes a job slow: replays with all, some or none of its operations at their usual length.  Pure.
 #
-# A pure function of a trace.  The *ideal* job has every operation at the usual length of its kind: the mean of
-# computing, the median of communication, over all steps and workers.
+# In the *ideal* job every operation has the usual length of its kind: the mean for computing, the median for
+# communication, over all steps and workers.
 
 WORST_PERCENT = 3
-"""Share of the workers, rounded up, that "a few bad workers" means."""
+"""Percentage of workers, rounded up, that count as "a few bad workers"."""
 
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What some operations have to do with the slowdown: mean step times with and without them."""
+    """The contribution of some operations to the slowdown: mean step times with and without them."""
 
     original_s: float
     ideal_s: float
     removed_s: float
-    """The job as it was, these operations at their usual length."""
+    """The original job with these operations at their usual length."""
     added_s: float
-    """The ideal job, these operations as they were."""
+    """The ideal job with these operations at their original length."""
 
     @property
     def share_removed(self) -> float | None:
-        """Of the time lost, what comes back without them; None when no time is lost."""
+        """The share of the lost time that is recovered without them; None if no time is lost."""
         return self._share(self.original_s - self.removed_s)
 
     @property
     def share_added(self) -> float | None:
-        """Of the time lost, what they alone lose; None when no time is lost."""
+        """The share of the lost time that they cause alone; None if no time is lost."""
         return self._share(self.added_s - self.ideal_s)
 
     def _share(self, part_s: float) -> float | None:
@@ -359,23 +354,23 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """Slowdowns: mean step time over that of the ideal job, with everything or only the part named as it was.
+    """Slowdowns: mean step time relative to the ideal job, with everything or only the named part at original length.
 
     Worst first.
     """
 
     slowdown: float
     by_worker: dict[int, float]
-    """By rank: the smaller of what its data-parallel rank and its stage come to."""
+    """By rank: the smaller of the slowdowns of its data-parallel rank and its stage."""
     by_stage: dict[int, float]
     by_dp_rank: dict[int, float]
     by_operation: dict[str, float]
     worst_workers: tuple[int, ...]
-    """The ranks that ``mw`` is about."""
+    """The ranks that ``mw`` covers."""
     mw: Effect
-    """Of the worst workers."""
+    """Effect of the worst workers."""
     ms: Effect
-    """Of the last pipeline stage, which often has the loss to compute besides."""
+    """Effect of the last pipeline stage, which often also computes the loss."""
     place: dict[int, tuple[int, int]]
     """Data-parallel rank and stage, by rank."""
     steps: int
@@ -383,7 +378,7 @@ class WhatIf:
 
 
 def analyse(trace: Trace, *, progress: Progress = no_progress) -> WhatIf:
-    """``progress`` is told how many replays are done, of how many."""
+    """Analyze a trace; ``progress`` counts replays."""
     meetings = in_order(trace.operations, stages=trace.stages)
     original = lengths(trace, meetings)
     ideal = _ideal(trace.operations, original)
@@ -407,7 +402,7 @@ def analyse(trace: Trace, *, progress: Progress = no_progress) -> WhatIf:
     original_s, ideal_s = step_s(original), step_s(ideal)
     ideal_end_s = step_s(ideal, last)
     if not ideal_end_s > 0:
-        # Nothing takes any time: then nothing is slow either.
+        # Nothing takes any time, so nothing is slow.
         original_s = ideal_s = ideal_end_s = 1.0
 
     def only(mask: Mask) -> float:
@@ -455,7 +450,7 @@ def _ideal(operations: Sequence[Operation], original: Floats) -> Floats:
 
 
 def _group(op: Operation) -> str:
-    """A send and its receive are two ends of one thing."""
+    """Return the group of an operation; a send and its receive belong together."""
     return f"{op.kind.split('-')[0]}-pp-comm" if op.kind in PIPELINE else op.kind
 
 

@@ -1,4 +1,5 @@
-"""What agents and the hub say to one another, as bytes: blocks of steps, frames, the handshake.  No I/O but the key's.
+"""The bytes that agents and the hub exchange: blocks of steps, frames and the handshake. The only I/O is for the key.
 
-Standard library only: the agent loads it.  What comes from the network is held to ``limits`` before it is believed.
+Standard library only, because the agent loads it. Data from the network is checked against the limits in
+``wire/frames.py`` before it is used.
 """

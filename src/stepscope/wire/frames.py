@@ -1,6 +1,7 @@
-"""The frame that an agent sends: its header, its parts, the blocks of steps in it, and how large each may be.
+"""The frame that an agent sends: header, parts, blocks of steps, and the size limits.
 
-A frame: everything a node has to say at one time, in parts.  One POST on the network, one record in the hub's inbox.
+A frame holds everything that a node sends at one time, in parts. It is one POST on the network and one record in the
+hub's inbox.
 
     0    4s   magic  b"STFR"
     4    u16  version
@@ -12,15 +13,15 @@ A frame: everything a node has to say at one time, in parts.  One POST on the ne
 
 Parts, by kind:
 
-    rings    zlib of a JSON list of sidecars (``steps/KEY.json``): who a ring is; ahead of its first block, and again
-             when something of it changed
-    steps    a block (``wire/frames.py``)
-    lines    zlib of whole lines of ``events.jsonl``, ``samples.jsonl`` or ``stacks.jsonl``, from ``offset`` on
-    log      zlib of bytes of ``logs/NAME.log``, from ``offset`` on
-    file     zlib of the whole of a small file: ``errors/*.json``, ``hangs/*``, ``flight/*.json``
+    rings    zlib of a JSON list of sidecars (``steps/KEY.json``), which identify the rings; sent before the first block
+             of a ring, and again after a change
+    steps    a block (see "Blocks" below)
+    lines    zlib of whole lines of ``events.jsonl``, ``samples.jsonl`` or ``stacks.jsonl``, starting at ``offset``
+    log      zlib of bytes of ``logs/NAME.log``, starting at ``offset``
+    file     zlib of a whole small file: ``errors/*.json``, ``hangs/*``, ``flight/*.json``
 
-Every part says where it belongs (a sequence number, an offset, a name), so that a frame that comes twice changes
-nothing, and one that comes too early is told where to begin.
+Every part carries its position (a sequence number, an offset, a name). A frame that arrives twice therefore changes
+nothing, and the hub answers one that arrives too early with the position to start from.
 """
 
 from __future__ import annotations
@@ -69,30 +70,30 @@ __all__ = [
 ]
 
 
-# -- limits -----------------------------------------------------------------------------------------------------------
-# How large what goes over the network may be; both sides keep to these, and the hub insists.
+# -- Limits -----------------------------------------------------------------------------------------------------------
+# Size limits for network data. Both sides respect them; the hub enforces them.
 
 FRAME_BYTES = 8 << 20
-"""Of one frame as it travels."""
+"""Limit for one frame as sent."""
 INFLATED_BYTES = 64 << 20
-"""Of everything in one frame, unpacked."""
+"""Limit for all contents of one frame, unpacked."""
 HEAD_BYTES = 256 << 10
-"""Of a frame's header."""
+"""Limit for a frame's header."""
 PARTS = 512
-"""Of one frame."""
+"""Maximum number of parts in one frame."""
 BLOCK_ROWS = 65_536
 BLOCK_RINGS = 4096
 LINES_BYTES = 4 << 20
-"""Of the lines in one part, unpacked; a line that is longer is not sent."""
+"""Limit for the lines in one part, unpacked. Longer lines are not sent."""
 FILE_BYTES = 8 << 20
-"""Of a file that is sent as a whole, unpacked."""
+"""Limit for a file that is sent whole, unpacked."""
 HELLO_BYTES = 1 << 10
-"""Of a hello, and of its answer."""
+"""Limit for a hello and for its answer."""
 JOIN_BYTES = 64 << 10
-"""Of what an agent says when it joins."""
+"""Limit for a join request."""
 
 
-# -- frames -----------------------------------------------------------------------------------------------------------
+# -- Frames -----------------------------------------------------------------------------------------------------------
 
 FRAME_MAGIC = b"STFR"
 FRAME_VERSION = 1
@@ -115,29 +116,29 @@ _LARGEST = (1 << 63) - 1
 class Part:
     kind: PartKind
     data: bytes
-    """As it travels."""
+    """The payload as sent."""
     size: int
-    """Unpacked, in bytes; of a block, the same as it travels."""
+    """Bytes when unpacked. Blocks count as sent."""
     name: str = ""
-    """Of the file, as it is called in the sender's run directory; empty for rings and steps."""
+    """File name in the sender's run directory. Empty for rings and steps."""
     offset: int = 0
-    """In that file, of lines and logs."""
+    """Position in that file, for lines and logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameHead:
     node: int
-    """Number of the node, as its launcher was told."""
+    """Node number that the launcher was given."""
     spool: str
-    """The sender's run directory, by the random name it was given when it was made: offsets are within it."""
+    """Random name that the sender's run directory got when it was created. Offsets refer to this directory."""
     sent_wall_ns: int
-    """By the sender's clock."""
+    """Time on the sender's clock."""
     offset_ns: int | None = None
-    """What the sender's clock is ahead of the hub's, as far as round trips so far tell …"""
+    """How far the sender's clock is ahead of the hub's, according to the round trips so far."""
     rtt_ns: int | None = None
-    """… and the round trip that told it: half of it is how far off the offset may be."""
+    """The round trip that gave ``offset_ns``. Half of it is the error bound."""
     bye: Mapping[str, Any] | None = None
-    """In a node's last frame, how its part of the job ended: ``{"exit_code": 0, "status": "finished"}``."""
+    """In a node's last frame, how its share of the job ended: ``{"exit_code": 0, "status": "finished"}``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +148,19 @@ class Frame:
 
 
 def part_of(kind: PartKind, raw: bytes, *, name: str = "", offset: int = 0) -> Part:
-    """Packed; a block is packed already."""
+    """Build a part and compress it. Blocks are compressed already."""
     data = raw if kind == "steps" else zlib.compress(raw, 1)
     return Part(kind=kind, data=data, size=len(raw), name=name, offset=offset)
 
 
 def may_be_named(kind: PartKind, name: str) -> bool:
-    """Whether a part of this kind may bring a file of this name; one of rings or steps has none."""
+    """Return whether a part of this kind may carry a file of this name. Rings and steps have no name."""
     pattern = _NAMES.get(kind)
     return pattern.fullmatch(name) is not None if pattern else name == ""
 
 
 def inflate_part(part: Part) -> bytes:
-    """FrameError when it is not what it says; a block comes as it is."""
+    """Unpack a part; raise FrameError if it does not match its header. Blocks are returned unchanged."""
     if part.kind == "steps":
         return part.data
     unpacker = zlib.decompressobj()
@@ -173,7 +174,7 @@ def inflate_part(part: Part) -> bytes:
 
 
 def pack_frame(head: FrameHead, parts: Sequence[Part]) -> bytes:
-    """ValueError when it is more than a frame may hold."""
+    """Encode a frame; raise ValueError if it exceeds the limits."""
     said = {
         "node": head.node,
         "spool": head.spool,
@@ -191,7 +192,7 @@ def pack_frame(head: FrameHead, parts: Sequence[Part]) -> bytes:
 
 
 def read_frame(data: bytes) -> Frame:
-    """FrameError for anything but a whole frame of this version within the limits; parts are still packed."""
+    """Decode a frame without unpacking its parts. Raise FrameError unless it is whole, valid and within limits."""
     if len(data) < FRAME_PREFIX.size or data[:4] != FRAME_MAGIC:
         raise FrameError("not a frame")
     _, version, _, crc, length = FRAME_PREFIX.unpack_from(data)
@@ -267,30 +268,30 @@ def _signed(value: object) -> int | None:
     return value
 
 
-# -- blocks -----------------------------------------------------------------------------------------------------------
-# A block: records of several rings, transposed and packed together.  The same bytes on the network and on disk.
+# -- Blocks -----------------------------------------------------------------------------------------------------------
+# A block holds records of several rings, transposed and compressed together. Network and disk use the same bytes.
 #
 #     0    4s   magic  b"STBL"
 #     4    u16  version
 #     6    u16  zero
-#     8    u32  rings      entries of the table
-#     12   u32  rows       slots, of all rings
-#     16   u32  bytes      of the payload
+#     8    u32  rings      number of table entries
+#     12   u32  rows       number of slots, all rings together
+#     16   u32  bytes      size of the payload
 #     20   ...  payload: zlib of
-#               the table, ``rings`` entries of 64 bytes (``TABLE_FIELDS``), as its fields in turn (all of one, then …)
-#               the slots' bytes 4..256, transposed, ring by ring in the table's order
+#               the table, ``rings`` entries of 64 bytes (``TABLE_FIELDS``), stored field by field
+#               bytes 4..256 of the slots, transposed, ring by ring in table order
 #
-# Transposed, what hardly changes from step to step and from rank to rank stands together and packs well.  A ring is
-# named by ``ring_id`` of its key; who that is, its sidecar says, which goes ahead of its first block.  ``after_seq`` is
-# where the block before ended: a reader that has not come that far misses something, one that is further has seen (part
-# of) this.
+# Transposing puts values that hardly change between steps and ranks next to each other, so they compress well. A ring
+# is named by the ``ring_id`` of its key; its sidecar, sent before its first block, identifies it. ``after_seq`` is
+# where the previous block ended: a reader that is not there yet has missed data; one past it has seen all or part of
+# this.
 
 BLOCK_MAGIC = b"STBL"
 BLOCK_VERSION = 1
 BLOCK_HEAD = struct.Struct("<4sHHIII")
 BLOCK_HEAD_BYTES = BLOCK_HEAD.size
 _SKIPPED = 4
-"""Zero bytes at the head of every slot; not sent."""
+"""Zero bytes at the start of every slot. They are not sent."""
 BODY_BYTES = SLOT_BYTES - _SKIPPED
 
 TABLE_FIELDS: list[tuple[str, str]] = [
@@ -306,49 +307,49 @@ TABLE_FIELDS: list[tuple[str, str]] = [
     ("state", "u1"),
     ("spare", "<u2"),
 ]
-"""As a numpy dtype, for those who have numpy."""
+"""A numpy dtype, for callers that have numpy."""
 _ENTRY = struct.Struct("<16sQQQQIIIBBH")
 _WIDTHS = (16, 8, 8, 8, 8, 4, 4, 4, 1, 1, 2)
 
 
 def ring_id(key: str) -> bytes:
-    """Sixteen bytes for the name of a ring (``store.paths.ring_key``), however long its host's name is."""
+    """Return sixteen bytes for a ring's name (``store.paths.ring_key``), however long its host name is."""
     return hashlib.blake2b(key.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RingRows:
-    """What one ring has in a block."""
+    """The data of one ring in a block."""
 
     ring: bytes
     """``ring_id``."""
     after_seq: int
     last_seq: int
     slots: Sequence[bytes]
-    """256 bytes each; may be none, where a rank only says where it is."""
+    """256 bytes each. May be empty if a rank only reports its position."""
     lost: int = 0
     torn: int = 0
     live_step: int = 0
     live_since_ns: int = 0
     live_phase: int = 0
     state: int = 0
-    """Number of ``ring.layout.RingState``."""
+    """Value of ``ring.layout.RingState``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockBytes:
-    """A block, unpacked but not yet taken apart."""
+    """A decompressed block that is not yet split into rows."""
 
     rings: int
     rows: int
     table: bytes
-    """64 bytes a ring, entry by entry: ``numpy.frombuffer(table, TABLE_FIELDS)``."""
+    """64 bytes per ring, entry by entry: ``numpy.frombuffer(table, TABLE_FIELDS)``."""
     bodies: bytes
     """Transposed: byte 4 of every slot, byte 5 of every slot …: ``[252, rows]``."""
 
 
 def pack_block(parts: Sequence[RingRows]) -> bytes:
-    """ValueError when it is more than a block may hold."""
+    """Encode a block; raise ValueError if it exceeds the limits."""
     rows = sum(len(part.slots) for part in parts)
     if len(parts) > BLOCK_RINGS or rows > BLOCK_ROWS:
         raise ValueError(f"a block holds at most {BLOCK_RINGS} rings and {BLOCK_ROWS} rows")
@@ -375,7 +376,7 @@ def pack_block(parts: Sequence[RingRows]) -> bytes:
 
 
 def read_block_head(data: bytes | memoryview) -> tuple[int, int]:
-    """How many rings and rows a block says it has; FrameError when it is none of this version within the limits."""
+    """Return a block's declared number of rings and rows. Raise FrameError on a wrong version or size."""
     if len(data) < BLOCK_HEAD.size:
         raise FrameError("a block is cut off")
     magic, version, _, rings, rows, length = BLOCK_HEAD.unpack_from(data)
@@ -389,7 +390,7 @@ def read_block_head(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def read_block(data: bytes | memoryview) -> BlockBytes:
-    """FrameError for anything but a whole block of this version within the limits."""
+    """Decompress a block. Raise FrameError unless it is whole, of this version and within limits."""
     rings, rows = read_block_head(data)
     expected = rings * _ENTRY.size + rows * BODY_BYTES
     unpacker = zlib.decompressobj()
@@ -407,7 +408,7 @@ def read_block(data: bytes | memoryview) -> BlockBytes:
 
 
 def rows_of(block: BlockBytes) -> list[RingRows]:
-    """Taken apart, without numpy: for tests and for whoever has only a few rows."""
+    """Split a block into rows without numpy, for tests and small blocks."""
     slots = bytearray(block.rows * SLOT_BYTES)
     for i in range(BODY_BYTES):
         slots[_SKIPPED + i :: SLOT_BYTES] = block.bodies[i * block.rows : (i + 1) * block.rows]
@@ -436,7 +437,7 @@ def rows_of(block: BlockBytes) -> list[RingRows]:
 
 
 def _by_field(table: bytes, rings: int) -> list[bytes]:
-    """From entry by entry to field by field."""
+    """Reorder a table from entry by entry to field by field."""
     columns, at = [], 0
     for width in _WIDTHS:
         columns.append(b"".join([table[i * _ENTRY.size + at : i * _ENTRY.size + at + width] for i in range(rings)]))

@@ -1,22 +1,22 @@
 """The handshake of an agent and a hub: hello, challenge, join and welcome, each signed with the user's key.
 
-How an agent joins a run's hub: who it is, where it left off, and the token it may send frames with.
+An agent says who it is and learns where to resume and which token to send frames with.
 
     agent → hub   POST /api/v1/hello            a nonce,             signed over the body and the hub's certificate
     hub → agent                                 a challenge,         signed over the nonce, the body, the certificate
     agent → hub   POST /api/v1/runs/RUN/join    JSON of ``Join``,    signed over the body and the hub's certificate
     hub → agent                                 JSON of ``Welcome``, signed over the nonce, the body, the certificate
 
-All signatures stand in the header ``X-Stepscope-Proof``.  The certificate (its SHA-256, or nothing without TLS) is the
-one that each side sees: one who sits in between has another, and no key.  The first exchange has nothing of the run in
-it, not even its name: before the agent says what it runs, the hub has proved that it has the key.  And the hub signs
-nothing for strangers, and reads no more than the few bytes of a hello from them: the join brings the challenge along as
-its bearer token.  A challenge holds for a minute, and only at the process that gave it, so that a join that somebody
-recorded on the way is worth nothing later.
+All signatures are in the header ``X-Stepscope-Proof``. Each side signs over the certificate it sees (its SHA-256, or
+nothing without TLS), so a man in the middle shows a different certificate and has no key. The first exchange contains
+nothing about the run, not even its name: the hub proves that it has the key before the agent says what it runs. The hub
+signs nothing for strangers and reads only the few bytes of a hello from them: a join carries the challenge as its
+bearer token. A challenge is valid for one minute and only in the process that issued it, so a recorded join is useless
+later.
 
-The hub's welcome says what it already has, so an agent keeps no account of its own: after a restart of either it joins
-again and goes on from there.  Version 1 had no hello.  Hubs and agents of the two versions refuse one another: what an
-agent of version 1 sends first is what the hello protects.
+The welcome says what the hub already has, so an agent stores no positions: if either side restarts, the agent joins
+again and resumes from there. Version 1 had no hello. Hubs and agents of the two versions refuse each other, because the
+first message of a version 1 agent is exactly what the hello protects.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _WELCOME_BYTES = 64 << 20
 @dataclass(frozen=True, kw_only=True)
 class Join:
     run: str
-    """The name that was asked for with ``--name``."""
+    """The name requested with ``--name``."""
     node: int
     nnodes: int
     host: str
@@ -72,22 +72,22 @@ class Join:
     nonce: str
     """Random hexadecimal; the welcome must be signed over it."""
     challenge: str = ""
-    """That the hub gave for our hello."""
+    """The challenge from the hub's answer to our hello."""
     probe_port: int = 0
-    """UDP port on which the agent answers probes; 0: none."""
+    """UDP port on which the agent answers probes; 0 if it does not."""
     stepscope: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """What of ``run.json`` explains the node: command, python, platform, environment."""
+    """The fields of ``run.json`` that describe the node: command, python, platform, environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """What the hub has of one spool."""
+    """What the hub already has from one spool."""
 
     rings: Mapping[str, int] = field(default_factory=dict)
-    """By ring key, the last sequence number."""
+    """The last sequence number by ring key."""
     files: Mapping[str, int] = field(default_factory=dict)
-    """By name, the bytes of lines and logs, and the crc32 of a file that is sent as a whole."""
+    """By name: the number of bytes for lines and logs, the crc32 for files that are sent whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,32 +96,32 @@ class Peer:
     host: str
     address: str
     port: int
-    """Of its probes."""
+    """Port for its probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
     run: str
-    """What the run is really called."""
+    """The actual name of the run."""
     token: str
     positions: Positions
     probe_key: str
-    """Hexadecimal: what probes between agents are signed with."""
+    """Hexadecimal key that signs probes between agents."""
     next_s: float
     """How long to collect before the next frame."""
     peers: tuple[Peer, ...] = ()
     local: bool = False
-    """The hub reads this spool itself (it is the run directory): send no parts, only that you are there."""
+    """The hub reads this spool itself, because it is the run directory: send no parts, only signs of life."""
 
 
 def write_hello(nonce: str, key: bytes, certificate: bytes) -> tuple[bytes, str]:
-    """The body, and its proof."""
+    """Return the body and its proof."""
     body = json.dumps({"version": VERSION, "nonce": nonce}, separators=(",", ":")).encode()
     return body, sign(key, "hello", body, certificate)
 
 
 def read_hello(body: bytes, proof: str, key: bytes, certificate: bytes) -> str | None:
-    """The nonce.  None: whoever wrote it does not have the key.  FrameError: it does, but makes no sense."""
+    """Return the nonce, or None if the sender does not have the key. Raise FrameError if the content is invalid."""
     if len(body) > HELLO_BYTES or not signed(key, proof, "hello", body, certificate):
         return None
     said = _object(body)
@@ -139,7 +139,7 @@ def write_challenge(challenge: str, nonce: str, key: bytes, certificate: bytes) 
 
 
 def read_challenge(body: bytes, proof: str, nonce: str, key: bytes, certificate: bytes) -> str:
-    """FrameError when it is not from a hub that has the key, or makes no sense."""
+    """Return the challenge. Raise FrameError if the hub does not have the key or the content is invalid."""
     if len(body) > HELLO_BYTES or not signed(key, proof, "challenge", nonce.encode(), body, certificate):
         raise FrameError("whoever answers there does not have our key")
     challenge = _object(body).get("challenge")
@@ -149,13 +149,13 @@ def read_challenge(body: bytes, proof: str, nonce: str, key: bytes, certificate:
 
 
 def write_join(join: Join, key: bytes, certificate: bytes) -> tuple[bytes, str]:
-    """The body, and its proof."""
+    """Return the body and its proof."""
     body = json.dumps({"version": VERSION, **asdict(join)}, separators=(",", ":")).encode()
     return body, sign(key, "join", body, certificate)
 
 
 def read_join(body: bytes, proof: str, key: bytes, certificate: bytes) -> Join | None:
-    """None: whoever wrote it does not have the key.  FrameError: it does, but said something that makes no sense."""
+    """Return None if the sender does not have the key. Raise FrameError if the content is invalid."""
     if len(body) > JOIN_BYTES or not signed(key, proof, "join", body, certificate):
         return None
     said = _object(body)
@@ -180,7 +180,7 @@ def write_welcome(welcome: Welcome, nonce: str, key: bytes, certificate: bytes) 
 
 
 def read_welcome(body: bytes, proof: str, nonce: str, key: bytes, certificate: bytes) -> Welcome:
-    """FrameError when it is not from a hub that has the key, or makes no sense."""
+    """Raise FrameError if the hub does not have the key or the content is invalid."""
     if len(body) > _WELCOME_BYTES or not signed(key, proof, "welcome", nonce.encode(), body, certificate):
         raise FrameError("whoever answers there does not have our key")
     said = _object(body)
@@ -199,13 +199,13 @@ def read_welcome(body: bytes, proof: str, nonce: str, key: bytes, certificate: b
 
 
 def positions_of(said: Any) -> Positions:
-    """From JSON; KeyError, TypeError or ValueError when it is none."""
+    """Read positions from JSON; raise KeyError, TypeError or ValueError if they are invalid."""
     rings = {str(key): _number(seq) for key, seq in dict(said["rings"]).items()}
     return Positions(rings=rings, files={str(name): _number(at) for name, at in dict(said["files"]).items()})
 
 
 def peers_of(said: Any) -> tuple[Peer, ...]:
-    """From JSON; KeyError, TypeError or ValueError when it is none."""
+    """Read peers from JSON; raise KeyError, TypeError or ValueError if they are invalid."""
     return tuple(
         Peer(node=_number(p["node"]), host=str(p["host"]), address=str(p["address"]), port=_number(p["port"]))
         for p in said

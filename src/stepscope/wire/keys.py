@@ -1,13 +1,13 @@
-"""The secret that the nodes of one user share, and what is proved with it.
+"""The secret that one user's nodes share, and the signatures made with it.
 
-``STEPSCOPE_KEY`` if it is set; else ``~/.config/stepscope/key``, made at the first need and readable by its owner
-only. With a home folder that all nodes see that is all there is to do; elsewhere the file is copied once, or the
-variable set.  The key itself never travels: it signs the handshake (``wire/handshake.py``), in which a run's own
-random tokens are handed out.
+The secret is ``STEPSCOPE_KEY`` if set, otherwise ``~/.config/stepscope/key``, which is created on first use and
+readable only by its owner. With a home folder that all nodes share, there is nothing else to do; elsewhere, copy the
+file once or set the variable. The key itself is never sent: it signs the handshake (``wire/handshake.py``), which hands
+out the run's own random tokens.
 
-To change the key while jobs run, the file has two lines for a while: the new key and the one before it
-(``rotate_key``, ``retire_key``).  A hub reads the file again when it changes and believes both; an agent looks
-whenever it joins, and tries them in this order (``KeyRing``).
+To change the key while jobs run, the file temporarily has two lines: the new key and the previous one (``rotate_key``,
+``retire_key``). A hub rereads the file when it changes and accepts both keys; an agent reads it whenever it joins and
+tries them in this order (``KeyRing``).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def key_path(environ: Mapping[str, str]) -> Path:
 
 
 def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
-    """The one to use, and the one before it if that is still believed.
+    """Return the key to use, followed by the previous one if it is still accepted.
 
-    UsageError when there is none and none can be made, or others could have read it.
+    Raise UsageError if there is no key and none can be created, or if others could have read it.
     """
     environ = os.environ if environ is None else environ
     if given := environ.get(ENV_KEY):
@@ -54,17 +54,17 @@ def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody listens any more: the hub continues all the same
+    with suppress(OSError):  # the output is closed, but the hub continues
         say(text)
 
 
 class KeyRing:
-    """The keys as they are now, for whoever runs for long.
+    """The current keys, for long-lived processes.
 
-    Call it for the keys as they were last read: but for the first time (``load_keys``, UsageError) that never waits for
-    a file system.  ``look`` reads them again if the file has changed; between ``start`` and ``stop`` a thread does so
-    once a second.  A file that is missing, cut off or readable by others changes nothing, and nothing is made in its
-    place: that is told once, and the keys from before stay.
+    Calling it returns the keys as last read. Only the first call touches the file system (``load_keys``, UsageError).
+    ``look`` rereads the file if it changed; between ``start`` and ``stop`` a thread does so once a second. If the file
+    is missing, truncated or readable by others, the previous keys stay in use, no file is created, and the problem is
+    reported once.
     """
 
     def __init__(self, environ: Mapping[str, str], *, tell: Callable[[str], None] = _say) -> None:
@@ -80,17 +80,17 @@ class KeyRing:
 
     def __call__(self) -> tuple[bytes, ...]:
         if not self._keys:
-            load_keys(self._environ)  # makes the file if need be: only then has it a state
+            load_keys(self._environ)  # creates the file if necessary; before that it has no state
             self._seen, self._keys = self._state(), load_keys(self._environ)
         return self._keys
 
     @property
     def behind_s(self) -> float:
-        """For how long a change of the file may be unknown here while it is watched."""
+        """How long a change to the file may go unnoticed while it is watched."""
         return 1.5 * _LOOK_S if self._thread is not None else 0.0
 
     def look(self) -> tuple[bytes, ...]:
-        """It may take as long as a home folder on another machine takes."""
+        """Reread the file if it changed. May block for a while if the home folder is on a network file system."""
         self()
         with self._looking:
             state = self._state()
@@ -100,7 +100,7 @@ class KeyRing:
         return self._keys
 
     def start(self) -> None:
-        """``look`` once a second, beside an event loop."""
+        """Call ``look`` once a second in a thread, so that an event loop is not blocked."""
         if self._path is not None:
             self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
             self._thread.start()
@@ -108,7 +108,7 @@ class KeyRing:
     def stop(self) -> None:
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(_STOP_S)  # no longer: its folder may be away
+            self._thread.join(_STOP_S)  # do not wait longer: the file system may be unreachable
 
     def _watch(self) -> None:
         while not self._stopped.wait(_LOOK_S):
@@ -125,7 +125,7 @@ class KeyRing:
                 self._tell(f"{why}; continuing with the key from before")
 
     def _state(self) -> tuple[int, ...]:
-        """Another one when the file may be another."""
+        """Return a value that differs if the file may have changed."""
         try:
             found = self._path.stat() if self._path is not None else None
         except OSError:
@@ -134,7 +134,7 @@ class KeyRing:
 
 
 def rotate_key(environ: Mapping[str, str]) -> Path:
-    """Put a new key before the present one; where the file is.  UsageError when that cannot be done."""
+    """Put a new key before the present one and return the file's path. Raise UsageError on failure."""
 
     def changed(lines: list[str]) -> list[str]:
         if len(lines) >= _MOST_KEYS:
@@ -145,7 +145,7 @@ def rotate_key(environ: Mapping[str, str]) -> Path:
 
 
 def retire_key(environ: Mapping[str, str]) -> Path:
-    """Leave the newest key only; where the file is.  UsageError when that cannot be done."""
+    """Keep only the newest key and return the file's path. Raise UsageError on failure."""
 
     def changed(lines: list[str]) -> list[str]:
         if len(lines) < _MOST_KEYS:
@@ -162,7 +162,7 @@ def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]
         )
     path = key_path(environ)
     kept_secret(path, "key", "check the folder")
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # keep a symbolic link
     try:
         with path.open("rb") as file:
             try:
@@ -188,9 +188,9 @@ def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]
 
 
 def kept_secret(path: Path, what: str, instead: str) -> str:
-    """What stands in a file that only its owner can read, made at the first need; UsageError when that cannot be.
+    """Return the secret in a file that only its owner can read. Create it on first use; raise UsageError on failure.
 
-    ``instead``: what the user can do then.
+    ``instead`` says what the user can do then.
     """
     try:
         return _read(path, what)
@@ -205,7 +205,7 @@ def kept_secret(path: Path, what: str, instead: str) -> str:
         with os.fdopen(fd, "w") as file:
             file.write(secrets.token_hex(32) + "\n")
         try:
-            os.link(beside, path)  # whole, or not at all; another node may have been faster
+            os.link(beside, path)  # atomic; another node may have been faster
         except FileExistsError:
             pass
         finally:
@@ -216,7 +216,7 @@ def kept_secret(path: Path, what: str, instead: str) -> str:
 
 
 def sign(key: bytes, purpose: str, *said: bytes) -> str:
-    """A proof that whoever made it has the key and meant exactly this."""
+    """Return a proof that its author has the key and signed exactly this."""
     mac = hmac.new(key, digestmod=hashlib.sha256)
     for word in (purpose.encode(), *said):
         mac.update(len(word).to_bytes(8, "little"))
@@ -225,7 +225,7 @@ def sign(key: bytes, purpose: str, *said: bytes) -> str:
 
 
 def signed(key: bytes, proof: str, purpose: str, *said: bytes) -> bool:
-    """In constant time, whatever ``proof`` is."""
+    """Check a proof in constant time, whatever it contains."""
     return hmac.compare_digest(sign(key, purpose, *said).encode(), proof.encode(errors="replace"))
 
 
@@ -243,7 +243,7 @@ def _lines(path: Path, text: str) -> list[str]:
 
 
 def _read(path: Path, what: str, *, whole: bool = False) -> str:
-    """``whole``: it may be being written, and is complete when it ends with a line's end."""
+    """Read a secret. ``whole``: another process may be writing it; require a line end as proof that it is complete."""
     if path.stat().st_mode & 0o077:
         raise UsageError(f"others may read the {what} {path}; `chmod 600` it, or remove it to get another")
     written = path.read_text(errors="replace")

@@ -1,1 +1,1 @@
-"""Hang detection on one node: who makes no progress, what is known about those ranks, and what is done about it."""
+"""Hang detection on one node: which ranks make no progress, the evidence about them, and the response."""

@@ -1,7 +1,7 @@
-"""What happens when the job hangs, besides being told: nothing, the end of the job, or a command of the user's.
+"""What happens when the job hangs, besides the report: nothing, an abort of the job, or a user's command.
 
-The job is the launcher's to end: it is asked to by a line on our standard output, which it reads.  A command is started
-in a session of its own, one at a time, and is no part of the run: nobody waits for it.
+Only the launcher ends the job: a line on our standard output asks it to. A command is started in a new session, one at
+a time. It is not part of the run, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PREFIX = "STEPSCOPE_HANG_"
 @dataclass(frozen=True, kw_only=True)
 class HangPolicy:
     after_s: float = 10.0
-    """Without progress before it is looked into (or five steps, if that is longer); 0: never."""
+    """Seconds without progress before an inquiry (or five steps, if that is longer); 0 disables it."""
     action: str = REPORT
-    """``report``, ``abort`` or a command for the shell."""
+    """``report``, ``abort`` or a shell command."""
 
 
 def seconds_from(environ: Mapping[str, str]) -> float:
-    """What the environment wants ``after_s`` to be; what makes no sense is not heeded."""
+    """Return the ``after_s`` that the environment asks for; invalid values are ignored."""
     try:
         seconds = float(environ[ENV_HANG_AFTER])
     except (KeyError, ValueError):
@@ -47,7 +47,7 @@ def seconds_from(environ: Mapping[str, str]) -> float:
 
 class OnHang:
     def __init__(self, action: str, run_dir: Path, journal: Journal, launcher: int = 1) -> None:
-        """``launcher`` is the descriptor on which the launcher hears us."""
+        """``launcher`` is the descriptor that the launcher reads."""
         self._action = action
         self._run_dir = run_dir
         self._journal = journal
@@ -57,13 +57,13 @@ class OnHang:
         """Whether the launcher was asked to end the job."""
 
     def act(self, record: HangRecord, file: Path) -> str:
-        """What was done, in words; empty: nothing was to be done.  ``file`` is the record's."""
+        """Act and say what was done; empty if there was nothing to do. ``file`` is the record's file."""
         if self._action == REPORT:
             return ""
         return self._ask_for_end(record) if self._action == ABORT else self._start(record, file)
 
     def poll(self) -> None:
-        """Whether the command is over."""
+        """Check whether the command is over."""
         if self._running is not None and (code := self._running.poll()) is not None:
             self._running = None
             self._journal.event("on_hang_end", exit_code=code)
@@ -81,7 +81,7 @@ class OnHang:
         self.poll()
         if self._running is not None:
             return "did not start the command: it still runs from an earlier hang"
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}  # our own
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}  # set by us
         environment |= {
             ENV_RUN_DIR: str(self._run_dir),
             f"{PREFIX}FILE": str(file),

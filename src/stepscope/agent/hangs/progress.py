@@ -1,9 +1,7 @@
 """Which ranks make progress, and what the rings say about those that do not or are gone.
 
-Who makes progress: ranks that belong together, and since when none of them has written a word.
-
-A look at a ring costs a few microseconds (``RingReader.mark``), so it is made at every look of the agent's.  Ranks of
-one world (of the same attempt) wait for one another and belong together; a process without others is on its own.
+A look at a ring takes a few microseconds (``RingReader.mark``), so it is done on every turn of the agent's loop. Ranks
+of one world (of the same attempt) wait for each other and are treated together; a single process is its own world.
 """
 
 from __future__ import annotations
@@ -30,24 +28,24 @@ from stepscope.ring import RingHeader, RingState
 __all__ = ["Progress", "Subjects", "World", "WorldKey", "departed_of", "last_call"]
 
 
-# -- progress ---------------------------------------------------------------------------------------------------------
+# -- Progress ---------------------------------------------------------------------------------------------------------
 
 WorldKey = tuple[str, int, int]
 
 GAP_S = 3.0
-"""A longer pause between our own looks: we were stopped, or the machine slept.  What came before counts for nothing."""
+"""After a longer gap between looks we were stopped, or the machine slept. What came before does not count."""
 
 
 @dataclass(kw_only=True)
 class Member:
-    """A rank whose process lives."""
+    """A rank whose process is alive."""
 
     drain: RingDrain
     mark: object
     moved_s: float
     """When it was last seen to write a word, or first seen at all."""
     failed_s: float | None = None
-    """Since when its ring says that an exception ended it, although the process is still there."""
+    """Since when its ring reports an uncaught exception while the process still exists."""
 
     @property
     def rank(self) -> int:
@@ -61,7 +59,7 @@ class Departed:
     rank: int
     pid: int
     ended: str
-    """How, in words; empty: not known."""
+    """How it ended, in words; empty if unknown."""
     in_order: bool
     at_s: float
     step: int | None
@@ -77,33 +75,33 @@ class World:
     members: list[Member] = field(default_factory=list)
     departed: list[Departed] = field(default_factory=list)
     counted_from_s: float = 0.0
-    """When we began to look, or to look again."""
+    """When we started to look, or started again."""
 
     @property
     def pids(self) -> frozenset[int]:
         return frozenset(member.drain.header.pid for member in self.members)
 
     def moved_s(self) -> float:
-        """When any of them was last heard of."""
+        """Return when any of them last made progress."""
         return max(member.moved_s for member in self.members)
 
     def quiet_since_s(self) -> float:
-        """The same, or since when we look."""
+        """Return the same, but not before we started to look."""
         return max(self.moved_s(), self.counted_from_s)
 
     def lost_s(self) -> float | None:
-        """When the last of those went that did not go in order; None: none did."""
+        """Return when the last rank was lost that did not exit normally; None if there was none."""
         gone = [one.at_s for one in self.departed if not one.in_order]
         return max([*gone, *(m.failed_s for m in self.members if m.failed_s is not None)], default=None)
 
     def step_s(self) -> float | None:
-        """How long a step takes, of late; None before there were any."""
+        """Return the duration of recent steps; None before there were any."""
         medians = [statistics.median(m.drain.recent_ns) for m in self.members if m.drain.recent_ns]
         return statistics.median(medians) / 1e9 if medians else None
 
 
 class Progress:
-    """Call ``look`` at every look at the rings."""
+    """Tracks all ranks. Call ``look`` whenever the rings are checked."""
 
     def __init__(self) -> None:
         self._members: dict[RingDrain, Member] = {}
@@ -112,7 +110,7 @@ class Progress:
         self._counted_from_s = 0.0
 
     def look(self, drains: Iterable[RingDrain], now_s: float) -> list[World]:
-        """The worlds that have a rank alive."""
+        """Return the worlds with at least one live rank."""
         if now_s - self._looked_s > GAP_S:
             self._counted_from_s = now_s
         self._looked_s = now_s
@@ -133,7 +131,7 @@ class Progress:
         return self._worlds()
 
     def depart(self, drain: RingDrain, departed: Departed) -> World | None:
-        """A rank's process is gone; the world it leaves behind, if it was not the last of it."""
+        """Note that a rank's process is gone; return the world it leaves behind, unless it was the last one in it."""
         self._members.pop(drain, None)
         key = world_of(drain)
         self._departed.setdefault(key, []).append(departed)
@@ -158,31 +156,31 @@ def world_of(drain: RingDrain) -> WorldKey:
     return "process", identity.attempt, identity.pid
 
 
-# -- subjects ---------------------------------------------------------------------------------------------------------
-# What the rings themselves say about ranks that stand still, or that are gone: the beginning of all evidence.
+# -- Subjects ---------------------------------------------------------------------------------------------------------
+# What the rings say about ranks that are stalled or gone. All evidence starts from this.
 
 LONGEST_MESSAGE = 300
 ENDED = (RingState.EXITED, RingState.EXCEPTION)
-"""What the ring may say although the process is still there: going down may take seconds."""
+"""States that the ring may report while the process still exists: shutting down may take seconds."""
 
 
 class Subjects:
-    """Makes them; keeps what GPUs were last seen to do."""
+    """Creates subjects and remembers the last GPU utilization."""
 
     def __init__(self, meta: dict[str, Any]) -> None:
         launcher = meta.get("launcher")
         self._launcher = launcher.get("pid") if isinstance(launcher, dict) else None
         self._gpus: dict[str | int, float] = {}
-        """Utilisation by uuid and by index."""
+        """Utilization by uuid and by index."""
 
     def saw_gpus(self, samples: Iterable[dict[str, Any]]) -> None:
         for sample in samples:
             if isinstance(used := sample.get("util_percent"), (int, float)):
-                uuid = str(sample.get("uuid", "")).removeprefix("GPU-")  # torch leaves that out
+                uuid = str(sample.get("uuid", "")).removeprefix("GPU-")  # torch omits the prefix
                 self._gpus |= dict.fromkeys((uuid, sample.get("index", -1)), float(used))
 
     def suspended(self) -> bool:
-        """Whether the job was stopped together with its launcher, as by Ctrl-Z."""
+        """Return whether the job was stopped together with its launcher, for example by Ctrl-Z."""
         reading = read_process(self._launcher) if isinstance(self._launcher, int) else None
         return reading is not None and reading.state in ("T", "t")
 
@@ -191,7 +189,7 @@ class Subjects:
         return [*living, *(Subject(evidence=_evidence_of(one, now_s)) for one in world.departed)]
 
     def servers(self, members: Iterable[Member]) -> dict[int, Path]:
-        """Where the worker servers listen, by rank."""
+        """Return the worker server sockets by rank."""
         return {m.rank: path for m in members if (path := _server(m.drain)) is not None}
 
     def _subject(self, member: Member, now_s: float) -> Subject:
@@ -199,7 +197,7 @@ class Subjects:
         header = drain.header = drain.reader.header()
         identity = header.identity
         silent_s = max(now_s - member.moved_s, 0.0)
-        if header.live_since_ns:  # we may not have been there when it fell silent
+        if header.live_since_ns:  # it may have gone silent before we started to look
             silent_s = max(silent_s, (time.perf_counter_ns() - header.live_since_ns) / 1e9)
         evidence = RankEvidence(
             rank=identity.rank,
@@ -232,7 +230,7 @@ class Subjects:
 
 
 def departed_of(drain: RingDrain, *, at_s: float, oom_killed: bool) -> Departed:
-    """Of a rank whose process is gone and whose ring is still open."""
+    """Describe a rank whose process is gone and whose ring is still open."""
     header = drain.header
     return Departed(
         rank=header.identity.rank,
@@ -246,7 +244,7 @@ def departed_of(drain: RingDrain, *, at_s: float, oom_killed: bool) -> Departed:
 
 
 def last_call(drain: RingDrain) -> dict[str, Any] | None:
-    """The collective that a rank called last, for its ``rank_end``; None: it called none that we saw."""
+    """Return the collective that a rank called last, for its ``rank_end``; None if none is known."""
     last = _last_collective(drain, drain.header)
     if last is None or last.group is None:
         return None
@@ -266,7 +264,7 @@ def _evidence_of(departed: Departed, now_s: float) -> RankEvidence:
 
 
 def _how_it_ended(drain: RingDrain, *, oom_killed: bool) -> str:
-    """How a rank ended, in words; empty when nothing tells."""
+    """Return how a rank ended, in words; empty if unknown."""
     if drain.header.state is RingState.EXITED:
         return "exited in order"
     if oom_killed:
@@ -297,7 +295,7 @@ def _server(drain: RingDrain) -> Path | None:
 
 
 def _copy_pidfd(pidfd: int | None) -> int | None:
-    """One that outlives the rank's burial."""
+    """Return a duplicate that stays open after the rank is buried."""
     with suppress(OSError):
         return None if pidfd is None else os.dup(pidfd)
     return None

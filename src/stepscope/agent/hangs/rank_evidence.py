@@ -1,10 +1,9 @@
 """Evidence about ranks that make no progress: stacks (by signal or py-spy), Flight Recorders, kernel state.
 
-Gather what can be known from outside about ranks that stand still: stacks, Flight Recorders, what the kernel says.
-
-Ask all, then wait for all, each with a deadline, so that sixty-four ranks take as long as one: two seconds or three,
-most of them between the first look and the second, which shows who is at work.  Runs on a thread of its own (the
-watchdog starts it) and touches nothing of the agent's: a ``Subject`` is all it knows of a rank.
+All ranks are queried at once, each with a deadline, so that sixty-four ranks need no more time than one: two or three
+seconds. Most of that is the time between the first look and the second, which shows which ranks are working. This code
+runs in a separate thread, which the watchdog starts, and touches nothing of the agent's: it knows a rank only as a
+``Subject``.
 """
 
 from __future__ import annotations
@@ -41,10 +40,9 @@ from stepscope.records.finding import Frame, ThreadStack
 __all__ = ["Gathered", "Subject", "gather", "parse_pyspy", "read_lines"]
 
 
-# -- pyspy ------------------------------------------------------------------------------------------------------------
-# Stacks by way of py-spy, if the machine has it, of processes that do not answer their signal.
-#
-# It reads another process's memory, which many systems forbid: no answer is the usual one.
+# -- py-spy -----------------------------------------------------------------------------------------------------------
+# Gets stacks from processes that do not answer their signal, if py-spy is installed. It reads another process's memory,
+# which many systems forbid, so there is usually no answer.
 
 PYSPY_AT_ONCE = 4
 PYSPY_LOOK_S = 0.02
@@ -54,7 +52,7 @@ MAX_FRAMES = 200
 
 
 def spy(pids: Collection[int], *, patience_s: float) -> dict[int, tuple[ThreadStack, ...]]:
-    """By pid, of the first few that answer in time."""
+    """Return the stacks by pid, for the first few processes that answer in time."""
     program = shutil.which("py-spy")
     if program is None:
         return {}
@@ -77,7 +75,7 @@ def spy(pids: Collection[int], *, patience_s: float) -> dict[int, tuple[ThreadSt
 
 
 def parse_pyspy(text: bytes) -> tuple[ThreadStack, ...]:
-    """What ``py-spy dump --json`` printed; nothing when it is anything else."""
+    """Parse the output of ``py-spy dump --json``; return nothing if it is anything else."""
     try:
         threads = json.loads(text)
         return tuple(_pyspy_thread(thread) for thread in threads[:MAX_THREADS])
@@ -101,11 +99,9 @@ def _pyspy_thread(thread: dict[str, Any]) -> ThreadStack:
     return ThreadStack(main=name == "MainThread", name=name, frames=frames)
 
 
-# -- source -----------------------------------------------------------------------------------------------------------
-# The text of lines of source, for people to read in a report.  Bounded, and never waited for.
-#
-# The file system that holds the source may be the very thing that hangs, so it is read by a thread that is left behind
-# if it does not come back.
+# -- Source lines -----------------------------------------------------------------------------------------------------
+# Reads the source lines for a report, within limits. The file system with the source may be the very thing that hangs,
+# so a thread reads it and is abandoned if it does not return.
 
 MAX_FILES = 64
 MAX_FILE_BYTES = 4 << 20
@@ -116,7 +112,7 @@ SourceLine = tuple[str, int]
 
 
 def read_lines(places: Iterable[SourceLine], *, patience_s: float) -> dict[SourceLine, str]:
-    """By file and line, without the space around it; those that could be read in time."""
+    """Return the stripped lines, by file and line, that could be read in time."""
     wanted: dict[str, set[int]] = {}
     for file, line in list(dict.fromkeys(places))[:MAX_LINES]:
         if line > 0 and file.startswith("/") and (file in wanted or len(wanted) < MAX_FILES):
@@ -125,7 +121,7 @@ def read_lines(places: Iterable[SourceLine], *, patience_s: float) -> dict[Sourc
     reader = threading.Thread(target=_read_source, args=(wanted, found), name="source lines", daemon=True)
     reader.start()
     reader.join(patience_s)
-    return found.copy()  # it may still be filled
+    return found.copy()  # the thread may still be adding to it
 
 
 def _read_source(wanted: dict[str, set[int]], found: dict[SourceLine, str]) -> None:
@@ -140,33 +136,33 @@ def _read_source(wanted: dict[str, set[int]], found: dict[SourceLine, str]) -> N
                 found[file, line] = text[line - 1].strip()[:LONGEST_LINE]
 
 
-# -- gather -----------------------------------------------------------------------------------------------------------
+# -- Gathering --------------------------------------------------------------------------------------------------------
 
 WINDOW_S = 1.5
-"""Between the two looks at every rank."""
+"""Time between the two looks at every rank."""
 STACKS_S = 0.6
-"""For stacks by signal: they come within milliseconds, or the process cannot answer."""
+"""Limit for stacks by signal: they arrive within milliseconds, or the process cannot answer."""
 SERVER_S = 1.5
 GIL_S = 0.5
-"""Who does not answer in this time although its server does: its GIL is held."""
+"""A rank that does not answer in this time although its server does has its GIL held."""
 WORKERS_S = 1.0
 SPY_S = 1.5
 SOURCE_S = 0.5
 WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 MAX_WORKERS = 32
-"""Children of one rank that are looked at."""
+"""How many children of a rank are examined."""
 ASKED_WORKERS = 8
-"""… and asked for their stacks, one after the other."""
+"""How many of them to ask for stacks, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A rank to look at, as its ring shows it."""
+    """A rank to examine, as its ring shows it."""
 
     evidence: RankEvidence
-    """Filled in as far as the ring goes."""
+    """Filled in from the ring."""
     pidfd: int | None = None
-    """Belongs to whoever gathers, who closes it."""
+    """Owned, and closed, by the code that gathers."""
     offers: StackOffers | None = None
     server: Path | None = None
 
@@ -176,12 +172,12 @@ class Gathered:
     ranks: tuple[RankEvidence, ...]
     source_lines: dict[tuple[str, int], str] = field(default_factory=dict)
     stack_texts: dict[int, str] = field(default_factory=dict)
-    """By rank, as they were written."""
+    """The raw stacks by rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answers:
-    """What came from outside, by pid."""
+    """The answers by pid."""
 
     family: dict[int, list[int]]
     first: dict[int, Reading | None]
@@ -198,9 +194,9 @@ class _Answers:
 def gather(
     subjects: Iterable[Subject], *, earlier: Mapping[int, RankEvidence] | None = None, window_s: float = WINDOW_S
 ) -> Gathered:
-    """Everything about the ranks; ``earlier`` is what was found in the same stretch before, by pid.
+    """Gather everything about the ranks. ``earlier`` is the evidence from the same stop so far, by pid.
 
-    A server may have gone deaf since: what it said before still holds.
+    A server may have stopped answering since; its earlier answers still hold.
     """
     subjects = list(subjects)
     alive = [subject for subject in subjects if subject.evidence.alive]
@@ -231,7 +227,7 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
     first = {pid: read_process(pid) for pid in processes}
     servers = _servers(alive, first)
     flights = ask_flights(servers, patience_s=SERVER_S)
-    # Whose GIL is known to be held is not asked again: each such question keeps a thread of its server busy.
+    # Skip those whose GIL is known to be held: each such question blocks a thread of the server.
     asked = {pid: servers[pid] for pid in flights if pid not in known_held}
     with Questions(asked, NEEDS_GIL) as gil:
         gil.wait(GIL_S)
@@ -266,7 +262,7 @@ def _evidence(subject: Subject, answers: _Answers, before: RankEvidence | None) 
     now = answers.second.get(pid)
     spent = spent_between(answers.first.get(pid), now)
     texts, later = answers.texts, answers.texts_later
-    # Of one that runs while its GIL may still be held nothing new can be had: it stands where it stood.
+    # A running process whose GIL may still be held gives no new stacks; it has not moved since.
     known_threads = before.threads if before is not None and before.gil_held else ()
     return replace(
         known,
@@ -284,7 +280,7 @@ def _evidence(subject: Subject, answers: _Answers, before: RankEvidence | None) 
 
 
 def _servers(subjects: Iterable[Subject], readings: Mapping[int, Reading | None]) -> dict[int, Path]:
-    """Of those that can answer."""
+    """Return the servers of processes that can answer."""
     servers = {}
     for subject in subjects:
         reading = readings.get(subject.evidence.pid)
@@ -304,21 +300,21 @@ def _ask_ranks(subjects: Iterable[Subject], gil: Questions[int]) -> dict[int, st
 
 
 def _traceback_text(traceback: bytes) -> str:
-    """The stacks that torch's worker server shows of a process whose main thread runs C code and answers no signal.
+    """Return the stacks from torch's worker server, for a process whose main thread runs C code and answers no signal.
 
-    That is how a rank waits for NCCL: in ``cudaStreamSynchronize``, which spins, without the GIL.
+    A rank waits for NCCL like this: it spins in ``cudaStreamSynchronize`` without the GIL.
     """
     return traceback.decode(errors="replace")
 
 
 def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -> dict[int, str]:
-    """Those that share a rank's file one after the other, those of different ranks at the same time."""
+    """Ask workers that share a rank's file one after the other, and those of different ranks at the same time."""
     queues = []
     for subject in subjects:
         rank = subject.evidence.pid
         workers = [pid for pid in family.get(rank, []) if child_kind(pid, rank) == "dataloader"]
         if workers and subject.offers is not None:
-            # Of what a forked child inherits only this one stays.
+            # A forked child keeps only this one of the inherited signals.
             queues.append((replace(subject.offers, stacks=None, running=None), workers[:ASKED_WORKERS]))
     found: dict[int, str] = {}
     deadline = time.monotonic() + WORKERS_S
@@ -361,7 +357,7 @@ def _workers(rank: int, answers: _Answers) -> tuple[WorkerEvidence, ...]:
 
 
 def _own_frames(threads: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
-    """Of a forked DataLoader worker: without the frames of its parent, in which it was made."""
+    """Remove the frames that a forked DataLoader worker inherited from its parent."""
     found = []
     for thread in threads:
         loop = next((at for at, frame in enumerate(thread.frames) if frame.file.endswith(WORKER_LOOP)), None)
@@ -370,7 +366,7 @@ def _own_frames(threads: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
 
 
 def _places(ranks: Iterable[RankEvidence]) -> list[tuple[str, int]]:
-    """Where the main threads are, innermost lines of all ranks first: room is bounded."""
+    """Return the lines of the main threads, innermost lines of all ranks first, because space is limited."""
     stacks: list[ThreadStack] = []
     for rank in ranks:
         stacks += [thread for thread in rank.threads if thread.main]

@@ -1,15 +1,16 @@
-"""The watchdog: notices that ranks which belong together stand still, has it looked into, and tells what was found.
+"""The watchdog: detects worlds of ranks that are stalled, has the evidence gathered, and reports the result.
 
-No word in any of their rings for ``after_s`` (or five steps, if that is longer) is a reason to look, not yet a hang:
-the evidence is gathered (``agent/hangs/rank_evidence.py``) and judged (``hangs/judge.py``) on a thread of its own, so
-that the rings are drained all the while.  A judge that finds work going on says when to look again.  A hang is told at
-once, in the events, in ``hangs/``, in ``findings.json`` and on the terminal; and so is its end, if the job comes back.
+If none of their rings gets a word for ``after_s`` (or five steps, if that is longer), that is a reason to look, not yet
+a hang. The evidence is gathered (``agent/hangs/rank_evidence.py``) and judged (``hangs/judge.py``) in a separate
+thread, so that the rings are drained meanwhile. If the judge finds work in progress, it says when to look again. A hang
+is reported immediately in the events, in ``hangs/``, in ``findings.json`` and on the terminal. Its end is reported too,
+if the job recovers.
 
-NCCL's watchdog, too, gives up at some time: it has all ranks write their Flight Recorders into ``flight/``, and aborts
-the one that waited a minute later.  Such a dump is a reason to look at once, whatever ``after_s`` says.
+NCCL's watchdog also gives up at some point: it makes all ranks write their Flight Recorders into ``flight/`` and aborts
+the waiting rank a minute later. Such a dump is a reason to look immediately, whatever ``after_s`` says.
 
-When a rank dies, the Flight Recorders of those it leaves behind are asked at once: their launcher is about to end
-them. In a job of several hosts what was gathered is kept, hang or not, to be judged with the others'
+When a rank dies, the Flight Recorders of the remaining ranks are read immediately, because their launcher is about to
+end them. In a job on several hosts the evidence is kept, hang or not, to be judged together with that of the others
 (``hangs/multi_host.py``).
 """
 
@@ -45,13 +46,13 @@ from stepscope.store.paths import hang_path
 __all__ = ["Watchdog"]
 
 STEPS = 5
-"""So many usual steps without progress, if they take longer than the setting."""
+"""How many usual steps without progress to wait for, if that is longer than the setting."""
 LOSS_S = 2.5
-"""When a rank died and the others stand still, so long is enough."""
+"""How long a stall must last if a rank died."""
 LOSS_COUNTS_S = 30.0
-"""Who went on for so long after a death does not wait for the dead."""
+"""Ranks that made progress for this long after a death are not waiting for the dead rank."""
 LAST_WORDS_S = 0.3
-"""For the Flight Recorders of those that a dead rank leaves behind: their launcher takes 100 ms to end them."""
+"""Limit for reading the Flight Recorders of ranks that outlive one: their launcher takes 100 ms to end them."""
 WIDTH = 100
 
 Judge = Callable[..., HangRecord | NotAHang]
@@ -59,23 +60,23 @@ Judge = Callable[..., HangRecord | NotAHang]
 
 @dataclass(kw_only=True)
 class _Stop:
-    """A stretch in which a world stands still."""
+    """A period in which a world makes no progress."""
 
     world: WorldKey
     moved_s: float
-    """When the last rank was heard of."""
+    """When a rank last made progress."""
     stopped_wall_ns: int
     pids: frozenset[int]
     next_s: float = 0.0
     """When to look (again)."""
     reasons: set[str] = field(default_factory=set)
-    """Why it was no hang, as told already."""
+    """Reasons reported so far why it is not a hang."""
     earlier: dict[int, RankEvidence] = field(default_factory=dict)
     gave_up: tuple[int, ...] = ()
-    """Ranks of which NCCL's watchdog has written a dump in this stretch: it is about to abort them."""
+    """Ranks whose dump NCCL's watchdog wrote in this period: it is about to abort them."""
     record: HangRecord | None = None
     kept: EvidenceFile | None = None
-    """What was last gathered, where other hosts are in it too."""
+    """The last evidence, if other hosts are involved too."""
 
 
 @dataclass(kw_only=True)
@@ -90,7 +91,7 @@ class _Inquiry:
 
 
 class Watchdog:
-    """Call ``look`` at every look at the rings, ``buried`` when a rank's process is gone, ``finish`` at the end."""
+    """Call ``look`` whenever the rings are checked, ``buried`` after a rank's process died, ``finish`` at the end."""
 
     def __init__(
         self,
@@ -129,13 +130,13 @@ class Watchdog:
         earlier = self._inquiry
         for world in worlds:
             self._watch(world, now_s)
-        if self._inquiry is earlier:  # of one that has just begun, it is not known yet whether the job goes on
+        if self._inquiry is earlier:  # an inquiry that just began cannot tell yet whether the job continues
             self._hear(now_s)
         self._on_hang.poll()
         self._save()
 
     def buried(self, drain: RingDrain, *, oom_killed: bool) -> None:
-        """A rank's process is gone; its ring still says what it did last."""
+        """Handle a dead process, whose ring still shows what it did last."""
         departed = departed_of(drain, at_s=self._now(), oom_killed=oom_killed)
         world = self._progress.depart(drain, departed) if self._after_s else None
         if world is None or departed.in_order or self._declared(world.key):
@@ -149,17 +150,17 @@ class Watchdog:
             self._journal.refused(error)
 
     def _declared(self, key: WorldKey) -> bool:
-        """Whether it is known to hang: what was kept then says more than what the last of its ranks say now."""
+        """Return whether it is known to hang: what was kept then says more than its last ranks say now."""
         stop = self._stops.get(key)
         return stop is not None and stop.record is not None
 
     @property
     def asks(self) -> bool:
-        """Whether ranks are being asked for their stacks right now: nobody else should."""
+        """Whether ranks are being asked for their stacks right now, so that no other code should ask."""
         return self._inquiry is not None
 
     def finish(self) -> None:
-        """The run is over, and with it what never came back."""
+        """Close all open hangs at the end of the run."""
         for key in list(self._stops):
             self._leave(key)
         over: Literal["aborted", "ended"] = "aborted" if self._on_hang.aborted else "ended"
@@ -188,23 +189,23 @@ class Watchdog:
                 pids=world.pids,
             )
         if gave_up and not stop.gave_up:
-            stop.gave_up, stop.next_s = gave_up, now_s  # whatever was a good excuse before: there is little time left
+            stop.gave_up, stop.next_s = gave_up, now_s  # earlier excuses no longer count: there is little time left
         if now_s >= stop.next_s and self._inquiry is None and not self._subjects.suspended():
             self._inquire(world, stop, now_s)
 
     def _leave(self, key: WorldKey) -> None:
-        """It goes on, or is gone."""
+        """Drop a stop whose world has resumed or is gone."""
         self._mark_over(self._stops.pop(key))
 
     def _mark_over(self, stop: _Stop) -> None:
-        """In what was kept and never called a hang; of one that was, the record says when it was over."""
+        """Set the end time in evidence that was never declared a hang; for a hang, the record has it."""
         if stop.kept is not None and stop.record is None:
             with suppress(OSError):
                 write_evidence(self._run_dir, replace(stop.kept, over_wall_ns=run_clock.wall_ns()))
 
     def _stands_still(self, world: World, now_s: float) -> bool:
         quiet_s = now_s - world.quiet_since_s()
-        return quiet_s >= self._after_s and quiet_s >= self._patience_s(world)  # the second takes some time to tell
+        return quiet_s >= self._after_s and quiet_s >= self._patience_s(world)  # the second takes longer to compute
 
     def _patience_s(self, world: World) -> float:
         return max(self._after_s, STEPS * (world.step_s() or 0.0))
@@ -216,14 +217,14 @@ class Watchdog:
         return now_s - max(lost_s, world.quiet_since_s()) >= min(LOSS_S, self._after_s)
 
     def _gave_up(self, world: World, now_s: float) -> tuple[int, ...]:
-        """Ranks of which NCCL's watchdog wrote a dump since the last sign of life of any; its abort follows in 60 s."""
+        """Return ranks whose dump NCCL's watchdog wrote since anyone last made progress; its abort follows in 60 s."""
         quiet_s = now_s - world.quiet_since_s()
         if quiet_s < min(LOSS_S, self._after_s):
             return ()
         return tuple(sorted(nccl_dumped(self._run_dir, since_ns=time.time_ns() - round(quiet_s * 1e9))))
 
     def _inquire(self, world: World, stop: _Stop, now_s: float) -> None:
-        """Begin to gather and to judge; ``_hear`` gets what comes of it."""
+        """Start to gather and judge; ``_hear`` takes the result."""
         subjects = self._subjects.of(world, now_s)
         threshold_s, step_s = self._patience_s(world), world.step_s()
         number = max(self._records, default=0) + 1
@@ -254,7 +255,7 @@ class Watchdog:
         thread.start()
 
     def _keep(self, gathered: Gathered) -> None:
-        """The raw answers; what the disk refuses is not worth a second try, the verdict is."""
+        """Keep the raw answers. A failed write is not retried for them, only for the verdict."""
         flights = {rank.rank: rank.flight for rank in gathered.ranks if rank.flight and rank.alive}
         with suppress(OSError):
             keep_flights(self._run_dir, flights, gathered.stack_texts)
@@ -280,7 +281,7 @@ class Watchdog:
         return kept
 
     def _hear(self, now_s: float) -> None:
-        """Of an inquiry that is over."""
+        """Take the result of a finished inquiry."""
         inquiry = self._inquiry
         if inquiry is None or inquiry.thread.is_alive():
             return
@@ -290,9 +291,9 @@ class Watchdog:
         stop.kept = inquiry.kept
         if self._stops.get(stop.world) is not stop:
             self._mark_over(stop)
-            return  # it went on in the meantime
+            return  # it resumed in the meantime
         if outcome is None:
-            stop.next_s = float("inf")  # an error of ours, whose traceback is on the terminal; once is enough
+            stop.next_s = float("inf")  # a Stepscope bug, with its traceback on the terminal; once is enough
         elif isinstance(outcome, NotAHang):
             stop.next_s = now_s + outcome.look_again_s
             if outcome.reason not in stop.reasons:
@@ -315,7 +316,7 @@ class Watchdog:
             steps=steps_of(record),
         )
         _say("\n".join([f"the job hangs ({record.kind})", *hang_lines(record, WIDTH)]))
-        self._journal.flush()  # the evidence comes first: the job may be ended next
+        self._journal.flush()  # write the evidence first: the job may be ended next
         action = self._on_hang.act(record, hang_path(self._run_dir, record.host, record.number))
         if action:
             self._journal.event("on_hang", number=record.number, action=action)
@@ -323,7 +324,7 @@ class Watchdog:
             self._update(stop.record)
 
     def _watch_for_end(self, world: World, stop: _Stop, now_s: float) -> None:
-        """It is over when all that stood still go on; one that only fails leaves its phases too."""
+        """Close a hang when all stalled ranks have resumed. One alone may just be failing, which ends phases too."""
         record = stop.record
         still = [m for m in world.members if m.moved_s <= stop.moved_s]
         if record is None or still or not stop.pids <= world.pids:
@@ -339,7 +340,7 @@ class Watchdog:
         self._unsaved.add(record.number)
 
     def _save(self) -> None:
-        """The records that changed; what the disk refuses is tried again."""
+        """Save changed records; failed writes are retried."""
         if not self._unsaved:
             return
         try:
@@ -352,7 +353,7 @@ class Watchdog:
             self._unsaved.clear()
 
     def _earlier(self) -> list[HangRecord]:
-        """What an agent before this one found on this host."""
+        """Return what an earlier agent found on this host."""
         return [record for record in read_hangs(self._run_dir)[0] if record.host == self._node]
 
 

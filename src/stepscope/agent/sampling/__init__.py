@@ -1,1 +1,1 @@
-"""What the agent samples each second: the host, its GPUs, and the round trips to other nodes."""
+"""The agent's samples, once a second: the host, its GPUs, and the round trips to other nodes."""

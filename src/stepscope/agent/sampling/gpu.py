@@ -1,6 +1,6 @@
-"""Samples of the GPUs, by NVML.  No driver, no samples, no error.
+"""Samples the GPUs through NVML. Without a driver there are no samples and no error.
 
-In a thread of its own: NVML can take seconds to start and, when a GPU falls off its bus, for ever to answer; neither
+It runs in a separate thread: NVML can take seconds to start and may never answer when a GPU falls off the bus. Neither
 may keep the rings from being drained.
 """
 
@@ -25,12 +25,12 @@ THROTTLE_REASONS = {
     0x40: "hw_thermal",
     0x80: "hw_power_brake",
 }
-"""Bits of NVML that mean the clocks are held down; being idle is not one."""
+"""NVML bits for reduced clocks; being idle is not one of them."""
 SILENCE_S = 30.0
 
 
 class GpuSampler:
-    """Ask with ``request``; what has come by then is handed out by ``collect``."""
+    """Ask with ``request``; ``collect`` returns what has arrived since."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -52,7 +52,7 @@ class GpuSampler:
         return records
 
     def silent(self) -> bool:
-        """Asked long ago and not answered."""
+        """Return whether a request has been pending for too long."""
         return self._asked_s is not None and time.monotonic() - self._asked_s > SILENCE_S
 
     def _work(self) -> None:
@@ -82,7 +82,7 @@ class GpuSampler:
 
 
 def _visible(index: int, uuid: str) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES leaves the GPU to the job; a list that we do not understand hides nothing."""
+    """Return whether CUDA_VISIBLE_DEVICES gives the GPU to the job; a list in an unknown format hides nothing."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return True
@@ -115,7 +115,7 @@ def _measure(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _answers(nvml: Any, *questions: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What this GPU and driver answer; the rest is left out."""
+    """Collect the values that this GPU and driver provide; leave out the rest."""
     answers: dict[str, Any] = {}
     for ask in questions:
         try:

@@ -1,12 +1,9 @@
 """The host sampler: CPU, memory, pressure, disk, network, ranks' processes, and out-of-memory kills.
 
-Samples of this node and of the ranks' processes.  Rates are bytes per second since the sample before.
+Rates are bytes per second since the previous sample. Most values come from psutil. Pressure, the network, the job's CPU
+and mapped memory are read from the kernel directly.
 
-By psutil, but for what the kernel says about waiting tasks (``pressure``), the network (``network``) and the CPU of the
-job (``jobcpu``).
-
-How long the log of a rank was at that moment is noted, too: what is printed has no times, and so a step still finds
-its place in it.
+The length of a rank's log is recorded too: printed lines have no times, and this locates a step in the log.
 """
 
 from __future__ import annotations
@@ -25,18 +22,18 @@ from stepscope.records import run_clock
 __all__ = ["HostSampler", "JobCpu", "NetworkSampler", "OomWatch", "Pressure", "mapped_bytes", "memory_limit_of"]
 
 
-# -- jobcpu -----------------------------------------------------------------------------------------------------------
-# How much CPU the job itself uses: its ranks and everything they started (DataLoader workers, compile workers).
+# -- CPU of the job ---------------------------------------------------------------------------------------------------
+# The CPU time of the job itself: its ranks and everything they started (DataLoader workers, compile workers).
 #
-# The tree is found by looking at processes that were not there at the last look, so a look costs one listing of
-# ``/proc``, one small read per new process and one per process of the job.  A process that ends takes the CPU of its
-# last second with it.
+# Only processes that are new since the last look are examined for membership, so a look costs one listing of ``/proc``,
+# one small read per new process and one per process of the job. The CPU time of a process's last second is lost when it
+# ends.
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class JobCpu:
-    """Keeps the tree and the counters of the sample before."""
+    """Keeps the process tree and the counters of the previous sample."""
 
     def __init__(self, cores: int, proc: Path = Path("/proc"), now: Callable[[], float] = time.monotonic) -> None:
         self._cores = cores
@@ -44,12 +41,12 @@ class JobCpu:
         self._now = now
         self._strangers: set[int] = set()
         self._ticks: dict[int, int] = {}
-        """CPU time so far, by pid, of the job's processes."""
+        """CPU time so far of the job's processes, by pid."""
         self._roots: set[int] = set()
         self._sampled_s: float | None = None
 
     def percent(self, roots: Collection[int]) -> float | None:
-        """Of all cores, since the sample before; None at the first, without a root, and where there is no ``/proc``."""
+        """Return the use of all cores since the previous sample; None at first, without roots or without ``/proc``."""
         self._look(set(roots))
         now = self._now()
         ticks = {pid: spent for pid in self._ticks if (spent := self._spent(pid)) is not None}
@@ -61,14 +58,14 @@ class JobCpu:
         return round(min(max(100.0 * used / TICKS_PER_S / (now - earlier_s) / self._cores, 0.0), 100.0), 1)
 
     def _look(self, roots: set[int]) -> None:
-        """Bring the tree up to date."""
+        """Update the process tree."""
         try:
             present = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - names, quickly
         except OSError:
             present = set()
         rooted = roots <= self._roots
         self._roots = roots
-        # Whom a new root started may have been seen, and passed, before it.
+        # Children of a new root may have been seen, and rejected, before it was known.
         self._strangers = self._strangers & present if rooted else set()
         known = self._ticks.keys() & present
         candidates = present - known - self._strangers
@@ -77,7 +74,7 @@ class JobCpu:
         while children := {pid for pid, parent in parents.items() if parent in job and pid not in job}:
             job |= children
         self._strangers |= parents.keys() - job
-        # What joined a tree that was known was born since the last look: all its time is new.
+        # A process that joined a known tree was born since the last look: all its time is new.
         self._ticks = {pid: self._ticks[pid] if pid in known else 0 if rooted else self._spent(pid) or 0 for pid in job}
 
     def _parent(self, pid: int) -> int | None:
@@ -89,7 +86,7 @@ class JobCpu:
         return int(fields[11]) + int(fields[12]) if fields else None
 
     def _stat(self, pid: int) -> list[bytes] | None:
-        """The fields behind the command's name: state, parent, …; None when the process is gone."""
+        """Return the fields after the command's name: state, parent, …; None if the process is gone."""
         try:
             stat = (self._proc / str(pid) / "stat").read_bytes()
         except OSError:
@@ -98,17 +95,16 @@ class JobCpu:
         return fields if len(fields) > 12 else None
 
 
-# -- pressure ---------------------------------------------------------------------------------------------------------
-# What the kernel says about tasks that wait: ``/proc/pressure`` and the number that want a processor right now.
+# -- Pressure ---------------------------------------------------------------------------------------------------------
+# Waiting tasks, from ``/proc/pressure``, and the number of tasks that are running or runnable right now.
 #
-# Reading them takes some microseconds each.  What a kernel does not tell (no pressure accounting, no such files) is
-# left out.
+# Each read takes a few microseconds. Missing information (no pressure accounting, no such files) is left out.
 
 RESOURCES = ("cpu", "io", "memory")
 
 
 class Pressure:
-    """Keeps the totals of the sample before."""
+    """Keeps the totals of the previous sample."""
 
     def __init__(self, proc: Path = Path("/proc"), now: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
@@ -117,7 +113,7 @@ class Pressure:
         self.sample()
 
     def sample(self) -> dict[str, float | int]:
-        """Shares 0 to 1 of the time since the sample before, and how many tasks run or could."""
+        """Return the shares (0 to 1) of the time since the previous sample, and the number of runnable tasks."""
         values: dict[str, float | int] = {}
         for resource in RESOURCES:
             total_us, now = self._waited_us(resource), self._now()
@@ -133,7 +129,7 @@ class Pressure:
         return values if running is None else {**values, "procs_running": running}
 
     def _waited_us(self, resource: str) -> int | None:
-        """Microseconds since boot in which some task waited."""
+        """Return the microseconds since boot in which any task waited."""
         try:
             text = (self._proc / "pressure" / resource).read_text()
         except OSError:
@@ -152,14 +148,13 @@ class Pressure:
         return int(count) if count.isdecimal() else None
 
 
-# -- network ----------------------------------------------------------------------------------------------------------
-# What the kernel counts of this node's network: bytes, errors and drops of its interfaces, TCP's retransmits,
-# InfiniBand's ports.
+# -- Network ----------------------------------------------------------------------------------------------------------
+# The kernel's network counters: bytes, errors and drops of interfaces, TCP retransmits, InfiniBand ports.
 #
-# Two small reads of ``/proc`` a second, about a tenth of a millisecond.  ``/proc/self/net`` is the network namespace
-# that the agent, and so the job, lives in: a container counts its own.  What costs more is read only now and then:
-# InfiniBand's counters are asked of the adapter's firmware one by one, and the kernel sums up some two hundred numbers
-# for the one with TCP's timeouts.  What is not told is left out.
+# This takes two small reads of ``/proc`` per second, about a tenth of a millisecond. ``/proc/self/net`` is the network
+# namespace of the agent, and so of the job: a container has its own counters. More expensive values are read less
+# often: InfiniBand counters come from the adapter's firmware one by one, and for TCP's timeouts the kernel adds up
+# about two hundred numbers. Missing values are left out.
 
 NetworkCounts = dict[str, int]
 
@@ -167,7 +162,7 @@ LOOPBACK = "lo"
 TCP = {"tcp_out_ps": "OutSegs", "tcp_retrans_ps": "RetransSegs", "tcp_errors_ps": "InErrs"}
 TCP_MORE = {"tcp_timeouts_ps": "TCPTimeouts"}
 DEV_COLUMNS = {"rx_bps": (0,), "tx_bps": (8,), "errors_ps": (2, 10), "drops_ps": (3, 11)}
-"""In a line of ``/proc/net/dev``; received first, then sent."""
+"""Columns in a line of ``/proc/net/dev``: received first, then sent."""
 IB_COLUMNS = {
     "ib_rx_bps": ("port_rcv_data",),
     "ib_tx_bps": ("port_xmit_data",),
@@ -179,12 +174,12 @@ IB_WORDS = ("ib_rx_bps", "ib_tx_bps")
 IB_WORD_BYTES = 4
 """A port counts its data in words."""
 SELDOM_S = 10.0
-"""From one look at link speeds, TCP's timeouts and InfiniBand's ports to the next."""
+"""Interval for link speeds, TCP's timeouts and InfiniBand ports."""
 MBIT_BYTES = 125_000
 
 
 class NetworkSampler:
-    """Keeps the counters of the sample before; rates are per second since then."""
+    """Keeps the counters of the previous sample; rates are per second since then."""
 
     def __init__(
         self,
@@ -197,7 +192,7 @@ class NetworkSampler:
         self._now = now
         self._devices: dict[str, NetworkCounts] = {}
         self._moved: NetworkCounts = {}
-        """Bytes since the start, by device: the one that moved most is the one whose speed counts."""
+        """Bytes since the start, by device. The device with the most traffic determines the speed."""
         self._tcp: NetworkCounts = {}
         self._tcp_more: NetworkCounts = {}
         self._ports: dict[str, NetworkCounts] = {}
@@ -207,7 +202,7 @@ class NetworkSampler:
         self._look_seldom(self._at_s)
 
     def sample(self) -> dict[str, float]:
-        """In bytes and events per second; speeds of links in bytes per second too."""
+        """Return bytes and events per second; link speeds are in bytes per second too."""
         now = self._now()
         seconds, self._at_s = now - self._at_s, now
         if now - self._seldom_s >= SELDOM_S:
@@ -221,7 +216,7 @@ class NetworkSampler:
     # -- interfaces -----------------------------------------------------------------------------------------------
 
     def _since_devices(self) -> NetworkCounts:
-        """Summed over the devices; one that came in between has counted nothing yet, as far as we know."""
+        """Sum up over the devices. For a new device, counting starts now."""
         counts = self._read_devices()
         totals = dict.fromkeys(DEV_COLUMNS, 0)
         for device, now in counts.items():
@@ -243,7 +238,7 @@ class NetworkSampler:
         return found
 
     def _speed(self) -> dict[str, float]:
-        """Of the device that moved most so far; one that is down, or virtual, has none."""
+        """Return the speed of the device with the most traffic so far; devices that are down or virtual have none."""
         for device in sorted(self._devices, key=lambda name: -self._moved.get(name, 0)):
             mbit = _read_counter(self._sysfs / "net" / device / "speed").strip()
             if mbit.isdecimal() and int(mbit) > 0:
@@ -263,7 +258,7 @@ class NetworkSampler:
         )
         return _since(before, self._tcp_more)
 
-    # -- now and then ---------------------------------------------------------------------------------------------
+    # -- less often -----------------------------------------------------------------------------------------------
 
     def _look_seldom(self, now_s: float) -> None:
         seconds, self._seldom_s = now_s - self._seldom_s, now_s
@@ -292,7 +287,7 @@ class NetworkSampler:
 
 
 def _read_counter(path: Path) -> str:
-    """Empty when there is none, or it does not answer (a link that is down has no speed)."""
+    """Read a file; return nothing if it is missing or cannot be read (a link that is down has no speed)."""
     try:
         with path.open("rb", buffering=0) as file:
             return (file.read() or b"").decode("ascii", errors="replace")
@@ -301,7 +296,7 @@ def _read_counter(path: Path) -> str:
 
 
 def _named_counts(text: str, prefix: str, wanted: Mapping[str, str]) -> NetworkCounts:
-    """From a line of names and one of values, as ``/proc/net/snmp`` has them."""
+    """Parse a line of names and a line of values, as in ``/proc/net/snmp``."""
     start = text.find(prefix)
     if start < 0:
         return {}
@@ -314,7 +309,7 @@ def _named_counts(text: str, prefix: str, wanted: Mapping[str, str]) -> NetworkC
 
 
 def _since(before: Mapping[str, int], now: Mapping[str, int]) -> NetworkCounts:
-    """A counter that began anew counted what it now says at the least; nobody knows more, and it is left at nothing."""
+    """Return the increase of each counter; 0 for a counter that was reset, because the rest is unknown."""
     return {name: max(count - before.get(name, count), 0) for name, count in now.items()}
 
 
@@ -322,17 +317,17 @@ def _rate(count: int, seconds: float) -> float:
     return round(count / seconds, 1) if seconds > 0 else 0.0
 
 
-# -- mapped -----------------------------------------------------------------------------------------------------------
-# How much of a process's resident memory are pages of files that it has mapped (``/proc/PID/status``).
+# -- Mapped memory ----------------------------------------------------------------------------------------------------
+# How much of a process's resident memory is pages of mapped files (``/proc/PID/status``).
 #
-# A data set that is memory-mapped (Arrow, ``numpy.memmap``) fills the resident memory as it is read; the kernel takes
-# such pages back whenever it needs them, so they are no sign of a leak.
+# A memory-mapped data set (Arrow, ``numpy.memmap``) fills the resident memory as it is read. The kernel takes such
+# pages back whenever it needs them, so they do not indicate a leak.
 
 PROC = Path("/proc")
 
 
 def mapped_bytes(pid: int, proc: Path = PROC) -> int | None:
-    """None where it is not told: another system, a kernel before 4.5, a process that is gone."""
+    """Return the bytes; None if unknown: another system, a kernel before 4.5, or a process that is gone."""
     try:
         status = (proc / str(pid) / "status").read_bytes()
     except OSError:
@@ -344,11 +339,11 @@ def mapped_bytes(pid: int, proc: Path = PROC) -> int | None:
     return None
 
 
-# -- host -------------------------------------------------------------------------------------------------------------
+# -- Host -------------------------------------------------------------------------------------------------------------
 
 
 class HostSampler:
-    """Keeps the counters of the sample before; one per agent."""
+    """Keeps the counters of the previous sample; one per agent."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -361,7 +356,7 @@ class HostSampler:
         self._counters_of_host()
 
     def watch(self, pid: int) -> None:
-        """Begin to sample a process."""
+        """Start to sample a process."""
         try:
             process = psutil.Process(pid)
             process.cpu_percent()
@@ -374,7 +369,7 @@ class HostSampler:
         self._processes.pop(pid, None)
 
     def sample(self, ranks: Iterable[tuple[int, int, Path]]) -> list[dict[str, Any]]:
-        """One record for the host and one for each (pid, rank, its log) that is watched and alive."""
+        """Return one record for the host and one for each (pid, rank, log) that is watched and alive."""
         common = {"wall_ns": run_clock.wall_ns(), "mono_ns": time.perf_counter_ns(), "node": self._node}
         records = [{**common, "kind": "host", **self._host()}]
         for pid, rank, log in ranks:
@@ -386,7 +381,7 @@ class HostSampler:
     def _host(self) -> dict[str, Any]:
         memory = psutil.virtual_memory()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # psutil's, in containers without /proc/vmstat
+            warnings.simplefilter("ignore", RuntimeWarning)  # from psutil, in containers without /proc/vmstat
             swap = psutil.swap_memory()
         own = self._job.percent(self._processes)
         return {
@@ -429,7 +424,7 @@ class HostSampler:
         try:
             counters = process.io_counters()
         except (psutil.Error, AttributeError):
-            return {}  # not told to us, or not by this system
+            return {}  # no permission, or not on this system
         return {
             "io_read_bps": self._rate(f"{process.pid} read", counters.read_bytes),
             "io_write_bps": self._rate(f"{process.pid} write", counters.write_bytes),
@@ -446,15 +441,15 @@ def _length_of(log: Path) -> dict[str, int]:
     try:
         return {"log_bytes": log.stat().st_size}
     except OSError:
-        return {}  # nothing was printed, or it is not kept
+        return {}  # nothing was printed, or the log is not kept
 
 
-# -- memory limit -----------------------------------------------------------------------------------------------------
-# How much memory a process may use: that of the machine, or less where a cgroup says so.
+# -- Memory limit -----------------------------------------------------------------------------------------------------
+# How much memory a process may use: all of the machine's, or less if a cgroup limits it.
 
 
 def memory_limit_of(pid: int, root: Path = Path("/"), machine: int | None = None) -> int:
-    """Bytes.  A limit of any of the cgroups around the process counts."""
+    """Return the limit in bytes. The limits of all cgroups around the process count."""
     total = psutil.virtual_memory().total if machine is None else machine
     return min((total, *_cgroup_memory_limits(pid, root)))
 
@@ -473,7 +468,7 @@ def _cgroup_memory_limits(pid: int, root: Path) -> Iterator[int]:
             folder, name = top / "memory", "memory.limit_in_bytes"
         else:
             continue
-        # Inside a container the path may be that of the host, and the limit lies at the top.
+        # Inside a container the path may be the host's; the limit is then at the top.
         inside = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(inside) + 1):
             try:
@@ -484,11 +479,11 @@ def _cgroup_memory_limits(pid: int, root: Path) -> Iterator[int]:
                 yield int(text)
 
 
-# -- oom --------------------------------------------------------------------------------------------------------------
-# Whether the kernel ended a process for want of memory: its counters before and after.
+# -- Out-of-memory kills ----------------------------------------------------------------------------------------------
+# Whether the kernel killed a process because memory ran out, from its counters before and after.
 #
-# The cgroup's own counter is taken where there is one, the machine's otherwise.  They are read once a second and
-# whenever a rank vanishes; the kernel counts before it kills, so a counter that has grown by then means it.
+# The cgroup's counter is used if there is one, otherwise the machine's. They are read once a second and whenever a rank
+# vanishes. The kernel counts before it kills, so a counter that has grown by then shows a kill.
 
 _OOM_KEY = "oom_kill "
 
@@ -497,7 +492,7 @@ class OomWatch:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._files: dict[int, Path] = {}
-        """By pid: where its kills are counted."""
+        """The file that counts its kills, by pid."""
         self._counts: dict[Path, int] = {}
 
     def watch(self, pid: int) -> None:
@@ -509,7 +504,7 @@ class OomWatch:
         self._counts = {file: self._count(file) for file in set(self._files.values())}
 
     def killed(self, pid: int) -> bool:
-        """Of a process that just vanished: whether the kernel has killed one since the last look.  Forgets it."""
+        """Return whether the kernel killed any process since the last look, and forget this one, which vanished."""
         file = self._files.pop(pid, None)
         if file is None:
             return False

@@ -1,16 +1,13 @@
-"""Probes: packets between the hosts of a job that measure round trips, and what came of them.
+"""Probes: a few small UDP packets a second between a job's hosts, whose round trips reveal a slow or lossy host.
 
-Round trips between the agents of a job: a few small UDP packets a second, so that a slow or lossy host shows.
-
-A thread of its own asks the peers in turn and answers theirs; the agent's loop fetches the lines (``samples``).  Only
-the network is to be seen and not how busy the machines are, so arrivals are stamped by the kernel (SO_TIMESTAMPNS), an
-answer says how long its question lay about before it was answered, and that is taken off; one that was answered late
-counts as answered.  Packets are signed (``agent/sampling/probes.py``); what is not ours, or was seen before, is ignored
-and counted.  When packets come faster than any job of ours sends them, they are left in the kernel's queue, and what
-was measured in that time is thrown away.
+A separate thread asks the peers in turn and answers their questions; the agent's loop fetches the lines (``samples``).
+The measurement must show the network and not the load of the machines, so the kernel stamps arrivals (SO_TIMESTAMPNS),
+and an answer says how long its question waited, which is subtracted. A late answer still counts as an answer. Packets
+are signed; foreign or repeated ones are ignored and counted. If packets arrive faster than any job would send them,
+they stay in the kernel's queue, and the measurements from that time are discarded.
 
     probes = Probes("gpu-07", 7)
-    probes.port                       # for the hub, which tells the others
+    probes.port                       # for the hub, which passes it on to the others
     probes.peers(welcome.peers, welcome.probe_key)
     journal.samples(probes.samples())
     probes.close()
@@ -41,21 +38,21 @@ from stepscope.wire.handshake import Peer
 __all__ = ["PACKET_BYTES", "Packet", "Probes", "pack_packet", "read_packet"]
 
 
-# -- probe packets ----------------------------------------------------------------------------------------------------
-# The packets that agents send one another to see how long a round trip takes.
+# -- Probe packets ----------------------------------------------------------------------------------------------------
+# The packets with which agents measure round trips.
 #
 #     0    4s   magic  b"STPR"
 #     4    u8   version
 #     5    u8   kind: 1 a question, 2 its answer
 #     6    u16  zero
-#     8    u32  node that asks
-#     12   u32  node that is asked
-#     16   16s  boot: random, of the agent that asks, one for as long as it runs
-#     32   u64  number of the question, counting up
-#     40   u64  of an answer: nanoseconds from the question's arrival (by the kernel) to the answer's departure
-#     48   16s  HMAC-SHA256 of all that stands before it, with the run's probe key; the first 16 bytes
+#     8    u32  asking node
+#     12   u32  asked node
+#     16   16s  boot: random bytes that identify the asking agent while it runs
+#     32   u64  number of the question, increasing
+#     40   u64  in an answer: nanoseconds from the question's arrival (by the kernel) to the answer's departure
+#     48   16s  HMAC-SHA256 of everything before it, with the run's probe key; the first 16 bytes
 #
-# An answer is exactly as long as its question, so nobody can be flooded through us, and both are 64 bytes.
+# Both are 64 bytes. An answer has the size of its question, so we cannot be used to amplify a flood.
 
 _MAGIC = b"STPR"
 _VERSION = 1
@@ -69,7 +66,7 @@ PACKET_BYTES = _BODY.size + PROOF_BYTES
 class Packet:
     kind: Literal["question", "answer"]
     asks: int
-    """Number of a node; so is the next."""
+    """A node's number, like ``asked``."""
     asked: int
     boot: bytes
     number: int
@@ -83,7 +80,7 @@ def pack_packet(packet: Packet, key: bytes) -> bytes:
 
 
 def read_packet(data: bytes, key: bytes) -> Packet | None:
-    """None: not from somebody who has the key, or nothing of this version."""
+    """Return None if the sender does not have the key, or the packet is not of this version."""
     body, proof = data[: _BODY.size], data[_BODY.size :]
     if len(data) != PACKET_BYTES or not hmac.compare_digest(_proof(body, key), proof):
         return None
@@ -97,25 +94,25 @@ def _proof(body: bytes, key: bytes) -> bytes:
     return hmac.digest(key, body, hashlib.sha256)[:PROOF_BYTES]
 
 
-# -- probes -----------------------------------------------------------------------------------------------------------
+# -- Probes -----------------------------------------------------------------------------------------------------------
 
 ASK_S = 0.2
-"""From one question to the next, whoever is asked."""
+"""Interval between questions, over all peers."""
 PATIENCE_S = 3.0
-"""For an answer.  Longer than any network takes: a busy machine may not let its agent run for a second or two."""
+"""Limit for an answer. Longer than any network takes: a busy machine may not run its agent for a second or two."""
 LINES_S = 5.0
 MANY_LINES_S = 30.0
-"""From one line about a peer to the next …"""
+"""Intervals between lines about a peer; the longer one is for larger jobs."""
 MANY_NODES = 16
-"""… in larger jobs, whose hub has enough to read."""
+"""Larger jobs have at least this many nodes, and their hub has enough to read."""
 MOST_PEERS = 64
-"""Whoever tells them chooses; this only bounds what is kept."""
+"""The hub chooses the peers; this only bounds what is kept."""
 BLOCKED_S = 60.0
-"""Without a word from anybody: UDP does not get through."""
+"""After this long without any packet, UDP is considered blocked."""
 TAKEN_PER_S = 500
-"""Packets that are looked at; peers send a handful."""
+"""Packets processed per second; peers send a handful."""
 BOOTS = 4096
-"""Agents whose last question is remembered."""
+"""Number of agents whose last question is remembered."""
 SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
@@ -123,7 +120,7 @@ _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 
 @dataclass
 class _Seen:
-    """Of one peer, since the last line about it."""
+    """Counts for one peer since the last line about it."""
 
     sent: int = 0
     lost: int = 0
@@ -138,10 +135,10 @@ class _Question:
 
 
 class Probes:
-    """``port`` is 0, and nothing else happens, where no socket can be had."""
+    """Exchanges probes with peers. If no socket is available, ``port`` is 0 and nothing happens."""
 
     def __init__(self, node: str, number: int, *, address: str = "", ask_s: float = ASK_S) -> None:
-        """``node``: this host's name; ``address``: where to listen, everywhere when not told."""
+        """``node`` is this host's name. ``address`` is where to listen, by default everywhere."""
         self._node, self._number, self._ask_s = node, number, ask_s
         self._boot = secrets.token_bytes(16)
         self._socket = _bound(address)
@@ -153,12 +150,12 @@ class Probes:
         self._seen: dict[int, tuple[Peer, _Seen]] = {}
         self._ignored = {"foreign": 0, "replayed": 0}
         self._heard = self._crowded = False
-        # The thread's own:
+        # Used only by the thread:
         self._asked: OrderedDict[int, _Question] = OrderedDict()
         self._boots: OrderedDict[bytes, int] = OrderedDict()
         self._count = 0
         self._tokens, self._tokens_s = float(TAKEN_PER_S), 0.0
-        # The loop's own:
+        # Used only by the loop:
         self._line_s = self._began_s = time.monotonic()
         self._told_blocked = False
         self._thread: threading.Thread | None = None
@@ -168,7 +165,7 @@ class Probes:
     # -- for the agent's loop and its shipper -----------------------------------------------------------------------
 
     def peers(self, peers: Iterable[Peer], key: str) -> None:
-        """Whom there is to ask, and the run's probe key (hexadecimal); may be called again with others."""
+        """Set the peers to ask and the run's probe key (hexadecimal). May be called again with other values."""
         known = {peer.node: peer for peer in peers if peer.port and _is_address(peer.address)}
         known.pop(self._number, None)
         chosen = [known[node] for node in sorted(known)][:MOST_PEERS]
@@ -186,7 +183,7 @@ class Probes:
             os.eventfd_write(self._wake, 1)
 
     def samples(self) -> list[dict[str, Any]]:
-        """A line for each peer of which something is known, every few seconds; most of the time none."""
+        """Return a line for each peer with results every few seconds; otherwise nothing."""
         with self._lock:
             many = max((peer.node for peer in self._peers), default=0) >= MANY_NODES
             if time.monotonic() - self._line_s < (MANY_LINES_S if many else LINES_S):
@@ -194,7 +191,7 @@ class Probes:
         return self.last_samples()
 
     def last_samples(self) -> list[dict[str, Any]]:
-        """What there is, at once."""
+        """Return the current results immediately."""
         self._line_s = time.monotonic()
         with self._lock:
             seen, self._seen = self._seen, {}
@@ -208,7 +205,7 @@ class Probes:
         return [] if crowded else [{**common, **_line(peer, own)} for peer, own in seen.values() if own.sent]
 
     def notice(self) -> str | None:
-        """Something that is worth an event, once."""
+        """Return a message that is worth an event, once."""
         with self._lock:
             silent = self._thread is not None and self._peers and not self._heard
         if self._told_blocked or not silent or time.monotonic() - self._began_s < BLOCKED_S:
@@ -218,7 +215,7 @@ class Probes:
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Packets: ``foreign`` (not signed by this run) and ``replayed`` (seen before, or asked by nobody)."""
+        """Packets: ``foreign`` (not signed by this run) and ``replayed`` (seen before, or never asked for)."""
         with self._lock:
             return dict(self._ignored)
 
@@ -275,11 +272,11 @@ class Probes:
         host, port = where
         if self._socket.family == socket.AF_INET6 and "." in host and ":" not in host:
             host = f"::ffff:{host}"
-        with contextlib.suppress(OSError):  # no way there: it is lost
+        with contextlib.suppress(OSError):  # no route: the packet is lost
             self._socket.sendto(data, (host, port))
 
     def _take(self) -> None:
-        """What has come, as far as there is room."""
+        """Process the packets that have arrived, within the rate limit."""
         assert self._socket is not None
         with self._lock:
             key = self._key
@@ -329,7 +326,7 @@ class Probes:
         del self._asked[packet.number]
         most_ns = time.perf_counter_ns() - asked.mono_ns
         took_ns = most_ns if arrived_ns is None else arrived_ns - asked.wall_ns
-        if not 0 <= took_ns <= most_ns:  # the clock was set meanwhile
+        if not 0 <= took_ns <= most_ns:  # the clock was set in between
             took_ns = most_ns
         with self._lock:
             self._heard = True
@@ -364,7 +361,7 @@ def _line(peer: Peer, own: _Seen) -> dict[str, Any]:
 
 
 def _bound(address: str) -> socket.socket | None:
-    """IPv6 and IPv4 alike where the kernel has both."""
+    """Bind a socket for both IPv6 and IPv4 where the kernel has both."""
     v4 = (socket.AF_INET, address or "0.0.0.0")
     families = [v4] if "." in address else [(socket.AF_INET6, address or "::"), v4]
     for family, where in families:
@@ -379,14 +376,14 @@ def _bound(address: str) -> socket.socket | None:
         except OSError:
             made.close()
             continue
-        with contextlib.suppress(OSError):  # another system: the clocks of Python will do
+        with contextlib.suppress(OSError):  # another system: Python's clocks will do
             made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         return made
     return None
 
 
 def _arrived_ns(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    """On the wall clock, as the kernel stamped it."""
+    """Return the kernel's time stamp, on the wall clock."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
             seconds, nanoseconds = _TIMESPEC.unpack(data)

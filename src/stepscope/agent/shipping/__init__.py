@@ -1,1 +1,1 @@
-"""How a node's run directory gets to the hub: what is not there yet is sent until it is; the hub keeps the account."""
+"""Sends a node's run directory to the hub until the hub has all of it. The hub keeps track of what it has."""

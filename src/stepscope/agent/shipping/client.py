@@ -1,11 +1,11 @@
-"""The hub, as an agent reaches it: HTTP over TCP or TLS, one connection kept open, and no call without an end.
+"""An agent's HTTP client for the hub, over TCP or TLS: one connection kept open, and a deadline for every call.
 
-A hub's certificate is its own, signed by nobody.  It is believed because whoever answers proves, over that very
-certificate, to have the user's key (``wire/handshake.py``); from then on only a connection with the same certificate is
-given the token.  Without TLS the proof is the same and the certificate empty: who listens on the way can read along.
+A hub's certificate is self-signed. It is trusted because the hub proves, over that very certificate, that it has the
+user's key (``wire/handshake.py``); from then on only a connection with the same certificate gets the token. Without TLS
+the proof is the same with an empty certificate, and anyone on the network path can read the traffic.
 
-Everything that can go wrong is a HubError that says what, without saying any secret.  (Only the resolver of host names
-keeps its own time.)
+Every failure is a HubError that says what happened without revealing a secret. Only host name resolution is not subject
+to the deadlines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNPROVED = "it does not prove that it has our key, so nothing was sent; is it a 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """To a frame; the two instants are when we sent and when we had heard all of it."""
+    """The answer to a frame, with the times when we sent the frame and had received the whole answer."""
 
     status: int
     said: dict[str, Any]
@@ -55,15 +55,15 @@ class Answer:
 
     @property
     def why(self) -> str:
-        """What the hub said is wrong: text of a stranger, cut and cleaned."""
+        """The hub's error text. It is untrusted, so it is shortened and cleaned."""
         return plain(self.said.get("why"))
 
 
 class HubClient:
-    """Not thread-safe.  ``close`` when done."""
+    """A connection to one hub. Not thread-safe. Call ``close`` when done."""
 
     def __init__(self, url: str, key: bytes) -> None:
-        """UsageError when that is no address of a hub."""
+        """Raise UsageError if the URL is not a valid hub address."""
         self._tls, self._host, self._port, self._prefix = split_url(url)
         self._key = key
         self._connection: http.client.HTTPConnection | None = None
@@ -73,7 +73,7 @@ class HubClient:
         self._token = ""
 
     def join(self, join: Join, *, patience_s: float) -> Welcome:
-        """Have the hub prove itself, then say who we are; HubError when it cannot be reached, refuses or is another."""
+        """Let the hub prove itself, then say who we are. Raise HubError if it is unreachable, refuses or differs."""
         deadline_s = time.monotonic() + patience_s
         try:
             self.close()
@@ -111,7 +111,7 @@ class HubClient:
         return welcome
 
     def _hello(self, nonce: str, deadline_s: float) -> str:
-        """The hub's challenge, once it has proved that it has the key; nothing of the run is said before that."""
+        """Return the challenge of a hub that has proved that it has the key. Sends nothing about the run."""
         body, proof = write_hello(nonce, self._key, self._certificate)
         headers = {PROOF_HEADER: proof, "Content-Type": "application/json"}
         status, proof, text, _ = self._ask(HELLO_PATH, body, headers, deadline_s, HELLO_BYTES)
@@ -123,9 +123,9 @@ class HubClient:
         return read_challenge(text, proof, nonce, self._key, self._certificate)
 
     def send(self, run: str, frame: bytes, *, patience_s: float) -> Answer:
-        """One frame, after a ``join``; HubError when the hub cannot be reached, and its fate is not known then.
+        """Send one frame after a ``join``. Raise HubError if the hub is unreachable; it may have received the frame.
 
-        A connection that the hub let go while it was idle is opened again, once, and the same bytes are sent again.
+        If the hub closed the idle connection, reopen it once and send the same bytes again.
         """
         deadline_s = time.monotonic() + patience_s
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/octet-stream"}
@@ -164,7 +164,7 @@ class HubClient:
         return f"the hub at {self._host}:{self._port}"
 
     def _is_open(self) -> bool:
-        # An answer that says so ends the connection: http.client lets go of it by itself.
+        # http.client drops the connection after an answer that ends it.
         return self._connection is not None and self._connection.sock is not None
 
     def _open(self, deadline_s: float) -> None:
@@ -176,7 +176,7 @@ class HubClient:
             self._certificate = hashlib.sha256(sock.getpeercert(binary_form=True) or b"").digest()
         self._stream = _Stream(sock)
         self._connection = http.client.HTTPConnection(self._host, self._port)
-        self._connection.sock = self._stream  # it uses no more of a socket than this
+        self._connection.sock = self._stream  # http.client uses only these methods of a socket
 
     def _check_certificate(self) -> None:
         if self._certificate != self._pinned:
@@ -191,7 +191,7 @@ class HubClient:
         deadline_s: float,
         most: int,
     ) -> tuple[int, str, bytes, int]:
-        """Status, proof and body of the answer, and when the question was sent."""
+        """Return status, proof and body of the answer, and when the request was sent."""
         connection, stream = self._connection, self._stream
         if connection is None or stream is None:
             raise ConnectionError("not connected")
@@ -213,7 +213,7 @@ class HubClient:
 
 
 class _Stream:
-    """A socket as ``http.client`` uses it, on which everything together is over at ``deadline_s``."""
+    """The part of a socket that ``http.client`` uses. All operations together must end by ``deadline_s``."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -233,7 +233,7 @@ class _Stream:
         return io.BufferedReader(_Reading(self))
 
     def close(self) -> None:
-        """Nothing: ``http.client`` closes its socket when an answer is the last, before that answer was read."""
+        """Do nothing: ``http.client`` closes its socket before it has read the last answer on it."""
 
     def shut(self) -> None:
         self._sock.close()
@@ -255,7 +255,7 @@ def _run_path(run: str, what: str) -> str:
 
 
 def split_url(url: str) -> tuple[bool, str, int, str]:
-    """Whether it is TLS, host, port, and what goes before every path; UsageError when that is no address of a hub."""
+    """Return whether it is TLS, host, port, and the path prefix. Raise UsageError if the address is invalid."""
     wrong = UsageError(f"{url!r} is no address of a hub; one looks like https://HOST:29555")
     try:
         parts = urlsplit(url)
@@ -269,7 +269,7 @@ def split_url(url: str) -> tuple[bool, str, int, str]:
 
 
 def connected(host: str, port: int, deadline_s: float) -> socket.socket:
-    """OSError of the last address that was tried."""
+    """Connect to the first address that works; raise the OSError of the last one otherwise."""
     trouble: OSError = ConnectionError(f"{host} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
@@ -286,12 +286,12 @@ def connected(host: str, port: int, deadline_s: float) -> socket.socket:
 
 
 def encrypted(sock: socket.socket, host: str, deadline_s: float, *, trusted: bool = False) -> Any:
-    """OSError when there is no TLS.
+    """Start TLS; raise OSError if that fails.
 
-    ``trusted``: an authority that this machine trusts must have signed the certificate.  Else nobody is asked, and the
-    caller decides over the certificate itself.
+    ``trusted``: an authority that this machine trusts must have signed the certificate. Otherwise any certificate is
+    accepted, and the caller checks it.
     """
-    import ssl  # a few megabytes, only where it is used
+    import ssl  # a few megabytes, so load it only where it is used
 
     context = ssl.create_default_context() if trusted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -316,7 +316,7 @@ def _left(deadline_s: float) -> float:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """Empty for what is none."""
+    """Parse a JSON object; return an empty one if the text is not one."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
@@ -325,5 +325,5 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def plain(text: object) -> str:
-    """Words of a stranger: cut, and without anything that a terminal would obey."""
+    """Shorten untrusted text and remove terminal control characters."""
     return printable(text[:_WHY_CHARS]) if isinstance(text, str) else ""

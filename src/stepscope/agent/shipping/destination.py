@@ -1,4 +1,4 @@
-"""Which hub a node sends to.  Apart from how, which an agent without a hub need not load."""
+"""The hub that a node sends to. Separate from the sending code, which an agent without a hub need not load."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Destination"]
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """A hub, and who we are to it; ``hub`` in the ``run.json`` of a spool."""
+    """A hub and this node's identity there; stored as ``hub`` in the ``run.json`` of a spool."""
 
     url: str
     run: str
-    """The name that was asked for."""
+    """The requested name."""
     node: int
     nnodes: int
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Destination | None:
-        """None where it says nothing, or nothing of ours."""
+        """Read the entry; return None if it is missing or invalid."""
         said = meta.get("hub")
         if not isinstance(said, dict):
             return None

@@ -1,18 +1,16 @@
-"""Finds what the hub is missing from a run directory, ring by ring and file by file, and packs it.
+"""Finds what the hub is missing from a run directory, ring by ring and file by file, and packs it into frame parts.
 
-What of a run directory the hub does not have yet, as parts of frames.
+The hub says how far it is (``Positions``). Everything after that is read from the files. Nothing counts as sent before
+``acked``, so a lost batch is simply collected again. A batch is limited to a few megabytes, however much there is to
+send. Its parts, in this order:
 
-The hub says how far it is (``Positions``); everything after that is found in the files themselves, by reading on from
-there.  Nothing counts as sent before ``acked``, so a batch that got lost is simply collected again.  Bounded: a batch
-takes a few megabytes, however much there is to send.
+    files    errors, hangs, dumps: sent whole when they changed
+    rings    sidecars: before the ring's first records, and again when anything but the rank's position changed
+    steps    whole frames of segments, and the current position of each rank
+    lines    whole lines; one that exceeds a part's limit is sent as blanks, so that offsets stay valid
+    logs     any bytes
 
-    files    errors, hangs, dumps: as a whole, when they changed
-    rings    sidecars, ahead of the ring's first records; again when anything but its whereabouts changed
-    steps    whole frames of segments, and where each rank is now
-    lines    whole lines; one that is longer than a part may be is sent as blanks, so that offsets stay true
-    logs     whatever bytes there are
-
-In this order: what is rare and matters most goes first, what is only read by people last.
+Rare and important data comes first; what only people read comes last.
 """
 
 from __future__ import annotations
@@ -56,20 +54,20 @@ from stepscope.wire.handshake import Positions
 __all__ = ["Batch", "Outgoing"]
 
 
-# -- rings ------------------------------------------------------------------------------------------------------------
-# One ring of a run directory, seen from the hub: who it is, where it is, and the records that the hub misses.
+# -- Rings ------------------------------------------------------------------------------------------------------------
+# One ring of a run directory: its identity, its position, and the records that the hub is missing.
 
 LIVE_FIELDS = ("live_phase", "live_since_ns", "live_step", "heard_wall_ns")
-"""What of a sidecar changes all the time; the first three go with every block."""
+"""Sidecar fields that change all the time. The first three are sent with every block."""
 STATES = get_args(RankState)
 
 Whereabouts = tuple[int, int, int, int]
-"""Step, since when, phase, state."""
+"""Step, start of the phase, phase, state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RingClaim:
-    """What the hub knows of a ring when it has the batch."""
+    """What the hub knows about a ring once it has the batch."""
 
     after_seq: int
     offset: int
@@ -79,7 +77,7 @@ class RingClaim:
 
 class OutgoingRing:
     def __init__(self, run_dir: Path, key: str, after_seq: int) -> None:
-        """The hub has its records up to ``after_seq``; who it is, is told once more."""
+        """``after_seq`` is the last record that the hub has. The sidecar is sent again."""
         self.key = key
         self.about: Mapping[str, Any] | None = None
         """The sidecar as a dictionary."""
@@ -93,7 +91,7 @@ class OutgoingRing:
         self._has = RingClaim(after_seq=after_seq, offset=0, told=b"", live=None)
 
     def look(self, *, final: bool) -> None:
-        """Read the sidecar if it is another.  Without one there is nobody to tell of; in the end its name must do."""
+        """Read the sidecar if it changed. At the end, make up a missing one from the ring's name."""
         try:
             status = self._sidecar.stat()
             if (status.st_mtime_ns, status.st_ino) == self._stamp:
@@ -110,11 +108,11 @@ class OutgoingRing:
             self._keep(raw, known)
 
     def news(self, *, final: bool) -> bool:
-        """Whether the hub does not know yet who this is."""
+        """Return whether the hub still needs the sidecar."""
         return self.about is not None and self._has.told != self._to_tell(final)
 
     def told(self, *, final: bool) -> RingClaim:
-        """What the hub will know when it has the sidecar."""
+        """Return what the hub will know once it has the sidecar."""
         return replace(self._has, told=self._to_tell(final))
 
     @property
@@ -122,22 +120,22 @@ class OutgoingRing:
         return bool(self._has.told)
 
     def behind_bytes(self, offset: int | None = None) -> int:
-        """Of the segment, what was not sent, or lies after ``offset``."""
+        """Return how many bytes of the segment were not sent, or lie after ``offset``."""
         try:
             return max(0, self._segment.stat().st_size - (self._has.offset if offset is None else offset))
         except FileNotFoundError:
             return 0
 
     def rows(self, claim: RingClaim | None, *, most: int) -> tuple[RingRows, RingClaim] | None:
-        """About ``most`` records that the hub misses, and where the ring is; None when it knows both.
+        """Return about ``most`` records that the hub is missing, with the ring's position; None if it has both.
 
-        ``claim`` is what the batch says of the ring already.
+        ``claim`` is what the batch already says about the ring.
         """
         has, parts, offset = self._has, list[SegmentPart](), self._has.offset
         if self.behind_bytes():
             parts, offset = parts_from(self._segment, offset, after_seq=has.after_seq, most_slots=most)
         if not parts:
-            self._has = replace(has, offset=offset)  # what was passed is at the hub
+            self._has = replace(has, offset=offset)  # the hub has what was skipped
             if self._live in (None, has.live):
                 return None
         slots = [slot for part in parts for slot in _slots_after(part, has.after_seq)]
@@ -160,13 +158,13 @@ class OutgoingRing:
         return rows, RingClaim(after_seq=last_seq, offset=offset, told=told, live=self._live)
 
     def take(self, claim: RingClaim) -> None:
-        """The hub has it."""
+        """Note that the hub has it."""
         self._has = claim
 
     def _keep(self, raw: dict[str, Any], known: RingSidecar) -> None:
         entire = json.dumps(raw)
         if len(entire) > LINES_BYTES // 2:
-            raw = {**raw, "groups": [], "facts": {}}  # too much for a part; who it is matters more
+            raw = {**raw, "groups": [], "facts": {}}  # too large for a part, and the identity matters more
             entire = json.dumps(raw)
         self.about = raw
         self._entire = _digest(entire)
@@ -178,7 +176,7 @@ class OutgoingRing:
 
 
 def _slots_after(part: SegmentPart, after_seq: int) -> list[bytes]:
-    """Those that come after; of a frame that the hub has a part of, the rest."""
+    """Return the later slots; for a frame that the hub has in part, the rest of it."""
     slots = [part.slots[at : at + SLOT_BYTES] for at in range(0, len(part.slots), SLOT_BYTES)]
     if part.first_seq > after_seq:
         return slots
@@ -189,20 +187,20 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-# -- outgoing ---------------------------------------------------------------------------------------------------------
+# -- Batches ----------------------------------------------------------------------------------------------------------
 
 ROWS = 8192
-"""Records in a batch, or little more: two megabytes, of which packing makes some copies."""
+"""Records in a batch, approximately: two megabytes, which packing copies several times."""
 TEXT_BYTES = 512 << 10
-"""Lines of one file in a batch …"""
+"""Lines per file in a batch."""
 LOG_BYTES = 1 << 20
-"""… and of all logs."""
+"""Bytes of all logs in a batch."""
 SIDECARS_BYTES = 1 << 20
 SMALLEST = 1 / 64
-"""Of these, when the hub finds frames too large."""
+"""The smallest scale of these limits when the hub finds frames too large."""
 ROOM = FRAME_BYTES - HEAD_BYTES - 4096
 MOST_BYTES = 16 << 20
-"""Of a batch, unpacked: what packs well is large before."""
+"""Limit for a batch, unpacked. Data that compresses well is large before."""
 MOST_PARTS = PARTS // 2
 LOGS = "logs"
 WHOLE = ("errors", HANGS, FLIGHT)
@@ -211,7 +209,7 @@ Thing = TypeVar("Thing")
 
 
 class Stamp(NamedTuple):
-    """A file is another when this is."""
+    """Changes when the file does."""
 
     mtime_ns: int
     size: int
@@ -220,24 +218,24 @@ class Stamp(NamedTuple):
 
 @dataclass(kw_only=True)
 class Batch:
-    """Parts of one frame, and what the hub has when it has them."""
+    """The parts of one frame, and what the hub has once it has received them."""
 
     parts: list[Part] = field(default_factory=list)
     size: int = 0
-    """Of the parts as they travel, in bytes."""
+    """Bytes of the parts as sent."""
     unpacked: int = 0
     more: bool = False
-    """There is more that did not fit."""
+    """More data is left that did not fit."""
     problem: str = ""
-    """Something could not be read."""
+    """Why something could not be read."""
     rings: dict[str, RingClaim] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
-    """By name, the offset after this batch."""
+    """The offset after this batch, by name."""
     whole: dict[str, Stamp] = field(default_factory=dict)
     long_lines: int = 0
 
     def takes(self, part: Part) -> bool:
-        """Whether there was room for it."""
+        """Add a part if there is room; return whether there was."""
         large = self.size + len(part.data) > ROOM or self.unpacked + part.size > MOST_BYTES
         if large or len(self.parts) >= MOST_PARTS:
             self.more = True
@@ -249,7 +247,7 @@ class Batch:
 
 
 class Outgoing:
-    """Of one run directory."""
+    """The unsent data of one run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -262,23 +260,23 @@ class Outgoing:
         self.long_lines = 0
         """Lines that were sent as blanks."""
         self.unsent: set[str] = set()
-        """Names of files that cannot be sent: too large, or of another hand."""
+        """Names of files that cannot be sent: too large, or not named like ours."""
 
     def rewind(self, positions: Positions) -> None:
-        """To where the hub is; what has no position is sent once more."""
+        """Move to the hub's positions. What has no position is sent again."""
         self._rings = {key: OutgoingRing(self._run_dir, key, seq) for key, seq in positions.rings.items()}
         self._at = dict(positions.files)
         self.samples.sent(self._at.get(SAMPLES, 0))
         self._whole = {}
 
     def shrink(self, *, for_good: bool = False) -> None:
-        """Smaller batches: the hub finds them too large, or the way there takes too long."""
+        """Make batches smaller: the hub finds them too large, or sending takes too long."""
         self._scale = max(self._scale / 2, SMALLEST)
         if for_good:
             self._most_scale = self._scale
 
     def collect(self, *, final: bool = False) -> Batch:
-        """What is new.  ``final``: nothing is written any more, so what changes all the time is told as it stands."""
+        """Collect new data. ``final``: nothing is written any more, so send the final state of volatile fields, too."""
         batch = Batch()
         try:
             self._add_files(batch)
@@ -296,7 +294,7 @@ class Outgoing:
         return batch
 
     def acked(self, batch: Batch) -> None:
-        """The hub has it."""
+        """Note that the hub has the batch."""
         for key, claim in batch.rings.items():
             self._rings[key].take(claim)
         self._at |= batch.files
@@ -307,7 +305,7 @@ class Outgoing:
         self._scale = min(self._scale * 2, self._most_scale)
 
     def left_bytes(self) -> int:
-        """Of the files, what was not sent; about, for files are still written, and some may not be readable."""
+        """Return roughly how many bytes were not sent: files are still being written, and some may be unreadable."""
         try:
             return self._count_left()
         except OSError:
@@ -374,7 +372,7 @@ class Outgoing:
             batch.more = batch.more or batch.files[name] < size
 
     def _add_samples(self, batch: Batch) -> None:
-        """As lines; of those that were thinned before they could be sent, what is left, and blanks for the rest."""
+        """Add samples as lines. Of those thinned before they were sent, add what is left and pad with blanks."""
         at, end = self._at.get(SAMPLES, 0), samples_end(self._run_dir)
         if end <= at:
             return
@@ -392,11 +390,11 @@ class Outgoing:
             if self._whole.get(name) == stamp or name in self.unsent:
                 continue
             if batch.unpacked + stamp.size > MOST_BYTES:
-                batch.more = True  # it need not be read now
+                batch.more = True  # no need to read it now
                 continue
             raw = _read(self._run_dir / name, 0, FILE_BYTES + 1)
             if name not in self._whole and self._at.get(name) == zlib.crc32(raw):
-                self._whole[name] = stamp  # the hub has this very one
+                self._whole[name] = stamp  # the hub has this version
                 continue
             part = part_of("file", raw, name=name)
             if len(raw) > FILE_BYTES or len(part.data) > ROOM:
@@ -417,12 +415,12 @@ class Outgoing:
             batch.more = batch.more or at + len(raw) < stamp.size
 
     def _in_turn(self, things: Sequence[Thing]) -> Sequence[Thing]:
-        """Each is the first some time: with much to send, none waits until all others are done."""
+        """Rotate the order, so that with much to send nothing waits until all others are done."""
         begin = self._turn % max(len(things), 1)
         return [*things[begin:], *things[:begin]]
 
     def _named(self, kind: PartKind, folders: Sequence[str]) -> Iterator[tuple[str, Stamp]]:
-        """Files of these folders that may be sent as such; others are kept account of."""
+        """Yield the files in these folders that may be sent; note the others in ``unsent``."""
         for folder in folders:
             for file, stamp in _entries(self._run_dir / folder):
                 name = f"{folder}/{file}"
@@ -433,7 +431,7 @@ class Outgoing:
 
 
 def _entries(folder: Path) -> list[tuple[str, Stamp]]:
-    """Plain files in order of name; a missing folder has none."""
+    """Return regular files sorted by name; none if the folder is missing."""
     found = []
     try:
         with os.scandir(folder) as entries:
@@ -457,7 +455,7 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, offset: int, most: int) -> bytes:
-    """A file that is gone by now is empty."""
+    """Read from a file; return nothing if it no longer exists."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,19 +1,18 @@
-"""Sends a run directory to the hub: the thread, its turns, and the estimate of the hub's clock.
+"""Sends a run directory to the hub: the sender's turns, its thread, and the estimate of the hub's clock.
 
-One turn of sending after the other: join, send what is new, heed what the hub answers.  No thread, no waiting.
+``Sender`` does one turn at a time: join, send what is new, handle the answer. It has no thread and never sleeps: the
+caller of ``turn`` waits for the returned time and calls again. The hub's answers:
 
-Whoever calls ``turn`` waits as long as it says and calls again.  The hub's word is heeded in every case:
+    200   accepted: the answer says how long to collect before the next frame, and gives the hub's clock
+    401   unknown token, as after a restart: join again and resume from the hub's position
+    409   earlier data is missing: resume from the hub's position
+    413   send smaller frames from now on
+    429   too many requests; 507: the hub's disk is full: retry later
+    else  refused, or not a proper answer: join again later
 
-    200   taken: it says how long to collect before the next frame, and how its clock stands
-    401   it does not know our token, as after a restart: join again, and go on from where it says it is
-    409   it misses something before this: go on from where it says it is
-    413   smaller frames from now on
-    429   too many at once; 507: its disk is full: later
-    else  it does not want this, or is not itself: join again, later
-
-After a failure of which the frame's fate is not known the hub is asked where it is by joining again, so nothing is left
-out and nothing comes twice.  While it is away the pause doubles up to ten seconds, by chance a little less, so that not
-all nodes come back at once.
+After a failure that leaves the fate of a frame unknown, joining again gives the hub's position, so nothing is left out
+and nothing is sent twice. While the hub is unreachable the pause doubles up to ten seconds, with random jitter, so that
+the nodes do not all come back at once.
 """
 
 from __future__ import annotations
@@ -45,34 +44,34 @@ from stepscope.wire.keys import KeyRing
 __all__ = ["Delivered", "HubClock", "Sender", "Shipper"]
 
 
-# -- clock ------------------------------------------------------------------------------------------------------------
-# How far this machine's clock is ahead of the hub's, told by round trips.
+# -- Clock ------------------------------------------------------------------------------------------------------------
+# How far this machine's clock is ahead of the hub's, estimated from round trips.
 #
-# A round trip gives four instants: we sent, the hub received, the hub answered, we heard.  The true offset lies within
-# half of the time that the two ways took, however unevenly they share it; so the quickest of the last minutes tells
-# most. Ours are taken on the monotonic clock: a wall clock that is set while we run, here or there, makes no mean of
-# before and after.  A hub whose clock was set is recognised by two round trips that cannot both be true, and the later
+# A round trip gives four times: we sent, the hub received, the hub answered, we received. The true offset lies within
+# half of the total travel time, however it is split between the two directions, so the fastest round trip of the last
+# minutes gives the best estimate. Our times are monotonic, so that a wall clock that is set meanwhile, here or there,
+# is not averaged with its old value. If two round trips contradict each other, the hub's clock was set, and the later
 # one counts.
 
 WINDOW_NS = 120 * 10**9
-"""Clocks drift apart: after so long a round trip is forgotten."""
+"""How long a round trip counts, since clocks drift apart."""
 DRIFT = 5e-4
-"""The most that two clocks may drift apart, one of them being pulled by NTP: seconds a second."""
+"""The maximum drift between two clocks while NTP adjusts one of them, in seconds per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClockEstimate:
     offset_ns: int
-    """Our wall clock is ahead of the hub's by this …"""
+    """How far our wall clock is ahead of the hub's."""
     rtt_ns: int
-    """… give or take half of this."""
+    """The error bound of ``offset_ns`` is half of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RoundTrip:
     heard_mono_ns: int
     hub_ahead_ns: int
-    """The hub's wall clock, of our monotonic one."""
+    """How far the hub's wall clock is ahead of our monotonic clock."""
     rtt_ns: int
 
 
@@ -83,10 +82,10 @@ class HubClock:
         self._wall_ns = wall_ns
         self._mono_ns = mono_ns
         self._trips: deque[_RoundTrip] = deque()
-        """In order of time; one that a later one outdid is gone, so the first is the quickest."""
+        """In order of time. A trip is dropped when a later one is faster, so the first one is the fastest."""
 
     def heard(self, *, sent_mono_ns: int, received_wall_ns: int, answered_wall_ns: int, heard_mono_ns: int) -> None:
-        """A round trip: the middle two by the hub's clock.  One that took less than no time is not believed."""
+        """Add a round trip. The middle two times are on the hub's clock. Ignored if it took negative time."""
         rtt_ns = (heard_mono_ns - sent_mono_ns) - (answered_wall_ns - received_wall_ns)
         if rtt_ns < 0 or not 0 <= received_wall_ns <= answered_wall_ns < 1 << 62:
             return
@@ -99,7 +98,7 @@ class HubClock:
         self._trips.append(trip)
 
     def estimate(self) -> ClockEstimate | None:
-        """None before the first round trip, and when the last is too long ago."""
+        """Return the estimate; None before the first round trip, and when the last one is too old."""
         now_ns = self._mono_ns()
         while self._trips and now_ns - self._trips[0].heard_mono_ns > WINDOW_NS:
             self._trips.popleft()
@@ -110,57 +109,57 @@ class HubClock:
 
 
 def _trips_agree(earlier: _RoundTrip, later: _RoundTrip) -> bool:
-    """Whether both can be true of clocks that nobody set in between."""
+    """Return whether both can be true if no clock was set in between."""
     most_ns = (earlier.rtt_ns + later.rtt_ns) / 2 + DRIFT * (later.heard_mono_ns - earlier.heard_mono_ns)
     return abs(earlier.hub_ahead_ns - later.hub_ahead_ns) <= most_ns + 1
 
 
-# -- sender -----------------------------------------------------------------------------------------------------------
+# -- Sender -----------------------------------------------------------------------------------------------------------
 
 PATIENCE_S = 10.0
-"""For one call, from the first byte to the last."""
+"""Limit for one call, from the first byte to the last."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 CATCH_UP_S = 0.25
-"""Between full frames: with much to catch up on, a core is not ours alone."""
+"""Pause between full frames: catching up must not take a whole core from the job."""
 HEARTBEAT_S = 2.0
-"""So often the hub hears of us even if there is nothing to tell."""
+"""How often the hub gets a frame even if there is nothing to send."""
 SHORTEST_HUB_S = 0.05
 LONGEST_HUB_S = 600.0
-"""Whatever the hub wants, we come back after so long."""
+"""Longest wait that we accept from the hub."""
 LOST_AFTER_S = 5.0
-"""A hub that is away for longer is told of in the journal; a shorter time explains nothing."""
+"""A hub that is unreachable for longer is noted in the journal. A shorter outage explains nothing."""
 MOST_NEWS = 100
 CHALLENGE_CHARS = 255
 EXPLAINS = ("command", "cwd", "python", "executable", "platform", "user", "stepscope", "created_wall_ns", "environment")
 
 News = tuple[str, dict[str, Any]]
-"""An event for the journal, and its fields."""
+"""A journal event and its fields."""
 
 
 @dataclass(kw_only=True)
 class Counts:
     joins: int = 0
     frames: int = 0
-    """Taken by the hub."""
+    """Frames accepted by the hub."""
     sent_bytes: int = 0
-    """Of those frames."""
+    """Bytes of those frames."""
     failed: int = 0
-    """Calls that came to nothing."""
+    """Calls without a result."""
     refused: int = 0
-    """Frames that the hub did not take, for whatever reason."""
+    """Frames that the hub did not accept, for any reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     wait_s: float
-    """Until the next."""
+    """Time until the next turn."""
     delivered: bool = False
-    """The hub has everything, and our last word."""
+    """The hub has everything, including our last frame."""
 
 
 class Sender:
-    """Not thread-safe, but for ``news``, ``peers`` and ``probe_key``, which others may look at."""
+    """Not thread-safe, except for ``news``, ``peers`` and ``probe_key``, which other threads may read."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class Sender:
         probe_port: int = 0,
         lost_after_s: float = LOST_AFTER_S,
     ) -> None:
-        """``keys`` is asked whenever we join (UsageError: not now).  NotARun when ``run_dir`` is none."""
+        """``keys`` is called for each join and may raise UsageError. Raise NotARun if ``run_dir`` is not a run."""
         meta = read_meta(run_dir)
         self._to = to
         self._keys = keys
@@ -183,31 +182,31 @@ class Sender:
         self._clock = HubClock()
         self._client: HubClient | None = None
         self._proved = b""
-        """The key with which the hub last took us in."""
+        """The key with which the hub last accepted us."""
         self._welcome: Welcome | None = None
         self._joined_run: str | None = None
         self._next_s = FIRST_PAUSE_S
         self._tries = 0
-        """Calls since the hub last took something."""
+        """Calls since the hub last accepted something."""
         self._sent_s = float("-inf")
         self._away_s: float | None = None
-        """Since when the hub is away."""
+        """Since when the hub is unreachable."""
         self._lost = False
         self.heard_s = float("-inf")
-        """When the hub last answered, whatever it said."""
+        """When the hub last answered, with whatever result."""
         self.counts = Counts()
         self.trouble = ""
-        """Why the last turn came to nothing; empty if it did not."""
+        """Why the last turn failed; empty if it did not."""
         self.refusal = ""
-        """Why the hub did not take us in; empty: it did, or did not answer."""
+        """Why the hub refused us; empty if it accepted us or did not answer."""
         self.news: deque[News] = deque(maxlen=MOST_NEWS)
         self.peers: tuple[Peer, ...] = ()
         self.watched = False
-        """Whether somebody looked at the run when the hub last answered."""
+        """Whether the run was being viewed when the hub last answered."""
         self.probe_key = ""
 
     def turn(self, *, bye: Mapping[str, Any] | None = None, patience_s: float = PATIENCE_S) -> Turn:
-        """One call of the hub.  With ``bye`` everything that is there goes out, and with the last of it the bye."""
+        """Make one call to the hub. With ``bye``, send everything there is, and the bye with the last of it."""
         try:
             if self._welcome is None:
                 return self._join(patience_s, hurry=bye is not None)
@@ -224,25 +223,25 @@ class Sender:
 
     @property
     def local(self) -> bool:
-        """The hub reads our run directory where it is."""
+        """Whether the hub reads our run directory directly."""
         return self._welcome is not None and self._welcome.local
 
     @property
     def samples(self) -> SampleClaim:
-        """What of the samples the hub has."""
+        """Which samples the hub has."""
         return self._outgoing.samples
 
     @property
     def run_name(self) -> str:
-        """What the run is called at the hub, as far as it said so."""
+        """The run's name at the hub, as far as known."""
         return self._to.run if self._joined_run is None else self._joined_run
 
     def left_bytes(self) -> int:
-        """What is yet to be sent, about."""
+        """Return roughly how many bytes are still to be sent."""
         return self._outgoing.left_bytes()
 
     def unsent(self) -> str:
-        """What no frame can take, in words; empty: nothing."""
+        """Return a sentence on what no frame can hold; empty if there is nothing."""
         names = sorted(self._outgoing.unsent)
         return f"no frame takes {', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else ""
 
@@ -259,15 +258,15 @@ class Sender:
         self._outgoing.rewind(welcome.positions)
         if welcome.local:
             self.samples.free()
-        self.probe_key, self.peers = welcome.probe_key, welcome.peers  # the loop looks at the peers, then takes the key
+        self.probe_key, self.peers = welcome.probe_key, welcome.peers  # the loop checks the peers, then takes the key
         self._next_s = _seconds(welcome.next_s)
-        # By chance: the nodes of a job begin together, and should not all send together for ever after.
+        # Random, because the nodes of a job start together and should not send in lockstep forever.
         return Turn(wait_s=0.0 if hurry or self._tries else random.uniform(0, self._next_s))
 
     def _taken_in(self, patience_s: float) -> Welcome:
-        """By the newest key; while keys are being changed the hub may have only the one before it.
+        """Join with the newest key. While keys are being changed, the hub may have only the previous one.
 
-        Not once it has proved the newer one: then whoever does not have that is not this hub.
+        Once the hub has proved the newer key, older ones are not tried: a hub without that key is a different one.
         """
         deadline_s = time.monotonic() + patience_s
         keys = list(self._keys())
@@ -296,7 +295,7 @@ class Sender:
             host=platform.node(),
             spool=self._spool,
             nonce=secrets.token_hex(16),
-            challenge="0" * CHALLENGE_CHARS,  # as long as the one that the hub will give
+            challenge="0" * CHALLENGE_CHARS,  # same length as the hub's
             probe_port=self._probe_port,
             stepscope=str(self._meta.get("stepscope", "")),
             meta=self._meta,
@@ -334,7 +333,7 @@ class Sender:
         return Turn(wait_s=min(self._next_s, CATCH_UP_S) if batch.more else self._next_s)
 
     def _taken(self, answer: Answer, batch: Batch, size: int) -> None:
-        """HubError when what came back is no answer of a hub: then it is not known whether the frame was taken."""
+        """Process a 200 answer. Raise HubError if it is invalid: then it is unknown whether the frame was accepted."""
         said = answer.said
         try:
             self._next_s = _seconds(said["next_s"])
@@ -377,7 +376,7 @@ class Sender:
             self.trouble = "the hub finds our frames too large"
         else:
             raise HubError(f"the hub refuses what we send: {answer.why or f'it answers {answer.status}'}")
-        # At once, the first time; a hub that goes on saying so is not to be asked without a pause.
+        # Retry immediately the first time, but pause if the hub repeats its answer.
         first, pause_s = not self._tries, self._pause_s()
         return Turn(wait_s=0.0 if first else pause_s)
 
@@ -404,23 +403,23 @@ def _positions(answer: Answer) -> Positions:
 
 
 def _seconds(said: object) -> float:
-    """That the hub wants us to wait, made sense of."""
+    """Return the wait that the hub asked for, within limits."""
     if isinstance(said, bool) or not isinstance(said, int | float) or math.isnan(said):
         return FIRST_PAUSE_S
     return min(max(said, SHORTEST_HUB_S), LONGEST_HUB_S)
 
 
-# -- ship -------------------------------------------------------------------------------------------------------------
-# The thread that sends a run directory to the hub while the agent goes on draining.
+# -- Sending thread ---------------------------------------------------------------------------------------------------
+# Sends a run directory to the hub while the agent keeps draining.
 #
-# It shares nothing with the agent's loop but files, which only the loop writes, and a list of news, which the loop
-# takes and puts into its journal.  Whatever becomes of the hub, the loop never waits for this thread, except at the
-# very end and then not longer than it says.
+# The thread shares only two things with the agent's loop: files, which only the loop writes, and a list of news, which
+# the loop moves into its journal. Whatever the hub does, the loop never waits for this thread, except at the very end
+# and with a time limit.
 
 LAST_PAUSE_S = 1.0
-"""At the end there is no time for longer ones."""
+"""At the end there is no time for longer pauses."""
 SILENCE_S = 8.0
-"""At the end, a hub that does not answer for so long is not waited for: one that was started again would have."""
+"""At the end, give up on a hub that is silent for this long. One that was restarted would have answered."""
 THREAD_GRACE_S = 1.0
 JOIN_LOOK_S = 0.2
 OUT_OF_TIME = "there was no time for more"
@@ -434,19 +433,19 @@ class Delivered:
     left_bytes: int = 0
     why: str = ""
     local: bool = False
-    """The hub reads the run directory where it is."""
+    """Whether the hub reads the run directory directly."""
     run: str = ""
-    """What the run is called there."""
+    """The run's name at the hub."""
 
     def word(self) -> dict[str, Any]:
-        """As the launcher is told."""
+        """Return the message for the launcher."""
         if self.whole:
             return {"delivered": True, "run": self.run}
         return {"delivered": False, "left_bytes": self.left_bytes, "why": self.why}
 
 
 class Shipper:
-    """``start``, then ``finish`` or ``stop``; neither raises, whatever the hub does."""
+    """Call ``start``, then ``finish`` or ``stop``. Neither of these raises, whatever the hub does."""
 
     def __init__(
         self,
@@ -456,11 +455,11 @@ class Shipper:
         keys: Callable[[], Sequence[bytes]] | None = None,
         probe_port: int = 0,
     ) -> None:
-        """NotARun when ``run_dir`` is none."""
+        """Raise NotARun if ``run_dir`` is not a run."""
         self.to = to
         self._run_dir = run_dir
         if keys is None:
-            keys = KeyRing(os.environ, tell=lambda _: None).look  # what a job prints is its own
+            keys = KeyRing(os.environ, tell=lambda _: None).look  # print nothing into the job's output
         self._sender = Sender(run_dir, to, keys, probe_port=probe_port)
         self._wake = threading.Event()
         self._bye: Mapping[str, Any] | None = None
@@ -472,7 +471,7 @@ class Shipper:
         self._thread.start()
 
     def news(self) -> list[News]:
-        """Events for the journal, each once."""
+        """Return new journal events, each once."""
         taken: list[News] = []
         while self._sender.news:
             taken.append(self._sender.news.popleft())
@@ -480,22 +479,22 @@ class Shipper:
 
     @property
     def samples(self) -> SampleClaim:
-        """What of the samples the hub has."""
+        """Which samples the hub has."""
         return self._sender.samples
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Agents that answer probes, as the hub last said."""
+        """Agents that answer probes, according to the hub."""
         return self._sender.peers
 
     @property
     def probe_key(self) -> str:
-        """What probes are signed with; empty before the hub was reached."""
+        """The key that signs probes; empty until the hub was reached."""
         return self._sender.probe_key
 
     @property
     def watched(self) -> bool:
-        """Whether somebody looked at the run when the hub last answered."""
+        """Whether the run was being viewed when the hub last answered."""
         return self._sender.watched
 
     @property
@@ -504,13 +503,13 @@ class Shipper:
 
     @property
     def run_name(self) -> str:
-        """What the run is called at the hub."""
+        """The run's name at the hub."""
         return self._sender.run_name
 
     def finish(
         self, end: Mapping[str, Any], deadline_s: float, *, given_up: Callable[[], bool] = lambda: False
     ) -> Delivered:
-        """Send everything and, last, how it ended; at most so long, and less when nobody is there or it is given up."""
+        """Send everything, then how it ended. Give up after ``deadline_s``, if the hub is silent or ``given_up``."""
         self._ending_s = time.monotonic()
         self._deadline_s = self._ending_s + deadline_s
         self._bye = end
@@ -523,12 +522,12 @@ class Shipper:
                 break
         if self._delivered is not None:
             return self._delivered
-        # The thread waits for an answer, or died of a fault of ours; of its own account nothing can be asked.
+        # The thread waits for an answer, or died of a bug; in both cases its state cannot be read, so count again.
         why = OUT_OF_TIME if self._thread.is_alive() else "sending failed, which is a fault of Stepscope's"
         return Delivered(whole=False, left_bytes=Outgoing(self._run_dir).left_bytes(), why=why)
 
     def stop(self) -> None:
-        """Without a last word: another agent may go on."""
+        """Stop without a final frame: another agent may continue."""
         self._deadline_s = float("-inf")
         self._wake.set()
         self._thread.join(THREAD_GRACE_S)
@@ -540,7 +539,7 @@ class Shipper:
             turn = self._sender.turn(bye=bye, patience_s=min(PATIENCE_S, left_s))
             whole = turn.delivered
             if whole or (bye is None and self._bye is not None):
-                continue  # it is over, or the end came meanwhile
+                continue  # everything is sent, or the end came meanwhile
             pause_s = turn.wait_s if bye is None else min(turn.wait_s, LAST_PAUSE_S)
             self._wake.wait(min(pause_s, max(self._left_s(), 0)))
             self._wake.clear()

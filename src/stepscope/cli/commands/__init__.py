@@ -1,1 +1,1 @@
-"""One module per command: HELP, EPILOG, add_arguments() and run(). Imported only when it is asked for."""
+"""One module per command: HELP, EPILOG, add_arguments() and run(). Imported only when needed."""

@@ -1,4 +1,4 @@
-"""``stepscope audit``: who read your runs, and who sent what."""
+"""``stepscope audit``: who read your runs, and which nodes sent what."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from stepscope.errors import UsageError
 from stepscope.records.text import bytes_text, count_text, printable, say
 from stepscope.store.paths import META
 
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+
 HELP = "show who read your runs, and which nodes sent what"
 EPILOG = """\
 examples:
@@ -30,7 +32,7 @@ DEFAULT = Path("runs")
 COLUMNS = ("time", "who", "from", "did", "run", "what", "status", "times")
 NUMERIC = (6, 7)
 LONGEST = 160
-"""Characters of a cell.  All rows are as wide as the widest, and a run may come from a stranger."""
+"""Maximum characters of a cell. All rows are as wide as the widest, and a run may come from a stranger."""
 LARGEST = 1 << 63
 _BEFORE = "/api/v1/runs/{run}"
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(place: Path) -> Iterator[dict[str, Any]]:
-    """From the hubs of runs, with the name of the run in every line, and from ``stepscope serve``."""
+    """Lines from the hubs of runs, each with its run's name, and from ``stepscope serve``."""
     from stepscope.hub.audit import AUDIT, audit_path, read_audit
 
     def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -74,7 +76,7 @@ def _lines(place: Path) -> Iterator[dict[str, Any]]:
     for run_dir in [place] if one else sorted(place.iterdir()) if place.is_dir() else []:
         if run_dir.is_dir():
             for line in read(run_dir / AUDIT):
-                yield {**line, "run": run_dir.resolve().name}  # it has no say about other runs
+                yield {**line, "run": run_dir.resolve().name}  # a run's log has no say about other runs
     folder = place.resolve()
     for line in read(audit_path(os.environ)):
         served = Path(str(line.get("served", "")))
@@ -110,7 +112,7 @@ def _number(line: Mapping[str, Any], name: str, default: int = 0) -> int:
 
 
 def _time(line: Mapping[str, Any]) -> str:
-    """Local, as in all our tables."""
+    """Local time, as in all our tables."""
     try:
         when = datetime.fromisoformat(str(line.get("time")).replace("Z", "+00:00"))
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when.timestamp()))

@@ -1,4 +1,4 @@
-"""``stepscope demo``: four ranks here and now, one of them slow, and the verdict that names it."""
+"""``stepscope demo``: four ranks on this machine, one of them slow, and the verdict that names it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 from stepscope.cli.launch.record import JobOptions, record
 from stepscope.errors import UsageError
 
+__all__ = ["HELP", "add_arguments", "run"]
+
 HELP = "see it work: four gloo ranks on this machine, one of them slow"
 
 SCRIPTS = Path(__file__).parents[2] / "demo"
 SCRIPT, LAUNCHER = SCRIPTS / "slow_rank.py", SCRIPTS / "ranks.py"
-"""A launcher of its own, which loads torch once: under torchrun five processes do, and one waits twice as long."""
+"""A custom launcher that loads torch once. Under torchrun five processes load it, which takes twice as long."""
 RANKS = 4
 SLOW_RANK = 2
 

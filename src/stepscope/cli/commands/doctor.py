@@ -1,4 +1,4 @@
-"""``stepscope doctor``: will it work here, and what will be missing?"""
+"""``stepscope doctor``: check whether Stepscope works on this machine, and what it cannot see."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _in_use(session: Path) -> bool:
     pids = [int(ring.stem) for ring in session.glob("*.ring") if ring.stem.isdigit()]
     if pids:
         return any(process_alive(pid, 0) for pid in pids)
-    # One of `stepscope.init()` is called after the process it belongs to; any other may be about to get its first ring.
+    # A session of `stepscope.init()` is named after its process; any other may be about to get its first ring.
     pid, _, ticks = session.name.partition("-")
     return not (pid.isdigit() and ticks.isdigit()) or process_alive(int(pid), int(ticks))
 
@@ -118,7 +118,7 @@ def _runs(runs: Path) -> Check:
 
 
 def _kept(runs: Path) -> Iterator[Check]:
-    """What a run writes down about its user, and who can read it."""
+    """What a run records about its user, and who can read it."""
     names = list(kept_environment(os.environ))
     variables = ", ".join(names) if names else "none"
     yield Check(

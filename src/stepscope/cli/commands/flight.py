@@ -1,4 +1,4 @@
-"""``stepscope flight``: who hangs a job, by the dumps of its ranks' Flight Recorders."""
+"""``stepscope flight``: which rank is blocking a job, from the Flight Recorder dumps of its ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 from stepscope.cli.output import progress_bar, protect_inputs, write_page
 from stepscope.errors import DumpError
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "read Flight Recorder dumps: which rank hangs the job"
 EPILOG = """\
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _existing_output(out: Path, paths: Sequence[Path]) -> list[Path]:
-    """The file itself where it lies in one of the folders, unless it is a page that we wrote there before."""
+    """The output file if it exists in one of the folders, unless it is a page that we wrote before."""
     place = out.resolve()
     if not place.is_file() or not any(path.is_dir() and place.is_relative_to(path.resolve()) for path in paths):
         return []

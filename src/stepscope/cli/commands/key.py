@@ -1,4 +1,4 @@
-"""``stepscope key``: change the key that the nodes of your jobs share, while they run."""
+"""``stepscope key``: change the key that the nodes of your jobs share, while the jobs run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 
 from stepscope.records.text import say
 from stepscope.wire.keys import retire_key, rotate_key
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "change the key that hub and agents share, without stopping a job"
 EPILOG = """\

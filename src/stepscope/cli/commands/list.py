@@ -15,6 +15,8 @@ from stepscope.errors import UsageError
 from stepscope.records.text import printable, say
 from stepscope.store.catalog import RunEntry, list_runs
 
+__all__ = ["HELP", "add_arguments", "run"]
+
 HELP = "list the runs in a folder, newest first"
 
 DEFAULT = Path("runs")
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([entry.to_dict() for entry in entries], indent=2))
     elif entries:
-        # A verdict that is read by another program stays whole.
+        # Output for another program is not cut.
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(format_table(COLUMNS, [_cells(entry) for entry in entries], numeric=NUMERIC, width=width))
     else:

@@ -1,4 +1,4 @@
-"""``stepscope report``: the summary of a run, whatever became of it."""
+"""``stepscope report``: the summary of a run, in whatever state it is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from stepscope.cli.run_argument import RUN_HELP, locate_run
 from stepscope.errors import UsageError
 from stepscope.records.text import say
 from stepscope.store.paths import META, REDACTED_FILE, REPORT_FILE
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "show the summary of a run: finished, killed or still running"
 EPILOG = """\
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _paths(path: Path | None, html: str | None) -> tuple[Path | None, str | None]:
-    """The run and the file; ``--html RUN`` means the run, since no page is called like one."""
+    """The run and the file; ``--html RUN`` means the run, since no page is named like one."""
     if html and path is None and (Path(html) / META).is_file():
         return Path(html), ""
     if html and Path(html).is_dir():

@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep | None, *, alone: bool) -> str | None:
-    """What the run is to be called; None: by its time.  UsageError when the nodes could not agree on that."""
+    """The name of the run; None: named by its time. UsageError if the nodes could not agree on a name."""
     if asked is not None:
         return asked
     if step is not None:
@@ -200,7 +200,7 @@ def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep |
 
 
 def _seconds(text: str) -> float:
-    """ValueError, which argparse makes a sentence of, for what is no length of time."""
+    """Parse a duration; argparse turns the ValueError into a message."""
     seconds = float(text)
     if not 0 <= seconds < float("inf"):
         raise ValueError(text)
@@ -208,7 +208,7 @@ def _seconds(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    """Bytes: a number with K, M, G or T behind it (of 1,024), or none."""
+    """Bytes: a number, optionally followed by K, M, G or T (powers of 1,024)."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple(_UNITS) else (text, "")
     if not (number.isascii() and number.replace(".", "", 1).isdigit()):
         raise argparse.ArgumentTypeError(f"{text} is no size, as 10G or 500M are")

@@ -1,4 +1,4 @@
-"""``stepscope send``: what a node could not deliver to its hub in time, delivered later."""
+"""``stepscope send``: deliver later what a node could not deliver to its hub in time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from stepscope.store.locks import writing_barred
 from stepscope.store.paths import INBOX
 from stepscope.wire.keys import load_keys
 
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+
 HELP = "send what a node of a run still holds to the run's hub"
 EPILOG = """\
 examples:
@@ -33,7 +35,7 @@ A node that cannot reach its hub keeps its records in a folder beside the runs. 
 and, once it has everything, removes the folder.  It can be broken off and started again at any time.
 """
 GIVE_UP_S = 30.0
-"""When the hub takes nothing for so long."""
+"""Give up when the hub accepts nothing for this long."""
 UNKNOWN_END = {"exit_code": None, "status": "unknown"}
 
 
@@ -89,7 +91,7 @@ def _destination(run_dir: Path, meta: Mapping[str, Any], url: str | None) -> Des
 
 
 def _drain(run_dir: Path, meta: Mapping[str, Any]) -> None:
-    """What an agent that died left in memory."""
+    """Drain what an agent that died left in memory."""
     session = session_of(run_dir, meta) or run_dir / "rings"
     try:
         drain_leftovers(run_dir, session)
@@ -99,7 +101,7 @@ def _drain(run_dir: Path, meta: Mapping[str, Any]) -> None:
 
 
 def _deliver(sender: Sender, end: Mapping[str, Any]) -> None:
-    """HubError when the hub cannot be reached, or takes nothing for a while; UsageError when it needs nothing."""
+    """Send everything; HubError if the hub is unreachable or accepts nothing, UsageError if it needs nothing."""
     turn = sender.turn(bye=end)
     if sender.trouble:
         raise HubError(sender.trouble)

@@ -1,4 +1,4 @@
-"""``stepscope serve``: the HTTP API of one run, or of a folder of runs past and live."""
+"""``stepscope serve``: the HTTP API of one run, or of a folder of finished and live runs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from stepscope.hub.audit import AuditLog
     from stepscope.hub.server import Server
     from stepscope.hub.transport import TlsFiles
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "serve a run, or a folder of runs, over HTTP"
 EPILOG = """\
@@ -113,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedProxy | None:
-    """UsageError when others than a proxy on this machine could write that header."""
+    """The proxy to trust; UsageError if anything but a proxy on this machine could set that header."""
     from stepscope.hub.api.auth import TrustedProxy
 
     if header is None:
@@ -134,14 +136,14 @@ def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedP
 
 @contextmanager
 def _token(fixed: Path | None, port: int) -> Iterator[tuple[Path, str]]:
-    """A file with the reader's token: the user's own, which stays, or one for as long as this serves."""
+    """A file with the reader's token: the user's own, which is kept, or a new one that is removed at the end."""
     from stepscope.wire.keys import kept_secret, key_path
 
     if fixed is not None:
         yield fixed, kept_secret(fixed, "token", "name another file with --token-file")
         return
     place = key_path(os.environ).with_name(TOKEN_FILE.format(port=port))
-    place.unlink(missing_ok=True)  # of one that was killed: the port is ours now
+    place.unlink(missing_ok=True)  # left by a server that was killed: the port is ours now
     token = kept_secret(place, "token", "name another file with --token-file")
     try:
         yield place, token
@@ -150,12 +152,12 @@ def _token(fixed: Path | None, port: int) -> Iterator[tuple[Path, str]]:
 
 
 def _name_of(folder: Path) -> str:
-    """Of a run; empty for a folder of runs."""
+    """Name of a run; empty for a folder of runs."""
     return folder.resolve().name if (folder / META).is_file() else ""
 
 
 def _tell(folder: Path, url: str, run: str, place: Path, token: str) -> None:
-    """Where we listen goes to standard output, for programs too: on a terminal as the link that signs in."""
+    """Print the URL to standard output, also for programs; on a terminal, print the link that signs in."""
     say(f"serving {folder}; Ctrl-C ends it")
     say(f"the token is in {place}")
     print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
@@ -175,12 +177,12 @@ def _shown(link: str) -> Iterator[None]:
 
 
 def _audit(folder: Path, fixed: Path | None) -> AuditLog:
-    """Not in the folder that is served, which may be somebody else's, or of a run that is recorded elsewhere."""
+    """The audit log, outside the served folder, which may belong to another user or to a run on another host."""
     from stepscope.hub.audit import AuditLog, audit_path
 
     path = fixed if fixed is not None else audit_path(os.environ)
     if fixed is None:
-        with suppress(OSError):  # the log says that it cannot be written
+        with suppress(OSError):  # the log reports that it cannot be written
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return AuditLog(path=path, about={"served": str(folder.resolve())})
 
@@ -192,7 +194,7 @@ async def _serve(
     tls: TlsFiles | None,
     trusted: TrustedProxy | None,
 ) -> None:
-    """Until SIGINT or SIGTERM, or until nobody can write to our standard input any more."""
+    """Serve until SIGINT or SIGTERM, or until the end of standard input."""
     from stepscope.hub.api.auth import Readers
     from stepscope.hub.api.tokens import ReaderTokens, tokens_path
     from stepscope.hub.app import make_app
@@ -241,7 +243,7 @@ def _end(loop: asyncio.AbstractEventLoop, server: Server) -> None:
 
 
 def _finish(run_dir: Path) -> None:
-    """What nodes handed in becomes a part of the run and of its summary."""
+    """Add what nodes delivered to the run and its summary."""
     from stepscope.cli.finalize import finalize_run
 
     try:

@@ -1,4 +1,4 @@
-"""``stepscope sql``: ask a run anything."""
+"""``stepscope sql``: query a run or traces with SQL."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from stepscope.errors import TraceError, UsageError
 from stepscope.records.text import printable, say
 from stepscope.store.paths import META
 from stepscope.store.sealed.sql import QueryResult, ask, query
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
 HELP = "query a run or traces with SQL"
 EPILOG = """\
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """``sql traces/ --csv QUERY``: the last is the query."""
+    """Accept ``sql traces/ --csv QUERY``: the last word is the query."""
     args.paths += map(Path, [args.sql, *words[:-1]])
     args.sql = words[-1]
 
@@ -82,7 +84,7 @@ def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
 
 
 def _traces(path: Path) -> list[Path] | None:
-    """A file, or those of a folder that is no run and holds traces."""
+    """The file, or the traces in a folder that is not a run; None without any."""
     if path.is_file():
         return [path]
     if not path.is_dir() or (path / META).exists():

@@ -1,4 +1,4 @@
-"""``stepscope token``: readers' tokens with a name, a scope and an end."""
+"""``stepscope token``: readers' tokens with a name, a scope and an expiry date."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from stepscope.cli.output import format_table
 from stepscope.errors import UsageError
 from stepscope.records.text import say
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "create, list and revoke tokens for readers of your runs"
 EPILOG = """\

@@ -1,7 +1,4 @@
-"""``stepscope trace``: the command, and what it does with traces: analysis, what-if, CSV tables, timeline.
-
-``stepscope trace``: what is wrong in the traces of a job, one file or one per rank.
-"""
+"""``stepscope trace``: analyze the traces of a job, one file or one per rank; what-if, CSV tables, timeline."""
 
 from __future__ import annotations
 
@@ -26,13 +23,14 @@ if TYPE_CHECKING:
     from stepscope.traces.model.tables import Table
     from stepscope.traces.path.whatif import Change, WhatIf
 
+__all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
-# -- trace job --------------------------------------------------------------------------------------------------------
-# From paths to the analysis of a job, and to what has to look at its traces once more.
+
+# -- operations on traces ---------------------------------------------------------------------------------------------
 
 
 def analyze_traces(files: Sequence[Path], passed_over: Sequence[str], options: Options, engine: str) -> JobAnalysis:
-    """All ranks of what ``find_traces`` found; a file that cannot be read is a remark, unless there is no other."""
+    """Analyze all ranks that ``find_traces`` found; an unreadable file is a notice, unless there is no other."""
     from stepscope.records.text import bytes_text
     from stepscope.traces.engine.engines import analyse_paths, engine_named
     from stepscope.traces.engine.worker import Problem
@@ -50,7 +48,7 @@ def analyze_traces(files: Sequence[Path], passed_over: Sequence[str], options: O
 
 
 def parse_changes(words: Sequence[str]) -> list[Change]:
-    """What ``--what-if`` asks for."""
+    """Parse the values of ``--what-if``."""
     from stepscope.traces.path.whatif import parse_change
 
     try:
@@ -60,7 +58,7 @@ def parse_changes(words: Sequence[str]) -> list[Change]:
 
 
 def what_if_results(job: JobAnalysis, options: Options, changes: Sequence[Change], rank: int) -> Table:
-    """The steps after each change: of the whole job if it is to a rank, else of one rank by itself."""
+    """Step time after each change: for the whole job if the change is to a rank, else for one rank alone."""
     from stepscope.traces.job import like_peers
     from stepscope.traces.model.window import window_of
     from stepscope.traces.path.graph import graph_of
@@ -83,7 +81,7 @@ def what_if_results(job: JobAnalysis, options: Options, changes: Sequence[Change
 
 
 def write_tables(job: JobAnalysis, folder: Path) -> None:
-    """Of all ranks together, and those that compare them."""
+    """Write the tables of all ranks together, and those that compare ranks."""
     from stepscope.traces.exports import write_csv
 
     of_job = (job.distributed, *job.collectives.tables.values())
@@ -91,7 +89,7 @@ def write_tables(job: JobAnalysis, folder: Path) -> None:
 
 
 def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
-    """All ranks on one clock, with their collectives and critical paths as tracks of their own."""
+    """Write all ranks on one clock, with separate tracks for collectives and critical paths."""
     from stepscope.traces.exports import collective_tracks, path_track, write_perfetto
     from stepscope.traces.model.window import window_of
 
@@ -108,7 +106,7 @@ def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
 
 
 def _reopen_traces(job: JobAnalysis, options: Options, only: int | None = None) -> Iterator[tuple[int, Trace]]:
-    """Once more, one by one, or only those of one file; of a file with several processes each that was analysed."""
+    """Reopen the traces one by one, or only the file of one rank; a file may hold several analyzed processes."""
     from stepscope.traces.reading.cache import open_traces
 
     ranks: dict[str, list[int]] = {}
@@ -119,7 +117,7 @@ def _reopen_traces(job: JobAnalysis, options: Options, only: int | None = None) 
             yield from zip(numbers, open_traces(Path(path), options.cache), strict=False)
 
 
-# -- trace ------------------------------------------------------------------------------------------------------------
+# -- command ----------------------------------------------------------------------------------------------------------
 
 HELP = "read profiler traces: where the time goes, who waits for whom, what to change"
 EPILOG = """\
@@ -160,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """``trace A --json B``: traces as well."""
+    """Accept ``trace A --json B``: B is a trace as well."""
     args.paths += map(Path, words)
 
 

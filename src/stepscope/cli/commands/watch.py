@@ -1,4 +1,4 @@
-"""``stepscope watch``: a run on the terminal as it goes on, of this machine or of a hub elsewhere."""
+"""``stepscope watch``: follow a run on the terminal, on this machine or through a hub elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ examples:
 Keys: arrows and Enter choose a rank, s sorts, f freezes, l shows the output, ? all of them, q leaves.
 """
 TRIES = 3
-"""To reach the hub that a run names, before we look into its files ourselves."""
+"""Attempts to reach the hub that a run names, before we read its files ourselves."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def _is_url(said: str | None) -> bool:
 
 
 def _elsewhere(args: argparse.Namespace) -> Feed:
-    """The run of a hub; the address may be that of the page, but not with the token in it."""
+    """Feed from a hub's URL; it may be the URL of the page, but without the token."""
     from stepscope.terminal.client import RunAddress, fingerprint_from, token_from
     from stepscope.terminal.feed import Feed
 
@@ -93,13 +93,13 @@ def _here(args: argparse.Namespace) -> Feed:
 
 
 class LocalRun:
-    """Where to look at a run of this machine: at its own hub while it has one, else at one that is ours alone."""
+    """Address of a run on this machine: its own hub while it has one, else a private hub."""
 
     def __init__(self, run_dir: Path) -> None:
         from stepscope.store.documents import read_meta
         from stepscope.terminal.client import PrivateHub
 
-        read_meta(run_dir)  # NotARun, before anything is started
+        read_meta(run_dir)  # raises NotARun before anything is started
         self._run_dir = run_dir
         self._private = PrivateHub(run_dir)
         self._tries = 0
@@ -122,7 +122,7 @@ class LocalRun:
 
 
 def _no_view() -> str:
-    """Why there can be no view; empty: there can."""
+    """Why there can be no view; empty if there can."""
     if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
         return "not a terminal"
     return why_no_screen()

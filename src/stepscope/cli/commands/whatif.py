@@ -1,4 +1,4 @@
-"""``stepscope whatif``: how fast a job would be without its stragglers, and who or what they are."""
+"""``stepscope whatif``: how fast a job would be without its stragglers, and what causes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 
 from stepscope.cli.output import progress_bar
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "replay an operation-level trace without its stragglers"
 EPILOG = """\

@@ -1,1 +1,1 @@
-"""Starting a job: its command and nodes, the processes beside it, and the recording from start to summary."""
+"""Starting a job: its command and nodes, its helper processes, and the recording from start to summary."""

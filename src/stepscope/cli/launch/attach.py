@@ -1,4 +1,4 @@
-"""``stepscope attach``: the agent of a run that ``stepscope.init()`` began.  Started by the ranks, not by people."""
+"""``stepscope attach``: the agent of a run that ``stepscope.init()`` began. Started by the ranks, not by users."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from stepscope.agent.loop import tend
 from stepscope.records import run_clock
 from stepscope.store.create import create_run_at
 from stepscope.store.paths import META
+
+__all__ = ["HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "run"]
 
 HELP = "be the agent of a run that stepscope.init() began (started by its ranks)"
 OPTIONS_BEFORE_JOB = ("--session", "--run-dir", "--owner")

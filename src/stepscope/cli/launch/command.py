@@ -1,7 +1,4 @@
-"""What is to be started: the job's command, its nodes and its Slurm step, from arguments and environment.
-
-From the words after ``stepscope run`` to the command that starts the job.
-"""
+"""What to start: the job's command, its nodes and its Slurm step, from the arguments and the environment."""
 
 from __future__ import annotations
 
@@ -37,18 +34,18 @@ __all__ = [
 ]
 
 
-# -- slurm ------------------------------------------------------------------------------------------------------------
-# What Slurm says of the job step that ``srun stepscope run …`` is a task of.  Pure: from variables to values.
+# -- Slurm step -------------------------------------------------------------------------------------------------------
+# What Slurm's variables say about the step that ``srun stepscope run …`` belongs to. Pure functions.
 #
-# Only a step that srun started counts.  The shell of ``salloc`` and the script of ``sbatch`` have most of the same
-# variables, but run once, on the first node, whatever was allocated.  The node list is taken apart here, since the
-# command that does it (``scontrol show hostnames``) is not to be had inside every container.
+# Only a step started by srun counts. The shell of ``salloc`` and the script of ``sbatch`` have most of the same
+# variables, but run once, on the first node, whatever was allocated. The node list is parsed here because
+# ``scontrol show hostnames`` is not available in every container.
 
 NO_TASKS = 0xFFFF_FFF0
-"""Steps from here on are the batch script, the interactive shell and the like."""
+"""Step numbers from here on are the batch script, the interactive shell and so on."""
 SLURM_MASTER_PORTS = range(10_000, 20_000)
 SLURM_HUB_PORTS = range(20_000, 30_000)
-"""Below the ports that systems give to outgoing connections."""
+"""Below the range that systems use for outgoing connections."""
 MOST_HOSTS = 1 << 20
 
 _HOST_LIST = re.compile(r"(?:[^\[\]]|\[[^\[\]]*\])*")
@@ -64,7 +61,7 @@ _SLURM_VARIABLES = {
     "task": ("SLURM_PROCID",),
     "task_here": ("SLURM_LOCALID",),
 }
-"""By field, the variable that has it, and what it was called before."""
+"""For each field the variable that holds it, and its older name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ class SlurmStep:
     job: int
     step: int
     restarts: int
-    """How often the job was requeued before."""
+    """How often the job was requeued."""
     nodes: int
     node: int
     tasks: int
@@ -83,12 +80,12 @@ class SlurmStep:
 
     @property
     def name(self) -> str:
-        """The same on all nodes, and no other step's."""
+        """The same on all nodes and unique to this step."""
         return f"slurm-{self.job}.{self.step}" if self.step else f"slurm-{self.job}"
 
     @property
     def address(self) -> str:
-        """Where the first rank is to be found."""
+        """Address of the first rank."""
         return self.first_host if self.nodes > 1 else "127.0.0.1"
 
     @property
@@ -100,12 +97,12 @@ class SlurmStep:
         return self._port(SLURM_HUB_PORTS)
 
     def _port(self, ports: range) -> int:
-        """One that all nodes find by themselves, and that the next jobs on the same node do not."""
+        """A port that all nodes derive alike, and that the next jobs on the node do not get."""
         return ports[(self.job * 17 + self.step) % len(ports)]
 
 
 def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
-    """None: no task of a step, or one whose variables do not fit together."""
+    """The step of this task; None outside a step, or if the variables are inconsistent."""
     said = {field: _slurm_number(environ, *names) for field, names in _SLURM_VARIABLES.items()}
     known = {field: value for field, value in said.items() if value is not None}
     if len(known) < len(said) or known["step"] >= NO_TASKS:
@@ -121,7 +118,7 @@ def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
 
 
 def rank_variables(step: SlurmStep, environ: Mapping[str, str]) -> dict[str, str]:
-    """What torch wants to know of a task that is a rank; what the user has set already stays as it is."""
+    """The variables that torch needs for a task that is a rank; those that the user has set are kept."""
     said = {
         "RANK": step.task,
         "WORLD_SIZE": step.tasks,
@@ -134,7 +131,7 @@ def rank_variables(step: SlurmStep, environ: Mapping[str, str]) -> dict[str, str
 
 
 def tasks_by_node(text: str) -> list[int]:
-    """``2(x3),1`` → 2, 2, 2, 1; empty for what is none."""
+    """``2(x3),1`` → 2, 2, 2, 1; empty if malformed."""
     counts: list[int] = []
     for piece in text.split(","):
         found = _TASK_COUNT.fullmatch(piece)
@@ -145,23 +142,23 @@ def tasks_by_node(text: str) -> list[int]:
 
 
 def first_host(text: str) -> str:
-    """Of a node list; empty when there is none."""
+    """First host of a node list; empty for an empty list."""
     return next(_hosts(text), "")
 
 
 def hosts_of(text: str) -> list[str]:
-    """``gpu[01-04,7],login1`` → gpu01, gpu02, gpu03, gpu04, gpu7, login1: as many as there are, up to a million."""
+    """``gpu[01-04,7],login1`` → gpu01, gpu02, gpu03, gpu04, gpu7, login1; at most ``MOST_HOSTS``."""
     return list(itertools.islice(_hosts(text), MOST_HOSTS))
 
 
 def _hosts(text: str) -> Iterator[str]:
-    if _HOST_LIST.fullmatch(text):  # every bracket that is opened is closed
+    if _HOST_LIST.fullmatch(text):  # all brackets are balanced
         for piece in _HOST_LIST_ITEM.findall(text):
             yield from _expanded(piece)
 
 
 def _expanded(piece: str) -> Iterator[str]:
-    """One name with any number of ranges in it, the last one counting fastest."""
+    """Expand one name with any number of ranges; the last range varies fastest."""
     before, bracket, rest = piece.partition("[")
     if not bracket:
         yield piece
@@ -183,18 +180,18 @@ def _slurm_number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-# How many nodes a job has, which one this is, and where the first of them is to be found.  Pure.
+# How many nodes a job has, which one this is, and where the first one is. Pure functions.
 #
-# Asked in this order, field by field: our own flags; the words of torchrun or of ``accelerate launch``, when the job
-# is started by one of them; torchrun's own variables (``PET_NNODES`` …, as Kubernetes operators set them);
-# ``MASTER_ADDR``; Slurm.  A job of one node is ``Nodes(count=1, …)``, whatever else was said.
+# Sources for each field, in order: our own flags; the arguments of torchrun or ``accelerate launch``, if one of them
+# starts the job; torchrun's variables (``PET_NNODES`` …, set by Kubernetes operators); ``MASTER_ADDR``; Slurm. A job on
+# one node is always ``Nodes(count=1, …)``.
 
 _NODE_COUNT = re.compile(r"([1-9]\d{0,6})(?::([1-9]\d{0,6}))?")
 _WITHOUT_VALUE = (
     *("--standalone", "--no-python", "--no_python", "--run-path", "--run_path"),
     *("--virtual-local-rank", "--virtual_local_rank", "--use-env", "--use_env"),
 )
-"""Of torchrun's options: all others are followed by a value."""
+"""Options of torchrun that take no value; all others do."""
 _LAUNCHER_OPTIONS = {
     "nnodes": "count",
     "node_rank": "rank",
@@ -206,19 +203,19 @@ _LAUNCHER_OPTIONS = {
     "machine_rank": "rank",
     "main_process_ip": "address",
 }
-"""Options of torchrun and of accelerate."""
+"""Options of torchrun and accelerate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
     count: int = 1
-    """The most, in an elastic job."""
+    """The maximum, in an elastic job."""
     least: int = 1
     rank: int = 0
     address: str = ""
-    """Of node 0; empty when nobody said, which is for node 0 itself to bear."""
+    """Address of node 0; empty if unknown, which is allowed on node 0 only."""
     id: str = ""
-    """What a launcher's rendezvous calls the job."""
+    """ID of the job at the launcher's rendezvous."""
 
     @property
     def several(self) -> bool:
@@ -227,14 +224,14 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What one source said; empty: nothing."""
+    """What one source specifies; empty: nothing."""
 
     count: str = ""
     rank: str = ""
     address: str = ""
     id: str = ""
     own: bool = True
-    """Whether a launcher that is told no number takes this node for the first."""
+    """Whether a launcher without a node rank takes this node for the first."""
 
 
 def find_nodes(
@@ -245,12 +242,15 @@ def find_nodes(
     *,
     torchrun: bool = False,
 ) -> Nodes:
-    """``torchrun``: we start one ourselves.  UsageError for what makes no sense, or leaves open which node this is."""
+    """Determine the nodes of the job; ``torchrun``: whether we start one ourselves.
+
+    Raises UsageError for inconsistent values, or if it is unclear which node this is.
+    """
     launcher = starts_ranks(words)
     theirs = node_options_from_words(words) if launcher else NodeOptions()
     torchs = node_options_from_environment(environ) if launcher or torchrun else NodeOptions()
     count_text = flags.count or theirs.count or torchs.count
-    # What Slurm allocated is of use only if the job is spread over all of it.
+    # Slurm's allocation applies only if the job spans all of it.
     step = slurm if slurm is not None and (not count_text or _node_range(count_text)[1] == slurm.nodes) else None
     if not count_text:
         count_text = str(step.nodes) if step is not None else "1"
@@ -261,7 +261,7 @@ def find_nodes(
         return Nodes()
     rank_text = flags.rank or theirs.rank or torchs.rank or (str(step.node) if step is not None else "")
     if not rank_text and launcher and theirs.own and torchs.own:
-        rank_text = "0"  # as torchrun has it
+        rank_text = "0"  # torchrun's default
     if not rank_text:
         raise UsageError(
             f"a job of {count_text} nodes, and nothing says which of them this is; give --node-rank (0 on the first)"
@@ -276,7 +276,7 @@ def find_nodes(
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Whether the words after ``stepscope run`` start a launcher of ranks: torchrun, accelerate or the like."""
+    """Whether the arguments of ``stepscope run`` start a launcher of ranks: torchrun, accelerate or similar."""
     if not words:
         return False
     python = re.fullmatch(r"python[\d.]*", os.path.basename(words[0]))  # noqa: PTH119 - a word, maybe no path
@@ -284,7 +284,7 @@ def starts_ranks(words: Sequence[str]) -> bool:
 
 
 def node_options_from_words(words: Sequence[str]) -> NodeOptions:
-    """Of the options ahead of the script; a word that begins otherwise, and belongs to no option, is the script."""
+    """Parse the options before the script, which is the first word that is not an option or an option's value."""
     at = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
     found: dict[str, str] = {}
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "--module", "--"):
@@ -306,7 +306,7 @@ def node_options_from_environment(environ: Mapping[str, str]) -> NodeOptions:
 
 
 def split_endpoint(endpoint: str) -> str:
-    """The host of ``host:port``, ``[2001:db8::1]:29400`` or a bare one."""
+    """The host in ``host:port``, ``[2001:db8::1]:29400`` or a bare host."""
     if endpoint.startswith("["):
         return endpoint[1:].partition("]")[0]
     host, colon, port = endpoint.rpartition(":")
@@ -315,7 +315,7 @@ def split_endpoint(endpoint: str) -> str:
 
 def _node_options(found: Mapping[str, str]) -> NodeOptions:
     backend = found.get("backend", "static")
-    # An etcd stands anywhere; the other rendezvous are held by the first node.
+    # An etcd server can be on any host; the other rendezvous backends run on the first node.
     endpoint = "" if backend.startswith("etcd") else split_endpoint(found.get("endpoint", ""))
     count = found.get("count", "")
     return NodeOptions(
@@ -328,29 +328,29 @@ def _node_options(found: Mapping[str, str]) -> NodeOptions:
 
 
 def _node_range(text: str) -> tuple[int, int]:
-    """``4`` or, elastic, ``1:4``."""
+    """Parse ``4`` or, for an elastic job, ``1:4``."""
     found = _NODE_COUNT.fullmatch(text)
     if found is None or int(found[2] or found[1]) < int(found[1]):
         raise UsageError(f"--nnodes {text}: a number of nodes, or the least and the most (1:4)")
     return int(found[1]), int(found[2] or found[1])
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- command line of the job ------------------------------------------------------------------------------------------
 
 MASTER_PORT = 29_500
-"""As torchrun has it."""
+"""torchrun's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """The torchrun that is to be put before a script."""
+    """The torchrun to put before a script."""
 
     ranks: str | None = None
-    """Per node; None: one, as torchrun has it, and what the user has may be a launcher of its own."""
+    """Ranks per node; None: one, torchrun's default, and the user's command may be a launcher."""
     nodes: Nodes = field(default_factory=Nodes)
     port: int = MASTER_PORT
     name: str = ""
-    """Of the job."""
+    """Name of the job."""
 
     @property
     def asked(self) -> bool:
@@ -358,9 +358,9 @@ class Torchrun:
 
 
 def split_job(words: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """Our own words and the job's, which begin at ``--``, ``-m`` or the first word that is no option of ours.
+    """Split our own arguments from the job's, which begin at ``--``, ``-m`` or the first word that is not an option.
 
-    ``options`` are those of ours that take a value.
+    ``options`` are our options that take a value.
     """
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "--"):
@@ -369,7 +369,7 @@ def split_job(words: Sequence[str], options: Collection[str]) -> tuple[list[str]
 
 
 def job_command(words: Sequence[str], torchrun: Torchrun | None = None) -> list[str]:
-    """A script, ``-m module`` or any launcher with its own arguments; UsageError for what cannot be started."""
+    """Command line for a script, ``-m module`` or a launcher with its arguments; UsageError if it cannot be started."""
     if not words:
         raise UsageError("nothing to run; try `stepscope run train.py`")
     first = words[0]
@@ -394,10 +394,10 @@ def job_command(words: Sequence[str], torchrun: Torchrun | None = None) -> list[
 
 
 def _rendezvous_options(torchrun: Torchrun) -> list[str]:
-    """How the nodes find one another."""
+    """Options with which the nodes find each other."""
     nodes = torchrun.nodes
     if not nodes.several:
-        return ["--standalone"]  # a free port of its own, so that two jobs on one machine do not meet
+        return ["--standalone"]  # picks a free port, so that two jobs on one machine do not collide
     if nodes.least < nodes.count:
         host = f"[{nodes.address}]" if ":" in nodes.address else nodes.address or "127.0.0.1"
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{torchrun.port}", "--rdzv-id", torchrun.name]

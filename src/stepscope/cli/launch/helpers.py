@@ -1,10 +1,8 @@
-"""The processes beside the job (agent, output forwarder): start, restart and end them; how the job ended.
+"""Helper processes of the launcher (agent, hub, output forwarder): start, restart and end them; how the job ended.
 
-A process of ours beside the job (the agent, the hub), as the launcher holds it.
-
-It is started in a session of its own, out of reach of the terminal, and started again when it dies.  Its standard
-input is a pipe on which it is told how the job ended, or that we are gone; its standard output another, on which it
-says JSON objects, one a line.  Nothing else of ours is inherited, but for one descriptor that may be handed over.
+A helper runs in a separate session, out of reach of the terminal's signals, and is restarted if it dies. Its standard
+input is a pipe on which it learns how the job ended, or, by end of file, that the launcher is gone. Its standard output
+is a pipe on which it sends JSON objects, one per line. It inherits nothing else except the descriptors passed to it.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ __all__ = [
 ]
 
 
-# -- helper -----------------------------------------------------------------------------------------------------------
+# -- helper process ---------------------------------------------------------------------------------------------------
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_FD = 3
-"""What a descriptor that is handed over is called there …"""
+"""Number, in the helper, of the descriptor that is passed on …"""
 CALLER_FD = 4
-"""… and a second one, for one start only."""
+"""… and of a second one, for one start only."""
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20
 
@@ -68,9 +66,9 @@ class Helper:
         forgiven_s: float = float("inf"),
         passed: int = -1,
     ) -> None:
-        """``without`` says what it means that there is none; ``passed`` is handed over as ``PASSED_FD``.
+        """``without`` describes the consequence if the helper is missing; ``passed`` is passed on as ``PASSED_FD``.
 
-        It is started so many times in all, or without having lived for ``forgiven_s`` once.
+        ``starts`` is the maximum number of starts in total; a helper that lives for ``forgiven_s`` resets the count.
         """
         self._what = what
         self._command = helper_command(*command)
@@ -85,16 +83,16 @@ class Helper:
         self._partial = b""
         self._said: list[dict[str, Any]] = []
         self.started = 0
-        """How often it was."""
+        """Number of starts so far."""
         self.exit_code: int | None = None
-        """Of the one that ended last."""
+        """Exit code of the last process that ended."""
 
     @property
     def running(self) -> bool:
         return self._pid != 0
 
     def start(self, mask: Mask, *, caller: int = -1) -> None:
-        """``mask`` is the signal mask from before ``signals_held``; ``caller``: handed over as ``CALLER_FD``."""
+        """Start the process. ``mask``: the mask before ``signals_held``; ``caller``: passed on as ``CALLER_FD``."""
         self._mask = mask
         self.started += 1
         self._started_s = time.monotonic()
@@ -116,7 +114,7 @@ class Helper:
             os.close(writing)
 
     def over(self) -> bool:
-        """Whether it has ended; it is then forgotten, but not what it said."""
+        """Whether the helper has ended; its process is reaped, and its messages are kept."""
         if self._pid:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
@@ -127,7 +125,7 @@ class Helper:
         return not self._pid
 
     def restart(self) -> bool:
-        """Start one that died again, unless it keeps dying; whether there is one now."""
+        """Restart a helper that died, unless it keeps dying; return whether it runs now."""
         if time.monotonic() - self._started_s >= self._forgiven_s:
             self.started = 0
         if self.started >= self._starts:
@@ -137,23 +135,23 @@ class Helper:
         return self.running
 
     def said(self) -> list[dict[str, Any]]:
-        """What is new."""
+        """Messages since the last call."""
         if self._pid:
             self._hear()
         said, self._said = self._said, []
         return said
 
     def tell(self, word: Mapping[str, Any]) -> None:
-        """The last word: after it there is nothing more to be said."""
+        """Send the last message and close the pipe."""
         try:
             os.write(self._told, json.dumps(word).encode() + b"\n")
         except BrokenPipeError:
-            pass  # it died this moment
+            pass  # it has just died
         os.close(self._told)
         self._told = -1
 
     def wait(self, until_s: float, *, patient: bool = True) -> bool:
-        """Whether it ended before that time (of ``time.monotonic``), and nobody lost patience with a Ctrl-C."""
+        """Whether the helper ended before that time (``time.monotonic``), and no Ctrl-C ended the wait."""
         watched = [signal.SIGCHLD] if patient else watched_signals()
         while not self.over():
             left_s = until_s - time.monotonic()
@@ -165,7 +163,7 @@ class Helper:
         return True
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Make it end: asked first, if it is given time for that."""
+        """End the helper, with SIGTERM first if ``grace_s`` is given."""
         for number, seconds in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 60.0)):
             if seconds and not self.over():
                 os.kill(self._pid, number)
@@ -178,7 +176,7 @@ class Helper:
                 self._partial = self._partial[-_LONGEST:]
                 self._said += [word for line in lines if (word := _word(line))]
         except BlockingIOError:
-            pass  # that was all
+            pass  # no more data
 
     def _close(self) -> None:
         for fd in (self._told, self._heard):
@@ -196,10 +194,10 @@ def spawn(
     *,
     terminal: int = -1,
 ) -> int:
-    """Start a process with our own earlier signal mask; with its streams given, out of reach of our terminal.
+    """Start a process with our previous signal mask; with ``streams``, out of reach of our terminal.
 
-    Of ``streams`` the third and the fourth are not its standard error but descriptors that are handed over.
-    ``terminal`` is what all three streams of the process are, if it is given.
+    The third and fourth of ``streams`` are descriptors to pass on, not standard error. ``terminal``, if given, becomes
+    all three standard streams of the process.
     """
     targets = (0, 1, PASSED_FD, CALLER_FD)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(streams or (), targets, strict=False)]
@@ -215,12 +213,12 @@ def spawn(
 
 
 def watched_signals() -> list[int]:
-    """A child's end, and those that end us, unless our parent told us to ignore them."""
+    """SIGCHLD, and the signals that end us unless our parent set them to be ignored."""
     return [*(number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN), signal.SIGCHLD]
 
 
 def forget_signals() -> None:
-    """Those that came so far were for what is over."""
+    """Drop pending signals: they were meant for what is over."""
     while signal.sigtimedwait(watched_signals(), 0) is not None:
         pass
 
@@ -233,8 +231,8 @@ def _word(line: bytes) -> dict[str, Any]:
     return word if isinstance(word, dict) else {}
 
 
-# -- ends -------------------------------------------------------------------------------------------------------------
-# How a job ended, and what its exit code and the signals that came mean.
+# -- end of a job -----------------------------------------------------------------------------------------------------
+# What the exit code and the received signals mean.
 
 _BY_SEVERITY: tuple[RunStatus, ...] = ("finished", "interrupted", "failed", "crashed")
 
@@ -242,7 +240,7 @@ _BY_SEVERITY: tuple[RunStatus, ...] = ("finished", "interrupted", "failed", "cra
 @dataclass(frozen=True, kw_only=True)
 class JobEnd:
     exit_code: int
-    """What ``stepscope run`` exits with: the job's own, 128 + signal for a job killed by one."""
+    """Exit code of ``stepscope run``: the job's own, or 128 + signal for a job killed by a signal."""
     status: RunStatus
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,13 +248,13 @@ class JobEnd:
 
 
 def job_end(code: int, interrupted: int | None) -> JobEnd:
-    """What the exit code of the job means, given the signal that somebody sent to end it."""
+    """Interpret the exit code of the job, given the signal that was sent to end it."""
     if code == 0:
         return JobEnd(exit_code=0, status="finished")
     if interrupted is None and -code in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         interrupted = -code
     if interrupted is not None:
-        # Whatever the job itself makes of an interrupt (torchrun ends with 1) is what a bare run would end with.
+        # The exit code that a bare run would have, whatever the job makes of an interrupt (torchrun exits with 1).
         return JobEnd(exit_code=code if code > 0 else 128 + interrupted, status="interrupted")
     if code < 0:
         return JobEnd(exit_code=128 - code, status="crashed")
@@ -264,44 +262,42 @@ def job_end(code: int, interrupted: int | None) -> JobEnd:
 
 
 def aborted_end(code: int) -> JobEnd:
-    """Of a job that we ended: it failed, whatever it makes of it itself."""
+    """End of a job that we aborted: it failed, whatever its exit code says."""
     return JobEnd(exit_code=code if 0 < code <= 128 else 1, status="failed")
 
 
 def worst_end(ends: Iterable[JobEnd]) -> JobEnd:
-    """Of several processes that are one job; of those that ended alike, the first."""
+    """The worst of several processes of one job; the first among equals."""
     return max(ends, key=lambda end: _BY_SEVERITY.index(end.status))
 
 
-# -- agent child ------------------------------------------------------------------------------------------------------
-# The agent, as its launcher holds it: started again when it dies, heard when it wants the job ended or has sent all.
-#
-# On the first node, or on the only one, it is over when the rings are drained.  On another it then sends what the hub
-# does not have yet, and we wait for that, not for ever: the user may stop us, and what was not sent stays.
+# -- agent ------------------------------------------------------------------------------------------------------------
+# On the first or only node the agent is done when the rings are drained. On another node it then sends what the hub
+# does not have yet. We wait for that, but not forever: the user may stop us, and what was not sent stays on disk.
 
 AGENT_STARTS = 5
 AGENT_END_S = 30.0
-"""How long the agent may take for its last drain …"""
+"""Time that the agent gets for its last drain …"""
 SEND_S = 60.0
-"""… and, on another node than the first, to send the rest."""
+"""… and, on other nodes than the first, to send the rest."""
 SAY_AFTER_S = 1.0
-"""If it takes longer than this, a line says what is going on."""
+"""If it takes longer, print a line that explains the wait."""
 AGENT_GRACE_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubLink:
-    """Where the hub of a job of several nodes is, and which of them this is; it stands in ``run.json``."""
+    """The hub of a multi-node job and this node's number in it; stored in ``run.json``."""
 
     url: str
     run: str
-    """The name that was asked for."""
+    """The requested name."""
     node: int
     nnodes: int
 
     @property
     def sends(self) -> bool:
-        """Whether this node's part goes to another."""
+        """Whether this node sends its part to another."""
         return self.node > 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -320,10 +316,10 @@ class AgentChild:
         self._gone = False
         self._wants_end = False
         self.delivered = False
-        """Whether the hub has all of this node."""
+        """Whether the hub has all data of this node."""
         self.why_not = ""
         self.run_name = "" if link is None else link.run
-        """What the run is called at the hub."""
+        """Name of the run at the hub."""
 
     def start(self, mask: Mask) -> None:
         self._helper.start(mask)
@@ -335,12 +331,12 @@ class AgentChild:
         self._hear()
 
     def wants_end(self) -> bool:
-        """Whether it asked us to end the job."""
+        """Whether the agent asked us to end the job."""
         return self._wants_end
 
     def finish(self, end: JobEnd, *, quiet: bool = False) -> None:
-        """Tell it that the job is over and wait for its last drain, and for all to be sent where that is its task."""
-        self.keep_alive()  # one that died this moment is started once more: it frees the rings that are left
+        """Tell the agent that the job is over; wait for its last drain and, if it sends to a hub, until all is sent."""
+        self.keep_alive()  # if it has just died, restart it once more to free the remaining rings
         if not self._helper.running:
             return
         self._helper.tell({"end": end.to_dict()})
@@ -373,20 +369,18 @@ def host_of(url: str) -> str:
     return url.partition("//")[2]
 
 
-# -- forward child ----------------------------------------------------------------------------------------------------
-# The process that forwards output kept in files (``run --native-output``), as the launcher holds it.
-#
-# It outlives a launcher that is killed, and one that is killed itself is started again where it was.  Should both be
-# gone the job goes on to write to its files, and notices nothing.
+# -- output forwarder -------------------------------------------------------------------------------------------------
+# The process that forwards output kept in files (``run --native-output``). It outlives a launcher that is killed; if it
+# is killed itself, it is restarted and resumes. If both are gone, the job keeps writing to its files undisturbed.
 
 FORWARDER_STARTS = 5
 FORWARDER_END_S = 30.0
-"""How long the last output may take to where it goes; whoever reads it may be slow."""
+"""Time that the last output gets to arrive; its reader may be slow."""
 _HIGH_FD = 10
 
 
 def output_targets() -> str | None:
-    """What descriptors 1 and 2 are, as ``ENV_NATIVE`` has it; None: nothing that a file could stand in for."""
+    """Identity of descriptors 1 and 2, as in ``ENV_NATIVE``; None if neither can be replaced by a file."""
     found = []
     for fd in (1, 2):
         try:
@@ -421,7 +415,7 @@ class OutputForwarder:
             self._gone = not self._helper.restart()
 
     def finish(self) -> None:
-        """The job is over: all that it printed goes where it was to go."""
+        """Forward all remaining output of the finished job."""
         self.keep_alive()
         if self._helper.running:
             self._helper.tell({"end": True})

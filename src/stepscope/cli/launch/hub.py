@@ -1,10 +1,10 @@
-"""The hub, as the launcher of the first node holds it: where it listens, when it is started, how it ends.
+"""The hub, as a child of the first node's launcher: where it listens, when it starts, how it ends.
 
-The launcher owns the listening socket.  On a job of one node it listens on loopback and the hub itself is started only
-when this user (or root) connects: until then it costs nothing.  The kernel says whose a connection is
-(``hub/transport.py``); other users of the machine are sent away, and start nothing beside somebody's training.  On a
-job of several nodes it is there from the start.  A hub that dies is started again on the same socket, so that those who
-connected meanwhile only waited; what it had is on disk.
+The launcher owns the listening socket. For a job on one node the socket listens on loopback, and the hub starts only
+when this user or root connects; until then it costs nothing. The kernel reports the owner of a connection
+(``hub/transport.py``); connections of other users are closed and start no process next to the training. For a job on
+several nodes the hub runs from the start. A hub that dies is restarted on the same socket, so that clients that
+connected in between only wait; its data is on disk.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["DEFAULT_PORT", "HubChild", "HubOptions", "certificate_of", "listen",
 DEFAULT_PORT = 29_555
 HUB_STARTS = 5
 FORGIVEN_S = 600.0
-"""A hub that lived for so long is not one that keeps dying."""
+"""A hub that lived this long does not count as one that keeps dying."""
 HUB_END_S = 75.0
-"""How long a hub may wait for the last of other nodes, and then write what it has; it is bounded itself."""
+"""Time that the hub gets to wait for the last data of other nodes and write it; the hub limits itself as well."""
 ALONE_END_S = 16.0
 """The same without other nodes."""
 HUB_GRACE_S = 5.0
 _BACKLOG = 4096
 _AT_ONCE = 256
-"""Strangers sent away at one look."""
+"""Maximum number of refused connections per check."""
 _ANYWHERE = ("", "0.0.0.0", "::")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HIGH_FD = 10
-"""Above the one that it is called in the hub, so that neither stands in the other's way."""
+"""Above the descriptor's number in the hub, so that the two do not collide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class HubOptions:
     host: str = ""
     """Empty: loopback for one node, every interface for several."""
     port: int | None = None
-    """None: any that is free for one node, ``DEFAULT_PORT`` for several."""
+    """None: any free port for one node, ``DEFAULT_PORT`` for several."""
     tls: bool = True
     certificate: Path | None = None
     key: Path | None = None
@@ -68,12 +68,12 @@ class HubOptions:
 
 
 class HubChild:
-    """A listening socket, and the process behind it if there is one."""
+    """A listening socket, and the hub process behind it if one runs."""
 
     def __init__(
         self, run_dir: Path, listening: socket.socket, *, name: str, nnodes: int, tls: TlsFiles | None, shown: str
     ) -> None:
-        """``name`` is what the run was to be called; ``shown`` is where users and other nodes find it."""
+        """``name`` is the requested name of the run; ``shown`` is the URL for users and other nodes."""
         self._run_dir = run_dir
         self._fd = fcntl.fcntl(listening, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         self._several = nnodes > 1
@@ -94,7 +94,7 @@ class HubChild:
             self._start()
 
     def keep_alive(self) -> None:
-        """Once a second or so: start one if somebody knocks, or if it died."""
+        """Start the hub if a client connects, or restart it if it died; called about once a second."""
         if self._lost:
             return
         if self._helper.running:
@@ -104,12 +104,13 @@ class HubChild:
             self._start(caller)
 
     def finish(self, end: JobEnd, *, quiet: bool = False) -> None:
-        """Tell it that this node's job is over, and wait until it has heard the last of the others."""
+        """Tell the hub that this node's job is over, and wait until it has received the rest from the other nodes."""
         if self._helper.running:
             self.keep_alive()
         if self._helper.running:
             if not self._several:
-                # So that it can conclude for those who look; whoever cannot write here hears of it when we conclude.
+                # Lets the hub conclude for its viewers; if the run is not writable, the error is reported when we
+                # conclude.
                 with suppress(RunError):
                     end_run(self._run_dir, exit_code=end.exit_code, status=end.status)
             self._helper.tell({"end": end.to_dict()})
@@ -117,7 +118,7 @@ class HubChild:
         self.close()
 
     def close(self) -> None:
-        """Nobody can knock any more."""
+        """Stop listening."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -137,12 +138,12 @@ class HubChild:
                     say(f"waiting for the last of {_nodes(waiting)} … (Ctrl-C: do not wait for them)")
             step_s = min(time.monotonic() + 0.5, until_s)
             if not self._helper.wait(step_s, patient=False) and time.monotonic() < step_s:
-                break  # somebody lost patience
+                break  # the user lost patience
         if not self._helper.over():
             self._helper.end(HUB_GRACE_S)
 
     def _start(self, caller: socket.socket | None = None) -> None:
-        """``caller``: a connection that was accepted here already; the hub answers it."""
+        """Start the hub. ``caller``: a connection already accepted here, which the hub answers."""
         fd = -1 if caller is None else fcntl.fcntl(caller, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         try:
             self._helper.start(self._mask, caller=fd)
@@ -153,7 +154,7 @@ class HubChild:
         self._lost = not self._helper.running
 
     def _gone(self) -> None:
-        """It ended: in order, because nobody asked it anything for long, or not."""
+        """Handle a hub that ended: normally, after a long time without requests, or by dying."""
         if self._helper.exit_code == 0 and not self._several:
             self._helper.started = 0
             return
@@ -161,7 +162,7 @@ class HubChild:
         self._lost = not self._helper.restart()
 
     def _caller(self) -> socket.socket | None:
-        """The first connection that may start the hub; those before it that may not are closed."""
+        """The first connection that may start the hub; earlier ones that may not are closed."""
         with socket.socket(fileno=os.dup(self._fd)) as listening:
             listening.setblocking(False)
             port = listening.getsockname()[1]
@@ -177,10 +178,9 @@ class HubChild:
 
 
 def may_start(uid: int | None, *, loopback: bool) -> bool:
-    """Whether one of that user (see ``peer_uid``) may start the hub.
+    """Whether a connection of that user (see ``peer_uid``) may start the hub.
 
-    From another machine everybody may, where the user had the hub listen for them; where the system does not tell whose
-    a connection is, too.
+    Any connection from another machine may, if the user had the hub listen there; also if the owner is unknown.
     """
     return uid in (None, 0, os.getuid()) or (uid == -1 and not loopback)
 
@@ -190,9 +190,9 @@ def _is_loopback(listening: socket.socket) -> bool:
 
 
 def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, address: str) -> HubChild:
-    """Listen, make a certificate if one is needed, write ``hub.json``; HubError or UsageError says why not.
+    """Listen, make a certificate if needed, write ``hub.json``; raises HubError or UsageError.
 
-    ``address`` is that of this node, for those who look from elsewhere.
+    ``address`` is this node's address, for clients on other machines.
     """
     several = nnodes > 1
     host = options.host or ("" if several else _LOOPBACK[0])
@@ -217,7 +217,7 @@ def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, addr
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """On one address, or with an empty one on all; HubError says why not."""
+    """Listen on one address, or on all if ``host`` is empty; raises HubError."""
     tries: list[tuple[str, socket.AddressFamily, bool]] = []
     if host in _ANYWHERE:
         if host != "0.0.0.0" and socket.has_dualstack_ipv6():
@@ -233,7 +233,7 @@ def listen(host: str, port: int) -> socket.socket:
         except socket.gaierror as error:
             why = str(error.strerror)
         except OSError as error:
-            why = os.strerror(error.errno or 0)  # its own text has an address in it that nobody typed
+            why = os.strerror(error.errno or 0)  # the error's own text contains an address that the user did not type
     raise HubError(f"the hub cannot listen on port {port}{f' of {host}' if host else ''}: {why}")
 
 
@@ -242,7 +242,7 @@ def url_of(host: str, port: int, *, tls: bool) -> str:
 
 
 def certificate_of(options: HubOptions, names: list[str]) -> TlsFiles:
-    """The user's own, or one made for these names."""
+    """The user's certificate, or a new one for these names."""
     from stepscope.hub.transport import make_certificate, user_certificate
 
     if options.certificate is not None and options.key is not None:

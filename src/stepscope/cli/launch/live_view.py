@@ -1,15 +1,15 @@
-"""The view beside a job (``stepscope run --live``), and the terminal that both of them would write to.
+"""The live view of a job (``stepscope run --live``), and the terminal that the view and the job would both write to.
 
-The view has the terminal; what the job, the agent, the hub and we ourselves print goes to ``logs/terminal.log``, a
-plain file that nobody can ever block on, and the view shows its end.  When the view ends (``q``, or a crash, or
-``kill -9``) the terminal is put back as it was and gets the output as it comes; the job notices nothing of it.  When
-the job ends, so does the view.
+The view owns the terminal. Output of the job, the agent, the hub and the launcher goes to ``logs/terminal.log``, a
+plain file that never blocks its writers, and the view shows its end. When the view ends (``q``, a crash or
+``kill -9``), the terminal is restored and receives the output from then on; the job is not affected. When the job ends,
+so does the view.
 
     job ──┐
     agent ┼──► logs/terminal.log ──► hub ──► view ──► terminal
-    us ───┘            └───────── when there is no view: us ──► terminal
+    us ───┘            └──────── without a view: us ──► terminal
 
-The view is in our process group, as the job is: a Ctrl-C in it is sent to all of them, as the terminal would have.
+The view is in our process group, like the job. A Ctrl-C in the view is sent to the group, as the terminal would do.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LAST_BYTES = 64 << 10
 CHUNK = 64 << 10
 MOST_AT_ONCE = 1 << 20
 FOLLOW_S = 0.1
-"""How often the output is copied to the terminal when there is no view."""
+"""How often output is copied to the terminal when there is no view."""
 TEND_S = 1.0
 _HIGH_FD = 10
 RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m\r\n"
-"""No mouse, no focus or paste reports, the usual keyboard and screen, a cursor: for a view that could not say so."""
+"""Restores mouse, focus, paste, keyboard, screen and cursor modes after a view that could not do it."""
 
 
 def why_no_screen() -> str:
-    """Why no view can be drawn here, whatever the streams are; empty: it can."""
+    """Why no view can be drawn here, regardless of the streams; empty if it can."""
     if os.environ.get("TERM", "") in ("", "dumb"):
         return "this terminal can only print lines"
     if importlib.util.find_spec("textual") is None:
@@ -57,7 +57,7 @@ def why_no_screen() -> str:
 
 
 def why_no_terminal() -> str:
-    """Why there is no terminal to have a view on beside a job; empty: there is."""
+    """Why there is no terminal for a view of a job; empty if there is one."""
     if not sys.stdout.isatty():
         return "the output does not go to a terminal"
     try:
@@ -73,19 +73,19 @@ def why_no_terminal() -> str:
 
 
 class LiveView:
-    """From its making to ``close`` our own standard streams, and those of what we start, are not the terminal."""
+    """From construction to ``close``, our standard streams and those of our children are not the terminal."""
 
     def __init__(self, run_dir: Path) -> None:
-        """OSError when the terminal or the file cannot be had."""
+        """Raises OSError if the terminal or the file cannot be opened."""
         self._run_dir = run_dir
         self.log = terminal_log(run_dir)
         self._tty = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
         self._modes: list[Any] = termios.tcgetattr(self._tty)
         self._pid = 0
         self._started = 0
-        """The pid of the view, also when it is over."""
+        """Process ID of the view, kept after it ends."""
         self._shown = -1
-        """How much of the output the terminal has got; -1: the view has the terminal."""
+        """Bytes of output that the terminal has received; -1: the view owns the terminal."""
         self._kept: dict[int, int] = {}
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -98,9 +98,9 @@ class LiveView:
         self._take_streams()
 
     def start(self, mask: Mask) -> None:
-        """``mask``: the signal mask from before ``signals_held``."""
+        """Start the view. ``mask``: the signal mask from before ``signals_held``."""
         command = helper_command("stepscope.terminal", "--run-dir", str(self._run_dir))
-        # A Ctrl-C before the view has the keyboard is for the job alone.
+        # A Ctrl-C before the view reads the keyboard is for the job alone.
         held = {*mask, signal.SIGINT}
         try:
             self._pid = self._started = spawn(command, helper_environment(os.environ), held, terminal=self._tty)
@@ -109,7 +109,7 @@ class LiveView:
             self._shown = 0
 
     def keep_alive(self) -> float:
-        """In how many seconds to come again at the latest."""
+        """Check the view; return the number of seconds until the next call at the latest."""
         if self._pid:
             code = self._over()
             if code is None:
@@ -118,11 +118,11 @@ class LiveView:
         return FOLLOW_S / 2 if self._copy(MOST_AT_ONCE) else FOLLOW_S
 
     def sent(self, caught: signal.struct_siginfo) -> bool:
-        """Whether a signal is a Ctrl-C that was typed in the view, and so has reached the job already."""
+        """Whether a signal is a Ctrl-C typed in the view, which has already reached the job."""
         return self._started != 0 and caught.si_pid == self._started and caught.si_signo == signal.SIGINT
 
     def finish(self, *, quiet: bool = False) -> None:
-        """The job is over: the view ends, the terminal is ours again and gets the last of the output."""
+        """The job is over: end the view, restore the terminal and write the last output to it."""
         if self._pid:
             code = self._end()
             self._restore(clean=code == 0)
@@ -131,7 +131,7 @@ class LiveView:
         self._give_streams_back()
 
     def close(self) -> None:
-        """What the agent and the hub had to say meanwhile; afterwards everything is as it was."""
+        """Write the remaining output of agent and hub, and restore everything."""
         if self._pid:
             self._restore(clean=self._end() == 0)
         self._give_streams_back()
@@ -145,7 +145,7 @@ class LiveView:
     # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_streams(self) -> None:
-        """Only those that are the terminal: what the user sends elsewhere goes on to go there."""
+        """Replace the streams that are the terminal; what the user redirects is left alone."""
         sys.stdout.flush()
         sys.stderr.flush()
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -166,7 +166,7 @@ class LiveView:
     # ── the view ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _over(self) -> int | None:
-        """Its exit code, if it is over."""
+        """Exit code of the view, or None while it runs."""
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if not pid:
             return None
@@ -174,7 +174,7 @@ class LiveView:
         return os.waitstatus_to_exitcode(status)
 
     def _left(self, code: int) -> None:
-        """Somebody left it, or it died: from now on the terminal gets the output."""
+        """The user left the view, or it died: from now on the terminal gets the output."""
         self._restore(clean=code == 0)
         how = "" if code == 0 else f"the view died ({f'signal {-code}' if code < 0 else f'exit code {code}'}); "
         self._tell(f"{how}the job goes on, and this is what it prints (`stepscope watch` shows the run again)")
@@ -192,7 +192,7 @@ class LiveView:
         return -signal.SIGKILL
 
     def _restore(self, *, clean: bool) -> None:
-        """The terminal as it was before the view, whatever that left behind."""
+        """Restore the terminal to its state before the view."""
         with _allowed_to_write():
             try:
                 if not clean:
@@ -204,7 +204,7 @@ class LiveView:
     # ── the output ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _last_lines(self, *, tell: bool) -> int:
-        """Writes the last lines to the terminal; where they end."""
+        """Write the last lines to the terminal; return the offset of their end."""
         size = os.fstat(self._log).st_size
         begin = max(0, size - LAST_BYTES)
         data = os.pread(self._log, size - begin, begin)
@@ -216,7 +216,7 @@ class LiveView:
         return size
 
     def _copy(self, most: int = 1 << 62) -> bool:
-        """What is new; whether there is more than that."""
+        """Copy new output; return whether there is more."""
         copied = 0
         while copied < most:
             data = os.pread(self._log, CHUNK, self._shown)
@@ -238,12 +238,12 @@ class LiveView:
         except OSError as error:
             if error.errno not in (errno.EIO, errno.ENXIO):
                 raise
-            # The terminal was closed; the job may go on without one, and the file has its output.
+            # The terminal was closed; the job may continue without one, and the file has its output.
 
 
 @contextmanager
 def _allowed_to_write() -> Iterator[None]:
-    """The terminal stops those who change it from the background; we only ever put back what was."""
+    """Block SIGTTOU, which stops background processes that change the terminal; we only restore its state."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         yield
@@ -259,7 +259,7 @@ def _is_terminal(fd: int) -> bool:
 
 
 def _short(path: Path) -> str:
-    """As the user would type it."""
+    """The path as the user would type it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -1,13 +1,13 @@
 """Record a job from start to summary: create the run, supervise the job, pass on signals, conclude.
 
-Record a job: on its only node, on the first of several, on another of them, or as one task of Slurm's.
+What the launcher does depends on its node:
 
-    only node        run directory, agent, summary; a hub when somebody wants to look
-    first of several the same, with a hub from the start, which the others' agents send to; the summary is of all
-    another          a spool, which the agent sends to the hub; no summary: it would be of a part only
-    Slurm's task     the first of its node does one of these; the others start their rank in its run
+    only node        run directory, agent, summary; a hub as soon as a user connects
+    first of several the same, with a hub from the start, which receives the other nodes; the summary covers all nodes
+    other node       a spool, which the agent sends to the hub; no summary, since it would cover only a part of the run
+    Slurm task       the first task of a node does one of the above; the others start their rank in its run
 
-A job that cannot be recorded still runs, and one whose hub cannot be had is recorded where it is.
+A job that cannot be recorded still runs. If its hub is not available, each node records locally.
 """
 
 from __future__ import annotations
@@ -70,17 +70,15 @@ from stepscope.wire.keys import ENV_KEY, load_keys
 __all__ = ["JobOptions", "record"]
 
 
-# -- orphans ----------------------------------------------------------------------------------------------------------
-# Ranks that outlived their launcher.
-#
-# After a Ctrl-C none may stay behind: torchrun that is interrupted twice, or killed, leaves its ranks running.
+# -- orphaned ranks ---------------------------------------------------------------------------------------------------
+# torchrun leaves its ranks running if it is killed or interrupted twice. No rank may survive a Ctrl-C.
 
 ORPHAN_GRACE_S = 5.0
-"""How long they may take to end by themselves, and then when asked to."""
+"""Time that ranks get to exit, first without a signal and then after SIGTERM."""
 
 
 def end_orphans(session: Path) -> None:
-    """Wait for the ranks to be gone; ask those that are not, then make them."""
+    """Wait for the ranks to exit; send SIGTERM, then SIGKILL, to those that do not."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + ORPHAN_GRACE_S
         ranks = ranks_of(session)
@@ -95,44 +93,42 @@ def end_orphans(session: Path) -> None:
 
 
 def ranks_of(session: Path) -> set[int]:
-    """The processes of a run that train: they have a ring, or a launcher gave them a rank and they have none yet."""
+    """Training processes of a run: those that own a ring, or were given a rank by a launcher and have no ring yet."""
     owners = {ring.stem for ring in session.glob(f"*{RING_SUFFIX}")}
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # gone, or another user's
+            continue  # exited, or owned by another user
         environment = dict(os.fsdecode(one).partition("=")[::2] for one in variables)
         if environment.get(ENV_SESSION) != str(session):
             continue
-        # A helper of a rank (a DataLoader worker, a logger that outlives it) was started with the rank's own claim.
+        # A helper of a rank (a DataLoader worker, a logger that outlives the rank) inherits the rank's claim.
         rank = rank_from(environment)
         if entry.name in owners or (rank is not None and environment.get(ENV_CLAIM) != f"rank {rank}"):
             found.add(int(entry.name))
     return found
 
 
-# -- supervise --------------------------------------------------------------------------------------------------------
-# Start the job and what stands beside it, pass signals on, wait, and say how it ended.
-#
-# The launcher is the parent of them all.  It blocks the signals it cares for and takes them one by one, so that it can
-# tell a Ctrl-C from the terminal (which the job has received itself) from a ``kill`` meant for the launcher alone
-# (which it must pass on).  If the agent or the hub dies it is started again and goes on where it was; if the launcher
-# dies, the job and the agent go on without it.
+# -- supervision ------------------------------------------------------------------------------------------------------
+# The launcher is the parent of the job, the agent and the hub. It blocks the signals that it handles and takes them one
+# at a time, so that it can distinguish a Ctrl-C in the terminal (which the job has received as well) from a ``kill``
+# meant for the launcher alone (which it must pass on). If the agent or the hub dies, it is restarted and resumes. If
+# the launcher dies, the job and the agent continue without it.
 
 FROM_TERMINAL = 0x80
-"""``si_code`` of a signal that the kernel sent, as for Ctrl-C."""
+"""``si_code`` of a signal sent by the kernel, as for Ctrl-C."""
 TEND_S = 1.0
-"""How often what stands beside the job is looked after."""
+"""How often the helper processes are checked."""
 ABORT_S = 10.0
-"""How long a job that hangs may take to end when it is asked to."""
+"""Time that a hung job gets to end after SIGTERM."""
 IMPATIENT = 3
-"""This many Ctrl-C end a job that does not react."""
+"""Number of Ctrl-C after which a job that does not react is killed."""
 
 
 class OtherTasks(Protocol):
-    """Processes of the same job on this node that others launched."""
+    """Processes of the same job on this node with other launchers."""
 
     def over(self) -> bool: ...
 
@@ -141,7 +137,7 @@ class OtherTasks(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class JobServices:
-    """What stands beside a job."""
+    """The helper processes of a job."""
 
     session: Path
     agent: AgentChild
@@ -160,7 +156,7 @@ class JobServices:
             self.view.start(mask)
 
     def keep_alive(self) -> float:
-        """In how many seconds to come again at the latest."""
+        """Check the helpers; return the number of seconds until the next call at the latest."""
         self.agent.keep_alive()
         if self.forwarder is not None:
             self.forwarder.keep_alive()
@@ -169,15 +165,15 @@ class JobServices:
         return TEND_S if self.view is None else self.view.keep_alive()
 
     def typed(self, caught: signal.struct_siginfo) -> bool:
-        """Whether a signal came from the keyboard, so that the job has it already."""
+        """Whether a signal came from the keyboard, so that the job has already received it."""
         return caught.si_code == FROM_TERMINAL or (self.view is not None and self.view.sent(caught))
 
 
 @contextmanager
 def signals_held() -> Iterator[Mask]:
-    """Within, signals wait to be asked for, so that a second Ctrl-C cannot cost the summary; yields the earlier mask.
+    """Hold signals until they are polled, so that a second Ctrl-C cannot lose the summary; yield the previous mask.
 
-    One that our parent told us to ignore stays ignored (``nohup``; a shell script's background job).
+    A signal that our parent set to be ignored stays ignored (``nohup``; a background job of a shell script).
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     held = {number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN}
@@ -186,17 +182,17 @@ def signals_held() -> Iterator[Mask]:
         yield earlier
     finally:
         while signal.sigtimedwait(held, 0) is not None:
-            pass  # it came too late to end anything but the summary
+            pass  # too late to end anything but the summary
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 def supervise(
     command: Sequence[str], environment: Mapping[str, str], beside: JobServices, *, mask: Mask, quiet: bool = False
 ) -> tuple[JobEnd, JobEnd]:
-    """Run the job to its end with an agent beside it; to be called with ``signals_held``, whose mask the job gets.
+    """Run the job to its end with its helpers; call within ``signals_held``, whose mask the job gets.
 
-    How our own job ended, and how this node's part did, with the ranks that others launched.  UsageError when the job
-    cannot be started.
+    Returns how our own job ended, and how this node's part ended, including ranks with other launchers. Raises
+    UsageError if the job cannot be started.
     """
     job = _start(command, environment, mask)
     beside.start(mask)
@@ -220,7 +216,7 @@ def supervise(
 
 
 def supervise_alone(command: Sequence[str], environment: Mapping[str, str], *, mask: Mask) -> JobEnd:
-    """The same for a rank whose agent is another's."""
+    """Run a rank to its end if another launcher of this node has the agent."""
     return _wait(_start(command, environment, mask), None)[0]
 
 
@@ -232,7 +228,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: Mask) -
 
 
 def _wait(job: int, beside: JobServices | None, abort: Callable[[], _Abort] | None = None) -> tuple[JobEnd, bool]:
-    """How the job ended, and whether it was us who ended it, because it hung."""
+    """How the job ended, and whether we ended it because it hung."""
     watched = watched_signals()
     interrupted: int | None = None
     times = 0
@@ -262,7 +258,7 @@ def _wait(job: int, beside: JobServices | None, abort: Callable[[], _Abort] | No
 
 
 def _await_others(beside: JobServices, others: OtherTasks) -> None:
-    """Until they are over too; whoever ends the job ends them as well, and a third Ctrl-C is for us."""
+    """Wait until the other tasks are over. Whatever ends the job ends them too; the third Ctrl-C ends the wait."""
     times = 0
     while not others.over() and times < IMPATIENT:
         caught = signal.sigtimedwait(watched_signals(), 0.2)
@@ -271,7 +267,7 @@ def _await_others(beside: JobServices, others: OtherTasks) -> None:
 
 
 class _Abort:
-    """The end of a job that hangs: it is asked to end and, if it has not by then, made to, with all its ranks."""
+    """Ends a hung job: SIGTERM first, then SIGKILL for the job and all its ranks after ``ABORT_S``."""
 
     def __init__(self, job: int, session: Path) -> None:
         self._job = job
@@ -283,7 +279,7 @@ class _Abort:
     def insist(self) -> None:
         if time.monotonic() < self._deadline_s:
             return
-        # The ranks first, as long as the session tells who they are: a stopped one hears nothing but SIGKILL.
+        # The ranks first, while the session still identifies them. A stopped rank reacts to SIGKILL only.
         for pid in {*ranks_of(self._session), self._job}:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -291,7 +287,7 @@ class _Abort:
                 continue
 
 
-# -- record -----------------------------------------------------------------------------------------------------------
+# -- recording --------------------------------------------------------------------------------------------------------
 
 INJECTED = Path(__file__).parents[2] / "recorder" / "inject"
 
@@ -303,31 +299,31 @@ class JobOptions:
     name: str | None
     quiet: bool = False
     html: bool = True
-    """Whether the run gets a ``report.html``."""
+    """Whether to write ``report.html`` into the run."""
     on_hang: HangPolicy = field(default_factory=HangPolicy)
     nodes: Nodes = field(default_factory=Nodes)
     hub: HubOptions = field(default_factory=HubOptions)
     step: SlurmStep | None = None
-    """Of Slurm, if the job is one."""
+    """Set if the job is a Slurm step."""
     ranks_are_tasks: bool = False
-    """Of that step: each of its tasks is one rank."""
+    """Whether each task of that step is one rank."""
     live: bool = False
-    """Show it on the terminal."""
+    """Whether to show the run on the terminal."""
     mode: int = PRIVATE
-    """Of the run directory: who may read it."""
+    """Mode of the run directory: who may read it."""
     max_disk: int | None = None
-    """What the run may take on disk, in bytes; 0: as much as it needs; None: as always."""
+    """Limit of the run on disk, in bytes; 0: no limit; None: the default."""
     native_output: bool = False
-    """Keep what native code prints, by way of files."""
+    """Whether to keep output of native code, which then passes through files."""
 
     @property
     def shared(self) -> bool:
-        """Whether other tasks of this node belong to the same run."""
+        """Whether other tasks on this node belong to the same run."""
         return self.ranks_are_tasks and self.step is not None and self.step.tasks_here > 1
 
 
 def record(job: JobOptions) -> int:
-    """Run a job, recorded, to its end; its exit code."""
+    """Run a job to its end, recorded; return its exit code."""
     if os.environ.get(ENV_SWITCH) == "0":
         _run_unrecorded(job)
     if job.shared and job.step is not None:
@@ -386,7 +382,7 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
             if forwarder is not None:
                 environment[ENV_NATIVE] = forwarder.targets
             if view is not None:
-                # What a script prints into a file comes only when a block of it is full, or when it ends.
+                # Python buffers output to a file until a block is full or the script ends.
                 environment.setdefault("PYTHONUNBUFFERED", "1")
             own, whole = supervise(job.command, environment, beside, mask=mask, quiet=job.quiet)
         except UsageError as error:
@@ -406,7 +402,7 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
 
 
 def _tell_where(job: JobOptions, run_dir: Path, hub: HubChild | None, link: HubLink | None) -> None:
-    """Where it is recorded, and how to look at it; the page is the first node's."""
+    """Print where the run is recorded and how to view it; only the first node has the page."""
     sends = link is not None and link.sends
     url = link.url if link is not None and sends else hub.url if hub is not None else ""
     say(f"recording to {_short(run_dir)}{f' (hub: {url})' if url and job.nodes.several else ''}")
@@ -422,7 +418,7 @@ def _tell_where(job: JobOptions, run_dir: Path, hub: HubChild | None, link: HubL
 
 
 def _link(job: JobOptions) -> HubLink | None:
-    """How this node is tied to the hub of its run; None: there is but one, or none is wanted, or it cannot be."""
+    """Link of this node to the hub of its run; None for a single node, for ``--no-hub`` and without a usable key."""
     if not job.nodes.several or job.hub.off:
         return None
     try:
@@ -436,7 +432,7 @@ def _link(job: JobOptions) -> HubLink | None:
 
 
 def _open_hub(job: JobOptions, paths: RunPaths, link: HubLink | None) -> tuple[HubChild | None, HubLink | None]:
-    """The hub of the first node, or of the only one; and the link to it, which is by way of loopback from here."""
+    """The hub, on the first or only node, and the link to it, which uses loopback on this node."""
     if job.hub.off or (link is not None and link.sends) or (link is None and job.nodes.several):
         return None, link
     nnodes = job.nodes.count if link is not None else 1
@@ -453,7 +449,7 @@ def _open_hub(job: JobOptions, paths: RunPaths, link: HubLink | None) -> tuple[H
 
 
 def _open_view(job: JobOptions, run_dir: Path, hub: HubChild | None) -> LiveView | None:
-    """The terminal, for a view on it; None, and a line that says why, when there can be none."""
+    """Open the live view; None, and a message with the reason, if that is not possible."""
     why = why_no_terminal() or why_no_screen()
     if job.nodes.rank:
         why = "it is on node 0"
@@ -469,7 +465,7 @@ def _open_view(job: JobOptions, run_dir: Path, hub: HubChild | None) -> LiveView
 
 
 def _open_forwarder(run_dir: Path) -> OutputForwarder | None:
-    """For the output that goes by way of files; None, and a line that says why, when all of it goes to a terminal."""
+    """The forwarder for output kept in files; None, and a message, if all output goes to a terminal."""
     targets = output_targets()
     if targets is None:
         say("--native-output does not come between a job and its terminal; with --live the output goes to a file")
@@ -478,7 +474,7 @@ def _open_forwarder(run_dir: Path) -> OutputForwarder | None:
 
 
 def _meta(job: JobOptions, link: HubLink | None) -> dict[str, Any]:
-    """What ``run.json`` says of nodes, of the hub and of Slurm."""
+    """Fields of ``run.json`` about nodes, hub and Slurm."""
     found: dict[str, Any] = {}
     if job.nodes.several:
         found["nnodes"] = job.nodes.count
@@ -494,8 +490,8 @@ def _meta(job: JobOptions, link: HubLink | None) -> dict[str, Any]:
 
 
 def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
-    """Write and show the summary; where it cannot be written it is still shown."""
-    # numpy and the store's engine are loaded only now, when the job's own memory is free again.
+    """Write and show the summary; if it cannot be written it is still shown."""
+    # Load numpy and the store's engine only now, when the job has freed its memory.
     from stepscope.cli.finalize import finalize_run
 
     try:
@@ -516,7 +512,7 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
 
 
 def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *, quiet: bool) -> None:
-    """The hub has all of this node's part, and it can go; or it stays for ``stepscope send``."""
+    """Remove this node's part if the hub has all of it; else keep it for ``stepscope send``."""
     if agent.delivered:
         discard_run(paths)
         if not quiet:
@@ -537,7 +533,7 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
     environment = _bare_environment(job)
     outer = environment.get(ENV_RUN_DIR)
     if outer and environment.get(ENV_TORCH_DUMPS[0]) == nccl_dumps(Path(outer)):
-        del environment[ENV_TORCH_DUMPS[0]]  # of the run that this one is started in, and not the user's
+        del environment[ENV_TORCH_DUMPS[0]]  # set by the enclosing run, not by the user
     environment.pop(ENV_CLAIM, None)
     environment.pop(ENV_NATIVE, None)
     earlier = environment.get("PYTHONPATH")
@@ -552,7 +548,7 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
 
 
 def _bare_environment(job: JobOptions) -> dict[str, str]:
-    """The job's own; the key with which our nodes know one another is none of its business."""
+    """The job's own environment, without the key that our nodes share."""
     ranks = rank_variables(job.step, os.environ) if job.ranks_are_tasks and job.step is not None else {}
     return {**{name: value for name, value in os.environ.items() if name != ENV_KEY}, **ranks}
 

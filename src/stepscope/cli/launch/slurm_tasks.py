@@ -1,10 +1,10 @@
-"""``srun -n 8 stepscope run train.py``: the tasks of one node are one run, though each has a launcher of its own.
+"""``srun -n 8 stepscope run train.py``: the tasks of one node form one run, though each has its own launcher.
 
-They meet in a folder whose name follows from job, step and node.  The first task is the leader: it makes the run and
-has the agent; then it says where the run is, in a file.  Each of the others waits for that word, starts its rank in
-that run and holds a shared lock as long as the rank lives; when it is over it says how.  The leader ends when nobody
-holds the lock any more.  Nobody depends on the leader for more than the recording: without its word, because it died or
-could not make a run, a rank runs unrecorded; if it dies later, its agent goes on and finishes the run.
+They meet in a folder whose name follows from job, step and node. The first task is the leader: it creates the run,
+starts the agent and then writes to a file where the run is. Each other task waits for that file, starts its rank in the
+run, holds a shared lock while the rank lives, and finally writes how it ended. The leader ends when the lock is free.
+The tasks depend on the leader for recording only: without its file, because it died or could not create a run, a rank
+runs unrecorded; if the leader dies later, its agent continues and finishes the run.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ LOCK = "tasks.lock"
 LEADS = "leader.lock"
 ENDS = "end-*.json"
 PATIENCE_S = 60.0
-"""How long the leader may take to say where the run is: its Python may come from a slow file system."""
+"""Time that the leader gets to announce the run: its Python may load from a slow file system."""
 MISSING_TASK_S = 5.0
-"""How long the leader waits, at the end, for a task that has not even begun."""
+"""How long the leader waits, at the end, for a task that has not started."""
 
 
 def _meeting_folder(step: SlurmStep, base: Path | None = None) -> Path:
-    """RingNoSpace when there is no place for it."""
+    """Create the folder; raises RingNoSpace if there is no room for it."""
     name = f"slurm-{step.job}.{step.step}-{step.restarts}-node{step.node}"
     return make_session(session_root() if base is None else base, name, exist_ok=True)
 
 
 class Leader:
-    """Of the tasks of a step on one node; what ``supervise`` waits for."""
+    """The first task of a step on one node; ``supervise`` waits for its ``over``."""
 
     def __init__(self, step: SlurmStep, base: Path | None = None) -> None:
-        """RingNoSpace when there is no place to meet."""
+        """Raises RingNoSpace if there is no room for the folder."""
         self._folder = _meeting_folder(step, base)
         self._expected = step.tasks_here - 1
         self._lock = _open_lock(self._folder, LOCK)
@@ -54,17 +54,17 @@ class Leader:
         _try_lock(self._leads)
         self._asked_s: float | None = None
         for left in [self._folder / WORD, *self._folder.glob(ENDS)]:
-            left.unlink(missing_ok=True)  # by a leader that was killed
+            left.unlink(missing_ok=True)  # left over from a leader that was killed
 
     def announce(self, run_dir: Path, session: Path) -> None:
         self._say({"run_dir": str(run_dir), "session": str(session)})
 
     def refuse(self, why: str) -> None:
-        """There is no run; the others need not wait for one."""
+        """Announce that the run failed, so that the others do not wait."""
         self._say({"why": why})
 
     def over(self) -> bool:
-        """Whether all the others are; first asked when our own rank is."""
+        """Whether all other tasks are over; first called when our own rank is."""
         now_s = time.monotonic()
         if self._asked_s is None:
             self._asked_s = now_s
@@ -85,21 +85,21 @@ class Leader:
         try:
             file_io.write_json(self._folder / WORD, word)
         except OSError:
-            pass  # no room for a line: the others run unrecorded
+            pass  # disk full: the others run unrecorded
 
 
 class Member:
     """Any other task of the node."""
 
     def __init__(self, step: SlurmStep, base: Path | None = None) -> None:
-        """RingNoSpace when there is no place to meet."""
+        """Raises RingNoSpace if there is no room for the folder."""
         self._step = step
         self._base = base
         self._folder = _meeting_folder(step, base)
         self._lock = -1
 
     def wait(self, patience_s: float = PATIENCE_S) -> tuple[Path, Path] | str:
-        """The run directory and the session; or why there is none."""
+        """The run directory and the session, or the reason why they are missing."""
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
             if self._joined():
@@ -115,12 +115,12 @@ class Member:
         try:
             file_io.write_json(self._said(), end.to_dict())
         except OSError:
-            pass  # the leader is gone, and its folder with it
+            pass  # the leader and its folder are gone
         os.close(self._lock)
         self._clear()
 
     def _clear(self) -> None:
-        """The last one out, where the leader was killed, sees to the folder."""
+        """Remove the folder if the leader was killed and this is the last task."""
         locks: list[int] = []
         try:
             locks += [os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC) for name in (LEADS, LOCK)]
@@ -136,9 +136,9 @@ class Member:
         return self._folder / ENDS.replace("*", str(self._step.task_here))
 
     def _joined(self) -> bool:
-        """Whether we hold the lock of the folder that is there: a task may run one command after the other.
+        """Whether we hold the lock of the current folder: a task may run several commands in a row.
 
-        Where we have said our end already, the run is that of the command before, and its leader not done with it.
+        If our end file exists already, the run belongs to the previous command, and its leader has not finished.
         """
         path = self._folder / LOCK
         if self._lock >= 0 and not (path.exists() and os.path.samestat(os.fstat(self._lock), path.stat())):
@@ -159,7 +159,7 @@ def _open_lock(folder: Path, name: str) -> int:
 
 
 def _try_lock(lock: int) -> bool:
-    """Whether nobody else held it; it is ours now."""
+    """Take the lock; return False if another process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""What all rules share: the window of steps, the view on it, statistics, claims, samples and settings."""
+"""Shared by all rules: the window of steps, the view of it, statistics, claims, samples and settings."""

@@ -1,9 +1,9 @@
-"""Which attempt of an elastic job an error belongs to.
+"""Attempts of an elastic job, and which attempt an error belongs to.
 
 A job that is restarted (``torchrun --max-restarts``) leaves the errors of all its attempts in one folder.  An error
-that a recorded process wrote belongs to that process's attempt; any other belongs where its time puts it.  An attempt
-that failed before anything of it was recorded is known by its errors alone.  What starts the ranks, a launcher or a
-script that does not train itself, is no attempt: its error belongs to the last one that had begun by then.
+written by a recorded process belongs to that process's attempt; any other is assigned by its time.  An attempt that
+failed before it was recorded is known by its errors alone.  A process that starts the ranks, a launcher or a script
+that does not train itself, is not an attempt: its error belongs to the last one that had begun by then.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LAUNCHER_ERRORS = ("ChildFailedError", "SignalException", "ProcessRaisedExceptio
 class Attempt:
     number: int
     series: tuple[RankSeries, ...]
-    """By rank; empty when nothing of it was recorded."""
+    """By rank; empty if nothing of it was recorded."""
     errors: tuple[RankError, ...]
-    """By time; launchers' among them."""
+    """By time, including those of launchers."""
     is_last: bool
     oom_killed: frozenset[int]
-    """Ranks that the kernel killed for want of memory."""
+    """Ranks that the kernel killed because memory ran out."""
     world_size: int | None
-    """Ranks of the job, as the attempt's own processes say, else those of any attempt; None: nobody said."""
+    """Ranks of the job according to the attempt's own processes, else to any attempt; None: unknown."""
 
 
 def attempts_of(run: RunData) -> tuple[Attempt, ...]:
@@ -68,12 +68,12 @@ def attempts_of(run: RunData) -> tuple[Attempt, ...]:
 
 
 def from_launcher(error: RankError) -> bool:
-    """Whether a launcher speaks of its ranks; some do not know that they have no rank themselves."""
+    """Whether a launcher reports about its ranks; some launchers do not know that they have no rank themselves."""
     return error.rank is None or bool(error.exit_codes) or error.type in LAUNCHER_ERRORS
 
 
 class _Recorded:
-    """The attempts of which anything was recorded."""
+    """The attempts with any recorded process."""
 
     def __init__(self, series: Mapping[int, Sequence[RankSeries]]) -> None:
         self._by_pid: dict[int, set[int]] = {}
@@ -100,7 +100,7 @@ class _Recorded:
 
 
 class _Starts:
-    """When attempts began."""
+    """Start times of attempts."""
 
     def __init__(self, starts: Mapping[int, int]) -> None:
         in_time = sorted(starts.items(), key=lambda pair: pair[1])

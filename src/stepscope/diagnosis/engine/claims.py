@@ -1,9 +1,7 @@
-"""Claims: a rule's finding, how much of each step's time it explains, and how much it can save at most.
+"""Claims, the result of a rule: a finding, and how much of each step's time it explains and could save at most.
 
-What a rule answers: a finding, and which part of which step's time it explains.
-
-Rules are asked in order, the most telling first, and each works on what those before it have left: a rank that is late
-from step 40 on also makes every step longer from there on, and that is one cause, not two.
+Rules run in order, the most specific first, and each works on what the earlier ones left: a rank that is late from step
+40 on also makes every step longer from there on, and that is one cause, not two.
 """
 
 from __future__ import annotations
@@ -24,16 +22,15 @@ from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
 __all__ = ["Claim", "least_step_ns", "longer_by_passes", "severity_of", "unexplained"]
 
 
-# -- passes -----------------------------------------------------------------------------------------------------------
-# Steps that have more to do than most: more backward passes, so they are longer by design.
-#
-# A GAN whose generator is stepped with every fifth batch, a regularisation of every 16th step, a step that takes over
-# the batches that an epoch left: each has more passes than the usual step, and what these take is no slow step, no
-# change and nothing that could be saved.  What such a step takes beyond that is still unexplained.
+# -- extra backward passes --------------------------------------------------------------------------------------------
+# Some steps are longer by design because they have more backward passes than most: a GAN that steps its generator with
+# every fifth batch, a regularization of every 16th step, a step that takes over the batches left from an epoch.  The
+# time of the extra passes is not a slow step, not a change, and cannot be saved.  Time beyond that is still
+# unexplained.
 
 Floats = NDArray[np.float64]
 PASS_PHASES = (*COMPUTE_PHASES, "comm")
-"""What a pass of another model may take any time in; all else grows only as the number of passes does."""
+"""Phases in which a pass of another model may take any time; all others grow only with the number of passes."""
 
 
 def longer_by_passes(view: View) -> Floats:
@@ -59,7 +56,7 @@ def longer_by_passes(view: View) -> Floats:
 
 
 def _usual_passes(counts: NDArray[np.int64]) -> int:
-    """How many backward passes an ordinary step has: the least that more than a few have."""
+    """Backward passes of an ordinary step: the smallest count that more than a few steps have."""
     values, times = np.unique(counts, return_counts=True)
     often = values[times >= thresholds.USUAL_PASSES_SHARE * len(counts)]
     return int(often[0]) if len(often) else 0
@@ -72,11 +69,11 @@ def _usual_passes(counts: NDArray[np.int64]) -> int:
 class Claim:
     finding: Finding
     saved_ns: Floats
-    """[S] of the view; what each step would be shorter by without it.  Zeros: it explains no time."""
+    """[S] of the view; by how much each step would be shorter without it.  Zeros: it explains no time."""
 
 
 def unexplained(view: View, claims: Iterable[Claim]) -> Floats:
-    """[S]; the length of each step without what the claims explain, and without what it has more to do than most."""
+    """[S]; the length of each step without what the claims explain and without extra backward passes."""
     left = view.step_ns - longer_by_passes(view)
     for claim in claims:
         left -= np.clip(claim.saved_ns, 0.0, np.maximum(left, 0.0))
@@ -84,26 +81,26 @@ def unexplained(view: View, claims: Iterable[Claim]) -> Floats:
 
 
 def severity_of(share: float, per_step_ns: float = float("inf")) -> Severity:
-    """By what it costs: share of all time, and per step that is hit (tiny ones cannot be helped)."""
+    """Severity by cost: share of all time, and time per affected step (tiny costs cannot be fixed)."""
     if share < thresholds.WARNING_SHARE or per_step_ns < thresholds.WARNING_FLOOR_NS:
         return "info"
     return "critical" if share >= thresholds.CRITICAL_SHARE else "warning"
 
 
-# -- least step -------------------------------------------------------------------------------------------------------
-# How short a step can get, whatever one rank does: no price may promise more.
+# -- shortest possible step -------------------------------------------------------------------------------------------
+# How short a step can get, whatever one rank does: no finding may promise more.
 #
-# A rank that is fixed leaves the next thing that a step waits for.  Three of them are known:
+# After a rank is fixed, a step waits for the next thing.  Three such limits are known:
 #
 # - what each phase takes on the rank where it takes least, waiting for the exchange included;
 # - on NCCL, the exchange itself.  Part of it may be hidden behind the very time that would be saved: all of it stays,
-#   and so do phases that cannot hide any, since no collective is called in them, or not before a part of them is done;
-# - the host, which has to launch everything.  While its device is behind, it stands still in one phase or another, so
-#   what it takes in most steps says little; but hardly in the same phase of all steps and ranks.  Outside of all phases
-#   it may, at each ``.item()``.  One that seems to need nearly all of the step may stand still in all of them (a full
-#   queue of launches, a model that waits for its device): then its pace is not known.
+#   and so do phases that cannot hide any, since no collective is called in them, or only after a part of them is done;
+# - the host, which has to launch everything.  While its device is behind, it blocks in one phase or another, so its
+#   time in most steps says little; but it hardly blocks in the same phase of all steps and ranks.  Outside of all
+#   phases it may, at each ``.item()``.  A host that seems to need nearly all of the step may block in all phases (a
+#   full launch queue, a model that waits for its device): then its pace is unknown.
 #
-# Only for views in which waiting was measured; elsewhere the phases of those who wait hold it.
+# Only for views in which waiting was measured; elsewhere the phases of the waiting ranks contain it.
 
 
 def least_step_ns(view: View, without: str = "") -> Floats:
@@ -127,7 +124,7 @@ def _least_by_host(view: View, without: str = "") -> float:
 
 
 def _least_by_exchange(view: View, without: str = "") -> Floats:
-    """[S]; nan where nothing is known."""
+    """[S]; nan if unknown."""
     unknown = np.full(len(view.steps), np.nan)
     exchanges = view.window.communication
     if exchanges is None or exchanges.measured is None or without == "comm":
@@ -145,12 +142,12 @@ def _least_by_exchange(view: View, without: str = "") -> Floats:
         if name in BUILTIN_PHASES and name not in ("comm", without):
             # Nothing can be exchanged before the first part of a phase is done; the rest may hide the exchange.
             stays_ns += shortest(view.phase(name)) / max(counts.get(name, 1.0), 1.0)
-    # Collectives of one kind run one after the other; others may run beside them, as FSDP's gathers and scatters do.
+    # Collectives of one kind run one after the other; others may run in parallel, like FSDP's gathers and scatters.
     return np.asarray(np.max(took, axis=0) + stays_ns, np.float64)
 
 
 def _calls_by_phase(arrivals: Arrivals) -> dict[str, float]:
-    """Collectives a step that a rank calls in each phase, on the average."""
+    """Average number of collectives that a rank calls per step in each phase."""
     steps = len(np.unique(np.stack([arrivals.call_row, arrivals.call_place]), axis=1)[0])
     slots, counts = np.unique(arrivals.call_phase, return_counts=True)
     named = zip(slots.tolist(), counts.tolist(), strict=True)

@@ -1,14 +1,12 @@
 """Code location: the line of user or framework code that the stack samples of ranks agree on.
 
-The place in the code that stacks agree on.
-
-Of the frames of a stack only the user's own and those of a training framework (``framework_frames.py``) are named: what
-torch or a plotting library does below them explains less than the line that called it.  A frame explains the time if
-most of the stacks have it.  Of these the one deepest inside is named: the user's own line where there is one, be it
-called by a framework (a callback); else what the framework does there, and the user's line that called the framework.
+Only the user's own frames and those of a training framework are named: what torch or a plotting library does below them
+explains less than the line that called it.  A frame explains the time if most of the stacks have it.  Of these the
+innermost is named: the user's own line if there is one, even if a framework called it (a callback); else what the
+framework does there, and the user's line that called the framework.
 
 Within a phase that every step has, the line that calls the loader, the model or ``backward`` says nothing new: only
-what is below the hook that times the phase counts.  And every model has a line that takes most of its forward: of
+frames below the hook that times the phase count.  And every model has a line that takes most of its forward: in
 forward, backward and optimizer a line is named only if the stacks of other ranks, or of other steps, hardly have it.
 """
 
@@ -26,10 +24,9 @@ from stepscope.diagnosis.engine.view import View
 __all__ = ["CHECKPOINT", "EVALUATION", "seen_at"]
 
 
-# -- framework frames -------------------------------------------------------------------------------------------------
-# What the frames of a training framework mean: one table from (framework, function) to a word for people.
-#
-# A function is written as the interpreter names it, with its class where the bare name would say too little.
+# -- framework functions ----------------------------------------------------------------------------------------------
+# What the functions of a training framework do: a table from (framework, function) to a word for the user.  A function
+# is written as the interpreter names it, with its class where the bare name would say too little.
 
 FRAMEWORKS = {
     "transformers": "transformers",
@@ -41,7 +38,7 @@ FRAMEWORKS = {
     "deepspeed": "deepspeed",
     "ray": "ray",
 }
-"""Top-level packages, and under which name the table below has them."""
+"""Top-level packages, and their framework in the table below."""
 _PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 
 CALLBACK = "a callback"
@@ -112,7 +109,7 @@ FRAMEWORK_WORDS = {
 
 
 def framework_of(path: str) -> str | None:
-    """The framework whose file that is; None for the user's own, torch's, the standard library's and any other's."""
+    """The framework that the file belongs to; None for user code, torch, the standard library and the rest."""
     for folder in _PACKAGE_FOLDERS:
         _, found, inside = path.rpartition(folder)
         if found:
@@ -121,26 +118,26 @@ def framework_of(path: str) -> str | None:
 
 
 def word_of(framework: str, function: str) -> str | None:
-    """What the framework does in that function; None where nobody has named it."""
+    """What the framework does in that function; None if it is not in the table."""
     return FRAMEWORK_WORDS.get((framework, function)) or FRAMEWORK_WORDS.get((framework, function.rpartition(".")[2]))
 
 
-# -- places -----------------------------------------------------------------------------------------------------------
+# -- agreement of stacks ----------------------------------------------------------------------------------------------
 
 RECORDER = "stepscope/recorder"
 GENERATED = ("<frozen", "<string>", "<eval_with_key>", "/torchinductor_")
 LIBRARIES = ("site-packages", "dist-packages", "/lib/python", *GENERATED, RECORDER)
-"""In the path of a frame that is not the user's own."""
+"""Parts of the path of a frame that is not the user's own."""
 WITHIN = ("input", "forward", "backward", "optimizer")
-"""Phases of which only the frames below our hook count …"""
+"""Phases in which only frames below our hook count …"""
 COMPUTE = ("forward", "backward", "optimizer")
-"""… and those of which a line must stand out …"""
+"""… and those in which a line must stand out …"""
 USUAL_SHARE = 0.1
 """… because at most this share of the other stacks has it …"""
 LITTLE_SHARE = 0.05
-"""… or because the phase takes less than that of the others' steps, and so there are none."""
+"""… or because the phase takes less than this share of the others' steps, so that they have no stacks in it."""
 AGREE_SHARE = 0.6
-"""Of the stacks must have a frame for it to be named: the sentence says "mostly"."""
+"""Share of the stacks that must have a frame for it to be named: the message says "mostly"."""
 STACKS_AT_LEAST = 2
 """A single one may have been taken anywhere."""
 
@@ -171,11 +168,11 @@ def seen_at(
     steps: Collection[int] | None = None,
     between: bool | None = None,
 ) -> str:
-    """``write_report, train.py:66``: where the ranks (all when none are given) were mostly seen; empty if nowhere.
+    """``write_report, train.py:66``: where the ranks (all if none are given) were most often; empty if nowhere.
 
     Below a framework: ``a callback: Plot.on_step_end, train.py:20``, or ``evaluation: transformers/trainer.py:2861 in
-    Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only what was
-    seen in these; ``between``: only what was seen between two steps, or only within one.
+    Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only stacks
+    from these; ``between``: only stacks from between two steps, or only from within one.
     """
     mine: list[list[_Frame]] = []
     others: list[list[_Frame]] = []
@@ -195,7 +192,7 @@ def seen_at(
 
 
 def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
-    """A stack, and where in it the frame stands on which most of them agree."""
+    """A stack, and the index of the frame in it that most of the stacks agree on."""
     if len(stacks) < STACKS_AT_LEAST:
         return None
     counts = Counter(key for frames in stacks for key in {frame.key for frame in frames})
@@ -210,7 +207,7 @@ def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
     line, times = Counter(frames[at].line for frames, at in having).most_common(1)[0]
     calls_on = sum(at > 0 for _, at in having)
     if 2 * calls_on > len(having) and times < AGREE_SHARE * len(stacks):
-        return None  # it calls now this, now that, and no line of it explains anything
+        return None  # it calls different things, and no line of it explains anything
     return next((frames, at) for frames, at in having if frames[at].line == line)
 
 
@@ -223,7 +220,7 @@ def _stands_out(
     phase: str,
     ranks: Collection[int],
 ) -> bool:
-    """Whether most of these stacks are at the very line, and hardly any of the others."""
+    """Whether most of these stacks are at this exact line, and hardly any of the others."""
     frame = found[0][found[1]]
     if sum(frame in frames for frames in mine) < AGREE_SHARE * len(mine):
         return False
@@ -235,23 +232,23 @@ def _stands_out(
 
 
 def _within(frames: Any) -> Any:
-    """What is below the innermost hook of ours; nothing where there is none."""
+    """The frames below our innermost hook; empty without a hook."""
     found: list[Any] = []
     for frame in frames if isinstance(frames, list) else ():
         if isinstance(frame, dict) and RECORDER in str(frame.get("file")):
             if found:
                 return found
-            continue  # it was just in a hook itself
+            continue  # the sample was taken inside a hook
         found.append(frame)
     return []
 
 
 def _deepest(frames: list[_Frame], agreed: Collection[tuple[str, str]]) -> int | None:
-    """Where in the stack (innermost first) the agreed frame stands that explains most."""
+    """Index in the stack (innermost first) of the agreed frame that explains most."""
     at = [index for index, frame in enumerate(frames) if frame.key in agreed]
     if not at or frames[at[0]].framework is None:
         return at[0] if at else None
-    # A framework's: the one of its frames that has a meaning, as far as the user's line that called it.
+    # In a framework: its first frame with a known meaning, up to the user's line that called it.
     own = next((index for index in at if frames[index].framework is None), len(frames))
     return next((index for index in at if index < own and frames[index].word is not None), at[0])
 
@@ -261,7 +258,7 @@ def _text(frames: list[_Frame], at: int) -> str:
     function = frame.function.rpartition("<locals>.")[2]
     caller = next((one for one in above if one.framework is None), None)
     if frame.framework is None:
-        # What the framework that called it was doing; beyond the user's line that called the framework, nothing counts.
+        # What the calling framework was doing; frames beyond the user's line that called the framework do not count.
         called_by = above[: above.index(caller)] if caller is not None else above
         word = next((one.word for one in called_by if one.word is not None), None)
         where = f"{frame.path.rpartition('/')[2]}:{frame.line}"
@@ -281,7 +278,7 @@ def _inside_packages(path: str) -> str:
 
 
 def _named_frames(frames: Any) -> list[_Frame]:
-    """The user's own and the framework's, innermost first; none when they make no sense."""
+    """The user's and the framework's frames, innermost first; empty if they are malformed."""
     found = []
     for frame in frames if isinstance(frames, list) else ():
         if not isinstance(frame, dict):

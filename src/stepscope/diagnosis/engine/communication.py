@@ -1,18 +1,15 @@
-"""Communication between ranks: process groups, flows per operation, arrivals in collectives, DDP's reducer.
+"""What the ranks exchange: by process group and operation, how much, how long it blocked the host, which rank was last.
 
-What the ranks exchange: by process group and operation, how much, how long the host was blocked, and who came last.
+Two tables.  *Flows* sum up every step by group and operation.  *Arrivals* compare the ranks in the collectives that
+were recorded individually.  DDP's reducer calls no function that could be hooked; its exchange is known from its own
+logging and its bucket setting, and is listed next to the flows as a *reducer*.
 
-Two tables.  *Flows* (``communication_flows.py``) sum up every step by group and operation.  *Arrivals*
-(``communication_arrivals.py``) compare the ranks in the collectives that were kept one by one.  DDP's reducer calls no
-function that could be watched; what it did is known from its own logging and from the setting of its buckets, and
-stands beside the flows as a *reducer* (``communication_ddp.py``).
-
-Of what a rank is blocked, only what every rank of the group has is the exchange itself; the rest is waiting for a rank.
-The least over the ranks is therefore taken step by step.
+Of the time a rank is blocked, only what every rank of the group has is the exchange itself; the rest is waiting for a
+rank.  The minimum over the ranks is therefore taken step by step.
 
 On NCCL the host sees nothing of this.  There the times are the device's own, of the kernels on NCCL's stream
-(``FLAG_DEVICE``): how long a collective took is known, and how much of it was waiting for a rank; what of it held up
-the computation is in the device's phase ``comm``.
+(``FLAG_DEVICE``): they show how long a collective took, and how much of it was waiting for a rank; the part that
+delayed the computation is in the device's phase ``comm``.
 """
 
 from __future__ import annotations
@@ -57,14 +54,14 @@ __all__ = [
 ]
 
 
-# -- communication arrivals -------------------------------------------------------------------------------------------
-# Who waited for whom: the n-th collective of a group in a step, compared over the ranks of the group.
+# -- arrivals ---------------------------------------------------------------------------------------------------------
+# Which rank waited for which: the n-th collective of a group in a step, compared over the ranks of the group.
 #
-# Clocks of two machines say nothing to each other; but all ranks leave a collective at about the same time, so the
-# rank that spent least time in it came last.  Its time is the exchange itself, and what the others took beyond it was
-# waiting. On NCCL the time of its kernel on the device says the same, in collectives that are known by their number in
-# the group. That holds for operations in which every rank waits for every other; of a broadcast the root may be gone
-# before the last one comes, so it and its like are not compared, nor are sends and receives.
+# Clocks of two machines cannot be compared; but all ranks leave a collective at about the same time, so the rank that
+# spent least time in it came last.  Its time is the exchange itself, and what the others took beyond it was waiting.
+# On NCCL the time of its kernel on the device says the same, with collectives matched by their number in the group.
+# This holds for operations in which every rank waits for every other.  The root of a broadcast may be gone before the
+# last rank comes, so broadcasts and the like are not compared, nor are sends and receives.
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -72,7 +69,7 @@ Ints = NDArray[np.intp]
 MUTUAL = np.isin(OPS, ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 """By operation: whether every rank waits for every other."""
 LOOKED_AT = 500_000
-"""Rows over all ranks; of more, every second or third … of the steps is left out."""
+"""Maximum rows over all ranks; with more, only every second, third … step is used."""
 CALL_DTYPE = np.dtype(
     [
         *((name, np.intp) for name in ("row", "group", "place", "nth", "op", "phase")),
@@ -85,14 +82,14 @@ CALL_DTYPE = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """N collectives that all ranks of their group were seen in; M memberships, of a rank in a group."""
+    """N collectives that all ranks of their group took part in; M memberships of a rank in a group."""
 
     group: Ints
-    """[N]; its place in ``Communication.groups``."""
+    """[N]; index into ``Communication.groups``."""
     op: Ints
-    """[N]; as in ``OPS``."""
+    """[N]; index into ``OPS``."""
     place: Ints
-    """[N]; its step, as a place in the window."""
+    """[N]; its step, as an index into the window."""
     bytes: Floats
     """[N]; per rank."""
     transfer_ns: Floats
@@ -102,21 +99,21 @@ class Arrivals:
     member_group: Ints
     """[M]."""
     member_row: Ints
-    """[M]; of the window."""
+    """[M]; row of the window."""
     waited_ns: Floats
-    """[M]; for later ranks, in all."""
+    """[M]; total wait for later ranks."""
     last: Ints
-    """[M]; how often it was the last, and somebody had to wait."""
+    """[M]; how often it was the last and made another rank wait."""
     late_ns: Floats
-    """[M]; what each of the others waited for it then, in all."""
+    """[M]; total time that each of the others waited for it then."""
     call_row: Ints
-    """[K]; of the window: one rank in one collective on the device, whether all ranks were seen in it or not."""
+    """[K]; row of the window: one rank in one collective on the device, even if not all ranks were recorded."""
     call_place: Ints
     """[K]; its step."""
     call_phase: Ints
     """[K]; the slot of the phase in which it was called."""
     call_wait_ns: Floats
-    """[K]; how long it waited for later ranks; nan where not all were seen."""
+    """[K]; how long it waited for later ranks; nan if not all were recorded."""
 
 
 def align_collectives(
@@ -127,9 +124,9 @@ def align_collectives(
     aligned: NDArray[np.bool_],
     on_device: NDArray[np.bool_],
 ) -> Arrivals:
-    """``by_slot``: of each rank, slot → group; ``aligned`` [groups]: those that may be compared.
+    """``by_slot``: for each rank, slot → group; ``aligned`` [groups]: those that may be compared.
 
-    ``on_device`` [groups]: those of which the device's own times are known; what the host saw of them does not count.
+    ``on_device`` [groups]: those with device times; what the host recorded of them does not count.
     """
     looked_at = _looked_at(trained, steps, steady)
     seen = np.concatenate(
@@ -159,15 +156,15 @@ def align_collectives(
 
 
 def _compare_arrivals(seen: NDArray[Any], counts: Ints, calls: NDArray[Any], call_wait_ns: Floats) -> Arrivals:
-    """``counts`` [N]: so many rows of ``seen``, one for each rank, are of the n-th collective."""
+    """``counts`` [N]: the number of rows of ``seen``, one per rank, that belong to the n-th collective."""
     starts = np.cumsum(counts) - counts
     took = seen["took_ns"]
-    # An index that stands at the end would ask for an empty stretch.
+    # reduceat with an index at the end would read an empty stretch.
     least, most = (ufunc.reduceat(took, starts) if len(starts) else np.zeros(0) for ufunc in (np.minimum, np.maximum))
     waits = took - np.repeat(least, counts)
     number = np.repeat(np.arange(len(counts)), counts)
     late = np.bincount(number, waits, minlength=len(counts)) / np.maximum(counts - 1, 1)
-    # The first of its rows that did not wait; two that did not came together.
+    # The first of its rows that did not wait; two that did not wait came together.
     at_end = np.flatnonzero(waits == 0)
     last = at_end[np.unique(number[at_end], return_index=True)[1]]
     stride = int(seen["row"].max(initial=0)) + 1
@@ -198,7 +195,7 @@ def _sums(at: Ints, values: Floats, count: int) -> Floats:
 
 
 def _runs(*keys: Ints) -> tuple[Ints, Ints]:
-    """Where in sorted rows a new key begins, and how many rows have it."""
+    """Where a new key begins in sorted rows, and how many rows have it."""
     new = np.ones(len(keys[0]), np.bool_)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     starts = np.flatnonzero(new)
@@ -206,7 +203,7 @@ def _runs(*keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _looked_at(trained: Sequence[RankSeries], steps: NDArray[np.int64], steady: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[S]; steady steps whose collectives were kept; of a large job not all of them."""
+    """[S]; steady steps with recorded collectives; not all of them for a large job."""
     kept = np.array([kept_by_itself(int(step)) for step in steps], np.bool_) & steady
     rows = sum(len(series.collectives) for series in trained if series.collectives is not None)
     places = np.flatnonzero(kept)[:: -(-rows // LOOKED_AT) or 1]
@@ -241,10 +238,10 @@ def _calls_of_rank(
     seen["op"], seen["bytes"] = rows["op"], rows["bytes"]
     seen["phase"] = rows["flags"] >> PHASE_SHIFT
     called_ns = (rows["end_ns"] - rows["start_ns"]).astype(np.int64)
-    # Of one that runs beside the computation, what could not be hidden.
+    # For one that overlaps with the computation, the part that could not be hidden.
     hidden = (rows["flags"] & FLAG_ASYNC) > 0
     seen["took_ns"] = np.where(hidden & ~timed, rows["exposed_ns"].astype(np.int64), called_ns).clip(0)
-    # Sends and receives stand between them on some ranks only, so the host's own numbers do not do.
+    # Some ranks have sends and receives in between, so the host's own numbers cannot be used.
     order = np.argsort(seen["place"] * len(aligned) + seen["group"], kind="stable")
     seen = seen[order]
     starts, counts = _runs(seen["group"], seen["place"])
@@ -253,11 +250,11 @@ def _calls_of_rank(
     return seen
 
 
-# -- communication flows ----------------------------------------------------------------------------------------------
-# Groups and flows: what the ranks exchange, summed up by process group and operation over every step.
+# -- groups and flows -------------------------------------------------------------------------------------------------
+# What the ranks exchange, summed up by process group and operation over every step.
 
 BLOCKING = ("gloo", "mpi")
-"""Backends whose waits block the host; others only order streams, and what the host saw of them says nothing."""
+"""Backends whose waits block the host; others only order streams, and the host's times for them are meaningless."""
 OP_CODES = 32
 
 
@@ -268,14 +265,14 @@ class Group:
     description: str
     backend: str
     ranks: tuple[int, ...]
-    """As the group itself says, else those that were seen in it."""
+    """As the group itself defines them, else those recorded in it."""
     size: int
     rows: tuple[int, ...]
-    """Of the window, those that know the group."""
+    """Rows of the window that know the group."""
     blocking: bool
     """Whether a wait for it blocks the host."""
     device: bool
-    """Whether times of the device are known of it."""
+    """Whether it has device times."""
 
     @property
     def timed(self) -> bool:
@@ -284,7 +281,7 @@ class Group:
 
     @property
     def whole(self) -> bool:
-        """Whether all its ranks are there to be compared."""
+        """Whether all its ranks are present for comparison."""
         return len(self.rows) == self.size > 1
 
 
@@ -296,21 +293,21 @@ class Flow:
     op: str
     flags: int
     rows: NDArray[np.intp]
-    """Of the window: the ranks that took part."""
+    """Rows of the window: the ranks that took part."""
     device: bool
-    """Whether its times are the device's; of the steps below only those count in which they are known."""
+    """Whether its times are the device's; then only the steps with known times count below."""
     count: float
-    """Per rank and steady step, on the average; so are the bytes and the times below."""
+    """Average per rank and steady step; so are the bytes and the times below."""
     bytes: float
     exposed_by_row: Floats
-    """As ``rows``; nanoseconds a step; zero where the times are the device's."""
+    """In the order of ``rows``; nanoseconds per step; zero where the times are the device's."""
     span_by_row: Floats
     transfer_ns: float
-    """On the device: a step, on the rank where it took least, which came last; else 0."""
+    """On the device: per step, on the rank where it took least, which came last; else 0."""
     least_ns: NDArray[np.float32]
-    """[S]; blocked, on the rank that was blocked least; nan where nobody was seen in it.
+    """[S]; blocked time on the rank that was blocked least; nan where no rank was recorded in it.
 
-    On the device how long it took, on the rank where it took least; nan also where not all ranks were seen."""
+    On the device: its duration on the rank where it took least; nan also where not all ranks were recorded."""
     bytes_by_step: NDArray[np.float32]
     """[S]; per rank."""
 
@@ -320,18 +317,18 @@ class Flow:
 
     @property
     def overlapped_ns(self) -> float:
-        """Under way while the rank did something else; of what was not waited for nothing is known."""
+        """Time under way while the rank did something else; unknown for operations that were not waited for."""
         return float(np.maximum(self.span_by_row - self.exposed_by_row, 0.0).mean())
 
     @property
     def waited_by_row(self) -> Floats:
-        """As ``rows``; on the device, for later ranks."""
+        """In the order of ``rows``; on the device, wait for later ranks."""
         return np.maximum(self.span_by_row - self.transfer_ns, 0.0) if self.device else np.zeros(len(self.rows))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """In which steps collectives were timed on the device."""
+    """Steps in which collectives were timed on the device."""
 
     places: NDArray[np.bool_]
     """[S]; on all ranks that have any."""
@@ -340,13 +337,13 @@ class Measured:
 
     @property
     def last_unread(self) -> int:
-        """Steps after the last of them: the recorder is gone with its process."""
+        """Steps after the last of them: the Flight Recorder ends with its process."""
         at = np.flatnonzero(self.places)
         return len(self.places) - 1 - int(at[-1]) if len(at) else 0
 
 
 def bus_factor(op: str, size: int) -> float:
-    """What of the bytes of an operation each rank's link carries, as NVIDIA's nccl-tests count it; 0: not known."""
+    """Share of an operation's bytes that each rank's link carries, as NVIDIA's nccl-tests count it; 0: unknown."""
     if size < 2:
         return 0.0
     shares = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "gather": 1.0}
@@ -364,7 +361,7 @@ class GroupNumbers:
         self._rows: list[list[int]] = []
         self._trained = trained
         self.by_slot: list[dict[int, int]] = []
-        """By row: slot → number.  A slot without a group (they came too late to be told) is none."""
+        """By row: slot → number.  Slots without a group (they came too late to be recorded) are missing."""
         for row, series in enumerate(trained):
             own: dict[int, int] = {}
             for group in series.groups:
@@ -378,7 +375,7 @@ class GroupNumbers:
             self.by_slot.append(own)
 
     def groups(self, on_device: Collection[int]) -> tuple[Group, ...]:
-        """``on_device``: numbers of those whose times are the device's."""
+        """``on_device``: numbers of the groups whose times are the device's."""
         return tuple(
             self._group(said, tuple(rows), device=number in on_device)
             for number, (said, rows) in enumerate(zip(self._said, self._rows, strict=True))
@@ -416,7 +413,7 @@ class FlowSums:
         self.on_device: set[int] = set()
         """Groups whose times are the device's."""
         self._covered: dict[int, NDArray[np.bool_]] = {}
-        """By row: [S]; steps with times of the device."""
+        """By row: [S]; steps with device times."""
         self._missed = np.zeros(len(steps), np.bool_)
 
     @property
@@ -424,7 +421,7 @@ class FlowSums:
         return bool(self._number)
 
     def add(self, row: int, series: RankSeries) -> Floats:
-        """[S]; nanoseconds for which this rank was blocked in all that was seen."""
+        """Add the rows of a rank; return [S], nanoseconds for which it was blocked in all that was recorded."""
         rows, place = self._device_first(row, *_within(series.comm, self._steps))
         codes = rows["group"].astype(np.uint16) * OP_CODES + rows["op"]
         order = np.argsort(codes, kind="stable")
@@ -452,7 +449,7 @@ class FlowSums:
     def _device_first(
         self, row: int, rows: NDArray[Any], place: NDArray[np.intp]
     ) -> tuple[NDArray[Any], NDArray[np.intp]]:
-        """Of an operation in a group that has times of the device, only those; what says that some were missed goes."""
+        """For an operation and group with device times, keep only those; drop the rows that mark missed ones."""
         flags = rows["flags"].astype(np.int64)
         missed, device = (flags & FLAG_MISSED) > 0, (flags & FLAG_DEVICE) > 0
         if not missed.any() and not device.any():
@@ -487,7 +484,7 @@ class FlowSums:
         found = []
         for (group, op, device), flow in self._number.items():
             if not device and (group, op, True) in self._number:
-                continue  # of a rank whose recorder was never read
+                continue  # of a rank whose Flight Recorder was never read
             sums = np.array(self._ranks[flow], np.float64)
             rows = sums[:, 0].astype(np.intp)
             steps = self._steps_of(rows, device=device)
@@ -513,14 +510,14 @@ class FlowSums:
         return tuple(found)
 
     def _steps_of(self, rows: NDArray[np.intp], *, device: bool) -> Floats:
-        """As ``rows``; over how many steps each was summed."""
+        """In the order of ``rows``; the number of steps over which each was summed."""
         if not device:
             return np.full(len(rows), float(self._steady.sum()))
         covered = [(self._covered[row] & self._steady).sum() for row in rows.tolist()]
         return np.maximum(np.array(covered, np.float64), 1.0)
 
     def _transfer_ns(self, least_ns: NDArray[np.float32], there: NDArray[np.float32], steps: Floats) -> float:
-        """A step, on the average, from those in which all ranks were seen."""
+        """Average per step, from the steps in which all ranks were recorded."""
         own = least_ns[self._steady]
         known = own[~np.isnan(own)]
         often = float((there[self._steady] > 0).sum()) / float(steps.max())
@@ -531,7 +528,7 @@ _SUMMED = ("count", "bytes", "exposed_ns", "span_ns")
 
 
 def _within(rows: NDArray[Any] | None, steps: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """The rows of steps in the window, and which of them each belongs to."""
+    """The rows of steps in the window, and the step that each belongs to."""
     if rows is None or not len(rows):
         return np.zeros(0, [(name, np.int64) for name in ("group", "op", "flags", *_SUMMED)]), np.zeros(0, np.intp)
     place = np.searchsorted(steps, rows["step"])
@@ -539,8 +536,8 @@ def _within(rows: NDArray[Any] | None, steps: NDArray[np.int64]) -> tuple[NDArra
     return (rows, place) if len(inside) == len(rows) else (rows[inside], place[inside])
 
 
-# -- communication ddp ------------------------------------------------------------------------------------------------
-# What DDP's reducer exchanges inside backward, as its own logging and the setting of its buckets tell it.
+# -- DDP's reducer ----------------------------------------------------------------------------------------------------
+# What DDP's reducer exchanges inside backward, according to its own logging and bucket setting.
 
 DDP_OP = "all_reduce (DDP)"
 MIB = 1 << 20
@@ -552,28 +549,28 @@ class Reducer:
 
     rows: NDArray[np.intp]
     group: str
-    """What people call it, as the facts have it; empty: not known."""
+    """Its usual name, from the facts; empty: unknown."""
     backwards: float
-    """In a step."""
+    """Backward passes per step."""
     buckets: int
-    """As DDP laid them out; 0: not known."""
+    """As DDP laid them out; 0: unknown."""
     buckets_bytes: tuple[int, ...]
-    """Of the first ones."""
+    """Sizes of the first ones."""
     bytes: int
-    """Of all gradients; 0: not known."""
+    """Size of all gradients; 0: unknown."""
     exposed_ns: Floats
-    """[S]; the least over the ranks; nan where it cannot be told, here and below."""
+    """[S]; the least over the ranks; nan if unknown, here and below."""
     span_ns: Floats
     """[S]; from the first bucket's start to the last one's end, the least over the ranks."""
     compute_ns: Floats
-    """[S]; of the gradients, the mean over the ranks: what may hide an exchange."""
+    """[S]; time to compute the gradients, the mean over the ranks: what may hide an exchange."""
     exposed_by_row: Floats
-    """As ``rows``: per steady step in which it could be told; nan where it never could."""
+    """In the order of ``rows``: mean over the steady steps in which it is known; nan if it never is."""
     span_by_row: Floats
 
 
 def has_reducer(trained: Sequence[RankSeries]) -> bool:
-    """Whether DDP told its figures step by step, and not just now and then (on a GPU)."""
+    """Whether DDP reported its figures step by step, not just now and then (as on a GPU)."""
     said = (np.count_nonzero(series.steps["ddp_comm_ns"]) / max(len(series.steps), 1) for series in trained)
     return any(share >= thresholds.COMM_STEPS_SHARE for share in said)
 
@@ -611,13 +608,13 @@ def find_reducers(
 
 
 def _means(values: Floats) -> Floats:
-    """[R]; over the steps in which there is one."""
+    """[R]; over the steps that have a value."""
     counts = (~np.isnan(values)).sum(axis=1)
     return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
 
 
 def _ddp_times(series: RankSeries, steps: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """[S] each; how long DDP says that the exchange and the gradients took; 0 where it said nothing."""
+    """[S] each; how long the exchange and the gradients took according to DDP; 0 where it reported nothing."""
     rows = series.steps
     place = np.searchsorted(rows["step"], steps)
     there = rows["step"][np.minimum(place, len(rows) - 1)] == steps
@@ -631,7 +628,7 @@ def _group_word(ddp: object) -> str:
 
 
 def gradients_of(ddp: object) -> dict[str, Any]:
-    """``buckets``, ``buckets_bytes`` and ``bytes``, as far as DDP's facts have them."""
+    """``buckets``, ``buckets_bytes`` and ``bytes``, as far as DDP's facts contain them."""
     facts: Mapping[str, Any] = ddp if isinstance(ddp, Mapping) else {}
     said = facts.get("bucket_sizes_mb")
     sizes = (
@@ -653,11 +650,11 @@ class Communication:
     reducers: tuple[Reducer, ...]
     arrivals: Arrivals
     measured: Measured | None
-    """Of times on the device; None: there are none."""
+    """None without times on the device."""
 
     @cached_property
     def siblings(self) -> list[list[int]]:
-        """Groups for the same purpose that share no rank, as places in ``groups``: the columns of a mesh, say."""
+        """Groups for the same purpose that share no rank, as indices into ``groups``: the columns of a mesh, say."""
         alike: dict[tuple[str, str, int, bool], list[int]] = {}
         for place, group in enumerate(self.groups):
             if group.whole and group.timed:
@@ -676,7 +673,7 @@ def build_communication(
     phase_ns: Floats,
     peers: NDArray[np.intp],
 ) -> Communication | None:
-    """None: one rank, or nothing was seen.  ``phase_ns`` [P, R, S], ours first; ``peers`` [R]: as ``Window.groups``."""
+    """None: one rank, or no records.  ``phase_ns`` [P, R, S], built-in phases first; ``peers``: ``Window.groups``."""
     if len(trained) < 2 or not steady.any():
         return None
     numbering = GroupNumbers(trained)

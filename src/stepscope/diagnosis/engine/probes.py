@@ -1,13 +1,11 @@
 """Network probes between hosts: a table of round trips and losses, and the host or link at fault.
 
-What the agents' probes say, as a table: ways between the hosts of a job, and slices of time.
+Each host's agent probes others and reports, every few seconds, how many probes were answered and how long that took.
+Both directions between two hosts are one path (``way`` in the code).  Time is cut into slices of the interval between
+lines, so that one bad second shows in one or two of them.
 
-Each host's agent asks others and tells, every few seconds, how many of its questions were answered and how long that
-took.  Both directions of a pair are one way.  Time is cut into slices as long as from one line to the next, so that one
-bad second shows in one or two of them.
-
-A host that says nothing itself is gone and not slow, and a direction in which nothing ever came back is a firewall's
-doing: neither is in the table.
+A host that reports nothing itself is gone, not slow, and a direction without a single answer is blocked by a firewall:
+neither is in the table.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ __all__ = ["NetworkFault", "ProbeSamples", "network_faults", "round_trips_of"]
 
 Floats = NDArray[np.float64]
 MOST_SLICES = 1000
-"""Of a run: more are joined."""
+"""Per run: more are merged."""
 SHORTEST_SLICE_NS = 1e6
 
 
@@ -43,12 +41,12 @@ class ProbeSamples:
     sent: Floats
     lost: Floats
     rtt_us: Floats
-    """The median; nan where nothing came back."""
+    """The median; nan if no probe was answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTrips:
-    """P ways between H hosts, in T slices of time."""
+    """P paths between H hosts, in T slices of time."""
 
     hosts: int
     ends: NDArray[np.intp]
@@ -59,22 +57,22 @@ class RoundTrips:
     """[P, T]"""
     lost: Floats
     rtt_us: Floats
-    """[P, T]; nan where nothing came back."""
+    """[P, T]; nan if no probe was answered."""
 
     def per_host(self, values: Floats) -> Floats:
-        """[H, T]; sums over the ways of each host."""
+        """[H, T]; sums over the paths of each host."""
         ends, slices = self.ends.T.ravel(), values.shape[1]
         at = (ends[:, None] * slices + np.arange(slices)).ravel()
         sums = np.bincount(at, np.concatenate([values, values]).ravel(), minlength=self.hosts * slices)
         return np.asarray(sums, np.float64).reshape(self.hosts, slices)
 
     def period(self, at: slice) -> tuple[float, float]:
-        """On the wall clock.  A line tells of the time before it."""
+        """Begin and end on the wall clock.  A line describes the time before it."""
         return self.start_ns + (at.start - 1) * self.slice_ns, self.start_ns + at.stop * self.slice_ns
 
 
 def round_trips_of(heard: ProbeSamples, hosts: int) -> RoundTrips | None:
-    """None: there is too little to judge by."""
+    """None: there is too little to judge."""
     key = heard.node * hosts + heard.peer
     answered = np.bincount(key, heard.sent - heard.lost, minlength=hosts * hosts) > 0
     keep = answered[key] & (heard.node != heard.peer)
@@ -123,21 +121,21 @@ def _slice_ns(wall_ns: Floats, key: NDArray[np.intp]) -> float:
     return max(usual, float(np.ptp(wall_ns)) / MOST_SLICES, SHORTEST_SLICE_NS)
 
 
-# -- bad ways ---------------------------------------------------------------------------------------------------------
-# Whose network is bad: a host, a link, or the network between all hosts, by the table of round trips.
+# -- faults -----------------------------------------------------------------------------------------------------------
+# What is at fault according to the round trips: a host, a link, or the network between all hosts.
 #
-# *A host* is bad if (nearly) all its ways are worse than the ways without it.  *A link* is one way that is worse than
-# all others, with both of its hosts otherwise well.  *The network* is bad where no host and no link stands out.  A
-# round trip is set against the best quarter of all ways, so that several bad hosts do not hide each other.  Loss is
-# counted, tested against the loss on all other ways, and has to be spread over the host's ways and over time.
+# *A host* is bad if (nearly) all its paths are worse than the paths without it.  *A link* is one path that is worse
+# than all others, with both of its hosts otherwise fine.  *The network* is bad if no host and no link stands out.  A
+# round trip is compared with the best quarter of all paths, so that several bad hosts do not hide each other.  Loss is
+# counted, tested against the loss on all other paths, and must be spread over the host's paths and over time.
 
 Bools = NDArray[np.bool_]
 SUSPECTS_AT_MOST = 64
-"""Hosts or ways that are looked at more closely, each against all others; where more are bad, these are the worst."""
+"""Hosts or paths examined more closely, each against all others; if more are bad, these are the worst."""
 EXACT_LOSSES = 1000
-"""Losses that are counted one by one; of more the normal distribution says the same."""
+"""Losses that are counted exactly; with more, the normal distribution gives the same result."""
 LOSSY_HOSTS_AT_MOST = 8
-"""Lossy hosts that are looked for one after the other; with more it is the network."""
+"""Lossy hosts to search for, one after the other; if there are more, it is the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +145,12 @@ class NetworkFault:
     hosts: tuple[int, ...]
     period_ns: tuple[float, float]
     value: float
-    """Microseconds of a round trip, the share of packets that are lost, or bytes a second; so is the next."""
+    """Round trip in microseconds, share of packets lost, or bytes per second; so is the next."""
     usual: float
-    """The same among the others, or before; nan: not known."""
+    """The same among the others, or before; nan: unknown."""
     probes: int
     slice_ns: float
-    """How exactly the period is known."""
+    """The precision of the period."""
 
 
 def network_faults(trips: RoundTrips) -> list[NetworkFault]:
@@ -167,12 +165,12 @@ def network_faults(trips: RoundTrips) -> list[NetworkFault]:
 
 
 def _times(bad: NetworkFault) -> float:
-    """How much worse than the others, in times; loss before latency of the same size."""
+    """How much worse than the others, as a factor; loss comes before latency of the same size."""
     least = thresholds.PROBE_LOSS / 10 if bad.what == "loss" else 1.0
     return bad.value / max(bad.usual, least)
 
 
-# -- round trips that take longer -----------------------------------------------------------------------------------
+# -- latency ----------------------------------------------------------------------------------------------------------
 
 
 def _slow_hosts(trips: RoundTrips) -> Iterator[NetworkFault]:
@@ -193,7 +191,7 @@ def _slow_links(trips: RoundTrips) -> Iterator[NetworkFault]:
         if (at := _stretch(slow[way])) is not None:
             own = np.arange(len(trips.ends)) == way
             bad = _latency_fault(trips, own, "link", tuple(trips.ends[way].tolist()), at)
-            # Of one way there are few probes in a slice, and the best quarter of the others is a low bar.
+            # One path has few probes in a slice, and the best quarter of the others is a low bar.
             if _slow(np.array([bad.value]), np.array([bad.usual])).all():
                 yield bad
 
@@ -219,7 +217,7 @@ def _slow_network(trips: RoundTrips) -> Iterator[NetworkFault]:
 
 
 def _suspects(counts: NDArray[Any]) -> list[int]:
-    """Those with the most bad slices, or losses; enough of them to be looked at more closely."""
+    """Those with the most bad slices, or losses, if there are enough for a closer look."""
     worst = np.argsort(-counts, kind="stable")[:SUSPECTS_AT_MOST]
     return [int(one) for one in worst if counts[one] >= thresholds.PROBE_SLICES]
 
@@ -230,7 +228,7 @@ def _slow(rtt_us: Floats, usual_us: Floats) -> Bools:
 
 
 def _lower(values: Floats, part: int) -> Floats:
-    """[T]; of each column the value that one ``part``-th lies below (two: the lower median); nan for an empty one."""
+    """[T]; the value of each column that one ``part``-th lies below (two: the lower median); nan for an empty one."""
     ordered = np.sort(values, axis=0)  # nan last
     counts = (~np.isnan(values)).sum(axis=0)
     at = np.maximum(counts - 1, 0) // part
@@ -273,11 +271,11 @@ def _probes(trips: RoundTrips, own: Bools, at: slice) -> int:
     return int(trips.sent[own, at].sum())
 
 
-# -- packets that are lost -------------------------------------------------------------------------------------------
+# -- loss -------------------------------------------------------------------------------------------------------------
 
 
 def _lossy_hosts(trips: RoundTrips) -> Iterator[NetworkFault]:
-    """The worst first; its ways are then left out, and the next is looked for."""
+    """The worst first; then its paths are left out, and the search continues."""
     if trips.hosts < 3:
         return
     left = np.ones(len(trips.ends), np.bool_)
@@ -325,9 +323,9 @@ def _lossy_network(trips: RoundTrips) -> Iterator[NetworkFault]:
 def _loss(
     lost: Floats, sent: Floats, all_lost: Floats, all_sent: Floats, *, comparisons: int
 ) -> tuple[slice, float, float] | None:
-    """When, how much of it, and how much on the other ways at that time (nan: there are none); None: nothing much."""
+    """When, the share lost, and the share lost on the other paths then (nan: no others); None: nothing notable."""
     at = _highest(lost - thresholds.PROBE_LOSS / 2 * sent)
-    # Again, by what was found: a stray loss long before or after does not belong to it.
+    # Again with the share just found: a stray loss long before or after does not belong to it.
     at = _highest(lost - max(float(lost[at].sum()) / max(float(sent[at].sum()), 1.0), thresholds.PROBE_LOSS) / 2 * sent)
     count, of = float(lost[at].sum()), float(sent[at].sum())
     share = count / of if of else 0.0
@@ -345,7 +343,7 @@ def _loss(
 
 
 def _is_lasting(lost: Floats, sent: Floats) -> bool:
-    """Whether there is loss without the worst moment, which may be in a slice less than are asked for."""
+    """Whether there is loss besides the worst moment, which may span one slice less than required."""
     width = thresholds.PROBE_SLICES - 1
     in_a_row = np.convolve(lost, np.ones(width), "valid")
     at = int(np.argmax(in_a_row))
@@ -354,7 +352,7 @@ def _is_lasting(lost: Floats, sent: Floats) -> bool:
 
 
 def _chance(count: int, of: int, share: float) -> float:
-    """That of so many losses so many, or more, fall on a part that has this share of the probes."""
+    """Chance that at least ``count`` of ``of`` losses fall on a part that has this share of the probes."""
     if not 0.0 < share < 1.0:
         return 1.0
     if of > EXACT_LOSSES:
@@ -367,7 +365,7 @@ def _chance(count: int, of: int, share: float) -> float:
 
 
 def _alone(trips: RoundTrips, way: int, at: slice, share: float) -> bool:
-    """Whether both ends of a lossy way are well otherwise."""
+    """Whether both ends of a lossy path are otherwise fine."""
     for end in trips.ends[way].tolist():
         rest = (trips.ends == end).any(axis=1)
         rest[way] = False
@@ -378,7 +376,7 @@ def _alone(trips: RoundTrips, way: int, at: slice, share: float) -> bool:
 
 
 def _all_ways(trips: RoundTrips, own: Bools, at: slice, share: float) -> bool:
-    """Whether a host's loss lies on its ways alike: not on one link, and not on a few."""
+    """Whether a host's loss is spread over its paths: not on one link, and not on a few."""
     lost, sent = trips.lost[own, at].sum(axis=1), trips.sent[own, at].sum(axis=1)
     worst = int(np.argmax(lost / np.maximum(sent, 1.0)))
     rest_lost, rest_sent = float(np.delete(lost, worst).sum()), float(np.delete(sent, worst).sum())
@@ -387,7 +385,7 @@ def _all_ways(trips: RoundTrips, own: Bools, at: slice, share: float) -> bool:
 
 
 def _spread_out(lost: Floats, sent: Floats, share: float) -> bool:
-    """Whether about as many parts have a loss as would, were it the same in all of them."""
+    """Whether about as many parts have a loss as would if it were uniform."""
     expected = float((1 - (1 - min(share, 1.0)) ** sent).sum())
     return float((lost > 0).sum()) >= thresholds.PROBE_SPREAD * expected
 

@@ -1,13 +1,11 @@
 """Readings: the agents' samples as arrays, by host, process, GPU and rank, taken in steady steps.
 
-The agent's samples as arrays, and whose they are: which host, process or GPU belongs to which rank.
+A host is identified by its name, a process by host and pid, a GPU by its uuid: torch numbers the devices that
+CUDA_VISIBLE_DEVICES leaves, NVML those of the machine.  A GPU that is not known to be the job's own is left out, unless
+the ranks of its host must be using all of them.
 
-A host goes by its name, a process by host and pid, a GPU by its uuid: torch's numbers are those that
-CUDA_VISIBLE_DEVICES leaves, NVML's are the machine's.  Where a GPU cannot be told to be the job's own it is left out,
-unless the ranks of its host must use all that there are.
-
-Of hosts and GPUs only samples of steady steps are here (``steady.py``); processes have all of the window's, because
-growth of memory is told by step.
+For hosts and GPUs only samples of steady steps are used; for processes all of the window's, because growth of memory is
+measured by step.
 """
 
 from __future__ import annotations
@@ -45,24 +43,24 @@ __all__ = [
 ]
 
 
-# -- steady -----------------------------------------------------------------------------------------------------------
+# -- steady samples ---------------------------------------------------------------------------------------------------
 # Which samples were taken in steady steps, not while the script imported, started up, compiled or warmed up.
 #
-# Times of steps and of samples are both by the wall clock of the machine they come from; the store has moved both onto
-# the hub's clock by the same offset, so they can be compared whatever the clocks of other nodes say.
+# Times of steps and of samples both come from the wall clock of their machine; the store has moved both onto the hub's
+# clock by the same offset, so they can be compared whatever the clocks of other nodes show.
 #
-# A sample looks back: NVML's utilization and power are means over up to a second, and a host's rates count from the
-# sample before.  So a sample counts only if the second before it was steady too.
+# A sample covers the time before it: NVML's utilization and power are means over up to a second, and a host's rates
+# count from the previous sample.  So a sample counts only if the second before it was steady too.
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
 def in_steady_steps(window: Window, rows: Iterable[int], wall_ns: Floats) -> Bools:
-    """By sample: whether it tells of a steady step of one of these ranks (rows of the window), and of the warm-up or
-    a compile step of none of them.
+    """By sample: whether it covers a steady step of one of these ranks (rows of the window), and no warm-up or compile
+    step of any of them.
 
-    A rank that has ended, or has not begun yet, has no say.
+    Ranks that have ended, or have not begun yet, are ignored.
     """
     at = np.fromiter(rows, np.intp)[:, None]
     since_ns = wall_ns - thresholds.SAMPLE_LOOKS_BACK_S * 1e9
@@ -74,10 +72,11 @@ def in_steady_steps(window: Window, rows: Iterable[int], wall_ns: Floats) -> Boo
 
 
 def spaced(wall_ns: Floats, spans_s: Floats | None = None) -> Bools:
-    """By sample of one source: some of them, about a second apart.
+    """By sample of one source: select samples about a second apart.
 
-    The agent takes more in the first seconds of a run; without this they would outweigh the rest.  Of a long run those
-    of earlier hours are thinned (``spans_s``: how many seconds each stands for): then all are as far apart as these.
+    The agent takes more in the first seconds of a run; without this they would outweigh the rest.  In a long run those
+    of earlier hours are thinned (``spans_s``: the seconds that each represents): then all are spaced as widely as
+    these.
     """
     out = np.zeros(len(wall_ns), np.bool_)
     if len(wall_ns):
@@ -88,7 +87,7 @@ def spaced(wall_ns: Floats, spans_s: Floats | None = None) -> Bools:
     return out
 
 
-# -- placed -----------------------------------------------------------------------------------------------------------
+# -- samples by owner -------------------------------------------------------------------------------------------------
 
 Columns = Mapping[str, Sequence[Any]]
 Key = tuple[object, ...]
@@ -105,11 +104,11 @@ SAMPLE_KEYS = {
     ),
     "probe": ("wall_ns", "node", "peer", "sent", "lost", "rtt_us_p50"),
 }  # fmt: skip
-"""What the rules want of the samples, by kind."""
+"""The keys that the rules need from the samples, by kind."""
 NETWORK_KEYS = (
     "wall_ns", "node", "net_errors_ps", "net_drops_ps", "net_speed_bps", "tcp_out_ps", "tcp_retrans_ps", "ib_speed_bps",
 )  # fmt: skip
-"""And of a host's network."""
+"""The same for a host's network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,25 +118,25 @@ class Gpu:
     """NVML's."""
     name: str
     rows: tuple[int, ...]
-    """Of the view: the ranks on it; empty when it is only known that some rank of its host uses it."""
+    """Rows of the view: the ranks on it; empty if it is only known that some rank of its host uses it."""
     total_bytes: float
-    """Its memory; nan where not known."""
+    """Its memory; nan if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Readings:
-    """Samples of N things, each in the order of time: every key is an array [N, T], nan where there is none."""
+    """Samples of N things, each in order of time: every key is an array [N, T], nan where there is no value."""
 
     count: int
     owner: NDArray[np.intp]
-    """By line: whose it is, 0 … N-1."""
+    """By line: its owner, 0 … N-1."""
     order: NDArray[np.intp]
-    """By line: where in the columns it stands."""
+    """By line: its index in the columns."""
     columns: Columns
 
     @cached_property
     def _places(self) -> NDArray[np.intp]:
-        """By line: the how many-th of its owner it is."""
+        """By line: its position among the lines of its owner."""
         taken = np.bincount(self.owner, minlength=self.count) if len(self.owner) else np.zeros(self.count, np.intp)
         by_owner = np.argsort(self.owner, kind="stable")
         out = np.empty(len(self.owner), np.intp)
@@ -150,7 +149,7 @@ class Readings:
         return out
 
     def lines(self, key: str) -> list[Any]:
-        """Line by line, as ``owner``, whatever it is."""
+        """Raw values by line, in the order of ``owner``."""
         column = self.columns[key]
         return [column[at] for at in self.order]
 
@@ -166,7 +165,7 @@ def host_readings(view: View) -> tuple[list[str], Readings]:
 
 
 def network_readings(view: View) -> Readings:
-    """As ``host_readings``: the figures of the network."""
+    """Like ``host_readings``, with the network figures."""
     hosts = dict.fromkeys(view.hosts)
     columns = _columns(view.window.lines.get("host", ()), NETWORK_KEYS)
     keys, which = _distinct(columns, "node")
@@ -174,7 +173,7 @@ def network_readings(view: View) -> Readings:
 
 
 def probe_samples(view: View) -> ProbeSamples:
-    """What the agents of the ranks' hosts said of each other, hosts numbered in the order of ranks."""
+    """What the agents of the ranks' hosts reported about each other, hosts numbered in the order of ranks."""
     columns = _columns(view.window.probes, SAMPLE_KEYS["probe"])
     numbers: dict[object, int] = {host: number for number, host in enumerate(dict.fromkeys(view.hosts))}
     ends = [np.array([numbers.get(_name(host), -1) for host in columns[key]], np.intp) for key in ("node", "peer")]
@@ -200,7 +199,7 @@ def process_readings(view: View) -> Readings:
 
 
 def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
-    """The GPUs that the job's ranks use; of their samples, some about a second apart."""
+    """The GPUs that the job's ranks use, with samples about a second apart."""
     columns = _columns(view.window.lines.get("gpu", ()), SAMPLE_KEYS["gpu"])
     keys, which = _distinct(columns, "node", "uuid", "index", "name")
     identities = _identities(view)
@@ -223,7 +222,7 @@ def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
 
 
 def gpus_in_use(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict[Key, list[int]]:
-    """Which of the GPUs (node, uuid, index, name) ranks use, and the rows of those ranks where that is known."""
+    """The GPUs (node, uuid, index, name) that ranks use, with the rows of those ranks if known."""
     users: dict[str, list[int]] = {}
     by_uuid: dict[tuple[object, str], list[int]] = {}
     for row, identity in enumerate(identities):
@@ -245,20 +244,20 @@ def gpus_in_use(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict
 
 
 def at_steps(view: View, wall_ns: Floats) -> Floats:
-    """[R, T] times of each rank's own machine as step numbers, with fractions."""
+    """[R, T]; times of each rank's own machine as step numbers, with fractions."""
     out = np.full_like(wall_ns, np.nan)
     steps = view.window.steps.astype(np.float64)
     for row, index in enumerate(view.rows):
         ends = view.window.end_wall_ns[index]
         there = ~np.isnan(ends)
         if there.any():
-            # nan stays nan; before the first and after the last step it is the first and the last.
+            # nan stays nan; times before the first and after the last step are clamped to them.
             out[row] = np.interp(wall_ns[row], ends[there], steps[there])
     return out
 
 
 def row_medians(values: Floats) -> Floats:
-    """[N]; medians of the rows over what is there; nan for a row without any."""
+    """[N]; medians of the rows, ignoring nan; nan for an empty row."""
     if not values.shape[1]:
         return np.full(len(values), np.nan)
     ordered = np.sort(values, axis=1)  # nan last
@@ -269,7 +268,7 @@ def row_medians(values: Floats) -> Floats:
 
 
 def last_of_rows(values: Floats) -> Floats:
-    """[N]; the last of each row that is there."""
+    """[N]; the last value of each row that is not nan."""
     out = np.full(len(values), np.nan)
     for column in values.T:
         out = np.where(np.isnan(column), out, column)
@@ -281,10 +280,10 @@ def _identities(view: View) -> list[RankIdentity]:
 
 
 def _columns(lines: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Columns:
-    """The keys of all lines.
+    """Collect the keys of all lines.
 
-    All of a line at once, as there may be a hundred thousand of them, far apart in memory; and with no object for each,
-    which would keep the garbage collector busy for longer than all else.
+    Each line is read once: there may be a hundred thousand of them, far apart in memory.  No object per line is
+    created, which would keep the garbage collector busy for longer than everything else.
     """
     columns: dict[str, list[Any]] = {key: [] for key in keys}
     adders = [(key, column.append) for key, column in columns.items()]
@@ -296,7 +295,7 @@ def _columns(lines: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Columns
 
 
 def _distinct(columns: Columns, *names: str) -> tuple[list[Key], NDArray[np.intp]]:
-    """The different keys among the lines, and by line which of them it has; None for what is no name and no number."""
+    """The distinct keys of the lines, and which one each line has; None for parts that are not a string or integer."""
     which = np.zeros(len(columns[names[0]]), np.intp)
     for name in names:
         known: dict[object, int] = {}
@@ -312,7 +311,7 @@ def _distinct(columns: Columns, *names: str) -> tuple[list[Key], NDArray[np.intp
 def _in_steady_steps_only(
     view: View, readings: Readings, rows: Sequence[Sequence[int]], *, far_apart: bool = False
 ) -> Readings:
-    """Without what was sampled outside the steady steps of the ranks (``rows`` of the view, by owner)."""
+    """Drop samples outside the steady steps of the ranks (``rows`` of the view, by owner)."""
     wall_ns = _numbers(readings.columns["wall_ns"])[readings.order]
     spans_s = _numbers(readings.columns["span_s"])[readings.order]
     keep = np.zeros(len(wall_ns), np.bool_)
@@ -333,7 +332,7 @@ def _name(value: object) -> str | int | None:
 
 
 def _readings(columns: Columns, which: NDArray[np.intp], keys: Sequence[Key], owners: Mapping[Any, int]) -> Readings:
-    """Without the lines that are nobody's, in the order of time."""
+    """Sort by time, and drop lines without an owner."""
     owner = np.array([owners.get(key, -1) for key in keys], np.intp)[which]
     order = np.argsort(_numbers(columns["wall_ns"]), kind="stable")
     order = order[owner[order] >= 0]
@@ -341,7 +340,7 @@ def _readings(columns: Columns, which: NDArray[np.intp], keys: Sequence[Key], ow
 
 
 def _numbers(values: Sequence[Any]) -> Floats:
-    """nan for what is no number."""
+    """Convert to an array, with nan for anything that is not a number."""
     if set(map(type, values)) <= {float, int, NoneType}:
         try:
             column = np.array(values, np.float64)
@@ -355,5 +354,5 @@ def _numbers(values: Sequence[Any]) -> Floats:
 
 
 def _bare(uuid: object) -> str:
-    """NVML says ``GPU-…`` where torch says only the rest."""
+    """Strip the prefix of NVML's ``GPU-…``, which torch omits."""
     return uuid.removeprefix("GPU-") if isinstance(uuid, str) else ""

@@ -1,4 +1,4 @@
-"""Numbers out of the agent's samples, which come from a file and may hold anything."""
+"""Read numbers from the agent's samples, which come from a file and may contain anything."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["LARGEST", "during", "extremes", "number", "numbers", "of_kind"]
 
 Line = TypeVar("Line", bound=Mapping[str, Any])
 LARGEST = 1e300
-"""Beyond it is nothing that anybody measured, and an integer of that size has no float."""
+"""Larger values cannot be measurements, and integers of that size do not fit a float."""
 
 
 def number(line: Mapping[str, Any], key: str) -> float | None:
-    """The value when it is a finite number."""
+    """The value if it is a finite number."""
     value = line.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -25,7 +25,7 @@ def numbers(lines: Iterable[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def extremes(lines: Iterable[Mapping[str, Any]], key: str, end: Literal["max", "min"]) -> list[float]:
-    """As ``numbers``; of a sample that stands for many, the highest or the lowest of them."""
+    """Like ``numbers``; for a sample that summarizes many, the highest or the lowest of them."""
     found = []
     for line in lines:
         over = line.get("over")
@@ -40,7 +40,7 @@ def extremes(lines: Iterable[Mapping[str, Any]], key: str, end: Literal["max", "
 def during(lines: Iterable[Line], start_wall_ns: float, end_wall_ns: float) -> Iterator[Line]:
     for line in lines:
         wall_ns = line.get("wall_ns")
-        if type(wall_ns) is not int:  # there may be a hundred thousand of them, and nearly all are
+        if type(wall_ns) is not int:  # fast path: there may be a hundred thousand, and nearly all are int
             wall_ns = number(line, "wall_ns") or 0
         if start_wall_ns <= wall_ns <= end_wall_ns:
             yield line

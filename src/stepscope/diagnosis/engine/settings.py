@@ -1,9 +1,8 @@
 """Settings of DDP, FSDP, DataLoader and frameworks that cost time: remarks on them, and advice.
 
-Settings of the live objects that cost something whatever else is found: told in a sentence each, not as findings.
-
-A remark is made only where it matters and where the facts leave no doubt.  Settings of FSDP matter to a job that waits
-for its exchange or runs out of memory: they are in the advice of those findings (``fsdp_advice.py``).
+A remark is one sentence about a setting of the live objects that costs something whatever else is found; it is not a
+finding.  It is made only where it matters and where the facts leave no doubt.  FSDP's settings matter to a job that
+waits for its exchange or runs out of memory, so they are part of the advice of those findings.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ __all__ = [
 ]
 
 
-# -- framework advice -------------------------------------------------------------------------------------------------
+# -- framework settings -----------------------------------------------------------------------------------------------
 # Settings by the names that the framework in use gives them.
 #
-# ``frameworks`` is a fact (``recorder/facts.py``): what runs the loop, the outermost first.  The outermost that has a
-# setting of its own for something is the one whose setting counts; without any, the setting is torch's.
+# ``frameworks`` is a fact (``recorder/facts.py``): what runs the loop, the outermost first.  The outermost framework
+# that has its own setting for something decides; without any, the setting is torch's.
 
 ACCUMULATION = {
     "transformers": "TrainingArguments(gradient_accumulation_steps=…)",
@@ -102,7 +101,7 @@ def fused_setting(frameworks: Sequence[str]) -> str:
 
 
 def loader_name(frameworks: Sequence[str], name: str) -> str:
-    """An argument of a DataLoader, by the name that the framework gives it."""
+    """An argument of a DataLoader, by the framework's name for it."""
     if "transformers" in frameworks:
         return f"dataloader_{name}"
     return "--num-workers" if "megatron" in frameworks and name == "num_workers" else name
@@ -120,15 +119,15 @@ def _first_setting(frameworks: Sequence[str], settings: Mapping[str, str]) -> st
     return next((settings[name] for name in frameworks if name in settings), None)
 
 
-# -- ddp advice -------------------------------------------------------------------------------------------------------
-# What to do about find_unused_parameters=True, by what DDP itself has found of unused parameters.
+# -- unused parameters ------------------------------------------------------------------------------------------------
+# What to do about find_unused_parameters=True, depending on the unused parameters that DDP itself has found.
 
 ENOUGH_ITERATIONS = 90
-"""Backward passes without an unused parameter after which it is said that there are none: the look after step 100."""
+"""Backward passes without an unused parameter after which we call all of them used: the look after step 100."""
 
 
 def unused_parameters_advice(ddp: Mapping[str, Any]) -> Iterator[str]:
-    """For a job that waits for DDP's exchange; nothing where parameters are unused now and then: then it is needed."""
+    """For a job that waits for DDP's exchange; nothing if parameters are sometimes unused: then it is needed."""
     if ddp.get("find_unused_parameters") is not True or ddp.get("unused") == "varying":
         return
     costs = "find_unused_parameters=True walks the graph before each backward and delays the buckets"
@@ -143,19 +142,19 @@ def unused_parameters_advice(ddp: Mapping[str, Any]) -> Iterator[str]:
 
 
 def all_were_used(ddp: Mapping[str, Any]) -> int:
-    """In how many backward passes all parameters took part, where that is enough to go by; else 0."""
+    """Number of backward passes in which all parameters took part, if that is enough to judge; else 0."""
     iterations = int(number(ddp, "iterations") or 0)
     return iterations if ddp.get("unused") == "none" and iterations >= ENOUGH_ITERATIONS else 0
 
 
-# -- practices --------------------------------------------------------------------------------------------------------
+# -- remarks ----------------------------------------------------------------------------------------------------------
 
 PLAIN_SAMPLERS = ("RandomSampler", "SequentialSampler")
-"""What a DataLoader makes by itself."""
+"""A DataLoader's defaults."""
 
 
 def remarks_on(window: Window) -> list[str]:
-    """What the ranks' objects show, the first rank's where all should be alike; facts may be missing one by one."""
+    """Remarks on the ranks' objects, the first rank's where all should be alike; any fact may be missing."""
     facts = next((facts for facts in window.facts if facts), {})
     world_size = max((identity.world_size for identity in window.identities), default=1)
     loader = _facts_about(facts, "loader")
@@ -173,7 +172,7 @@ def remarks_on(window: Window) -> list[str]:
 
 
 def _sampling(loader: Mapping[str, Any], replicas: int) -> Iterator[str]:
-    """``replicas``: of the model, which are to train on different samples; 1 where that is not known."""
+    """``replicas``: of the model, meant to train on different samples; 1 if unknown."""
     sampler = loader.get("sampler")
     if replicas > 1 and loader.get("distributed_sampler") is False and sampler in PLAIN_SAMPLERS:
         whose = f"Each of the {replicas} replicas of the model"
@@ -189,9 +188,9 @@ def _sampling(loader: Mapping[str, Any], replicas: int) -> Iterator[str]:
 
 
 def _replicas(window: Window, facts: Mapping[str, Any]) -> int:
-    """Ranks of one tensor-, context- or pipeline-parallel group are to get the same samples, and are one replica.
+    """Number of replicas; ranks of one tensor-, context- or pipeline-parallel group get the same samples and are one.
 
-    Where nothing says which ranks those are, nothing is said: samples that differ within such a group spoil the model.
+    If it is unknown which ranks those are, say nothing: samples that differ within such a group spoil the model.
     """
     mesh = _facts_about(facts, "mesh")
     names, shape = mesh.get("names"), mesh.get("shape")
@@ -214,7 +213,7 @@ def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, A
     starts = np.flatnonzero((window.flags & FLAG_EPOCH_START).any(axis=0))
     ends = starts[1:] - 1
     if not len(ends) or (np.diff(window.steps[starts]) != length).any():
-        return  # a step is not a batch here, or iterators are taken in between
+        return  # a step is not a batch here, or other iterators are created in between
     wall_ns, usual_ns = np.nanmean(window.wall_ns, axis=0), _median_step_ns(window)
     if usual_ns is None:
         return
@@ -240,7 +239,7 @@ def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, A
 
 
 def _unequal_epochs(window: Window) -> Iterator[str]:
-    """Ranks that run out of data at different times, as long as none has shown that it can handle that."""
+    """Ranks that run out of data at different times, unless a rank has shown that it can handle that."""
     loaders = [_facts_about(facts, "loader") for facts in window.facts]
     lengths = [number(loader, "length") for loader in loaders]
     parallel = all(_is_parallel(facts) for facts in window.facts)
@@ -279,7 +278,7 @@ def _normalising(facts: Mapping[str, Any], loader: Mapping[str, Any], world_size
 
 
 def _searching(window: Window) -> Iterator[str]:
-    """find_unused_parameters=True that no rank needed, where the walk takes a part of the step worth mentioning."""
+    """find_unused_parameters=True that no rank needed, if the walk takes a noticeable part of the step."""
     ddps = [_facts_about(facts, "ddp") for facts in window.facts]
     if not ddps or any(ddp.get("find_unused_parameters") is not True for ddp in ddps):
         return
@@ -293,11 +292,11 @@ def _searching(window: Window) -> Iterator[str]:
         )
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
+# -- process groups at exit -------------------------------------------------------------------------------------------
 
 
 def _left_open(window: Window) -> Iterator[str]:
-    """Gloo's process groups are none the worse for it, and torch warns of NCCL's only."""
+    """NCCL only: it does no harm to gloo's process groups, and torch does not warn about those."""
     left = [
         identity.rank
         for identity, facts in zip(window.identities, window.facts, strict=True)
@@ -321,7 +320,7 @@ def _is_parallel(facts: Mapping[str, Any]) -> bool:
 
 
 def _peer_count(facts: Mapping[str, Any]) -> int:
-    """How many ranks do the same on other data; 0: not known."""
+    """How many ranks do the same on other data; 0: unknown."""
     runs = facts.get("peers")
     rows: Sequence[Any] = runs if isinstance(runs, list) else ()
     return sum(row[1] for row in rows if isinstance(row, list) and len(row) == 3 and isinstance(row[1], int))
@@ -332,22 +331,21 @@ def _facts_about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-# -- fsdp advice ------------------------------------------------------------------------------------------------------
-# What to do about FSDP's settings, in words; each sentence says what the present setting costs.
-#
-# Only for findings that show that it matters: an exchange that is exposed, or a device that is nearly full.
+# -- FSDP -------------------------------------------------------------------------------------------------------------
+# Advice on FSDP's settings; each sentence says what the present setting costs.  Only for findings that show that it
+# matters: an exposed exchange, or a device that is nearly full.
 
 FSDP_LARGEST_SHARE = 0.5
-"""Of all parameters in one unit: little is left to compute while it is gathered."""
+"""Share of all parameters in one unit: little is left to compute while it is gathered."""
 FSDP_HELD_SHARE = 0.05
-"""Of a device's memory: gathered parameters that take less are not what fills it."""
+"""Share of a device's memory: gathered parameters that take less are not what fills it."""
 WIDE = "float32"
 NARROW = ("bfloat16", "float16")
 ITEM_BYTES = {"float64": 8, WIDE: 4, "bfloat16": 2, "float16": 2}
 
 
 def fsdp_units_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
-    """How it is wrapped: where one unit has nearly everything, nothing computes while that is gathered."""
+    """Wrapping: if one unit has nearly everything, nothing computes while it is gathered."""
     count, share = number(fsdp, "units"), number(fsdp, "largest_share")
     if not _fsdp_shards(fsdp) or not count or share is None or share < FSDP_LARGEST_SHARE:
         return
@@ -365,7 +363,7 @@ def fsdp_units_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fsdp_prefetch_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
-    """The next unit, gathered while one computes; of FSDP2 also where nothing is known of the settings."""
+    """Gather the next unit while one computes; for FSDP2 also if the settings are unknown."""
     if number(fsdp, "units") == 1:
         return
     if fsdp.get("version") == 1:
@@ -378,7 +376,7 @@ def fsdp_prefetch_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fsdp_bytes_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
-    """What is exchanged that need not be."""
+    """Bytes that need not be exchanged."""
     policy = "MixedPrecision" if fsdp.get("version") == 1 else "MixedPrecisionPolicy"
     param, reduce = fsdp.get("param_dtype"), fsdp.get("reduce_dtype")
     if param == WIDE and _fsdp_shards(fsdp):
@@ -407,7 +405,7 @@ def fsdp_offload_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fsdp_memory_advice(fsdp: Mapping[str, Any], total_bytes: float) -> Iterator[str]:
-    """What FSDP itself holds on a device that is nearly full, where that is a part worth mentioning."""
+    """What FSDP itself holds on a device that is nearly full, if that is a noticeable part."""
     count, share, whole = number(fsdp, "units"), number(fsdp, "largest_share"), _fsdp_whole_bytes(fsdp)
     if not _fsdp_shards(fsdp) or not count or share is None or whole is None:
         return
@@ -438,7 +436,7 @@ def _fsdp_parameters(fsdp: Mapping[str, Any]) -> str:
 
 
 def _fsdp_whole_bytes(fsdp: Mapping[str, Any], dtype: str | None = None) -> float | None:
-    """All parameters, or gradients, in the dtype that is exchanged; None: not known."""
+    """Size of all parameters, or gradients, in the dtype that is exchanged; None: unknown."""
     count, each = number(fsdp, "parameters"), ITEM_BYTES.get(str(dtype or fsdp.get("param_dtype")))
     return count * each if count and each else None
 

@@ -1,8 +1,7 @@
 """Robust statistics over ranks and steps, and of one series over time.
 
-Statistics that a few wild steps cannot move, over arrays ``[rank, step]`` in which nan means "not there".
-
-All of it is vectorised over ranks: 1,024 x 1,000 is one call.
+A few wild steps cannot move them.  They work on arrays ``[rank, step]`` in which nan means "not there", and are
+vectorized over ranks: 1,024 x 1,000 is one call.
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ __all__ = [
 ]
 
 
-# -- robust -----------------------------------------------------------------------------------------------------------
+# -- over ranks -------------------------------------------------------------------------------------------------------
 
 MAD_TO_SIGMA = 1.4826
-"""Median absolute deviation of a normal distribution to its standard deviation."""
+"""From the median absolute deviation of a normal distribution to its standard deviation."""
 MANY_RANKS = 64
-"""From here on a rank's own value hardly moves the median, and leaving it out costs three times as much."""
+"""From this many on a rank's own value hardly moves the median, and leaving it out costs three times as much."""
 MEDIAN_ERROR = 1.2533
-"""Error of a median in units of a mean's, of a normal distribution."""
+"""Error of a median relative to that of a mean, for a normal distribution."""
 STEP_CLIP_SPREADS = 4.0
-"""Beyond it a step is a stall or the like, and tells neither the level nor the dependence of its neighbours."""
+"""A step beyond it is a stall or the like, and says nothing about the level or the dependence of its neighbors."""
 MEMORY_STEPS = 30
-"""Dependence is followed over so many steps."""
+"""Dependence is followed over this many steps."""
 TREND_BLOCKS = 5
 TREND_AGREES = 0.8
-"""Kendall's tau: wander of a rank hardly ever rises in nine of ten pairs of stretches."""
+"""Kendall's tau: a wandering rank hardly ever rises in nine of ten pairs of stretches."""
 MEMORY_AT_MOST = 0.95
-"""Bound of the estimated dependence of neighbouring stretches: beyond it the estimate means nothing."""
+"""Upper bound of the estimated dependence of neighboring stretches: beyond it the estimate is meaningless."""
 
 Floats = NDArray[np.float64]
 
@@ -72,23 +71,23 @@ def spread(values: Floats) -> float:
 
 
 def longest(values: Floats) -> Floats:
-    """[S]; the largest over the ranks that are there."""
+    """[S]; the largest over the ranks present."""
     return np.asarray(np.fmax.reduce(values, axis=0), np.float64) if len(values) else np.zeros(values.shape[1])
 
 
 def shortest(values: Floats) -> Floats:
-    """[S]; the smallest over the ranks that are there."""
+    """[S]; the smallest over the ranks present."""
     return np.asarray(np.fmin.reduce(values, axis=0), np.float64) if len(values) else np.zeros(values.shape[1])
 
 
 def mean_rank(values: Floats) -> Floats:
-    """[S]; the mean over the ranks that are there; zero where nobody is."""
+    """[S]; the mean over the ranks present; zero without any."""
     counts = (~np.isnan(values)).sum(axis=0)
     return np.asarray(np.nansum(values, axis=0) / np.maximum(counts, 1), np.float64)
 
 
 def median_rank(values: Floats) -> Floats:
-    """[S]; the median over the ranks that are there, the mean of the middle two; nan where nobody is."""
+    """[S]; the median over the ranks present, the mean of the middle two; nan without any."""
     if not len(values):
         return np.full(values.shape[1], np.nan)
     if not np.isnan(values).any():
@@ -115,12 +114,12 @@ def medians(values: Floats) -> Floats:
 
 
 def lower_median(values: Floats) -> float:
-    """The lower of two middle values: with two ranks, the one that has less of it."""
+    """The lower of two middle values: with two ranks, the one that has less."""
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
 def peer_deviation(values: Floats, groups: NDArray[np.intp] | None = None) -> Floats:
-    """How much more a rank took than the median of the *other* ranks of its group, step by step; nan without any."""
+    """Each rank's excess over the median of the *other* ranks of its group, step by step; nan without any."""
     if groups is not None and len(groups) and (groups != groups[0]).any():
         out = np.full_like(values, np.nan)
         for group in np.unique(groups):
@@ -142,7 +141,7 @@ def peer_deviation(values: Floats, groups: NDArray[np.intp] | None = None) -> Fl
 def block_medians(values: Floats, length: int) -> Floats:
     """[R, B]: medians of stretches of ``length`` steps; the oldest steps that do not fill one are left out.
 
-    ``values`` has no nan.  B is 0 when there are too few steps for a single block.
+    ``values`` has no nan.  B is 0 if there are too few steps for a single block.
     """
     ranks, steps = values.shape
     count = steps // length
@@ -152,30 +151,30 @@ def block_medians(values: Floats, length: int) -> Floats:
 
 
 def long_block(steps: int) -> int:
-    """How long the stretches are between which wander is judged, in a window of so many steps."""
+    """Length of the stretches whose scatter shows wander, in a window of this many steps."""
     return max(thresholds.BLOCK_STEPS, -(-steps // thresholds.WANDER_BLOCKS))
 
 
 def _short_block(steps: int) -> int:
-    """How long those are that a test counts: rounded to the nearest.
+    """Length of the stretches that a test counts, rounded to the nearest.
 
-    Were it rounded up, 41 steps would make 13 of them where 40 make 20, and a test over them would find less.
+    Rounded up, 41 steps would make 13 stretches where 40 make 20, and the test would find less.
     """
     return max(thresholds.BLOCK_STEPS, round(steps / thresholds.BLOCKS))
 
 
 def persistence_z(deviation: Floats) -> float:
-    """How sure it is that a rank's deviation [S] is above zero for good, as a z; 0.0 for no evidence, inf for clear.
+    """Certainty, as a z, that a rank's deviation [S] is above zero for good; 0.0: no evidence, inf: clear.
 
-    A t test over the medians of stretches, its spread widened by their dependence on each other; what does not stand
-    out from the scatter of long stretches is no evidence.  A deviation that only ever grows is not held against itself.
+    A t test over the medians of stretches, its spread widened by their dependence on each other.  A deviation that is
+    within the scatter of long stretches is no evidence.  Steady growth does not count as scatter.
     """
     typical = float(np.median(deviation))
     mostly = float((deviation > 0).mean()) >= thresholds.CLEAR_SHARE
     noise = spread(deviation)
     if len(deviation) >= thresholds.CLEAR_STEPS and mostly and typical > thresholds.CLEAR_SPREADS * noise:
         return float("inf")
-    # Blocks of a short run have two steps, whose median is not deaf to a stall in one of them.
+    # Blocks of a short run have two steps, so a stall in one of them moves their median.
     deviation = np.clip(deviation, typical - STEP_CLIP_SPREADS * noise, typical + STEP_CLIP_SPREADS * noise)
     long_blocks = _without_trend(block_medians(deviation[None, :], long_block(len(deviation)))[0])
     if typical < thresholds.SPREADS_APART * spread(long_blocks):
@@ -193,10 +192,10 @@ def persistence_z(deviation: Floats) -> float:
 
 
 def stretch_z(deviation: Floats, at: slice) -> float:
-    """How sure it is that a stretch of a rank's deviation is above the rest of it, as a z.
+    """Certainty, as a z, that a stretch of a rank's deviation is above the rest of it.
 
     The medians of the two parts are compared; their scatter is that of single steps within the parts, widened by their
-    dependence on each other.  A stretch was sought: the places where it might have been count among the comparisons.
+    dependence on each other.  The caller searched for the stretch, so it must count its possible places as comparisons.
     """
     inside, outside = deviation[at], np.delete(deviation, at)
     if not len(outside):
@@ -215,7 +214,7 @@ def stretch_z(deviation: Floats, at: slice) -> float:
 
 
 def _widening(centred: Floats) -> float:
-    """By how much the dependence of neighbours widens the error of a mean."""
+    """By how much the dependence of neighbors widens the error of a mean."""
     squares = float(centred @ centred)
     if squares == 0:
         return 1.0
@@ -226,7 +225,7 @@ def _widening(centred: Floats) -> float:
 
 
 def _long_widening(centred: Floats) -> float:
-    """The same for single steps, whose dependence may be faint and long: all of it is added up."""
+    """The same for single steps, whose dependence may be faint and long: all of it is summed."""
     squares = float(centred @ centred)
     if squares == 0:
         return 1.0
@@ -240,7 +239,7 @@ def _long_widening(centred: Floats) -> float:
 
 
 def _without_trend(blocks: Floats) -> Floats:
-    """The blocks about their median slope when they grow all the way; else as they are."""
+    """Remove the median slope from blocks that grow throughout; leave others unchanged."""
     count = len(blocks)
     if count < TREND_BLOCKS:
         return blocks
@@ -252,17 +251,17 @@ def _without_trend(blocks: Floats) -> Floats:
 
 
 def z_needed(comparisons: int) -> float:
-    """The z at which one of so many comparisons of healthy ranks fires with probability ANY_FALSE_ALARM."""
+    """The z at which one of this many comparisons of healthy ranks fires with probability ANY_FALSE_ALARM."""
     return NormalDist().inv_cdf(1 - thresholds.ANY_FALSE_ALARM / max(comparisons, 1))
 
 
 def _z_of_t(t: float, freedom: int) -> float:
-    """The z of the same probability as a positive t (Wallace's approximation)."""
+    """The z with the same probability as a positive t (Wallace's approximation)."""
     return (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
 
 
 def _row_medians(values: Floats) -> Floats:
-    """``np.median`` along the last axis without its second look for nan, which costs as much as the median."""
+    """``np.median`` along the last axis without its second check for nan, which costs as much as the median."""
     middle = values.shape[-1] // 2
     if values.shape[-1] % 2:
         return np.asarray(np.partition(values, middle, axis=-1)[..., middle], np.float64)
@@ -299,29 +298,29 @@ def _without_self(values: Floats) -> Floats:
     return np.asarray(medians_, np.float64)
 
 
-# -- series stats -----------------------------------------------------------------------------------------------------
+# -- over time --------------------------------------------------------------------------------------------------------
 # Statistics of one series over time ``[S]``: local level, trend, levels between changes, rhythm.
 #
-# All of it is robust (medians, clipping) and knows that neighbouring steps depend on each other: a slow wander of a
-# machine's speed is no trend and no change.  Long series are looked at in at most ``POINTS`` medians, so that the price
-# stays the same.
+# They are robust (medians, clipping) and account for the dependence of neighboring steps: a slow wander of a machine's
+# speed is neither a trend nor a change.  Long series are reduced to at most ``POINTS`` medians, so that the cost stays
+# bounded.
 
 POINTS = 500
-"""Change points are sought among so many points at most; then in the steps around the one that was found."""
+"""Change points are searched among at most this many points, then refined in the steps around each one found."""
 CHUNK = 50_000
 """Steps whose windows are laid out at once: 8 MB."""
 POINT_CLIP_SPREADS = 3.0
-"""How far a point may lie from its local median before it is pulled back, in search of changes."""
+"""How far a point may lie from its local median before it is clipped, in the search for changes."""
 LEAST_SPREAD = 1e-3
-"""Of the level: no clock and no machine is more even than this; without it a constant series changes everywhere."""
+"""Share of the level: no clock or machine is steadier than this; without it a constant series changes everywhere."""
 CHANGES_AT_MOST = 4
-"""Changes that the wander is not judged by; more of them are the wander."""
+"""Changes excluded from the estimate of wander; any more of them are wander."""
 FOLD_STEPS = 5_000
-"""The last so many steps are folded: a rhythm that needs more to be seen costs nothing."""
+"""Only the last steps are folded, up to this many: a rhythm that needs more to show costs nothing."""
 
 
 def local_median(values: Floats, width: int = thresholds.LOCAL_STEPS) -> Floats:
-    """[S]; the median of the ``width`` steps around each; of those that are there at the ends."""
+    """[S]; the median of the ``width`` steps around each step; fewer at the ends."""
     count, half = len(values), width // 2
     if count <= half + 1:
         return np.full(count, np.median(values)) if count else values.copy()
@@ -336,7 +335,7 @@ def local_median(values: Floats, width: int = thresholds.LOCAL_STEPS) -> Floats:
     return out
 
 
-# -- slow growth ----------------------------------------------------------------------------------------------------
+# -- slow growth ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +343,7 @@ class Trend:
     slope: float
     """Theil–Sen, per step."""
     start: float
-    """Of the line, at the first step."""
+    """Value of the line at the first step."""
     p: float
     """Chance that a series without trend rises like this (Mann–Kendall, one-sided)."""
     wander: float
@@ -355,7 +354,7 @@ class Trend:
 
 
 def trend(values: Floats) -> Trend:
-    """Of the medians of stretches; their dependence on each other about the line widens the test."""
+    """Fit a trend to the medians of stretches; their dependence about the line widens the test."""
     blocks, centres = _blocks(values, thresholds.BLOCKS)
     count = len(blocks)
     if count < thresholds.TREND_BLOCKS:
@@ -379,7 +378,7 @@ def trend(values: Floats) -> Trend:
 
 
 def _blocks(values: Floats, most: int) -> tuple[Floats, Floats]:
-    """Medians of stretches of at least two steps, and where their middles lie."""
+    """Medians of stretches of at least two steps, and the positions of their middles."""
     count = max(min(most, len(values) // thresholds.BLOCK_STEPS), 1)
     parts = np.array_split(np.arange(len(values)), count)
     medians = np.array([np.median(values[part]) for part in parts if len(part)])
@@ -387,7 +386,7 @@ def _blocks(values: Floats, most: int) -> tuple[Floats, Floats]:
 
 
 def _memory(rest: Floats) -> float:
-    """Correlation of neighbours, corrected for what a short series underestimates it by."""
+    """Correlation of neighbors, corrected for the bias of a short series."""
     centred = rest - rest.mean()
     squares = float(centred @ centred)
     if squares == 0:
@@ -401,34 +400,34 @@ def _ties(blocks: Floats) -> float:
     return float((counts * (counts - 1) * (2 * counts + 5)).sum())
 
 
-# -- sudden changes -------------------------------------------------------------------------------------------------
+# -- sudden changes ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wander:
-    """How much the level of a stretch of ``steps`` changes by itself."""
+    """How much the level of a stretch of ``steps`` steps varies without a cause."""
 
     scatter: float
     steps: int
     memory: float
-    """Correlation of neighbouring stretches."""
+    """Correlation of neighboring stretches."""
 
     @property
     def per_step(self) -> float:
-        """Variance of a mean over n steps is this by n, for large n."""
+        """For large n, the variance of a mean over n steps is this divided by n."""
         return self.scatter**2 * self.steps * (1 + self.memory) / (1 - self.memory)
 
     @property
     def scatter_of_neighbours(self) -> float:
-        """The same as if nothing depended on anything, which a change does not disturb."""
+        """The same assuming independence; a change does not disturb it."""
         return self.scatter**2 * self.steps * (1 - self.memory)
 
 
 def wander(values: Floats, apart: Sequence[int] = ()) -> Wander:
-    """From the differences of medians of stretches some way apart, leaving out those with a change in between.
+    """Estimate the wander from differences between medians of stretches, skipping pairs with a change in between.
 
-    A steady slope touches all differences alike.  If neighbours differ less than stretches further apart, they depend
-    on each other.
+    A steady slope affects all differences alike.  If neighbors differ less than stretches further apart, they depend on
+    each other.
     """
     steps = max(min(thresholds.SHORT_STRETCH_STEPS, len(values) // thresholds.BLOCKS), 1)
     count = len(values) // steps
@@ -442,7 +441,7 @@ def wander(values: Floats, apart: Sequence[int] = ()) -> Wander:
         within = level[lag:] == level[:-lag]
         if lag <= max(count // 5, 1) and (lag == 1 or within.sum() >= thresholds.TREND_BLOCKS):
             variances.append(spread((blocks[lag:] - blocks[:-lag])[within]) ** 2 / 2)
-    # What independent steps would give is known better than the difference of few stretches.
+    # The scatter of independent steps is known better than the difference of a few stretches.
     white = (MEDIAN_ERROR * spread(np.diff(values))) ** 2 / 2 / steps
     near, far = max(variances[0], white), float(np.mean(variances[1:] or variances))
     memory = min(max(1 - near / far, 0.0), MEMORY_AT_MOST) if far > 0 else 0.0
@@ -450,12 +449,12 @@ def wander(values: Floats, apart: Sequence[int] = ()) -> Wander:
 
 
 def levels(values: Floats, *, least_change: float) -> tuple[list[int], Wander]:
-    """Where the level changes (the first steps of the stretches, beginning with 0), and the wander, changes included.
+    """Where the level changes (first steps of the stretches, beginning with 0), and the wander, changes included.
 
-    The best cut into stretches by squares of the clipped series; each cut must be worth more than wander would be over
-    as many steps, by a z that holds for any place in the series.  The wander is that between the largest changes of a
-    first cut that knows of none.  Then the cuts whose levels differ by less than ``least_change`` or than the wander
-    allows go, the weakest first.
+    The best cut into stretches by squares of the clipped series.  Each cut must be worth more than wander would be over
+    as many steps, by a z that holds for any place in the series.  The wander is measured between the largest changes of
+    a first cut, which knows of no changes yet.  Then cuts whose levels differ by less than ``least_change``, or by less
+    than the wander allows, are dropped, the weakest first.
     """
     if len(values) < 2 * thresholds.LEVEL_STEPS:
         return [0][: len(values)], wander(values)
@@ -475,16 +474,16 @@ def levels(values: Floats, *, least_change: float) -> tuple[list[int], Wander]:
 
 
 def _largest(values: Floats, starts: list[int]) -> list[int]:
-    """Of the cuts, the few with the largest change of level."""
+    """The few cuts with the largest change of level."""
     level = np.array([np.median(part) for part in np.split(values, starts[1:])])
     order = np.argsort(-np.abs(np.diff(level)), kind="stable")
     return [starts[index + 1] for index in order[:CHANGES_AT_MOST]]
 
 
 def _cut(values: Floats, *, worth: float, least: int) -> list[int]:
-    """Optimal partitioning: starts of stretches of ``least`` points or more that minimise squares + worth * cuts."""
+    """Optimal partitioning: starts of stretches of at least ``least`` points that minimize squares + worth * cuts."""
     count = len(values)
-    # About the median, in its units: sums of squares of large numbers would lose the differences.
+    # Centered on the median: sums of squares of large numbers would lose the differences.
     values = values - np.median(values)
     sums = np.concatenate(([0.0], np.cumsum(values)))
     squares = np.concatenate(([0.0], np.cumsum(values * values)))
@@ -505,7 +504,7 @@ def _cut(values: Floats, *, worth: float, least: int) -> list[int]:
 
 
 def _exactly(values: Floats, about: int, reach: int) -> int:
-    """The step at which two levels part best, by absolute deviations, near a cut."""
+    """The step near a cut that separates the two levels best, by absolute deviations."""
     low, high = max(about - 4 * reach, 0), min(about + 4 * reach, len(values))
     before, after = np.median(values[low : max(about, low + 1)]), np.median(values[min(about, high - 1) : high])
     first, last = max(about - reach, low + 1), min(about + reach, high - 1)
@@ -528,7 +527,7 @@ def _merged(values: Floats, starts: list[int], least_change: float) -> list[int]
     return starts
 
 
-# -- what comes back ------------------------------------------------------------------------------------------------
+# -- rhythm -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,11 +540,11 @@ class Rhythm:
 
 
 def rhythm(events: Sequence[int]) -> Rhythm | None:
-    """The period at which most of the events come, within a step, some missing; None when chance does as well.
+    """The period that most events keep, within a step, some missing; None if chance explains it as well.
 
-    Each event is expected a multiple of the period after the last one that kept to it.  Of those beyond the two that
-    fix the period, each would keep to it by chance with a probability of the steps allowed by the period.  ``events``
-    are step numbers: loops count ``step % n``, so multiples of the period (or the steps before them) tell more.
+    Each event is expected a multiple of the period after the last one that kept to it.  Two events fix the period; each
+    of the others would keep to it by chance with a probability of allowed steps over period.  ``events`` are step
+    numbers: loops count ``step % n``, so multiples of the period (or the steps before them) are stronger evidence.
     """
     if len(events) < thresholds.PERIODIC_SPIKES:
         return None
@@ -570,14 +569,14 @@ def rhythm(events: Sequence[int]) -> Rhythm | None:
 
 
 def _likely_periods(at: NDArray[np.int64]) -> list[int]:
-    """The commonest distances of events from the next and the one after."""
+    """The most common distances from an event to the next and to the one after."""
     distances = np.concatenate((np.diff(at), at[2:] - at[:-2]))
     found, counts = np.unique(distances[distances > 1], return_counts=True)
     return [int(one) for one in found[np.argsort(-counts, kind="stable")][:5]]
 
 
 def _keeping(at: NDArray[np.int64], first: int, period: int, slack: int) -> tuple[int, int, int]:
-    """How many events keep to the period from the ``first`` on, over how many periods, and which was the last."""
+    """How many events keep to the period from ``first`` on, over how many periods, and the last such event."""
     kept, passed, last = 1, 0, int(at[first])
     for one in at[first + 1 :].tolist():
         beats = round((one - last) / period)
@@ -587,7 +586,7 @@ def _keeping(at: NDArray[np.int64], first: int, period: int, slack: int) -> tupl
 
 
 def chance_of_at_least(hits: int, tries: int, chance: float) -> float:
-    """Probability of so many hits or more."""
+    """Probability of at least this many hits."""
     return sum(math.comb(tries, k) * chance**k * (1 - chance) ** (tries - k) for k in range(max(hits, 0), tries + 1))
 
 
@@ -597,20 +596,20 @@ class Fold:
     at: NDArray[np.intp]
     """The steps that stand out."""
     excess: float
-    """Of the highest place in the period above the others, in the median."""
+    """Median excess of the highest place in the period over the others."""
     usual: float
-    """Of the other places."""
+    """Median of the other places."""
     agrees: float
     """Share of the periods in which that place is at least half as high."""
     z: float
 
 
 def fold(rest: Floats) -> Fold | None:
-    """A rhythm of steps too small to be seen one by one: fold the series (about its local level) at every period.
+    """Find a rhythm of steps too small to see one by one: fold the series (about its local level) at every period.
 
-    The median of each place over the periods is set against that of the other places, in units of the scatter that is
-    left when every place has its own.  Where tails are heavy that says little, so steps half as high are counted, too:
-    they must be rarer elsewhere than chance allows.  Both hold for all the periods and places that were tried.
+    The median of each place over the periods is compared with that of the other places, in units of the scatter around
+    each place's own median.  With heavy tails that says little, so steps half as high are counted, too: they must be
+    rarer elsewhere than chance allows.  Both tests correct for all periods and places tried.
     """
     skipped = max(len(rest) - FOLD_STEPS, 0)
     rest = rest[skipped:]

@@ -1,13 +1,11 @@
 """The view: a window's steady steps on one clock, split into work and wait, and shares of their time.
 
-The steady steps of a window as the rules see them: on which clock, and what of it is work.
+On a GPU the host runs ahead and blocks wherever it first needs a result, so its phases do not show where the time goes.
+Where all ranks have device times, those are used: marks on the stream partition the device's time by phase, and input
+that is hidden behind device work takes none of it.  Everywhere else host time is the truth.
 
-On a GPU the host runs ahead and blocks wherever it first needs a result, so its phases do not say where the time goes:
-where device times exist on all ranks they are used (marks on the stream partition the device's time by phase, and input
-that is hidden behind device work takes none of it).  Everywhere else host time is the truth.
-
-In a synchronous job every rank's step is equally long.  ``work = wall - comm`` tells who makes it long — when waiting
-was measured.
+In a synchronous job every rank's step is equally long.  ``work = wall - comm`` shows which rank makes it long, if
+waiting was measured.
 """
 
 from __future__ import annotations
@@ -53,11 +51,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """As ``Window``, but steady steps only and one clock."""
+    """Like ``Window``, but steady steps only and one clock."""
 
     clock: Literal["host", "device"]
     window: Window
-    """All of it, with facts, samples and memory; ``rows`` and ``columns`` say which part of it this is."""
+    """The whole window, with facts, samples and memory; ``rows`` and ``columns`` say which part of it this is."""
     rows: NDArray[np.intp]
     columns: NDArray[np.intp]
     ranks: tuple[int, ...]
@@ -69,7 +67,7 @@ class View:
     wall_ns: Floats
     phase_ns: Floats
     between_ns: Floats
-    """[R, S]; of ``other``, what lies between two steps (host time)."""
+    """[R, S]; the part of ``other`` that lies between two steps (host time)."""
     flags: NDArray[np.uint16]
     backwards: NDArray[np.int64]
     """[S]; see ``Window.backwards``."""
@@ -79,8 +77,8 @@ class View:
     def step_ns(self) -> Floats:
         """[S]; length of each step: in lockstep the mean over the ranks, else the longest.
 
-        In lockstep they are equal, but for a stall between two collectives, which one rank has in this step and its
-        peers, waiting, in the next: the mean is what adds up to the time that passed.
+        In lockstep the ranks agree, except for a stall between two collectives: one rank has it in this step, its
+        waiting peers in the next.  The mean adds up to the time that passed.
         """
         return mean_rank(self.wall_ns) if self.lockstep else longest(self.wall_ns)
 
@@ -95,51 +93,51 @@ class View:
 
     @cached_property
     def work_ns(self) -> Floats:
-        """[R, S]; what a rank did itself; all of its step when waiting was not measured."""
+        """[R, S]; the rank's own work; its whole step if waiting was not measured."""
         return self.wall_ns - self.phase("comm") if self.comm_measured else self.wall_ns
 
     @property
     def enough(self) -> bool:
-        """Whether there are steps enough to judge by."""
+        """Whether there are enough steps to judge."""
         return len(self.steps) >= thresholds.MIN_STEPS
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and last step; only of a view with any."""
+        """First and last step; requires at least one step."""
         return int(self.steps[0]), int(self.steps[-1])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Of the first rank that said anything: what all ranks have in common."""
+        """Facts of the first rank that has any: those that all ranks have in common."""
         return next((facts for index in self.rows if (facts := self.window.facts[index])), {})
 
     @property
     def accumulates(self) -> bool:
-        """Whether several batches make a step."""
+        """Whether a step consists of several batches."""
         batches = self.window.batches[self.rows]
         return bool(len(batches)) and float(np.median(batches)) > 1
 
     @property
     def hides_device(self) -> bool:
-        """Whether the run is on a device whose times are not known.
+        """Whether the run uses a device whose times are unknown, because steps are very short or very few.
 
-        Very short or very few steps.  Where the host needs a result, or copies from ordinary memory, it waits until the
-        device has done all that came before: what it spends there is the device's work, whatever it is.
+        Where the host needs a result, or copies from pageable memory, it waits until the device has finished everything
+        before: the time it spends there is the device's work, of whatever kind.
         """
         on_device = any(self.window.identities[row].device not in ("", "cpu") for row in self.rows)
         return self.clock == "host" and on_device
 
     @property
     def nccl(self) -> bool:
-        """Whether any rank exchanges with it."""
+        """Whether any rank uses NCCL."""
         return _on_nccl(self.window, self.rows)
 
     @cached_property
     def waited_ns(self) -> Floats | None:
-        """[R, S]; how long each rank waited for later ones, by NCCL's Flight Recorder; None: nothing is known.
+        """[R, S]; how long each rank waited for later ones, by NCCL's Flight Recorder; None: unknown.
 
-        Also what was hidden behind its own work.  nan in steps whose collectives were not kept one by one, or not of
-        all ranks.
+        Includes waits hidden behind its own work.  nan in steps whose collectives were not recorded individually, or
+        not by all ranks.
         """
         exchanges = self.window.communication
         if exchanges is None or not len(exchanges.arrivals.call_row):
@@ -205,17 +203,17 @@ def view_of(window: Window) -> View:
 def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns: Floats) -> Floats:
     """[S]; by how much each step would have been shorter had the culprits taken at most what their peers usually take.
 
-    A step lasts as long as its slowest rank works, plus what is common to all; the common part does not change.
+    The length of a step is the work of its slowest rank plus what is common to all; the common part does not change.
     """
     replaced = durations_ns.copy()
-    # Who is gone takes no time: in its place nothing comes, not even what is typical.
+    # A rank that has ended takes no time; nothing replaces it, not even the typical time.
     replaced[culprits] = np.where(np.isnan(replaced[culprits]), np.nan, np.fmin(replaced[culprits], typical_ns))
     return longest(durations_ns) - longest(replaced)
 
 
 def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
-    """The price of a finding from what each step would have saved."""
-    # No step can save more than it lasted; a replay by phase alone does not know that.
+    """The cost of a finding, from what each step would have saved."""
+    # No step can save more than it lasted; a replay by phase alone ignores that.
     saved_ns = np.clip(saved_ns, 0.0, view.step_ns)
     total_ns = float(view.step_ns.sum())
     saved_total_ns = float(saved_ns.sum())
@@ -226,7 +224,7 @@ def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "rank_hours": round(seconds * len(view.ranks) / 3600, 4),
         "if_fixed": {
-            # The mean: times the speed-up it is the mean step there was, which a median would not be.
+            # The mean: multiplied by the speed-up it gives the actual mean step, which a median would not.
             "step_ms": round(left_ns / len(view.steps) / 1e6, 3) if len(view.steps) else None,
             "speedup": round(total_ns / left_ns, 3) if left_ns > 0 else None,
         },
@@ -234,7 +232,7 @@ def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
 
 
 def _as_index(mask: NDArray[np.bool_]) -> Any:
-    """A slice where what is kept is in one piece, as they mostly are: nothing is copied then."""
+    """A slice if the selection is contiguous, which is common and copies nothing; else the mask."""
     at = np.flatnonzero(mask)
     if len(at) and at[-1] - at[0] + 1 == len(at):
         return slice(int(at[0]), int(at[-1]) + 1)
@@ -242,15 +240,15 @@ def _as_index(mask: NDArray[np.bool_]) -> Any:
 
 
 def _on_nccl(window: Window, rows: NDArray[np.intp]) -> bool:
-    """There a wait of the host only tells its stream to wait, and says nothing."""
+    """Whether any rank uses NCCL, where a host's wait only makes its stream wait and is not informative."""
     return any("nccl" in window.identities[row].backend for row in rows)
 
 
 def _comm_measured(phases: tuple[str, ...], phase_ns: Floats, *, every_rank: bool) -> bool:
-    """Whether waiting was booked in most steps; a source that samples now and then tells nobody apart.
+    """Whether most steps have a recorded wait; occasional samples cannot tell ranks apart.
 
-    ``every_rank``: on each of them.  On a device it is marked by hooks, and a rank without them would seem to work
-    while it waits; the rank that comes last has its marks, too, with next to nothing between them.
+    ``every_rank``: each rank must have one.  On a device hooks mark the waits, and a rank without them would seem to
+    work while it waits; the last rank to arrive has its marks, too, with next to nothing between them.
     """
     if "comm" not in phases or not phase_ns.shape[2]:
         return False
@@ -262,23 +260,23 @@ def _comm_measured(phases: tuple[str, ...], phase_ns: Floats, *, every_rank: boo
     return bool(some.any(axis=0).mean() >= thresholds.COMM_STEPS_SHARE)
 
 
-# -- shares -----------------------------------------------------------------------------------------------------------
-# How much of the time something takes that all ranks have in common: what the rules about bottlenecks rest on.
+# -- shares of time ---------------------------------------------------------------------------------------------------
+# How much of the time something takes on all ranks alike: the basis of the rules about bottlenecks.
 #
 # Shares are of the sum over steps, not of a median step: workers that fall behind make every fourth step wait four
-# times as long, and the median step would know nothing of it.
+# times as long, which the median step would not show.
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeShare:
-    """What some durations are of the step."""
+    """Durations as a share of the step."""
 
     share: float
-    """Of the median rank's time."""
+    """Share of the median rank's time."""
     mean_ns: float
-    """Per step, of the same rank."""
+    """Per step, on the same rank."""
     by_rank: Floats
 
 
@@ -287,7 +285,7 @@ def epoch_starts(view: View) -> Bools:
 
 
 def ordinary_steps(view: View) -> tuple[Bools, bool]:
-    """[S]; without rare epoch starts and the longest steps; and whether epoch starts are in (they are the rhythm)."""
+    """[S]; all but rare epoch starts and the longest steps; and whether epoch starts are included (the rhythm)."""
     starts = epoch_starts(view)
     if bool(starts.mean() > thresholds.EPOCH_STARTS_SHARE):
         return np.ones(len(view.steps), np.bool_), True
@@ -310,7 +308,7 @@ def time_share_of(view: View, durations_ns: Floats, used: Bools) -> TimeShare:
 
 
 def _sums(values: Floats, used: Bools) -> tuple[Floats, Floats]:
-    """[R]; over the steps that are used, and how many; a product needs no copy, and is nan where a rank left."""
+    """[R]; sum and count over the used steps.  A matrix product needs no copy, and is nan where a rank ended."""
     chosen = used.astype(np.float64)
     sums, counts = values @ chosen, np.full(len(values), chosen.sum())
     for rank in np.flatnonzero(np.isnan(sums)):
@@ -320,7 +318,7 @@ def _sums(values: Floats, used: Bools) -> tuple[Floats, Floats]:
 
 
 def lower_median_rank(durations_ns: Floats) -> Floats:
-    """[S]; what the median rank has, step by step (the lower middle one): a wait of few ranks is not everybody's."""
+    """[S]; value of the median rank (the lower middle one), so that a wait of few ranks is not counted for all."""
     if not np.isnan(durations_ns).any():
         middle = (len(durations_ns) - 1) // 2
         return np.asarray(np.partition(durations_ns, middle, axis=0)[middle], np.float64)
@@ -330,26 +328,26 @@ def lower_median_rank(durations_ns: Floats) -> Floats:
 
 
 def is_even(durations_ns: Floats) -> bool:
-    """Whether every step has about as much of it; else some have much and most hardly any."""
+    """Whether every step has about as much of it, rather than some having much and most hardly any."""
     return bool(np.median(durations_ns) >= durations_ns.mean() / 2)
 
 
 def steps_having(durations_ns: Floats) -> Bools:
-    """[S]; the steps that have a good part of it, where most have hardly any."""
+    """[S]; the steps with a good part of it, where most have hardly any."""
     return np.asarray(durations_ns > durations_ns.mean() / 2, np.bool_)
 
 
 def stretches_with(shared_ns: Floats, step_ns: Floats, least_share: float) -> float:
-    """The share of stretches of the run that show at least ``least_share`` by themselves."""
+    """The share of stretches of the run that show at least ``least_share`` on their own."""
     stretches = np.array_split(np.arange(len(step_ns)), min(thresholds.WANDER_BLOCKS, len(step_ns)))
     return float(np.mean([shared_ns[at].sum() >= least_share * step_ns[at].sum() for at in stretches]))
 
 
 def where_stopped(view: View, stopped_ns: Floats) -> Floats:
-    """[S]; how much longer each step is for what stops the training on some rank.
+    """[S]; how much longer each step is because some rank pauses training.
 
-    What one rank does after the last collective of a step its peers wait for in the next one: there goes what this step
-    is not long enough for.
+    What one rank does after the last collective of a step makes its peers wait in the next one: whatever does not fit
+    into this step goes there.
     """
     took = np.asarray(np.fmax.reduce(stopped_ns, axis=0), np.float64)
     usual = float(np.median(np.maximum(view.step_ns - took, 0.0)))
@@ -360,17 +358,17 @@ def where_stopped(view: View, stopped_ns: Floats) -> Floats:
     return here
 
 
-# -- host bound -------------------------------------------------------------------------------------------------------
+# -- host-bound ranks -------------------------------------------------------------------------------------------------
 # A rank whose device waits for its host, on the device's clock.
 #
-# A host launches ahead of its device.  Where it does not get ahead, the device has nothing to do while the host fetches
-# input or logs: the device's time in those phases, which is otherwise hidden behind work, is as long as the host's.
+# A host launches ahead of its device.  If it does not get ahead, the device is idle while the host fetches input or
+# logs: the device's time in those phases, usually hidden behind work, equals the host's.
 
 LAUNCHING_PHASES = ("input", "h2d", "forward", "backward", "optimizer")
-"""Phases in which a host has to get through before its device can."""
+"""Phases that a host has to finish before its device can."""
 PHASES_WITHOUT_DEVICE = ("input", "other")
 LEAST_HOST_NS = 50_000
-"""A host that does less than this a step without its device tells nothing."""
+"""A host that does less than this per step without its device is not informative."""
 
 
 class _LateRank(Protocol):
@@ -391,29 +389,29 @@ def host_ns(view: View, phase: str, at: slice = slice(None)) -> Floats:
 
 
 def waits_for_host(view: View, late: _LateRank) -> bool:
-    """Whether its device stands still while its host does something else, and those of its peers do not."""
+    """Whether its device is idle while its host does something else, and those of its peers are not."""
     if view.clock != "device":
         return False
     host = idle = 0.0
     for name in PHASES_WITHOUT_DEVICE:
         if name == late.phase:
-            continue  # where it is late, its device may have work
+            continue  # in the phase where it is late, its device may have work
         own_ns = float(medians(host_ns(view, name, late.at)[[late.rank]])[0])
         device_ns = medians(view.phase(name)[:, late.at])
-        usual_ns = float(np.nanmedian(np.delete(device_ns, late.rank)))  # clipping, say: work that has no phase
+        usual_ns = float(np.nanmedian(np.delete(device_ns, late.rank)))  # clipping, say: work without a phase
         host += own_ns
         idle += max(min(own_ns, float(device_ns[late.rank])) - usual_ns, 0.0)
     return host >= LEAST_HOST_NS and idle >= thresholds.IDLE_SHARE * host
 
 
 def host_excess_ns(view: View, late: _LateRank) -> float:
-    """What the host takes a step beyond the hosts of its peers, where those do not stand still themselves."""
+    """Host time per step beyond the hosts of its peers, measured where those are not blocked themselves."""
     by_phase = _host_excess_by_phase(view, late)
     return sum(by_phase.values()) if by_phase else float("inf")
 
 
 def slow_host_phase(view: View, late: _LateRank) -> str | None:
-    """The phase in which the host takes most of what it takes beyond the hosts of its peers."""
+    """The phase with most of the host's excess over the hosts of its peers."""
     by_phase = _host_excess_by_phase(view, late)
     name = max(by_phase, key=lambda phase: by_phase[phase], default=None)
     return name if name and by_phase[name] > thresholds.EXPLAINS_SHARE * sum(by_phase.values()) else None

@@ -1,13 +1,12 @@
 """The window: which steps of which ranks are compared, and which ranks are peers.
 
-Which steps of which ranks are compared: the one window that all rules look through, live and at the end.
-
-Only steps that every live rank has completed stand in a window.  A rank that ended (died, raised, returned) is live up
-to its last step; afterwards the others are compared without it.  What a running rank has not finished yet is left out,
-and so is every step with a lost record.  Of an elastic job the last attempt counts.
+All rules use it, live and at the end.  It contains only steps that every live rank has completed.  A rank that ended
+(died, raised, returned) is live up to its last step; afterwards the others are compared without it.  Steps that a
+running rank has not finished are left out, and so is every step with a lost record.  For an elastic job the last
+attempt counts.
 
 Everything is an array over ``[rank, step]``; 1,024 ranks of 1,000 steps are built in a fraction of a second.  A window
-over the last n steps only is the same thing with fewer columns: every rule works on either.
+over the last n steps is the same with fewer columns: every rule works on either.
 """
 
 from __future__ import annotations
@@ -33,20 +32,19 @@ __all__ = ["Apart", "Window", "build_window", "is_pipeline", "last_attempt", "pe
 
 
 # -- peers ------------------------------------------------------------------------------------------------------------
-# Who may be compared with whom: ranks that have the same work to do.
+# Ranks that may be compared because they have the same work to do.
 #
-# The recorder says for each rank which ranks are its peers, where DDP or a device mesh says so
-# (``recorder/process_groups.py``). Process groups say it as well: ranks of a data-, tensor-, context- or
-# expert-parallel group are peers.  A group without a name (``new_group``, as Megatron-style loops and DeepSpeed make
-# them) counts as one if its ranks exchange collectives in most steps and hold equally many parameters; the first and
-# the last stage that share an embedding do not.
+# The recorder records each rank's peers where DDP or a device mesh defines them (``recorder/process_groups.py``).
+# Process groups define them too: ranks of a data-, tensor-, context- or expert-parallel group are peers.  An unnamed
+# group (``new_group``, as in Megatron-style loops and DeepSpeed) counts as one if its ranks exchange collectives in
+# most steps and hold equally many parameters; the first and last stage that share an embedding do not.
 #
-# Where nobody says anything all ranks are peers, but for the stages of a pipeline.  That there is one is known by its
-# schedule on the stack, by the name of a group, or by ranks that send to each other in most steps and hold different
-# numbers of parameters (ranks of a ring, which send to each other too, hold the same).
+# Without any such information all ranks are peers, except pipeline stages.  A pipeline is recognized by its schedule on
+# the stack, by the name of a group, or by ranks that send to each other in most steps and hold different numbers of
+# parameters (ranks of a ring also send to each other, but hold the same number).
 
 RANKS_AT_MOST = 1 << 24
-"""More ranks in a group than any job has: the numbers are of another hand."""
+"""More ranks in a group than any job has: such numbers are not valid."""
 ONE_MODEL: tuple[GroupKind, ...] = ("tensor", "context", "pipeline")
 """Groups whose ranks hold parts of one model and train on the same samples."""
 POINT_TO_POINT = tuple(OPS.index(op) for op in ("send", "recv"))
@@ -54,7 +52,7 @@ COLLECTIVES = tuple(OPS.index(op) for op in ("all_reduce", "all_gather", "reduce
 
 
 def peer_groups(ranks: Sequence[RankSeries]) -> NDArray[np.intp]:
-    """[R]; equal numbers for peers, from 0 in the order of ranks."""
+    """[R]; peers have equal numbers, counted from 0 in rank order."""
     told = [_peers_key(series.facts.get("peers")) for series in ranks]
     stages = is_pipeline(ranks)
     if not stages and len(set(told)) <= 1:
@@ -73,7 +71,7 @@ def peer_groups(ranks: Sequence[RankSeries]) -> NDArray[np.intp]:
 
 
 def is_pipeline(ranks: Sequence[RankSeries]) -> bool:
-    """Whether the ranks are stages of a pipeline: what one does, the next goes on with."""
+    """Whether the ranks are stages of a pipeline: each continues the work of the one before it."""
     if any(
         series.facts.get("pipeline") is True or _mesh_has(series.facts.get("mesh"), ("pipeline",)) for series in ranks
     ):
@@ -85,7 +83,7 @@ def is_pipeline(ranks: Sequence[RankSeries]) -> bool:
 
 
 def share_samples(ranks: Sequence[RankSeries]) -> bool:
-    """Whether some ranks are to read the same samples, because they hold parts of one model."""
+    """Whether some ranks read the same samples by design, because they hold parts of one model."""
     return is_pipeline(ranks) or _any_has(ranks, ONE_MODEL)
 
 
@@ -95,14 +93,14 @@ def splits_sequences(ranks: Sequence[RankSeries]) -> bool:
 
 
 def _any_has(ranks: Sequence[RankSeries], kinds: Sequence[GroupKind]) -> bool:
-    """Whether a dimension of the mesh, or a process group, is of one of these kinds."""
+    """Whether a mesh dimension or a process group is of one of these kinds."""
     if any(_mesh_has(series.facts.get("mesh"), kinds) for series in ranks):
         return True
     return any(group.kind in kinds and group.size > 1 for series in ranks for group in series.groups)
 
 
 class _PeerSets:
-    """Sets of rows, joined two by two."""
+    """Disjoint sets of rows, merged two at a time."""
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
@@ -118,7 +116,7 @@ class _PeerSets:
 
 
 def _of_process_groups(ranks: Sequence[RankSeries], rows: dict[int, int]) -> Iterator[list[int]]:
-    """Rows of the ranks of each group whose ranks are peers, as far as they are there."""
+    """Rows of each group whose ranks are peers, for the ranks that are present."""
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for series in ranks:
         for group in series.groups:
@@ -134,7 +132,7 @@ def _of_process_groups(ranks: Sequence[RankSeries], rows: dict[int, int]) -> Ite
 
 
 def _do_the_same(series: RankSeries, group: ProcessGroup, members: Sequence[RankSeries]) -> bool:
-    """Of a group that nobody gave a name."""
+    """Whether the members of an unnamed group do the same work."""
     held = {_parameters(one) for one in members}
     alike = len(held) == 1 and None not in held
     return (
@@ -145,7 +143,7 @@ def _do_the_same(series: RankSeries, group: ProcessGroup, members: Sequence[Rank
 
 
 def _in_most_steps(series: RankSeries, ops: Sequence[int], slot: int | None = None) -> bool:
-    """Whether a rank calls one of these operations in most of its steps, in the group of that slot or in any."""
+    """Whether a rank calls one of these operations in most of its steps, in the group of that slot or in any group."""
     if series.comm is None or not len(series.comm) or not len(series.steps):
         return False
     rows = series.comm[np.isin(series.comm["op"], ops)]
@@ -169,7 +167,7 @@ def _mesh_has(mesh: Any, kinds: Sequence[GroupKind]) -> bool:
 
 
 def _peers_key(peers: object) -> tuple[tuple[int, ...], ...] | None:
-    """The group as it was told, as a key; None when it was not, or in a form that is not ours."""
+    """The recorded group as a key; None if it is missing, or if its form is not ours."""
     if not isinstance(peers, list) or not peers:
         return None
     runs = []
@@ -183,27 +181,27 @@ def _peers_key(peers: object) -> tuple[tuple[int, ...], ...] | None:
 
 
 # -- expert tokens ----------------------------------------------------------------------------------------------------
-# How many tokens the router of a mixture of experts sends to each rank, as far as the all_to_alls tell.
+# How many tokens the router of a mixture of experts sends to each rank, as far as the all_to_alls show.
 #
-# Experts that lie on different ranks get their tokens by an all_to_all and send them back by another.  What is
-# recorded of each is the size of the rank's own input: of the first that are the tokens it has, of the second those
-# that its experts were given.  A rank whose experts get more therefore sends more bytes in a step than its peers, and
-# works longer for a reason that is neither its data loader nor its machine.
+# Experts on different ranks receive their tokens in one all_to_all and return them in another.  For each, the size of
+# the rank's own input is recorded: in the first the tokens it has, in the second those its experts received.  A rank
+# whose experts receive more therefore sends more bytes in a step than its peers, and works longer for a reason that is
+# neither its data loader nor its machine.
 #
-# That its batches are no larger shows in the all_to_alls that have one size on all ranks: those that tokens leave by.
+# The all_to_alls that send tokens to experts show that its batches are no larger: they have one size on all ranks.
 
 Rows = NDArray[np.intp]
 ALL_TO_ALL = OPS.index("all_to_all")
 SMALL_SHARE = 0.05
-"""Of the largest all_to_all: smaller ones carry the numbers of tokens, and have one size in any case."""
+"""Share of the largest all_to_all: smaller ones carry token counts, and have one size in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedTokens:
     bytes: NDArray[np.float32]
-    """[R, S]; what each rank put into its all_to_alls; nan where it is not known."""
+    """[R, S]; what each rank put into its all_to_alls; nan if unknown."""
     same_batches: bool
-    """Whether the ranks have as many tokens each before the router deals them out."""
+    """Whether all ranks have equally many tokens before the router distributes them."""
 
 
 def routed_bytes(ranks: Sequence[RankSeries], steps: NDArray[np.int64]) -> RoutedTokens | None:
@@ -225,7 +223,7 @@ def routed_bytes(ranks: Sequence[RankSeries], steps: NDArray[np.int64]) -> Route
 
 
 def times_the_tokens(routed: RoutedTokens, culprits: Rows, others: Rows, at: slice) -> float:
-    """How many times the bytes of the other rows the culprits' are, in the median step; 1: as many, or not known."""
+    """Bytes of the culprits over bytes of the other rows, in the median step; 1: equal, or unknown."""
     if not len(culprits) or not len(others):
         return 1.0
     own, peers = routed.bytes[culprits, at], routed.bytes[others, at]
@@ -236,7 +234,7 @@ def times_the_tokens(routed: RoutedTokens, culprits: Rows, others: Rows, at: sli
 
 
 def _same_batches(ranks: Sequence[RankSeries]) -> bool:
-    """Whether a good part of the large all_to_alls has one size on all ranks."""
+    """Whether many of the large all_to_alls have one size on all ranks."""
     sizes = [_all_to_all_sizes(series) for series in ranks]
     common = set.intersection(*(set(own) for own in sizes))
     alike = large = 0
@@ -253,7 +251,7 @@ def _same_batches(ranks: Sequence[RankSeries]) -> bool:
 
 
 def _all_to_all_sizes(series: RankSeries) -> dict[int, list[int]]:
-    """By step, of the all_to_alls that were kept one by one, in their order."""
+    """Sizes by step, in call order, of the all_to_alls that were recorded individually."""
     found: dict[int, list[int]] = {}
     if series.collectives is None:
         return found
@@ -271,7 +269,7 @@ _ENDED = ("exited", "exception", "vanished")
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """A step that is not counted among the steady ones."""
+    """A step that does not count as steady."""
 
     step: int
     reason: Reason
@@ -282,33 +280,33 @@ class Planes:
     """The arrays of a window: R ranks, S steps, P phases."""
 
     wall_ns: NDArray[np.float64]
-    """[R, S]; nan where a rank was not there any more, here and below."""
+    """[R, S]; nan where a rank had ended, here and below."""
     phase_ns: NDArray[np.float64]
     """[P, R, S]; host time; sums to ``wall_ns``."""
     device_ns: NDArray[np.float64] | None
-    """[P, R, S]; device time between the phase's marks, also nan where it was not recorded; None without any."""
+    """[P, R, S]; device time between the phase's marks, also nan where it was not recorded; None if never recorded."""
     between_ns: NDArray[np.float64]
-    """[R, S]; of the phase ``other``, what lies between two steps."""
+    """[R, S]; the part of phase ``other`` that lies between two steps."""
     allocated: NDArray[np.float64]
-    """[R, S]; bytes of the device's allocator in use at the end of the step; nan where it was not sampled."""
+    """[R, S]; bytes of the device's allocator in use at the end of the step; nan where not sampled."""
     reserved: NDArray[np.float64]
     """[R, S]; bytes the allocator holds, used or not."""
     peak_allocated: NDArray[np.float64]
-    """[R, S]; the most bytes in use since the process began, within steps too: where it is higher than at the read
-    before, that was in the steps between the two; elsewhere a step's own peak is not known."""
+    """[R, S]; the most bytes in use since the process began, also within steps.  Where it is higher than at the last
+    read, the peak was in the steps between the two; elsewhere a step's own peak is unknown."""
     end_wall_ns: NDArray[np.float64]
     """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
     flags: NDArray[np.uint16]
-    """[R, S]; 0 where a rank was not there."""
+    """[R, S]; 0 where a rank had ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window(Planes):
-    """Of the phases, those with any time in them."""
+    """Only phases with any time in them are included."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
-    """By rank, as ``ranks``."""
+    """By rank, in the order of ``ranks``."""
     attempt: int
     steps: NDArray[np.int64]
     """Step numbers, ascending."""
@@ -316,37 +314,37 @@ class Window(Planes):
     warmup: tuple[Apart, ...]
     """Steps set apart, ascending."""
     left_out: int
-    """Steps seen on some rank that are not in the window."""
+    """Steps recorded by some rank that are not in the window."""
     identities: tuple[RankIdentity, ...]
-    """By rank, as ``ranks``; so are the facts and the groups."""
+    """By rank, in the order of ``ranks``; so are the facts and the groups."""
     facts: tuple[dict[str, Any], ...]
     ddp_ns: tuple[NDArray[np.float64], ...]
-    """By rank, how long DDP says that computing the gradients took, whenever it said so."""
+    """By rank, how long DDP reports that computing the gradients took, whenever it did."""
     groups: NDArray[np.intp]
-    """[R]; ranks of one number have the same work to do and may be compared."""
+    """[R]; ranks with the same number have the same work to do and may be compared."""
     stages: bool
     """Whether the ranks are stages of a pipeline; ranks of different groups then do different work."""
     share_samples: bool
-    """Whether some ranks are to read the same samples, because they hold parts of one model."""
+    """Whether some ranks read the same samples by design, because they hold parts of one model."""
     batches: NDArray[np.float64]
-    """[R]; how many batches make a step, in the median one; 1 without gradient accumulation, 0: not known."""
+    """[R]; batches per step, in the median step; 1 without gradient accumulation, 0: unknown."""
     backwards: NDArray[np.int64]
-    """[S]; how many backward passes a step has, on the rank with the most; 0: none was seen."""
+    """[S]; backward passes in a step, on the rank with the most; 0: none was recorded."""
     splits_sequences: bool
     """Whether some ranks hold parts of one sequence (context parallelism)."""
     routed: RoutedTokens | None
-    """What the router of a mixture of experts sent to whom; None: there is none, or it is not known."""
+    """What the router of a mixture of experts sent to each rank; None: no router, or unknown."""
     samples: tuple[dict[str, Any], ...]
-    """What the agents saw of hosts, processes and GPUs while these steps ran."""
+    """The agents' samples of hosts, processes and GPUs while these steps ran."""
     probes: tuple[dict[str, Any], ...]
-    """What they said of the network between them, for some minutes at the least: it takes a while to show."""
+    """The agents' network probes, over several minutes at least: network faults take a while to show."""
     stacks: tuple[dict[str, Any], ...]
     communication: Communication | None
-    """What the ranks exchanged; None: there is one rank, or nothing was seen of it."""
+    """What the ranks exchanged; None: there is one rank, or no exchange was recorded."""
 
     @cached_property
     def lines(self) -> dict[object, list[dict[str, Any]]]:
-        """The samples by their kind."""
+        """The samples by kind."""
         found: dict[object, list[dict[str, Any]]] = {}
         for line in self.samples:
             found.setdefault(line["kind"] if isinstance(line.get("kind"), str) else None, []).append(line)
@@ -369,7 +367,7 @@ class Window(Planes):
 
     @cached_property
     def apart_wall_ns(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]:
-        """From when to when [R] each stretch of steps that are set apart lasted; nan for ranks that were not there."""
+        """[R] each; begin and end of each stretch of steps set apart; nan for ranks that had ended."""
         at = np.flatnonzero(~self.steady)
         found = []
         for stretch in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else ():
@@ -386,7 +384,7 @@ def last_attempt(ranks: Sequence[RankSeries]) -> list[RankSeries]:
 
 
 def build_window(run: RunData, *, last: int | None = None) -> Window:
-    """The window over all steps, or over the ``last`` so many."""
+    """Build the window over all steps, or over the ``last`` n."""
     current = last_attempt(run.ranks)
     trained = [series for series in current if len(series.steps)]
     steps, alive, seen = _complete_steps(trained)
@@ -398,7 +396,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
     planes = _fill_planes(trained, steps, alive, names)
     used = _used(planes.phase_ns)
     if planes.device_ns is not None:
-        used |= _used(planes.device_ns)  # on NCCL it is the device that waits, and never the host
+        used |= _used(planes.device_ns)  # on NCCL the device waits, never the host
     begins, ends = _period(planes)
     warmup, groups = _set_apart(steps, planes.wall_ns, planes.flags), peer_groups(trained)
     in_use: dict[str, Any] = {
@@ -433,7 +431,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
 
 
 def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:
-    """Without the ranks that were gone before the window began."""
+    """Drop the ranks that had ended before the window began."""
     there = np.asarray(alive.any(axis=1))
     return [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
 
@@ -444,7 +442,7 @@ def _fill_planes(
     shape = (len(trained), len(steps))
     timed = any(len(series.device_steps) for series in trained)
     sampled = any(series.steps["reserved"].any() for series in trained)
-    nowhere = np.broadcast_to(np.float64(np.nan), shape)  # takes no room
+    nowhere = np.broadcast_to(np.float64(np.nan), shape)  # takes no memory
 
     def unknown() -> NDArray[np.float64]:
         return np.full(shape, np.nan)
@@ -473,7 +471,7 @@ def _put(
     there: NDArray[np.bool_],
     names: list[str],
 ) -> None:
-    # A slice instead of a mask where nothing is missing: it saves copying every array once more.
+    # A slice instead of a mask where nothing is missing saves copying every array.
     at: Any = slice(None) if there.all() else there
     rows = series.steps
     if len(rows) != len(steps) or not there.all():
@@ -493,7 +491,7 @@ def _put(
 
 
 def _period(planes: Planes) -> tuple[float, float]:
-    """From the start of the first step to the end of the last, on the wall clock: start-up is another matter."""
+    """From the start of the first step to the end of the last, on the wall clock; start-up is excluded."""
     if not planes.wall_ns.size:
         return 0.0, 0.0
     starts = planes.end_wall_ns - planes.wall_ns
@@ -514,7 +512,7 @@ def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def _batches(series: RankSeries) -> float:
-    """Of a loop without a DataLoader, backward passes: as many, unless there are several models."""
+    """Batches per step; in a loop without a DataLoader, backward passes: as many, unless there are several models."""
     taken = float(np.median(series.steps["batches"]))
     return taken or float(np.median(series.steps["micro_batches"]))
 
@@ -530,7 +528,7 @@ def _backwards(trained: Sequence[RankSeries], steps: NDArray[np.int64]) -> NDArr
 
 
 def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
-    """The steps to compare, who was alive in them [R, S], and how many steps were seen at all."""
+    """The steps to compare, which ranks were alive in them [R, S], and how many steps any rank recorded."""
     if not trained:
         return np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), 0
     numbers = [series.steps["step"].astype(np.int64) for series in trained]
@@ -551,7 +549,7 @@ def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], N
 
 
 def _phase_names(trained: Sequence[RankSeries]) -> list[str]:
-    """Ours in their order, then the users' names of any rank; two ranks may have given a slot different names."""
+    """Built-in phases in their order, then the users' of any rank; ranks may have given one slot different names."""
     names = list(BUILTIN_PHASES)
     for own in dict.fromkeys(series.phase_names for series in trained):
         names.extend(name for name in own if name and name not in names)
@@ -559,7 +557,7 @@ def _phase_names(trained: Sequence[RankSeries]) -> list[str]:
 
 
 def _fill(out: NDArray[np.float64], at: Any, by_slot: NDArray[Any], series: RankSeries, names: list[str]) -> None:
-    """Put a rank's times ``[step, slot]`` into its ``[phase, step]`` plane, by the names it gave its slots."""
+    """Copy a rank's times ``[step, slot]`` into its ``[phase, step]`` plane, by the names it gave its slots."""
     out[:, at] = 0.0
     for slot, name in enumerate(series.phase_names):
         if name:
@@ -583,7 +581,7 @@ def _used(phase_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _set_apart(steps: NDArray[np.int64], wall_ns: NDArray[np.float64], flags: NDArray[np.uint16]) -> tuple[Apart, ...]:
-    """First step, compile steps wherever they are, and the leading steps that are not yet like the rest."""
+    """Set apart the first step, compile steps wherever they are, and leading steps that are not yet like the rest."""
     if not len(steps):
         return ()
     any_flag = np.bitwise_or.reduce(flags, axis=0)

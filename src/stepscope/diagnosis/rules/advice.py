@@ -1,7 +1,4 @@
-"""Advice: what to do about a finding, in sentences chosen by what was seen.
-
-What to do, in words: sentences chosen by what was seen.  No numbers are judged here.
-"""
+"""Advice: what to do about a finding, in sentences chosen by what was found.  No numbers are judged here."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ __all__ = [
 ]
 
 
-# -- advice -----------------------------------------------------------------------------------------------------------
+# -- ranks, input and crashes -----------------------------------------------------------------------------------------
 
 ROUTER_ADVICE = (
     "Balance the router: a load-balancing loss or a bias per expert; a capacity factor bounds what one expert gets.",
@@ -41,7 +38,7 @@ ROUTER_ADVICE = (
 )
 FEWER_COPIES = "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data."
 FIRST_WORKERS = 4
-"""DataLoader workers to begin with, where there are cores for them."""
+"""DataLoader workers to start with, if there are cores for them."""
 
 
 def straggler_advice(
@@ -56,9 +53,9 @@ def straggler_advice(
     share_samples: bool = False,
     splits_sequences: bool = False,
 ) -> tuple[str, ...]:
-    """``place``: a line of code in which the ranks were seen; ``node``: all ranks of one host.
+    """``place``: a line of code that the ranks' stacks show; ``node``: all ranks of one host.
 
-    ``side``: ``host`` where it is known to launch late, ``device`` where its kernels are known to take longer.
+    ``side``: ``host`` if it is known to launch late, ``device`` if its kernels are known to take longer.
     ``share_samples``: some ranks read the same samples, because they hold parts of one model; ``splits_sequences``: or
     parts of one sequence.
     """
@@ -119,7 +116,7 @@ def straggler_advice(
 
 
 def expert_advice(*, same_batches: bool) -> tuple[str, ...]:
-    """``same_batches``: the ranks are known to have as many tokens each before the router deals them out."""
+    """``same_batches``: the ranks are known to have equally many tokens before the router distributes them."""
     if same_batches:
         return ROUTER_ADVICE
     return (
@@ -131,7 +128,7 @@ def expert_advice(*, same_batches: bool) -> tuple[str, ...]:
 def uneven_groups_advice(
     ranks: Sequence[int], phase: str | None, *, stages: bool, share_without: float
 ) -> tuple[str, ...]:
-    """``share_without``: what of the time the surplus of these ranks costs, were it not shared but gone."""
+    """``share_without``: share of the time that would be saved if the surplus of these ranks were gone, not shared."""
     who, where = named_ranks(ranks).lower(), f" in {phase}" if phase else ""
     if not stages:
         return (
@@ -161,7 +158,7 @@ def data_loader_advice(
     """``every_step``: each step waits about as long; else some steps wait long and most hardly at all.
 
     ``main_busy``: whether the training processes computed all the time; ``cores``: for each of them; None: unknown.
-    ``loader``: the facts of the live DataLoader; empty when it was not seen; ``frameworks``: what runs the loop.
+    ``loader``: the facts about the live DataLoader; empty if unknown; ``frameworks``: what runs the loop.
     """
     workers = loader.get("num_workers")
     in_process = workers == 0 if isinstance(workers, int) else every_step and bool(main_busy)
@@ -216,7 +213,7 @@ def crash_advice(
     native: bool = False,
 ) -> tuple[str, ...]:
     """``alone``: a job of one process; ``last_call``: the collective that native code ended it in; ``native``: whether
-    the run has what native code printed last."""
+    the run has the last output of native code."""
     log = "its log" if alone else "the rank's log"
     if cause == "oom_cuda":
         return (
@@ -267,8 +264,7 @@ def crash_advice(
     return (f"Nothing was left behind: look into {log} and the kernel's messages (dmesg) of its host.",)
 
 
-# -- timing advice ----------------------------------------------------------------------------------------------------
-# What to do about steps that are slow at times, in words; as ``advice``, no numbers are judged here.
+# -- slow steps -------------------------------------------------------------------------------------------------------
 
 GARBAGE_COLLECTION_ADVICE = (
     "If it is Python's garbage collection: gc.freeze() after the set-up, gc.disable() and gc.collect() at set points.",
@@ -289,7 +285,7 @@ def jitter_advice(
     nccl: bool,
     place: str = "",
 ) -> tuple[str, ...]:
-    """``nccl``: whether that is what the ranks exchange with; ``place``: a line of code in which they were seen."""
+    """``nccl``: whether the ranks exchange by NCCL; ``place``: a line of code that their stacks show."""
     if place:
         return (f"Look at {place}: that is where the ranks were seen in these steps.",)
     if phase == "input":
@@ -334,7 +330,7 @@ def jitter_advice(
 
 
 def stall_advice(*, phase: str | None, alone: bool, host: str, nccl: bool) -> tuple[str, ...]:
-    """``alone``: one rank had it and the others waited; ``nccl``: whether that is what they exchange with."""
+    """``alone``: one rank had it and the others waited; ``nccl``: whether the ranks exchange by NCCL."""
     where = f" (host {host})" if alone and host else ""
     retries = "; NCCL_DEBUG=INFO shows retries" if nccl else ""
     look = {
@@ -386,8 +382,7 @@ def slow_stretch_advice(*, phase: str | None, alone: bool, host: str, recovered:
     return first, "The samples of the machine in the report show what began at that time."
 
 
-# -- advice machine ---------------------------------------------------------------------------------------------------
-# What to do about memory and machines, in words: sentences chosen by what was seen.  No numbers are judged here.
+# -- memory and machines ----------------------------------------------------------------------------------------------
 
 MEMORY_CREEP_ADVICE = {
     "host_rss": (
@@ -431,7 +426,7 @@ LAUNCHING_ADVICE = (
 
 
 def utilisation_advice(waited_for: str | None) -> tuple[str, ...]:
-    """``waited_for``: the phase of the host in which the GPU has nothing to do; None: launching work is too slow."""
+    """``waited_for``: the host's phase in which the GPU is idle; None: launching work is too slow."""
     if waited_for is None:
         return LAUNCHING_ADVICE
     return (UTILISATION_ADVICE.get(waited_for, f"It waits for the phase {waited_for!r}: take it out of the step."),)
@@ -455,7 +450,7 @@ def throttling_advice(*, thermal: bool, power_brake: bool, power_cap: bool) -> t
 def cpu_advice(
     *, others: bool, heavy: bool, ranks: int, cores: int | None, facts: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """``others``: processes that are not the job's take the CPU; ``ranks``: on the host; ``facts``: of a rank of it."""
+    """``others``: other programs take the CPU; ``ranks``: number on the host; ``facts``: of one of them."""
     if others:
         return ("Something else runs there: top shows it; give the job its own cores (taskset, cgroups, --exclusive).",)
     lines = []
@@ -494,5 +489,5 @@ def _loader_workers(facts: Mapping[str, Any]) -> int:
 
 
 def _count(value: object) -> int:
-    """0 for what is not a count."""
+    """0 for anything that is not a count."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,10 +1,10 @@
 """Time that is neither model nor data: ``between_steps`` and ``wait_heavy``.
 
-``between_steps`` is what stops the training from one step to the next: checkpoints, evaluation, logging, and the phases
-that users name.  It is named by the phase, or by the line of code in which the ranks were seen.  ``wait_heavy`` is the
-part of ``other`` inside a step, where no hook and no name explains anything.
+``between_steps`` is what pauses training from one step to the next: checkpoints, evaluation, logging, and the phases
+that users name.  It is named by the phase, or by the line of code that the ranks' stacks show.  ``wait_heavy`` is the
+part of ``other`` inside a step, which no hook and no name explains.
 
-What only one rank does between its steps is ``between_steps`` too, with that rank (``late_ranks.py``).
+What only one rank does between its steps is ``between_steps`` too, with that rank (``rules/stragglers.py``).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "st
 Floats = NDArray[np.float64]
 
 STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
-"""Phases that stop the training, on whichever rank they are, in words."""
+"""Phases that pause training, on whichever rank they run, in words."""
 STOPS_SEEN = {"eval": EVALUATION, "checkpoint": CHECKPOINT}
-"""And what a place in the code is called that is part of them."""
+"""The words for a code location that is part of them."""
 STOPS_ADVICE = {
     "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
     "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
@@ -53,18 +53,18 @@ INFERENCE_ADVICE = (
     "(a larger batch, bfloat16, torch.compile, torch.inference_mode()). An evaluation: less often."
 )
 AROUND = "around"
-"""Stands for what else the steps with a stop do, wherever parts are told by name."""
+"""Names what else the steps with a pause do, wherever parts are identified by name."""
 OTHERS_NAMED = 2
-"""Parts beside the largest that a title names; more are counted."""
+"""Parts besides the largest that a title names; more are counted."""
 SCHEDULE_ADVICE = "Mostly the schedule itself, which splits the batch, sends and receives: fewer, larger microbatches."
 SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
 
 
 def stops_of(view: View) -> dict[str, Floats]:
-    """[S] by phase; how much longer each step is for evaluation, checkpoints and the user's own phases."""
+    """[S] by phase; how much longer each step is because of evaluation, checkpoints and the user's own phases."""
     own = (*BUILTIN_PHASES, GRAPH_PHASE)
     names = [name for name in view.phases if name in STOPS or name not in own]
-    # In every step it is a part of the step like any other, and not longer than what the median rank has of it.
+    # A phase in every step is a part of the step like any other, and takes what the median rank has of it.
     return {
         name: lower_median_rank(view.phase(name))
         if _in_every_step(view, name)
@@ -80,9 +80,9 @@ def _in_every_step(view: View, name: str) -> bool:
 def find_between_steps(
     view: View, known: Collection[str | None] = (), *, told_ns: Floats | None = None, late: Collection[int] = ()
 ) -> list[Claim]:
-    """One finding, named by the largest part.  ``known``: phases in which a rank was found to be late already.
+    """One finding, named by the largest part.  ``known``: phases in which a rank is already known to be late.
 
-    ``told_ns`` [S]: what others say of ``other`` already.  ``late``: ranks that are late in ``other`` by themselves.
+    ``told_ns`` [S]: what other findings already report of ``other``.  ``late``: ranks that are late in ``other``.
     """
     if not view.enough:
         return []
@@ -120,10 +120,10 @@ def find_between_steps(
 
 
 def _around(view: View, counted: Mapping[str, Floats]) -> Floats | None:
-    """[S]; what else makes the steps longer that have a stop: a framework does more to evaluate than to call the model.
+    """[S]; what else makes steps with a pause longer: a framework does more for an evaluation than call the model.
 
-    Only what most of these steps have, in no phase: a single slow one among them is another story.  And not where it is
-    more than the stops themselves, unless the ranks were seen in them: then a stop goes with it, not it with the stop.
+    Only what most of these steps have, in no phase: a single slow one among them is unrelated.  And not if it is more
+    than the pauses, which are then a side effect of it, unless the ranks' stacks show that it is part of them.
     """
     names = [name for name in counted if name != "other" and not _in_every_step(view, name)]
     if not names or view.hides_device:
@@ -150,13 +150,13 @@ def _is_less(around_ns: Floats, stops_ns: Floats) -> bool:
 
 
 def _seen_stopping(view: View, names: Collection[str], hit: NDArray[np.bool_]) -> bool:
-    """Whether the ranks' stacks in these steps say that it is part of the stop."""
+    """Whether the ranks' stacks in these steps show that it is part of the pause."""
     place = seen_at(view, steps={int(step) for step in view.steps[hit]})
     return any(place.startswith(f"{STOPS_SEEN[name]}:") for name in names if name in STOPS_SEEN)
 
 
 def _alone(view: View, name: str) -> tuple[int, ...]:
-    """The rank that does it while its peers, which do little of it, wait; empty when several do."""
+    """The rank that does it while its peers, which do little of it, wait; empty if several do."""
     if name == "other" or len(view.ranks) < 2:
         return ()
     sums = np.nansum(view.phase(name), axis=1)
@@ -166,7 +166,7 @@ def _alone(view: View, name: str) -> tuple[int, ...]:
 
 
 def _between(view: View) -> Floats | None:
-    """[S]; time between steps that no phase claims: on a device only as far as the device stood still for it."""
+    """[S]; time between steps that is in no phase; on a device only as far as the device was idle."""
     between_ns = view.between_ns
     if view.clock == "device":
         between_ns = np.minimum(between_ns, view.phase("other"))
@@ -201,7 +201,7 @@ def _share(view: View, took: Floats) -> float:
 
 
 def _title(view: View, name: str, took: Floats, place: str) -> str:
-    """Of one part, without its full stop."""
+    """The title for one part, without its full stop."""
     share = share_text(_share(view, took))
     where = f", mostly in {place}" if place else ""
     if name == "other":
@@ -219,7 +219,7 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
 
 
 def _each(took: Floats, every: str) -> str:
-    """``4.2 ms of every step``, or where most steps have hardly any of it ``17 ms in 99 of 397 steps``."""
+    """``4.2 ms of every step``, or if most steps have hardly any of it ``17 ms in 99 of 397 steps``."""
     there = took > 0
     if there.mean() > thresholds.BOTTLENECK_SHARE and is_even(took[there]):
         return f"{ms_text(float(took[there].mean()) / 1e6)} {every}"
@@ -228,7 +228,7 @@ def _each(took: Floats, every: str) -> str:
 
 
 def _with(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], share: float) -> str:
-    """What the price has in it beside the largest part; nothing where it makes no difference to the figure."""
+    """What the cost includes besides the largest part; empty if it does not change the figure."""
     if share_text(share) == share_text(_share(view, parts[ordered[0]])):
         return ""
     rest = [name for name in ordered[1:] if name != AROUND or "other" not in ordered]
@@ -254,7 +254,7 @@ def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, 
 
 
 def _advice_on(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], place: str) -> tuple[str, ...]:
-    """On the largest part, and on the others that would be worth a warning by themselves."""
+    """Advice on the largest part, and on the others that would be worth a warning alone."""
     costly = [name for name in ordered[1:] if _share(view, parts[name]) >= thresholds.WARNING_SHARE]
     worth = [name for name in costly if name != AROUND]
     lines = [
@@ -279,7 +279,7 @@ def _advice(name: str, place: str, *, by_all: bool) -> tuple[str, ...]:
 
 
 def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collection[int] = ()) -> list[Claim]:
-    """``told_ns`` and ``late``: as of ``find_between_steps``."""
+    """``told_ns`` and ``late``: as for ``find_between_steps``."""
     if not view.enough or "other" not in view.phases:
         return []
     inside_ns = np.maximum(view.phase("other") - view.between_ns, 0.0)

@@ -1,10 +1,8 @@
 """Bottlenecks that all ranks share: input_bound, h2d_bound, comm_bound, optimizer_bound, compute_bound.
 
-Where the time goes: phases that bound the step on all ranks alike.
-
 ``input_bound``, ``h2d_bound``, ``comm_bound`` and ``optimizer_bound`` are one rule with different numbers: a phase
-takes at least so much of the median rank's time, in at least half of the run's stretches, and more than what is natural
-for it in Python.  ``compute_bound`` is told, never warned of: it is what training should be.
+takes at least a given share of the median rank's time, in at least half of the run's stretches, and more than is
+natural for it in Python.  ``compute_bound`` is never a warning: it is what training should be.
 """
 
 from __future__ import annotations
@@ -58,17 +56,17 @@ from stepscope.records.text import bytes_text, ms_text, share_text
 __all__ = ["find_bounds", "find_compute_bound"]
 
 
-# -- bound advice -----------------------------------------------------------------------------------------------------
-# What to do about a bottleneck that all ranks share: sentences chosen by what was seen of the live objects.
+# -- advice -----------------------------------------------------------------------------------------------------------
+# What to do about a bottleneck that all ranks share: sentences chosen by the facts about the live objects.
 #
-# Facts come from the recorder (``RankSeries.facts``) and may be missing one by one; then the sentence names the setting
-# without its present value.
+# Facts come from the recorder (``RankSeries.facts``) and any of them may be missing; then the sentence names the
+# setting without its present value.
 
 Floats = NDArray[np.float64]
 BUSY_PROCESS_PERCENT = 80.0
 """Of one core: a training process that takes more hardly ever waits for workers."""
 BUSY_CPU_PERCENT = 90.0
-"""Median over the steady steps at which a host's CPUs are called saturated."""
+"""Median over the steady steps at which a host's CPUs count as saturated."""
 FEW_BUCKETS = 2
 """With fewer buckets nothing can be sent while the rest of backward runs."""
 SMALL_BUCKET_MB = 4.0
@@ -138,7 +136,7 @@ def comm_advice(view: View, _: Floats) -> tuple[str, ...]:
 
 
 def _smaller_exchange_advice(view: View) -> Iterator[str]:
-    """How to exchange less, by what is exchanged; FSDP's settings are told elsewhere."""
+    """How to exchange less, depending on what is exchanged; FSDP's settings are covered elsewhere."""
     rows, frameworks = exchanges_of(view), frameworks_of(view.facts)
     kind = rows[0]["kind"] if rows else "data"
     if kind == "tensor":
@@ -168,7 +166,7 @@ def _smaller_exchange_advice(view: View) -> Iterator[str]:
 
 
 def _accumulation_advice(view: View) -> Iterator[str]:
-    """That gradients can be accumulated; nothing where they are."""
+    """That gradients can be accumulated; nothing if they already are."""
     frameworks = frameworks_of(view.facts)
     if view.accumulates:
         return
@@ -198,7 +196,7 @@ def optimizer_advice(view: View, _: Floats) -> tuple[str, ...]:
 
 
 def compute_advice(view: View) -> tuple[str, ...]:
-    """What is not yet used of what makes compute faster."""
+    """Means of faster computation that are not used yet."""
     model, optimizer, facts = _facts(view, "model"), _facts(view, "optimizer"), view.facts
     on_device, frameworks = view.clock == "device", frameworks_of(facts)
     lines = []
@@ -215,7 +213,7 @@ def compute_advice(view: View) -> tuple[str, ...]:
 
 
 def _fsdp_facts(view: View) -> Mapping[str, Any]:
-    """The facts about FSDP; {} where the ranks wait for something else: tensor parallelism, say."""
+    """The facts about FSDP; {} if the ranks wait for something else: tensor parallelism, say."""
     rows = exchanges_of(view)
     if rows and rows[0]["op"] not in SHARDED and rows[0]["kind"] != "data":
         return {}
@@ -228,7 +226,7 @@ def _facts(view: View, name: str) -> Mapping[str, Any]:
 
 
 def _saturated(percent: Floats, own_percent: Floats) -> bool:
-    """Whether the job has used up the CPUs itself; unknown whose the load is, it is taken for the job's."""
+    """Whether the job itself has used up the CPUs; load of unknown origin counts as the job's."""
     if not len(percent) or np.median(percent) < BUSY_CPU_PERCENT:
         return False
     return not len(own_percent) or bool(np.median(own_percent) >= thresholds.CPU_OTHERS_SHARE * np.median(percent))
@@ -248,12 +246,12 @@ def _known(values: Floats) -> Floats:
 
 
 def _cores_each(view: View, counts: list[float]) -> int | None:
-    """Cores of the smallest host by the ranks on the fullest one."""
+    """Cores of the smallest host divided by the ranks on the fullest one."""
     ranks = Counter(view.window.hosts)
     return max(1, int(min(counts)) // max(ranks.values())) if counts and ranks else None
 
 
-# -- bounds -----------------------------------------------------------------------------------------------------------
+# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +264,7 @@ class _Rule:
     words: str
     """How the title begins."""
     advice: Callable[[View, Floats], tuple[str, ...]]
-    """Of the view and what the phase takes of each step [S]."""
+    """Takes the view and the phase's time in each step [S]."""
 
 
 BOUND_RULES = (
@@ -310,15 +308,15 @@ BOUND_RULES = (
 
 
 def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim] = ()) -> list[Claim]:
-    """``network``: what is explained already of the time that all ranks wait; ``rare``: steps that are long at times.
+    """``network``: already explained waits of all ranks; ``rare``: steps that are occasionally long.
 
-    A step that is long at times in a phase says nothing of what the phase takes of the others.
+    A step that is occasionally long in a phase says nothing about the phase in the other steps.
     """
     if not view.enough:
         return []
     unknown = {"h2d"} if view.hides_device else set()
     if all(view.window.identities[row].world_size <= 1 for row in view.rows):
-        unknown.add("comm")  # DDP of one process exchanges with nobody: what it says of that is its own work
+        unknown.add("comm")  # DDP with one process has no peers: what it reports is its own work
     rules = [rule for rule in BOUND_RULES if rule.phase in view.phases and rule.phase not in unknown]
     return [claim for rule in rules for claim in _apply(view, rule, network, rare)]
 
@@ -339,7 +337,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     taken_share = cost_of(view, saved_ns)["share"]
     if view.comm_measured:
         saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view, rule.phase))
-    # Nobody gets rid of all of it; how much of it depends on what is done.
+    # It can never be removed completely; how much depends on what is done.
     cost = {**cost_of(view, saved_ns), "up_to": True}
     finite = part.by_rank[~np.isnan(part.by_rank)]
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
@@ -386,9 +384,9 @@ def _words(view: View, rule: _Rule) -> str:
 
 
 def _bubble(view: View, part: TimeShare, saved_ns: Floats, shared_ns: Floats, exchanges: list[dict[str, Any]]) -> Claim:
-    """Stages of a pipeline that wait for each other: while it fills and drains, some have nothing to do.
+    """Pipeline stages that wait for each other: while the pipeline fills and drains, some are idle.
 
-    As much of that as even stages have is a matter of the schedule, and no fault.
+    Even stages wait too; that part is due to the schedule, and not a fault.
     """
     least = bubble_share(view)
     finding = Finding(
@@ -426,7 +424,7 @@ def _how_often(shared_ns: Floats) -> str:
 
 
 def _durations(view: View, rule: _Rule, network: Sequence[Claim]) -> Floats:
-    """[R, S]; of communication only what every rank has: the rest is waiting for a rank, not for the network."""
+    """[R, S]; for communication only what every rank has: the rest is waiting for a rank, not for the network."""
     durations_ns = view.phase(rule.phase)
     if rule.phase != "comm" or len(view.ranks) < 2:
         return durations_ns
@@ -437,7 +435,7 @@ def _durations(view: View, rule: _Rule, network: Sequence[Claim]) -> Floats:
 
 
 def _mostly(exchanges: Sequence[dict[str, Any]], mean_ns: float) -> str:
-    """The operation that takes most of it, where one does."""
+    """The operation that takes most of it, if one does."""
     if not exchanges or exchanges[0]["ms_per_step"] < thresholds.EXPLAINS_SHARE * mean_ns / 1e6:
         return ""
     most = exchanges[0]
@@ -447,22 +445,22 @@ def _mostly(exchanges: Sequence[dict[str, Any]], mean_ns: float) -> str:
 
 
 def _saved(view: View, rule: _Rule, durations_ns: Floats, shared_ns: Floats) -> Floats:
-    """[S]; what would be saved without it: with waits measured, by replay; else what the median rank has of it."""
+    """[S]; the saving without it: by replay if waits are measured, else what the median rank has of it."""
     if view.comm_measured and rule.phase != "comm":
         return longest(view.work_ns) - longest(view.work_ns - durations_ns)
     return shared_ns
 
 
 def _everywhere(saved_ns: Floats, used: NDArray[np.bool_]) -> Floats:
-    """[S]; of steps that say nothing about it (the longest, epoch starts) at most what the others have on average.
+    """[S]; for steps that say nothing about it (the longest, epoch starts) at most the average of the others.
 
-    They wait as the others do; what they have beyond that is for other rules to tell.
+    They wait like the others; other rules report what they have beyond that.
     """
     return np.where(used, saved_ns, np.minimum(saved_ns, saved_ns[used].mean()))
 
 
 def find_compute_bound(view: View) -> list[Claim]:
-    """Forward, backward and optimizer take nearly all of the step: said beside ``healthy``."""
+    """Forward, backward and optimizer take nearly all of the step: reported along with ``healthy``."""
     if not view.enough:
         return []
     used, _ = ordinary_steps(view)

@@ -1,6 +1,6 @@
-"""Communication findings: comm_straggler, slow_collective, group_imbalance; low_overlap is in ``overlap``.
+"""Communication findings: comm_straggler, slow_collective and group_imbalance; low_overlap is in ``overlap``.
 
-Findings about what the ranks exchange, in the order in which they explain time: groups, changes, overlap.
+They explain time in this order: groups, changes over time, overlap.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from stepscope.records.text import bytes_text, ms_text, named_ranks, rate_text
 __all__ = ["between_stages", "bubble_share", "exchanges_of", "find_communication"]
 
 
-# -- communication groups ---------------------------------------------------------------------------------------------
+# -- sibling groups ---------------------------------------------------------------------------------------------------
 # Groups that do the same for different ranks, compared with each other: a slow link or host, a slow group, more bytes.
 #
-# The columns of a mesh are siblings: each runs the same collectives among ranks of its own.  Only the exchange itself
-# is compared (what the last rank to come takes), so ranks that come late accuse nobody here.  A group that takes
-# longer for the same bytes has a slow link in it.  Which one, only other groups can tell: the rank whose groups are
-# all slow, in two directions of the mesh, or the host in which all slow groups lie.  Where nothing tells, the group
-# alone is named.
+# The columns of a mesh are siblings: each runs the same collectives among its ranks.  Only the exchange itself is
+# compared (the time of the last rank to arrive), so late ranks are not blamed here.  A group that takes longer for the
+# same bytes has a slow link in it.  Only other groups can show which one: the rank whose groups are all slow, in two
+# directions of the mesh, or the host that contains all slow groups.  Otherwise the group alone is named.
 
 Floats = NDArray[np.float64]
 GROUPS_SHOWN = 16
@@ -40,15 +39,15 @@ GROUPS_SHOWN = 16
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """One operation in G sibling groups, over the K steps in which all of them were seen in it."""
+    """One operation in G sibling groups, over the K steps in which all of them were recorded in it."""
 
     places: Sequence[int]
-    """[G]; in ``Communication.groups``."""
+    """[G]; indices into ``Communication.groups``."""
     op: str
     transfer_ns: Floats
-    """[G, K]; in a step."""
+    """[G, K]; per step."""
     bytes: Floats
-    """[G]; in a step, the median."""
+    """[G]; per step, the median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ class _SlowGroup:
     place: int
     among: _Compared
     excess_ns: float
-    """In a step, over the siblings."""
+    """Per step, over the siblings."""
     ratio: float
     bytes_ratio: float
 
@@ -148,7 +147,7 @@ def _slow_in(view: View, among: _Compared, comparisons: int) -> Iterator[_SlowGr
 def _culprits(
     view: View, exchanges: Communication, compared: Sequence[_Compared], slow: set[int]
 ) -> tuple[tuple[int, ...], str]:
-    """Ranks that all slow groups have in common and no other has, and their host where it is the host; else nothing."""
+    """Ranks that all slow groups and no others have in common, and their host if it is the host; else nothing."""
     directions = {tuple(one.places) for one in compared}
     fast = {place for places in directions for place in places} - slow
     in_fast = {row for place in fast for row in exchanges.groups[place].rows}
@@ -247,7 +246,7 @@ def _imbalance_claim(view: View, exchanges: Communication, slow: Sequence[_SlowG
 
 
 def _total_excess_ns(slow: Sequence[_SlowGroup]) -> float:
-    """In a step: sibling groups run side by side, different directions and operations one after the other."""
+    """Per step: sibling groups run in parallel, different directions and operations one after the other."""
     worst: dict[tuple[tuple[int, ...], str], float] = {}
     for one in slow:
         key = tuple(one.among.places), one.op
@@ -307,17 +306,17 @@ def _slow_group_row(exchanges: Communication, one: _SlowGroup) -> dict[str, Any]
     }
 
 
-# -- communication slow -----------------------------------------------------------------------------------------------
-# ``slow_collective`` over time: the same collective, with the same bytes, takes much longer than it did before.
+# -- collectives that became slow -------------------------------------------------------------------------------------
+# ``slow_collective`` over time: the same collective, with the same bytes, takes much longer than before.
 #
-# The least over the ranks is looked at, so it is the exchange and no wait for a rank; if the ranks' own work became
-# slower at the same time, the machine is to blame and other rules say so.  DDP's all-reduce is not looked at here: how
+# The minimum over the ranks is used, so it is the exchange and not a wait for a rank; if the ranks' own work became
+# slower at the same time, the machine is to blame and other rules report it.  DDP's all-reduce is not covered here: how
 # much of it shows depends on what hides it.
 
 SEEN_SHARE = 0.9
-"""Of the steps: what is called now and then has no level."""
+"""Share of the steps: an occasional call has no level."""
 SPREAD_QUANTILES = (0.1, 0.9)
-"""Between them lies any stretch worth telling of: a sieve before the search for it."""
+"""Any stretch worth reporting lies between them: a sieve before the search for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +334,7 @@ class _Drop:
 
 
 def find_slow_collective(view: View, exchanges: Communication, known: Collection[str]) -> list[Claim]:
-    """``known``: names of groups of which something was found already."""
+    """``known``: names of groups with a finding already."""
     if len(view.steps) < thresholds.TREND_STEPS:
         return []
     drops = [
@@ -352,7 +351,7 @@ def find_slow_collective(view: View, exchanges: Communication, known: Collection
 
 
 def _steps_known(view: View, exchanges: Communication, flow: Flow) -> int:
-    """Of the view's steps, those in which it would have been seen: on the device not all may have been read."""
+    """How many of the view's steps could have recorded it: on the device not all may have been read."""
     if not flow.device or exchanges.measured is None:
         return len(view.steps)
     return int(exchanges.measured.places[view.columns].sum())
@@ -397,7 +396,7 @@ def _slow_collective_claim(view: View, drops: list[_Drop]) -> Claim:
     flow, at = worst.flow, worst.at
     saved_ns = np.zeros(len(view.steps))
     for drop in drops:
-        if drop.flow.op == flow.op and drop.flow.group.kind == flow.group.kind:  # side by side with the worst
+        if drop.flow.op == flow.op and drop.flow.group.kind == flow.group.kind:  # in parallel with the worst
             extra = drop.level_ns - drop.before_ns
             saved_ns[drop.at] = np.maximum(saved_ns[drop.at], extra)
     cost = cost_of(view, saved_ns)
@@ -439,14 +438,14 @@ def _slow_collective_claim(view: View, drops: list[_Drop]) -> Claim:
     return Claim(finding=finding, saved_ns=saved_ns)
 
 
-# -- communication rules ----------------------------------------------------------------------------------------------
+# -- all communication rules ------------------------------------------------------------------------------------------
 
 EXCHANGES_SHOWN = 8
 POINT_TO_POINT = ("send", "recv")
 
 
 def find_communication(view: View) -> list[Claim]:
-    """On the device's clock by the device's own times only: what the host is blocked for says nothing there."""
+    """On the device's clock only the device's own times count: the host's blocked time is meaningless there."""
     exchanges = view.window.communication
     if exchanges is None or not view.enough or (view.clock != "host" and exchanges.measured is None):
         return []
@@ -458,7 +457,7 @@ def find_communication(view: View) -> list[Claim]:
 def exchanges_of(view: View) -> list[dict[str, Any]]:
     """By group and operation, what blocks the rank that is blocked least, most first: for ``comm_bound``.
 
-    On the device how long it takes, which may be hidden in part.
+    On the device its duration, part of which may be hidden.
     """
     exchanges = view.window.communication
     if exchanges is None:
@@ -509,7 +508,7 @@ def _exchange_row(group: str, kind: str, op: str, exposed_ns: float, size: float
 
 
 def between_stages(view: View) -> bool:
-    """Whether what the ranks wait for is mostly other stages of a pipeline."""
+    """Whether the ranks mostly wait for other stages of a pipeline."""
     exchanges = view.window.communication
     if exchanges is None or not view.window.stages:
         return False
@@ -520,10 +519,10 @@ def between_stages(view: View) -> bool:
 
 
 def bubble_share(view: View) -> float | None:
-    """Of a step, that each stage has nothing to do though all are even: while the pipeline fills and drains.
+    """Share of a step that each stage is idle even if all are even: while the pipeline fills and drains.
 
     (stages - 1) / (microbatches + stages - 1).  All stages together receive each microbatch, and its gradient, once
-    less than there are stages; with several stages a rank they do so more often, and the pipeline idles less.
+    less than there are stages; with several stages per rank they do so more often, and the pipeline idles less.
     """
     exchanges, stages = view.window.communication, len(np.unique(view.groups))
     if exchanges is None or stages < 2:

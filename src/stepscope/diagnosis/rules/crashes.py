@@ -1,19 +1,17 @@
 """Crashes: which rank died first, of what and where, and which ranks only followed.
 
-Ranks that died: which one first, of what, where it was, and who was only taken along.
+There are four sources, none of them complete: the exception that a process left behind, the launcher's list of exit
+codes, the state of the ring (``vanished`` if a process ended silently), and the agent, which asks the kernel whether it
+killed a process because memory ran out.  When one rank dies the others follow: gloo and NCCL raise in them ("connection
+closed by peer"), the launcher sends them SIGTERM.  Those are victims, and a victim leads only if there is no culprit.
 
-Four witnesses, none of them complete: the exception a process left behind, the launcher's list of exit codes, the state
-of the ring (``vanished`` when a process went without a word), and the agent, which asks the kernel whether it killed
-for want of memory.  When one rank dies the others follow: gloo and NCCL raise in them ("connection closed by peer"),
-the launcher sends them SIGTERM.  Those are victims, and a victim leads only when there is nobody else.
+A script that starts the ranks and does not train may fail as well: its error leads if no rank failed before it.
 
-A script that starts the ranks and does not train may fail as well: what it says leads where no rank spoke before it.
+For a restarted job the last attempt counts; each earlier one gets one line.
 
-Of a job that was restarted the last attempt counts; the earlier ones are told in a line each.
-
-A job that ends with exit code 0 has not crashed.  Frameworks end their workers from outside when these are done, and
-that leaves no word either: a rank that did nothing any more, and has made as many steps as any other, is no failure.
-One that was ended in the middle of something is a remark.
+A job that ends with exit code 0 has not crashed.  Frameworks kill their workers when these are done, which leaves no
+trace either: a rank that was idle, and has made as many steps as any other, is not a failure.  One that was ended in
+the middle of something is a remark.
 """
 
 from __future__ import annotations
@@ -50,12 +48,12 @@ __all__ = [
 
 
 # -- last calls -------------------------------------------------------------------------------------------------------
-# What ranks called last before they died: whether one of them called something else than the others.
+# The last calls of ranks before they died: whether one of them called something else than the others.
 #
-# gloo does not wait for ever when ranks give a collective different sizes: it aborts the process that gets more than
-# it asked for, which is as often as not a healthy one, and the rest lose their connection.  Their rings outlive them,
-# so the agent writes the last collective of each into its ``rank_end``.  Who is the odd one among them is told by the
-# majority or, of two, by what each called in the steps before.
+# gloo does not wait forever when ranks give a collective different sizes: it aborts the process that receives more than
+# it expected, often a healthy one, and the rest lose their connection.  Their rings outlive them, so the agent writes
+# the last collective of each into its ``rank_end``.  The odd one is found by majority or, of two, by what each called
+# in the steps before.
 
 ANY_SIZE = ("broadcast", "scatter", "gather", "all_to_all", "send", "recv", "unknown")
 """Ranks may give these different sizes."""
@@ -70,11 +68,11 @@ class LastCall:
 
 @dataclass(frozen=True, kw_only=True)
 class CallMismatch:
-    """Last calls of the ranks of an attempt that do not go together."""
+    """Last calls of the ranks of an attempt that do not match."""
 
     sides: dict[LastCall, tuple[int, ...]]
     odd: tuple[int, ...]
-    """Empty where it cannot be told which of them."""
+    """Empty if it cannot be decided."""
 
     @property
     def text(self) -> str:
@@ -90,7 +88,7 @@ class CallMismatch:
 
 
 def call_mismatch(run: RunData, attempt: Attempt) -> CallMismatch | None:
-    """None when the last calls agree, or are not known of all."""
+    """None if the last calls agree, or are not known for all ranks."""
     calls = last_calls(run, attempt)
     if len(calls) < 2 or len(calls) < len(attempt.series) or len({call.group for call in calls.values()}) != 1:
         return None
@@ -115,7 +113,7 @@ def _rank_ends(run: RunData, attempt: Attempt) -> dict[int, Mapping[str, object]
 
 
 def last_calls(run: RunData, attempt: Attempt) -> dict[int, LastCall]:
-    """By rank, of those whose ring told."""
+    """By rank, for those whose ring recorded it."""
     found = {}
     for rank, end in _rank_ends(run, attempt).items():
         told = end.get("collective")
@@ -128,13 +126,13 @@ def last_calls(run: RunData, attempt: Attempt) -> dict[int, LastCall]:
 
 
 def call_group_name(call: LastCall, series: Sequence[RankSeries]) -> str:
-    """What people call its group."""
+    """The usual name of its group."""
     known = (group.description for one in series for group in one.groups if group.name == call.group)
     return group_name(call.group, next(known, ""))
 
 
 def _unlike_before(calls: Mapping[int, LastCall], series: Sequence[RankSeries]) -> list[int]:
-    """Those that never made such a call in a step that is kept; all others have."""
+    """Ranks that never made such a call in a recorded step."""
     return [one.rank for one in series if calls[one.rank].bytes not in _sizes_before(one, calls[one.rank])]
 
 
@@ -147,7 +145,7 @@ def _sizes_before(one: RankSeries, call: LastCall) -> set[int]:
     return {int(size) for size in rows["bytes"][same]}
 
 
-# -- crashes ----------------------------------------------------------------------------------------------------------
+# -- failures ---------------------------------------------------------------------------------------------------------
 
 ASKED_TO_STOP = ("SIGTERM", "SIGINT", "SIGHUP")
 STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
@@ -156,11 +154,11 @@ SHELL_SIGNAL_BASE = 128
 Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "oom_host", "vanished"]
 DEVICE_MEMORY = ("outofmemoryerror", "out of memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed")
 HOST_MEMORY = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
-"""How running out of memory reads; what the host lacks is looked for first."""
+"""Texts that mean out of memory; the host's are checked first."""
 MEMORY_SECONDS = 30.0
-"""How long before a death the host's memory is looked at."""
+"""How long before a death the host's memory is checked."""
 BEFORE_S = 5.0
-"""By so much an exception must come before a death that was not its cause: deaths are seen late, clocks differ."""
+"""Minimum lead of an exception over a death that did not cause it: deaths are noticed late, clocks differ."""
 MESSAGE_SHOWN = 120
 _NAMED = frozenset(int(one) for one in signal.Signals)
 FOLLOWERS_SHOWN = 16
@@ -173,10 +171,10 @@ class Failure:
     rank: int | None
     """None: the script that started the ranks."""
     type: str
-    """Exception type; empty when none was left."""
+    """Exception type; empty if there was none."""
     message: str
     signal: str
-    """``SIGKILL`` …; empty when none is known."""
+    """``SIGKILL`` …; empty if unknown."""
     exit_code: int | None
     wall_ns: int
     """When it was noticed; 0 if unknown."""
@@ -184,11 +182,11 @@ class Failure:
     """Last completed step."""
     phase: str | None
     victim: bool
-    """Whether somebody else's death is to blame, as far as can be told."""
+    """Whether another process's death is to blame, as far as known."""
     taken: bool = False
-    """Whether its own words say so."""
+    """Whether its own message says so."""
     oom_killed: bool = False
-    """By the kernel, for want of memory."""
+    """By the kernel, because memory ran out."""
 
     @property
     def cause(self) -> Cause:
@@ -205,7 +203,7 @@ class Failure:
 
 
 def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
-    """``alive``: whether the job goes on.  A remark (``info``) where the job ended well all the same."""
+    """``alive``: whether the job is still running.  A remark (``info``) if the job ended well nevertheless."""
     attempt = attempts_of(run)[-1]
     failures = failures_in(run, attempt, alive=alive)
     culprits = [failure for failure in failures if not failure.victim]
@@ -273,11 +271,11 @@ def failures_in(run: RunData, attempt: Attempt, *, alive: bool = False) -> list[
     elif last and (_finished(run) or (alive and _all_gone(attempt))):
         found = [failure for failure in found if not _was_done(failure, attempt)]
     if found and all(failure.victim for failure in found):
-        # Nobody else is to blame.  Who was asked to stop still only was, if somebody had something to say.
+        # There is no other culprit.  Ranks that got a stop signal remain victims if any rank left an error.
         spoke = any(failure.type and failure.type not in STOPPED_BY_HAND for failure in found)
         found = [failure if spoke and not failure.type else replace(failure, victim=False) for failure in found]
     elif any(failure.type or failure.signal for failure in found if not failure.victim):
-        # With a cause known, who merely vanished after it was ended by the launcher.
+        # With a cause known, ranks that merely vanished after it were ended by the launcher.
         first_ns = min(failure.wall_ns for failure in found if not failure.victim and (failure.type or failure.signal))
         found = [replace(failure, victim=True) if _silent_after(failure, first_ns) else failure for failure in found]
     found = _in_order_of_time(found)
@@ -302,7 +300,7 @@ def _all_gone(attempt: Attempt) -> bool:
 
 
 def _was_done(failure: Failure, attempt: Attempt) -> bool:
-    """Whether a rank that went without a word was at nothing, with as many steps as any other: its job ended it."""
+    """Whether a rank that ended silently was idle, with as many steps as any other: its job ended it."""
     if failure.cause != "vanished" or failure.last_step is None:
         return False
     furthest = max(step for series in attempt.series if (step := _last_step(series)) is not None)
@@ -310,7 +308,7 @@ def _was_done(failure: Failure, attempt: Attempt) -> bool:
 
 
 def _script_failure(attempt: Attempt) -> Failure | None:
-    """Of the script that started the ranks of this attempt; its first exception, if there are several."""
+    """The failure of the script that started the ranks of this attempt; its first exception, if there are several."""
     error = next((error for error in attempt.errors if attempt.series and error.script), None)
     if error is None or from_launcher(error):
         return None
@@ -331,7 +329,7 @@ def _script_failure(attempt: Attempt) -> Failure | None:
 
 
 def _with_script(found: list[Failure], script: Failure) -> list[Failure]:
-    """What the script said counts unless a rank spoke before it; ranks that said nothing were ended by it."""
+    """The script's error leads unless a rank failed before it; it ended the ranks that left no error."""
     if any(_says_something(failure) and failure.wall_ns <= script.wall_ns for failure in found):
         return [*found, replace(script, victim=True)]
     return [*(replace(failure, victim=True) for failure in found), script]
@@ -342,7 +340,7 @@ def _says_something(failure: Failure) -> bool:
 
 
 def _in_order_of_time(found: list[Failure]) -> list[Failure]:
-    """Who raised long before anybody vanished did not do so because of it, whatever it said of its peers."""
+    """Ranks that raised long before any rank vanished did not raise because of it, whatever they say about peers."""
     spoke = [one for one in found if one.victim and one.type and one.type not in STOPPED_BY_HAND and one.wall_ns]
     began = [one for one in found if not one.victim]
     if not spoke or not began or any(one.cause != "vanished" or not one.wall_ns for one in began):
@@ -354,7 +352,7 @@ def _in_order_of_time(found: list[Failure]) -> list[Failure]:
 
 
 def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
-    """Who began it, of what and where; a sentence without its full stop."""
+    """Which ranks began it, of what and where; a sentence without its full stop."""
     culprits = [failure for failure in failures if not failure.victim]
     lead, together = culprits[0], _together(culprits)
     ranks = ranks_of(together)
@@ -390,14 +388,14 @@ def _together(culprits: Sequence[Failure]) -> list[Failure]:
 
 
 def _alone(attempt: Attempt, failures: Sequence[Failure]) -> bool:
-    """Whether this is a job of one process: a person would not call that a rank."""
+    """Whether this is a job of one process, which users would not call a rank."""
     if attempt.world_size is not None:
         return attempt.world_size == 1 and len(attempt.series) <= 1
     return {failure.rank for failure in failures} == {0} and not _launcher_exit_codes(attempt)
 
 
 def _by_rank(attempt: Attempt) -> dict[int, RankError]:
-    """One error a rank: that of its recorded process, else the first (what came later may follow from it)."""
+    """One error per rank: that of its recorded process, else the first (later ones may follow from it)."""
     pids = {series.identity.pid for series in attempt.series}
     errors: dict[int, RankError] = {}
     beside = [error for error in attempt.errors if from_launcher(error) or (attempt.series and error.script)]
@@ -414,7 +412,7 @@ def _launcher_exit_codes(attempt: Attempt) -> dict[int, int]:
 
 
 def _exit_codes(run: RunData, attempt: Attempt) -> dict[int, int]:
-    """By rank; the exit code of a job of one process is that of its rank, unless the script that started it failed."""
+    """By rank; the exit code of a one-process job is that of its rank, unless the script that started it failed."""
     codes, current = _launcher_exit_codes(attempt), attempt.series
     end = run.meta.get("end")
     if (
@@ -447,8 +445,8 @@ def _failure(
     name = _signal_name(code)
     type_name, message = (error.type, error.message) if error is not None else ("", "")
     if not type_name and state == "exception":
-        type_name = "Exception"  # all that is known of one whose account could not be written
-    # One that its own native code ended, NCCL's watchdog or gloo, may say there that it only lost a peer.
+        type_name = "Exception"  # all that is known if its report could not be written
+    # If native code (NCCL's watchdog, gloo) ended the rank, its output may say that it only lost a peer.
     told = " ".join((message, *(native if not type_name and name == "SIGABRT" else ())))
     peers = lost_peer(type_name, told, error.traceback if error is not None else "")
     taken = peers or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
@@ -484,7 +482,7 @@ def _phase(series: RankSeries | None) -> str | None:
         return None
     last = series.steps[-1:]
     if len(last) and 0 < series.live_since_ns < int(last["start_ns"][0]) + int(last["wall_ns"][0]):
-        return None  # of a node that was lost: it said where it was before it sent its last step
+        return None  # of a lost node: it reported this phase before it sent its last step
     return series.phase_names[series.live_phase] or None
 
 
@@ -536,8 +534,8 @@ def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dic
 def _native(run: RunData, lead: Failure, together: Sequence[Failure]) -> tuple[tuple[str, ...], bool]:
     """What native code printed last, and whether that was in the rank that began it.
 
-    What is only in the job's own output says nothing of whose it is: it is shown for a rank that went without a word
-    of its own.
+    Lines found only in the job's own output cannot be assigned to a rank: they are shown for a rank that left no error
+    itself.
     """
     if own := run.native.get(lead.rank):
         return own, True
@@ -554,7 +552,7 @@ def _last_call(run: RunData, attempt: Attempt, lead: Failure) -> dict[str, Any] 
 
 
 def _cost(attempt: Attempt) -> dict[str, Any]:
-    """What has to be done again: the time since the last checkpoint that any rank was seen to write, else all of it."""
+    """What has to be repeated: the time since the last checkpoint that any rank wrote, else all of it."""
     trained = [series for series in attempt.series if len(series.steps)]
     total = max((float(series.steps["wall_ns"].astype(np.float64).sum()) for series in trained), default=0.0)
     lost = min((_since_checkpoint(series) for series in trained), default=0.0)

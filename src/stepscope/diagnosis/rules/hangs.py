@@ -1,11 +1,9 @@
-"""Hangs: those the watchdog saw, and ranks that died because they disagreed on a collective.
+"""Hangs: those the watchdog found, and ranks that died because they disagreed on a collective.
 
-Hangs that the watchdog found, among the other findings of a run.
-
-One that never ended leads all else, and what happened to the ranks afterwards (somebody ended them, or a timeout did)
-only follows.  One that came back is a stall, and the steps tell of it too: said once, with the figures of the steps and
-the line of code of the watchdog.  On several hosts each watchdog tells what it saw; the one that knows the culprit
-speaks for all.
+A hang that never ended comes first, and what happened to the ranks afterwards (a user or a timeout ended them) only
+follows.  A hang that recovered is a stall, which the steps show too: it is reported once, with the figures of the steps
+and the watchdog's line of code.  On several hosts each watchdog reports what it saw; the one that knows the culprit
+counts for all.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ from stepscope.records.series import RunData
 __all__ = ["find_disagreement", "find_hangs", "has_ended", "led_by_hangs", "with_stalls"]
 
 
-# -- hangs ------------------------------------------------------------------------------------------------------------
+# -- hangs and stalls -------------------------------------------------------------------------------------------------
 
 NEAR_STEPS = 1
 """A stall shows in the step that was under way, or in the one after it."""
 
 
 def find_hangs(run: RunData) -> list[Finding]:
-    """Those that the job did not come back from, of the last attempt."""
+    """Hangs of the last attempt that the job did not recover from."""
     left = [
         hang
         for hang in _without_duplicates(run.hangs)
@@ -41,21 +39,21 @@ def find_hangs(run: RunData) -> list[Finding]:
 
 
 def led_by_hangs(hangs: Sequence[Finding], crashes: Sequence[Finding]) -> list[Finding]:
-    """Both in the order in which they are to be told."""
+    """Both in the order in which they are reported."""
     crashed = {rank for crash in crashes for rank in crash.ranks}
-    # Of a rank that is gone the crash knows more: its exception, its step, what was lost.
+    # For a rank that is gone the crash knows more: its exception, its step, what was lost.
     told = [hang for hang in hangs if not (hang.kind == "rank_crashed" and crashed & set(hang.ranks))]
     if not told:
         return [*crashes]
     before = [crash for crash in crashes if _before(crash, told)]
     if any(hang.evidence.get("over") == "aborted" for hang in told):
-        return [*before, *told]  # that the ranks are gone is what was asked for
+        return [*before, *told]  # the ranks were ended on request
     after = [replace(crash, severity="info") for crash in crashes if crash not in before]
     return [*before, *told, *after]
 
 
 def with_stalls(run: RunData, slow: Sequence[Finding]) -> list[Finding]:
-    """``slow``, and in it the hangs that were over again."""
+    """``slow``, including the hangs that recovered."""
     findings = list(slow)
     for hang in _without_duplicates(run.hangs):
         if _in_earlier_attempt(run, hang):
@@ -67,12 +65,12 @@ def with_stalls(run: RunData, slow: Sequence[Finding]) -> list[Finding]:
 
 
 def has_ended(run: RunData) -> bool:
-    """Whether its launcher saw its end: then no standstill goes on, also one whose end nobody saw."""
+    """Whether the launcher recorded the end of the job: then no hang continues, even one whose end was not recorded."""
     return isinstance(run.meta.get("end"), dict)
 
 
 def _join(findings: list[Finding], stall: Finding) -> None:
-    """Into the finding that tells of the same steps, if there is one."""
+    """Merge into the finding about the same steps, if there is one."""
     for place, found in enumerate(findings):
         if found.kind == "stall" and _same_stretch(found, stall):
             findings[place] = replace(
@@ -93,21 +91,21 @@ def _same_stretch(found: Finding, stall: Finding) -> bool:
 
 
 def _came_back(run: RunData, hang: HangRecord) -> bool:
-    """It was seen to, or the job ended well after all."""
+    """Whether it was seen to recover, or the job ended well after all."""
     end = run.meta.get("end")
     finished = isinstance(end, dict) and end.get("status") == "finished"
     return hang.over == "recovered" or (finished and hang.over == "ended")
 
 
 def _in_earlier_attempt(run: RunData, hang: HangRecord) -> bool:
-    """Whether the job was started anew since."""
+    """Whether the job was restarted since."""
     last = attempts_of(run)[-1]
     begun_ns = min((series.anchor_wall_ns for series in last.series), default=0)
     return last.number > 0 and begun_ns > hang.declared_wall_ns
 
 
 def _without_duplicates(hangs: Sequence[HangRecord]) -> list[HangRecord]:
-    """Without what other hosts only saw the outside of."""
+    """Drop undecided hangs that another host explains."""
     known = [hang for hang in hangs if not hang.undecidable]
     return [hang for hang in hangs if not (hang.undecidable and any(_overlap(hang, other) for other in known))]
 
@@ -118,26 +116,23 @@ def _overlap(one: HangRecord, other: HangRecord) -> bool:
 
 
 def _before(crash: Finding, hangs: Sequence[Finding]) -> bool:
-    """Whether a rank died of itself before anything stood still, so that the hang follows from it."""
+    """Whether a rank died before progress stopped, so that the hang follows from it."""
     when = crash.evidence.get("wall_ns")
     began_ns = min(hang.evidence["stopped_wall_ns"] for hang in hangs)
     return isinstance(when, int) and 0 < when <= began_ns
 
 
-# -- disagreement -----------------------------------------------------------------------------------------------------
-# Ranks that died because they did not agree on a collective.
-#
-# gloo raises when the sizes of a collective differ, NCCL's watchdog when somebody does not come; then everybody has an
-# error of the network, and none says whose fault it is.  What the Flight Recorders of those ranks knew when they died
-# says it (``flight/``), or what they called last (``last_calls.py``), if it can be said: it is told like a hang,
-# because that is what it is on other backends.
+# -- disagreement on a collective -------------------------------------------------------------------------------------
+# gloo raises when the sizes of a collective differ, NCCL's watchdog when a rank does not arrive; then every rank has a
+# network error, and none names the culprit.  The Flight Recorders of those ranks at their death (``flight/``) or their
+# last calls (``rules/crashes.py``) may.  It is reported like a hang, because that is what it is on other backends.
 #
 # NCCL's watchdog ends a rank whose collective does not end in time (SIGABRT), and its heartbeat monitor one whose
-# watchdog is stuck; both have all ranks write down their Flight Recorders first.  The rank that is aborted waited; who
-# it waited for is to blame.
+# watchdog is stuck; both make all ranks dump their Flight Recorders first.  The aborted rank waited; the rank it waited
+# for is to blame.
 
 SURE_KINDS = ("hang_mismatch",)
-"""Kinds that the death of a rank cannot look like."""
+"""Kinds that cannot be mistaken for the death of a rank."""
 ABORT_SIGNALS = ("SIGABRT",)
 """gloo ends a rank that is sent more than it expects, NCCL's watchdog one whose collective does not end."""
 
@@ -176,14 +171,14 @@ def _by_recorders(run: RunData, failures: list[Failure]) -> HangRecord | None:
 
 
 def _only_aborted(failures: list[Failure]) -> bool:
-    """Whether all that died gave up in C, vanished or were taken along: nobody failed by itself."""
+    """Whether all that died were aborted, vanished or followed another rank: none failed on its own."""
     return bool(failures) and all(
         one.taken or one.signal in ABORT_SIGNALS or one.cause == "vanished" for one in failures
     )
 
 
 def _by_last_calls(run: RunData, failures: list[Failure]) -> HangRecord | None:
-    """Of a rank that was aborted no recorder answers any more; its ring has the size it called with."""
+    """The Flight Recorder of an aborted rank no longer answers, but its ring has the size it called with."""
     aborted = [failure for failure in failures if failure.signal in ABORT_SIGNALS]
     calls = call_mismatch(run, attempts_of(run)[-1]) if aborted and _nobody_else(failures, "hang_mismatch") else None
     if calls is None:
@@ -225,7 +220,7 @@ def _hang_record(failures: list[Failure], *, kind: HangKind, title: str) -> Hang
 
 
 def _nobody_else(failures: list[Failure], kind: str) -> bool:
-    """Whether all that died were taken along, by their own words; who said nothing, or gave up in C, may have been."""
+    """Whether all that died say that they followed others; those that said nothing, or were aborted, may have."""
     others = [failure for failure in failures if not failure.taken]
     if not any(failure.type for failure in failures):
         return False

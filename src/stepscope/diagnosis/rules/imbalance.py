@@ -1,9 +1,9 @@
-"""Uneven ranks of which none is slow for good: ``rotating_straggler`` and ``imbalance``.
+"""Uneven ranks of which none is permanently slow: ``rotating_straggler`` and ``imbalance``.
 
-Both cost the wait for whichever rank is slowest in a step.  In a *rotation* each step has one rank that stands far out
-from the others (a job that wanders over the machine, work given to one rank in turn).  In an *imbalance* the ranks'
-work differs by design: in every step anew (sequence lengths), when forward and backward of the same rank and step are
-long together; or for good between groups that do different work (pipeline stages).
+Both cost the wait for whichever rank is slowest in a step.  In a *rotation* each step has one rank that is far behind
+the others (a job that wanders over the machine, work given to one rank in turn).  In an *imbalance* the ranks' work
+differs by design: from step to step (sequence lengths), if forward and backward of the same rank and step are long
+together; or permanently between groups that do different work (pipeline stages).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ STAGE_KINDS = {
     "checkpoint": ("between_steps", "in checkpoints"),
     "other": ("between_steps", "outside all phases"),
 }
-"""What a stage is that is slow in a phase without layers, and how that is said."""
+"""The finding kind for a stage that is slow in a phase without layers, and its wording."""
 
 
 def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
-    """``late``: ranks that were found to be late for good."""
+    """``late``: ranks that were found to be permanently late."""
     if len(view.ranks) < 2 or not view.enough:
         return []
     by_design = _groups_differ(view, late)
@@ -57,7 +57,7 @@ def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
 
 
 def _share_devices(view: View) -> bool:
-    """Ranks that share a GPU get into each other's way in turns, and no device time of theirs is their own."""
+    """Whether ranks share a GPU: they slow each other down in turns, and their device times are not their own."""
     devices = [view.window.identities[row].device_uuid for row in view.rows]
     known = [uuid for uuid in devices if uuid]
     return view.clock == "device" and len(set(known)) < len(known)
@@ -65,7 +65,7 @@ def _share_devices(view: View) -> bool:
 
 def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
     work_ns = _own_work(view)[kept]
-    # A rank's own level is not what changes from step to step; in turns, half of its steps may be above it.
+    # A rank's own level is not what varies from step to step; in a rotation half of its steps may be above it.
     levels = np.quantile(work_ns, LEVEL_QUANTILE, axis=1)
     even_ns = work_ns - levels[:, None] + np.median(levels)
     top = even_ns.argmax(axis=0)
@@ -91,7 +91,7 @@ def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
 
 
 def _own_work(view: View) -> Floats:
-    """[R, S]; work where waiting is known; else the phases before the first collective, which no wait hides in."""
+    """[R, S]; work if waiting is known; else the phases before the first collective, in which no wait can hide."""
     if view.comm_measured or not view.lockstep:
         return view.work_ns
     return np.asarray(np.sum([view.phase(name) for name in ("input", "h2d", "forward")], axis=0), np.float64)
@@ -103,7 +103,7 @@ def _second_or_median(even_ns: Floats) -> Floats:
 
 
 def _noise_of_others(even_ns: Floats, top: NDArray[np.intp]) -> float:
-    """How far the ranks that are not last in a step scatter about each other; of two ranks, over the steps."""
+    """Scatter among the ranks that are not last in a step; with two ranks, over the steps."""
     others = even_ns[np.arange(len(even_ns))[:, None] != top].reshape(-1, even_ns.shape[1])
     return spread(others[0]) if len(others) == 1 else float(np.median(others.std(axis=0, ddof=1)))
 
@@ -165,7 +165,7 @@ def _rotation(
 
 
 def _is_routed(view: View, kept: NDArray[np.intp], top: NDArray[np.intp]) -> bool:
-    """Whether the rank that works longest in a step is the one whose experts were given most tokens in it."""
+    """Whether the rank that works longest in a step is the one whose experts received most tokens in it."""
     routed = view.window.routed
     if routed is None:
         return False
@@ -237,7 +237,7 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
 def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
     """Groups of ranks that do different work (pipeline stages): the slowest against the mean of all.
 
-    A rank that is late among its own peers says nothing of the work of its group.
+    A rank that is late among its own peers says nothing about the work of its group.
     """
     rows = _rows_by_group(view, late)
     if len(rows) < 2:
@@ -263,7 +263,7 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
     phase, most = max(by_phase.items(), key=lambda item: item[1], default=("", 0.0))
     mostly = phase if most >= thresholds.EXPLAINS_SHARE * typical_ns else None
     place = seen_at(view, ranks, phase=mostly) if view.clock == "host" or mostly == "input" else ""
-    # As if the surplus were gone, and the next group the slowest; shared with the others, it stays in part.
+    # As if the surplus were gone, and the next group the slowest; shared with the others, part of it stays.
     next_ns = float(np.delete(levels, slowest).max())
     if view.window.stages and mostly in STAGE_KINDS:
         return [_late_stage(view, ranks, mostly, typical_ns, next_ns, by_phase)]
@@ -336,7 +336,7 @@ def _late_stage(
 
 
 def _rows_by_group(view: View, late: Collection[int]) -> list[NDArray[np.intp]]:
-    """The ranks of each group that are not late; all of them where nobody else is left."""
+    """The ranks of each group that are not late; all of them if no others are left."""
     is_late = np.isin(view.ranks, list(late))
     found = []
     for number in np.unique(view.groups):
@@ -348,7 +348,7 @@ def _rows_by_group(view: View, late: Collection[int]) -> list[NDArray[np.intp]]:
 def _ahead_by_phase(
     view: View, rows: Sequence[NDArray[np.intp]], slowest: int, known: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """What the slowest group takes more than the mean of the others, in the median step."""
+    """The slowest group's excess over the mean of the others, in the median step, by phase."""
     found = {}
     for name in view.phases:
         if name != "comm" or not view.comm_measured:

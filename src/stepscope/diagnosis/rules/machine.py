@@ -1,9 +1,7 @@
-"""Machine findings: idle or throttled GPUs, saturated CPUs, hosts that run out of memory.
+"""Machine findings in the steady steps: idle or throttled GPUs, saturated CPUs, hosts that run out of memory.
 
-What the machines went through in the steady steps: GPUs idle or held back, CPUs and memory short.
-
-These say why a rank may be slow; what it costs is told by the rules of time, so nothing is priced here.  The samples
-used are about a second apart: a short run has a handful.
+These say why a rank may be slow; the rules about time say what it costs, so nothing is priced here.  The samples used
+are about a second apart: a short run has a handful.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ from stepscope.records.text import bytes_text, count_text, number_text, share_te
 __all__ = ["find_machine"]
 
 
-# -- gpus -------------------------------------------------------------------------------------------------------------
-# GPUs that have nothing to do, and GPUs that are held back by heat, power or their clocks.
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+# GPUs that are idle, and GPUs that are throttled by heat, power or their clocks.
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -43,7 +41,7 @@ HELD_BACK = frozenset(THROTTLE_CAUSES)
 """Reasons that no healthy GPU has; a software power cap is normal under load."""
 NO_REASONS: frozenset[str] = frozenset()
 GPUS_LISTED = 16
-"""GPUs named in the evidence at the most."""
+"""Maximum number of GPUs named in the evidence."""
 PHASE_WORDS = {
     "input": "waiting for input",
     "h2d": "copying to the device",
@@ -61,7 +59,7 @@ def find_gpus(view: View) -> list[Claim]:
     return [*_idle(view, gpus, readings), *_throttled(view, gpus, readings)]
 
 
-# -- idle ---------------------------------------------------------------------------------------------------------
+# -- idle GPUs --------------------------------------------------------------------------------------------------------
 
 
 def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
@@ -104,7 +102,7 @@ def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
 
 
 def _waited_for(view: View) -> tuple[str, float]:
-    """The phase beside the training that takes most of the host's time, and its share; host times on any clock."""
+    """The non-training phase that takes most of the host's time, and its share; host times on any clock."""
     wall = view.window.wall_ns[np.ix_(view.rows, view.columns)]
     total = float(np.nansum(wall)) or 1.0
     shares = {
@@ -115,7 +113,7 @@ def _waited_for(view: View) -> tuple[str, float]:
     return max(shares.items(), key=lambda item: item[1], default=("", 0.0))
 
 
-# -- held back ----------------------------------------------------------------------------------------------------
+# -- throttled GPUs ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,18 +121,18 @@ class _Clocks:
     """By GPU [G]."""
 
     held: Floats
-    """Share of the samples in which it was held back for a reason that no healthy GPU has."""
+    """Share of the samples in which it was throttled for a reason that no healthy GPU has."""
     capped: Floats
     """Share of the samples at its power limit."""
     clock: Floats
-    """Typical SM clock while busy, MHz; here and below nan where not known."""
+    """Typical SM clock while busy, MHz; nan if unknown, here and below."""
     best: Floats
-    """Its own, of the run."""
+    """Its own highest of the run."""
     peers: Floats
-    """Typical of the other GPUs of its kind."""
+    """Typical clock of the other GPUs of its kind."""
     samples: NDArray[np.intp]
     reasons: list[frozenset[str]]
-    """All that were seen."""
+    """All reasons sampled."""
 
     @property
     def hot(self) -> Bools:
@@ -162,7 +160,7 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
     told = np.flatnonzero(grave if grave.any() else seen.limited)
     if not len(told):
         return []
-    # Held back most, then the slowest, then the first.
+    # Throttled most, then the slowest, then the first.
     hot_share = np.where(seen.hot, seen.held, 0.0)[told]
     order = np.lexsort((-told, -np.nan_to_num(seen.clock[told], nan=np.inf), hot_share))
     worst = int(told[order[-1]])
@@ -225,7 +223,7 @@ def _of_peers(gpus: list[Gpu], clock: Floats) -> Floats:
 
 
 def _share_of_samples(readings: Readings, samples: NDArray[np.intp], hits: list[bool]) -> Floats:
-    """[G]; of each GPU's samples."""
+    """[G]; share of each GPU's samples."""
     counts = np.bincount(readings.owner, weights=np.array(hits, np.float64), minlength=len(samples))
     return np.asarray(counts / np.maximum(samples, 1), np.float64)
 
@@ -268,7 +266,7 @@ def _rounded_mhz(value: float) -> float | None:
     return None if np.isnan(value) else round(float(value), 1)
 
 
-# -- machine ----------------------------------------------------------------------------------------------------------
+# -- hosts ------------------------------------------------------------------------------------------------------------
 
 ONE_CPU = "the CPU"
 
@@ -281,12 +279,12 @@ def find_machine(view: View) -> list[Claim]:
     return [*find_gpus(view), *_cpu(view, hosts, readings), *_ram(view, hosts, readings)]
 
 
-# -- processors ---------------------------------------------------------------------------------------------------
+# -- CPUs -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Cpu:
-    """By host [H]; medians over the samples, nan where not told."""
+    """By host [H]; medians over the samples, nan if unknown."""
 
     percent: Floats
     own: Floats
@@ -305,7 +303,7 @@ class _Cpu:
 
     @property
     def others(self) -> NDArray[np.bool_]:
-        """Other processes take a good part; only where there is a good part to take."""
+        """Whether other processes take a good part of a CPU that is full."""
         busy = self.percent >= thresholds.CPU_FULL_PERCENT
         return np.asarray(busy & (self.own < thresholds.CPU_OTHERS_SHARE * self.percent), np.bool_)
 
@@ -318,7 +316,7 @@ class _Cpu:
 
     @property
     def heavy(self) -> NDArray[np.bool_]:
-        """The job itself crowds the cores."""
+        """Whether the job itself crowds the cores."""
         crowded = self.running >= thresholds.CPU_HEAVY_PER_CORE * self.cores
         return np.asarray(crowded & ~self.others, np.bool_)
 
@@ -396,7 +394,7 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
     return f"{of_cores[0].upper()}{of_cores[1:]}{where} {'is' if of_cores == ONE_CPU else 'are'} busy all the time."
 
 
-# -- memory -------------------------------------------------------------------------------------------------------
+# -- host memory ------------------------------------------------------------------------------------------------------
 
 
 def _ram(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
@@ -453,7 +451,7 @@ def _ram_title(where: str, *, low: bool, available: float, share: float, swapped
     return f"Tasks{where} wait for memory in {share_text(waits)} of the time."
 
 
-# -- both ---------------------------------------------------------------------------------------------------------
+# -- shared by CPU and memory -----------------------------------------------------------------------------------------
 
 
 def _host_claim(
@@ -467,7 +465,7 @@ def _host_claim(
     evidence: dict[str, Any],
     advice: tuple[str, ...],
 ) -> Claim:
-    """One finding for all hosts that have it; all hosts alike name no rank."""
+    """One finding for all hosts that have it; no rank is named if all hosts do."""
     names = [hosts[index] for index in told]
     ranks = [rank for rank, host in zip(view.ranks, view.hosts, strict=True) if host in set(names)]
     finding = Finding(
@@ -485,7 +483,7 @@ def _host_claim(
 
 
 def _growth(values: Floats) -> Floats:
-    """[N]; from the first of each row to its largest; nan with too few to tell."""
+    """[N]; from the first of each row to its largest; nan with too few samples."""
     first = np.full(len(values), np.nan)
     for column in values.T[::-1]:
         first = np.where(np.isnan(column), first, column)
@@ -498,7 +496,7 @@ def _counts(values: Floats) -> NDArray[np.intp]:
 
 
 def _facts_of(view: View, host: str) -> dict[str, Any]:
-    """Of the first rank on the host that said anything."""
+    """Facts of the first rank on the host that has any."""
     own = (view.window.facts[index] for index, name in zip(view.rows, view.hosts, strict=True) if name == host)
     return next((facts for facts in own if facts), {})
 

@@ -1,9 +1,7 @@
 """Memory findings: memory_creep, memory_pressure, memory_imbalance and fragmentation.
 
-Memory that grows, is nearly full, uneven or fragmented.  None of it costs time by itself: it ends runs.
-
-Device memory is what torch's allocator says at the ends of steps, host memory what the agent sees of the processes once
-a second.
+They cost no time, but they end runs.  Device memory is what torch's allocator reports at the ends of steps, host memory
+what the agent samples of the processes once a second.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ __all__ = ["find_memory"]
 
 
 # -- device memory ----------------------------------------------------------------------------------------------------
-# How full the devices are, how evenly, and how much of what the allocator holds can be of use.
+# How full the devices are, how evenly, and how much of the allocator's memory is usable.
 #
 # The allocator keeps what it once took from the device, so a device that looks full may have room: what counts is the
 # most that was ever in use (``peak_allocated``; at the ends of steps, where activations are gone, it is far less).
@@ -54,7 +52,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Bytes; nan where not known."""
+    """Bytes; nan if unknown."""
 
     peak: Floats
     """[R]; the most that was in use at once."""
@@ -70,7 +68,7 @@ class Devices:
 
     @cached_property
     def gpu_of_row(self) -> NDArray[np.intp]:
-        """[R]; -1 where it is not known."""
+        """[R]; -1 if unknown."""
         out = np.full(len(self.peak), -1, np.intp)
         for index, gpu in enumerate(self.gpus):
             out[list(gpu.rows)] = index
@@ -78,11 +76,11 @@ class Devices:
 
     @property
     def total_by_row(self) -> Floats:
-        """[R]; of the device that a rank is on."""
+        """[R]; memory of the rank's device."""
         return np.append(self.total, np.nan)[self.gpu_of_row]
 
     def by_gpu(self, values: Floats) -> Floats:
-        """[G]; the sum over the ranks on each, without what is nan."""
+        """[G]; the sum over the ranks on each, ignoring nan."""
         known = (self.gpu_of_row >= 0) & ~np.isnan(values)
         sums = np.bincount(self.gpu_of_row[known], weights=values[known], minlength=len(self.gpus))
         return np.asarray(sums, np.float64)
@@ -114,7 +112,7 @@ def fragmented_ranks(devices: Devices) -> Bools:
 
 
 def find_device_memory(view: View, devices: Devices, growing: Bools) -> list[Claim]:
-    """``growing`` [R]: the reserve rises though what is in use does not."""
+    """``growing`` [R]: the reserve rises while the memory in use does not."""
     return [*_pressure(view, devices), *_imbalance(view, devices), *_fragmentation(view, devices, growing)]
 
 
@@ -155,7 +153,7 @@ def _pressure(view: View, devices: Devices) -> list[Claim]:
 
 
 def _imbalance(view: View, devices: Devices) -> list[Claim]:
-    """The rank that needs most beyond its peers."""
+    """The rank whose memory exceeds its peers' most."""
     excess = np.full(len(view.rows), np.nan)
     typical = np.full(len(view.rows), np.nan)
     for group in np.unique(view.groups):
@@ -241,13 +239,13 @@ def _gpu_text(view: View, gpu: Gpu) -> str:
     return where
 
 
-# -- creep ------------------------------------------------------------------------------------------------------------
-# Does memory rise for good?  Statistics of growth over arrays ``[rank, step]`` in which nan means "not sampled".
+# -- memory growth ----------------------------------------------------------------------------------------------------
+# Statistics of lasting growth over arrays ``[rank, step]`` in which nan means "not sampled".
 #
-# What counts is the *floor*: the level below which memory never falls again.  A leak lifts it all the time; a sawtooth
-# (garbage that is collected now and then, a cache that is emptied each epoch) does not, and of a cache that fills up
+# What counts is the *floor*: the level below which memory never falls again.  A leak raises it all the time; a sawtooth
+# (garbage that is collected now and then, a cache that is emptied each epoch) does not, and for a cache that fills up
 # it stops rising.  The run is cut into stretches and their lowest points are compared (Theil–Sen for the slope,
-# Mann–Kendall for the significance).  A run with a few samples only must show a rise that is large and even.
+# Mann–Kendall for the significance).  A run with only a few samples must show a rise that is large and even.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,13 +255,13 @@ class Rise:
     rises: Bools
     """Grows for good, by enough to matter."""
     judged: Bools
-    """There were samples to tell by."""
+    """Has enough samples to judge."""
     per_step: Floats
-    """Bytes; here and below nan where not judged."""
+    """Bytes; nan where not judged, here and below."""
     first: Floats
-    """Bytes at ``first_step``, on the line that has this pace …"""
+    """Bytes at ``first_step``, on the line with this slope …"""
     last: Floats
-    """… and at ``last_step``: as much more as the steps between make at that pace."""
+    """… and at ``last_step``, on the same line."""
     first_step: Floats
     last_step: Floats
     samples: int
@@ -325,14 +323,15 @@ def _typical_count(values: Floats) -> int:
 
 
 def _blocks(count: int) -> int:
-    """Two samples in each if that leaves enough of them for a test."""
+    """Two samples in each if that leaves enough blocks for a test."""
     return min(thresholds.CREEP_BLOCKS, max(thresholds.CREEP_SAMPLES, count // 2))
 
 
 def _rise_of_blocks(lowest: Floats, at: Floats, centres: Floats, samples: int, comparisons: int) -> Rise:
-    """By the lowest points [R, B] of stretches, the steps they are ``at``, and the middles [B] of the stretches.
+    """Judge by the lowest points [R, B] of stretches, the steps they are ``at``, and the middles [B] of the stretches.
 
-    What grows is lowest where its stretch begins: taken for the middle's, the whole line would lie half a stretch late.
+    Growing memory is lowest at the start of its stretch: placed at the middle, the whole line would lie half a stretch
+    late.
     """
     lowest = lowest.copy()
     for column in range(1, lowest.shape[1]):  # a stretch without a sample shows no growth
@@ -350,7 +349,7 @@ def _rise_of_blocks(lowest: Floats, at: Floats, centres: Floats, samples: int, c
     differences = known[:, late] - known[:, early]
     per_step = np.median(differences / (at[:, late] - at[:, early]), axis=1)
     z = (np.sign(differences).sum(axis=1) - 1) / np.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
-    # A level that wanders goes far too, but its single moves are large against the way it came.
+    # A wandering level may also go far, but its single moves are large compared with the total.
     moves = np.diff(known, axis=1)
     drifts = growth >= thresholds.CREEP_DRIFT_T * np.sqrt(blocks - 1) * moves.std(axis=1)
     level = np.median(known - per_step[:, None] * at, axis=1)
@@ -369,7 +368,7 @@ def _rise_of_blocks(lowest: Floats, at: Floats, centres: Floats, samples: int, c
 
 
 def _rise_of_few_samples(at: Floats, values: Floats) -> Rise:
-    """By rows whose samples stand first, in the order of time, with nan behind them."""
+    """Judge rows whose samples come first, in order of time, followed by nan."""
     counts = (~np.isnan(values)).sum(axis=1)
     judged = counts >= thresholds.CREEP_FEW_SAMPLES
     if not judged.any():
@@ -413,9 +412,9 @@ def _rise(
     samples: int,
     sure: bool,
 ) -> Rise:
-    """With the ranks that have the same leak as those beyond the line and are just short of it.
+    """Include the ranks that have the same leak as those beyond the limit and are just short of it.
 
-    ``level``: of the line with this pace at step 0; ``between``: the places that it was laid through.
+    ``level``: the line with this slope at step 0; ``between``: the places that it was laid through.
     """
     rises = steadily & enough
     if rises.any():
@@ -435,7 +434,7 @@ def _rise(
     )
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 WHAT = {
     "host_rss": "Host memory",
@@ -446,7 +445,7 @@ WHAT = {
 
 @dataclass(frozen=True, kw_only=True)
 class _RunsOut:
-    """When memory is used up at the pace seen."""
+    """When memory runs out at the present pace."""
 
     step: int | None = None
     in_s: float | None = None
@@ -465,7 +464,7 @@ def find_memory(view: View) -> list[Claim]:
     allocated = rise_of_steps(window.allocated[view.rows], window.steps, begin, comparisons)
     reserved = rise_of_steps(window.reserved[view.rows], window.steps, begin, comparisons)
     loose = fragmented_ranks(devices)
-    # What is in use takes the reserve with it, and gaps do too: the cause is told, once.
+    # Memory in use and gaps both raise the reserve: the cause is reported, once.
     reserve_only = reserved.rises & ~allocated.rises & ~loose
     if allocated.rises.any():
         claims.append(
@@ -480,16 +479,16 @@ def find_memory(view: View) -> list[Claim]:
 
 
 def _begin(view: View) -> int:
-    """How many columns of the window are warm-up at its start."""
+    """How many columns at the start of the window are warm-up."""
     steady = view.window.steady
     return int(steady.argmax()) if steady.any() else len(steady)
 
 
 def _resident(view: View, comparisons: int) -> Rise:
-    """Of the processes' memory, less what is not the job's own.
+    """Growth of the processes' memory, without what is not the job's own.
 
-    That is the pages of files that they have mapped, which are the kernel's to drop, and what torch's worker server
-    keeps of its answers to the agent (``agent/flight_reader.py``), which comes to an end.
+    That is the pages of mapped files, which the kernel may drop, and what torch's worker server keeps of its answers to
+    the agent (``agent/flight_reader.py``), which is bounded.
     """
     readings = process_readings(view)
     of_files, of_answers = readings.of("rss_file"), readings.of("rss_answers")
@@ -500,7 +499,7 @@ def _resident(view: View, comparisons: int) -> Rise:
 
 
 def _device_end(view: View, devices: Devices, rise: Rise) -> _RunsOut:
-    """The first device that is full: ranks that share one fill it together."""
+    """The first device that fills up: ranks that share one fill it together."""
     inside = np.maximum(devices.reserved - np.fmax(devices.peak, rise.last), 0.0)
     room = devices.total - devices.used + devices.by_gpu(inside)
     return _runs_out(view, room, devices.by_gpu(np.where(rise.rises, rise.per_step, 0.0)))
@@ -515,7 +514,7 @@ def _host_end(view: View, rise: Rise) -> _RunsOut:
 
 
 def _runs_out(view: View, room: Floats, per_step: Floats) -> _RunsOut:
-    """The first of several places with so many bytes left that grow by so many a step."""
+    """The first of several places to run out, given the bytes left and the growth per step of each."""
     known = (per_step > 0) & ~np.isnan(room)
     if not known.any():
         return _RunsOut()
@@ -534,7 +533,7 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut) -> C
     per_step, first, last = (float(values[worst]) for values in (rise.per_step, rise.first, rise.last))
     first_step, last_step = round(float(rise.first_step[worst])), round(float(rise.last_step[worst]))
     first_text, last_text = span_texts(first, last)
-    # True of a run that goes on and of one that is over.
+    # Correct for a run that continues and for one that is over.
     more = f"after another {duration_text(end.in_s)}"
     runs_out = f"; at this pace it runs out at step {end.step:,}, {more}" if end.step else ""
     finding = Finding(

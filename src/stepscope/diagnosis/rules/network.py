@@ -1,21 +1,19 @@
-"""Network finding slow_network: the host, link or network at fault, what it costs, and what to do.
+"""``slow_network``: a host, link or network that is slow or loses packets, what it costs, and what to do.
 
-``slow_network``: a host, a link or the network as a whole that is slow or loses packets, and what it costs.
-
-Who it is, the agents' probes say (``bad_ways.py``), and a link that runs at a lower speed than those of the other
-hosts.  What it costs is told by the steps alone:
+The agents' probes (``engine/probes.py``) show the fault, or a link that runs at a lower speed than those of the other
+hosts.  The steps alone show what it costs:
 
 *Against before.*  The exchange (what the rank that is blocked least spends in ``comm``; where waiting is not measured,
-what the step takes beside input and stops) in the steps of the bad stretch is set against the steps outside it.  Loss
-hits some steps hard and others not at all, so the steps that lie above nearly all of those outside are counted.
+what the step takes besides input and pauses) in the steps of the bad stretch is compared with the steps outside it.
+Loss hits some steps hard and others not at all, so the steps above nearly all of those outside are counted.
 
-*Against others.*  ``comm_straggler`` and ``slow_collective`` compare groups, and before with after; where they speak of
-the same host or of all, theirs is the same cause, and this finding leads and takes their price.
+*Against others.*  ``comm_straggler`` and ``slow_collective`` compare groups, and before with after; where they concern
+the same host or all hosts, the cause is the same, and this finding leads and takes over their cost.
 
-*By what it explains.*  A network that was bad from the first step to the last has nothing to be set against.  Then of
-what all ranks wait for it (``comm_bound``) as much is its price as a network like the others' would not take.
+*By what it explains.*  A network that was bad from the first step to the last has nothing to compare with.  Then its
+cost is the part of the time all ranks wait for it (``comm_bound``) that a network like the others' would save.
 
-A network that is bad without the steps' suffering is information, and nothing at all if it is the whole network.
+A bad network that does not slow the steps is information, and not reported at all if it is the whole network.
 """
 
 from __future__ import annotations
@@ -41,23 +39,23 @@ from stepscope.records.text import count_text, ms_text, number_text, share_text
 __all__ = ["led_by_network"]
 
 
-# -- network text -----------------------------------------------------------------------------------------------------
-# How a bad network is told: the sentence, what the kernel's counters add to it, and what to do.
+# -- wording ----------------------------------------------------------------------------------------------------------
+# How a bad network is reported: the sentence, what the kernel's counters add to it, and what to do.
 
 Floats = NDArray[np.float64]
 GBIT_BYTES = 125_000_000.0
 SELDOM = 0.5
-"""Of the steps in that time: fewer are told by their number."""
+"""Share of the steps in that time: fewer are reported by their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """By host [H]; nan where not told."""
+    """By host [H]; nan if unknown."""
 
     speed_bps: Floats
-    """Of its link, in bytes."""
+    """Link speed, in bytes."""
     retransmits: Floats
-    """Of the TCP segments sent."""
+    """Share of the TCP segments sent."""
     errors_ps: Floats
     drops_ps: Floats
 
@@ -67,18 +65,18 @@ class Counters:
         known = self.speed_bps[~np.isnan(self.speed_bps)]
         if len(known) < 2:
             return np.zeros(len(self.speed_bps), np.bool_)
-        # Of two hosts the faster one is what both should be.
+        # Of two hosts the faster one shows what both should be.
         usual = float(known.max()) if len(known) == 2 else lower_median(known)
         return np.asarray(self.speed_bps <= thresholds.SPEED_RATIO * usual, np.bool_)
 
     def others(self, values: Floats, host: int) -> float:
-        """The median of the others; nan where there are none."""
+        """The median of the others; nan without any."""
         rest = np.delete(values, host)
         rest = rest[~np.isnan(rest)]
         return float(np.median(rest)) if len(rest) else float("nan")
 
     def evidence(self, told: Sequence[int]) -> dict[str, Any]:
-        """Of the first host that is told of."""
+        """Figures of the first host that is reported."""
         if not told:
             return {}
         host = told[0]
@@ -103,7 +101,7 @@ def network_title(
     hits: int,
     since: tuple[int, int] | None,
 ) -> str:
-    """``hits``: steps that took longer for it; ``since``: first and last step of it, when it was not all the time."""
+    """``hits``: steps that it made longer; ``since``: its first and last step, if it was not there all the time."""
     alone = len(set(view.hosts)) == 2
     first, last = since or view.span
     some = "" if hits >= SELDOM * (last - first + 1) else f"in {count_text(hits, 'step')} "
@@ -158,7 +156,7 @@ def _price_text(cost: Mapping[str, Any], per_step_ns: float, some: str) -> str:
 def network_advice(
     bad: NetworkFault, names: Sequence[str], counters: Counters, told: Sequence[int], *, alone: bool
 ) -> tuple[str, ...]:
-    """``alone``: the two hosts of a link are all there are."""
+    """``alone``: there are no hosts besides the two of the link."""
     if bad.where == "network":
         return ("No host stands out: other traffic on the switches, a route between sites, the network's provider.",)
     if bad.where == "link" and alone:
@@ -180,7 +178,7 @@ def network_advice(
 
 
 def _counters_text(counters: Counters, host: int) -> str:
-    """What the host itself counted, where that says something."""
+    """What the host itself counted, if that is informative."""
     parts = []
     if counters.errors_ps[host] > 0:
         parts.append(f"{number_text(float(counters.errors_ps[host]))} errors a second on its interfaces")
@@ -190,7 +188,7 @@ def _counters_text(counters: Counters, host: int) -> str:
     return f"Its kernel says the same: {', '.join(parts)}." if parts else ""
 
 
-# -- network ----------------------------------------------------------------------------------------------------------
+# -- rule -------------------------------------------------------------------------------------------------------------
 
 Bools = NDArray[np.bool_]
 EXCHANGES = ("forward", "backward", "comm", "optimizer", "other")
@@ -201,7 +199,7 @@ START_TRIPS = 10
 """Round trips in which TCP, after a pause, comes up to speed: its window doubles with each."""
 STRAYS = (0.01, 0.99)
 MOSTLY = 0.9
-"""Of the steps: the first and last lines are not about all of a run, and from here on it was bad all the time."""
+"""Share of the steps: the first and last lines do not cover all of a run, and from here on it was bad all the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +210,11 @@ class _Price:
     """In the steps that it hits."""
     explains: tuple[Claim, ...] = ()
     compared: str = ""
-    """With what: before, groups, comm_bound; nothing."""
+    """What it was compared with: before, groups, comm_bound; empty: nothing."""
 
 
 def led_by_network(view: View, exchanges: Sequence[Claim], known: Sequence[Claim] = ()) -> list[Claim]:
-    """What is said of the exchanges, with the network that explains it in front.  ``known``: of ranks, already."""
+    """The claims about exchanges, led by the network that explains them.  ``known``: claims about ranks."""
     hosts = list(dict.fromkeys(view.hosts))
     if not view.enough or len(hosts) < 2:
         return list(exchanges)
@@ -234,7 +232,7 @@ def led_by_network(view: View, exchanges: Sequence[Claim], known: Sequence[Claim
     return [claim, *(other for other in exchanges if not _explained(claim, other, price))]
 
 
-# -- who ------------------------------------------------------------------------------------------------------------
+# -- fault ------------------------------------------------------------------------------------------------------------
 
 
 def _faults(view: View, hosts: int, counters: Counters) -> list[NetworkFault]:
@@ -280,31 +278,31 @@ def _counters(view: View) -> Counters:
 
 
 def _either(infiniband: Floats, ethernet: Floats) -> Floats:
-    """InfiniBand where all hosts have it: then that is what the job uses."""
+    """InfiniBand where all hosts have it: then the job uses it."""
     return ethernet if np.isnan(infiniband).any() else infiniband
 
 
 def _with_one(values: Floats) -> Floats:
-    """A row without any value has one, zero, so that there is something to take the mean of."""
+    """Give a row without any value a single zero, so that its mean exists."""
     padded = np.concatenate([values, np.full((len(values), 1), np.nan)], axis=1)
     padded[np.isnan(padded).all(axis=1), -1] = 0.0
     return padded
 
 
 def _steps_of(view: View, bad: Sequence[NetworkFault]) -> Bools:
-    """[S]; the steps that lie, at least in part, in a time in which it was bad."""
+    """[S]; the steps that lie, at least in part, in a bad period."""
     begins, ends = _times(view)
     inside = [(ends >= first) & (begins <= last) for first, last in (one.period_ns for one in bad)]
     return np.asarray(np.logical_or.reduce(inside), np.bool_)
 
 
 def _times(view: View) -> tuple[Floats, Floats]:
-    """[S] each; on the wall clock, of the median rank: clocks of single hosts may be wrong."""
+    """[S] each; begin and end on the wall clock, of the median rank: clocks of single hosts may be wrong."""
     ends = median_rank(view.window.end_wall_ns[view.rows][:, view.columns])
     return ends - view.step_ns, ends
 
 
-# -- what it costs --------------------------------------------------------------------------------------------------
+# -- cost -------------------------------------------------------------------------------------------------------------
 
 
 def _price(
@@ -327,7 +325,7 @@ def _price(
 
 
 def _against_before(view: View, bad: Sequence[NetworkFault], hit: Bools, known: Sequence[Claim]) -> _Price:
-    """By the steps that take longer than nearly all steps outside, as far as there are enough of them."""
+    """By the steps that take longer than nearly all steps outside, if there are enough of them."""
     nothing = _Price(saved_ns=np.zeros(len(view.steps)), per_step_ns=0.0)
     apart = ~_steps_of(view, [_widened(one) for one in bad])
     took_ns = _exchange(view, known)
@@ -341,20 +339,20 @@ def _against_before(view: View, bad: Sequence[NetworkFault], hit: Bools, known: 
     z = (count - chance * of) / math.sqrt(of * chance * (1 - chance))
     if z < thresholds.HIT_Z:
         return nothing
-    # When exactly it began and ended is not known; steps like those inside, just before and after it, belong to it.
+    # The exact begin and end are unknown; similar steps just before and after it belong to it.
     saved_ns = np.where(~apart & (took_ns > line_ns), took_ns - usual_ns, 0.0)
     return _Price(saved_ns=saved_ns, per_step_ns=_mean_where(saved_ns), compared="before")
 
 
 def _widened(bad: NetworkFault) -> NetworkFault:
-    """Just before and after it nobody knows."""
+    """Widen the period by the time just before and after it, in which the state is unknown."""
     first, last = bad.period_ns
     more_ns = bad.slice_ns + thresholds.PROBES_LAG_S * 1e9
     return replace(bad, period_ns=(first - more_ns, last + more_ns))
 
 
 def _exchange(view: View, known: Sequence[Claim]) -> Floats:
-    """[S]; what of the steps may be the network's."""
+    """[S]; the part of the steps that may be due to the network."""
     if view.comm_measured:
         return np.nan_to_num(shortest(view.phase("comm")))
     hidden = [median_rank(view.phase(name)) for name in EXCHANGES if name in view.phases]
@@ -365,7 +363,7 @@ def _exchange(view: View, known: Sequence[Claim]) -> Floats:
 
 
 def _same_cause(claim: Claim, bad: Sequence[NetworkFault], hosts: list[str]) -> bool:
-    """A slow group that the bad hosts are in, or a collective that became slow for all."""
+    """Whether it is a slow group that contains the bad hosts, or a collective that became slow for all."""
     finding = claim.finding
     if finding.kind not in SAME_CAUSE_KINDS:
         return False
@@ -376,7 +374,7 @@ def _same_cause(claim: Claim, bad: Sequence[NetworkFault], hosts: list[str]) -> 
 
 
 def _by_share(view: View, bad: Sequence[NetworkFault], hit: Bools, exchanges: Sequence[Claim]) -> _Price:
-    """Of what all ranks wait for, as much as it would be shorter on a network like the others'."""
+    """The part of what all ranks wait for that a network like the others' would save."""
     waits = [claim for claim in find_bounds(view, exchanges) if claim.finding.kind == "comm_bound"]
     if not waits:
         return _Price(saved_ns=np.zeros(len(view.steps)), per_step_ns=0.0)
@@ -386,7 +384,7 @@ def _by_share(view: View, bad: Sequence[NetworkFault], hit: Bools, exchanges: Se
 
 
 def _most_ns(view: View, bad: NetworkFault) -> float:
-    """What longer round trips can cost a step: a ring sends each collective through all ranks twice."""
+    """The most that longer round trips can cost a step: a ring sends each collective through all ranks twice."""
     if bad.what != "latency":
         return math.inf
     seen = view.window.communication
@@ -398,8 +396,8 @@ def _most_ns(view: View, bad: NetworkFault) -> float:
 
 
 def _slowed(bad: NetworkFault) -> float:
-    """Share of an exchange's time that it takes: time goes with the round trip, one over the speed, and the root of
-    what is lost (TCP)."""
+    """The fault's share of an exchange's time: time is proportional to the round trip, the inverse of the speed, and
+    the root of the loss (TCP)."""
     if bad.what == "speed":
         return 1 - bad.value / bad.usual
     if bad.what == "latency":
@@ -413,7 +411,7 @@ def _mean_where(saved_ns: Floats) -> float:
 
 
 def _explained(claim: Claim, other: Claim, price: _Price) -> bool:
-    """Whether the same time is told by another finding about the exchange."""
+    """Whether another finding about the exchange reports the same time."""
     if other in price.explains:
         return True
     total = float(other.saved_ns.sum())
@@ -421,7 +419,7 @@ def _explained(claim: Claim, other: Claim, price: _Price) -> bool:
     return total > 0 and shared >= thresholds.EXPLAINS_SHARE * total
 
 
-# -- the finding ----------------------------------------------------------------------------------------------------
+# -- finding ----------------------------------------------------------------------------------------------------------
 
 
 def _claim(
@@ -433,7 +431,7 @@ def _claim(
     saved_ns = np.clip(price.saved_ns, 0.0, view.step_ns)
     cost = cost_of(view, saved_ns)
     severity = severity_of(cost["share"], price.per_step_ns)
-    # Without strays: just before and after it some steps are long by themselves.
+    # Without strays: just before and after it some steps are long for other reasons.
     steps = view.steps[saved_ns > 0] if saved_ns.any() else view.steps[hit]
     first, last = np.quantile(steps, STRAYS, method="nearest")
     span = int(first), int(last)
@@ -473,7 +471,7 @@ def _claim(
 
 
 def _figures(bad: Sequence[NetworkFault]) -> dict[str, Any]:
-    """Of the worst of each kind."""
+    """Figures of the worst of each kind."""
     out: dict[str, Any] = {"probes": max(one.probes for one in bad)}
     first, last = bad[0].period_ns
     out["seconds"] = round((last - first) / 1e9, 1)

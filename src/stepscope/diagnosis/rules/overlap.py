@@ -1,8 +1,8 @@
-"""``low_overlap``: an exchange that could run beside the computation, and hardly does.
+"""``low_overlap``: an exchange that could overlap with the computation, and hardly does.
 
-DDP sends a bucket of gradients as soon as it is full, while backward goes on; FSDP2 fetches the next layer's parameters
-while this one computes.  What is left over blocks.  The price is what could be hidden: not the last part, which nothing
-comes after, and no more than there is computation to hide it behind.
+DDP sends a bucket of gradients as soon as it is full, while backward continues; FSDP2 fetches the next layer's
+parameters while this one computes.  What is left over blocks.  The cost is what could be hidden: not the last part,
+which nothing follows, and no more than there is computation to hide it behind.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Floats = NDArray[np.float64]
 SHARDED = ("all_gather", "reduce_scatter")
 """What FSDP exchanges."""
 LARGEST_SHARE = 0.5
-"""Of all gradients in one bucket: they go out together, and late."""
+"""Share of all gradients in one bucket: they are sent together, and late."""
 OVERFULL = 1.5
-"""Times the size that a bucket may have: DDP closes one when it is full, so it is over by less than a small layer."""
+"""Multiple of the size limit: DDP closes a bucket once it is full, so it exceeds that by less than a small layer."""
 FEW_GATHERS = 2.5
-"""A step: forward and backward of one module that holds all parameters."""
+"""Per step: forward and backward of one module that holds all parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,13 @@ class _Exchange:
     """[S]; computation that could hide it."""
     bytes: float
     last_share: float
-    """Of it, at the least, that nothing comes after."""
+    """Minimum share of it that nothing follows."""
     advice: tuple[str, ...]
     evidence: dict[str, Any]
 
 
 def find_low_overlap(view: View, exchanges: Communication) -> list[Claim]:
-    """By what the host was blocked; on the device by how long its stream waited for NCCL's."""
+    """By the host's blocked time; on the device by how long its stream waited for NCCL's."""
     found = [_reduced(view, one) for one in exchanges.reducers if view.clock == "host"]
     found += [*_sharded(view, exchanges), *_on_device(view, exchanges)]
     claims = [claim for one in found if one is not None for claim in _judged(view, one)]
@@ -111,7 +111,7 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
     return [Claim(finding=finding, saved_ns=saved_ns)]
 
 
-# -- DDP ------------------------------------------------------------------------------------------------------------
+# -- DDP --------------------------------------------------------------------------------------------------------------
 
 
 def _reduced(view: View, one: Reducer) -> _Exchange | None:
@@ -166,7 +166,7 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) ->
             f"One of {one.buckets} buckets holds {bytes_text(largest)} of {bytes_text(one.bytes)}{layer}: "
             f"DistributedDataParallel(bucket_cap_mb={cap_mb}) spreads the rest."
         )
-    # Trainers that accumulate by a setting of their own exchange the gradients once.
+    # Trainers with their own accumulation setting exchange the gradients once.
     if one.backwards > 1 and accumulation_setting(frameworks) is None:
         yield (
             f"{one.backwards:.0f} backwards make a step: unless all but the last are under model.no_sync(), each "
@@ -176,7 +176,7 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) ->
     yield f"{less}; gradients that backward makes last cannot be hidden at all."
 
 
-# -- FSDP2 ----------------------------------------------------------------------------------------------------------
+# -- FSDP2 ------------------------------------------------------------------------------------------------------------
 
 
 def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
@@ -188,7 +188,7 @@ def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
     for flows in by_group.values():
         if len(flows) < len(SHARDED):
             continue
-        # The rank that is blocked least, in each: the others wait for it, too.
+        # In each, the rank that is blocked least: the others wait for it, too.
         least = [int(flow.exposed_by_row.argmin()) for flow in flows]
         exposed_ns = sum(float(flow.exposed_by_row[row]) for flow, row in zip(flows, least, strict=True))
         span_ns = sum(float(flow.span_by_row[row]) for flow, row in zip(flows, least, strict=True))
@@ -228,13 +228,14 @@ def _for_sharded(gathers: float, fsdp: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(advice[:3]) or ("Larger blocks need fewer exchanges: wrap several layers together.",)
 
 
-# -- NCCL -----------------------------------------------------------------------------------------------------------
+# -- NCCL -------------------------------------------------------------------------------------------------------------
 
 
 def _on_device(view: View, exchanges: Communication) -> Iterator[_Exchange]:
-    """How long the computation's stream waits is known for all exchanges together: what others may explain is theirs.
+    """Judge by how long the computation's stream waits.
 
-    The rank that waits least is looked at: what the others wait beyond that, they wait for it.
+    That is known for all exchanges together, so what other exchanges may explain is subtracted.  The rank that waits
+    least is used: the others' additional wait is for that rank.
     """
     if view.clock != "device" or not view.comm_measured or exchanges.measured is None:
         return
@@ -260,13 +261,13 @@ def _on_device(view: View, exchanges: Communication) -> Iterator[_Exchange]:
 
 
 def _took_ns(view: View, flow: Flow) -> Floats:
-    """[S]; on the rank where it took least; in steps that were not read as much as on the average."""
+    """[S]; on the rank where it took least; the average in steps that were not read."""
     least_ns = flow.least_ns[view.columns].astype(np.float64)
     return np.where(np.isnan(least_ns), flow.transfer_ns, least_ns)
 
 
 def _reducer_of(view: View, flow: Flow) -> Reducer:
-    """DDP's exchange as the facts and the device tell of it."""
+    """DDP's exchange according to the facts and the device."""
     facts = gradients_of(view.facts.get("ddp"))
     none = np.zeros(0)
     return Reducer(

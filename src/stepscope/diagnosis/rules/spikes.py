@@ -1,7 +1,4 @@
-"""Single slow steps: stall (it happens once) and jitter (it comes again), and where their time is lost.
-
-Over time, single steps: ``stall`` (it happened once) and ``jitter`` (it comes again, see ``jitter``).
-"""
+"""Single slow steps: ``stall`` (happened once) and ``jitter`` (recurs), and where their time is lost."""
 
 from __future__ import annotations
 
@@ -39,11 +36,11 @@ from stepscope.records.text import count_text, duration_text, ms_text, share_tex
 __all__ = ["Place", "by_phase_ms", "find_spikes", "locate", "typical_phase_ns", "where_text"]
 
 
-# -- spike steps ------------------------------------------------------------------------------------------------------
-# Which steps are spikes: much longer than their neighbours, once all that is explained is taken off.
+# -- spikes -----------------------------------------------------------------------------------------------------------
+# Steps that are much longer than their neighbors, after everything explained is subtracted.
 #
-# What one rank does after the last collective of a step its peers wait for in the next one, so neighbouring spikes are
-# one.
+# What one rank does after the last collective of a step makes its peers wait in the next one, so neighboring spikes
+# count as one.
 
 Floats = NDArray[np.float64]
 Columns = NDArray[np.intp]
@@ -52,9 +49,9 @@ Columns = NDArray[np.intp]
 @dataclass(frozen=True, kw_only=True)
 class Spike:
     columns: Columns
-    """Steps in a row, as places in the view."""
+    """Consecutive steps, as indices into the view."""
     extra_ns: float
-    """Lost in all of them."""
+    """Lost in all of them together."""
 
     @property
     def first(self) -> int:
@@ -74,7 +71,7 @@ class SpikeSeries:
 
     @property
     def smooth_rest_ns(self) -> Floats:
-        """The same about a smoothed level: where every second step is slow, local medians take turns with them."""
+        """The same about a smoothed level: where every second step is slow, local medians alternate with them."""
         level = np.convolve(np.pad(self.local_ns, 1, mode="edge"), (0.25, 0.5, 0.25), mode="valid")
         return np.asarray(self.values_ns - level, np.float64)
 
@@ -88,21 +85,21 @@ def spike_series(values_ns: Floats) -> SpikeSeries:
 
 
 def stop_phases(view: View) -> list[str]:
-    """Phases that stop the training now and then."""
+    """Phases that occasionally pause training."""
     return [name for name in view.phases if name in STOPS or (name not in BUILTIN_PHASES and _rare(view, name))]
 
 
 def without_stops(view: View, excess_ns: Floats) -> Floats:
-    """[P, R]; the excess of spikes: what stops the training was taken off before they were sought."""
+    """[P, R]; the excess of spikes without pauses, which were subtracted before the search for spikes."""
     kept: Floats = excess_ns.copy()
     kept[[view.phases.index(name) for name in stop_phases(view)]] = 0.0
     return kept
 
 
 def unexplained_stops(view: View, claims: Sequence[Claim]) -> Floats:
-    """[S]; what phases that stop the training now and then take, as far as nobody has explained it yet.
+    """[S]; time in phases that occasionally pause training, as far as it is not explained yet.
 
-    Such a phase of one rank makes its peers' next step longer, by what its own step is not long enough for.
+    Such a phase on one rank makes its peers' next step longer, by what does not fit into its own step.
     """
     names = stop_phases(view)
     if not names:
@@ -113,15 +110,15 @@ def unexplained_stops(view: View, claims: Sequence[Claim]) -> Floats:
 
 
 def _rare(view: View, name: str) -> bool:
-    """A phase of the user's that most steps do not have."""
+    """Whether it is a phase of the user's that most steps do not have."""
     return bool((longest(view.phase(name)) > 0).mean() < thresholds.EXPLAINS_SHARE)
 
 
 def spikes_of(view: View, series: SpikeSeries) -> list[Spike]:
-    """Neighbouring slow steps together; a longer stretch of them is a matter of levels, not of spikes.
+    """Neighboring slow steps together; a longer stretch of them is a change of level, not a spike.
 
-    With the step before, where that is longer than usual too: one rank of many that is late after its last collective
-    hardly shows in the mean of its own step.
+    The step before is included if it is longer than usual too: one rank of many that is late after its last collective
+    hardly shows in the mean of that step.
     """
     slow = series.spiky.copy()
     rest = series.rest_ns
@@ -143,7 +140,7 @@ def saved_at(series: SpikeSeries, columns: Columns) -> Floats:
 
 
 def steps_around(view: View, spike: Spike) -> Columns:
-    """Where the cause may show: the step before too, when a single rank of many was late after its last collective."""
+    """Where the cause may show: also the step before, if a single rank of many was late after its last collective."""
     return np.arange(max(spike.first - 1, 0) if view.lockstep else spike.first, int(spike.columns[-1]) + 1)
 
 
@@ -151,21 +148,20 @@ def beat_of(view: View, spikes: list[Spike]) -> Rhythm | None:
     return rhythm([int(view.steps[spike.first]) for spike in spikes])
 
 
-# -- excess -----------------------------------------------------------------------------------------------------------
-# Where time that was lost at some steps lies: in which phase, on which rank.
+# -- location of lost time --------------------------------------------------------------------------------------------
+# In which phase, and on which rank, the time lost at some steps lies.
 #
-# The steps in question are set against usual ones, phase by phase and rank by rank.  Waiting for a peer is excess too,
-# so the phases are asked in the order of how unlikely they are to hide a wait (``stragglers.WAIT_HIDES_IN``); measured
-# waits are asked last of all.
+# The steps in question are compared with usual ones, phase by phase and rank by rank.  Waiting for a peer is excess
+# too, so the phases least likely to hide a wait (``stragglers.WAIT_HIDES_IN``) come first and measured waits last.
 
 STEPS_USED = 32
-"""Steps that speak for many: their median is good to a few per cent of their spread."""
+"""A sample of the steps: their median is accurate to a few percent of their spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
     row: int | None
-    """Of the view's ranks: the one that lost the time; None: all of them, several, or nobody knows."""
+    """Row of the rank in the view that lost the time; None: all of them, several, or unknown."""
     phase: str | None
 
     def ranks(self, view: View) -> tuple[int, ...]:
@@ -173,23 +169,23 @@ class Place:
 
 
 def evenly_chosen(columns: NDArray[np.intp] | Sequence[int], most: int = STEPS_USED) -> NDArray[np.intp]:
-    """Evenly chosen from many."""
+    """Choose at most ``most`` columns, evenly spaced."""
     at = np.asarray(columns, np.intp)
     return at if len(at) <= most else at[np.linspace(0, len(at) - 1, most).round().astype(np.intp)]
 
 
 def typical_phase_ns(view: View, columns: NDArray[np.intp]) -> Floats:
-    """[P, R]; the median over (some of) these steps; nan for a rank that was not there."""
+    """[P, R]; the median over (some of) these steps; nan for a rank that had ended."""
     chosen = view.phase_ns[:, :, evenly_chosen(columns)]
     phases, ranks, steps = chosen.shape
     return median_rank(chosen.reshape(phases * ranks, steps).T).reshape(phases, ranks)
 
 
 def locate(view: View, excess_ns: Floats, lost_ns: float) -> Place:
-    """``excess_ns`` [P, R] of the steps that lost so much.
+    """``excess_ns`` [P, R] of the steps that lost ``lost_ns``.
 
-    A phase must explain half of it on some rank; a rank is named when it is the only one that has half as much there as
-    the one that has most.
+    A phase must explain half of it on some rank; a rank is named if it alone has at least half as much there as the
+    rank with the most.
     """
     known = np.nan_to_num(excess_ns)
     if not known.size:
@@ -210,7 +206,7 @@ def locate(view: View, excess_ns: Floats, lost_ns: float) -> Place:
 
 
 def by_phase_ms(view: View, excess_ns: Floats, row: int | None) -> dict[str, float]:
-    """For the evidence: of one rank, or of the mean one."""
+    """For the evidence: of one rank, or of the mean rank."""
     mine = excess_ns[:, row] if row is not None else mean_rank(excess_ns.T)
     return {name: round(float(one) / 1e6, 3) for name, one in zip(view.phases, np.nan_to_num(mine), strict=True)}
 
@@ -231,15 +227,15 @@ def _only_rank(by_rank: Floats) -> int | None:
 
 
 # -- jitter -----------------------------------------------------------------------------------------------------------
-# Spikes that come again: with their beat where they have one, the phase and the rank they have in common.
+# Spikes that recur: with their period if they have one, and the phase and the rank they have in common.
 #
-# Slow steps that are too small to be spikes are found only by their beat: the series is folded at every period.
+# Slow steps that are too small to be spikes are found only by their period: the series is folded at every period.
 
 STEPS_SHOWN = 20
 MORE_SHARE = 0.25
-"""Of what a slow step takes longer: other reasons that make it longer by so much must not be hidden in the sentence."""
+"""Share of a slow step's extra time: the title must mention other causes that add at least this much."""
 WAITED_IN = ("other", "backward", "comm")
-"""Where a wait for peers hides when it is not measured."""
+"""Where a wait for peers hides if it is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +274,7 @@ def find_jitter(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Cl
 
 
 def _similar_spikes(spikes: list[Spike]) -> list[Spike]:
-    """Those about as large as most: what keeps a beat does the same each time, and strays are of any size."""
+    """Those about as large as most: periodic ones do the same each time, and strays are of any size."""
     if not spikes:
         return []
     middle = float(np.median([spike.extra_ns for spike in spikes]))
@@ -286,9 +282,9 @@ def _similar_spikes(spikes: list[Spike]) -> list[Spike]:
 
 
 def _only_scatter(view: View, series: SpikeSeries, spikes: list[Spike]) -> bool:
-    """Whether the beat is that of the steps with more backward passes, most of which are no longer than they should be.
+    """Whether the beat is that of steps with more backward passes, most of which are no longer than they should be.
 
-    They are the longest, so what a busy machine adds is most in them.
+    They are the longest, so a busy machine adds most to them.
     """
     longer = longer_by_passes(view) > 0
     on_longer = [bool(longer[spike.columns].any()) for spike in spikes]
@@ -312,7 +308,7 @@ def _of_spikes(series: SpikeSeries, spikes: list[Spike], beat: Rhythm | None) ->
 
 def _of_fold(series: SpikeSeries, small: Fold) -> _Recurring:
     saved = np.zeros(len(series.values_ns))
-    # A stall that happens to fall on the beat is not of it.
+    # A stall that happens to fall on the beat does not belong to it.
     saved[small.at] = np.clip(series.smooth_rest_ns[small.at] - small.usual, 0.0, 2 * small.excess)
     return _Recurring(
         columns=small.at,
@@ -368,7 +364,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
 
 
 def _jitter_place(view: View, series: SpikeSeries, found: _Recurring) -> tuple[Place, bool, dict[str, int], Floats]:
-    """The place that most of the spikes have in common; whether another rank has them each time; the mean excess."""
+    """The place that most spikes have in common; whether the rank varies; spikes by rank; the mean excess."""
     slow = np.zeros(len(view.steps), np.bool_)
     slow[found.columns] = True
     usual = typical_phase_ns(view, np.flatnonzero(~slow & ~series.spiky))
@@ -382,7 +378,7 @@ def _jitter_place(view: View, series: SpikeSeries, found: _Recurring) -> tuple[P
     excess = np.mean([np.nan_to_num(one) for one in by_spike], axis=0)
     lost = [float(found.saved_ns[group].sum()) for group in chosen]
     if found.each_ns < thresholds.SPIKE_SHARE * series.typical_ns:
-        # Too small to be told from the noise one by one: the mean of all.
+        # Too small to distinguish from the noise one by one: use the mean of all.
         return locate(view, without_stops(view, excess), float(np.mean(lost))), False, {}, excess
     places = [locate(view, without_stops(view, one), lost_ns) for one, lost_ns in zip(by_spike, lost, strict=True)]
     rows = Counter(place.row for place in places)
@@ -403,9 +399,9 @@ def _jitter_place(view: View, series: SpikeSeries, found: _Recurring) -> tuple[P
 
 
 def _jitter_severity(view: View, share: float, found: _Recurring, place: Place, varying: bool) -> Severity:
-    """Never critical.  What comes without a beat is a warning only if it is always in the same place: chance is not.
+    """Never critical.  Irregular spikes are a warning only if they are always in the same place, unlike chance.
 
-    A phase in which ranks may only wait for each other is no place.
+    A phase in which ranks may only wait for each other does not count as a place.
     """
     if varying or found.each_ns < thresholds.WARNING_FLOOR_NS:
         return "info"
@@ -439,7 +435,7 @@ def _jitter_title(
 
 
 def _besides(view: View, series: SpikeSeries, found: _Recurring) -> str:
-    """What else, explained already, makes the same steps longer by a good part of that again; mostly nothing."""
+    """Other explained causes that make the same steps longer by a good part of that again; mostly none."""
     explained_ns = view.step_ns - series.values_ns
     usual_ns = float(np.median(explained_ns))
     more_ns = [float((explained_ns[group] - usual_ns).sum()) for group in found.groups]
@@ -465,10 +461,10 @@ def _num_workers(view: View) -> int | None:
     return workers if isinstance(workers, int) else None
 
 
-# -- spikes -----------------------------------------------------------------------------------------------------------
+# -- stalls -----------------------------------------------------------------------------------------------------------
 
 NEIGHBOURS = 10
-"""Steps on each side of a stall that say what is usual there."""
+"""Steps on each side of a stall that show what is usual there."""
 
 
 def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Claim]:
@@ -484,7 +480,7 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
 
 
 def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike]:
-    """The few large ones, unless they keep a beat or are only the largest of many."""
+    """The few large ones, unless they are periodic or just the largest of many."""
     enough_ns = min(thresholds.STALL_STEPS * series.typical_ns, thresholds.STALL_NS)
     large = [spike for spike in spikes if spike.extra_ns >= enough_ns]
     if len(large) > thresholds.STALLS_AT_MOST or beat_of(view, large) is not None:
@@ -541,7 +537,7 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
 def _stall_steps(
     view: View, series: SpikeSeries, place: Place, columns: Columns, over: Floats
 ) -> tuple[int, int, float]:
-    """The first and the last step in which the time was lost, and how long they were."""
+    """The first and the last step in which the time was lost, and their total length."""
     if place.row is not None:
         mine = over[:, place.row] if place.phase is None else over[view.phases.index(place.phase), place.row][None, :]
         lost, length = np.nan_to_num(mine.sum(axis=0)), view.wall_ns[place.row]

@@ -1,27 +1,25 @@
-"""Stragglers: ranks that the others wait for, since when, in which phase, and what that costs.
+"""Stragglers: ranks that the others wait for, since when, in which phase, and at what cost.
 
-Uneven ranks that stay uneven: who is late, since when, and in which phase.
-
-Two ways to tell the culprit from its victims, in this order.
+There are three ways to tell the culprit from its victims, in this order.
 
 *By work.*  Where waiting is measured (or ranks do not run in lockstep) the culprit works longer than its peers: it is
 the rank that waits least.
 
 *By phase.*  A single phase is much less noisy than all work together, so an excess may be certain there and lost in the
-whole; where waiting is measured the rank's work must then still lean the same way.  Where waiting hides inside other
+total; where waiting is measured the rank's work must then still lean the same way.  Where waiting hides inside other
 phases, every rank's work is equally long: the culprit takes longer than its peers in one phase and makes up for it in
-another, where they wait and it does not.  A phase is more or less likely to hide a wait (``WAIT_HIDES_IN``); the rank
-whose surplus lies in the less likely one is the culprit, the other way round it is a victim.
+another, where they wait and it does not.  Phases differ in how likely they are to hide a wait (``WAIT_HIDES_IN``); a
+rank with its surplus in the less likely one is the culprit, the other way round it is a victim.
 
-*By DDP's own samples.*  Where waiting on a GPU was not measured, DDP now and then says how long the gradients took to
-compute, and the rank that needs longest is the culprit.
+*By DDP's own samples.*  Where waiting on a GPU was not measured, DDP occasionally reports how long the gradients took
+to compute, and the rank that needs longest is the culprit.
 
 On NCCL a wait is measured where the device's stream waits (``recorder/hooks/ddp.py``).  Where it was not, it may hide
-in any phase of those who wait, and nobody is named by phase: it would be the victim as often as the culprit.
+in any phase of the waiting ranks, and no rank is named by phase: it would be the victim as often as the culprit.
 
 Each comparison is made step by step against the median of the peers, ranks that do as much work.  An excess must matter
-(``EXCESS_…``) and be significant after correction for the number of comparisons: over the whole window, where it must
-also stand out from slow wander, or in one stretch of it against the rest.
+(``EXCESS_…``) and be significant after correction for the number of comparisons: either over the whole window, where it
+must also exceed slow wander, or in one stretch of it against the rest.
 """
 
 from __future__ import annotations
@@ -67,17 +65,15 @@ from stepscope.records.text import ms_text, named_ranks
 __all__ = ["find_stragglers", "hides_wait"]
 
 
-# -- late ranks -------------------------------------------------------------------------------------------------------
-# From suspects to findings: which kind, who together, what it costs, in which words.
-#
+# -- from suspects to findings ----------------------------------------------------------------------------------------
 # The kind says where a rank loses its time: ``input_straggler``, ``h2d_straggler``, ``compute_straggler`` (forward,
 # backward or optimizer), ``between_steps`` (work that only this rank does between two steps), ``straggler`` (in no
-# single phase, or in one that is none of these), ``node_straggler`` (all ranks of a host).
+# single phase, or in any other), ``node_straggler`` (all ranks of a host).
 
 Floats = NDArray[np.float64]
 
 BETWEEN = "between"
-"""Stands for the part of ``other`` that lies between two steps, wherever times are compared by phase."""
+"""Names the part of ``other`` that lies between two steps, wherever times are compared by phase."""
 KINDS = {
     "input": "input_straggler",
     "h2d": "h2d_straggler",
@@ -89,7 +85,7 @@ KINDS = {
     "checkpoint": "between_steps",
 }
 RANKS_SHOWN = 64
-"""Above it the evidence lists the culprits only, against the median of the others."""
+"""With more ranks the evidence lists the culprits only, against the median of the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +125,12 @@ def straggler_claims(view: View, suspects: Sequence[Suspect]) -> list[Claim]:
 
 
 def _whole(view: View, claim: Claim) -> bool:
-    """Whether it speaks of all steps."""
+    """Whether it covers all steps."""
     return claim.finding.steps == view.span
 
 
 def _join(groups: list[list[Suspect]], suspect: Suspect) -> None:
-    """To those who are late in the same way and began at about the same time."""
+    """Add a suspect to the group that is late in the same way since about the same time, or start a new group."""
     for group in groups:
         if _alike(group[0], suspect):
             group.append(suspect)
@@ -149,7 +145,7 @@ def _alike(one: Suspect, other: Suspect) -> bool:
 
 
 def _slow_hosts(view: View, suspects: Sequence[Suspect]) -> list[str]:
-    """Hosts nearly all of whose ranks are late while at least half of the hosts are not so."""
+    """Hosts with nearly all ranks late, if at least half of the hosts are not like that."""
     members, late = Counter(view.hosts), Counter(view.hosts[suspect.rank] for suspect in suspects)
     slow = [host for host, count in late.items() if count >= max(2, thresholds.NODE_SHARE * members[host])]
     return slow if 0 < len(slow) <= len(members) / 2 else []
@@ -206,7 +202,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
 
 
 def _times_the_tokens(view: View, culprits: NDArray[np.intp], at: slice) -> float:
-    """How many times the bytes of their peers these ranks have in all_to_alls; 1: as many, or not known."""
+    """Bytes of these ranks in all_to_alls as a multiple of their peers'; 1: as many, or unknown."""
     routed = view.window.routed
     if routed is None:
         return 1.0
@@ -222,7 +218,7 @@ def _same_batches(view: View) -> bool:
 
 
 def _place(view: View, ranks: tuple[int, ...], kind: str, phase: str | None, at: slice, side: str | None) -> str:
-    """The line in which they were seen meanwhile; a host's line does not explain why a device takes longer."""
+    """The line where the ranks were during the stretch; a host's line does not explain why a device takes longer."""
     if view.clock == "device" and phase in COMPUTE_PHASES and side != "host":
         return ""
     first, last = int(view.steps[at.start]), int(view.steps[at.stop - 1])
@@ -234,8 +230,8 @@ def _place(view: View, ranks: tuple[int, ...], kind: str, phase: str | None, at:
 def _side(view: View, worst: Suspect, phase: str | None) -> str | None:
     """``device``: a rank launched in time and its kernels took longer; ``host``: its device waited for its launches.
 
-    None where that cannot be told: a host that takes long in that phase may be what its device waits for, or may stand
-    still itself because its device is behind.
+    None where that cannot be decided: a host that takes long in that phase may be delaying its device, or may itself be
+    blocked because its device is behind.
     """
     if view.clock != "device" or phase is None:
         return None
@@ -246,12 +242,12 @@ def _side(view: View, worst: Suspect, phase: str | None) -> str | None:
 
 
 def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, at: slice, *, by_work: bool) -> Floats:
-    """[S]; what each step would be shorter by, had the culprits taken as long as their peers."""
+    """[S]; by how much each step would be shorter had the culprits been as fast as their peers."""
     durations_ns = view.work_ns if phase is None or by_work else view.phase(phase)
     typical_ns = np.full((len(culprits), len(view.steps)), np.inf)
     typical_ns[:, at] = _peers_median(view, durations_ns, culprits)[:, at]
     if phase is None or by_work or not view.comm_measured:
-        # Who is late by all its work is priced by all of it; without knowing the work, the phase alone decides.
+        # The cost of a rank that is late by all its work is all of it; if the work is unknown, the phase alone decides.
         return replay_without(durations_ns, culprits, typical_ns)
     in_other_phases = view.work_ns[culprits] - durations_ns[culprits]
     return replay_without(view.work_ns, culprits, in_other_phases + typical_ns)
@@ -261,8 +257,8 @@ def _too_much_by_chance(view: View, rank: int, saved_ns: Floats, at: slice) -> f
     """What the steps that were timed on the device save more than all steps would; negative: less.
 
     The host of the rank that all wait for has timed every step: if those timed on the device happen to be longer, they
-    save more as well, as far as the two go together.  While a host gets ahead of its device its steps are too short: a
-    difference that chance does not explain is left alone, and so is one that is not known.
+    save more as well, to the extent that the two correlate.  While a host gets ahead of its device its steps are too
+    short, so a difference that chance does not explain is not corrected, and neither is an unknown one.
     """
     if view.clock != "device":
         return 0.0
@@ -283,7 +279,7 @@ def _too_much_by_chance(view: View, rank: int, saved_ns: Floats, at: slice) -> f
 
 
 def _peers_median(view: View, durations_ns: Floats, culprits: NDArray[np.intp]) -> Floats:
-    """[culprits, S]; the median of the peers that are no culprits; where none is left, what the best culprit took."""
+    """[culprits, S]; the median of the peers that are not culprits; if none is left, what the best culprit took."""
     out = np.empty((len(culprits), durations_ns.shape[1]))
     for group in np.unique(view.groups[culprits]):
         members = np.flatnonzero(view.groups == group)
@@ -385,23 +381,23 @@ def _confidence(view: View, worst: Suspect, at: slice) -> float:
     return confidence
 
 
-# -- stragglers -------------------------------------------------------------------------------------------------------
+# -- detection --------------------------------------------------------------------------------------------------------
 
 WAIT_HIDES_IN = ("input", "h2d", "", "checkpoint", "optimizer", "eval", "other", "forward", "backward", "comm")
-"""From the phase least likely to hide a wait for peers to the most likely; "" stands for the user's own phases.
-Collectives run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, buffers), and ``.item()`` or a barrier in
-the loop (``other``) waits for whatever is outstanding."""
+"""From the phase least likely to hide a wait for peers to the most likely; "" means the user's own phases.  Collectives
+run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, buffers), and ``.item()`` or a barrier in the loop
+(``other``) waits for whatever is outstanding."""
 MEAN_TO_SIGMA = 1.2533
-"""Mean absolute deviation of a normal distribution to its standard deviation."""
+"""From the mean absolute deviation of a normal distribution to its standard deviation."""
 NOISE_STEPS = 200
-"""As many as are needed to know the noise of the typical rank."""
+"""Enough steps to estimate the noise of the typical rank."""
 SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
-"""Of the z that is needed, what is left in the largest window inside a stretch (its median's error, at most half its
+"""Share of the required z that is left in the largest window inside a stretch (its median's error, at most half its
 steps missing), and how far chance may lower it."""
 DIP_STEPS = 2
-"""Of the running median below do not end a stretch; more would join it with whatever noise came before."""
+"""Steps of the running median that may dip without ending a stretch; more would join it with the noise before it."""
 SMOOTHED_OVER = 5
-"""Steps of the running median in which stretches are sought: two wild steps in a row do not end one."""
+"""Width of the running median, in steps, used to find stretches: two wild steps in a row do not end one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +409,7 @@ class _Excess:
 
 
 class _Comparisons:
-    """How much more each rank took than its peers, by phase, made when asked for."""
+    """Excess of each rank over its peers, by phase, computed on demand."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -431,7 +427,7 @@ class _Comparisons:
         return self._known[name]
 
     def typical(self, rank: int, at: slice) -> dict[str, float]:
-        """Of one rank in one stretch, by phase."""
+        """Typical excess of one rank in one stretch, by phase."""
         found = {name: _median(self.phase(name)[rank, at]) for name in self.view.phases}
         if found.get("other", 0.0) >= thresholds.EXPLAINS_SHARE * max(found.values()):
             found[BETWEEN] = _median(self.phase(BETWEEN)[rank, at])
@@ -465,21 +461,21 @@ def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
         phase = name if most >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
         suspect = _suspect(one, phase, by_phase, by_work=True)
         if phase is None and waits_for_host(view, suspect):
-            # A device that waits for its host does so a little in every phase; the host knows which one holds it up.
+            # A device that waits for its host does so a little in every phase; the host knows which one delays it.
             suspect = replace(suspect, phase=slow_host_phase(view, suspect))
         found.append(suspect)
     return found
 
 
 def _is_cleared(view: View, suspect: Suspect) -> bool:
-    """Whether something else that was measured speaks for it."""
+    """Whether another measurement clears it."""
     return _keeps_pace(view, suspect) or _waits_for_peers(view, suspect)
 
 
 def _waits_for_peers(view: View, suspect: Suspect) -> bool:
-    """Whether NCCL's Flight Recorder has it waiting for its peers, and not them for it.
+    """Whether NCCL's Flight Recorder shows it waiting for its peers, rather than them for it.
 
-    A wait that no mark tells of (``recorder/hooks/ddp.py`` does not know all of them) looks like work.
+    A wait without a mark (``recorder/hooks/ddp.py`` does not know all of them) looks like work.
     """
     if view.waited_ns is None:
         return False
@@ -488,10 +484,10 @@ def _waits_for_peers(view: View, suspect: Suspect) -> bool:
 
 
 def _keeps_pace(view: View, suspect: Suspect) -> bool:
-    """Whether its device waits for its host, and that takes no longer than the hosts of its peers.
+    """Whether its device waits for its host, and that host takes no longer than those of its peers.
 
-    Where hosts are what the job waits for, the one that happens to be behind has a device that stands still, and the
-    others, whose devices are a little ahead, wait for it; but none of them would be faster alone.
+    In a job bound by its hosts, the rank that happens to be behind has an idle device, and the others, whose devices
+    are a little ahead, wait for it; but none of them would be faster alone.
     """
     return waits_for_host(view, suspect) and host_excess_ns(view, suspect) < thresholds.EXPLAINS_SHARE * (
         suspect.excess_ns
@@ -514,7 +510,7 @@ def _by_phase(view: View, compared: _Comparisons) -> list[Suspect]:
 
 
 def _by_ddp(view: View) -> list[Suspect]:
-    """Of the n-th sample of all ranks; it is of the same step on each."""
+    """Compare the n-th sample of all ranks, which is of the same step on each."""
     samples = [view.window.ddp_ns[row] for row in view.rows]
     count = min(map(len, samples), default=0)
     if count < thresholds.DDP_SAMPLES:
@@ -546,7 +542,7 @@ def _suspect(
 
 
 def _made_up_by_peers_waiting(view: View, by_phase: dict[str, float], phase: str, excess_ns: float) -> bool:
-    """Whether the rank is shorter than its peers where they are more likely to wait than in ``phase``."""
+    """Whether the rank is faster than its peers where they are more likely to wait than in ``phase``."""
     other = min((name for name in by_phase if name != BETWEEN), key=lambda name: by_phase[name])
     if view.comm_measured and other == "backward":
         return False  # the wait in backward is known: less of it is just less work
@@ -558,7 +554,7 @@ def hides_wait(phase: str) -> int:
     return WAIT_HIDES_IN.index(phase if phase in WAIT_HIDES_IN else "")
 
 
-# -- excesses that matter and are no accident -----------------------------------------------------------------------
+# -- significant excesses ---------------------------------------------------------------------------------------------
 
 
 def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_Excess]:
@@ -594,10 +590,10 @@ def _least_excess(view: View) -> float:
 
 
 def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray[np.intp]:
-    """Ranks that may have an excess at all; a sieve that lets pass too many, never too few.
+    """Ranks that may have an excess at all; a sieve that passes too many, never too few.
 
-    A stretch of n steps that passes the test below has, in some window of 2^k <= n < 2^(k+1) steps, a mean that is
-    high in terms of the noise of the typical rank.  Single wild steps are cut off first.
+    A stretch of n steps that passes the test below has, in some window of 2^k <= n < 2^(k+1) steps, a mean that is high
+    compared with the noise of the typical rank.  Single wild steps are clipped first.
     """
     known = np.nan_to_num(deviation) if np.isnan(deviation).any() else deviation
     some = known[:, :: max(1, known.shape[1] // NOISE_STEPS)]
@@ -622,7 +618,7 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
 
 
 def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
-    """An excess of the whole window; from where on, when it began in it."""
+    """An excess over the whole window, or from the step where it began."""
     if np.median(own) < test.least_ns:
         return None
     z = persistence_z(own)
@@ -637,17 +633,17 @@ def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
 
 
 def _passing(own: Floats, test: _Test) -> tuple[slice, float] | None:
-    """An excess of one stretch, told by the rest of the window."""
+    """An excess in one stretch, judged against the rest of the window."""
     at = _longest_stretch(own, test)
     if at is None or len(own) - (at.stop - at.start) < thresholds.MIN_STEPS:
         return None
     z = stretch_z(own, at)
-    # Any stretch might have been the one; those that share most of their steps are one and the same.
+    # Any stretch might have been the one; those that share most of their steps count as one.
     return (at, z) if z >= z_needed(test.comparisons * len(own) // test.stretch) else None
 
 
 def _longest_stretch(own: Floats, test: _Test) -> slice | None:
-    """Where the running median stays above; a short dip does not end it."""
+    """The longest stretch where the running median stays above; a short dip does not end it."""
     least_ns = test.least_ns
     above = local_median(own, SMOOTHED_OVER) >= least_ns
     edges = np.flatnonzero(np.diff(np.concatenate(([False], above, [False])).astype(np.int8)))

@@ -1,8 +1,7 @@
-"""Over time, the level of the steps: ``drift`` (slowly slower), ``change_point`` (slower from a step on) and
-``throughput_drop`` (slower for a while).
+"""Trends: ``drift`` (slowly slower), ``change_point`` (slower since a step), ``throughput_drop`` (slower for a while).
 
-The series is cut into stretches of one level each; a line that fits better than one change is a drift.  Each needs an
-effect (a share of the step) and must stand out from the wander of the machine's speed.
+The series of step times is cut into stretches of one level each; a line that fits better than one change is a drift.
+Each needs an effect (a share of the step) and must stand out from the wander of the machine's speed.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ __all__ = ["find_trends"]
 Floats = NDArray[np.float64]
 STRETCHES_SHOWN = 3
 BESIDE_STEPS = 50
-"""On each side of a change, to see where it lies: what happened long before is another story."""
+"""On each side of a change, to locate it: what happened long before is unrelated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _SlowStretch:
-    """A stretch of steps, as places in the view, that is slower than what was before it."""
+    """A stretch of steps, as indices into the view, that is slower than the one before it."""
 
     first: int
     end: int
@@ -48,16 +47,16 @@ class _SlowStretch:
         return self.extra_ns / self.before_ns if self.before_ns else 0.0
 
     def whole(self, explained_ns: Floats) -> _SlowStretch:
-        """The same of whole steps, with what is explained already: the lengths that everything else shows."""
+        """The same for whole steps, including what is already explained: the lengths that everything else shows."""
         usual_ns = float(np.median(explained_ns[max(self.first - BESIDE_STEPS, 0) : self.first]))
         now_ns = float(np.median(explained_ns[self.first : self.end]))
         return replace(self, before_ns=self.before_ns + usual_ns, level_ns=self.level_ns + now_ns)
 
     def is_rest(self, explained_ns: Floats) -> bool:
-        """Whether most of the change is explained already, or the steps themselves hardly show it.
+        """Whether most of the change is already explained, or the steps themselves hardly show it.
 
-        What is left of a change that is explained is no cause of its own.  And where what was explained ends just then,
-        as a late rank that is late no more, the rest grows while the steps become shorter.
+        The rest of an explained change is not a separate cause.  And where something explained ends at that step, such
+        as a rank that is no longer late, the rest grows while the steps become shorter.
         """
         whole_ns = self.whole(explained_ns).extra_ns
         return (
@@ -66,7 +65,7 @@ class _SlowStretch:
 
 
 def find_trends(view: View, left_ns: Floats) -> list[Claim]:
-    """``left_ns`` [S]: the steps without what is explained already."""
+    """``left_ns`` [S]: the steps without what is already explained."""
     if len(view.steps) < thresholds.TREND_STEPS or not view.ranks or float(np.median(left_ns)) <= 0:
         return []
     starts, own = levels(left_ns, least_change=thresholds.GROWTH_SHARE * float(np.median(left_ns)))
@@ -82,11 +81,11 @@ def find_trends(view: View, left_ns: Floats) -> list[Claim]:
     return [*claims, *([_throughput_drop(view, drops, explained_ns)] if drops else [])]
 
 
-# -- drift ----------------------------------------------------------------------------------------------------------
+# -- drift ------------------------------------------------------------------------------------------------------------
 
 
 def _drifts(values: Floats, line: Trend, starts: list[int]) -> bool:
-    """Steady growth that matters, is no accident, and is no single change seen from afar."""
+    """Whether growth is steady, large enough, significant, and not a single change seen from afar."""
     growth = line.slope * (len(values) - 1)
     least = max(thresholds.GROWTH_SHARE * float(np.median(values)), thresholds.SPREADS_APART * line.wander)
     if growth < least or line.p > thresholds.TREND_CHANCE:
@@ -145,13 +144,13 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
 
 
 def _slope_text(slope_ns: float) -> str:
-    """Per step where that is a figure that one can read."""
+    """Per step where that gives a readable figure."""
     if slope_ns >= thresholds.EXCESS_FLOOR_NS / 5:
         return f"{number_text(slope_ns / 1e6)} ms each step"
     return f"{ms_text(slope_ns * 1000 / 1e6)} in 1,000 steps"
 
 
-# -- levels ---------------------------------------------------------------------------------------------------------
+# -- levels -----------------------------------------------------------------------------------------------------------
 
 
 def _slow_stretches(values: Floats, starts: list[int]) -> tuple[list[_SlowStretch], _SlowStretch | None]:
@@ -180,7 +179,7 @@ def _slow_stretches(values: Floats, starts: list[int]) -> tuple[list[_SlowStretc
 
 
 def _lasting(values: Floats, slow: _SlowStretch) -> _SlowStretch | None:
-    """Slower than all that was before, too: the end of a fast stretch is no change for the worse."""
+    """Require it to be slower than everything before, too: the end of a fast stretch is not a change for the worse."""
     before_ns = max(slow.before_ns, float(np.median(values[: slow.first])))
     found = _SlowStretch(first=slow.first, end=slow.end, before_ns=before_ns, level_ns=slow.level_ns)
     return found if found.share >= thresholds.GROWTH_SHARE and _all_slower(values, found) else None
@@ -188,7 +187,7 @@ def _lasting(values: Floats, slow: _SlowStretch) -> _SlowStretch | None:
 
 def _all_slower(values: Floats, slow: _SlowStretch) -> bool:
     """Whether the fast ones among the steps are slower, too: where half of all steps are disturbed, a median may jump
-    between those that are and those that are not."""
+    between the disturbed ones and the others."""
     before = values[max(slow.first - BESIDE_STEPS, 0) : slow.first]
     rise = np.quantile(values[slow.first : slow.end], 0.25) - np.quantile(before, 0.25)
     return bool(rise >= thresholds.EXPLAINS_SHARE * slow.extra_ns)
@@ -261,8 +260,8 @@ def _throughput_drop(view: View, drops: list[_SlowStretch], explained_ns: Floats
 
 
 def _warns(slow: _SlowStretch, wander_ns: float, steps: int) -> bool:
-    """Large enough, and with steps enough on both sides: the first and last few of a run are often others."""
-    # The wander of a short run is hardly known.
+    """Whether it is large enough, with enough steps on both sides: the first and last few of a run often differ."""
+    # The wander of a short run is poorly known.
     spreads = thresholds.CHANGE_SPREADS if steps >= 2 * thresholds.TREND_STEPS else thresholds.CLEAR_SPREADS
     return (
         slow.share >= thresholds.GROWTH_WARNING_SHARE
@@ -279,7 +278,7 @@ def _saved(view: View, stretches: list[_SlowStretch]) -> Floats:
 
 
 def _passed_around(view: View, slow: _SlowStretch, place: Place) -> bool:
-    """Whether it is the wait for another rank each time, not a slower exchange, which the last rank has as well."""
+    """Whether ranks wait for a different rank each time; a slower exchange would affect the last rank as well."""
     if place.phase != "comm" or not view.comm_measured:
         return False
     exchange_ns = shortest(view.phase("comm")[:, max(slow.first - BESIDE_STEPS, 0) : slow.end])

@@ -1,21 +1,20 @@
-"""Where a reader's token or cookie is checked, and the sessions of browsers.
-
-Who may read: everybody who has the reader's token, as a header or as a cookie that was given for it.
+"""Authentication of readers: a token in a header, or a browser session in a cookie.
 
     Authorization: Bearer TOKEN                        tools, Prometheus, the terminal view
-    Cookie: stepscope-PORT-XXXX=EXPIRES.ID.SIGNATURE   a browser, after POST /api/v1/session: EventSource has no headers
+    Cookie: stepscope-PORT-XXXX=EXPIRES.ID.SIGNATURE   a browser, after POST /api/v1/session: EventSource has no
+    headers
 
-Besides the hub's own token there are those with a name, a scope and an end (``reader_tokens.py``).  The cookie of one
-says which it is (``ID``; empty for the hub's own), and everything else is looked up at each request: when the token is
-revoked or runs out, its sessions and the streams that are open with it end, too.
+Besides the hub's own token there are tokens with a name, a scope and an expiry (``api/tokens.py``).  A cookie says
+which token it was given for (``ID``; empty for the hub's own), and everything else is looked up at each request: when
+the token is revoked or expires, its sessions and open streams end too.
 
-The cookie is signed with the hub's token and says until when it holds; the hub keeps nothing, so that one that was
-restarted with its old token knows its readers again.  Browsers do not keep cookies apart by port: they send ours to
-every server of this host, also to one of another user.  So it is worth something only here (the port is signed), only
-to whoever it was given to (the address and, on this machine, the user are signed), and only until its end: asking with
-a cookie gives no new one.  No token is in a cookie, a URL or a log.  All comparisons take the same time whatever is
-wrong.  A wrong one is counted by address, and each next answer to that address comes later;
-those who have the token never wait.
+The cookie is signed with the hub's token and includes its expiry.  The hub stores nothing, so a hub that is restarted
+with its old token recognizes its readers.  Browsers do not separate cookies by port: they send ours to every server on
+this host, including those of other users.  It is therefore valid only here (the port is signed), only for the client
+it was given to (the address and, on this machine, the user are signed), and only until it expires: a request with a
+cookie does not renew it.  No token is in a cookie, a URL or a log.  All comparisons take constant time.  Wrong tokens
+are counted by address, and each further answer to that address is delayed more; clients with the right token never
+wait.
 """
 
 from __future__ import annotations
@@ -57,35 +56,35 @@ __all__ = [
 
 SESSION_PATH = "/api/v1/session"
 OPEN_PATHS = frozenset({"/", "/healthz", SESSION_PATH})
-"""What needs no token: nothing of a run is there.  (POST to the session looks at the token by itself.)"""
+"""Paths that need no token: they show nothing from a run.  (POST to the session checks the token itself.)"""
 OPEN_FOLDER = "/assets/"
 """The script and the style sheet of the page."""
 ONLY_RUN = "stepscope.only_run"
-"""In ``scope["state"]``: the one run that somebody may read; None or missing: all of them."""
+"""In ``scope["state"]``: the only run that the reader may read; None or missing: all runs."""
 SESSION_S = 12 * 3600
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
 FORGET_AFTER_S = 60.0
-"""A wrong token counts for so long."""
+"""How long a wrong token counts."""
 ADDRESSES = 1024
-"""That are remembered; the longest silent goes first."""
+"""Addresses remembered; the one silent longest is dropped first."""
 WAITING = 64
-"""Answers that may be held back at once; beyond, the answer is 429 right away."""
+"""Answers that may be delayed at once; beyond, the answer is 429 immediately."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedProxy:
-    """A reverse proxy on this machine that has authenticated whoever asks, and says so in a header.
+    """A reverse proxy on this machine that authenticates users and names them in a header.
 
-    Anybody on this machine can connect and write a header.  So only connections of these users count, by the kernel's
-    word (``hub/transport.py``); where it does not tell, none do.
+    Any local process can connect and write a header.  Only connections of these users count, according to the kernel
+    (``hub/transport.py``); if it does not know the user, the header is ignored.
     """
 
     header: str
     uids: frozenset[int]
 
     def vouches_for(self, scope: Scope) -> str:
-        """The user that it names; empty: nobody."""
+        """Return the user named by the proxy, or an empty string."""
         said = Headers(scope=scope).getlist(self.header)
         peer = scope.get("state", {}).get("stepscope.peer")
         return said[0].strip() if len(said) == 1 and peer is not None and peer() in self.uids else ""
@@ -93,16 +92,16 @@ class TrustedProxy:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Somebody who may read, and how they were recognized."""
+    """A client that may read, and how it was identified."""
 
     via: Via
     name: str = ""
-    """Of a named token, or of the user for whom a proxy vouches."""
+    """The name of the token, or of the user named by a proxy."""
     token: NamedToken | None = None
 
 
 class Readers:
-    """The token, and who got it wrong.  Used from one event loop."""
+    """Checks tokens and cookies, and counts wrong ones.  Used from one event loop."""
 
     def __init__(
         self,
@@ -131,24 +130,24 @@ class Readers:
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._waiting = 0
         self.refused = 0
-        """Since the start: wrong tokens and wrong cookies."""
+        """Wrong tokens and wrong cookies since the start."""
         self.cookie = f"{'__Host-' if secure else ''}stepscope-{port}-{hashlib.sha256(self._signing).hexdigest()[:8]}"
-        """One name per port and token: two hubs on one host do not take each other's cookie away."""
+        """One name per port and token: two hubs on one host do not overwrite each other's cookie."""
 
     def right(self, token: str) -> bool:
-        """Whether that is the token."""
+        """Whether this is the hub's token."""
         given = hashlib.sha256(token.encode(errors="replace")).digest()
         return hmac.compare_digest(given, self._token)
 
     def with_token(self, token: str) -> Reader | Literal[False]:
-        """Whoever has it; one with a name that ran out or was revoked is wrong."""
+        """Return the reader with this token; False if it is wrong, expired or revoked."""
         if self.right(token):
             return Reader(via="hub token")
         named = self._named.find(token, self._now()) if self._named is not None else None
         return False if named is None else _named(named)
 
     def admits(self, headers: Headers, whose: str = "") -> Reader | Literal[False] | None:
-        """None: nobody tried, there is neither a token nor a cookie of ours.  ``whose``: as ``browser_of`` says."""
+        """Return the reader; None: neither a token nor a cookie was given.  ``whose``: from ``browser_of``."""
         given = headers.get("authorization")
         if given is not None:
             kind, _, token = given.partition(" ")
@@ -157,14 +156,14 @@ class Readers:
         return None if cookie is None else self._with_cookie(cookie, whose)[0]
 
     def holds(self, reader: Reader, path: str) -> bool:
-        """Whether somebody who was admitted would still be: a named token may have been revoked since."""
+        """Whether an admitted reader would still be admitted: a named token may have been revoked since."""
         if reader.token is None or self._named is None:
             return True
         token = self._named.with_id(reader.token.id, self._now())
         return token is not None and token.allows(path)
 
     def reader_of(self, scope: Scope) -> Reader | Literal[False] | None:
-        """Who asks.  None: nobody tried.  False: a token or a cookie that is wrong."""
+        """Return the reader.  None: no credentials were given.  False: a wrong token or cookie."""
         if self._trusted is not None and (user := self._trusted.vouches_for(scope)):
             return Reader(via="proxy", name=user)
         return self.admits(Headers(scope=scope), browser_of(scope))
@@ -176,7 +175,7 @@ class Readers:
         reader: Reader | None,
         status: int,
     ) -> None:
-        """For the audit log, if there is one."""
+        """Write to the audit log, if there is one."""
         if self._audit is None:
             return
         route, run = route_and_run(scope["path"])
@@ -192,7 +191,7 @@ class Readers:
         )
 
     def session_s(self, token: NamedToken | None) -> int:
-        """How long a session lasts that is opened now: never longer than a named token."""
+        """Return how long a session opened now lasts: never longer than its named token."""
         return SESSION_S if token is None else int(min(SESSION_S, token.expires_s - self._now()))
 
     def open_session(self, response: Response, whose: str = "", token: NamedToken | None = None) -> None:
@@ -201,14 +200,14 @@ class Readers:
         self._set(response, f"{expires}.{token_id}.{self._signature(expires, token_id, whose)}", seconds)
 
     def session(self, headers: Headers, whose: str) -> tuple[Reader | Literal[False], int]:
-        """Whose cookie came along, and for how many seconds it still holds."""
+        """Return the cookie's reader, and for how many seconds it is still valid."""
         return self._with_cookie(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), whose)
 
     def end_session(self, response: Response) -> None:
         self._set(response, "", 0)
 
     async def refuse(self, scope: Scope, *, tried: bool) -> Response:
-        """The answer to somebody who may not read; whoever tried a wrong token waits for it."""
+        """Return the answer for a client that may not read, delayed if it tried a wrong token."""
         response = await self._refusal(address_of(scope), tried=tried)
         self.note("refused", scope, None, response.status_code)
         return response
@@ -268,7 +267,7 @@ class _RevokedError(Exception):
 
 
 class ReadersOnly:
-    """A pure ASGI layer: whatever is not open to all is for readers, also a path that is none."""
+    """A pure ASGI layer: everything that is not open to all needs a reader, even a path that does not exist."""
 
     def __init__(self, app: ASGIApp, readers: Readers) -> None:
         self._app = app
@@ -288,7 +287,7 @@ class ReadersOnly:
             await failure(403, f"this token is for {reader.token.scope} only")(scope, receive, send)
             return
         if (told := scope.get("state", {}).get("stepscope.known")) is not None:
-            told()  # ``hub/server.py``: it is no stranger to the entrance
+            told()  # ``hub/server.py``: the entrance no longer counts it as a stranger
 
         if reader.token is not None:
             scope.setdefault("state", {})[ONLY_RUN] = reader.token.only_run
@@ -308,19 +307,19 @@ class ReadersOnly:
 
 
 def browser_of(scope: Scope) -> str:
-    """Who a cookie belongs to: an address and, on this machine, a user."""
-    peer = scope.get("state", {}).get("stepscope.peer")  # of ``hub/server.py``
+    """Return the owner of a cookie: an address and, on this machine, a user."""
+    peer = scope.get("state", {}).get("stepscope.peer")  # from ``hub/server.py``
     uid = peer() if peer is not None else None
     return f"{address_of(scope)} {'' if uid is None else uid}"
 
 
 def address_of(scope: Scope) -> str:
-    """Whoever is at the other end; a proxy's word for it is not believed."""
+    """Return the peer's address; addresses forwarded by a proxy are not trusted."""
     client = scope.get("client")
     return plain_address(str(client[0])) if client else ""
 
 
-# -- session ----------------------------------------------------------------------------------------------------------
+# -- sessions ---------------------------------------------------------------------------------------------------------
 # ``/api/v1/session``: a browser trades a token for a cookie, because EventSource can send no headers.
 
 SESSION_BODY_BYTES = 4096
@@ -332,7 +331,7 @@ class _GivenToken(msgspec.Struct):
 
 def session_routes(readers: Readers) -> list[Route]:
     async def begin(request: Request) -> Response:
-        """The token comes in the body, ``{"token": …}``, or as the header that also serves without a session."""
+        """Begin a session.  The token is in the body, ``{"token": …}``, or in the same header as without a session."""
         whose = browser_of(request.scope)
         token = None if "authorization" in request.headers else await _token(request)
         reader = readers.admits(request.headers, whose) if token is None else readers.with_token(token)
@@ -343,7 +342,7 @@ def session_routes(readers: Readers) -> list[Route]:
             return failure(403, f"this token is for {reader.token.scope} only")
         if token is None and "authorization" not in request.headers:
             _, left_s = readers.session(request.headers, whose)
-            return Response(json_body({"seconds": left_s}), media_type=JSON)  # it does not renew itself
+            return Response(json_body({"seconds": left_s}), media_type=JSON)  # a cookie does not renew itself
         response = Response(json_body({"seconds": readers.session_s(reader.token)}), media_type=JSON)
         readers.open_session(response, whose, reader.token)
         readers.note("signed in", request.scope, reader, 200)

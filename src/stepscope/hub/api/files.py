@@ -1,7 +1,4 @@
-"""The files of a run that readers may have, whole or in pieces.
-
-The files of a run: what there is, and pieces of it (a log from its end, or from where the reader left off).
-"""
+"""The files of a run that readers may have, complete or in pieces (a log from its end, or from an offset)."""
 
 from __future__ import annotations
 
@@ -22,20 +19,20 @@ from stepscope.store.paths import META
 __all__ = ["RESOURCES", "read_piece"]
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-# The files of a run that readers may have: logs, errors, hangs, dumps, events, summaries; and nothing else.
+# -- file access ------------------------------------------------------------------------------------------------------
+# Readers may have logs, errors, hangs, dumps, events and summaries, and nothing else.
 #
-# A path is held to a list of forms before the file system hears of it, and is then opened part by part without
-# following links: what stands in a run directory may have been put there by somebody else.  Large files are read in
-# pieces; a log may be asked for from its end.
+# A path is checked against a list of forms before the file system is touched, and is then opened part by part without
+# following links: a run directory may contain what strangers put there.  Large files are read in pieces; a log may be
+# requested from its end.
 
 MOST_BYTES = 4 << 20
-"""Of one answer."""
+"""The limit for one answer."""
 MOST_FILES = 10_000
-"""Of one folder, in a list."""
+"""The limit for one folder in a list."""
 FOLDERS = ("logs", "errors", "hangs", "flight")
 PLAIN = ("events.jsonl", "findings.json", "nodes.json", "summary.json", "summary.txt")
-"""``run.json`` is not here: what may be read of it is in the answer about the run."""
+"""Without ``run.json``: its public part is in the answer about the run."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,160}\.(?:log|json|txt)")
 _TYPES = {"json": "application/json", "jsonl": "application/x-ndjson"}
 
@@ -53,7 +50,7 @@ class FilePiece:
     data: bytes
     offset: int
     size: int
-    """Of the whole file, when it was read."""
+    """The size of the whole file when it was read."""
 
 
 def allowed(path: str) -> bool:
@@ -64,7 +61,7 @@ def allowed(path: str) -> bool:
 
 
 def media_type_of(path: str) -> str:
-    """Text is plain whatever it says: what a rank printed is never a page."""
+    """Return the media type; all other text is plain: the output of a rank is never shown as a page."""
     return _TYPES.get(path.rpartition(".")[2], "text/plain; charset=utf-8")
 
 
@@ -88,10 +85,10 @@ def list_files(run_dir: Path) -> list[FileEntry]:
 
 
 def read_piece(run_dir: Path, path: str, *, offset: int | None, tail: int | None, most: int) -> FilePiece | None:
-    """``offset`` bytes from the start, or the last ``tail`` ones, in whole lines if there is a line's end among them.
+    """Read from ``offset``, or the last ``tail`` bytes starting at a line, if they contain a line end.
 
-    What a long log dropped (``store/live/logs.py``) is passed: then the piece begins, or ends, at what is there.
-    None: there is no such file, or none that may be read.
+    Gaps that a long log dropped (``store/live/logs.py``) are skipped: the piece then begins, or ends, at existing
+    data.  None: the file does not exist or may not be read.
     """
     fd = _open(run_dir, path) if allowed(path) else None
     if fd is None:
@@ -114,7 +111,7 @@ def read_piece(run_dir: Path, path: str, *, offset: int | None, tail: int | None
 
 
 def _open(run_dir: Path, path: str) -> int | None:
-    """A plain file, reached without a link within the run."""
+    """Open a regular file without following links within the run."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     *folders, name = path.split("/")
     opened: list[int] = []
@@ -144,7 +141,7 @@ def _entry(path: Path, name: str) -> FileEntry | None:
     return FileEntry(path=name, size=about.st_size, changed_wall_ns=about.st_mtime_ns)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- resources --------------------------------------------------------------------------------------------------------
 
 
 async def _list(asked: Asked) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """``/metrics``: the open runs and the hub itself, for Prometheus.
 
-How many series there are is bounded whatever the job: nothing is told per rank but the worst few, and of many nodes the
-first some hundred.  Ranks and nodes beyond are in the API.
+The number of series is bounded for any job: only the worst few ranks, and only the first few hundred nodes.  The API
+has all ranks and nodes.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _communication(page: Exposition, run: OpenRun) -> None:
     for group in table["groups"][:MOST_GROUPS]:
         who = {"run": run.name, "group": group["name"] or group["description"], "kind": group["kind"]}
         if tuple(who.values()) in said:
-            continue  # of several without a name, that which blocks longest
+            continue  # if several have no name, only the one that blocks longest
         said.add(tuple(who.values()))
         for op in group["ops"]:
             labels = {**who, "op": op["op"]}

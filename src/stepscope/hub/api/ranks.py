@@ -1,7 +1,4 @@
-"""The ranks: a table that can be sorted and turned page by page, and one of them over its steps.
-
-The ranks: a table that can be sorted and turned page by page, and one of them in full.
-"""
+"""The ranks: a table with sorting and pages, and one rank over its steps."""
 
 from __future__ import annotations
 
@@ -25,17 +22,17 @@ __all__ = ["RESOURCES"]
 
 
 # -- rank series ------------------------------------------------------------------------------------------------------
-# One rank over its steps: phases and memory where the steps are there one by one, mean work where they are not.
+# One rank over its steps: phases and memory for steps kept individually, mean work for the others.
 
 
 def column_of(live: LiveRun, rank: int) -> int | None:
-    """Of the last attempt; None: there is no such rank, or it has no step yet."""
+    """Return the column in the last attempt; None: there is no such rank, or it has made no step yet."""
     found = np.flatnonzero(live.registry.of["shown"][live.ring_of] == rank)
     return int(found[0]) if len(found) else None
 
 
 def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: int) -> dict[str, Any]:
-    """``steps``: single ones, or means of neighbours where there are more than ``bins``; ``past``: all of the run."""
+    """Return ``steps``: single, or means of neighbors if there are more than ``bins``; and ``past``: the whole run."""
     column = column_of(live, rank)
     planes = live.planes
     kept = planes.complete()
@@ -96,7 +93,7 @@ def _walls(live: LiveRun, column: int, start_ns: NDArray[np.uint64]) -> list[int
 
 
 def _most(levels: NDArray[np.float32], starts: NDArray[np.intp]) -> list[int | None]:
-    """0: it was not sampled."""
+    """Return the maximum of each bin; 0 means not sampled."""
     return [round(level) or None for level in np.maximum.reduceat(levels, starts).tolist()]
 
 
@@ -104,7 +101,7 @@ def _nullable(values: NDArray[np.float32]) -> list[int | None]:
     return [None if value != value else round(value) for value in values.tolist()]
 
 
-# -- ranks ------------------------------------------------------------------------------------------------------------
+# -- resources --------------------------------------------------------------------------------------------------------
 
 MOST_RANKS = 10_000
 LARGEST_RANK = (1 << 31) - 1
@@ -146,9 +143,9 @@ def _rank(asked: Asked) -> Mapping[str, Any]:
 
 
 def _files_of(run_dir: Path, who: RankIdentity, restarts: int) -> dict[str, str | None]:
-    """Below ``files/``: what it printed, and the exception that ended it; None: there is no such file.
+    """Return paths below ``files/``: its output, and the exception that ended it; None: the file does not exist.
 
-    ``restarts``: as its launcher counted, after which logs are named.
+    ``restarts``: as its launcher counted; logs are named by it.
     """
     sent = error_path(run_dir, who.pid)
     errors = (sent.with_name(f"{host_in_name(who.host)}-{who.pid}.json"), sent)

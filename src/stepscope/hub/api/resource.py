@@ -1,9 +1,7 @@
-"""A resource of the API: its declaration, the check of its parameters, its route, its entry in openapi.json.
+"""Resources of the API: declaration, check of the parameters, route, and entry in openapi.json.
 
-A resource of the API: its path, what may be asked of it, and the function that answers.
-
-One declaration serves the router, the check of every parameter, and ``openapi.json``: what is not declared cannot be
-asked.  An answer is a document (a mapping), a ``Body``, or a whole Response.
+One declaration serves the router, the check of every parameter, and ``openapi.json``: an undeclared parameter is
+refused.  An answer is a document (a mapping), a ``Body``, or a complete Response.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from stepscope.hub.runs import OpenRun, Runs
 __all__ = ["Asked", "Parameter", "Resource", "openapi", "route_of"]
 
 
-# -- resource ---------------------------------------------------------------------------------------------------------
+# -- resources --------------------------------------------------------------------------------------------------------
 
 LONGEST_TEXT = 256
 LARGEST = (1 << 63) - 1
@@ -35,7 +33,7 @@ Kind = Literal["integer", "choice", "text", "texts", "span"]
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One word of a query."""
+    """One query parameter."""
 
     name: str
     about: str
@@ -45,10 +43,10 @@ class Parameter:
     most: int = LARGEST
     choices: tuple[str, ...] = ()
     many: int = 64
-    """Of texts, at most."""
+    """The limit for words in ``texts``."""
 
     def read(self, text: str) -> Any:
-        """ApiError(400) for anything but what it may be."""
+        """Parse a value; ApiError(400) if it is invalid."""
         if len(text) > LONGEST_TEXT * (self.many if self.kind == "texts" else 1):
             raise ApiError(400, f"{self.name} is too long")
         if self.kind == "integer":
@@ -82,12 +80,12 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a reader wants to know, checked."""
+    """A checked request."""
 
     request: Request
     runs: Runs
     values: Mapping[str, Any]
-    """By name of every declared parameter, its default where it was not given."""
+    """The value of every declared parameter by name, or its default."""
     opened: OpenRun | None
 
     @property
@@ -97,7 +95,7 @@ class Asked:
         return self.opened
 
     def accepts(self, media_type: str) -> bool:
-        """Whether the reader asked for that form by name."""
+        """Whether the client explicitly accepts this media type."""
         wanted = self.request.headers.get("accept", "")
         return media_type in {kind.partition(";")[0].strip().lower() for kind in wanted.split(",")}
 
@@ -114,9 +112,9 @@ class Resource:
     method: Literal["GET", "POST", "DELETE"] = "GET"
     media_types: tuple[str, ...] = ("application/json",)
     open: bool = False
-    """Whether it needs no token; ``readers.OPEN_PATHS`` decides, a test holds the two together."""
+    """Whether it needs no token; ``api.auth.OPEN_PATHS`` decides, and a test keeps the two consistent."""
     path_parameters: Mapping[str, str] = field(default_factory=dict)
-    """What ``{name}`` in the path is, where it is not the run."""
+    """Descriptions of ``{name}`` in the path, except the run."""
 
 
 def route_of(resource: Resource, runs: Runs) -> Route:
@@ -138,7 +136,7 @@ def route_of(resource: Resource, runs: Runs) -> Route:
 
 
 def _may_read(request: Request, opened: OpenRun) -> bool:
-    """A hub also answers to the name that its run was to have, which may be the name of another run."""
+    """Whether the token covers the run: a hub also accepts its run's requested name, which may be another run's."""
     only = request.scope.get("state", {}).get(ONLY_RUN)
     return only is None or only == opened.name
 
@@ -155,8 +153,8 @@ def _values(resource: Resource, request: Request) -> dict[str, Any]:
     return values
 
 
-# -- openapi ----------------------------------------------------------------------------------------------------------
-# ``/api/v1/openapi.json``: made from the declarations that the router itself is made from, so it cannot differ.
+# -- OpenAPI ----------------------------------------------------------------------------------------------------------
+# ``/api/v1/openapi.json``: generated from the declarations that the router uses, so it cannot differ.
 
 _INGEST = {
     "/api/v1/hello": "An agent and the hub prove to each other that they have the user's key (wire/handshake.py).",

@@ -1,8 +1,7 @@
-"""How answers are written: JSON with ETag and gzip, headers for browsers, text for Prometheus.
+"""Response formats: JSON with a ``schema``, an ETag, gzip if worthwhile, headers for browsers, text for Prometheus.
 
-How the hub answers: JSON with a ``schema``, an ETag where it may be asked again, gzip where it is worth it.
-
-Packing is done in a thread when there is much of it: the loop that takes the agents' frames does not wait for a page.
+Answers are encoded and compressed in a thread, so that the loop that receives the agents' frames does not wait for a
+page.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ __all__ = [
 
 SCHEMA = 1
 SMALL_BYTES = 1 << 10
-"""Below, gzip gains nothing."""
+"""Below this, gzip gains nothing."""
 JSON = "application/json"
 _LEVEL = 1
 
 
 class ApiError(Exception):
-    """What a reader asked wrongly; becomes ``{"error": …}`` with that status."""
+    """An invalid request; becomes ``{"error": …}`` with that status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -54,7 +53,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """An answer that is not JSON, or already is."""
+    """An answer that is not JSON, or is already encoded."""
 
     data: bytes
     media_type: str
@@ -62,7 +61,7 @@ class Body:
 
 
 def json_body(document: Mapping[str, Any]) -> bytes:
-    """``nan`` becomes ``null``, and text that no UTF-8 can hold becomes what it can."""
+    """Encode a document; ``nan`` becomes ``null``, and text that is not valid UTF-8 is escaped."""
     try:
         return msgspec.json.encode({"schema": SCHEMA, **document})
     except UnicodeEncodeError:
@@ -70,12 +69,12 @@ def json_body(document: Mapping[str, Any]) -> bytes:
 
 
 async def answer(headers: Headers, content: Mapping[str, Any] | Body) -> Response:
-    """To the one who sent these headers: 304 when they have it already, packed when they can unpack."""
+    """Return the response for these request headers: 304 if the client has it, compressed if it accepts gzip."""
     return await asyncio.to_thread(_answer, headers, content)
 
 
 def failure(status: int, why: str, *, headers: Mapping[str, str] | None = None, name: str = "error") -> Response:
-    """``name``: of the reason in the document; agents look for ``why``."""
+    """Return an error response.  ``name``: the key of the reason in the document; agents look for ``why``."""
     return Response(json_body({name: why}), status, dict(headers or {}), JSON)
 
 
@@ -111,19 +110,19 @@ def _printable(value: Any) -> Any:
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------
-# What every answer of the hub says to a browser: run no foreign script, guess no type, tell no referrer.
+# Headers for browsers on every answer: run no foreign script, guess no type, send no referrer.
 #
-# A pure ASGI layer around everything, so that no resource can forget it.  What is behind ``/api`` and ``/metrics`` is
-# never kept by a cache on the way: it is somebody's run.
+# A pure ASGI layer around everything, so that no resource can forget them.  Caches on the way never keep anything from
+# ``/api`` or ``/metrics``: it is private.
 
 _OWN = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
 )
 POLICY = f"{_OWN}'none'"
-"""Nothing but what the hub itself serves, nothing inline, nobody's frame."""
+"""Only what the hub itself serves, nothing inline, no framing by other pages."""
 FRAMED_POLICY = f"{_OWN}'self' http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
-"""The same in the frame of a notebook: on this machine, or by way of its server's own proxy (``stepscope.live()``)."""
+"""The same, framed by a notebook: on this machine, or through its server's own proxy (``stepscope.live()``)."""
 _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -137,7 +136,7 @@ _UNCACHED = ("/api/", "/metrics", "/healthz")
 class SafeHeaders:
     def __init__(self, app: ASGIApp, *, framed: bool = False) -> None:
         self._app = app
-        frames = {"X-Frame-Options": "DENY"}  # it knows nobody or the same site; the policy is for newer browsers
+        frames = {"X-Frame-Options": "DENY"}  # for older browsers; it can only deny all or allow the same site
         self._said = {**_ALWAYS, "Content-Security-Policy": FRAMED_POLICY if framed else POLICY}
         self._said |= {} if framed else frames
 
@@ -162,15 +161,15 @@ def _put(message: MutableMapping[str, Any], said: Mapping[str, str], path: str) 
         headers["Cache-Control"] = "no-store"
 
 
-# -- exposition -------------------------------------------------------------------------------------------------------
-# Figures in the text form that Prometheus reads: families in order, each with its help, its type and its samples.
+# -- Prometheus text format -------------------------------------------------------------------------------------------
+# Families in order, each with its help, its type and its samples.
 #
 #     page = Exposition()
 #     page.family("stepscope_run_step", "gauge", "The last step that all ranks finished.")
 #     page.sample("stepscope_run_step", 120, run="demo")
 #     page.text()
 #
-# A value that is missing, or no number, is left out: Prometheus then shows a gap instead of a zero.
+# A value that is missing, or not a number, is left out: Prometheus then shows a gap instead of a zero.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
@@ -184,7 +183,7 @@ class Exposition:
         self._families: dict[str, list[str]] = {}
 
     def family(self, name: str, kind: Literal["gauge", "counter"], about: str) -> None:
-        """Before its samples; asked for twice, it stays one."""
+        """Declare a family before its samples; repeating it has no effect."""
         if name not in self._families:
             self._families[name] = [f"# HELP {name} {about.translate(_HELP_ESCAPES)}", f"# TYPE {name} {kind}"]
 
@@ -195,7 +194,7 @@ class Exposition:
         self._families[name].append(f"{name}{{{said}}} {_number(value)}" if said else f"{name} {_number(value)}")
 
     def text(self) -> str:
-        """Families without samples are left out."""
+        """Return the text, without families that have no samples."""
         return "".join("\n".join(lines) + "\n" for lines in self._families.values() if len(lines) > 2)
 
 

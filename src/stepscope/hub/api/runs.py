@@ -1,7 +1,4 @@
-"""The runs, and what is wrong with one: status, verdict, findings, hangs, summary, collectives.
-
-Which runs there are, and everything about one of them that fits on a page.
-"""
+"""The runs, and everything about one that fits on a page: status, verdict, findings, hangs, summary, collectives."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ from stepscope.store.paths import hang_path
 __all__ = ["FINDING_RESOURCES", "RUN_RESOURCES", "findings_of", "status_of"]
 
 
-# -- findings ---------------------------------------------------------------------------------------------------------
-# What is wrong with a run, and how it stands: while it goes on by the last look, afterwards by its summary.
+# -- findings and status ----------------------------------------------------------------------------------------------
+# From the last evaluation of the rules while the run is active, afterwards from its summary.
 
 _VERDICT = ("kind", "severity", "title", "ranks", "phase", "advice", "confidence")
 _KEPT = ("attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states", "step", "newest_step", "phases")
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
-    """``verdict``: the first of them in short, with its price; null while nothing was found yet."""
+    """Return the findings.  ``verdict``: the first in short, with its price; null while there are no findings."""
     if run.document is not None:
         found = run.document.get("findings")
         return {"live": False, "verdict": run.document.get("verdict"), "findings": found or []}
@@ -41,7 +38,7 @@ def findings_of(run: OpenRun) -> dict[str, Any]:
 
 
 def status_of(run: OpenRun) -> dict[str, Any]:
-    """``status``: as ``stepscope list`` has it."""
+    """Return the status of a run.  ``status``: as ``stepscope list`` shows it."""
     info = run.live.info()
     standing = {"status": run.status(), "over": run.over, "leaving": run.leaving, "ended_wall_ns": run.ended_wall_ns()}
     return {**standing, **{name: info[name] for name in _KEPT}}
@@ -52,11 +49,11 @@ def _verdict(finding: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: finding[name] for name in _VERDICT}, "price": price}
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- run resources ----------------------------------------------------------------------------------------------------
 
 MOST_LISTED = 1000
 _HIDDEN = ("path",)
-"""Of a list: where the folder lies is nobody's business."""
+"""Left out of a list: the location of the folder is private."""
 
 
 async def _list(asked: Asked) -> Mapping[str, Any]:
@@ -79,7 +76,7 @@ async def _list(asked: Asked) -> Mapping[str, Any]:
 
 
 def _found(verdict: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Of a run that is followed here; of others only what is written down is known."""
+    """Return the verdict of a run that is followed here; for others only the stored one is known."""
     return {} if verdict is None else {"verdict": verdict["title"], "severity": verdict["severity"]}
 
 
@@ -114,8 +111,7 @@ RUN_RESOURCES = (
 )
 
 
-# -- findings ---------------------------------------------------------------------------------------------------------
-# What is wrong: findings, hangs, the whole summary, and what the ranks exchange.
+# -- finding resources ------------------------------------------------------------------------------------------------
 
 
 def _findings(asked: Asked) -> Mapping[str, Any]:
@@ -123,7 +119,7 @@ def _findings(asked: Asked) -> Mapping[str, Any]:
 
 
 async def _hangs(asked: Asked) -> Mapping[str, Any]:
-    # To judge them together takes what a summary takes: not asked for while there is nothing to judge.
+    # Judging hangs together takes as much time as a summary: skip it if there are no records.
     there, unread = await asyncio.to_thread(read_hang_records, asked.run.path)
     hangs = await asked.run.hangs() if there else ()
     rows = [

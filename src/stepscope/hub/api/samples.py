@@ -1,6 +1,6 @@
 """Events, samples as curves, stacks, and the nodes of a run.
 
-What happened when, and what the agents saw of hosts, processes, GPUs and the network.
+Samples are what the agents measured on hosts, processes, GPUs and the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["RESOURCES", "WHO", "NodeNow", "nodes_of", "sample_series"]
 
 
 # -- sample series ----------------------------------------------------------------------------------------------------
-# Samples as curves: one per host, process or GPU, each figure in bins of time, so that they lie beside the steps.
+# Samples as curves: one per host, process or GPU, each figure in bins of time, for display next to the steps.
 
 Statistic = Literal["mean", "max", "min", "last"]
 WHO: Mapping[str, tuple[str, ...]] = {
@@ -34,7 +34,7 @@ WHO: Mapping[str, tuple[str, ...]] = {
     "gpu": ("node", "index"),
     "probe": ("node", "peer"),
 }
-"""By kind, what a curve is of; of another kind: of its node."""
+"""By kind, what identifies a curve; for any other kind, its node."""
 _NO_FIGURE = ("wall_ns", "mono_ns", "pid", "rank", "index", "kind", "node", "host", "span_s", "over")
 _NAMES = ("host", "uuid", "name")
 
@@ -49,7 +49,7 @@ def sample_series(
     statistic: Statistic,
     most: int,
 ) -> dict[str, Any]:
-    """At most ``most`` curves; ``left_out`` says how many more there are.  Without ``fields``, all that are figures."""
+    """Return at most ``most`` curves; ``left_out`` counts the rest.  Without ``fields``, all numeric fields."""
     curves: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     who = WHO.get(kind, ("node",))
     for line in lines:
@@ -79,7 +79,7 @@ def sample_series(
 
 
 def _weights(lines: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-    """How many seconds each stands for: those of earlier hours are thinned, and say so; the others, as they lie."""
+    """Return the seconds that each sample represents: thinned samples of earlier hours say so; the rest by spacing."""
     spans_s = np.array([span_of(line) for line in lines], np.float64)
     if not spans_s.any():
         return np.ones(len(lines))
@@ -96,7 +96,7 @@ def _binned(
     statistic: Statistic,
     weights: NDArray[np.float64],
 ) -> list[float | None] | None:
-    """None when it is no figure."""
+    """Bin one field; None if it is not numeric."""
     values = np.array([_figure(_of(line, name, statistic)) for line in lines], np.float64)
     known = np.isfinite(values)
     if not known.any():
@@ -117,7 +117,7 @@ def _binned(
 
 
 def _of(line: Mapping[str, Any], name: str, statistic: Statistic) -> Any:
-    """The figure of a sample; of one that stands for many, what it says of all of them."""
+    """Return a field of a sample; for one that represents many, their combined value."""
     over = line.get(OVER)
     kept = over.get(statistic) if isinstance(over, dict) else None
     found = kept.get(name) if isinstance(kept, dict) else None
@@ -125,14 +125,14 @@ def _of(line: Mapping[str, Any], name: str, statistic: Statistic) -> Any:
 
 
 def _figure(value: Any) -> float:
-    """A list is one where there is anything in it: the mean of ``throttle_reasons`` is the share of the time."""
+    """Return a number; a nonempty list counts as 1: the mean of ``throttle_reasons`` is then a share of the time."""
     if isinstance(value, list):
         return float(bool(value))
     return value if type(value) in (int, float) else np.nan
 
 
 def _plain(value: Any) -> Any:
-    """What can be a key; anything else a stranger put there is its text."""
+    """Return a value that can be a key; anything unexpected becomes text."""
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
@@ -141,7 +141,7 @@ def _order(key: tuple[Any, ...]) -> tuple[tuple[bool, float, str], ...]:
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-# The nodes of a run: who joined (``nodes.json``), whose ranks there are, what was last sampled.
+# The nodes of a run: which joined (``nodes.json``), their ranks, and their last samples.
 
 _SENT = (
     *("address", "offset_ns", "rtt_ns", "joined_wall_ns", "heard_wall_ns", "bye"),
@@ -163,19 +163,19 @@ _FIGURES = (
     "ib_errors_ps",
 )
 _TAIL = 64
-"""Lines looked at for the last host's sample of a node."""
+"""Lines searched for the last host sample of a node."""
 _MOST_SPANS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNow:
     node: str
-    """As samples and events call it."""
+    """As in samples and events."""
     hosts: list[str]
     ranks: int
     live_ranks: int
     rank_spans: list[list[int]] = field(default_factory=list)
-    """Which ranks: first and last of each stretch of neighbours, at most so many stretches."""
+    """Its ranks: first and last of each consecutive stretch, for a limited number of stretches."""
     number: int | None = None
     address: str | None = None
     offset_ns: int | None = None
@@ -193,7 +193,7 @@ class NodeNow:
 
 
 def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
-    """How many there are, and some of them by name; those that joined but have no rank yet as well."""
+    """Return the number of nodes, and some of them by name; includes nodes that joined but have no rank yet."""
     live = run.live
     registry = live.registry
     joined = {str(info.node): info for info in run.nodes() if not info.replaced_by}
@@ -221,7 +221,7 @@ def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
 
 
 def _counted(run: OpenRun) -> tuple[NDArray[np.intp], NDArray[np.intp], dict[int, set[str]]]:
-    """By the registry's number of a node: ranks, those that run, and the hosts that its ranks say they are on."""
+    """By the registry's number of a node: ranks, running ranks, and the hosts that its ranks report."""
     registry, of, rings = run.live.registry, run.live.registry.of, run.live.ring_of
     alive = rings[(of["state"][rings] < ENDED) & (of["ended_wall_ns"][rings] == 0)]
     count = len(registry.nodes)
@@ -233,7 +233,7 @@ def _counted(run: OpenRun) -> tuple[NDArray[np.intp], NDArray[np.intp], dict[int
 
 
 def _spans(run: OpenRun) -> dict[int, list[list[int]]]:
-    """By the registry's number of a node, the stretches of ranks that it has."""
+    """By the registry's number of a node, its stretches of ranks."""
     of, rings = run.live.registry.of, run.live.ring_of
     if not len(rings):
         return {}
@@ -255,14 +255,14 @@ def _last_figures(run: OpenRun, node: str) -> dict[str, Any]:
     return {} if last is None else {name: last[name] for name in ("wall_ns", *_FIGURES) if name in last}
 
 
-# -- samples ----------------------------------------------------------------------------------------------------------
+# -- resources --------------------------------------------------------------------------------------------------------
 
 MOST_EVENTS = 10_000
 MOST_CURVES = 1024
 MOST_LINES = 1_000_000
-"""That are gone through for one answer …"""
+"""Lines searched for one answer."""
 MOST_PARSED = 20_000
-"""… and that it is made of: of more, every n-th of each source."""
+"""Lines parsed for one answer: beyond that, every n-th of each source."""
 NODES = Parameter(name="nodes", about="names, divided by commas; all if it is not given", kind="texts", many=256)
 
 

@@ -1,7 +1,4 @@
-"""Steps over all ranks, binned; and the map rank × step, in as many cells as a screen has room for.
-
-Steps over all ranks, binned; and the map rank × step, as JSON or as bytes.
-"""
+"""Steps over all ranks, binned; and the map rank × step, as JSON or as bytes, in as many cells as fit on a screen."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ __all__ = ["FIRST", "HEAT_HEAD", "HEAT_TYPE", "LAST", "MOST_BINS", "RESOURCES", 
 
 
 # -- heat map ---------------------------------------------------------------------------------------------------------
-# A part of the map rank × step, in as many cells as a screen has room for.
+# A part of the map rank × step, in as many cells as fit on a screen.
 #
-# Where the model still has the steps one by one (the window, or all of a run that is over and fits) any phase can be
-# drawn, and a single slow step stands out.  Further back there are bins of steps with the mean of work and length.
-# Cells are cut so that none holds a part of a rank or of a bin.
+# While the model has the steps individually (the window, or a whole finished run that fits) any phase can be drawn,
+# and a single slow step stands out.  Further back there are bins of steps with the mean of work and length.  No cell
+# splits a rank or a bin.
 #
-# Of ten thousand ranks a map is millions of figures: they are read in slices, never one by one by their indices.
+# A map of ten thousand ranks is millions of figures: they are read in slices, never individually by index.
 
 Floats = NDArray[np.float32]
 Statistic = Literal["max", "mean"]
 MEMORY = ("allocated", "reserved", "peak_allocated")
 DEVICE = "device:"
-"""Before a phase: its time on the device, known of the steps that were timed there."""
+"""Prefix of a phase: its time on the device, known for the steps that were timed there."""
 HEAT_HEAD = struct.Struct("<4sHHII")
 HEAT_MAGIC = b"STHM"
 HEAT_VERSION = 1
@@ -51,11 +48,11 @@ class HeatMap:
     first_steps: NDArray[np.int64]
     last_steps: NDArray[np.int64]
     cells: Floats
-    """[R, C]; nan where nothing is known."""
+    """[R, C]; nan where unknown."""
     exact: bool
-    """Whether single steps are behind it, not bins of them."""
+    """Whether it is based on single steps, not bins of them."""
     known_from: int
-    """The first step of which the model can have this value; what was asked for may lie before it, or begin there."""
+    """The first step for which the model can have this value; the requested range may begin before it."""
 
 
 def heat_map(
@@ -66,7 +63,7 @@ def heat_map(
     steps: tuple[int, int | None],
     shape: tuple[int, int],
 ) -> HeatMap | None:
-    """None: the model has nothing of that name.  ``steps``: first and last; ``shape``: at most so many cells."""
+    """None: the model has no such value.  ``steps``: first and last; ``shape``: the largest number of cells."""
     shown = live.registry.of["shown"][live.ring_of].astype(np.int64)
     order = np.argsort(shown, kind="stable")
     if ranks is not None:
@@ -99,15 +96,15 @@ def heat_map(
 
 
 def pack_heat(heat: HeatMap) -> bytes:
-    """Little endian:
+    """Encode a map, little endian:
 
     0    4s   magic  b"STHM"
     4    u16  version
-    6    u16  1 where single steps are behind it
+    6    u16  1 if based on single steps
     8    u32  R, rows of ranks
     12   u32  C, columns of steps
     16   ...  first_ranks, last_ranks  2 x R x u32;  first_steps, last_steps  2 x C x u32
-         ...  R x C x f32, row by row; nan where nothing is known
+         ...  R x C x f32, row by row; nan where unknown
     """
     rows, columns = heat.cells.shape
     edges = (heat.first_ranks, heat.last_ranks, heat.first_steps, heat.last_steps)
@@ -139,14 +136,14 @@ def _of_planes(
 
 
 def _plane_of(value: str) -> str:
-    """Where the model has it."""
+    """Return the name of the plane."""
     if value in ("work", "wall"):
         return "wall_ns"
     return value if value in MEMORY or value.startswith(DEVICE) else f"phase:{value}"
 
 
 def _picked(plane: NDArray[Any], rows: NDArray[np.intp], order: NDArray[np.intp]) -> NDArray[Any]:
-    """[step, rank]; most often the ranks' columns lie in order, and whole pieces of rows are copied."""
+    """[step, rank]; usually the columns are consecutive, and whole pieces of rows are copied."""
     if len(order) and (np.diff(order) == 1).all():
         return plane[:, order[0] : order[-1] + 1][rows]
     return np.take(plane[rows], order, axis=1)
@@ -167,7 +164,7 @@ def _of_bins(
 
 
 def _size(count: int, most: int) -> int:
-    """Of each cell, so that there are at most so many."""
+    """Return the size of each cell, for at most ``most`` cells."""
     return max(1, -(-count // max(1, most)))
 
 
@@ -176,7 +173,7 @@ def _ends(starts: NDArray[np.intp], count: int) -> NDArray[np.intp]:
 
 
 def _reduced(plane: Floats, size: int, statistic: Statistic) -> Floats:
-    """Of each ``size`` neighbours along the first axis one; for the last there may be fewer."""
+    """Reduce each ``size`` neighbors along the first axis to one; the last group may be smaller."""
     if size == 1:
         return plane
     whole = len(plane) // size
@@ -198,7 +195,7 @@ def _of_groups(groups: Floats, statistic: Statistic) -> Floats:
     return mean
 
 
-# -- steps ------------------------------------------------------------------------------------------------------------
+# -- resources --------------------------------------------------------------------------------------------------------
 
 MOST_BINS = 4096
 MOST_ROWS = 2048

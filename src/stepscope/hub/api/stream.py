@@ -1,11 +1,11 @@
-"""Server-sent events of a run: new steps, those that are others now, events, findings and its status, as they come.
+"""Server-sent events of a run: new steps, redigested steps, events, findings and status, as they come.
 
 Nothing is queued for a client.  Each has a cursor (attempt, step, event, findings), which is also the id of the last
-thing it was sent; when the model changed, it is sent what lies behind its cursor, in one go.  A client that is slow
-therefore gets fewer and larger messages; one that fell behind so far that they would be too large is told to ask anew
-(``reset``); one that takes nothing at all is closed by the server.  A client that comes back says the id that it saw
-last (``Last-Event-ID``) and goes on from there, also after the hub was restarted.  A hub that ends with its run says so
-(``end``), so that nobody takes it for a connection that broke.
+message it was sent; when the model changes, it gets everything after its cursor at once.  A slow client therefore gets
+fewer and larger messages.  One that fell too far behind for that must fetch everything again (``reset``); one that
+reads nothing at all is disconnected by the server.  A client that reconnects sends the last id it saw
+(``Last-Event-ID``) and continues from there, even after a restart of the hub.  A hub that exits with its run announces
+it (``end``), so that it is not mistaken for a broken connection.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ __all__ = ["Cursor", "Streams"]
 MOST_CLIENTS = 128
 HEARTBEAT_S = 5.0
 PAUSE_S = 0.2
-"""Between two messages to one client, at least: what comes meanwhile is sent together."""
+"""The shortest pause between two messages to one client: what comes meanwhile is sent together."""
 BEHIND_S = 2.0
-"""The same after it was told to ask anew because it fell behind: while a hub catches up with hours of a run, all do."""
+"""The same after a reset because it fell behind: while a hub catches up with hours of a run, all clients do."""
 SLOW_S = 5.0
-"""A client that leaves a message untaken for longer, and then is gone, counts as slow."""
+"""A client that leaves a message unread for longer, and then is gone, counts as slow."""
 MOST_STEPS = 512
-"""Behind a cursor; beyond, the client is told to ask anew."""
+"""The largest distance behind the newest step; beyond, the client gets a reset."""
 MOST_EVENTS = 256
 MEDIA_TYPE = "text/event-stream"
 _TOLD = ("status", "over", "attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states")
-"""What of the status is worth a message when it is another; steps come anyway."""
+"""The fields of the status that cause a message when they change; steps are sent anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cursor:
-    """What a client has."""
+    """What a client already has."""
 
     attempt: int = -1
     step: int = -1
     event: int = 0
     findings: int = 0
-    """A checksum; 0: none were sent."""
+    """A checksum; 0: no findings were sent."""
     redone: int = 0
-    """How many times a step had been digested again; it is not in the id either."""
+    """The value of ``redigests`` when last sent; not part of the id."""
     status: str = ""
-    """All that is said of it, as text; it is not in the id, so whoever comes back is told anew."""
+    """The whole status as text; not part of the id, so a client that reconnects gets it again."""
 
     def to_id(self) -> str:
         return f"{self.attempt}.{self.step}.{self.event}.{self.findings}"
 
     @classmethod
     def from_id(cls, said: str) -> Cursor | None:
-        """None when it is none of ours."""
+        """Parse an id; None if it is invalid."""
         words = said.split(".")
         if len(words) != 4 or not all(word.removeprefix("-").isdecimal() and len(word) < 19 for word in words):
             return None
@@ -74,7 +74,7 @@ class Cursor:
 
 
 class Streams:
-    """How many clients there are, and what became of those that went."""
+    """The number of clients, and why others were dropped."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Streams:
 
 
 class EventStream(Response):
-    """``find``: how to get the run anew, since one that was closed and opened again is another object."""
+    """``find``: returns the run again, since a run that was closed and reopened is a different object."""
 
     media_type = MEDIA_TYPE
 
@@ -127,7 +127,7 @@ class EventStream(Response):
     async def _follow(self, send: Send, gone: asyncio.Task[None]) -> None:
         version, beat_s = -1, time.monotonic()  # beat_s: when something was last sent
         run: OpenRun | None = self._run
-        body = b"retry: 2000\n\n" + _heartbeat(self._run)  # first: whoever looks is to know what time it is there
+        body = b"retry: 2000\n\n" + _heartbeat(self._run)  # first, so that the client knows the time there
         while run is not None:
             messages, self._cursor = news(run, self._cursor)
             body += b"".join(_message(event, said, cursor) for event, said, cursor in messages)
@@ -152,7 +152,7 @@ class EventStream(Response):
         await _last_word(send, "gone", "the run is no longer there")
 
     async def _wait(self, run: OpenRun, version: int, gone: asyncio.Task[None], not_before_s: float) -> int:
-        """Until something changed, or a heartbeat is due, or the client went; and a pause is over."""
+        """Wait until there is a change, a heartbeat is due, or the client left; and until the pause is over."""
         changed = asyncio.create_task(run.live.changed(version, self._streams.heartbeat_s))
         await asyncio.wait((changed, gone), return_when=asyncio.FIRST_COMPLETED)
         if not changed.done():
@@ -168,7 +168,7 @@ def _heartbeat(run: OpenRun) -> bytes:
 
 
 def news(run: OpenRun, cursor: Cursor) -> tuple[list[tuple[str, Mapping[str, Any], Cursor]], Cursor]:
-    """What lies behind the cursor, each with the cursor after it."""
+    """Return everything after the cursor, each message with the cursor that follows it."""
     found: list[tuple[str, Mapping[str, Any], Cursor]] = []
     for event, said, after in _news(run, cursor):
         cursor = after
@@ -184,7 +184,7 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
         cursor = replace(cursor, attempt=attempt, step=newest, redone=live.redigests)
         yield "reset", {"why": why, "attempt": attempt, "last_step": newest}, cursor
     elif cursor.redone < live.redigests:
-        # Before the new ones, which are of the newest digests anyway.
+        # Before the new steps, whose digests are the newest anyway.
         again = live.steps_redone(cursor.redone)
         cursor = replace(cursor, redone=live.redigests)
         if again is not None:
@@ -213,7 +213,7 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def _message(event: str, said: Mapping[str, Any], cursor: Cursor | None) -> bytes:
-    """JSON has no line ends of its own, so one ``data`` line holds it."""
+    """Encode a message; JSON contains no line ends, so one ``data`` line is enough."""
     head = f"event: {event}\n" + (f"id: {cursor.to_id()}\n" if cursor is not None else "")
     return head.encode() + b"data: " + json_body(said) + b"\n\n"
 

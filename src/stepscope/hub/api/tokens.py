@@ -1,11 +1,10 @@
-"""Named tokens for readers: create, look up, revoke.
+"""Named tokens for readers, for all hubs of this user: create, look up, revoke (``stepscope token``).
 
-Readers' tokens with a name, a scope and an end, for all hubs of this user: ``stepscope token``.
+    ~/.config/stepscope/tokens.json      names, scopes, expiry, and the SHA-256 of each token; readable only by its
+    owner
 
-    ~/.config/stepscope/tokens.json      names, scopes, ends, and the SHA-256 of each token; readable by its owner only
-
-A token is shown once, when it is made; random as it is, its hash gives nothing away.  A hub looks at the file again
-when it changes, so what is revoked is refused at the next request.
+A token is shown once, when it is created; since it is random, its hash reveals nothing.  A hub rereads the file when
+it changes, so a revoked token is refused at the next request.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _ID_CHARS = 32
 class NamedToken:
     name: str
     scope: str
-    """``ALL``, ``METRICS`` or what ``run_scope`` says."""
+    """``ALL``, ``METRICS`` or the result of ``run_scope``."""
     created_s: float
     expires_s: float
     sha256: str
 
     @property
     def id(self) -> str:
-        """Which token it is, for a cookie: nothing can be done with it, and another token of that name has another."""
+        """Identifies the token in a cookie: it grants nothing, and another token with that name has a different id."""
         return self.sha256[:_ID_CHARS]
 
     @property
@@ -51,7 +50,7 @@ class NamedToken:
         return self.scope.removeprefix(_RUN) if self.scope.startswith(_RUN) else None
 
     def allows(self, path: str) -> bool:
-        """The list of runs is open to a token for one run, too, and then has that run only."""
+        """Whether the scope covers a path.  A token for one run may also list the runs, but sees only that run."""
         if self.scope == ALL:
             return True
         if self.scope == METRICS:
@@ -75,7 +74,7 @@ class ReaderTokens:
         self._known: tuple[NamedToken, ...] = ()
 
     def all(self) -> tuple[NamedToken, ...]:
-        """None of a file that is missing, foreign, or that others could have written."""
+        """Return all tokens; an empty tuple if the file is missing, foreign, or writable by others."""
         try:
             found = self._path.stat()
             seen = (found.st_mtime_ns, found.st_ino, found.st_size)
@@ -93,12 +92,12 @@ class ReaderTokens:
         return found[0] if found and found[0].expires_s > now_s else None
 
     def with_id(self, token_id: str, now_s: float) -> NamedToken | None:
-        """The token that a cookie was given for; None as soon as it is revoked or over."""
+        """Return the token that a cookie was given for; None once it is revoked or expired."""
         found = [one for one in self.all() if one.id == token_id and len(one.sha256) > _ID_CHARS]
         return found[0] if found and found[0].expires_s > now_s else None
 
     def create(self, name: str, scope: str, *, now_s: float, seconds: float) -> str:
-        """The token, which nobody can read again; UsageError when there is one of that name, or no room."""
+        """Create a token and return it; it cannot be read again.  UsageError if the name exists or the disk is full."""
         token = secrets.token_urlsafe(32)
         digest = hashlib.sha256(token.encode()).hexdigest()
         made = NamedToken(name=name, scope=scope, created_s=now_s, expires_s=now_s + seconds, sha256=digest)
@@ -117,7 +116,7 @@ class ReaderTokens:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One command after the other: else one that creates could bring back what another revoked meanwhile."""
+        """Serialize commands: otherwise one that creates could bring back a token that another revoked meanwhile."""
         lock = self._path.with_name(f".{self._path.name}.lock")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,12 +1,10 @@
-"""Where agents and their frames are authenticated: hellos, joins, tokens, and which node has which ranks.
+"""Authentication of agents and their frames: hellos, joins, tokens, and which node has which ranks.
 
-Who may send: joins, the tokens handed out for them, and which sender speaks for which node.
-
-A hello and a join are signed with the user's key (``wire/handshake.py``); the token that answers them is random, is
-kept as its SHA-256 only, and lives as long as this process: after a restart of the hub everybody joins again (a mark
-in the token tells these from strangers).  A node number belongs to one spool at a time.  Another one gets it when the
-first has said bye or was silent for a while: that node was replaced.  A spool that was replaced may come back to hand
-in what it has, but does not get its number back as long as the other is there.  Used by the hub's event loop only.
+A hello and a join are signed with the user's key (``wire/handshake.py``).  The token in the answer is random, is
+stored only as its SHA-256, and is valid until this process ends: after a restart of the hub every agent joins again (a
+mark in the token distinguishes them from strangers).  A node number belongs to one spool at a time.  Another spool
+gets it when the first has said bye or was silent for a while: the node was replaced.  A replaced spool may come back
+to deliver what it has, but does not get its number back while the other is there.  Used only by the hub's event loop.
 """
 
 from __future__ import annotations
@@ -39,32 +37,33 @@ __all__ = ["Admission", "Admitted", "Challenges", "RankClaims", "Sender", "Sende
 
 
 # -- senders ----------------------------------------------------------------------------------------------------------
-# A sender: one spool of one node, as the hub knows it while it lives; and whom of the others it probes.
+# A sender is one spool of one node, as the hub knows it; each is assigned other nodes to probe.
 
 ALL_TO_ALL: Final = 16
-"""Up to so many nodes each probes all others; beyond, a handful of them, so that the cost of probing stays linear."""
+"""Up to this many nodes each probes all others; beyond, only a handful, so that the cost of probing stays linear."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SenderLimits:
-    """Tests make them small."""
+    """Limits for senders.  Tests make them small."""
 
     joins_per_s: float = 20.0
     joins: int = 200
-    """From one address, in the long run and at once …"""
+    """Joins from one address, in the long run and at once."""
     spare_local: bool = True
-    """… unless it is this machine's own."""
+    """Whether this machine's own addresses are exempt."""
     again_per_s: float = 0.5
     again: int = 10
-    """Joins of one spool."""
+    """Joins by one spool."""
     frames_per_s: float = 20.0
     frames: int = 100
     bytes_per_s: float = 16 << 20
     bytes: int = 64 << 20
-    """Frames and bytes of one spool; an agent that catches up after a cut of an hour needs some."""
+    """Frames and bytes from one spool; enough for an agent to catch up after an hour without a connection."""
     contest_s: float = 3.0
-    """How long two may claim a rank before that is told: in an elastic job it moves from one node to another, and the
-    first to know is the new one."""
+    """How long two spools may claim a rank before it is reported: elastic jobs move ranks, and the new node knows
+    first.
+    """
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,34 +74,34 @@ class Sender:
     address: str
     """As the hub sees it."""
     hub_address: str
-    """The hub's own, as this sender reaches it."""
+    """The hub's address, as this sender reaches it."""
     probe_port: int
     local: bool
-    """It is the run directory itself, which the hub reads by itself."""
+    """Whether its spool is the run directory, which the hub reads directly."""
     heard_s: float
     joins: Bucket
     frames: Bucket
     volume: Bucket
     key: bytes = field(default=b"", repr=False)
-    """With which it joined."""
+    """The key it joined with."""
     taken_frames: int = 0
     taken_bytes: int = 0
-    """Since it joined, or was back; for the audit log."""
+    """Since it joined or came back; for the audit log."""
     token: bytes = b""
-    """The SHA-256 of it."""
+    """The SHA-256 of the token."""
     current: bool = True
-    """It speaks for its node; not so one that was replaced."""
+    """Whether it represents its node; False once it was replaced."""
     bye: bool = False
     lost: bool = False
     skewed: bool = False
-    """Its clock was told to be off."""
+    """Whether its clock skew was reported."""
     contested_s: float | None = None
-    """Since when it claims a rank that another has."""
+    """Since when it has claimed a rank that another spool has."""
     contest_told: bool = False
     peers: tuple[Peer, ...] = ()
-    """As it was last told."""
+    """The peers it was last sent."""
     peers_version: int = -1
-    """When they were last looked at."""
+    """The version of the senders when its peers were last computed."""
 
     def silent_s(self, now_s: float) -> float:
         return now_s - self.heard_s
@@ -127,7 +126,7 @@ def sender_of_join(
 
 
 def neighbours(node: int, nnodes: int) -> Iterator[int]:
-    """The nodes that one probes: all others of a few, else those 1, 2, 4, 8 … further on.
+    """Yield the nodes that one probes: all others if there are few, otherwise those 1, 2, 4, 8 … positions ahead.
 
     Every node is then probed by as many as it probes, and any two are a few hops apart.
     """
@@ -140,28 +139,28 @@ def neighbours(node: int, nnodes: int) -> Iterator[int]:
         stride *= 2
 
 
-# -- claims -----------------------------------------------------------------------------------------------------------
-# Which sender has which ranks and rings, so that none can speak for another's.
+# -- rank claims ------------------------------------------------------------------------------------------------------
+# Which sender has which ranks and rings, so that no sender can send data for another's.
 #
-# A rank belongs to the spool whose live ring claimed it first, for as long as that ring is live and that spool is heard
-# of; the ring itself, which is one process, belongs to its spool for good.  Processes that know of no world claim no
+# A rank belongs to the spool whose live ring claimed it first, while that ring is live and that spool is heard from;
+# the ring itself, which is one process, belongs to its spool for good.  Processes without a distributed world claim no
 # rank: each of them thinks that it is rank 0.
 
 _ATTEMPT_BITS = 40
 
 
 class RankClaims:
-    """Numbers, not names: there may be a hundred thousand ranks."""
+    """Owners of ranks and rings.  Keys are numbers, not names: there may be a hundred thousand ranks."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, str] = {}
-        """By attempt and rank, the spool."""
+        """The spool by attempt and rank."""
         self._rings: dict[int, str] = {}
 
     def contested(
         self, spool: str, rings: Iterable[RingSidecar], is_live: Callable[[str], bool]
     ) -> tuple[RingSidecar, str] | None:
-        """The first of ``rings`` that is another spool's, and whose."""
+        """Return the first of ``rings`` that belongs to another spool, and that spool."""
         for about in rings:
             owner = self._rings.get(_ring_number(about), spool)
             if owner != spool:
@@ -173,7 +172,7 @@ class RankClaims:
         return None
 
     def take(self, spool: str, rings: Iterable[RingSidecar]) -> None:
-        """They are this spool's; a ring that ended lets go of its rank."""
+        """Assign rings to this spool; a ring that ended releases its rank."""
         for about in rings:
             self._rings[_ring_number(about)] = spool
             rank = _claimed_rank(about)
@@ -188,7 +187,7 @@ def _ring_number(about: RingSidecar) -> int:
 
 
 def _claimed_rank(about: RingSidecar) -> int | None:
-    """None for one that claims none."""
+    """Return the claimed rank; None if it claims no rank."""
     ended = about.ended_wall_ns is not None or about.state not in ("starting", "running")
     return None if ended or about.identity.world_size <= 1 else _rank_number(about)
 
@@ -201,18 +200,18 @@ def _rank_number(about: RingSidecar) -> int:
 
 SILENT_S: Final = 15.0
 ROUNDS: Final = 3
-"""A node that is not heard of for so long, and for so many of its rounds, is lost."""
+"""A node is lost if it was silent for both: this many seconds, and this many of its rounds."""
 ROUND_S: Final = 0.5
 WATCHED_ROUND_S: Final = 0.25
-"""While somebody looks."""
+"""The same while a client is watching."""
 FRAMES_PER_S: Final = 600
-"""Of all agents together; with more of them each comes less often."""
+"""From all agents together; the more agents, the less often each sends."""
 NONCES: Final = 1 << 16
 ADDRESSES: Final = 4096
 LATE_SPOOLS: Final = 4096
-"""Spools that were replaced and are still known."""
+"""Replaced spools that are still remembered."""
 CHALLENGE_S: Final = 60.0
-"""Between a hello and its join."""
+"""The longest time between a hello and its join."""
 OTHER_KEY: Final = "its key is another; copy ~/.config/stepscope/key of node 0, or set STEPSCOPE_KEY alike on all nodes"
 Keys = Callable[[], Sequence[bytes]]
 _BEARER: Final = b"bearer "
@@ -221,20 +220,20 @@ _PURPOSE: Final = "token"
 
 @dataclass(frozen=True, kw_only=True)
 class Admitted:
-    """A join that was taken, and its answer."""
+    """An accepted join, and its answer."""
 
     sender: Sender
     join: Join
     how: Literal["joined", "again", "replaced", "late"]
-    """``again``: the same spool as before.  ``late``: one that was replaced hands in what it has."""
+    """``again``: the same spool as before.  ``late``: a replaced spool delivers what it has."""
     before: Sender | None
-    """Who was replaced."""
+    """The sender that was replaced."""
     body: bytes
     proof: str
 
 
 class Challenges:
-    """What hellos are answered with.  Nothing is kept of them: a challenge carries its own proof, for this process."""
+    """Answers to hellos.  No state is kept: a challenge carries its own proof, valid for this process."""
 
     def __init__(self, keys: Keys, certificate: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys, self._certificate, self._clock = keys, certificate, clock
@@ -242,11 +241,11 @@ class Challenges:
 
     @property
     def behind_s(self) -> float:
-        """How long to wait before a key that is not known is another one: somebody may have changed it just now."""
+        """How long to wait before rejecting an unknown key: it may have been changed just now."""
         return self._keys.behind_s if isinstance(self._keys, KeyRing) else 0.0
 
     def answer(self, body: bytes, proof: str) -> tuple[bytes, str]:
-        """The body and the proof of the answer to a hello; Refused to those who do not have the key."""
+        """Return the body and the proof of the answer to a hello; Refused without the key."""
         for key in self._keys():
             try:
                 nonce = read_hello(body, proof, key, self._certificate)
@@ -263,7 +262,7 @@ class Challenges:
         return right and int(said.partition(".")[0]) > self._clock()
 
     def bears(self, authorization: bytes) -> bool:
-        """Whether a header (``Bearer …``) has one: then whoever asks has the key, before more of it is read."""
+        """Whether a header (``Bearer …``) has a valid challenge: proves the key before more of the request is read."""
         bearer = authorization[: len(_BEARER)].lower() == _BEARER
         return bearer and self.holds(authorization[len(_BEARER) :].decode("latin-1"))
 
@@ -284,22 +283,22 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         challenges: Challenges | None = None,
     ) -> None:
-        """``names``: what the run may be called, its real name first.  ``certificate``: its fingerprint, or nothing.
+        """``names``: the possible names of the run, its real name first.  ``certificate``: its fingerprint, or empty.
 
-        ``keys``: those that are believed now (``KeyRing``).
+        ``keys``: those accepted now (``KeyRing``).
 
-        ``challenges``: of a server that admits to several runs.
+        ``challenges``: from a server that admits agents to several runs.
         """
         self.challenges = challenges if challenges is not None else Challenges(keys, certificate, clock=clock)
         self.nnodes = nnodes
         self.names = tuple(names)
         self.senders: dict[str, Sender] = {}
-        """By spool, all that joined since the hub was started."""
+        """The senders that joined since the hub started, by spool."""
         self.claims = RankClaims()
         self.local_spool = local_spool
         self.next_s = ROUND_S
         self.watched = False
-        """Whether somebody looks: then agents come more often, as far as there are few of them."""
+        """Whether a client is watching: agents then send more often, if there are few of them."""
         self.probe_key = secrets.token_hex(32)
         self._keys, self._certificate = keys, certificate
         self._believed = keys()
@@ -308,18 +307,18 @@ class Admission:
         self._nodes: dict[int, Sender] = {}
         self._tokens: dict[bytes, Sender] = {}
         self._ended: set[bytes] = set()
-        """Tokens that ended with the key they were given for."""
+        """Tokens that ended with the key they were issued for."""
         self._nonces: dict[str, None] = {}
         self._known: dict[str, None] = {}
         self._arrivals: Buckets[str] = Buckets(rate=self._limits.joins_per_s, burst=self._limits.joins, most=ADDRESSES)
         self._agents = 0
         self._version = 0
-        """Of who is there, for peers."""
+        """Changes with the set of senders; used for peers."""
 
-    # ── joining ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # -- joining -----------------------------------------------------------------------------------------------------
 
     def may_join(self, address: str) -> None:
-        """Before anything of a join is read: Refused when too many come from there."""
+        """Check before a join is read; Refused if too many come from this address."""
         if self._limits.spare_local and is_local(address):
             return
         wait_s = self._arrivals.take(source_of(address), self._clock())
@@ -335,7 +334,7 @@ class Admission:
         hub_address: str = "",
         positions: Callable[[str], Positions],
     ) -> Admitted:
-        """Refused, with the reason; else the welcome, with a token that nobody else has."""
+        """Admit a sender and return the welcome, with a unique token; otherwise Refused, with the reason."""
         join, key = self._read(body, proof)
         self._check(join)
         now_s = self._clock()
@@ -361,7 +360,7 @@ class Admission:
         return self._welcome(sender, join, token, how, other if how == "replaced" else None, positions(join.spool))
 
     def _read(self, body: bytes, proof: str) -> tuple[Join, bytes]:
-        """And the key that it was signed with."""
+        """Return the join and the key that signed it."""
         for key in self._keys():
             try:
                 join = read_join(body, proof, key, self._certificate)
@@ -384,7 +383,7 @@ class Admission:
             del self._nonces[next(iter(self._nonces))]
 
     def _beside(self, other: Sender, join: Join, now_s: float) -> Literal["replaced", "late"]:
-        """What a spool is for whose node another one speaks."""
+        """Decide how to admit a spool whose node another spool represents."""
         limit_s = self.silence_s
         if other.bye or other.silent_s(now_s) > limit_s:
             return "replaced"
@@ -414,7 +413,7 @@ class Admission:
             del self._known[next(iter(self._known))]
 
     def recall(self, spools: Sequence[str]) -> None:
-        """Spools that joined before the hub was started again: they may hand in what they have."""
+        """Remember spools that joined before the hub restarted: they may deliver what they have."""
         for spool in spools:
             self._know(spool)
 
@@ -448,10 +447,10 @@ class Admission:
         body, proof = write_welcome(welcome, join.nonce, sender.key, self._certificate)
         return Admitted(sender=sender, join=join, how=how, before=before, body=body, proof=proof)
 
-    # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def sender_of(self, authorization: bytes) -> Sender | None:
-        """Who has this token (``Bearer …``).  Found by its SHA-256: how long that takes says nothing about a token."""
+        """Return the owner of a token (``Bearer …``).  Its SHA-256 is looked up, so timing reveals nothing."""
         if authorization[: len(_BEARER)].lower() != _BEARER:
             return None
         digest = hashlib.sha256(authorization[len(_BEARER) :]).digest()
@@ -459,14 +458,14 @@ class Admission:
         return sender if sender is not None and hmac.compare_digest(sender.token, digest) else None
 
     def was_ours(self, authorization: bytes) -> bool:
-        """Whether a token that is not known was given out by a hub with our key, as by this one before a restart."""
+        """Whether an unknown token was issued by a hub with our key, such as this one before a restart."""
         given = authorization[len(_BEARER) :]
         token, _, proof = given.partition(b".")
         marked = (signed(key, proof.decode("latin-1"), _PURPOSE, token) for key in self._keys())
         return any(marked) or hashlib.sha256(given).digest() in self._ended
 
     def heard(self, sender: Sender, *, bye: bool) -> bool:
-        """It sent a frame; True if it was lost before."""
+        """Note that a sender sent a frame; True if it was lost before."""
         back, sender.lost = sender.lost, False
         sender.heard_s = self._clock()
         self._agents += back
@@ -477,14 +476,14 @@ class Admission:
         return back
 
     def is_live(self, spool: str) -> bool:
-        """Whether a spool still speaks for its ranks; the hub's own run directory always does."""
+        """Whether a spool still holds its ranks; the hub's own run directory always does."""
         sender = self.senders.get(spool)
         if sender is None:
             return spool == self.local_spool
         return sender.local or not (sender.bye or sender.silent_s(self._clock()) > self.silence_s)
 
     def contest(self, sender: Sender, rings: Sequence[RingSidecar]) -> Refused | None:
-        """What to say to one that claims a rank, or a process, that another node has."""
+        """Return the refusal for a sender that claims a rank, or a process, of another node."""
         contested = self.claims.contested(sender.spool, rings, self.is_live)
         if contested is None:
             sender.contested_s = None
@@ -500,7 +499,7 @@ class Admission:
         return Refused(403, "rank", f"rank {identity.rank} of attempt {identity.attempt} is on {whose}", tell=tell)
 
     def look(self) -> list[Sender]:
-        """Once a second or so: those who are lost since the last look."""
+        """Return the senders lost since the last call; called about once a second."""
         self._end_retired()
         now_s = self._clock()
         limit_s = self.silence_s
@@ -513,7 +512,7 @@ class Admission:
         return quiet
 
     def _end_retired(self) -> None:
-        """Whoever joined with a key that is not believed any more joins again, with one that is."""
+        """End the tokens of keys that are no longer accepted: their senders must join again with another key."""
         believed = self._keys()
         if believed == self._believed:
             return
@@ -524,7 +523,7 @@ class Admission:
         self._ended = (self._ended if len(self._ended) < ADDRESSES else set()) | ended.keys()
 
     def awaited(self) -> list[Sender]:
-        """Who is there and has not said bye; the hub's own run directory aside."""
+        """Return the senders that are present and have not said bye, except the hub's own run directory."""
         return [one for one in self.senders.values() if not (one.bye or one.lost or one.local)]
 
     @property
@@ -540,7 +539,7 @@ class Admission:
         self.next_s = max(least_s, self._agents / FRAMES_PER_S)
 
     def peers_for(self, sender: Sender) -> tuple[Peer, ...] | None:
-        """Whom it should probe; None when that is as it was told."""
+        """Return the peers that a sender should probe; None if unchanged."""
         if sender.peers_version == self._version:
             return None
         sender.peers_version = self._version
@@ -549,7 +548,7 @@ class Admission:
             other = self._nodes.get(node)
             if other is None or not other.probe_port or other.bye or other.lost:
                 continue
-            # Node 0 reaches the hub over loopback; the others reach node 0 where they reach the hub.
+            # Node 0 reaches the hub over loopback; the others reach node 0 at the hub's address.
             address = sender.hub_address if is_local(other.address) and sender.hub_address else other.address
             found.append(Peer(node=node, host=other.host, address=address, port=other.probe_port))
         peers = tuple(found)

@@ -1,13 +1,10 @@
-"""What agents call: hello, join and frames; and the events that the hub itself adds to a run.
-
-The endpoints for agents: POST hello, join and frames.
-
-Where agents come in: ``POST …/hello``, ``…/join``, ``…/frames``; bare ASGI, as a large job asks 600 times a second.
+"""The endpoints for agents: ``POST …/hello``, ``…/join``, ``…/frames``; and the hub's own events about a run.
 
     token ── body, within limits ── read_frame ── its own spool and ranks? ── Inbox.accept ── LiveRun ── answer
 
-Everything here runs in the hub's event loop, one frame after the other.  A frame is taken whole or not at all: what is
-refused is counted (``refusals.py``) and changes nothing else.  ``in_front`` puts this before the rest of the hub.
+Plain ASGI, since a large job sends 600 requests a second.  Everything runs in the hub's event loop, one frame after
+the other.  A frame is accepted completely or not at all: a refusal is counted (``hub/limits.py``) and changes nothing
+else.  ``in_front`` puts these endpoints in front of the rest of the hub.
 """
 
 from __future__ import annotations
@@ -40,19 +37,17 @@ __all__ = ["Agents", "HubJournal", "IngestApp", "IngestFigures", "in_front"]
 
 
 # -- hub events -------------------------------------------------------------------------------------------------------
-# Events that the hub itself writes about a run: nodes that join, fall silent or return, and refusals.
+# Events that the hub itself writes about a run: nodes that join, fall silent or return, clock skew, refusals.
 #
-# What the hub itself has to say of a run, as events: nodes that come, go and come back, clocks, what was refused.
-#
-# A file of its own beside what the nodes sent, since ``events.jsonl`` is the agent's.  What the disk refuses waits
-# here, within bounds, and is tried again; the live model hears of it at once.
+# They have a separate file, since ``events.jsonl`` belongs to the agent.  Events that cannot be written are kept,
+# within bounds, and retried; the live model gets them at once.
 
 _WAITING: Final = 2000
 _NODE: Final = "0"
 
 
 class LineSink(Protocol):
-    """``LiveRun``, as far as lines go."""
+    """The part of ``LiveRun`` that takes lines."""
 
     def lines(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None: ...
 
@@ -74,7 +69,7 @@ class HubJournal:
         self._live.lines(EVENTS, [json.dumps(record).encode()], node=_NODE, offset_ns=0)
 
     def flush(self) -> None:
-        """Write what waits, if that can be."""
+        """Write the pending events, if possible."""
         if not self._waiting:
             return
         try:
@@ -85,7 +80,7 @@ class HubJournal:
         self._waiting.clear()
 
     def refused(self, error: OSError) -> None:
-        """The disk takes nothing: told once, until it does again."""
+        """Report that the disk cannot be written; only once until it can be again."""
         if self._full:
             return
         self._full = True
@@ -94,14 +89,14 @@ class HubJournal:
         say(f"{message}; the other nodes keep what they have")
 
     def accepted(self) -> None:
-        """A frame was written."""
+        """Note that a frame was written."""
         if self._full:
             self._full = False
             self.event("warning", message=f"the hub can write to {self._path.parent} again")
 
 
 def _line(event: str, fields: Mapping[str, Any]) -> str:
-    """What whoever sits at node 0 should know while the job runs; empty: it can wait for the summary."""
+    """Return the message for the user at node 0 while the job runs; empty: it can wait for the summary."""
     who = f"node {fields.get('node')} ({fields.get('host')})"
     if event == "node_lost":
         return f"{who} has not been heard of for {fields['silent_s']:.0f} s"
@@ -126,7 +121,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _RUNS: Final = "/api/v1/runs/"
 _BODIES_BYTES: Final = 128 << 20
-"""Of all bodies that are being read at one time."""
+"""The limit for all bodies being read at one time."""
 _DISK_RETRY_S: Final = 5.0
 _BUSY_RETRY_S: Final = 1.0
 _SKEW_NS: Final = 1_000_000_000
@@ -136,7 +131,7 @@ _NUMBERS: Final = ("pid", "start_ticks", "anchor_mono_ns", "anchor_wall_ns", "li
 
 
 class Live(LineSink, Protocol):
-    """``LiveRun``, as far as it is fed."""
+    """The part of ``LiveRun`` that ingest feeds."""
 
     @property
     def watched(self) -> bool: ...
@@ -148,15 +143,15 @@ class Live(LineSink, Protocol):
 
 @dataclass(slots=True)
 class IngestFigures:
-    """What came in since the hub was started, for ``/metrics``."""
+    """What was received since the hub started, for ``/metrics``."""
 
     frames: int = 0
     bytes: int = 0
     rows: int = 0
     duplicates: int = 0
-    """Parts that were there already."""
+    """Parts that were already there."""
     gaps: int = 0
-    """Frames that began too late, whose senders were told where to go on."""
+    """Frames that began too late; the answer gives the position to resume from."""
     joins: int = 0
 
 
@@ -183,7 +178,7 @@ class IngestApp:
         self._paths = {f"{_RUNS}{name}/{what}": what for name in admission.names for what in ("join", "frames")}
 
     def wants(self, path: str) -> bool:
-        """Whether a path is of an agent: also of another run, to be told so."""
+        """Whether a path is for agents, including those of other runs, which get an error."""
         return path in self._paths or for_agents(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -225,10 +220,10 @@ class IngestApp:
             note_refused(self._audit, scope, refused, address, sender)
             await _answer(send, refused.status, _refusal(refused), close=refused.status in (401, 403))
 
-    # ── joins ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # -- joins -------------------------------------------------------------------------------------------------------
 
     def _check_run(self, path: str) -> None:
-        """Only those who may know are told which runs there are."""
+        """Refuse unknown runs; called only for authenticated clients, since it reveals which runs exist."""
         if path not in self._paths:
             raise Refused(404, "join", "no such run here")
 
@@ -269,7 +264,7 @@ class IngestApp:
         elif admitted.how != "again":
             self._journal.event("node_joined", **who, late=admitted.how == "late")
 
-    # ── frames ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # -- frames ------------------------------------------------------------------------------------------------------
 
     async def _frames(self, sender: Sender, scope: Scope, receive: Receive, send: Send) -> None:
         received_wall_ns = self._wall()
@@ -301,7 +296,7 @@ class IngestApp:
         await _answer(send, 200, self._acknowledged(sender, received_wall_ns))
 
     def _check(self, sender: Sender, frame: Frame) -> None:
-        """That it speaks for itself: Refused.  That its rings make sense: FrameError."""
+        """Check that the frame names its own sender (else Refused) and that its rings are valid (else FrameError)."""
         head = frame.head
         if head.spool != sender.spool or head.node != sender.node:
             raise Refused(403, "spool", f"node {sender.node} sent a frame in the name of node {head.node}")
@@ -318,7 +313,7 @@ class IngestApp:
                 raise refused
 
     def _take(self, sender: Sender, frame: Frame, accepted: Accepted, size: int) -> None:
-        """It is on disk; now the model may know."""
+        """Put an accepted frame, which is now on disk, into the model."""
         sender.taken_frames += 1
         sender.taken_bytes += size
         self._journal.accepted()
@@ -367,7 +362,7 @@ class IngestApp:
         )
 
     async def _body(self, scope: Scope, receive: Receive, most: int) -> bytes | None:
-        """All of it; None when the sender left.  Refused when it is too large, or too many are being read."""
+        """Read the body; None if the sender left.  Refused if it is too large, or too much is being read."""
         said = _header(scope, b"content-length")
         length = int(said) if said.isdigit() else most
         if length > most:
@@ -396,13 +391,13 @@ def who_of(sender: Sender) -> str:
 
 
 def note_begin(audit: AuditLog, run: str, sender: Sender, path: str) -> None:
-    """A node's session begins, or continues after a silence."""
+    """Log that a node's session begins, or continues after a silence."""
     who, route = who_of(sender), route_and_run(path)[0]
     audit.note("joined", via="node", who=who, address=sender.address, method="POST", route=route, run=run, status=200)
 
 
 def note_end(audit: AuditLog, run: str, sender: Sender, why: str) -> None:
-    """A node's session is over: what came in it.  The next one counts anew."""
+    """Log that a node's session is over, and what it sent.  The counters restart."""
     audit.note(
         "ended",
         via="node",
@@ -419,7 +414,7 @@ def note_end(audit: AuditLog, run: str, sender: Sender, why: str) -> None:
 def note_refused(
     audit: AuditLog | None, scope: Scope, refused: Refused, address: str, sender: Sender | None = None
 ) -> None:
-    """Somebody who wanted to send, and could not; ``sender``: a node that had joined."""
+    """Log a refused request; ``sender``: a node that had joined."""
     if audit is None:
         return
     route, run = route_and_run(scope["path"])
@@ -446,7 +441,7 @@ def no_challenge() -> Refused:
 
 
 async def answer_hello(challenges: Challenges, scope: Scope, body: bytes, send: Send) -> None:
-    """Refused to those who do not have the key."""
+    """Answer a hello; Refused without the key."""
     given = _header(scope, PROOF_HEADER.encode()).decode("latin-1")
     try:
         answer, proof = challenges.answer(body, given)
@@ -460,7 +455,7 @@ async def answer_hello(challenges: Challenges, scope: Scope, body: bytes, send: 
 
 
 class Agents(Protocol):
-    """Whoever takes what agents send: ``IngestApp`` for one run, ``Accepting`` for a folder of them."""
+    """A receiver of agents' requests: ``IngestApp`` for one run, ``FolderIngest`` for a folder of runs."""
 
     @property
     def figures(self) -> IngestFigures: ...
@@ -471,7 +466,7 @@ class Agents(Protocol):
 
 
 def in_front(ingest: Agents, app: App) -> App:
-    """Agents' requests go to ``ingest``, all others to ``app``."""
+    """Route agents' requests to ``ingest``, all others to ``app``."""
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
         chosen: App | Agents = ingest if scope["type"] == "http" and ingest.wants(scope["path"]) else app
@@ -481,7 +476,7 @@ def in_front(ingest: Agents, app: App) -> App:
 
 
 def _check_ring(about: RingSidecar) -> None:
-    """What is kept of a ring has 63 bits; what a process says of itself may have more."""
+    """Reject impossible numbers: a ring's fields are stored in 63 bits, but a process may send more."""
     numbers: Sequence[int] = [getattr(about, name) for name in _NUMBERS]
     identity = about.identity
     if max(*numbers, about.ended_wall_ns or 0) > _LARGEST or min(identity.rank, identity.attempt) < 0:
@@ -504,7 +499,7 @@ def _refusal(refused: Refused) -> bytes:
 
 
 async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes], close: bool = False) -> None:
-    """``close``: whoever has no business here comes in by the entrance again, which counts."""
+    """``close``: a client without access must pass the entrance again, where it is counted."""
     sent = [_JSON, (b"content-length", b"%d" % len(body)), *headers]
     if close:
         sent.append((b"connection", b"close"))

@@ -1,10 +1,8 @@
-"""Ingest for a folder of runs (``stepscope serve --accept``).
+"""Ingest for a folder of runs: ``stepscope serve --accept``.
 
-``stepscope serve --accept``: nodes hand in, later, what they could not send while their run's own hub was there.
-
-A run of the folder that was made for several nodes gets an inbox when somebody joins it, and is shut again when nothing
-came for a while; what came is then put with the rest (``done``).  While its launcher lives, its own hub is the one to
-send to.
+Nodes deliver later what they could not send while their run's own hub was there.  A run in the folder that was made
+for several nodes gets an inbox when an agent joins it.  The inbox is closed when nothing came for a while, and what
+came is merged with the rest (``done``).  While the run's launcher is alive, agents must send to the run's own hub.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from stepscope.wire.keys import KeyRing
 __all__ = ["FolderIngest"]
 
 IDLE_S = 20.0
-"""Without a frame, after which a run is shut."""
+"""A run is closed after this long without a frame."""
 TICK_S = 1.0
 MOST_OPEN = 16
 _BEFORE = "/api/v1/runs/"
@@ -53,7 +51,7 @@ class _Open:
 
 
 class FolderIngest:
-    """As ``IngestApp``, for the runs of a folder; used from one event loop."""
+    """Like ``IngestApp``, for the runs in a folder; used from one event loop."""
 
     def __init__(
         self,
@@ -65,7 +63,7 @@ class FolderIngest:
         idle_s: float = IDLE_S,
         audit: AuditLog | None = None,
     ) -> None:
-        """``done``: called in a thread with a run that was shut.  UsageError when there is no key."""
+        """``done``: called in a thread with each closed run.  UsageError if there is no key."""
         self.refusals = refusals
         self._runs = runs
         self._fingerprint = fingerprint
@@ -79,7 +77,7 @@ class FolderIngest:
         self._audit = audit
         self._open: dict[Path, _Open] = {}
         self._before = IngestFigures()
-        """What came for runs that are shut again."""
+        """Figures of runs that are closed again."""
         self._watching: asyncio.Task[None] | None = None
         self._finishing: dict[Path, asyncio.Task[Any]] = {}
 
@@ -91,7 +89,7 @@ class FolderIngest:
         return for_agents(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Nothing is opened, made or written, and nothing is said of any run, before the key is proved."""
+        """Handle a request.  Before the key is proved, nothing is opened, written or revealed about any run."""
         try:
             if scope["method"] != "POST":
                 raise Refused(405, "http", "agents POST")
@@ -102,7 +100,7 @@ class FolderIngest:
         except Refused as refused:
             self.refusals.count(refused.reason, address_of(scope))
             note_refused(self._audit, scope, refused, address_of(scope))
-            # By which name an agent finds why; close: whoever has no business here comes in by the entrance again.
+            # Agents read the reason from "why".  Close: a client without access must pass the entrance again.
             said = failure(refused.status, refused.why, headers={"Connection": "close"}, name="why")
             await said(scope, receive, send)
             return
@@ -121,7 +119,7 @@ class FolderIngest:
         await answer_hello(self._challenges, scope, body, send)
 
     async def _admitted(self, scope: Scope) -> _Open:
-        """The run of one who has the key (a join) or a token (frames); Refused alike whether there is such a run."""
+        """Return the run for a client with the key (join) or a token (frames); Refused reveals no runs."""
         name, _, what = scope["path"].removeprefix(_BEFORE).rpartition("/")
         token = dict(scope["headers"]).get(b"authorization", b"")
         run_dir = self._runs.path_of(name)
@@ -139,7 +137,7 @@ class FolderIngest:
         return taking
 
     async def close(self) -> None:
-        """Shut everything and put it with the rest."""
+        """Close all runs and merge what came."""
         self._keys.stop()
         if self._watching is not None:
             self._watching.cancel()

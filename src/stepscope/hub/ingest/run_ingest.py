@@ -1,14 +1,12 @@
-"""Ingest for one run of several nodes: its inbox, the nodes that fell silent, and the journals to seal.
+"""Ingest for one run on several nodes: its inbox, nodes that fell silent, and journals to seal.
 
-What a hub of several nodes has besides: who may send, what they sent, and the journals that are full.
-
-    gathering = Gathering(run_dir, live, refusals, …)     # after a restart, ``live`` gets what is there already
+    gathering = RunIngest(run_dir, live, refusals, …)     # after a restart, ``live`` gets what was already received
     gathering.ingest                                      # for the application
     gathering.tick()                                      # once a second
     gathering.missing()                                   # at the end: nodes that have not said bye
 
-A journal that is full is rewritten in columns by a process of its own (``store/inbox/parts.py``), one at a time, so
-that neither its memory nor its time is the hub's.
+A separate process rewrites each full journal in columns (``store/inbox/parts.py``), one at a time, so that sealing
+takes neither memory nor time from the hub.
 """
 
 from __future__ import annotations
@@ -36,18 +34,19 @@ from stepscope.wire.keys import KeyRing
 __all__ = ["NodeWatch", "RunIngest"]
 
 
-# -- watch ------------------------------------------------------------------------------------------------------------
-# Once a second: which nodes fell silent, what was refused, whose ranks are here, and ``nodes.json``.
+# -- node watch -------------------------------------------------------------------------------------------------------
+# Checks once a second which nodes fell silent, what was refused and which ranks are on this node, and saves
+# ``nodes.json``.
 
 ABSENT_S: Final = 30.0
-"""After so long it is told which nodes never came."""
+"""When to report the nodes that never connected."""
 _SAVE_S: Final = 3.0
 _COST: Final = 50
-"""What writing ``nodes.json`` takes may be one in so many of our seconds: with many nodes it is written less often."""
+"""Writing ``nodes.json`` may take one in this many seconds: with many nodes it is written less often."""
 
 
 class NodeWatch:
-    """``tick`` about once a second, ``close`` at the end; in the hub's event loop."""
+    """Call ``tick`` about once a second and ``close`` at the end, in the hub's event loop."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class NodeWatch:
         self._journal.flush()
 
     def close(self) -> None:
-        """Everything that is known, a last time."""
+        """Write everything that is known a last time."""
         if self._audit is not None:
             for sender in self._admission.senders.values():
                 if not (sender.bye or sender.lost):
@@ -99,7 +98,7 @@ class NodeWatch:
         self._journal.flush()
 
     def _claim_own_ranks(self) -> None:
-        """Those of the hub's own node, which sends no frames."""
+        """Claim the ranks of the hub's own node, which sends no frames."""
         spool = self._admission.local_spool
         if spool:
             rings, _ = read_sidecars(self._journal.run_dir)
@@ -118,14 +117,14 @@ class NodeWatch:
         return {reason: count for reason, count in self._refusals.by_reason().items() if count}
 
 
-# -- gathering --------------------------------------------------------------------------------------------------------
+# -- run ingest -------------------------------------------------------------------------------------------------------
 
 UNHEARD_S = 5.0
-"""At the end, how long to wait for a node that has never been heard of: of a job that is over at once."""
+"""At the end, how long to wait for a node that never connected, in case the job was very short."""
 SEAL_AGAIN_S = 60.0
-"""After sealing a journal did not work."""
+"""The delay after a failed attempt to seal a journal."""
 SEAL_END_S = 20.0
-"""At the end, for a journal that is being sealed; what is not done by then is done when the run is."""
+"""At the end, how long to wait for a journal being sealed; otherwise it is sealed with the run."""
 
 
 class RunIngest:
@@ -143,9 +142,9 @@ class RunIngest:
         challenges: Challenges | None = None,
         audit: AuditLog | None = None,
     ) -> None:
-        """UsageError when there is no key, OSError when the inbox cannot be read or written.
+        """UsageError if there is no key, OSError if the inbox cannot be read or written.
 
-        ``keys``, ``challenges``: of a server that admits to several runs.
+        ``keys``, ``challenges``: from a server that admits agents to several runs.
         """
         self._run_dir = run_dir
         self._live = live
@@ -184,11 +183,11 @@ class RunIngest:
         self._seal()
 
     def missing(self) -> list[int]:
-        """Nodes from which something may still come; first asked when the job is over here."""
+        """List the nodes that may still send something; first called when the job is over here."""
         if self._ending_s is None:
             self._ending_s = time.monotonic()
         awaited = {sender.node for sender in self._admission.awaited()}
-        # Of those that joined before the hub was started again, the ones that will join any moment.
+        # Include nodes that joined before the hub was restarted and are about to rejoin.
         heard_ns = run_clock.wall_ns() - int(SILENT_S * 1e9)
         known = [node for node in self._inbox.nodes() if node.spool != self._own_spool and not node.replaced_by]
         joined = self._admission.senders

@@ -1,12 +1,10 @@
-"""Follow a run on disk into the live model: this node's own files, and the inbox of what other nodes sent.
-
-Follow a run directory on this machine: what its agent appends goes into the live model.
+"""Tails: follow a run on disk into the live model, from this node's own files and the inbox of the other nodes.
 
     tail = Tail(run_dir, live)
     tail.poll()                 # a few times a second; reads only what is new
 
 Segments are read frame by frame from where the last poll ended, a little of each in turn, so that the steps of all
-ranks arrive together however much there is to catch up with.  Where a rank is right now its sidecar says, which the
+ranks arrive together, no matter how large the backlog is.  A rank's current position is in its sidecar, which the
 agent writes every few seconds.
 """
 
@@ -62,16 +60,16 @@ from stepscope.wire.frames import LINE_FILES, LINES_BYTES, TABLE_FIELDS, Frame, 
 __all__ = ["InboxTail", "Tail"]
 
 
-# -- tail -------------------------------------------------------------------------------------------------------------
+# -- tail of this node's files ----------------------------------------------------------------------------------------
 
 NODE = "0"
 SLOTS_AT_ONCE = 512
-"""Of one ring, before the others have their turn."""
+"""Slots read from one ring before the others get a turn."""
 LINES_AT_ONCE = 1 << 20
 TAIL_POLL_S = 0.1
-"""Of one poll: there may be much to catch up with, and others wait …"""
+"""The duration of one poll: there may be a large backlog, and other tasks wait."""
 SAMPLES_S = 0.03
-"""… and of that, for samples."""
+"""The part of it for samples."""
 
 
 @dataclass
@@ -79,11 +77,11 @@ class _Ring:
     about: RingSidecar
     introduced: bool = False
     stamp: tuple[int, int] = (0, 0)
-    """Of its sidecar: when it was written, and its size."""
+    """The sidecar's modification time and size."""
     offset: int = 0
     after_seq: int = 0
     size: int = 0
-    """Of the segment, when it was last read to its end."""
+    """The segment's size when it was last read to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ class Tail:
     _offsets: dict[str, int] = field(default_factory=dict)
 
     def poll(self) -> int:
-        """Take in what is new, for a while at most; how many rows and lines that were."""
+        """Take in what is new, for a limited time; return the number of rows and lines."""
         began_s = self.clock()
         found = sum(self._lines(name) for name in LINE_FILES if name != SAMPLES)
         sizes = self._look()
@@ -114,12 +112,12 @@ class Tail:
         return found + self._lines(SAMPLES, self.clock() + SAMPLES_S)
 
     def _look(self) -> dict[str, int]:
-        """Bring sidecars up to date; the sizes of the segments, by key."""
+        """Read changed sidecars; return the sizes of the segments by key."""
         sizes: dict[str, int] = {}
         try:
             entries = list(os.scandir(self.run_dir / STEPS))
         except FileNotFoundError:
-            return sizes  # nobody has made a step yet, or the run is sealed
+            return sizes  # no step was made yet, or the run is sealed
         for entry in entries:
             path = Path(entry.path)
             key, suffix = path.stem, path.suffix
@@ -139,13 +137,13 @@ class Tail:
         try:
             about = RingSidecar.from_dict(json.loads(path.read_bytes()))
         except (OSError, ValueError, RecursionError):
-            return  # half written, gone or of another hand: the next one may be better
+            return  # half written, gone or foreign: the next version may be readable
         ring = self._rings.setdefault(key, _Ring(about))
         ring.about, ring.stamp, ring.introduced = about, stamp, True
         self.live.ring(about, node=self.node)
 
     def _round(self, sizes: dict[str, int]) -> int:
-        """Some of what is new of each ring; how many rows."""
+        """Read some of what is new from each ring; return the number of rows."""
         parts: list[tuple[_Ring, str, SegmentPart]] = []
         for key, size in sizes.items():
             ring = self._rings.get(key)
@@ -195,7 +193,7 @@ class Tail:
 
 
 def _joined(parts: Sequence[SegmentPart]) -> SegmentPart:
-    """Frames of one ring that follow each other as one: a night has a hundred thousand."""
+    """Join consecutive frames of one ring: a night has a hundred thousand."""
     return SegmentPart(
         first_seq=parts[0].first_seq,
         last_seq=parts[-1].last_seq,
@@ -218,24 +216,24 @@ def _taken(parts: list[tuple[_Ring, str, SegmentPart]]) -> _Read:
     return _Read(slots=slots.reshape(-1, SLOT_BYTES), table=table)
 
 
-# -- inbox tail -------------------------------------------------------------------------------------------------------
-# What other nodes sent to a run, read from its inbox into the live model: once, or again and again while it grows.
+# -- tail of the inbox ------------------------------------------------------------------------------------------------
+# Reads what other nodes sent to a run from its inbox into the live model: once, or repeatedly while it grows.
 #
 #     tail = InboxTail(run_dir, live)
-#     tail.catch_up()             # a hub that was started again: all that is there
-#     tail.poll()                 # one that only looks on: what is new, for a while at most
+#     tail.catch_up()             # a restarted hub: everything there is
+#     tail.poll()                 # a reader that only follows: what is new, for a limited time
 #
-# Of journals that were sealed before the first look only who sent is told, not the steps.  Frames are read from where
-# the last poll ended, journal by journal.  One is sealed some seconds after the next was begun; who was late for it
-# reads on in its part (``store/inbox/parts.py``).
+# From journals sealed before the first poll only rings and lines are read, not the steps.  Frames are read from where
+# the last poll ended, journal by journal.  A journal is sealed seconds after the next one begins; a tail that was too
+# slow continues in its part (``store/inbox/parts.py``).
 
 TICK_ROWS = 1 << 16
-"""After so many the model digests what it has."""
+"""The model digests after this many rows."""
 INBOX_POLL_S = 0.5
-"""Of one poll."""
+"""The duration of one poll."""
 ALL_PARTS = ("rings", "steps", "lines")
 PARTS_WITHOUT_STEPS = ("rings", "lines")
-"""What is told of a journal ahead of its steps, or without them."""
+"""The kinds read from a journal before its steps, or without them."""
 
 
 class _Left(NamedTuple):
@@ -252,7 +250,7 @@ class InboxTail:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``claims``: are told which rings are whose."""
+        """``claims``: receives the owner of each ring."""
         self._run_dir = run_dir
         self._live = live
         self._claims = RankClaims() if claims is None else claims
@@ -261,22 +259,22 @@ class InboxTail:
         self._journal = 0
         self._offset = 0
         self._rests = 0
-        """How many frames of this journal were told of which its part, once it is one, has a rest …"""
+        """How many frames read from this journal leave a rest in its part, once it is sealed."""
         self._samples = 0
-        """… and of which it has the samples."""
+        """How many of them leave samples in its part."""
         self._late: Iterator[int] = iter(())
         self._rows = 0
 
     def catch_up(self) -> None:
-        """Everything that is there now.  OSError when it cannot be read."""
+        """Read everything there is now.  OSError if it cannot be read."""
         self._take(float("inf"))
 
     def poll(self) -> int:
-        """What is new, for a while at most; how many frames that were."""
+        """Read what is new, for a limited time; return the number of frames."""
         try:
             return self._take(INBOX_POLL_S)
         except OSError:
-            return 0  # sealed while we looked, or the run is gone
+            return 0  # sealed meanwhile, or the run is gone
 
     def _take(self, most_s: float) -> int:
         began_s, taken = self._clock(), 0
@@ -299,10 +297,10 @@ class InboxTail:
         return taken
 
     def _received(self) -> Iterator[int]:
-        """Tell every frame behind the last one that was told."""
+        """Process all frames after the last one processed."""
         there = journals(self._run_dir, after=self._journal - 1)
         if there[:1] != [self._journal]:
-            return  # not begun yet; or sealed just now, and the next poll finds its part
+            return  # not begun yet; or just sealed, and the next poll finds its part
         for number in there:
             if number > self._journal:
                 self._begin_journal(number)
@@ -314,15 +312,15 @@ class InboxTail:
                 yield 1
 
     def _overtaken(self) -> Iterator[int]:
-        """Tell what was sealed before it was read here, a stretch at a time."""
+        """Process what was sealed before it was read here, a stretch at a time."""
         there = journals(self._run_dir, after=self._journal - 1)
         for late in (self._late, self._parts(there)):
             self._late = late
-            while (frames := next(late, None)) is not None:  # not ``yield from``: the end of a poll would end it
+            while (frames := next(late, None)) is not None:  # not ``yield from``: the end of a poll would close it
                 yield frames
 
     def _parts(self, there: list[int]) -> Iterator[int]:
-        """``there``: the journals that are left; where ours is none of them it was sealed."""
+        """Read parts if our journal was sealed, that is, missing in ``there``, the remaining journals."""
         if not there or there[0] <= self._journal:
             return
         sealed = read_positions(self._run_dir)
@@ -330,13 +328,13 @@ class InboxTail:
         rings = {ring.number: (ident, ring.live) for spool in senders for ident, ring in spool.rings.items()}
         while self._journal in sealed.parts:
             number, told, told_samples = self._journal, self._rests, self._samples
-            self._begin_journal(number + 1)  # a part that cannot be read is passed
+            self._begin_journal(number + 1)  # a part that cannot be read is skipped
             rest = rest_path(self._run_dir, number)
             for received in islice(read_journal(rest), told, None):
                 self._tell(received, PARTS_WITHOUT_STEPS)
                 yield 1
             for part in sample_parts(self._run_dir, range(number, number + 1)):
-                if not part.span_s and part.last == number:  # else it is hours old, and thinned
+                if not part.span_s and part.last == number:  # otherwise it is hours old, and thinned
                     for received in islice(read_journal(part.path(self._run_dir)), told_samples, None):
                         self._tell(received, PARTS_WITHOUT_STEPS)
                         yield 1
@@ -344,16 +342,16 @@ class InboxTail:
                 self._live.rows(self._steps(path, rings))
                 yield 0
             for received in islice(read_journal(rest), told, None):
-                self._tell(received, ("steps",))  # what is known of a step goes to it
+                self._tell(received, ("steps",))  # after the steps that these rows belong to
             self._live.rows(_stand(list(rings.values())))
         if self._journal < there[0]:
-            self._begin_journal(there[0])  # what was before it is nowhere any more
+            self._begin_journal(there[0])  # anything before it no longer exists
 
     def _begin_journal(self, number: int) -> None:
         self._journal, self._offset, self._rests, self._samples = number, 0, 0, 0
 
     def _steps(self, path: Path, rings: dict[int, tuple[bytes, Live]]) -> BlockRows:
-        """Those that the model does not have; a journal may have been read in part."""
+        """Read the steps that the model does not have; part of the journal may have been read before."""
         self._live.settle()
         known = self._live.registry
         whose, slots = [], []
@@ -369,11 +367,11 @@ class InboxTail:
         return BlockRows(table=stand.table, slots=np.concatenate(slots))
 
     def _tell(self, received: JournalFrame, kinds: tuple[str, ...]) -> _Left:
-        """These parts of it; in which files a sealed part keeps something of it."""
+        """Process these kinds of parts; return which files of a sealed part keep something of the frame."""
         try:
             frame = read_frame(received.raw)
         except FrameError:
-            return _Left(rest=True, samples=False)  # of another version
+            return _Left(rest=True, samples=False)  # from another version
         blocks = self._put(frame, kinds)
         self._rows += sum(len(block.slots) for block in blocks)
         if self._rows >= TICK_ROWS:
@@ -382,7 +380,7 @@ class InboxTail:
         return _Left(rest=leaves_rest(frame, blocks), samples=leaves_samples(frame))
 
     def _put(self, frame: Frame, kinds: tuple[str, ...]) -> list[BlockRows]:
-        """Its blocks of steps."""
+        """Put these parts into the model; return the blocks of steps."""
         node, blocks = str(frame.head.node), []
         for part in frame.parts:
             if part.kind not in kinds:
@@ -402,7 +400,7 @@ class InboxTail:
 
 
 def _stand(rings: list[tuple[bytes, Live]]) -> BlockRows:
-    """How far these rings are, without rows."""
+    """Return the live positions of these rings, without rows."""
     table = np.zeros(len(rings), TABLE_DTYPE)
     table["ring"] = np.frombuffer(b"".join(ident for ident, _ in rings), TABLE_DTYPE["ring"])
     for at, name in enumerate(LIVE_FIELDS):

@@ -1,9 +1,7 @@
-"""Digests: every step in a few numbers over its ranks, and the log of them for the whole attempt.
+"""Digests: each step as a few numbers over its ranks, and a log of them for the whole attempt.
 
-Every step in a few numbers: mean and quantiles over the ranks, and the worst of them in full.
-
-A step is digested once, when all live ranks have made it; again when a row of it comes late, as long as its rows are
-there.  What becomes of its digest: ``digest_log.py``.
+A digest has the mean and quantiles over the ranks, and the worst ranks in full.  A step is digested once, when all
+live ranks have made it, and again when one of its rows comes late, while its rows are still in the window.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ __all__ = [
 ]
 
 
-# -- digest -----------------------------------------------------------------------------------------------------------
+# -- digests of single steps ------------------------------------------------------------------------------------------
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 WORST = 16
 METRICS = 2 + MOST_PHASES
-"""Wall, work, and each phase in the order of ``Planes.phases``: so many at most."""
+"""The largest number of metrics: wall, work, and each phase in the order of ``Planes.phases``."""
 MEMORY = ("allocated_median", "allocated", "reserved", "peak_allocated")
-"""Over the ranks that were sampled: of the first the median, of the others the most."""
+"""Over the sampled ranks: the median for the first, the maximum for the others."""
 _COMM = f"phase:{BUILTIN_PHASES[COMM]}"
 
 
@@ -50,37 +48,37 @@ class Digest:
 
     step: int
     ranks: int
-    """How many have made it."""
+    """How many ranks have made it."""
     quantiles: NDArray[np.float32]
-    """[metric, quantile], nanoseconds; between two ranks where it falls there: the median of two is their mean."""
+    """[metric, quantile], nanoseconds; interpolated between ranks: the median of two is their mean."""
     mean: NDArray[np.float32]
-    """[metric]: over ranks; those of the phases add up to that of the wall."""
+    """[metric]: over ranks; the phases add up to the wall time."""
     worst: NDArray[np.intp]
     """Columns, by work, the longest first; at most ``WORST``."""
     values: NDArray[np.float32]
     """[worst, metric]."""
     memory: NDArray[np.float32] = field(default_factory=lambda: np.full(len(MEMORY), np.nan, np.float32))
-    """By ``MEMORY``: of the device, bytes; nan where no rank was sampled."""
+    """By ``MEMORY``: device memory in bytes; nan if no rank was sampled."""
     device: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    """[1 + phase]: 1 where a device was timed in it, and each phase's mean over the ranks that were; else empty."""
+    """[1 + phase]: 1 if a device was timed, then each phase's mean over the timed ranks; otherwise empty."""
     column: int = 0
-    """One that made it …"""
+    """A rank that made the step."""
     start_ns: int = 0
-    """… and when it began there, by its own monotonic clock."""
+    """When the step began there, by that rank's monotonic clock."""
 
 
 def metrics_of(planes: Planes) -> int:
-    """How many there are by now: phases come as ranks name them."""
+    """Return the current number of metrics: it grows as ranks name new phases."""
     return 2 + len(planes.phases)
 
 
 def device_width(planes: Planes) -> int:
-    """How many figures of its devices a step has: none where no device was ever timed."""
+    """Return the number of device figures per step: 0 if no device was ever timed."""
     return 1 + len(planes.phases) if "device" in planes.held else 0
 
 
 def digest_steps(planes: Planes, steps: Sequence[int]) -> list[Digest]:
-    """Of steps that are in the window; one without any rank gives none."""
+    """Digest steps in the window; a step without any rank is skipped."""
     rows = planes.row_of(np.array(steps, np.int64))
     found = []
     for step, row in zip(steps, rows, strict=True):
@@ -134,14 +132,14 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
 
 
 def quantile_places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """Of so many values in order: the places below and above each quantile, and how far it lies between them."""
+    """For this many sorted values: the indices below and above each quantile, and its position between them."""
     exact = np.array(QUANTILES) * (count - 1)
     below = np.floor(exact).astype(np.intp)
     return below, np.ceil(exact).astype(np.intp), (exact - below).astype(np.float32)
 
 
 def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-    """[row, ``device_width``]: as ``Digest.device``.  Short steps are timed now and then only: most may have none."""
+    """[row, ``device_width``]: as ``Digest.device``.  Only some short steps are timed."""
     found = np.zeros((len(rows), device_width(planes)), np.float32)
     if found.size:
         n = planes.columns
@@ -180,32 +178,31 @@ def _metrics(
 # -- digest log -------------------------------------------------------------------------------------------------------
 # The digests of a whole attempt in bounded memory: the newest step by step, the past in bins.
 #
-# When the log is full, pairs of its older half become one, so that the past grows coarser the further it lies back
-# (bins of 2, 4, 8 … steps).  Of a bin, the least and the most are those of its steps, the mean is that of all of them,
-# the quantiles between are averages, and the worst are the worst of all.  Device times are known of some steps only:
-# their mean is that of those.
+# When the log is full, pairs in its older half are merged, so that older steps are kept more coarsely (bins of 2, 4, 8
+# … steps).  A bin has the minimum, maximum and mean over its steps, averages for the other quantiles, and the worst
+# ranks of all its steps.  Only some steps have device times: their mean is over those steps.
 #
-# What is kept of a bin stands in a row of its own and stays there; the order of the bins is a list of row numbers.  So
-# neither folding nor a step that comes late moves anything but numbers: a run of tens of thousands of steps folds a
-# hundred times while somebody waits for its page.
+# Each bin's data stays in one row; the order of the bins is a list of row numbers.  Folding or inserting a late step
+# therefore moves only numbers: a run with tens of thousands of steps folds a hundred times while a user waits for its
+# page.
 
 LOG_ROOM = 4096
-"""Bins of the log."""
+"""Number of bins in the log."""
 _WORK = 1
 _MIN, _MAX = QUANTILES.index(0.0), QUANTILES.index(1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bins:
-    """Digests, each of one step or of several; one entry of each array a bin."""
+    """Digests of one or more steps each; every array has one entry per bin."""
 
     first: NDArray[np.int64]
     last: NDArray[np.int64]
     """First and last step."""
     steps: NDArray[np.int64]
-    """How many digests are in it."""
+    """How many digests it includes."""
     ranks: NDArray[np.int32]
-    """The most that made one of its steps."""
+    """The largest number of ranks that made one of its steps."""
     quantiles: NDArray[np.float32]
     """[bin, metric, quantile]."""
     mean: NDArray[np.float32]
@@ -216,12 +213,11 @@ class Bins:
     values: NDArray[np.float32]
     """[bin, place, metric]."""
     memory: NDArray[np.float32]
-    """The most of its steps."""
+    """The maximum over its steps."""
     device: NDArray[np.float32]
-    """[bin, 1 + phase]: in how many of its steps a device was timed, and the mean of each phase over those; [bin, 0]
-    where none ever was."""
+    """[bin, 1 + phase]: number of steps with a timed device, each phase's mean over them; [bin, 0] if never timed."""
     start_wall_ns: NDArray[np.int64]
-    """When its first step began, on the hub's clock: good to lay samples beside it, not to compare ranks."""
+    """When its first step began, on the hub's clock: accurate enough to align samples, not to compare ranks."""
 
     @classmethod
     def zeros(cls, room: int, *, metrics: int, worst: int, device: int = 0) -> Bins:
@@ -251,7 +247,7 @@ class Bins:
         return Bins(**{name: getattr(self, name)[rows] for name in _NAMES})
 
     def put(self, rows: NDArray[np.intp], others: Bins) -> None:
-        """Others in place of these rows; they may have fewer metrics, of host and device, and fewer of the worst."""
+        """Replace these rows; ``others`` may have fewer metrics, device figures and worst ranks."""
         for name in _NAMES:
             held, fresh = getattr(self, name), getattr(others, name)
             if fresh.shape[1:] != held.shape[1:]:
@@ -265,25 +261,25 @@ _NAMES = tuple(one.name for one in fields(Bins))
 
 
 class DigestLog:
-    """In order of steps; the newest at the end."""
+    """Bins in order of steps, the newest last.  See the comment above for the layout."""
 
     def __init__(self, room: int = LOG_ROOM) -> None:
         self.count = 0
-        """Bins that are there."""
+        """Bins in use."""
         self._held = Bins.zeros(room, metrics=0, worst=WORST)
         self._order: NDArray[np.intp] = np.arange(room)
-        """Their rows, in order; behind ``count`` those that are free."""
+        """Row numbers of the bins, in order; free rows follow from ``count`` on."""
 
     @property
     def last_step(self) -> int:
-        """NONE when nothing is there."""
+        """The last step; NONE if the log is empty."""
         return int(self._held.last[self._order[self.count - 1]]) if self.count else NONE
 
     def clear(self) -> None:
         self.count = 0
 
     def put(self, digest: Digest, start_wall_ns: int = 0) -> None:
-        """Add a step, or replace it; one that lies in a folded bin, or before all that is kept, stays as it was."""
+        """Add or replace a step; one in a folded bin, or before everything that is kept, is ignored."""
         at, held = self._place(digest.step), self._held
         if at < self.count and held.first[self._order[at]] == digest.step:
             if held.last[self._order[at]] == digest.step:
@@ -295,7 +291,7 @@ class DigestLog:
             self._fold()
             at = self._place(digest.step)
             if at and held.last[self._order[at - 1]] >= digest.step:
-                return  # in the gap between two bins that have just become one
+                return  # in the gap between two bins that were just merged
         own = self._order[self.count]
         self._order[at + 1 : self.count + 1] = self._order[at : self.count]
         self._order[at] = own
@@ -303,7 +299,7 @@ class DigestLog:
         self._write(self._order[at : at + 1], _alone(digest, start_wall_ns))
 
     def extend(self, block: Bins) -> None:
-        """Add steps that come after all that are there."""
+        """Add steps that come after all those in the log."""
         done = 0
         while done < len(block):
             if self.count == len(self._held):
@@ -314,13 +310,13 @@ class DigestLog:
             done += fit
 
     def coarsest(self, first: int, last: int) -> int:
-        """How many steps the longest bin has that holds any of these; 0: nothing is known of them."""
+        """Return the number of steps in the longest bin that overlaps this range; 0 if the range is empty."""
         rows = self._order[: self.count]
         rows = rows[(self._held.last[rows] >= first) & (self._held.first[rows] <= last)]
         return int(self._held.steps[rows].max(initial=0))
 
     def bins(self, first: int, last: int, most: int, *, metrics: int = 0, device: int = 0) -> Bins:
-        """What is known of these steps, in order, in at most ``most`` bins; as wide as that at least."""
+        """Return these steps in order, in at most ``most`` bins with at least this many metrics and device figures."""
         rows = self._order[: self.count]
         rows = rows[(self._held.last[rows] >= first) & (self._held.first[rows] <= last)]
         found = DigestLog(len(rows))
@@ -332,10 +328,10 @@ class DigestLog:
                 longest *= 2
         return found._held.part(found._order[: found.count])
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- details --------------------------------------------------------------------------------------------------
 
     def _place(self, step: int) -> int:
-        """Of the first bin that does not begin before it."""
+        """Return the index of the first bin that does not begin before the step."""
         if step > self.last_step:
             return self.count
         return int(np.searchsorted(self._held.first[self._order[: self.count]], step))
@@ -345,7 +341,7 @@ class DigestLog:
         self._held.put(rows, bins)
 
     def _widen(self, metrics: int, device: int) -> None:
-        """Make room for phases that are new, and for device times when the first come."""
+        """Make room for new phases, and for the first device times."""
         old, rows = self._held, self._order[: self.count]
         if metrics > old.metrics or device > old.device.shape[1]:
             metrics, device = max(metrics, old.metrics), max(device, old.device.shape[1])
@@ -353,7 +349,7 @@ class DigestLog:
             self._held.put(rows, old.part(rows))
 
     def _fold(self) -> None:
-        """Make room in the older half, by its shortest bins: the past grows coarse as evenly as it can."""
+        """Merge the shortest bins of the older half first, so that the past becomes coarser evenly."""
         freed, longest, room = 0, 2, len(self._held)
         while freed < max(1, room // 8):
             paired = self._pair(room // 2 - freed, longest)
@@ -361,7 +357,7 @@ class DigestLog:
             longest *= 1 if paired else 2
 
     def _pair(self, upto: int, longest: int) -> int:
-        """Make one bin of two among the first ``upto`` where it has no more steps than ``longest``; how many."""
+        """Merge pairs among the first ``upto`` bins if they have at most ``longest`` steps; return how many."""
         order, steps = self._order, self._held.steps[self._order[:upto]]
         even = np.arange(0, upto - 1, 2)
         even = even[steps[even] + steps[even + 1] <= longest]
@@ -377,7 +373,7 @@ class DigestLog:
 
 
 def _alone(digest: Digest, start_wall_ns: int) -> Bins:
-    """One step as a bin."""
+    """Convert one step to a bin."""
     step = np.array([digest.step])
     return Bins(
         first=step,
@@ -396,7 +392,7 @@ def _alone(digest: Digest, start_wall_ns: int) -> Bins:
 
 
 def _joined(held: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins:
-    """Of each pair of rows one bin."""
+    """Merge each pair of rows into one bin."""
     steps = held.steps[left] + held.steps[right]
     weight = (held.steps[left] / steps)[:, None]
     before, after = held.quantiles[left], held.quantiles[right]
@@ -433,21 +429,20 @@ def _joined_device(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDA
     return np.concatenate([timed, means], axis=1, dtype=np.float32)
 
 
-# -- digest block -----------------------------------------------------------------------------------------------------
-# Many steps of few ranks digested at once: what ``digest.py`` does step by step, as operations on whole blocks.
-#
-# A small job makes a hundred steps a second, and one that is over has tens of thousands that somebody waits for.
+# -- digests of blocks ------------------------------------------------------------------------------------------------
+# Digests many steps of few ranks at once, with operations on whole blocks instead of step by step.  A small job makes
+# a hundred steps a second, and a finished run has tens of thousands while a user waits.
 
 BLOCK_RANKS = 512
-"""Beyond, a step by itself is work enough for numpy."""
+"""With more ranks, a single step is large enough for numpy to be efficient."""
 BLOCK_CELLS = 1 << 17
-"""Of one array."""
+"""The number of cells in one array."""
 
 
 def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
-    """Digests of as many of these steps, from the first on, as one block holds; the rank's own clock for the hub's.
+    """Digest as many leading steps as fit in one block; ``start_wall_ns`` is still on the rank's own clock.
 
-    None: some rank does not have one of them, or there are too many ranks.
+    None: a rank is missing one of the steps, or there are too many ranks.
     """
     n = planes.columns
     if not 0 < n <= BLOCK_RANKS:

@@ -1,8 +1,8 @@
-"""What agents said in lines: events, parsed as they come; samples and stacks, parsed only when somebody asks.
+"""Lines from agents: events, parsed on arrival; samples and stacks, parsed only on request.
 
-A hundred thousand ranks make more samples a second than one process can parse.  Of those, and of stacks, the newest
-are kept as the bytes they came as, by node, and the rules look at the few nodes whose ranks they judge.  Wall clocks
-are shifted by the node's offset, onto the hub's clock, when a line is parsed.
+A hundred thousand ranks make more samples a second than one process can parse.  The newest samples and stacks are kept
+as raw bytes, by node, and the rules read only the few nodes whose ranks they judge.  Parsing a line shifts its wall
+times by the node's offset, onto the hub's clock.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from stepscope.store.sealed.sample_source import whose_of
 __all__ = ["Lines", "of_kind", "parse_raw"]
 
 Raw = tuple[str, bytes, int]
-"""A line as it came: its node, its bytes, and what the node's clock is ahead."""
+"""A line as received: its node, its bytes, and how far the node's clock is ahead."""
 
 EVENTS = 20_000
 KEPT_BYTES = 48 << 20
-"""Of samples and stacks together."""
+"""The limit for samples and stacks together."""
 MOST_OF_NODE = 20_000
-"""Samples of one: all of them are gone through for every look of the rules and every curve of the page."""
+"""The limit for samples from one node: every evaluation of the rules and every curve on the page scans them all."""
 LINE_BYTES = 64 << 10
-"""A longer line is no sample of ours."""
+"""Agents send no longer line."""
 _OVERHEAD = 64
 _STRETCHES = range(63)
-"""Of time, as powers of two of nanoseconds."""
+"""Lengths of a stretch of time, as powers of two in nanoseconds."""
 _WALLS = ("wall_ns", "started_wall_ns", "ended_wall_ns")
 
 
@@ -41,10 +41,10 @@ class Lines:
     def __init__(self, *, events: int = EVENTS, kept_bytes: int = KEPT_BYTES, most_of_node: int = MOST_OF_NODE) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=events)
         self.events_seen = 0
-        """All that ever came; the number of the last one."""
+        """Count of all events received; the number of the last one."""
         self.bad = 0
         self.dropped = 0
-        """Samples and stacks that had to make room."""
+        """Samples and stacks dropped for lack of room."""
         self._kept_bytes = kept_bytes
         self.most_of_node = most_of_node
         self._held_bytes = 0
@@ -68,9 +68,10 @@ class Lines:
             self.dropped += 1
 
     def _thin(self, key: tuple[str, str]) -> None:
-        """Of the older half of what a node said, some lines of each source, evenly in time: the past grows coarse.
+        """Thin the older half of a node's lines, evenly in time for each source: older data becomes coarser.
 
-        One in each stretch of time stays, so those that came thinned lose none before the others are as far apart.
+        One line in each stretch of time stays, so lines that were thinned before are spared until the others are as
+        far apart.
         """
         held = self._kept[key]
         older = [held.popleft() for _ in range(len(held) // 2)]
@@ -93,7 +94,7 @@ class Lines:
         held.extendleft(reversed(kept))
         gone = len(older) - len(kept)
         if not gone:
-            self.most_of_node *= 2  # every line another source: then there are as many
+            self.most_of_node *= 2  # every line has a different source: keep them all
         self._order = deque(self._without_first(key, gone))
 
     def _without_first(self, key: tuple[str, str], count: int) -> Iterator[tuple[str, str]]:
@@ -104,7 +105,7 @@ class Lines:
                 yield one
 
     def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """Those that came after number ``after``, the oldest first; each has its ``number`` and ``node``."""
+        """Return the events after number ``after``, the oldest first; each has its ``number`` and ``node``."""
         missing = max(0, min(len(self._events), self.events_seen - after))
         start = len(self._events) - missing
         return [self._events[i] for i in range(start, min(len(self._events), start + limit))]
@@ -112,7 +113,7 @@ class Lines:
     def parsed(
         self, file: str, *, nodes: Collection[str] | None = None, since_wall_ns: int = 0, limit: int = 1 << 62
     ) -> list[dict[str, Any]]:
-        """Samples or stacks, by node and in order; of each node the newest where there are more than ``limit``."""
+        """Return samples or stacks, by node and in order; the newest of each node if there are more than ``limit``."""
         chosen = [key for key in self._kept if key[0] == file and (nodes is None or key[1] in nodes)]
         share = max(1, limit // max(1, len(chosen)))
         found: list[dict[str, Any]] = []
@@ -129,17 +130,17 @@ class Lines:
         return found
 
     def raw(self, file: str, nodes: Collection[str]) -> Iterator[tuple[str, bytes, int]]:
-        """Node, line and offset, unparsed: for a thread that may take its time."""
+        """Yield node, line and offset, unparsed: for parsing in a thread."""
         for node in nodes:
             for line, offset_ns in self._kept.get((file, node), ()):
                 yield node, line, offset_ns
 
     def nodes(self, file: str) -> list[str]:
-        """Whose lines are kept."""
+        """List the nodes whose lines are kept."""
         return [node for kept, node in self._kept if kept == file]
 
     def last(self, file: str, node: str, kind: str, *, look_at: int) -> dict[str, Any] | None:
-        """The newest sample of that kind among the last ``look_at`` lines of a node."""
+        """Return the newest sample of that kind among the last ``look_at`` lines of a node."""
         mark = b'"' + kind.encode() + b'"'
         newest = itertools.islice(reversed(self._kept.get((file, node), ())), look_at)
         for line, offset_ns in newest:
@@ -159,7 +160,7 @@ class Lines:
 
 
 def _source_and_time(line: bytes) -> tuple[Hashable, int | None]:
-    """What tells one host, process, GPU or probe of a node from another, and when it was; None: it does not say."""
+    """Return the identity of the line's host, process, GPU or probe within its node, and its time; None if absent."""
     whose = whose_of(line)
     if whose is None:
         return None, None
@@ -167,7 +168,7 @@ def _source_and_time(line: bytes) -> tuple[Hashable, int | None]:
 
 
 def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None], most: int) -> list[Raw]:
-    """The samples of that kind and time; of more than ``most`` some of each source.  Parses little of each."""
+    """Return samples of that kind and time; beyond ``most``, some of each source.  Parses little of each."""
     mark = b'"' + kind.encode() + b'"'
     first, last = span_ns[0] or 0, span_ns[1]
     found: list[tuple[Hashable, int, Raw]] = []
@@ -187,7 +188,7 @@ def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None
 
 
 def parse_raw(raw: Sequence[Raw]) -> list[dict[str, Any]]:
-    """``node`` is what the node is called everywhere, ``host`` what it calls itself."""
+    """Parse lines.  ``node`` becomes the node's name in the run; ``host`` is the node's own name for itself."""
     parsed = ((node, _parse(line, offset_ns)) for node, line, offset_ns in raw)
     return [{**record, "host": record.get("node"), "node": node} for node, record in parsed if record is not None]
 

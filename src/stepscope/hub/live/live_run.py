@@ -1,16 +1,14 @@
 """A run in memory while it lasts: rows go in, documents for the API and copies for the rules come out.
 
-A run as its hub sees it while it lasts: what ingest and the tail put in, what the API and the rules take out.
-
     live = LiveRun(name="night")
-    live.ring(sidecar, node="1")        # who a ring is, ahead of its first rows
-    live.rows(taken)                    # cheap: rows wait until a few thousand have come together
-    live.tick()                         # a few times a second: takes them in, digests the steps that are complete
-    live.steps(0, 1000, bins=100)       # and the other documents for the API
+    live.ring(sidecar, node="1")        # introduces a ring, before its first rows
+    live.rows(taken)                    # cheap: rows are queued until there are a few thousand
+    live.tick()                         # a few times a second: takes in the queued rows, digests the complete steps
+    live.steps(0, 1000, bins=100)       # one of the documents for the API
 
-``Intake`` has the first half.  One thread, the hub's event loop, calls everything here; rules work on a copy in a
-thread of their own (``looks.py``).  Everything handed out is plain JSON: columns as lists, times in nanoseconds on the
-hub's clock, ranks by the numbers they are shown as.
+Ingest and the tail feed it (``Intake``, the first half); the API and the rules read from it.  Not thread-safe: only
+the hub's event loop calls it.  The rules work on a copy in their own thread (``live/rules.py``).  Everything returned
+is plain JSON: columns as lists, times in nanoseconds on the hub's clock, ranks by their displayed numbers.
 """
 
 from __future__ import annotations
@@ -49,34 +47,34 @@ __all__ = ["Judged", "LiveRun"]
 
 
 # -- intake -----------------------------------------------------------------------------------------------------------
-# How rows become the model: rings, planes, digests and the map are brought up to date together.
+# Turns rows into the model.  Rings, planes, digests and the map are updated together.
 #
-# Rows wait until a few thousand have come together; then they are taken in at once (``settle``).  A step is complete
-# when every live rank has made it.  One that was silent for the grace, or is so far behind that its steps would not
-# fit into the window, is not waited for.
+# Rows are queued until there are a few thousand, then taken in at once (``settle``).  A step is complete when every
+# live rank has made it.  A rank is not waited for if it was silent for the grace period, or is so far behind that its
+# steps would not fit into the window.
 
 SETTLE_ROWS = 32_768
-"""So many rows are taken in at once, at the latest."""
+"""The queue is taken in when it has this many rows, at the latest."""
 GRACE_S = 10.0
 GRACE_ROUNDS = 3
-"""A rank that was silent for longer, and for so many rounds of all agents, is not waited for."""
+"""A rank is no longer waited for after both: this many seconds, and this many rounds of all agents, of silence."""
 FRAMES_PER_S = 600
-"""What a hub lets its agents send, all together; a round is one frame of each."""
+"""The number of frames that a hub accepts from all its agents together; a round is one frame from each."""
 LATE_AT_ONCE = 2
-"""Steps of large jobs that are digested again in one tick because a row of theirs came late."""
+"""The number of steps that one tick digests again in a large job because a row came late."""
 LARGE = 4096
-"""Ranks of a large job."""
+"""The number of ranks above which a job is large."""
 LARGEST_WALL_NS = (1 << 63) - 1
 ATTEMPTS_COST = 20
-"""Telling attempts apart may take one in so many of our seconds."""
+"""Assigning rings to attempts may take at most one in this many seconds of the hub's time."""
 STRIDE_S = 5.0
 MOST_STRIDE = 1024
 MOST_EXPECTED = 1 << 17
-"""Ranks that room is made for because somebody said there would be so many."""
+"""The most ranks to reserve room for because a world size was announced."""
 BEHIND = 50
-"""One in so many ranks may be further behind than the stride provides for."""
+"""One in this many ranks may be further behind than the stride allows for."""
 KEPT_REDONE = 512
-"""Steps that were digested again; as many as a client may be behind."""
+"""The number of redigested steps to remember; a client may be this many behind."""
 
 
 class Intake:
@@ -102,36 +100,36 @@ class Intake:
         self.ring_of: NDArray[np.intp] = np.zeros(0, np.intp)
         """The registry's number of each column."""
         self.offsets_ns: dict[str, int] = {}
-        """What the clock of each node is ahead of the hub's."""
+        """How far each node's clock is ahead of the hub's."""
         self.frontier = NONE
-        """The last step that all live ranks have made; up to here steps are digested."""
+        """The last step that all live ranks have made; steps up to here are digested."""
         self.redone: dict[int, int] = {}
-        """By step that was digested again, the number of that time; the newest at the end."""
+        """By redigested step, the value of ``redigests`` at that time; the newest is last."""
         self.redigests = 0
-        """How many times there were."""
+        """How many times a step was digested again."""
         self.rows_taken = 0
         self.rows_repeated = 0
         self.rows_unknown = 0
-        """Of rings that nobody introduced."""
+        """Rows from rings without a sidecar."""
         self.version = 0
-        """Grows with everything that can be seen from outside …"""
+        """Increases with every change that is visible from outside."""
         self.waiting: set[asyncio.Future[None]] = set()
-        """… and those who wait for that."""
+        """Waiters for the next change of ``version``."""
         self._clock = clock
         self._pending: list[tuple[NDArray[np.intp], Taken]] = []
         self._pending_rows = 0
         self._late: set[int] = set()
         self._stride_s = self._attempts_s = clock()
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- input ----------------------------------------------------------------------------------------------------
 
     def ring(self, about: RingSidecar, *, node: str) -> None:
-        """Register a ring, or bring what is known of it up to date."""
+        """Register a ring, or update what is known about it."""
         self.registry.put(about, node=node, now_s=self._clock())
         self.touch()
 
     def rows(self, taken: Taken) -> None:
-        """Take rows; the sidecars of their rings must have come."""
+        """Queue rows; the sidecars of their rings must have arrived."""
         if not len(taken.table):
             return
         ids = taken.table["ring"].tobytes()
@@ -143,19 +141,19 @@ class Intake:
             self.settle()
 
     def lines(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
-        """Lines of ``events.jsonl``, ``samples.jsonl`` or ``stacks.jsonl``."""
+        """Take lines of ``events.jsonl``, ``samples.jsonl`` or ``stacks.jsonl``."""
         self.offsets_ns[node] = offset_ns
         self.said.put(file, lines, node=node, offset_ns=offset_ns)
         self.touch()
 
     def tick(self) -> None:
-        """Take in what waits, and digest what is complete."""
+        """Take in the queued rows, and digest the complete steps."""
         self.settle()
         self._fit_stride()
         self._digest()
 
     def settle(self) -> None:
-        """Take in what waits; whoever reads calls it first."""
+        """Take in the queued rows; readers call this first."""
         if self.registry.doubtful and self._clock() >= self._attempts_s:
             self._settle_attempts()
         if not self._pending:
@@ -172,16 +170,16 @@ class Intake:
         self.touch()
 
     def touch(self) -> None:
-        """Something can be seen that was not there before."""
+        """Announce a visible change."""
         self.version += 1
         for waiter in self.waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- details --------------------------------------------------------------------------------------------------
 
     def _settle_attempts(self) -> None:
-        """Before rows are taken in: those of an attempt that is over have no place here."""
+        """Assign rings to attempts before rows are taken in: rows of an earlier attempt are not kept."""
         began_s = self._clock()
         offsets = [self.offsets_ns.get(node, 0) for node in self.registry.nodes]
         if self.registry.settle_attempts(np.array(offsets, np.int64)):
@@ -201,9 +199,9 @@ class Intake:
         self._late.clear()
 
     def _hear(self, pending: Sequence[tuple[NDArray[np.intp], Taken]]) -> None:
-        """Where the ranks are, as their tables say."""
+        """Update each rank's live step, phase and state from the tables."""
         rings = np.concatenate([own for own, _ in pending])
-        whole = np.dtype(f"V{np.dtype(TABLE_FIELDS).itemsize}")  # joining fields one by one takes ten times as long
+        whole = np.dtype(f"V{np.dtype(TABLE_FIELDS).itemsize}")  # joining field by field is ten times slower
         table = np.concatenate([np.ascontiguousarray(taken.table).view(whole) for _, taken in pending])
         table = table.view(TABLE_FIELDS)
         table, rings = table[rings != NONE], rings[rings != NONE]
@@ -211,7 +209,7 @@ class Intake:
         for name in ("live_step", "live_since_ns"):
             of[name][rings] = np.minimum(table[name], np.uint64((1 << 63) - 1)).astype(np.int64)
         of["live_phase"][rings] = table["live_phase"] % 16
-        # What the sidecar says of a process that is gone is the last word.
+        # For a process that is gone, the sidecar's state is final.
         of["state"][rings] = np.where(of["state"][rings] >= ENDED, of["state"][rings], np.minimum(table["state"], 3))
         of["heard_s"][rings] = self._clock()
         for name in ("lost", "torn"):
@@ -219,7 +217,7 @@ class Intake:
                 np.add.at(of[name], rings, table[name].astype(np.int64))
 
     def _introduced(self, rings: NDArray[np.intp], taken: Taken) -> tuple[NDArray[np.intp], Taken]:
-        """Without the rows of rings that nobody introduced."""
+        """Drop the rows of rings without a sidecar."""
         known = rings != NONE
         rows = np.repeat(known, taken.table["rows"])
         self.rows_unknown += int((~rows).sum())
@@ -261,7 +259,7 @@ class Intake:
             self._into_planes(batch.part(here), column[here])
 
     def _into_planes(self, batch: Batch, column: NDArray[np.intp]) -> None:
-        """In order of steps, half a window at a time: a backlog may be longer than the window."""
+        """Process steps in order, half a window at a time: a backlog may be longer than the window."""
         names = self.registry.of["names"][batch.ring]
         half = max(1, self.planes.width // 2) * self.planes.stride
         newest, upto = int(batch.step.max()), max(int(batch.step.min()) + half, self.planes.newest)
@@ -275,11 +273,11 @@ class Intake:
                 self._part_into_planes(
                     batch.part(own), column[own], Names(given=self.registry.names, number=names[own])
                 )
-            # Their device times too, before they leave.
+            # Take in their device times before the steps leave the window.
             timed = np.flatnonzero((device > done) & (device <= upto))
             if len(timed):
                 self._take_device(batch.device[timed], batch.device_ring[timed])
-            # A gap in the numbers is passed over at once.
+            # Skip gaps in the step numbers.
             rest = batch.step[batch.step > upto]
             done, upto = upto, max(upto, int(rest.min())) + half if len(rest) else upto
             if not len(rest):
@@ -298,7 +296,7 @@ class Intake:
         self._late.update(touched[touched <= self.frontier].tolist())
 
     def _give_columns(self, rings: NDArray[np.intp]) -> None:
-        """A place for the rings of the last attempt that made their first step."""
+        """Assign columns to rings of the last attempt that made their first step."""
         of = self.registry.of
         fresh = rings[(of["column"][rings] == NONE) & (of["attempt"][rings] == self.registry.attempt)]
         if not len(fresh):
@@ -312,7 +310,7 @@ class Intake:
             self.registry.number(ring)
 
     def live_columns(self) -> NDArray[np.bool_]:
-        """Which columns are of ranks that are waited for."""
+        """Mark the columns whose ranks are waited for."""
         grace_s = max(GRACE_S, GRACE_ROUNDS * len(self.registry.nodes) / FRAMES_PER_S)
         live: NDArray[np.bool_] = self.registry.live(self._clock() - grace_s)[self.ring_of]
         return live
@@ -335,7 +333,7 @@ class Intake:
             self.touch()
 
     def _put_steps(self, log: DigestLog, steps: NDArray[np.int64]) -> None:
-        """Digest steps of the window: many at once where that can be, else one by one."""
+        """Digest steps in the window: in blocks where possible, otherwise one by one."""
         while len(steps) > 1 and log.last_step < steps[0]:
             block = digest_block(self.planes, steps)
             if block is None:
@@ -357,16 +355,16 @@ class Intake:
                 del self.redone[next(iter(self.redone))]
 
     def _wall_ns(self, column: int, start_ns: int | NDArray[np.int64]) -> NDArray[Any]:
-        """When steps began, on the hub's clock, by the word of one rank."""
+        """Return when steps began, on the hub's clock, according to one rank."""
         of, ring = self.registry.of, self.ring_of[column]
         offset_ns = self.offsets_ns.get(self.registry.nodes[of["node"][ring]], 0)
         ahead_ns = int(of["anchor_wall_ns"][ring]) - int(of["anchor_mono_ns"][ring]) - offset_ns
-        # Whole numbers without an end: clocks that somebody sent may be anything.
+        # Unbounded integers: a clock received from an agent may have any value.
         walls: NDArray[Any] = np.clip(np.asarray(start_ns).astype(object) + ahead_ns, 0, LARGEST_WALL_NS)
         return walls
 
     def _fit_stride(self) -> None:
-        """Keep fewer steps where the ranks, heard at different times, are further apart than the window is long."""
+        """Keep fewer steps if the ranks, whose rows arrive at different times, are further apart than the window."""
         now_s = self._clock()
         if now_s - self._stride_s < STRIDE_S or not self.planes.columns:
             return
@@ -374,7 +372,7 @@ class Intake:
         last = self.registry.of["last_step"][self.ring_of][self.live_columns()]
         if not len(last):
             return
-        # Not the very last: a node that comes back after an hour must not cost all others their steps.
+        # Ignore the slowest few: a node that comes back after an hour must not cost all others their steps.
         behind = self.planes.newest - int(np.partition(last, len(last) // BEHIND)[len(last) // BEHIND])
         stride = self.planes.stride
         while behind > 0.8 * self.planes.width * stride and stride < MOST_STRIDE:
@@ -386,7 +384,7 @@ class Intake:
 
 
 class _Rows:
-    """Rows that are left of others."""
+    """The rows that remain after filtering."""
 
     def __init__(self, slots: NDArray[np.uint8], table: NDArray[Any]) -> None:
         self.slots = slots
@@ -396,50 +394,50 @@ class _Rows:
 # -- live run ---------------------------------------------------------------------------------------------------------
 
 MOST_ROWS = 10_000
-"""Ranks, events or samples in one answer."""
+"""The limit for ranks, events or samples in one answer."""
 MOST_BINS = 4096
 UNFOLDED_CELLS = 1 << 16
-"""Steps times ranks that are digested anew for one answer: some tens of milliseconds."""
+"""The limit for steps times ranks that one answer digests again; takes tens of milliseconds."""
 WATCHED_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What the last look found."""
+    """The result of the last evaluation of the rules."""
 
     findings: tuple[Finding, ...] = ()
-    """Those that are shown, the most severe first."""
+    """The findings shown, the most severe first."""
     standing: Mapping[int, str] = field(default_factory=dict)
-    """By rank, what it is at while the job stands still (``hangs/report.py``)."""
+    """By rank, what it is doing while the job is hung (``hangs/report.py``)."""
     communication: Mapping[str, Any] | None = None
-    """What the ranks exchanged in the steps that were looked at: the table of ``summary.json``."""
+    """What the ranks exchanged in the evaluated steps: the table of ``summary.json``."""
     step: int = NONE
     ranks: int = 0
-    """How many were judged …"""
+    """How many ranks were judged."""
     of_ranks: int = 0
-    """… of how many."""
+    """How many ranks there are."""
     looks: int = 0
     took_s: float = 0.0
     period_s: float = 0.0
-    """From one look to the next."""
+    """The time from one evaluation to the next."""
     failed: str = ""
-    """What went wrong in a look, if one ever did; a fault of ours."""
+    """The error of a failed evaluation, if any; a bug in the hub."""
 
 
 class LiveRun(Intake):
     judged = Judged()
     asked_s = float("-inf")
-    """When somebody last looked."""
+    """When a client last asked for this run."""
     _steps_said: tuple[tuple[int, ...], dict[str, Any]] | None = None
-    """The last answer of ``steps``, with what was asked: whoever opens the page asks the same."""
+    """The last answer of ``steps`` and its arguments: every newly opened page asks the same."""
 
     def asked(self) -> None:
-        """Somebody looks."""
+        """Note that a client asked for this run."""
         self.asked_s = self._clock()
 
     @property
     def watched(self) -> bool:
-        """Whether somebody looks on: whoever follows a run asks at every heartbeat."""
+        """Whether a client is following the run: clients ask at every heartbeat."""
         return self._clock() - self.asked_s < WATCHED_S
 
     def judge(self, judged: Judged) -> None:
@@ -447,7 +445,7 @@ class LiveRun(Intake):
         self.touch()
 
     async def changed(self, version: int, timeout_s: float) -> int:
-        """Wait until the version is another one, or so long; the version."""
+        """Wait until the version differs or the timeout passes; return the version."""
         if self.version == version:
             waiter = asyncio.get_running_loop().create_future()
             self.waiting.add(waiter)
@@ -458,7 +456,7 @@ class LiveRun(Intake):
         return self.version
 
     def info(self) -> dict[str, Any]:
-        """How the run stands, in one page."""
+        """Return the run's status as one document."""
         self.settle()
         n, of = self.registry.count, self.registry.of
         own = of["attempt"][:n] == self.registry.attempt
@@ -492,7 +490,7 @@ class LiveRun(Intake):
     def ranks(
         self, *, first: int = 0, limit: int = 1000, order: str = "rank", chosen: Collection[int] | None = None
     ) -> dict[str, Any]:
-        """The ranks of the last attempt as columns.
+        """Return the ranks of the last attempt as columns.
 
         ``order``: ``rank``; or ``work``, ``wall`` or the name of a phase: the longest first, by the mean over the
         window.  ``chosen``: only these ranks.
@@ -510,7 +508,7 @@ class LiveRun(Intake):
         since = of["live_since_ns"][at] - of["anchor_mono_ns"][at] + of["anchor_wall_ns"][at]
         names = [self.registry.phase_names(ring) for ring in at.tolist()]
         live = zip(names, of["live_phase"][at].tolist(), strict=True)
-        heard = of["live_step"][at] > of["last_step"][at]  # else it said where it was before it sent its last step
+        heard = of["live_step"][at] > of["last_step"][at]  # otherwise the position is older than the last step it sent
         states = [self.registry.state(ring) for ring in at.tolist()]
         standing = [self.judged.standing.get(rank) for rank in shown[place].tolist()]
         plain = ("attempt", "local_rank", "pid", "last_step", "rows", "lost", "torn", "hook_failures")
@@ -532,7 +530,7 @@ class LiveRun(Intake):
         }
 
     def steps(self, first: int = 0, last: int | None = None, *, bins: int = 512) -> dict[str, Any]:
-        """The digests of these steps, in at most so many bins, as columns."""
+        """Return the digests of these steps as columns, in at most ``bins`` bins."""
         self.tick()
         last = max(0, self.planes.newest) if last is None else last
         asked = (self.version, first, last, bins)
@@ -541,7 +539,7 @@ class LiveRun(Intake):
         return dict(self._steps_said[1])
 
     def steps_redone(self, after: int) -> dict[str, Any] | None:
-        """The steps that were digested again after that time (``redigests``), as columns; None: there are none."""
+        """Return the steps digested again after redigest number ``after`` as columns; None if there were none."""
         redone = [step for step, number in self.redone.items() if number > after]
         if not redone:
             return None
@@ -554,7 +552,7 @@ class LiveRun(Intake):
         return log.bins(first, last, most, metrics=metrics_of(self.planes), device=device_width(self.planes))
 
     def _unfolded(self, first: int, last: int, most: int) -> DigestLog | None:
-        """Of a stretch that the log has coarser than is asked for, its steps digested anew, if they are all there."""
+        """Digest steps anew where the log is coarser than requested, if the window still has them all."""
         if self.planes.stride > 1 or self.digests.coarsest(first, last) <= max(1, (last - first + 1) // most):
             return None
         kept = self.planes.complete()
@@ -599,7 +597,7 @@ class LiveRun(Intake):
         }
 
     def _device_columns(self, found: Bins) -> dict[str, list[int | None]]:
-        """By phase with any time on a device; None for a bin of which no step was timed."""
+        """Return columns by phase with any time on a device; None for a bin without a timed step."""
         if not found.device.size:
             return {}
         timed = (found.device[:, 0] > 0).tolist()
@@ -614,7 +612,7 @@ class LiveRun(Intake):
         return {**self._judged(), "findings": [finding.to_dict() for finding in self.judged.findings]}
 
     def events(self, after: int = 0, *, limit: int = 1000) -> list[dict[str, Any]]:
-        """Those after number ``after``, the oldest first; each has its ``number`` and ``node``."""
+        """Return the events after number ``after``, the oldest first; each has its ``number`` and ``node``."""
         return self.said.events(after, min(limit, MOST_ROWS))
 
     def samples(
@@ -631,10 +629,10 @@ class LiveRun(Intake):
     def stacks(self, *, nodes: Collection[str] | None = None, limit: int = 1000) -> list[dict[str, Any]]:
         return self.said.parsed("stacks.jsonl", nodes=nodes, limit=min(limit, MOST_ROWS))
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- details --------------------------------------------------------------------------------------------------
 
     def used_phases(self) -> list[str]:
-        """Those with any time in them."""
+        """Return the phases with any time in them."""
         return [name for name in self.planes.phases if f"phase:{name}" in self.planes.held]
 
     def means(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -657,7 +655,7 @@ class LiveRun(Intake):
         return found
 
     def _still_ranks(self) -> int:
-        """How many live, and stand still all the same: who holds the job up, and who waits for them."""
+        """Count the ranks that are alive but make no progress: those blocking the job, and those waiting for them."""
         if not self.judged.standing:
             return 0
         shown = self.registry.of["shown"][self.ring_of]

@@ -1,11 +1,11 @@
-"""Who writes: every ring of a run as a row of columns, 100,000 of them in some tens of megabytes.
+"""The rings of a run, one row each: 100,000 take tens of megabytes.
 
-A ring is registered by its sidecar and found by its id.  What many rings have in common (host, node, names of phases,
-facts, groups, versions) is kept once and referred to by number; what would not fit into ``FACTS_BYTES`` is left out.
-The rest of a sidecar can be made again from here: ``identity``, ``facts``, ``groups``.
+A ring is registered by its sidecar and found by its id.  Values that many rings share (host, node, names of phases,
+facts, groups, versions) are stored once and referred to by number; what exceeds ``FACTS_BYTES`` is left out.  The rest
+of a sidecar can be rebuilt from here: ``identity``, ``facts``, ``groups``.
 
-A ring has a *column* (its place in the planes) from its first step on, as long as its attempt is the last; a helper
-process that inherited a rank's environment and never makes a step therefore takes no place.
+A ring has a *column* (its place in the planes) from its first step on, while its attempt is the last.  A helper
+process that inherited a rank's environment and never makes a step therefore takes up no column.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from stepscope.wire.frames import ring_id
 __all__ = ["ENDED", "STATES", "Registry"]
 
 STATES: tuple[RankState, ...] = ("starting", "running", "exited", "exception", "vanished")
-"""By number: those of ``RingState``, and the one that a process cannot say of itself."""
+"""By number: those of ``RingState``, and ``vanished``, which a process cannot report about itself."""
 ENDED = RingState.EXITED
-"""States from this number on are of processes that are gone."""
+"""States from this number on mean that the process is gone."""
 NOWHERE = -1
 FACTS_BYTES = 24 << 20
-"""Of facts and groups, as JSON, all rings together."""
+"""The limit for facts and groups, as JSON, over all rings."""
 FIRST_ROOM = 64
 
 _COLUMNS: dict[str, str] = {
@@ -72,17 +72,17 @@ _LARGEST = (1 << 63) - 1
 
 
 class Registry:
-    """Columns are read as attributes of ``self.of``: ``registry.of["rank"][: registry.count]``."""
+    """Columns by name in ``self.of``: ``registry.of["rank"][: registry.count]``."""
 
     def __init__(self) -> None:
         self.count = 0
         self.of: dict[str, NDArray[Any]] = {name: np.zeros(FIRST_ROOM, kind) for name, kind in _COLUMNS.items()}
         self.by_id: dict[bytes, int] = {}
         self.attempt = 0
-        """The last one."""
+        """The last attempt."""
         self.some_ended = False
         self.doubtful = False
-        """Whether a ring came of which it has to be told which attempt it belongs to."""
+        """Whether a ring has arrived whose attempt is not yet known."""
         self.hosts: list[str] = []
         self.nodes: list[str] = []
         self.names: list[tuple[str, ...]] = []
@@ -96,7 +96,7 @@ class Registry:
         self._taken: dict[tuple[int, int], int] = {}
 
     def put(self, about: RingSidecar, *, node: str, now_s: float) -> int:
-        """Register a ring, or bring what is known of it up to date; its number."""
+        """Register a ring, or update what is known about it; return its number."""
         ident = ring_id(about.key)
         identity = about.identity
         at = self.by_id.get(ident)
@@ -136,9 +136,9 @@ class Registry:
         return at
 
     def settle_attempts(self, offsets_ns: NDArray[np.int64]) -> bool:
-        """Tell rounds of the job apart (``store/rank_series.py``); whether the last one is another than before.
+        """Assign rings to attempts (``store/rank_series.py``); return whether the last attempt changed.
 
-        ``offsets_ns``: what the clock of each of ``nodes`` is ahead.
+        ``offsets_ns``: how far the clock of each of ``nodes`` is ahead.
         """
         n, of = self.count, self.of
         offset = offsets_ns[of["node"][:n]]
@@ -172,7 +172,7 @@ class Registry:
         return self.attempt != before
 
     def number(self, at: int) -> int:
-        """The rank that a ring is shown as: its own, or the next free one where another of its attempt has that."""
+        """Return the displayed rank: the ring's own, or the next free one if another ring of its attempt has that."""
         of = self.of
         if of["shown"][at] == NOWHERE:
             attempt, rank = int(of["attempt"][at]), int(of["rank"][at])
@@ -182,13 +182,13 @@ class Registry:
         return int(of["shown"][at])
 
     def live(self, since_s: float) -> NDArray[np.bool_]:
-        """Which rings are not known to have ended and were heard of since then."""
+        """Mark the rings that are not known to have ended and were heard from since then."""
         n, of = self.count, self.of
         going: NDArray[np.bool_] = (of["state"][:n] < ENDED) & (of["ended_wall_ns"][:n] == 0)
         return going & (of["heard_s"][:n] >= since_s)
 
     def states(self) -> NDArray[np.uint8]:
-        """By ring: whoever made a step has started, though its last word of itself may be from before that."""
+        """By ring: one that made a step is running, even if its last report is from before that."""
         n, of = self.count, self.of
         made_steps = of["last_step"][:n] != NOWHERE
         return np.where(made_steps, np.maximum(of["state"][:n], RingState.RUNNING), of["state"][:n]).astype(np.uint8)
@@ -232,7 +232,7 @@ class Registry:
         return number
 
     def _bulky(self, what: str, said: Any, held: list[Any], value: Any) -> int:
-        """As ``_number``, within bounds; nothing is number 0."""
+        """Like ``_number``, within bounds; 0 means nothing."""
         if not said:
             return 0
         text = json.dumps(said, sort_keys=True)
@@ -249,7 +249,7 @@ class Registry:
 
 
 def _kind(identity: RankIdentity) -> dict[str, Any]:
-    """What of an identity many ranks have in common."""
+    """Return the fields of an identity that many ranks share."""
     shared = ("backend", "device", "device_name", "device_bytes", "device_timed", "torch", "python", "script")
     return {name: getattr(identity, name) for name in shared}
 

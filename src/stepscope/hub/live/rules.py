@@ -1,13 +1,12 @@
 """The rules while a job runs: which ranks are judged, the copy they are judged on, and when.
 
-The rules while a job runs: every few seconds a look, in a thread, that takes at most a tenth of the time.
+    looks = RuleLoop(live)
+    await looks.run()               # until canceled
 
-    looks = Looks(live)
-    await looks.run()               # until it is cancelled
-
-A look copies the last steps of the ranks that are judged (``selection.py``), which is quick, and asks the rules about
-the copy in a thread, so that rows are taken in all the while.  The longer a look took, the longer until the next.
-``diagnosis.live`` decides what is shown: what holds at two looks.
+Every few seconds the loop copies the last steps of the judged ranks (``select``, ``snapshot``), which is quick, and
+applies the rules to the copy in a thread, so that rows are taken in meanwhile.  Evaluations take at most a tenth of
+the time: the longer one took, the later the next starts.  ``diagnosis.findings`` shows a finding only if two
+evaluations agree.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ __all__ = ["MOST_JUDGED", "RuleLoop", "Snapshot", "keep_up", "run_data_of", "sel
 
 
 # -- run data ---------------------------------------------------------------------------------------------------------
-# The last steps of some ranks as a ``RunData``: what the rules of a finished run read, made from the live model.
+# The last steps of some ranks as a ``RunData``, the input of the rules for a finished run, made from the live model.
 #
-# Two halves.  ``snapshot`` copies what is needed and is quick: it runs where rows are taken in.  ``run_data_of`` builds
-# records from the copy, parses lines and reads the few files there are: it runs in a thread.
+# ``snapshot`` only copies, which is quick: it runs in the event loop.  ``run_data_of`` builds records from the copy,
+# parses lines and reads the few files there are: it runs in a thread.
 
 _COPIED = (
     *("start_ns", "wall_ns", "between_ns", "flags", "allocated", "reserved", "peak_allocated"),
     *("ddp_compute_ns", "ddp_comm_ns", "micro_batches", "forwards", "batches"),
 )
 SAMPLED_NODES = 64
-"""So many nodes' samples are parsed for one look."""
+"""The number of nodes whose samples are parsed for one evaluation."""
 Line = tuple[str, bytes, int]
 
 
@@ -81,12 +80,12 @@ class Snapshot:
     run_dir: Path | None
     meta: dict[str, Any]
     step: int
-    """The last one that all live ranks have made."""
+    """The last step that all live ranks have made."""
     of_ranks: int
     steps: NDArray[np.int64]
     ranks: tuple[RankCopy, ...]
     have: NDArray[np.bool_]
-    """[step, rank], as everything below."""
+    """[step, rank], like everything below."""
     held: dict[str, NDArray[Any]]
     exchanges: tuple[tuple[NDArray[np.intp], NDArray[np.uint8]], ...]
     events: tuple[dict[str, Any], ...]
@@ -95,7 +94,7 @@ class Snapshot:
 
 
 def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
-    """Of these columns; call it where rows are taken in."""
+    """Copy these columns; call it in the event loop."""
     live.settle()
     planes = live.planes
     steps = planes.complete()
@@ -145,7 +144,7 @@ MOST_EVENTS = 2000
 
 
 def run_data_of(copy: Snapshot) -> RunData:
-    """Records again, as a run's loader makes them."""
+    """Build the records that the loader of a run would return."""
     steps = _step_rows(copy)
     device = _device_rows(copy)
     exchanges = _by_ring(copy.exchanges)
@@ -186,7 +185,7 @@ def run_data_of(copy: Snapshot) -> RunData:
 
 
 def _as_stored(line: Mapping[str, Any]) -> dict[str, Any]:
-    """As its agent wrote it: rules look for the samples of a rank by the name of its host."""
+    """Restore the line as its agent wrote it: rules look up a rank's samples by host name."""
     own = {"node": line["host"] or line["node"]}
     return {key: value for key, value in line.items() if value is not None and key != "host"} | own
 
@@ -223,7 +222,7 @@ def _device_rows(copy: Snapshot) -> NDArray[Any] | None:
 
 
 def _put_phases(out: NDArray[Any], kind: str, copy: Snapshot) -> None:
-    """Back into the slot that each rank has for a phase; out is [rank, step, slot]."""
+    """Convert back to each rank's phase slots; ``out`` is [rank, step, slot]."""
     given: dict[tuple[str, ...], list[int]] = {}
     for place, rank in enumerate(copy.ranks):
         given.setdefault(rank.phase_names, []).append(place)
@@ -245,22 +244,22 @@ def _by_ring(kept: Sequence[tuple[NDArray[np.intp], NDArray[np.uint8]]]) -> dict
     return dict(zip(rings.tolist(), np.split(slots[order], first[1:]), strict=True))
 
 
-# -- selection --------------------------------------------------------------------------------------------------------
-# Which ranks the rules judge while a job runs: all of them, or the worst and an even sample of the rest.
+# -- rank selection ---------------------------------------------------------------------------------------------------
+# The rules judge all ranks, or the worst and an even sample of the rest.
 #
-# Rules compare ranks with one another.  Among a hundred thousand, the few that hold the others back are those with the
-# most work, or the most of one phase, over the window; what is usual is known as well from some hundreds as from all.
-# So the worst by each measure, those that ended badly or lag behind, and an even sample in order of ranks are judged:
-# the same ones whenever the numbers are the same.
+# Rules compare ranks with each other.  Among a hundred thousand, the few that delay the others are those with the most
+# work, or the most of one phase, over the window; a few hundred ranks show what is normal as well as all do.  The
+# rules therefore judge the worst by each measure, those that failed or lag behind, and an even sample in order of
+# ranks.  The same numbers always give the same selection.
 
 MOST_JUDGED = 512
 WORST_PER_MEASURE = 16
-"""By each measure."""
+"""The number of ranks selected by each measure."""
 ENDED_BADLY = 32
 
 
 def select(live: LiveRun, most: int = MOST_JUDGED) -> NDArray[np.intp]:
-    """Columns, in order of ranks; without those that are silent and not known to have ended."""
+    """Return columns in order of ranks, without silent ranks that are not known to have ended."""
     of = live.registry.of
     state, shown = of["state"][live.ring_of], of["shown"][live.ring_of]
     gone = (state >= STATES.index("exited")) | (of["ended_wall_ns"][live.ring_of] > 0)
@@ -282,7 +281,7 @@ def select(live: LiveRun, most: int = MOST_JUDGED) -> NDArray[np.intp]:
 
 
 def _measures(live: LiveRun) -> list[NDArray[np.float32]]:
-    """[column] each: work and every phase, as the host saw them and as the device did."""
+    """[column] each: work and every phase, on the host and on the device."""
     n, held = live.planes.columns, live.planes.held
     means = live.means(("work", *live.used_phases()))
     found = [values for name, values in means.items() if name != "comm"]
@@ -302,21 +301,21 @@ def _largest(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     return largest
 
 
-# -- looks ------------------------------------------------------------------------------------------------------------
+# -- evaluation loop --------------------------------------------------------------------------------------------------
 
 LEAST_S = 1.0
-"""From one look to the next."""
+"""The shortest time between two evaluations."""
 SHARE = 0.1
-"""Of the time that may go into looks."""
+"""The share of the time that evaluations may take."""
 TICK_S = 0.25
-"""Between two rounds of taking in …"""
+"""The time between two rounds of intake."""
 WATCHED_TICK_S = 0.1
-"""… while somebody looks."""
+"""The same while a client is watching."""
 BACKLOG_S = 0.09
-"""A poll that takes so long has hours of a run to catch up with: it goes on almost at once."""
+"""A poll that takes longer is catching up with hours of a run: the next follows almost at once."""
 BACKLOG_TICK_S = 0.02
 AGAIN_S = 60.0
-"""After a look that failed."""
+"""The delay after a failed evaluation."""
 
 
 class RuleLoop:
@@ -335,7 +334,7 @@ class RuleLoop:
         self._seen: tuple[int, ...] = ()
 
     async def run(self, *, first_s: float = 0.0) -> None:
-        """Look again and again, from so long on; the first time as soon as there is a step."""
+        """Evaluate the rules repeatedly after ``first_s``; the first time as soon as there is a step."""
         await asyncio.sleep(first_s)
         while True:
             while not self._due():
@@ -344,7 +343,7 @@ class RuleLoop:
             await asyncio.sleep(max(LEAST_S, self._live.judged.period_s))
 
     async def look(self) -> tuple[Change, ...]:
-        """Look once; what changed.  Nothing when no step, no hang and no death has come since the last time."""
+        """Evaluate once; return what changed.  Does nothing without a new step, hang or death since the last time."""
         live = self._live
         live.tick()
         if live.registry.attempt != self._attempt:
@@ -375,7 +374,7 @@ class RuleLoop:
         return changes
 
     def _due(self) -> bool:
-        """Whether there is anything that the last look did not see."""
+        """Whether there is anything new since the last evaluation."""
         live = self._live
         return self._now() != self._seen or live.registry.attempt != self._attempt or live.ended()
 
@@ -394,10 +393,11 @@ class RuleLoop:
 
 
 async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, looks: RuleLoop | None = None) -> None:
-    """Take in rows and digest steps a few times a second, and look now and then, until cancelled.
+    """Take in rows and digest steps a few times a second, and evaluate the rules now and then, until canceled.
 
-    ``poll``: what brings rows besides, a tail's.  A rule that fails is a fault of ours, but no reason to take nothing
-    in any more: it is told, and after a while looked again.  ``looks``: for who wants to look once more afterwards.
+    ``poll``: an additional source of rows, such as a tail.  A failing rule is a bug in Stepscope but must not stop the
+    intake: the error is reported, and the rules run again after a while.  ``looks``: pass a loop to evaluate once more
+    afterwards.
     """
     looks = RuleLoop(live) if looks is None else looks
     looking = asyncio.create_task(looks.run())
@@ -418,7 +418,7 @@ async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, lo
 
 
 def _told_of(run_dir: Path | None) -> tuple[int, ...]:
-    """Another when a file of a hang or of a death came: a job that stands still makes no steps to look at."""
+    """Return a value that changes when a hang or death file arrives: a hung job makes no steps."""
     if run_dir is None:
         return ()
     return tuple(_changed_ns(folder) for folder in (hangs_folder(run_dir), error_path(run_dir, 0).parent))
@@ -432,7 +432,7 @@ def _changed_ns(folder: Path) -> int:
 
 
 def _shown(watched: Sequence[Watched], copy: Snapshot) -> tuple[Finding, ...]:
-    """The most severe and most costly first; what a finding costs all ranks, not only those that were judged."""
+    """Return the most severe and costly findings first; the cost is scaled from the judged ranks to all."""
     share = copy.of_ranks / max(1, len(copy.ranks))
     shown = [_for_all(one.finding, share) for one in watched if one.shown]
     return tuple(sorted(shown, key=_weight, reverse=True))
@@ -446,6 +446,6 @@ def _for_all(finding: Finding, share: float) -> Finding:
 
 
 def _weight(finding: Finding) -> tuple[bool, int, float]:
-    """A job that stands still, or a dead rank, before all that is only slow; as in the summary."""
+    """Sort a hang or a dead rank before anything that is only slow, as in the summary."""
     stopped = finding.kind in AT_ONCE and finding.severity == "critical"
     return stopped, SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))

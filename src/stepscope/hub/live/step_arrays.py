@@ -1,14 +1,13 @@
 """The steps of every rank as arrays: new rows, the window of the last steps, the map rank × time, collectives.
 
-The last steps of every rank of the last attempt, as arrays ``[step, column]``: what digests and rules are made from.
+The window (``Planes``) has the last steps of every rank in the last attempt as arrays ``[step, column]``; digests and
+rules are computed from it.  It is a ring buffer over steps: step n is in row ``n // stride % width``.  There is one
+float32 array per quantity, allocated at its first nonzero value: a job without device times, or without a phase, pays
+nothing for them.  The number of steps kept follows from the memory budget and the number of ranks: 1,024 for hundreds
+of ranks, 256 for thousands, never fewer than 32.
 
-A ring buffer over steps: step n stands in row ``n // stride % width``.  One array per quantity, float32, made when the
-first value other than zero comes: a job without device times, or without a phase, pays nothing for them.  How many
-steps are kept follows from the memory they may take and the number of ranks: 1,024 for some hundred, 256 for some
-thousand, never fewer than 32.
-
-Agents of a large job send every twenty seconds or so, each at another time, and a step is complete only when the last
-of them has sent it.  Where that many steps do not fit, only every second (fourth …) step is kept: the ``stride``.
+Agents of a large job send about every twenty seconds, each at a different time, and a step is complete only when the
+last agent has sent it.  If that many steps do not fit, only every second (fourth …) step is kept: the ``stride``.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from stepscope.store.rank_series import DEVICE_DTYPE, STEP_DTYPE
 __all__ = ["NONE", "Batch", "Exchanges", "Heat", "Names", "Planes", "Taken", "gather"]
 
 
-# -- batch ------------------------------------------------------------------------------------------------------------
-# From slots as they came to columns of new steps: in order, each once, with waiting booked as ``comm``.
+# -- batches ----------------------------------------------------------------------------------------------------------
+# Turns received slots into columns of new steps: in order, without duplicates, with waiting booked as ``comm``.
 #
-# Rows wait until a few thousand have come together (``LiveRun.settle``); then everything here is a handful of array
-# operations, however many frames they came in.  A step that a ring already has is passed over: an agent that resumed
-# may read twice, and the first counts, as it does when a run is loaded.
+# Rows are queued until there are a few thousand (``LiveRun.settle``); a batch then takes a few array operations, no
+# matter how many frames it came in.  Steps that a ring already has are skipped: an agent that resumed may read twice,
+# and the first row counts, as when a run is loaded.
 
 Floats = NDArray[np.float32]
 LARGEST_STEP = 1 << 40
-"""More steps than anybody makes: a number from here on is of another hand."""
+"""No job makes this many steps: a larger number is corrupt or forged."""
 _DDP = ("ddp_compute_ns", "ddp_comm_ns", "ddp_exposed_ns")
 
 
 class Taken(Protocol):
-    """Rows that the inbox took, or that a segment had."""
+    """Rows from the inbox, or from a segment."""
 
     @property
     def slots(self) -> NDArray[np.uint8]:
@@ -60,12 +59,12 @@ class Taken(Protocol):
 
     @property
     def table(self) -> NDArray[Any]:
-        """``wire.blocks.TABLE_FIELDS``; ``rows`` says how many of the slots are each ring's."""
+        """``wire.frames.TABLE_FIELDS``; ``rows`` is each ring's number of slots."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """Steps of an earlier batch whose waiting is known only now (DDP tells it in the step after)."""
+    """Steps of an earlier batch whose waiting time is known only now (DDP reports it one step later)."""
 
     ring: NDArray[np.intp]
     step: NDArray[np.int64]
@@ -75,7 +74,7 @@ class Again:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """New steps, ordered by ring and step; one entry of each array a step."""
+    """New steps, ordered by ring and step; each array has one entry per step."""
 
     ring: NDArray[np.intp]
     """Number in the registry."""
@@ -83,21 +82,21 @@ class Batch:
     rows: NDArray[Any]
     """dtype ``STEP_FIELDS``; ``phase_ns`` as recorded."""
     waited: Floats
-    """Of the phase backward, what belongs to comm."""
+    """The part of the backward phase that belongs to comm."""
     ddp: dict[str, Floats]
-    """DDP's figures of each step itself, not of the one before; {} where there are none."""
+    """DDP's figures for the step itself, not the previous one; {} if there are no figures."""
     again: Again | None
     device_ring: NDArray[np.intp]
     device: NDArray[Any]
     """dtype ``DEVICE_FIELDS``."""
     exchange_ring: NDArray[np.intp]
     exchanges: NDArray[np.uint8]
-    """[n, 256]; the slots that tell of collectives."""
+    """[n, 256]; the slots that describe collectives."""
     repeated: int
-    """Rows that were there already, or that nobody can have made."""
+    """Rows that are duplicates or have an impossible step number."""
 
     def part(self, chosen: NDArray[np.intp]) -> Batch:
-        """Of the steps, those; everything else is left as it is."""
+        """Select steps; everything else is unchanged."""
         if len(chosen) == len(self.step):
             return self
         return replace(
@@ -111,9 +110,9 @@ class Batch:
 
 
 def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[np.int64]) -> Batch:
-    """``taken``: rows with the registry's number of each ring of their table; ``last_step``: by that number.
+    """Join rows into a batch; fastest when the rings come in ascending order.
 
-    Quickest when the rings come in ascending order.
+    ``taken``: rows with the registry number of each ring in their table; ``last_step``: by that number.
     """
     counts = [one.table["rows"].astype(np.intp) for _, one in taken]
     ring = np.concatenate([np.repeat(rings, own) for (rings, _), own in zip(taken, counts, strict=True)])
@@ -147,12 +146,12 @@ def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[n
 
 
 def _is_new(ring: NDArray[np.intp], step: NDArray[np.uint64], last_step: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which steps come after all that their ring had before them; ordered by ring."""
+    """Mark the steps that come after all earlier steps of their ring; ordered by ring."""
     if not len(ring):
         return np.zeros(0, np.bool_)
     known = step < LARGEST_STEP
     number = np.where(known, step, 0).astype(np.int64)
-    # One ascending key over all rings, so that a single running maximum says what each ring has had so far.
+    # One ascending key over all rings, so that a single running maximum gives each ring's last step so far.
     place = np.cumsum(np.concatenate(([0], np.diff(ring) != 0))).astype(np.int64) * (LARGEST_STEP + 1)
     key = np.where(known, place + number, place - 1)
     before = np.concatenate(([-1], np.maximum.accumulate(key)[:-1]))
@@ -162,7 +161,7 @@ def _is_new(ring: NDArray[np.intp], step: NDArray[np.uint64], last_step: NDArray
 def _booked(
     ring: NDArray[np.intp], step: NDArray[np.int64], rows: NDArray[Any], last_step: NDArray[np.int64]
 ) -> tuple[dict[str, Floats], Floats, Again | None]:
-    """What ``store.assemble.book_waiting`` does, as far as it can be done before the next step has come."""
+    """Book waiting as ``store.rank_series.book_waiting`` does, as far as possible before the next step arrives."""
     waited = np.zeros(len(rows), np.float32)
     told = rows["ddp_compute_ns"] > 0
     if not told.any():
@@ -170,7 +169,7 @@ def _booked(
     ddp = {name: rows[name].astype(np.float32) for name in _DDP}
     first = np.concatenate(([True], np.diff(ring) != 0))
     again = None
-    if rows["ddp_exposed_ns"].any():  # on a GPU DDP samples itself, and what is read may be of any earlier step
+    if rows["ddp_exposed_ns"].any():  # on a GPU DDP samples itself, and the figures may be from any earlier step
         earlier = np.flatnonzero(first & told & (step > 0) & (last_step[ring] == step - 1))
         values = {name: column[earlier] for name, column in ddp.items()}
         again = Again(ring=ring[earlier], step=step[earlier] - 1, ddp=values)
@@ -182,7 +181,7 @@ def _booked(
 
 
 def booked_phases(phase_ns: Floats, waited: Floats) -> None:
-    """Move it, in place: ``phase_ns`` is [n, slots]."""
+    """Move the waiting time from backward to comm, in place; ``phase_ns`` is [n, slots]."""
     phase_ns[:, BACKWARD] -= waited
     phase_ns[:, COMM] += waited
 
@@ -191,10 +190,10 @@ def booked_phases(phase_ns: Floats, waited: Floats) -> None:
 
 PLANES_BYTES = 224 << 20
 MOST_STEPS = 1024
-"""The rules look at the last 256 while a job runs, and further back where devices are timed in one step of 64 only."""
+"""The rules use the last 256 during a job, and more if devices are timed in only one step of 64."""
 LEAST_STEPS = 32
 MOST_PHASES = 24
-"""Told apart over all ranks; the time of further ones counts as other."""
+"""The number of distinct phases over all ranks; the time of further phases counts as other."""
 FIRST_ROOM = 64
 NONE = -1
 
@@ -213,7 +212,7 @@ PLAIN: dict[str, str] = {
     "forwards": "u2",
     "batches": "u2",
 }
-"""By field of a step's slot; ``waited`` is what was moved from backward to comm."""
+"""By field of a step's slot; ``waited`` is the time moved from backward to comm."""
 _ALWAYS = ("start_ns", "wall_ns")
 _AS_RECORDED = ("start_ns", "wall_ns", "between_ns", "flags", "allocated", "reserved", "peak_allocated")
 _COUNTS = ("micro_batches", "forwards", "batches")
@@ -221,12 +220,12 @@ _COUNTS = ("micro_batches", "forwards", "batches")
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What ranks call their phases."""
+    """The phase names of the ranks."""
 
     given: Sequence[tuple[str, ...]]
-    """Sixteen names by slot, each different set once."""
+    """Sixteen names by slot; each distinct set once."""
     number: NDArray[np.int32]
-    """Which of them, by row."""
+    """The index into ``given``, by row."""
 
 
 class Planes:
@@ -238,7 +237,7 @@ class Planes:
         least_steps: int = LEAST_STEPS,
         room: int = FIRST_ROOM,
     ) -> None:
-        """``room``: for so many ranks; for more it is made when they come."""
+        """``room``: the number of ranks to allocate for; it grows as more come."""
         self._budget_bytes = budget_bytes
         self._most, self._least = most_steps, least_steps
         self.columns = 0
@@ -247,9 +246,9 @@ class Planes:
         """The last step that any rank has made, kept or not."""
         self.phases: list[str] = list(BUILTIN_PHASES)
         self.steps: NDArray[np.int64] = np.full(most_steps, NONE, np.int64)
-        """[width]; which step stands in each row."""
+        """[width]; the step in each row."""
         self.have: NDArray[np.bool_] = np.zeros((most_steps, room), np.bool_)
-        """[width, room]; whether a rank has made it; where this is not set all else is zero."""
+        """[width, room]; whether a rank has made the step; where it is unset, everything else is zero."""
         self.held: dict[str, NDArray[Any]] = {}
         """[width, room] by quantity: fields of ``PLAIN``, ``phase:NAME``, ``device:NAME``, ``device`` (where timed)."""
         self._maps: dict[tuple[str, ...], NDArray[np.intp]] = {}
@@ -268,7 +267,7 @@ class Planes:
         return self.have.nbytes + sum(plane.nbytes for plane in self.held.values())
 
     def clear(self) -> None:
-        """Another attempt begins."""
+        """Reset for another attempt."""
         self.columns, self.stride, self.newest = 0, 1, NONE
         self.steps[:] = NONE
         for plane in (self.have, *self.held.values()):
@@ -281,18 +280,18 @@ class Planes:
         return np.arange(first, self.columns)
 
     def expect(self, columns: int) -> None:
-        """Make room for so many ranks: what is known to come is not copied later."""
+        """Make room for this many ranks: announcing them early avoids copies later."""
         if columns > self.have.shape[1]:
             room = -(-columns // FIRST_ROOM) * FIRST_ROOM
             self._shape(self._width_for(room), room)
 
     def row_of(self, steps: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Where each step stands; ``NONE`` for those that are not kept."""
+        """Return the row of each step; ``NONE`` for steps that are not kept."""
         rows = (steps // self.stride % self.width).astype(np.intp)
         return np.where((steps >= 0) & (self.steps[rows] == steps), rows, NONE)
 
     def leaving(self, newest: int) -> NDArray[np.int64]:
-        """The steps that must make room when ``newest`` comes, ascending."""
+        """Return the steps that leave the window when ``newest`` comes, ascending."""
         limit = (newest // self.stride - self.width + 1) * self.stride
         return np.sort(self.steps[(self.steps != NONE) & (self.steps < limit)])
 
@@ -308,20 +307,20 @@ class Planes:
         self.newest = newest
 
     def set_stride(self, stride: int) -> None:
-        """Keep every ``stride``-th step from now on, and those of them that are there."""
+        """From now on keep every ``stride``-th step, including those already in the window."""
         self.stride = stride
         self._shape(self.width, self.have.shape[1])
 
     def complete(self) -> NDArray[np.int64]:
-        """The steps that are kept, ascending."""
+        """Return the steps that are kept, ascending."""
         return np.sort(self.steps[self.steps != NONE])
 
     # -- taking rows ----------------------------------------------------------------------------------------------
 
     def take(self, batch: Batch, column: NDArray[np.intp], names: Names) -> NDArray[np.intp]:
-        """Put new steps in, ``column`` by step of the batch; the rows of the window that were touched.
+        """Put in new steps; return the rows of the window that changed.  ``column``: by step of the batch.
 
-        What lies outside is passed over.
+        Steps outside the window are skipped.
         """
         rows = batch.rows
         values: dict[str, NDArray[Any]] = {name: rows[name] for name in _AS_RECORDED}
@@ -341,7 +340,7 @@ class Planes:
         return np.flatnonzero(np.bincount(at, minlength=1))
 
     def take_device(self, device: NDArray[Any], column: NDArray[np.intp], names: Names) -> NDArray[np.int64]:
-        """Device times come after their step; the steps of which some were put in."""
+        """Put in device times, which arrive after their step; return the steps that changed."""
         values = self._by_phase("device", device["phase_ns"].astype(np.float32), names)
         values["device"] = np.ones(len(device), np.bool_)
         self._make(values)
@@ -351,7 +350,7 @@ class Planes:
         return self.steps[np.flatnonzero(np.bincount(at, minlength=1))]
 
     def take_again(self, again: Again, column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-        """Book the waiting of steps that are there already; which of them were, and how much more was waited."""
+        """Book waiting for steps in the window; return which ones were there, and the additional waiting time."""
         backward, comm = f"phase:{BUILTIN_PHASES[BACKWARD]}", f"phase:{BUILTIN_PHASES[COMM]}"
         waited = again.ddp["ddp_exposed_ns"]
         self._make({**again.ddp, "waited": waited, backward: waited, comm: waited})
@@ -369,14 +368,14 @@ class Planes:
         return kept, waited - before
 
     def _there(self, steps: NDArray[np.int64], column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The row of each step that its rank has, and which those are."""
+        """Return the row of each step that its rank has made, and the indices of those steps."""
         at = self.row_of(steps)
         kept = np.flatnonzero((at != NONE) & (column != NONE))
         kept = kept[self.have[at[kept], column[kept]]]
         return at[kept], kept
 
     def _by_phase(self, kind: str, by_slot: NDArray[np.float32], names: Names) -> dict[str, NDArray[np.float32]]:
-        """From the slots that each rank gave its phases to one array for each name."""
+        """Convert from each rank's phase slots to one array per phase name."""
         maps = [self._map(given) for given in names.given]
         found = np.zeros((len(self.phases), len(by_slot)), np.float32)
         for number in np.flatnonzero(np.bincount(names.number, minlength=1)):
@@ -389,7 +388,7 @@ class Planes:
         return {f"{kind}:{name}": found[place] for place, name in enumerate(self.phases)}
 
     def _map(self, names: tuple[str, ...]) -> NDArray[np.intp]:
-        """The place in ``phases`` of each of sixteen slots."""
+        """Return the index into ``phases`` for each of the sixteen slots."""
         if names not in self._maps:
             places = list(range(len(BUILTIN_PHASES)))
             for name in names[len(BUILTIN_PHASES) :]:
@@ -406,7 +405,7 @@ class Planes:
         return max(self._least, min(self._most, self._budget_bytes // (cell * room)))
 
     def _make(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Planes for what is not zero everywhere; before anything is put in, since less of it may then fit."""
+        """Allocate planes for quantities that are not all zero.  Call this before putting in: the window may shrink."""
         for name, found in values.items():
             if name not in self.held and (name in _ALWAYS or found.any()):
                 kind = PLAIN.get(name, "?" if name == "device" else "f4")
@@ -416,7 +415,7 @@ class Planes:
             self._shape(width, self.have.shape[1])
 
     def _shape(self, width: int, room: int) -> None:
-        """Other sizes, or another stride: the newest of what is there is kept."""
+        """Change the size or the stride; the newest steps are kept."""
         old = np.sort(self.steps[(self.steps != NONE) & (self.steps % self.stride == 0)])
         old = old[old > (self.newest // self.stride - width) * self.stride]
         order = np.argsort(self.steps)
@@ -439,12 +438,11 @@ class Planes:
             self.steps[kept % width] = kept * self.stride
 
 
-# -- heat -------------------------------------------------------------------------------------------------------------
-# The map rank × time of a whole attempt: work and step length, in bins of steps, within bounded memory.
+# -- heat map ---------------------------------------------------------------------------------------------------------
+# The map rank × time of a whole attempt: work and step length in bins of steps, in bounded memory.
 #
-# Rows are columns of the planes; a column of the map is a bin of ``span`` steps.  When a step comes that lies beyond
-# the last bin, each two become one and ``span`` doubles; when there are more ranks than fit beside so many bins,
-# likewise.
+# Rows are columns of the planes; a column of the map is a bin of ``span`` steps.  When a step lies beyond the last
+# bin, or more ranks come than fit with this many bins, pairs of bins are merged and ``span`` doubles.
 
 HEAT_BYTES = 40 << 20
 MOST_BINS = 512
@@ -456,13 +454,13 @@ class Heat:
     def __init__(self, *, budget_bytes: int = HEAT_BYTES, bins: int = MOST_BINS, least_bins: int = LEAST_BINS) -> None:
         self._budget_bytes, self._most, self._least = budget_bytes, bins, least_bins
         self.span = 1
-        """Steps of a bin."""
+        """Steps per bin."""
         self.newest = -1
         self.work_ns: NDArray[np.float32] = np.zeros((FIRST_ROOM, bins), np.float32)
-        """[column, bin]; sums, as ``wall_ns``."""
+        """[column, bin]; sums, like ``wall_ns``."""
         self.wall_ns: NDArray[np.float32] = np.zeros_like(self.work_ns)
         self.count: NDArray[np.uint32] = np.zeros((FIRST_ROOM, bins), np.uint32)
-        """Steps in the sums."""
+        """Number of steps in the sums."""
 
     @property
     def bins(self) -> int:
@@ -478,7 +476,7 @@ class Heat:
             held[:] = 0
 
     def make_room(self, columns: int) -> None:
-        """For so many ranks; more than are there when they are known to come."""
+        """Make room for this many ranks; may be called before they come."""
         if columns <= len(self.count):
             return
         room = max(columns, len(self.count) * 5 // 4)
@@ -494,7 +492,7 @@ class Heat:
         work_ns: NDArray[np.float32],
         wall_ns: NDArray[np.float32] | None = None,
     ) -> None:
-        """Ordered by column and step; ``wall_ns`` None: the steps are there already, and their work is corrected."""
+        """Add steps, ordered by column and step.  ``wall_ns`` None: correct the work of steps already added."""
         if not len(step):
             return
         self.newest = max(self.newest, int(step.max()))
@@ -527,12 +525,11 @@ class Heat:
         self.count = moved(self.count)  # type: ignore[arg-type, assignment]  # the same for counts
 
 
-# -- exchanges --------------------------------------------------------------------------------------------------------
-# What the ranks of a small job exchanged in the last steps: the slots that tell of collectives, as they came.
+# -- collectives ------------------------------------------------------------------------------------------------------
+# What the ranks of a small job exchanged in the last steps: the slots that describe collectives, unchanged.
 #
-# For jobs in which all ranks are judged, and within bounds: a sum over ranks of whom some are missing would be wrong,
-# so beyond them nothing is kept at all, and the rules that need it find nothing.  The summary at the end has all of
-# it.
+# Kept only within limits and for jobs in which all ranks are judged: a sum over ranks would be wrong if some were
+# missing.  Beyond the limits nothing is kept and the rules that need it find nothing; the final summary has all of it.
 
 EXCHANGES_MOST_RANKS = 256
 EXCHANGES_BYTES = 64 << 20
@@ -544,14 +541,14 @@ class Exchanges:
         self._kept: deque[tuple[int, NDArray[np.intp], NDArray[np.uint8]]] = deque()
         self._held_bytes = 0
         self._cut = -1
-        """The last step of which something was dropped for want of room."""
+        """The last step from which something was dropped for lack of room."""
 
     def clear(self) -> None:
         self._kept.clear()
         self._held_bytes, self._cut = 0, -1
 
     def put(self, ring: NDArray[np.intp], slots: NDArray[np.uint8], *, ranks: int, oldest: int) -> None:
-        """``oldest``: the first step of the window; what lies before it goes."""
+        """Add slots and drop those before ``oldest``, the first step of the window."""
         if ranks > self._most_ranks:
             self.clear()
             self._cut = 1 << 62
@@ -566,7 +563,7 @@ class Exchanges:
                 self._cut = max(self._cut, step)
 
     def kept(self, oldest: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.uint8]], ...]:
-        """Ring numbers and slots from that step on (and some before it); nothing where some of them had to go."""
+        """Return ring numbers and slots from that step on (and some before it); nothing if any of them were dropped."""
         if self._cut >= oldest:
             return ()
         return tuple((ring, slots) for _, ring, slots in self._kept)

@@ -1,1 +1,1 @@
-"""The hooks: one module per thing in torch that is hooked."""
+"""The hooks: one module for each part of torch that is hooked."""

@@ -1,12 +1,11 @@
-"""Hooks on backward: torch.autograd.backward and grad, and DeepSpeed's engine around both phases.
+"""Hooks on backward: torch.autograd.backward and grad, and DeepSpeed's engine around backward and optimizer.
 
-Backward: the time inside ``torch.autograd.backward``, which ``Tensor.backward`` calls too, and inside ``grad``.
-
-Checkpointing runs forward again inside it; that is part of backward and needs no pairing of hooks.
+``Tensor.backward`` calls ``torch.autograd.backward`` too.  Checkpointing runs forward again inside it; that is part of
+backward and needs no pairing of hooks.
 
 ``grad`` is also called for a part of a loss: the penalty of a critic's gradient, the forces of an energy, a weight
-between two losses.  It then keeps the graph, because backward comes through it again, or it is called inside of
-another phase (a model's forward).  Such a call belongs to what is around it.
+between two losses.  It then keeps the graph, because backward passes through it again, or it is called inside another
+phase (a model's forward).  Such a call belongs to what is around it.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from stepscope.records.steps import BACKWARD, FIRST_USER_SLOT, OPTIMIZER, OTHER
 __all__ = ["install", "install_deepspeed"]
 
 
-# -- backward ---------------------------------------------------------------------------------------------------------
+# -- Autograd ---------------------------------------------------------------------------------------------------------
 
 KEEPS_GRAPH_ARGUMENTS = {"retain_graph": 3, "create_graph": 4}
-"""Arguments of ``grad`` that keep the graph, and where they stand."""
+"""Arguments of ``grad`` that keep the graph, and their positions."""
 
 
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
@@ -56,15 +55,15 @@ def _keeps_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(kwargs.get(name) or (len(args) > at and args[at]) for name, at in KEEPS_GRAPH_ARGUMENTS.items())
 
 
-# -- deepspeed --------------------------------------------------------------------------------------------------------
-# DeepSpeed's engine does more than torch's backward and optimizer, and books it where they are.
+# -- DeepSpeed --------------------------------------------------------------------------------------------------------
+# DeepSpeed's engine does more than torch's backward and optimizer, and its time counts as the same phases.
 #
 # Around backward it reduces the gradients; around the step of the optimizer that it was given, its own optimizers
-# (which are not torch's) compute the norm of the gradients, cast, and gather parameters.  The step still ends with
-# that of the optimizer inside: what follows there opens the next one, as part of the phase.
+# (which are not torch's) compute the norm of the gradients, cast, and gather parameters.  The step still ends with that
+# of the inner optimizer: what follows opens the next step, as part of the phase.
 
 DEEPSPEED_METHODS = {"backward": BACKWARD, "_take_model_step": OPTIMIZER}
-"""Of the engine; the second is what its ``step`` does once the gradients of all batches are there."""
+"""Methods of the engine; its ``step`` calls the second once the gradients of all batches are there."""
 
 
 def install_deepspeed(recorder: Recorder, patches: Patches, watch: ImportWatch) -> None:

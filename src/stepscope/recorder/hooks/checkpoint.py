@@ -1,7 +1,8 @@
 """Checkpoints: ``torch.save``, distributed checkpointing, safetensors, and what frameworks do around them.
 
-The frameworks end in one of the first three, but collect state, write files and delete old ones besides: so the methods
-with which they save a checkpoint are timed as a whole.  What the script has not imported is waited for, not imported.
+The frameworks end up in one of the first three, but also collect state, write files and delete old ones: so their
+methods that save a checkpoint are timed as a whole.  Modules that the script has not imported are not imported here;
+they are hooked when it does.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ FUNCTIONS = {
     "safetensors": ("serialize_file",),
     "safetensors.torch": ("save_file", "save_model", "save"),
 }
-"""By module.  ``async_save`` copies before it returns.  Of safetensors the inner function as well: a module that is
-still being imported when torch is has no other yet."""
+"""By module.  ``async_save`` copies before it returns.  For safetensors the inner function as well: while
+``safetensors.torch`` is importing torch, its own functions do not exist yet."""
 
 METHODS = {
     "transformers.trainer": ("Trainer", ("_save_checkpoint", "save_model")),

@@ -1,27 +1,26 @@
 """Hooks on torch.distributed: joining a process group, collectives, functional collectives, and waits.
 
-Collectives: which were called when, in which group, how large, and how long the host waited for each.
-
-Seen are
+They record which collectives were called, when, in which group and with what size, and how long the host waited for
+each.  The hooks see
 
 - the methods of torch's own ``ProcessGroup`` class (``allreduce``, ``send`` …), not the functions of
-  ``torch.distributed`` that call them.  Whatever is called from Python ends up there, FSDP2's and the pipelines'
-  collectives and those of a coalescing block included, while dynamo, which knows the functions by their identity and
-  replaces them, never looks into the methods;
-- functional collectives (``recorder/hooks/collectives.py``);
+  ``torch.distributed`` that call them.  Every call from Python ends up there, including the collectives of FSDP2, of
+  pipelines and of a coalescing block.  Dynamo knows the functions by identity and replaces them, but never looks into
+  the methods;
+- functional collectives;
 - ``Work.wait``, where every blocking collective and every wait of FSDP2 ends up.  On gloo it blocks until the peers
-  came.  On NCCL it only orders streams: such a wait is booked as ever but says nothing of the collective, of which
-  only the call is known.
+  arrive.  On NCCL it only orders streams: such a wait is recorded like any other but says nothing about the collective,
+  of which only the call is known.
 
-Not seen is what never passes through Python, above all the all-reduces of DDP's reducer (``recorder/hooks/ddp.py`` has
-what DDP says of them itself), nor Python classes that override a method of ``ProcessGroup`` altogether.
+They do not see what never passes through Python, above all the all-reduces of DDP's reducer (``recorder/hooks/ddp.py``
+has DDP's own figures on them), nor Python classes that override a method of ``ProcessGroup`` altogether.
 
-What is written is a word and an instant per call (``ring/layout.py``: COLLECTIVE), with the peer of a send or recv, and
-one more before a wait, which says for which call it is.  Whether the script waits at once shows by that; where a wait
-says nothing, torch's options of the call tell.
+Each call is written as one word and one timestamp (``ring/layout.py``: COLLECTIVE), with the peer of a send or recv.
+Another word before a wait says which call it is for.  This shows whether the script waits at once; where a wait says
+nothing, torch's options for the call are used.
 
-Autograd runs backward on threads of its own where there is a GPU, and FSDP2 communicates from there.  While the thread
-that trains is inside of backward it executes nothing, so for that long autograd's threads may write calls as well.
+On a GPU, autograd runs backward on its own threads, and FSDP2 communicates from there.  The training thread executes
+nothing while it is inside backward, so autograd's threads may write calls during that time.
 """
 
 from __future__ import annotations
@@ -59,26 +58,26 @@ from stepscope.ring.layout import (
 __all__ = ["CollectiveCalls", "install", "install_init_process_group"]
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
-# What all hooks of collectives share: the count of calls, the handles that may be waited for, and some questions.
+# -- Shared state -----------------------------------------------------------------------------------------------------
+# What all collective hooks share: the call count, the handles that may be waited for, and some queries.
 #
-# A wait knows its collective by the identity of the handle, or by where the tensor that a functional collective
-# returned lies in memory; none of them is kept alive for that.  Of tensors only size, place and device are read, and
-# that past ``__torch_function__``, which belongs to the script.
+# A wait finds its collective by the identity of the handle, or by the memory address of the tensor that a functional
+# collective returned; neither is kept alive for that.  Only the size, address and device of tensors are read, bypassing
+# ``__torch_function__``, which belongs to the script.
 
 MAX_HANDLES = 512
-"""Handles that nobody waited for; beyond that they are forgotten all at once."""
+"""Handles that were never waited for; beyond this number all are dropped at once."""
 AUTOGRAD_THREAD = "pt_autograd"
 
 
 class CollectiveCalls:
-    """Of one recorder.  Only the thread that trains uses it, or autograd's while that one waits for them."""
+    """State of one recorder.  Used by the training thread, or by autograd's threads while that one waits for them."""
 
     def __init__(self, recorder: Recorder, torch: Any) -> None:
         self.recorder = recorder
         self.ledger = recorder.ledger
         self.known = recorder.groups.known
-        """Groups that were met."""
+        """Groups seen so far."""
         self.count = 0
         """Calls so far."""
         self.handles: dict[int, int] = {}
@@ -86,25 +85,25 @@ class CollectiveCalls:
         self._torch = torch
         self._straight = torch._C.DisableTorchFunction
         self.has_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
-        """Whether the script wants to hear of everything that is done with tensors."""
+        """Whether the script intercepts everything that is done with tensors."""
         self._engines: dict[int, bool] = {}
-        """Other threads that were seen: whether they are autograd's."""
+        """Other threads seen so far: whether they are autograd's."""
 
     def meet(self, group: Any) -> KnownGroup:
         return self.meet_as(group, id(group), group)
 
     def meet_as(self, group: Any, key: Any, owner: Any) -> KnownGroup:
-        """A group by what stands for it, to be known by ``key`` for as long as ``owner`` lives."""
+        """Register a group, given in any form; ``key`` identifies it while ``owner`` lives."""
         return self.recorder.groups.meet(group, key, owner, self._torch.distributed, self.recorder.ring)
 
     def turn(self) -> None:
-        """Every now and then: announce the words, and forget what nobody has waited for; hardly anybody will."""
+        """Publish the words, and drop handles that were not waited for; hardly any of them ever will be."""
         self.ledger.turn()
         if len(self.handles) > MAX_HANDLES:
             self.handles.clear()
 
     def enter_wait(self, number: int) -> int:
-        """Begin to wait, for the ``number``-th call if it is not 0; returns the outer phase."""
+        """Begin to wait, for the ``number``-th call unless it is 0; returns the outer phase."""
         ledger = self.ledger
         if number:
             at = ledger.at
@@ -113,7 +112,7 @@ class CollectiveCalls:
         return ledger.enter(COMM)
 
     def stalled(self, wait: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A wait that the ledger does not book, since it is not on its thread; but the device may be timed."""
+        """Run a wait that the ledger does not record, since it is on another thread; the device may still be timed."""
         device = self.ledger.device
         if device is None or not self.is_autograd() or not device.stall_begins(BACKWARD):
             return wait(*args, **kwargs)
@@ -123,7 +122,7 @@ class CollectiveCalls:
             device.stall_ends()
 
     def is_autograd(self) -> bool:
-        """Whether this is a thread of autograd's, inside of a backward of the thread that trains."""
+        """Whether this is one of autograd's threads, inside a backward of the training thread."""
         if self.ledger.phase != BACKWARD or not self.ledger.thread:
             return False
         thread = get_ident()
@@ -147,13 +146,13 @@ class CollectiveCalls:
 
     @failsafe
     def is_async(self, args: tuple[Any, ...]) -> bool:
-        """What torch's options, the last argument, say; where there are none, it may be."""
+        """What torch's options, the last argument, say; without options, assume that it may be."""
         option = args[-1] if args else None
         return not type(option).__name__.endswith("Options") or bool(getattr(option, "asyncOp", True))
 
     @failsafe
     def place_of(self, tensor: Any) -> int:
-        """Where its memory begins, as that of its views does; 0: it has none.  Negative, it is no handle's identity."""
+        """The address of its memory, shared by its views; 0: none.  Negated, it cannot equal a handle's identity."""
         try:
             with self._straight():
                 return int(tensor.data_ptr())
@@ -162,20 +161,20 @@ class CollectiveCalls:
 
 
 def _thread_name() -> str:
-    """The system's name of the calling thread; empty where it does not tell."""
+    """The system's name of the calling thread; empty if not available."""
     try:
         return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
     except OSError:
         return ""
 
 
-# -- functional -------------------------------------------------------------------------------------------------------
-# Functional collectives: what DTensor, and with it tensor parallelism, is made of.
+# -- Functional collectives -------------------------------------------------------------------------------------------
+# DTensor, and with it tensor parallelism, is made of these.
 #
-# They call their group in C++, so it is their own functions that are wrapped, and ``wait_tensor``, which the tensors
-# they return call when somebody first uses them.  For dynamo such a wrapper is nothing but the call of the original
-# (``is_dynamo_compiling`` is a constant there).  Not seen are those inside of a compiled graph, and the one that
-# autograd runs by itself as the backward of another (DTensor's own backward is made of the functions again).
+# They call their group in C++, so their own functions are wrapped, and ``wait_tensor``, which the returned tensors call
+# on first use.  For dynamo such a wrapper is only the call of the original (``is_dynamo_compiling`` is a constant
+# there).  Not covered: collectives inside a compiled graph, and those that autograd runs as the backward of another
+# (DTensor's own backward consists of the functions again).
 
 FUNCTIONAL_COLLECTIVES = (
     # name, its name in earlier versions (now a wrapper of the former), operation, whether its input is one rank's part
@@ -197,7 +196,7 @@ class FunctionalCalls:
         self._calls = calls
         self._torch = torch
         self._within = 0
-        """The number of the collective under way: what it waits for by itself is its own."""
+        """The number of the collective in progress: waits inside it belong to it."""
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         mode_of, fake = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
         self._is_tracing: Callable[[], bool] = lambda: mode_of(fake) is not None
@@ -214,11 +213,11 @@ class FunctionalCalls:
                 self._put(patches, module, chosen, self._function(getattr(module, chosen), op, part, handle))
 
     def _put(self, patches: Patches, module: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        leave_alone(self._torch, wrapper, with_calls=False)  # the original is for dynamo to see
+        leave_alone(self._torch, wrapper, with_calls=False)  # dynamo must see the original
         patches.set(module, name, wrapper)
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``wait_tensor``, booked for ``comm`` and linked to the call that gave the tensor."""
+        """Wrap ``wait_tensor``: counted as ``comm`` and linked to the call that returned the tensor."""
         this, calls, ledger, is_compiling = self, self._calls, self._calls.ledger, self._is_compiling
         plain, has_mode, handles = self._torch.Tensor, calls.has_mode, calls.handles
 
@@ -233,7 +232,7 @@ class FunctionalCalls:
                 return original(tensor)
             try:
                 place = tensor.data_ptr() if straight else calls.place_of(tensor)
-            except RuntimeError:  # a tensor without memory, as inside of vmap
+            except RuntimeError:  # a tensor without memory, as inside vmap
                 place = 0
             outer = calls.enter_wait(handles.pop(-(place or 0), 0) or this._within)
             try:
@@ -244,7 +243,7 @@ class FunctionalCalls:
         return wait_tensor
 
     def _function(self, original: Callable[..., Any], op: str, part: bool, handle: Any) -> Callable[..., Any]:
-        """A functional collective, which returns a ``handle`` that is also a tensor (or a list of them)."""
+        """Wrap a functional collective, which returns a ``handle`` that is also a tensor (or a list of them)."""
         this, calls, ledger, is_compiling = self, self._calls, self._calls.ledger, self._is_compiling
         plain, has_mode, known, handles = self._torch.Tensor, calls.has_mode, calls.known, calls.handles
         place = list(inspect.signature(original).parameters).index("group")
@@ -278,7 +277,7 @@ class FunctionalCalls:
             if straight and not blind and type(result) is handle:
                 try:
                     handles[-result.elem.data_ptr()] = number
-                except RuntimeError:  # likewise; suppress() would be a call more
+                except RuntimeError:  # likewise; suppress() would cost another call
                     return result
             elif not blind or not calls.is_on_device(value):
                 this._expect(result, number, handle)
@@ -293,25 +292,25 @@ class FunctionalCalls:
 
     @failsafe
     def _expect(self, result: Any, number: int, handle: Any) -> None:
-        """What was returned may be waited for; what is no handle was waited for already."""
+        """Remember that the result may be waited for; anything but a handle was waited for already."""
         for one in result if type(result) is list else (result,):
             if type(one) is handle:
                 self._calls.handles[-(self._calls.place_of(one.elem) or 0)] = number
 
 
 def _key_of(group: Any) -> tuple[Any, Any]:
-    """By what a group is known, and whose identity that is; DTensor names one by its mesh and a dimension of it."""
+    """The key of a group, and the object whose lifetime it depends on; DTensor names a group by mesh and dimension."""
     if isinstance(group, tuple):
         return (id(group[0]), group[1]), group[0]
     return (group, group) if isinstance(group, str) else (id(group), group)
 
 
-# -- collectives ------------------------------------------------------------------------------------------------------
+# -- Method wrappers --------------------------------------------------------------------------------------------------
 
 FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 METHODS = {
-    # name: operation, which argument tells the size, and whether that is one rank's part of the whole
+    # name: operation, which argument has the size, and whether that is one rank's part of the whole
     "allreduce": ("all_reduce", 0, False),
     "allreduce_coalesced": ("all_reduce", 0, False),
     "allgather": ("all_gather", 1, True),
@@ -364,14 +363,14 @@ def install(recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch
 
 
 class MethodCalls:
-    """Makes the wrappers of methods.  This is the hot path: written out, as in ``recorder/ledger.py``."""
+    """Makes the wrappers of methods.  This is the hot path, inlined as in ``recorder/ledger.py``."""
 
     def __init__(self, calls: CollectiveCalls, torch: Any) -> None:
         self._calls = calls
         self._tensor = torch.Tensor
 
     def collective(self, original: Callable[..., Any], *, op: str, at: int, part: bool) -> Callable[..., Any]:
-        """A method whose ``at``-th argument is what is communicated, or one rank's ``part`` of it."""
+        """Wrap a method whose ``at``-th argument is what is communicated, or one rank's ``part`` of it."""
         calls, ledger, known, handles = self._calls, self._calls.ledger, self._calls.known, self._calls.handles
         tensor, has_mode, now = self._tensor, self._calls.has_mode, self._calls.ledger.now
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
@@ -393,7 +392,7 @@ class MethodCalls:
             if blind and not calls.is_async(args):
                 size ^= ASYNC_BIT
             body, position = ledger.body, ledger.at
-            body[position] = (base | bits) ^ size  # whose bits are clear there, and the one of ASYNC set
+            body[position] = (base | bits) ^ size  # the bits of size are clear there, except ASYNC, which is set
             body[position + 1] = (now() << TIME_SHIFT) + ledger.phase
             ledger.at = position + 2
             calls.count = number = calls.count + 1
@@ -407,7 +406,7 @@ class MethodCalls:
         return call
 
     def single(self, original: Callable[..., Any], *, op: str, with_peer: bool) -> Callable[..., Any]:
-        """A send or recv: it has a peer instead of options."""
+        """Wrap a send or recv, which has a peer instead of options."""
         calls, ledger, known, handles = self._calls, self._calls.ledger, self._calls.known, self._calls.handles
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
 
@@ -435,7 +434,7 @@ class MethodCalls:
         return call
 
     def blocking(self, original: Callable[..., Any], *, op: str) -> Callable[..., Any]:
-        """One that returns only when it is done."""
+        """Wrap a method that returns only when it is done."""
         calls, ledger, known = self._calls, self._calls.ledger, self._calls.known
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT
 
@@ -456,7 +455,7 @@ class MethodCalls:
         return call
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Work.wait``, booked for ``comm`` and linked to the call that gave the handle."""
+        """Wrap ``Work.wait``: counted as ``comm`` and linked to the call that returned the handle."""
         calls, ledger, handles, now = self._calls, self._calls.ledger, self._calls.handles, self._calls.ledger.now
 
         @functools.wraps(original)
@@ -494,29 +493,27 @@ def _in(ranks: tuple[int, ...], peer: Any) -> bool:
 
 
 def _named(function: Any, name: str) -> Callable[..., Any]:
-    """Give the code itself that name, too.
+    """Rename the code object as well.
 
-    A method that C++ may call back (in a Python subclass of a torch class) is known there by the name in its frame:
-    under another one the call of the original would come back to us for ever.
+    C++ recognizes a method that it may call back (in a Python subclass of a torch class) by the name in its frame:
+    under another name the call of the original would come back to us forever.
     """
     function.__code__ = function.__code__.replace(co_name=name)
     wrapper: Callable[..., Any] = function
     return wrapper
 
 
-# -- joining ----------------------------------------------------------------------------------------------------------
-# The moment at which a process joins others: ``init_process_group``.
-#
-# A job of several ranks can hang before its first step, in the rendezvous already, when one of them never comes.  So
-# in such a job the ring is made when the process group is being set up, not only at the first sign of training; a
-# single process stays as it is.  What was given in the call or by the launcher says who we are until the group itself
-# does.
+# -- Joining a process group ------------------------------------------------------------------------------------------
+# A job with several ranks can hang before its first step, in the rendezvous, when one of them never arrives.  So in
+# such a job the ring is created while ``init_process_group`` runs, not only at the first sign of training; nothing
+# changes for a single process.  The arguments of the call or the launcher's variables say who we are until the group
+# itself does.
 
 INIT_FUNCTION = "init_process_group"
 INIT_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
-"""Where torch itself has the function by name."""
+"""Modules of torch that have the function by name."""
 WORLD_SIZE_AT, RANK_AT = 3, 4
-"""Where they stand when they are given by position."""
+"""Their positions among the arguments."""
 
 
 def install_init_process_group(recorder: Recorder, torch: Any, patches: Patches) -> None:
@@ -542,12 +539,12 @@ def install_init_process_group(recorder: Recorder, torch: Any, patches: Patches)
         if getattr(module, INIT_FUNCTION, None) is original:
             patches.set(module, INIT_FUNCTION, init_process_group)
     if torch.distributed.is_initialized():
-        _has_joined(recorder)  # it was quicker than ``stepscope.init()``
+        _has_joined(recorder)  # it came before ``stepscope.init()``
 
 
 @failsafe
 def _joins(recorder: Recorder, rank: int | None, world_size: int | None) -> None:
-    """The group is being set up: who waits in there for a rank that never comes can be seen from now on."""
+    """The group is being set up: ranks waiting there for one that never arrives are visible from now on."""
     found = of_this_process()
     rank = found.rank if rank is None else rank
     world_size = found.world_size if world_size is None else world_size
@@ -557,13 +554,13 @@ def _joins(recorder: Recorder, rank: int | None, world_size: int | None) -> None
 
 @failsafe
 def _has_joined(recorder: Recorder) -> None:
-    """The group is there: now it is certain who we are, and that there are others."""
+    """The group is set up: it is now certain who we are, and that there are others."""
     found = of_this_process()
     if found.world_size > 1:
         recorder.appear(found, serve=True)
 
 
 def _given_number(args: Sequence[Any], kwargs: Mapping[str, Any], at: int, name: str) -> int | None:
-    """An argument of the call; None where it is left to the environment."""
+    """An argument of the call; None if it is left to the environment."""
     value = args[at] if len(args) > at else kwargs.get(name)
     return value if type(value) is int and value >= 0 else None

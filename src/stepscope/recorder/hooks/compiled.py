@@ -1,19 +1,18 @@
-"""Compiled and captured code: what is left of the hooks under torch.compile and in CUDA graphs.
+"""Compiled and captured code: how the hooks behave under torch.compile and in CUDA graphs.
 
-Keep dynamo away from our own code: a compiled program gets no graph break for being recorded.
+Recording must not cause graph breaks in a compiled program, so dynamo is kept away from our own code.  It encounters a
+hook in two ways.
 
-Dynamo meets a hook in two ways.
+*While it traces* a caller, it inlines what is called.  A hook around something that dynamo can trace (a module) is, for
+dynamo, only the call of the original: ``is_dynamo_compiling`` is a constant there.  A hook around something at which
+dynamo breaks the graph anyway (backward) carries the mark of ``torch.compiler.disable``: the graph breaks once, at the
+call of the hook, where it would break without us.
 
-*While it traces* a caller, it inlines what is called.  A hook around something that dynamo can trace (a module) is, as
-seen by dynamo, nothing but the call of the original: ``is_dynamo_compiling`` is a constant there.  A hook around
-something at which dynamo breaks the graph anyway (backward) carries the mark of ``torch.compiler.disable``: the graph
-breaks once, at the call of the hook, where it would break without us.
+*After a graph break* dynamo inspects every Python frame that is called, and would compile a hook like any other code:
+in pieces, guarded, again and again.  Code that is marked here runs unchanged.
 
-*Behind a graph break* dynamo looks at every Python frame that is called, and would compile a hook like any other code:
-in pieces, guarded, again and again.  Code that is marked here runs as it stands.
-
-What is traced does not run.  A hook that must not be missed leaves a value behind on a plain object: dynamo repeats
-such an assignment each time the graph has run, without a break.  ``around_regions`` is how to look for it.
+Traced code does not run.  A hook that must not be missed sets a value on a plain object: dynamo repeats such an
+assignment each time the graph has run, without a break.  ``around_regions`` is the way to check for it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from stepscope.records.steps import FLAG_COMPILED, FLAG_REPLAYED, GRAPH_PHASE, O
 __all__ = ["around_regions", "break_at", "install", "leave_alone", "leave_shared_code_alone"]
 
 
-# -- dynamo -----------------------------------------------------------------------------------------------------------
+# -- Dynamo -----------------------------------------------------------------------------------------------------------
 
 
 @failsafe
 def leave_alone(torch: Any, function: Callable[..., Any], *, with_calls: bool) -> None:
-    """Run a function as it stands, ``with_calls`` also all that it calls.  Marks its code, so all its closures."""
+    """Make dynamo run a function as it is, ``with_calls`` also all that it calls.  Marks its code, so all closures."""
     dynamo = torch._C._dynamo.eval_frame
     code = getattr(function, "__func__", function).__code__
     skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
@@ -44,20 +43,20 @@ def leave_alone(torch: Any, function: Callable[..., Any], *, with_calls: bool) -
 
 
 def break_at(function: Any) -> None:
-    """Let dynamo break the graph at calls of this function rather than inline it: for what it cannot trace anyway."""
+    """Let dynamo break the graph at calls of this function instead of inlining it: for what it cannot trace anyway."""
     function._torchdynamo_disable = True
 
 
 def leave_shared_code_alone(torch: Any, recorder: Recorder) -> None:
-    """What hooks have in common: the ledger, and everything that is failsafe."""
+    """Mark what hooks have in common: the ledger, and everything that is failsafe."""
     ledger = recorder.ledger
-    leave_alone(torch, ledger.timed(leave_shared_code_alone, 0), with_calls=False)  # the original is for dynamo to see
+    leave_alone(torch, ledger.timed(leave_shared_code_alone, 0), with_calls=False)  # dynamo must see the original
     for ours in (leave_alone, ledger.enter, ledger.leave, ledger.turn, ledger._refused, recorder.end_step):
         leave_alone(torch, ours, with_calls=True)
 
 
 def around_regions(watch: ImportWatch, patches: Patches, enter: Callable[[], Callable[[], None]]) -> None:
-    """Call ``enter`` whenever a function that ``torch.compile`` made is called, and what it answers at the end."""
+    """Call ``enter`` before each call of a function compiled by ``torch.compile``, and its result afterwards."""
 
     @failsafe
     def add_hook(context: Any) -> None:
@@ -69,7 +68,7 @@ def around_regions(watch: ImportWatch, patches: Patches, enter: Callable[[], Cal
         original = context.__init__
 
         @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for the context's
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces the context's
             original(self, *args, **kwargs)
             add_hook(self)
 
@@ -78,20 +77,20 @@ def around_regions(watch: ImportWatch, patches: Patches, enter: Callable[[], Cal
     watch.when_imported("torch._dynamo.eval_frame", install)
 
 
-# -- cuda graphs ------------------------------------------------------------------------------------------------------
-# CUDA graphs: a replay of a graph into which an optimizer step was captured is a training step.
+# -- CUDA graphs ------------------------------------------------------------------------------------------------------
+# A replay of a graph that contains an optimizer step is a training step.
 #
-# While a graph is captured the script's Python runs as ever, hooks included, but nothing happens on the device and no
-# parameter changes: an ``optimizer.step()`` in there ends no step.  It is remembered instead that the graph contains
-# one. Each ``replay`` of such a graph then runs forward, backward and the optimizer at once.  To the host that is one
-# call, so its time is one phase, ``cuda_graph``, and with its return the step ends.  The step in which a graph was
-# captured is marked like one in which something was compiled: it is no measure of the others.
+# During the capture of a graph the script's Python runs as usual, hooks included, but nothing happens on the device and
+# no parameter changes: an ``optimizer.step()`` in it ends no step.  Instead, the graph is marked as containing one.
+# Each ``replay`` of such a graph then runs forward, backward and the optimizer at once.  To the host that is one call,
+# so its time is one phase, ``cuda_graph``, and the step ends when it returns.  The step in which a graph was captured
+# is marked like one in which something was compiled: it is not representative.
 #
 # A graph without an optimizer step (a graphed forward, or those of ``torch.compile``) is not a step and costs nothing.
 
 
 class _GoneOptimizer:
-    """Stands for the optimizer of a graph when the script has let go of it: the graph does not need it."""
+    """Replaces the optimizer of a graph when the script has released it: the graph does not need it."""
 
     param_groups = ()
 
@@ -123,7 +122,7 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
         if optimizer is None:
             return replay(self, *args, **kwargs)
         slot = recorder.slot_of(GRAPH_PHASE)
-        outer = NOT_NOW if slot == OTHER else recorder.ledger.enter(slot)  # no slot is left
+        outer = NOT_NOW if slot == OTHER else recorder.ledger.enter(slot)  # OTHER: no slot is left
         try:
             result = replay(self, *args, **kwargs)
         except BaseException:
@@ -144,9 +143,9 @@ class _Captures:
 
     def __init__(self, recorder: Recorder, is_capturing: Callable[[], bool]) -> None:
         self._recorder = recorder
-        self._is_capturing = failsafe(is_capturing)  # asked inside of the script's optimizer.step()
+        self._is_capturing = failsafe(is_capturing)  # called inside the script's optimizer.step()
         self.optimizer_of: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-        """The optimizer that stepped last while a graph was captured, by graph."""
+        """The optimizer that stepped last during the capture of a graph, by graph."""
 
     @failsafe
     def begin(self, graph: Any) -> None:

@@ -1,9 +1,8 @@
 """Hooks on input: the wait for the DataLoader's next batch, and the copy of a batch to the device.
 
-Input: the time the script waits for its next batch, and for a new iterator (its workers start there).
-
-``_BaseDataLoaderIter.__next__`` serves map-style and iterable datasets, with and without workers, and the stateful
-loader of torchdata, which derives from it (but makes its iterator in a way of its own).
+Input also includes creating an iterator, which starts its workers.  ``_BaseDataLoaderIter.__next__`` serves map-style
+and iterable datasets, with and without workers, and the stateful loader of torchdata, which derives from it (but
+creates its iterator in its own way).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from stepscope.ring.layout import ENTER, TIME_SHIFT
 __all__ = ["goes_to_device", "install", "install_transfers"]
 
 
-# -- dataloader -------------------------------------------------------------------------------------------------------
+# -- DataLoader -------------------------------------------------------------------------------------------------------
 
 
 def install(
     recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch, expect_evaluation: Callable[[Any], None]
 ) -> None:
-    """``expect_evaluation`` is told of loaders that begin to be iterated."""
+    """Install the hooks; ``expect_evaluation`` is called with each loader when its iteration begins."""
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     patches.set(iterator, "__next__", recorder.ledger.timed(iterator.__next__, INPUT))
     _patch_iter(recorder, patches, torch.utils.data.DataLoader, expect_evaluation)
@@ -42,7 +41,7 @@ def _patch_iter(recorder: Recorder, patches: Patches, loader: Any, expect_evalua
     make_iterator = recorder.ledger.timed(loader.__iter__, INPUT)
 
     @functools.wraps(loader.__iter__)
-    def __iter__(self: Any) -> Any:  # noqa: N807 - it stands for the loader's
+    def __iter__(self: Any) -> Any:  # noqa: N807 - it replaces the loader's
         made = make_iterator(self)
         recorder.epoch_starts()
         expect_evaluation(self)
@@ -52,11 +51,11 @@ def _patch_iter(recorder: Recorder, patches: Patches, loader: Any, expect_evalua
     patches.set(loader, "__iter__", __iter__)
 
 
-# -- transfer ---------------------------------------------------------------------------------------------------------
-# Host to device: ``Tensor.to`` and ``Tensor.cuda`` while the script itself has the word.
+# -- Host to device copies --------------------------------------------------------------------------------------------
+# ``Tensor.to`` and ``Tensor.cuda``, called by the script itself.
 #
-# Only copies between batches and forward are of interest: inside forward, backward or the optimizer the call goes
-# straight through.  On a torch built without an accelerator nothing is patched.
+# Only copies between batches and forward matter: inside forward, backward or the optimizer the call goes straight
+# through.  On a torch built without an accelerator nothing is patched.
 
 
 def install_transfers(recorder: Recorder, torch: Any, patches: Patches) -> None:
@@ -68,7 +67,7 @@ def install_transfers(recorder: Recorder, torch: Any, patches: Patches) -> None:
 def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the arguments of ``Tensor.to`` name a device other than the host."""
     target: Any = args[0] if args else kwargs.get("device", kwargs.get("other"))
-    if "device" in kwargs:  # of ``to(dtype, device=…)``
+    if "device" in kwargs:  # as in ``to(dtype, device=…)``
         target = kwargs["device"]
     if isinstance(target, str):
         return not target.startswith("cpu")
@@ -80,7 +79,7 @@ def goes_to_device(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class _NoFlag:
-    """For a torch that has no such flag."""
+    """For a torch without this flag."""
 
     _is_compiling_flag = False
 
@@ -101,11 +100,11 @@ def _timed_transfer(
             (outer != OTHER and outer < FIRST_USER_SLOT)
             or get_ident() != ledger.thread
             or not self.is_cpu
-            or compiler._is_compiling_flag  # of ``torch.compiler.is_compiling``, which costs two calls
+            or compiler._is_compiling_flag  # the flag of ``torch.compiler.is_compiling``, which costs two calls
             or not (args[0].type != "cpu" if args and type(args[0]) is device else wanted(torch, args, kwargs))
         ):
             return original(self, *args, **kwargs)
-        # Written out like ``Ledger.timed``, for the same reason.
+        # Inlined like ``Ledger.timed``, for the same reason.
         at = ledger.at
         ledger.body[at] = (now() << TIME_SHIFT) + code
         ledger.at = at + 1

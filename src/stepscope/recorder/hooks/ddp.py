@@ -1,15 +1,15 @@
 """Hooks on DDP and FSDP: waits for peers that never pass through Work.wait, on the host and on the device.
 
-Waiting for peers where DDP communicates in C++ (all else: ``recorder/hooks/collectives.py``).
+All other waits are in ``recorder/hooks/collectives.py``.
 
-DDP's own logging tells how long the exchange of the gradients went on after this rank had computed its own: that was
-waiting.  (4 µs a step.)  On a GPU measuring it waits for the device, so it is left at DDP's own rate, the
-first ten iterations and every hundredth, and only read: a sample now and then tells a rank whose backward is slow from
-those that wait for it.
+DDP communicates in C++.  Its own logging says how long the exchange of gradients continued after this rank had computed
+its own: that was waiting.  (This costs 4 µs a step.)  On a GPU measuring it waits for the device, so DDP's own rate is
+kept, the first ten iterations and every hundredth, and the figures are only read: a sample now and then distinguishes a
+rank whose backward is slow from those that wait for it.
 
 Before forward DDP broadcasts the model's buffers (BatchNorm's, a table of positions).  On a CPU that blocks until the
-last rank has come, and is ``comm``; on a GPU the host goes on, and ``recorder/hooks/ddp.py`` knows what its device
-waits.
+last rank has arrived, and is ``comm``; on a GPU the host continues, and ``install_stream_waits`` covers the wait of the
+device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stepscope.ring.layout import DDP_COMM, DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLE
 __all__ = ["install", "install_stream_waits"]
 
 
-# -- waiting ----------------------------------------------------------------------------------------------------------
+# -- Waits on the host ------------------------------------------------------------------------------------------------
 
 
 def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
@@ -44,7 +44,7 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
     original = ddp.__init__
 
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for DDP's
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces DDP's
         original(self, *args, **kwargs)
         if figures.watch(self):
             recorder.watch_backward(figures)
@@ -69,27 +69,27 @@ def _timed_on_cpu(original: Callable[..., Any], ledger: Ledger, is_compiling: Ca
 
 
 class DdpFigures:
-    """What DDP itself measured in the last synchronised backward that it measured."""
+    """DDP's own figures on the last synchronized backward that it measured."""
 
     def __init__(self) -> None:
         self.every_step = False
         """Whether there is something to read at the end of each step."""
         self._sampled = 0
-        """The sample that was told last."""
+        """The last sample that was recorded."""
         self._watched: list[weakref.ref[Any]] = []
         """The DDP modules.  Not their loggers: a logger keeps the reducer alive, and with it all gradients."""
 
     @failsafe
     def watch(self, ddp: Any) -> bool:
         if next(ddp.parameters()).device.type == "cpu":
-            # Before the first backward: later than that DDP keeps to the rate it has.
+            # Before the first backward: after that, DDP does not change its rate.
             ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
             self.every_step = True
         self._watched.append(weakref.ref(ddp))
         return True
 
     def words(self) -> list[int]:
-        """As data words for the step that ends; none where there is nothing new."""
+        """Data words for the step that ends; none if there is nothing new."""
         compute, comm, exposed = self._read()
         if self.every_step:
             return [data_word(DDP_COMPUTE, compute), data_word(DDP_COMM, comm), data_word(DDP_EXPOSED, exposed)]
@@ -99,7 +99,7 @@ class DdpFigures:
         return [data_word(DDP_SAMPLED_COMPUTE, compute), data_word(DDP_COMM, comm)]
 
     def _read(self) -> tuple[int, int, int]:
-        """Nanoseconds of computing gradients, of communicating them, and of the latter what came after the former.
+        """Nanoseconds spent computing gradients, communicating them, and communicating after computing had ended.
 
         Zeros where nothing was measured.  DDP counts computing from the end of forward, whatever the script does before
         backward: only the third says how long this rank waited.
@@ -116,25 +116,25 @@ class DdpFigures:
         return compute, comm, exposed
 
 
-# -- stalls -----------------------------------------------------------------------------------------------------------
-# Where a device's stream waits for a collective without passing through ``Work.wait`` on the thread that trains.
+# -- Waits on the device ----------------------------------------------------------------------------------------------
+# Where a device's stream waits for a collective without passing through ``Work.wait`` on the training thread.
 #
-# On NCCL the host hardly ever waits: it tells the stream to.  In a step that is timed (``recorder/device.py``) an event
-# before and one after such a wait tell how long the stream stood still for the others; in all other steps these hooks
-# look at one attribute.  There are three such places:
+# On NCCL the host hardly ever waits: it makes the stream wait.  In a timed step (``recorder/device.py``) an event
+# before and one after such a wait measure how long the stream waited for the others; in all other steps these hooks
+# read one attribute.  There are three such places:
 #
-# - DDP's reducer waits in C++, at the end of backward.  Autograd calls what was queued with its engine in order, and
-#   DDP queues when its last gradient is there: what is queued when backward comes to the model's output is called
-#   before.
-# - FSDP orders streams with events, from Python: ``Stream.wait_event``.  Scripts do that, too, for copies of their own;
-#   so it counts only where torch.distributed itself calls it.
+# - DDP's reducer waits in C++, at the end of backward.  Autograd runs the callbacks queued with its engine in order,
+#   and DDP queues its callback when its last gradient is ready: a callback queued when backward reaches the model's
+#   output runs before it.
+# - FSDP orders streams with events, from Python: ``Stream.wait_event``.  Scripts do that, too, for their own copies; so
+#   it counts only if torch.distributed itself calls it.
 # - Autograd's threads wait on ``Work`` and functional collectives in backward (``recorder/hooks/collectives.py``).
 
 DISTRIBUTED = "torch.distributed"
 STREAMS = "torch.cuda.streams"
 COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 MAX_DEPTH, MAX_ITEMS = 3, 16
-"""Of lists and dictionaries in a model's output; one may be a list of a million numbers."""
+"""Limits for lists and dictionaries in a model's output; one may be a list of a million numbers."""
 
 
 def install_stream_waits(recorder: Recorder, torch: Any, patches: Patches) -> None:
@@ -145,7 +145,7 @@ def install_stream_waits(recorder: Recorder, torch: Any, patches: Patches) -> No
 
     @functools.wraps(original)
     def wait_event(stream: Any, event: Any) -> Any:
-        device = ledger.device  # once: the thread that trains may take it away meanwhile
+        device = ledger.device  # read once: the training thread may reset it meanwhile
         if device is None or ledger.phase == COMM or not _by_torch_distributed():
             return original(stream, event)
         ours = get_ident() == ledger.thread or calls.is_autograd()
@@ -166,7 +166,7 @@ def install_stream_waits(recorder: Recorder, torch: Any, patches: Patches) -> No
 
 
 class _BeforeReducer:
-    """Tells, in a step that is timed, when the last gradient is there and DDP's reducer begins to wait."""
+    """Notices, in a timed step, when the last gradient is ready and DDP's reducer begins to wait."""
 
     def __init__(self, ledger: Ledger, torch: Any) -> None:
         self._ledger = ledger
@@ -180,7 +180,7 @@ class _BeforeReducer:
         @functools.wraps(original)
         def _post_forward(self: Any, output: Any) -> Any:
             output = original(self, output)
-            # The reducer in Python, which compiled autograd needs, does not wait behind anybody's back.
+            # The reducer in Python, which compiled autograd needs, has no hidden waits.
             if not is_compiling() and ledger.device is not None and not getattr(self, "_use_python_reducer", False):
                 look_at(output)
             return output
@@ -189,11 +189,11 @@ class _BeforeReducer:
 
     @failsafe
     def _look_at(self, output: Any) -> None:
-        """Let the first thing that backward does with the output be to queue the mark.
+        """Make queuing the mark the first thing that backward does with the output.
 
-        With compiled autograd that would be another graph.
+        Not with compiled autograd, where that would change the graph.
         """
-        with self._straight():  # past __torch_function__, which belongs to the script
+        with self._straight():  # bypass __torch_function__, which belongs to the script
             node = getattr(self._first_tensor(output, MAX_DEPTH), "grad_fn", None)
         if node is not None and not getattr(sys.modules.get(COMPILED_AUTOGRAD), "compiled_autograd_enabled", False):
             node.register_prehook(self._backward_begins)
@@ -205,7 +205,7 @@ class _BeforeReducer:
     @failsafe
     def _gradients_done(self) -> None:
         if self._ledger.device is not None and self._ledger.phase == BACKWARD:
-            self._ledger.device.stall_begins(BACKWARD)  # which ends with backward
+            self._ledger.device.stall_begins(BACKWARD)  # ends with backward
 
     def _first_tensor(self, output: Any, depth: int) -> Any:
         if isinstance(output, self._tensor):
@@ -221,7 +221,7 @@ def _is_current(torch: Any, stream: Any) -> bool:
 
 
 def _by_torch_distributed() -> bool:
-    """Whether the caller of ``wait_event`` is; C may call it with nobody above."""
+    """Whether torch.distributed calls ``wait_event``; C may call it without a Python caller."""
     frame = sys._getframe(1).f_back
     if frame is not None and frame.f_globals.get("__name__") == STREAMS:  # Stream.wait_stream
         frame = frame.f_back

@@ -1,28 +1,28 @@
-"""Forward: find the outermost modules the script calls with gradients, and time those alone.
+"""Forward: find the outermost modules the script calls with gradients, and time only those.
 
-*Looking.*  During the first steps ``nn.Module.__call__`` is replaced.  The replacement acts on outermost calls only,
-and for the length of such a call it puts the original back, so that everything below — inner modules, dynamo's
-tracing — runs on untouched classes.  A module with parameters whose outermost call gives an output that requires
-gradients is a *root*: the model, or a GAN's two models.  (A loss module is none: what happens between the return of a
-root and backward is booked as forward anyway.)
+*Search.*  During the first steps ``nn.Module.__call__`` is replaced.  The replacement acts on outermost calls only, and
+restores the original during such a call, so that everything below — inner modules, dynamo's tracing — runs on untouched
+classes.  A module with parameters whose outermost call returns an output that requires gradients is a *root*: the
+model, or a GAN's two models.  (A loss module is not a root: the time between the return of a root and backward counts
+as forward anyway.)
 
-*Timing.*  The class of a root gets a ``__call__`` that times its roots and passes everything else through: the
-instance is not touched, so copying, pickling or saving a model carries nothing of ours, and FSDP2, which changes a
-model's class, inherits it.  For a script that calls ``model.forward(x)``, ``forward`` of the class is wrapped instead.
-While dynamo traces, a wrapper is nothing but the call of the original (``is_dynamo_compiling`` is a constant there).
+*Timing.*  The class of a root gets a ``__call__`` that times its roots and passes everything else through.  The
+instance is not touched, so copying, pickling or saving a model carries nothing of Stepscope, and FSDP2, which changes a
+model's class, inherits it.  If a script calls ``model.forward(x)``, the class's ``forward`` is wrapped instead.  While
+dynamo traces, a wrapper is only the call of the original (``is_dynamo_compiling`` is a constant there).
 
-*Looking again.*  When backward ran in a step without any forward, and now and then anyway (a model may have joined),
-the search is on again.  Rarely, because every assignment to a class makes the interpreter forget what it had learnt
-about that class, and CPython stops learning after a thousand of them.
+*New searches.*  The search starts again when backward ran in a step without any forward, and now and then anyway (a
+model may have joined).  Rarely, because every assignment to a class makes the interpreter drop its specializations for
+that class, and CPython stops specializing after a thousand of them.
 
-*The mode* of a wrapper is that of the model in it: Lightning takes DDP into eval mode with its model for a validation,
-and afterwards only the model back.
+*The mode* of a wrapper is that of its model: for a validation Lightning switches DDP to eval mode together with its
+model, and afterwards switches only the model back.
 
-*Without gradients* a model is evaluated or infers, whoever it is: its time is ``eval``.  That may be a root, what a
-root wraps (``ddp.module``), any other instance of these classes (an EMA copy, a reference model), and a model of
-another class (a teacher, a reward model, a frozen encoder): the search finds its class.  Since evaluation may begin
-long after the first steps, a search also begins where a loader is iterated for the first times, and ends with the next
-call of a model.  Inside of forward and backward nothing changes: a reentrant checkpoint runs without gradients as well.
+*Without gradients* any model is being evaluated or used for inference: its time is ``eval``.  It may be a root, what a
+root wraps (``ddp.module``), any other instance of these classes (an EMA copy, a reference model), or a model of another
+class (a teacher, a reward model, a frozen encoder), whose class the search finds.  Since evaluation may begin long
+after the first steps, a search also starts the first times a loader is iterated, and ends with the next call of a
+model.  Inside forward and backward nothing changes: a reentrant checkpoint runs without gradients as well.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from stepscope.ring.layout import ENTER, TIME_SHIFT
 __all__ = ["ForwardProbe"]
 
 LOOK_STEPS = 3
-"""A search goes on for this many steps."""
+"""Length of a search, in steps."""
 MAX_LOOKS = 64
-"""Searches in the life of a process; a loop without modules would search for ever."""
+"""Searches per process; a loop without modules would search forever."""
 MAX_IDLE_CALLS = 64
-"""Outermost calls without any sign of training (an inference process) after which the search rests."""
+"""Outermost calls without any sign of training (an inference process) after which the search pauses."""
 MAX_EXPECTATIONS = 64
-"""Searches in the life of a process that begin with a loader."""
+"""Searches per process that begin with a loader."""
 EXPECTED_CALLS = 8
-"""Outermost calls after which such a search ends: of modules that are no models."""
+"""Outermost calls of modules that are not models after which such a search ends."""
 EXPECTED_OF_LOADER = 2
-"""Of how many iterations of one loader."""
+"""How many iterations of one loader start a search."""
 MAX_FRAMES = 40
 MAX_WRAPPERS = 8
 INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_forward_module")
-"""Under which name a wrapper has its model: DDP, DeepSpeed and EMA; ``torch.compile``; FSDP; Fabric."""
+"""Attribute in which a wrapper holds its model: DDP, DeepSpeed and EMA; ``torch.compile``; FSDP; Fabric."""
 CHECKPOINTING = ("checkpoint.py", "checkpointing.py")
 """Files whose ``forward`` runs modules without gradients, to run them again in backward."""
 
@@ -80,13 +80,13 @@ class ForwardProbe:
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self._roots: dict[int, tuple[int, weakref.ref[Any] | None]] = {}
-        """id of a root, or of what it wraps → how it was trained when found, and of a wrapper the model in it."""
+        """id of a root, or of what it wraps → how it was trained when found, and for a wrapper the model inside."""
         self._frozen: dict[int, bool] = {}
-        """ids of models that had no parameter to train when found."""
+        """ids of models that had no trainable parameters when found."""
         self._iterations: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """How often loaders were iterated."""
+        """How often each loader was iterated."""
         self._expecting = 0
-        """How many more outermost calls a search lasts that a loader began."""
+        """Outermost calls left in a search that a loader started."""
         self._expectations = 0
         self._classes: set[tuple[type, str]] = set()
         self._inside = False
@@ -100,10 +100,10 @@ class ForwardProbe:
         leave_alone(torch, self._arm, with_calls=True)
         self._look(LOOK_STEPS)
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- Search ---------------------------------------------------------------------------------------------------
 
     def after_step(self, *, found: bool, due: bool) -> bool:
-        """At a step's end: has the search gone on long enough, or is a new one due?"""
+        """Handle the end of a step: end a search that lasted long enough, or start a new one if due."""
         self._expecting = 0
         if self._looking:
             self._looking -= 1
@@ -122,7 +122,7 @@ class ForwardProbe:
 
     @failsafe
     def expect_evaluation(self, loader: Any) -> None:
-        """A loader is iterated: look whether the model called next is one that nobody has seen so far."""
+        """A loader is iterated: check whether the next model called is a new one."""
         iterated = self._iterations.get(loader, 0)
         self._iterations[loader] = iterated + 1
         known = iterated >= EXPECTED_OF_LOADER or self._expectations >= MAX_EXPECTATIONS
@@ -132,15 +132,15 @@ class ForwardProbe:
             self._arm(True)
 
     def _arm(self, on: bool) -> None:
-        # Not through ``patches``: this happens around every outermost call while looking; ``disarm`` restores it.
+        # Not through ``patches``: this happens around every outermost call of a search; ``disarm`` restores it.
         self._module.__call__ = self._looker if on else self._original
 
     def _forget_call(self) -> None:
-        """In a forked child: whatever call was under way is its parent's."""
+        """In a forked child: a call in progress belongs to the parent."""
         self._inside = False
 
     def disarm(self) -> None:
-        """Take everything out of the way."""
+        """Remove everything."""
         self._looking = 0
         self._expecting = 0
         self._arm(False)
@@ -150,7 +150,7 @@ class ForwardProbe:
     def _make_looker(self) -> Call:
         original, is_compiling = self._original, self._is_compiling
 
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it stands for nn.Module.__call__
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it replaces nn.Module.__call__
             if is_compiling() or self._inside:
                 return original(module, *args, **kwargs)
             return self._look_at(original, module, args, kwargs)
@@ -158,7 +158,7 @@ class ForwardProbe:
         return __call__
 
     def _look_at(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An outermost call while looking: run it on untouched classes, then see what it was."""
+        """Run an outermost call during a search on untouched classes, then see what it was."""
         ledger = self._recorder.ledger
         phase = self._phase_of(module, args, kwargs) or OTHER
         precision = self._precision(module) if phase == FORWARD else None
@@ -176,7 +176,7 @@ class ForwardProbe:
         return output
 
     def _untouched(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call, with the search out of the way for everything below it."""
+        """Run the call with the search disabled for everything below it."""
         inside, self._inside = self._inside, True
         self._arm(False)
         try:
@@ -188,7 +188,7 @@ class ForwardProbe:
 
     @failsafe
     def _phase_of(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """What an outermost call may turn out to be; OTHER: nothing of interest."""
+        """What an outermost call may turn out to be; OTHER: not relevant."""
         phase = self._recorder.ledger.phase
         trainable = {parameter.requires_grad for parameter in module.parameters()}
         if not trainable or phase in (INPUT, BACKWARD):
@@ -208,7 +208,7 @@ class ForwardProbe:
         return model.autocast_around_call(self._torch, module)
 
     def _note_call(self) -> None:
-        """Without any sign of training a search ends, until a first step shows that this process trains."""
+        """Count a call; without any sign of training the search pauses until this process takes its first step."""
         if self._expecting == 1:
             self._end_expectation()
         elif self._expecting:
@@ -234,7 +234,7 @@ class ForwardProbe:
 
     @failsafe
     def _consider_inference(self, module: Any) -> None:
-        """Time the class of a model that was called without gradients; a single layer's is not worth it."""
+        """Time the class of a model that was called without gradients, unless it is a single layer."""
         self._end_expectation()
         if type(module).__module__.startswith("torch.nn.") and not module._modules:
             return
@@ -249,10 +249,10 @@ class ForwardProbe:
             self._expecting = 0
             self._arm(self._looking > 0)
 
-    # -- timing ---------------------------------------------------------------------------------------------------
+    # -- Timing ---------------------------------------------------------------------------------------------------
 
     def _add_root(self, module: Any, method: str, how: int) -> bool:
-        """Whether it was none before."""
+        """Return whether it is new."""
         if id(module) in self._roots:
             return False
         models = (module, *_wrapped_by(module))
@@ -306,11 +306,11 @@ class ForwardProbe:
                 recorder.forward_seen = True
             else:
                 phase = EVAL
-                if recorder.explicit:  # steps may be evaluations, and no reason to look for another model
+                if recorder.explicit:  # steps may be evaluations, which is no reason to search for another model
                     recorder.forward_seen = True
             if phase == EVAL and OTHER < outer < FIRST_USER_SLOT:  # ``_is_free``
                 return original(module, *args, **kwargs)
-            # Written out like ``Ledger.timed``, for the same reason.
+            # Inlined like ``Ledger.timed``, for the same reason.
             if outer == phase or get_ident() != ledger.thread:
                 return original(module, *args, **kwargs)
             at = ledger.at
@@ -347,7 +347,7 @@ class ForwardProbe:
         return _requiring_grad(self._torch, (args, kwargs)) is None
 
     def _keep_scriptable(self) -> None:
-        """``torch.jit.script`` reads a class's ``forward`` as source: give it back the user's own first."""
+        """Unwrap ``forward`` before ``torch.jit.script``, which reads it as source."""
         script = self._torch.jit.script
 
         @functools.wraps(script)
@@ -363,12 +363,12 @@ class ForwardProbe:
 
 
 def _is_free(phase: int) -> bool:
-    """Whether a call without gradients is an evaluation there: not inside of input, forward, backward …"""
+    """Whether a call without gradients counts as evaluation in this phase: not inside input, forward, backward …"""
     return phase == OTHER or phase >= FIRST_USER_SLOT
 
 
 def _wrapped_by(module: Any) -> Iterator[Any]:
-    """The models inside of DDP, ``torch.compile`` and other wrappers, from outside in."""
+    """The models inside DDP, ``torch.compile`` and other wrappers, outermost first."""
     for _ in range(MAX_WRAPPERS):
         children = module._modules
         module = next((children[name] for name in INSIDE if children.get(name) is not None), None)
@@ -382,7 +382,7 @@ def _innermost(module: Any) -> Any:
 
 
 def _trains(model: weakref.ref[Any], wrapper: Any) -> bool:
-    """Whether the model inside of a wrapper is in training mode."""
+    """Whether the model inside a wrapper is in training mode."""
     inside = model()
     return bool((wrapper if inside is None else inside).training)
 
@@ -403,7 +403,7 @@ def _requiring_grad(torch: Any, output: Any) -> Any:
 
 
 def _tensor_in(torch: Any, output: Any, wanted: Callable[[Any], bool]) -> Any:
-    """A tensor of that kind in an output, or None.  Looks into containers, not far."""
+    """A matching tensor in an output, or None.  Searches containers to a limited depth."""
     values = [output]
     for _ in range(32):
         if not values:
@@ -426,7 +426,7 @@ def _plain(values: Iterable[Any]) -> list[Any]:
 
 
 def _direct_forward(module_class: type, frame: FrameType | None) -> Any:
-    """The outermost module whose ``forward`` is being run by the script itself, found on the stack."""
+    """The outermost module whose ``forward`` the script itself is running, found on the stack."""
     owner = None
     for _ in range(MAX_FRAMES):
         if frame is None:

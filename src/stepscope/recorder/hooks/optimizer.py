@@ -1,17 +1,17 @@
 """The optimizer: its time, and with its return the end of a step.
 
 Torch's global optimizer hooks see every ``Optimizer.step``.  An optimizer that steps another one inside its own step
-(Lookahead, ZeRO wrappers) is one step: only the outermost return counts.  ``GradScaler.step`` is patched besides,
-because it may decide not to step at all: the iteration then still ends, and says so.
+(Lookahead, ZeRO wrappers) counts as one step: only the outermost return counts.  ``GradScaler.step`` is patched as
+well, because it may decide not to step at all: the iteration then still ends, with a flag.
 
-A closure given to ``step`` is the script's own code: LBFGS, SAM and Lightning run forward and backward in there.  The
-optimizer gets a stand-in for it, during which the phase around the optimizer is present again; so the optimizer's time
-is what it does itself.
+A closure given to ``step`` is the script's own code: LBFGS, SAM and Lightning run forward and backward in it.  The
+optimizer gets a replacement for it, which switches back to the phase around the optimizer; so the optimizer's time is
+only what it does itself.
 
-In a function that ``torch.compile`` made: torch's usual optimizers break the graph by themselves, so what torch puts
-around their ``step`` can be kept out of it, and the hooks with it.  A step that dynamo traces whole (Muon, a class of
-the script's own) becomes part of a graph, in which nothing of ours runs: that step ends where the compiled function
-returns, and the optimizer's time is not known.
+In a function compiled by ``torch.compile``, torch's usual optimizers break the graph, so torch's wrapper around their
+``step``, and with it the hooks, can be kept out of the graph.  A step that dynamo traces as a whole (Muon, a class in
+the script) becomes part of a graph, in which no hook runs: that step ends where the compiled function returns, and the
+optimizer's time is not known.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PreHook = Callable[[object, tuple[Any, ...], dict[str, Any]], Arguments | None]
 PostHook = Callable[[object, object, object], None]
 CLOSURE = "closure"
 PLAIN_CALLABLES = (FunctionType, MethodType, functools.partial)
-"""Closures that can be replaced: an object of a class of its own may be asked for more than a call."""
+"""Closures that can be replaced; an object of another class may be used for more than a call."""
 STEP_WRAPPER, WRAPPED_IN = "wrapper", "torch/optim/optimizer.py"
 """The function that torch puts around each ``step``, which calls the hooks."""
 
 
 class TracedStep:
-    """The optimizer whose step ran as a part of a compiled graph, set by the graph itself."""
+    """The optimizer whose step ran as part of a compiled graph, set by the graph itself."""
 
     optimizer: object = None
 
@@ -58,14 +58,14 @@ class OptimizerHooks:
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self._traced = TracedStep()
         self._open: list[tuple[int, int]] = []
-        """Steps under way on the thread that trains: (id of the optimizer, the phase outside it)."""
+        """Steps in progress on the training thread: (id of the optimizer, the phase outside it)."""
         self._elsewhere: dict[int, list[int]] = {}
-        """By thread, of the others: ids of optimizers."""
+        """ids of optimizers on the other threads, by thread."""
         recorder.when_forked(self._open.clear)
         recorder.when_forked(self._elsewhere.clear)
         self._returned = 0
         self._own_code: dict[FunctionType, CodeType] = {}
-        """Functions that got a copy of their code, and the code."""
+        """Functions that got a copy of their code, and the original code."""
         module: Any = import_module("torch.optim.optimizer")  # torch.optim itself hides the name
         before, after = self._make_hooks()
         for hook in (before, after):
@@ -96,7 +96,7 @@ class OptimizerHooks:
             if under_way or outer == OPTIMIZER or get_ident() != ledger.thread:
                 self._begin_unusual(optimizer)
                 return replaced
-            # Written out like ``Ledger.timed``, for the same reason.
+            # Inlined like ``Ledger.timed``, for the same reason.
             at = ledger.at
             ledger.body[at] = (now() << TIME_SHIFT) + code
             ledger.at = at + 1
@@ -126,9 +126,9 @@ class OptimizerHooks:
 
     @failsafe
     def _replace_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """The arguments of ``step`` with a stand-in for the closure among them; None: as they are.
+        """The arguments of ``step`` with the closure replaced; None: unchanged.
 
-        The first of them is the optimizer.
+        The first argument is the optimizer.
         """
         if len(args) > 1 and isinstance(args[1], PLAIN_CALLABLES):
             return (args[0], self._outside_optimizer(args[1]), *args[2:]), kwargs
@@ -137,7 +137,7 @@ class OptimizerHooks:
         return None
 
     def _outside_optimizer(self, closure: Call) -> Call:
-        """``closure``, during which the phase is the one around the outermost optimizer that is stepping."""
+        """Wrap ``closure`` so that it runs in the phase around the outermost optimizer that is stepping."""
         ledger, under_way = self._recorder.ledger, self._open
 
         @functools.wraps(closure)
@@ -156,9 +156,9 @@ class OptimizerHooks:
         return outside
 
     def _keep_out_of_graphs(self, torch: Any, base: Any, patches: Patches) -> None:
-        """Let dynamo leave alone what torch puts around the ``step`` of optimizers that break the graph anyway.
+        """Let dynamo skip torch's wrapper around the ``step`` of optimizers that break the graph anyway.
 
-        It has the same code for all classes; those that are meant get a copy of it, which can be marked.
+        The wrapper has the same code for all classes; these classes get a copy of it, which can be marked.
         """
         original = base._patch_step_function
 
@@ -179,13 +179,13 @@ class OptimizerHooks:
             if not known:
                 mark(type(optimizer))
 
-        for cls in _subclasses(base):  # those of which there are optimizers already
+        for cls in _subclasses(base):  # classes that already have instances
             mark(cls)
         patches.set(base, "_patch_step_function", _patch_step_function)
 
     @failsafe
     def _end_traced_step(self, returned: int) -> None:
-        """A compiled function has returned; before it was called, so many steps had."""
+        """End a step that was part of a compiled function; ``returned``: steps that had returned before its call."""
         optimizer = self._traced.optimizer
         if optimizer is not None:
             self._traced.optimizer = None
@@ -195,7 +195,7 @@ class OptimizerHooks:
 
     @failsafe
     def _begin_unusual(self, optimizer: object) -> None:
-        """A step inside another, after one that never returned, on another thread, or the first sign of training."""
+        """Begin a step inside another, after one that never returned, on another thread, or at the first activity."""
         ledger, key = self._recorder.ledger, id(optimizer)
         if get_ident() == ledger.thread:
             self._drop_unreturned(key)
@@ -207,7 +207,7 @@ class OptimizerHooks:
 
     @failsafe
     def _end_elsewhere(self, optimizer: object) -> None:
-        """On a thread that does not train, as far as is known: before the first step, this may be the one that does."""
+        """End a step on a thread that does not train so far; before the first step it may turn out to be the one."""
         keys = self._elsewhere.get(get_ident(), [])
         if id(optimizer) in keys:
             del keys[keys.index(id(optimizer)) :]  # those above it never returned
@@ -218,7 +218,7 @@ class OptimizerHooks:
                     self._recorder.end_step(0, NOT_NOW, optimizer)
 
     def _drop_unreturned(self, key: int) -> None:
-        """Steps that an exception went through: more of them are open than ``step`` is on the stack.
+        """Drop steps that ended with an exception: more of them are open than ``step`` is on the stack.
 
         The call that is just beginning is there already.  A class whose ``step`` calls that of its base is there twice.
         """
@@ -252,7 +252,7 @@ class OptimizerHooks:
 
 
 def _stepping(frame: FrameType | None) -> Counter[int]:
-    """The ids of the optimizers whose ``step`` is being run, as far as torch has wrapped it, and how many times."""
+    """The ids of the optimizers whose ``step`` is running, if torch has wrapped it, and how many times."""
     found: Counter[int] = Counter()
     while frame is not None:
         if frame.f_code.co_name == STEP_WRAPPER and frame.f_code.co_filename.endswith(WRAPPED_IN):

@@ -1,8 +1,8 @@
 """Run by the interpreter at the start of every Python process of a ``stepscope run``.
 
-Starts the recorder, then the user's own ``sitecustomize`` as if this file were not here.  It must work in any
-environment the job may start: Stepscope itself is loaded from where this file lies, not from ``sys.path``, which is
-left as the user has it.
+Starts the recorder, then runs the user's own ``sitecustomize`` as if this file were not here.  It must work in any
+environment the job may start: Stepscope itself is loaded from the location of this file, not from ``sys.path``, which
+is left unchanged.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ import sys
 
 
 def _load_stepscope():
-    """Make ``import stepscope`` find the package this file belongs to, in whatever environment we are."""
+    """Make ``import stepscope`` find the package of this file, in any environment."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     spec = importlib.util.spec_from_file_location(
         "stepscope", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
@@ -22,7 +22,7 @@ def _load_stepscope():
 
 
 def _chain():
-    """Run the sitecustomize that would have been run without us."""
+    """Run the sitecustomize that would have run without us."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     ours = sys.modules.pop("sitecustomize", None)
@@ -40,7 +40,7 @@ if os.environ.get("STEPSCOPE") != "0" and sys.version_info >= (3, 10):
         if "stepscope" not in sys.modules:
             _load_stepscope()
         from stepscope.recorder.bootstrap import start_from_environment
-    except Exception as error:  # noqa: BLE001 - a process that we cannot record must still run
+    except Exception as error:  # noqa: BLE001 - a process that cannot be recorded must still run
         sys.stderr.write("stepscope: this process is not recorded: %r\n" % (error,))
     else:
         start_from_environment()

@@ -1,21 +1,21 @@
-"""What a hub received: journals of frames, and how far each sender came in them.
+"""What a hub received: journals of frames, and the position of each sender in them.
 
-``inbox/NNNNNN.frames``: the frames that a hub accepted, one after the other, as they came.  Writer and reader.
+``inbox/NNNNNN.frames`` holds the accepted frames in the order of arrival:
 
     0    8s   magic  b"STEPINBX"
     8    u32  version
     12   u32  zero
     16   ...  records, each:
          4s   magic  b"RCVD"
-         u32  bytes      of the frame
-         u64  wall_ns    when it came, by this host's clock
-         u32  crc32 of the three before it …
+         u32  bytes      size of the frame
+         u64  wall_ns    time of arrival, by this host's clock
+         u32  crc32 of the three fields before …
          u32  … and of the frame
          ...  the frame (``wire/frames.py``)
 
-One writer, the run's hub; any number of readers.  A record counts as soon as it is whole: what a kill cut off is passed
-by readers and cut away by the next writer.  A journal that is large enough is followed by the next number, so that the
-old one can be rewritten (``store/inbox/parts.py``) while the hub goes on.
+One writer, the run's hub; any number of readers.  A record counts as soon as it is complete: readers skip what a kill
+cut off, and the next writer truncates it.  When a journal is large enough, the next number follows, so that the old one
+can be rewritten (``store/inbox/parts.py``) while the hub keeps receiving.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ VERSION = 1
 RECORD_HEAD = struct.Struct("<4sIQII")
 RECORD_MAGIC = b"RCVD"
 JOURNAL_BYTES = 64 << 20
-"""From this size on the next journal is begun: what rewriting one takes in memory is bounded by it."""
+"""At this size the next journal begins; this bounds the memory for rewriting one."""
 _NAME = re.compile(r"(\d{6,9})\.frames")
 _BUFFER = 1 << 20
 _SAID = struct.Struct("<4sIQ")
@@ -116,20 +116,20 @@ class JournalFrame:
     wall_ns: int
     raw: bytes
     end: int
-    """Where in the file the next one begins."""
+    """Where the next record begins in the file."""
 
 
 class JournalWriter:
-    """Append frames to one journal.  Cuts off what a kill left unfinished."""
+    """Appends frames to one journal.  Truncates what a kill left incomplete."""
 
     def __init__(self, path: Path, end: int) -> None:
-        """``end``: of the last whole record, 0 for a new file.  OSError when it cannot be written."""
+        """``end``: the end of the last complete record, 0 for a new file.  OSError if the file cannot be written."""
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, file_mode(path.parent))
         self.end = end
 
     def append(self, raw: bytes, *, wall_ns: int, durable: bool = False) -> None:
-        """All of it or, when the disk refuses (OSError), nothing; ``durable`` also survives the loss of power."""
+        """Append the whole frame, or nothing if the disk refuses (OSError); ``durable`` also survives a power loss."""
         said = _SAID.pack(RECORD_MAGIC, len(raw), wall_ns)
         first = b"" if self.end else FILE_HEAD.pack(FILE_MAGIC, VERSION, 0)
         data = b"".join([first, said, _SUMS.pack(zlib.crc32(said), zlib.crc32(raw)), raw])
@@ -145,7 +145,7 @@ class JournalWriter:
         self.end += len(data)
 
     def sync(self) -> None:
-        """All that was appended survives the loss of power; OSError when the disk refuses."""
+        """Make everything appended survive a power loss; OSError if the disk refuses."""
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def journal_path(run_dir: Path, number: int) -> Path:
 
 
 def journals(run_dir: Path, *, after: int) -> list[int]:
-    """The numbers of those that are there, in order, but for those up to ``after``, which are sealed."""
+    """Return the numbers of the existing journals in order, without those up to ``after``, which are sealed."""
     try:
         names = [path.name for path in (run_dir / INBOX).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -167,9 +167,9 @@ def journals(run_dir: Path, *, after: int) -> list[int]:
 
 
 def read_journal(path: Path, start: int = 0) -> Iterator[JournalFrame]:
-    """Every whole record, one at a time; what lies between two of them is passed.
+    """Yield every complete record; bytes between records are skipped.
 
-    ``start``: the ``end`` of the last one that is known.
+    ``start``: the ``end`` of the last known record.
     """
     with open_file(path, buffering=_BUFFER) as file:
         head = file.read(FILE_HEAD.size)
@@ -194,18 +194,9 @@ def read_journal(path: Path, start: int = 0) -> Iterator[JournalFrame]:
             at = size if after < 0 else at + 1 + after
 
 
-# -- positions --------------------------------------------------------------------------------------------------------
-# How far each sender came: compared with each frame, kept in positions.json, recovered from the journals.
-#
-# What the hub has of each sender: how far its rings and files have come.  In memory; the journal is what remembers.
-#
-# A frame is first compared with this (``compare``), without changing anything: what of it is old, what is new, what is
-# beyond the next thing to come.  Once the new parts are on disk, ``take`` moves the positions on.
-
-# -- taken ------------------------------------------------------------------------------------------------------------
-# Blocks of steps as arrays: what the hub makes of the bytes of ``wire/frames.py``, and back where one must be cut.
-#
-# The same layout as there, unpacked with numpy: a hub of a large job does this some hundred times a second.
+# -- blocks of steps --------------------------------------------------------------------------------------------------
+# The hub's form of the blocks in ``wire/frames.py``: arrays, converted back only if a block must be cut.  numpy unpacks
+# them because the hub of a large job does this several hundred times per second.
 
 TABLE_DTYPE = np.dtype(TABLE_FIELDS)
 _FIRST = SLOT_BYTES - BODY_BYTES
@@ -217,31 +208,31 @@ class BlockRows:
     """The records of one block, ring by ring in the table's order."""
 
     table: NDArray[Any]
-    """dtype ``TABLE_FIELDS``, an entry per ring: where it is now, and how many of the rows are its own."""
+    """dtype ``TABLE_FIELDS``, one entry per ring: its current position, and how many of the rows belong to it."""
     slots: NDArray[Any]
     """uint8, one row of 256 bytes per record."""
 
     @property
     def rings(self) -> NDArray[Any]:
-        """V16: the ``ring_id`` of each."""
+        """V16: the ``ring_id`` of each ring."""
         ids: NDArray[Any] = self.table["ring"]
         return ids
 
     @property
     def rows(self) -> NDArray[Any]:
-        """How many of the slots belong to each ring."""
+        """The number of slots of each ring."""
         counts: NDArray[Any] = self.table["rows"]
         return counts
 
     @property
     def seqs(self) -> NDArray[Any]:
-        """Of each slot."""
+        """The sequence number of each slot."""
         words = np.ascontiguousarray(self.slots[:, _SEQ_AT : _SEQ_AT + 8])
         return words.view("<u8").reshape(-1)
 
 
 def unpack_block(data: bytes | memoryview) -> BlockRows:
-    """FrameError for anything but a whole block of this version within the limits."""
+    """Unpack a block; FrameError unless it is a complete block of this version within the limits."""
     rings, rows = read_block_head(data)
     table_bytes = rings * TABLE_DTYPE.itemsize
     body = _inflate(data, table_bytes + rows * BODY_BYTES, whole=True)
@@ -252,13 +243,13 @@ def unpack_block(data: bytes | memoryview) -> BlockRows:
 
 
 def read_table(data: bytes | memoryview) -> NDArray[Any]:
-    """Only who is in a block and how far, which stands first: a fraction of the work.  FrameError as above."""
+    """Unpack only the table at the front, which is a fraction of the work.  FrameError as above."""
     rings, rows = read_block_head(data)
     return _table(_inflate(data, rings * TABLE_DTYPE.itemsize, whole=False), rings, rows)
 
 
 def cut_block(taken: BlockRows, after: NDArray[Any], keep: NDArray[np.bool_]) -> BlockRows:
-    """Of the rings to ``keep`` what comes ``after`` these sequence numbers (one per ring)."""
+    """Return the slots ``after`` these sequence numbers (one per ring) of the rings to ``keep``."""
     whose = np.repeat(np.arange(len(taken.table)), taken.rows)
     chosen = keep[whose] & (taken.seqs > after[whose])
     table = taken.table.copy()
@@ -268,7 +259,7 @@ def cut_block(taken: BlockRows, after: NDArray[Any], keep: NDArray[np.bool_]) ->
 
 
 def repack_block(taken: BlockRows) -> bytes:
-    """As it would have come."""
+    """Pack a block as its sender would have."""
     parts, at = [], 0
     for entry in taken.table:
         slots = [row.tobytes() for row in taken.slots[at : at + int(entry["rows"])]]
@@ -309,23 +300,26 @@ def _table(body: bytes, rings: int, rows: int) -> NDArray[Any]:
     return table
 
 
-# -- spools -----------------------------------------------------------------------------------------------------------
+# -- positions in memory ----------------------------------------------------------------------------------------------
+# How far the rings and files of each sender have been received.  ``compare`` checks a frame against this without
+# changing anything: which parts are old, which are new, and which lie beyond the next expected data.  Once the new
+# parts are on disk, ``advance_spool`` updates the positions.  They are in memory; the journals make them persistent.
 
 Live = tuple[int, int, int, int, int]
-"""How far a ring is: its last sequence number, since when it is in its phase, its state, step, phase.  Only grows."""
+"""Progress of a ring: last sequence number, start of its phase, state, step, phase.  Only grows."""
 Heard = tuple[bool, int]
-"""Of a sidecar: whether its process is gone, and when it was written.  The greatest counts."""
+"""For a sidecar: whether its process is gone, and when it was written.  The greatest counts."""
 LIVE_FIELDS = ("last_seq", "live_since_ns", "state", "live_step", "live_phase")
 _NOWHERE: Live = (0, 0, 0, 0, 0)
 
 
 RINGS = 1 << 14
-"""Of one sender; more is no node."""
+"""Limit per sender; no real node has more."""
 FILES = 1 << 14
 
 
 class Gap(StepscopeError):
-    """A frame begins beyond what the hub has: the sender goes on from ``positions``."""
+    """A frame begins beyond what the hub has: the sender must continue from ``positions``."""
 
     def __init__(self, positions: Positions) -> None:
         super().__init__("a frame begins beyond what was received so far")
@@ -338,7 +332,7 @@ class RingPosition:
     heard: Heard
     live: Live = _NOWHERE
     number: int = -1
-    """What its steps are kept under in parts; -1: there are none yet."""
+    """The number that its steps have in parts; -1: not assigned yet."""
     shown: tuple[int, int] | None = None
     """Attempt and rank under which its steps were sealed."""
 
@@ -351,7 +345,7 @@ class Spool:
     rings: dict[bytes, RingPosition] = field(default_factory=dict)
     """By ``ring_id``."""
     files: dict[str, int] = field(default_factory=dict)
-    """By name, the bytes of lines and logs."""
+    """By name, the received bytes of lines and logs."""
     whole: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By name, when a whole file was sent, by the sender's clock, and its crc32."""
 
@@ -362,14 +356,14 @@ class Spool:
 
 @dataclass(slots=True)
 class Compared:
-    """A frame against what was there before it."""
+    """The result of comparing a frame with what was received before."""
 
     parts: list[Part] = field(default_factory=list)
-    """What of it is new, to be kept."""
+    """The new parts, to be kept."""
     cut: bool = False
-    """Whether these are not all of the frame's."""
+    """Whether parts of the frame were cut or left out."""
     old_parts: int = 0
-    """Parts that were there already, at least in part."""
+    """Parts that had been received before, at least partly."""
     rings: list[RingSidecar] = field(default_factory=list)
     blocks: list[BlockRows] = field(default_factory=list)
     lines: dict[str, list[bytes]] = field(default_factory=dict)
@@ -383,7 +377,7 @@ class Compared:
 
 
 def compare(spool: Spool, frame: Frame) -> Compared:
-    """Gap when something between is missing, FrameError when a part is none; the spool stays as it is."""
+    """Compare without changing the spool; Gap if data in between is missing, FrameError if a part is invalid."""
     found = Compared()
     for part in frame.parts:
         if part.kind == "rings":
@@ -405,7 +399,7 @@ def compare(spool: Spool, frame: Frame) -> Compared:
 
 
 def advance_spool(spool: Spool, found: Compared) -> None:
-    """Now it is there."""
+    """Update the positions: the compared frame is now on disk."""
     for ident, (key, heard) in found.heard.items():
         ring = spool.rings.get(ident)
         if ring is None:
@@ -419,9 +413,9 @@ def advance_spool(spool: Spool, found: Compared) -> None:
 
 
 def advance_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any]] | None = None) -> None:
-    """A frame out of the journal, which holds nothing twice: only how far it reaches is looked at.
+    """Update the positions from a journaled frame.  Journals hold nothing twice: only its end matters.
 
-    ``tables``: of its blocks, by ``id`` of their parts, from those who unpacked them anyway.
+    ``tables``: the tables of its blocks, by ``id`` of their parts, if the caller has unpacked them.
     """
     for part in frame.parts:
         if part.kind == "rings":
@@ -441,7 +435,7 @@ def advance_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[
 
 @lru_cache(maxsize=1)
 def sidecars_of(part: Part) -> tuple[RingSidecar, ...]:
-    """FrameError when one of them is none.  The last answer is kept: those who check a frame ask before it is taken."""
+    """Parse and check the rings; FrameError if one is invalid.  Cached: a frame is checked before it is accepted."""
     try:
         said = msgspec.json.decode(inflate_part(part))
         if not isinstance(said, list):
@@ -452,7 +446,7 @@ def sidecars_of(part: Part) -> tuple[RingSidecar, ...]:
 
 
 def raw_sidecars_of(part: Part) -> list[tuple[str, Heard, dict[str, Any]]]:
-    """Rings that were checked when they came: the key, when it was heard of, and the rest as it stands there."""
+    """Parse rings that were checked when they arrived: key, time heard, and the raw sidecar."""
     try:
         return [
             (
@@ -500,7 +494,7 @@ def _steps(spool: Spool, found: Compared, part: Part) -> Part | None:
         new = live > have if begin == have[0] or not rows else live[0] > have[0]
         if new and begin < have[0]:
             if lost or torn:
-                raise Gap(spool.positions())  # how much of what was lost is in what we have, only the sender knows
+                raise Gap(spool.positions())  # only the sender knows how many of the lost records we already have
             whole = False
         if new:
             found.live[ident] = live
@@ -519,7 +513,7 @@ def _steps(spool: Spool, found: Compared, part: Part) -> Part | None:
 
 
 def _stretch(spool: Spool, found: Compared, part: Part) -> Part | None:
-    """Lines, or bytes of a log."""
+    """Compare lines, or bytes of a log."""
     have = found.files.get(part.name, spool.files.get(part.name, 0))
     if part.offset > have:
         raise Gap(spool.positions())
@@ -541,7 +535,7 @@ def _stretch(spool: Spool, found: Compared, part: Part) -> Part | None:
 
 
 def _whole(spool: Spool, found: Compared, part: Part, head: FrameHead) -> Part | None:
-    """What was sent last counts, even if it comes first."""
+    """Compare a whole file; the one that was sent last counts, even if it arrives first."""
     raw = inflate_part(part)
     stamp = (head.sent_wall_ns, zlib.crc32(raw))
     have = found.stamps.get(part.name) or spool.whole.get(part.name)
@@ -553,24 +547,22 @@ def _whole(spool: Spool, found: Compared, part: Part, head: FrameHead) -> Part |
 
 
 def heard_of(about: RingSidecar) -> Heard:
-    """To tell which of two sidecars of a ring counts."""
+    """Return what decides which of two sidecars of a ring counts."""
     return about.ended_wall_ns is not None, about.heard_wall_ns
 
 
 def live_of(table: NDArray[Any]) -> list[tuple[bytes, Live]]:
-    """How far each ring of a block is, by its ``ring_id``."""
+    """Return the progress of each ring of a block, by ``ring_id``."""
     ids = table["ring"].tobytes()
     size = table.dtype["ring"].itemsize
     numbers = zip(*(table[name].tolist() for name in LIVE_FIELDS), strict=True)
     return [(ids[i * size : (i + 1) * size], live) for i, live in enumerate(numbers)]
 
 
-# -- positions --------------------------------------------------------------------------------------------------------
-# ``positions.json``: how far each sender came in the journals that are sealed, so that these can go.
-#
-# Journals up to number ``through`` are in parts or in the sealed files of the run, and nowhere else: replacing this
-# file is what makes a part count (``store/inbox/parts.py``).  What a sender sends again after that is still
-# recognised.
+# -- positions.json ---------------------------------------------------------------------------------------------------
+# How far each sender came in the sealed journals, so that those can be removed.  Journals up to number ``through`` are
+# only in parts or in the sealed files of the run: replacing this file is what makes a part count
+# (``store/inbox/parts.py``).  Data that a sender repeats after that is still recognized.
 
 SCHEMA = 1
 
@@ -580,9 +572,9 @@ class SealedPositions:
     through: int = 0
     """Number of the last journal that is sealed."""
     base: int = 0
-    """Those up to this one are in the sealed files of the run; those after it in parts."""
+    """Journals up to this one are in the sealed files of the run; later ones are in parts."""
     steps: int = 0
-    """In parts: steps of all their rings."""
+    """Steps of all rings in parts."""
     spools: dict[str, Spool] = field(default_factory=dict)
 
     @property
@@ -592,7 +584,7 @@ class SealedPositions:
 
 
 def read_positions(run_dir: Path) -> SealedPositions:
-    """Nothing sealed where there is no such file; NotARun when it is damaged: what it says decides what counts."""
+    """Read ``positions.json``; nothing is sealed without it.  NotARun if it is damaged: it decides what counts."""
     path = run_dir / POSITIONS
     try:
         raw = msgspec.json.decode(read_document(path))
@@ -608,7 +600,7 @@ def read_positions(run_dir: Path) -> SealedPositions:
 
 
 def write_positions(folder: Path, sealed: SealedPositions) -> None:
-    """On disk when this returns; OSError when there is no room."""
+    """Write durably; OSError if the disk is full."""
     spools = {name: _told(spool) for name, spool in sealed.spools.items()}
     numbers = {name: getattr(sealed, name) for name in ("through", "base", "steps")}
     value = {"schema": SCHEMA, **numbers, "spools": spools}
@@ -634,7 +626,7 @@ def _spool(name: str, said: Mapping[str, Any]) -> Spool:
 
 
 # -- recovery ---------------------------------------------------------------------------------------------------------
-# How far the senders of a run came, worked out from what is on disk: what is sealed, then the journals after it.
+# The senders' positions, derived from what is on disk: the sealed positions, then the journals after them.
 
 _TRIES = 20
 
@@ -644,23 +636,23 @@ class Recovered:
     sealed: SealedPositions
     spools: dict[str, Spool]
     last: int
-    """Number of the journal to go on with …"""
+    """Number of the journal to continue …"""
     end: int
-    """… and where its last whole record ends."""
+    """… and the end of its last complete record."""
 
 
 def recover(run_dir: Path, heard: Callable[[FrameHead, int], None] = lambda head, wall_ns: None) -> Recovered:
-    """``heard`` is told of every frame in the journals, and when it came."""
+    """Recover the positions; ``heard`` is called with every journaled frame and its time of arrival."""
     for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # a helper of a hub that was killed made a part of it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a helper of a killed hub sealed a journal in the meantime
             return _recover(run_dir, heard)
     return _recover(run_dir, heard)
 
 
 def journals_after(run_dir: Path, sealed: SealedPositions) -> list[int]:
-    """The journals behind what is sealed.  FileNotFoundError when one more was sealed, and removed, meanwhile.
+    """Return the journals after the sealed ones.  FileNotFoundError if another was sealed and removed meanwhile.
 
-    Without that look a journal that just became a part would be in neither.
+    Without that check, a journal that just became a part would be in neither.
     """
     numbers = journals(run_dir, after=sealed.through)
     if read_positions(run_dir).through != sealed.through:
@@ -680,12 +672,12 @@ def _recover(run_dir: Path, heard: Callable[[FrameHead, int], None]) -> Recovere
                 frame = read_frame(received.raw)
                 advance_journalled(spools.setdefault(frame.head.spool, Spool(frame.head.spool)), frame)
             except FrameError:
-                continue  # of another version; it stays for whoever can read it
+                continue  # another version; it is kept for a reader that understands it
             heard(frame.head, received.wall_ns)
     return Recovered(sealed=sealed, spools=spools, last=last, end=end)
 
 
 def unsealed_bytes(run_dir: Path) -> int:
-    """What other nodes sent and is in no sealed file yet."""
+    """Return the size of what other nodes sent and is not in a sealed file yet."""
     numbers = journals(run_dir, after=read_positions(run_dir).through)
     return sum(journal_path(run_dir, number).stat().st_size for number in numbers)

@@ -1,16 +1,15 @@
-"""Parts: full journals of a hub rewritten as Parquet steps and thinned samples while the run lasts.
+"""Parts: full journals of a hub, rewritten as Parquet steps and thinned samples while the run is active.
 
-Parts: journals of the hub rewritten in columns while the run goes on, one after the other, in bounded memory.
+    parts/steps-NNNNNN.K.parquet   the steps of journal N, sorted by ring and sequence number
+    parts/samples-….frames         its samples, and those of earlier journals (see "sample parts" below)
+    parts/rest-NNNNNN.frames       everything else that is stored nowhere else, as frames (``store/inbox/journal.py``)
+    positions.json                 the senders' positions; replaced last, which makes the part count
 
-    parts/steps-NNNNNN.K.parquet   the steps of journal N, sorted by ring and sequence number parts/samples-….frames
-    its samples, and those of journals before it (``store/inbox/parts.py``) parts/rest-NNNNNN.frames       all else of
-    it that is not in its place already, as frames (``store/inbox/journal.py``) positions.json                 how far
-    the senders came; replaced last, and only then the part counts
+    python -m stepscope.store.inbox.parts RUN NUMBER       the hub starts this for each full journal
 
-    python -m stepscope.store.inbox.parts RUN NUMBER       what the hub starts for a journal that is full
-
-Steps are kept as they came, so that a run reads the same from journals, from parts or from both.  Killed before the
-last step, the journal is still there and is done again; killed after it, the journal is removed the next time.
+Journals are rewritten in order and in bounded memory.  Steps are kept as they arrived, so a run reads the same from
+journals, from parts or from both.  If a process is killed before the last write, the journal still exists and is
+rewritten again; if it is killed later, the journal is removed the next time.
 """
 
 from __future__ import annotations
@@ -73,38 +72,38 @@ __all__ = [
 
 
 # -- sample parts -----------------------------------------------------------------------------------------------------
-# The samples in the parts of a hub, thinned with age as those of a node are (``store/live/sample_files.py``).
+# The samples in a hub's parts, thinned with age like those of a node (``store/live/sample_files.py``).
 #
 #     parts/samples-FIRST-LAST-SPAN-BEGIN-END.frames
 #
-# Frames (``store/inbox/journal.py``) with nothing in them but lines of ``samples.jsonl``, out of the journals FIRST to
-# LAST, received from BEGIN to END (seconds of the hub's clock).  SPAN 0: as they came; else one line per source and
-# SPAN seconds.
+# Frames (``store/inbox/journal.py``) that contain only lines of ``samples.jsonl``, from the journals FIRST to LAST,
+# received from BEGIN to END (seconds of the hub's clock).  SPAN 0: as they arrived; else one line per source and SPAN
+# seconds.
 #
 #     the last two or three hours    all of them
-#     the day before                 one a minute of each source
-#     the 30 days before             one in ten minutes
-#     beyond                         one an hour
+#     the day before                 one per minute and source
+#     the 30 days before             one per ten minutes
+#     beyond                         one per hour
 #
-# Age is how long before the newest frame something was received.  A coarser file is written beside those that it
-# replaces, and then these are removed; killed in between, the coarser one counts.  Samples are thinned sender by
-# sender, so what it takes in memory is what one node has.
+# Age is measured from the newest frame.  A coarser file is written next to the files that it replaces, which are then
+# removed; after a kill in between, the coarser one counts.  Samples are thinned sender by sender, so memory is bounded
+# by what one node has.
 
 _NAME = re.compile(r"samples-(\d{6,9})-(\d{6,9})-(\d{1,6})-(\d{1,12})-(\d{1,12})\.frames")
 _UNFINISHED = "samples.unfinished"
 _LINES_BYTES = 1 << 20
-"""Of one frame of thinned samples, about."""
+"""Approximate size of one frame of thinned samples."""
 _MOST_FILES = 256
-"""Of one rate beyond its age: then they become one, however little time they cover."""
+"""Limit for files of one rate beyond their age: at this number they become one, however little time they cover."""
 HOUR_S = 3600
 
 
 class _Age(NamedTuple):
     span_s: int
     after_s: int
-    """Files at this rate that are older …"""
+    """Files at this rate that are older than this …"""
     covering_s: int
-    """… and together cover so much …"""
+    """… and together cover this much …"""
     then_s: int
     """… become one file at this rate."""
 
@@ -120,7 +119,7 @@ SMALL_AGES = (
     _Age(span_s=60, after_s=0, covering_s=0, then_s=600),
     _Age(span_s=600, after_s=4 * HOUR_S, covering_s=4 * HOUR_S, then_s=3600),
 )
-"""When the run takes nearly all the disk that it may."""
+"""For a run that has used nearly all of its disk limit."""
 
 
 @dataclass(frozen=True, order=True)
@@ -141,7 +140,7 @@ class SamplePart:
 
 
 def sample_parts(run_dir: Path, numbers: range) -> list[SamplePart]:
-    """Those of these journals that count, in order."""
+    """Return the sample parts of these journals that count, in order."""
     there = (one for one in _listed(run_dir) if one.first in numbers)
     kept: list[SamplePart] = []
     for one in sorted(there, key=lambda one: (one.first, -one.last, -one.span_s)):
@@ -151,18 +150,18 @@ def sample_parts(run_dir: Path, numbers: range) -> list[SamplePart]:
 
 
 def leaves_samples(frame: Frame) -> bool:
-    """Whether there are samples in it."""
+    """Whether the frame contains samples."""
     return any(part.kind == "lines" and part.name == SAMPLES for part in frame.parts)
 
 
 def samples_in(frame: Frame) -> bytes:
-    """A frame with the samples of ``frame`` alone; empty when there are none."""
+    """Return a frame with only the samples of ``frame``; empty if it has no samples."""
     parts = [part for part in frame.parts if part.kind == "lines" and part.name == SAMPLES]
     return pack_frame(replace(frame.head, bye=None), parts) if parts else b""
 
 
 class SamplePartWriter:
-    """Write the frames of one file; it has its name when it is closed, and is on disk then."""
+    """Writes the frames of one file, which gets its final name, durably, in ``finish``."""
 
     def __init__(self, run_dir: Path, first: int, last: int, span_s: int) -> None:
         self._run_dir = run_dir
@@ -178,7 +177,7 @@ class SamplePartWriter:
         self._journal.append(raw, wall_ns=wall_ns)
 
     def finish(self, *, begin_s: int | None = None, end_s: int | None = None) -> None:
-        """``begin_s``, ``end_s``: what it covers, where the frames do not say so themselves."""
+        """``begin_s``, ``end_s``: the covered time, if the frames do not determine it."""
         if self._journal.end:
             self._journal.sync()
             begin_s = self._begin_ns // 10**9 if begin_s is None else begin_s
@@ -195,14 +194,14 @@ class SamplePartWriter:
 
 
 def remove_sample_parts(run_dir: Path, number: int) -> None:
-    """What was written of a journal that did not become a part."""
+    """Remove what was written for a journal that did not become a part."""
     for one in _listed(run_dir):
         if one.first == number:
             one.path(run_dir).unlink(missing_ok=True)
 
 
 def thin_sample_parts(run_dir: Path, numbers: range, *, ages: Sequence[_Age] = AGES) -> None:
-    """Make coarser what is old enough.  For whoever has the lock of the parts; OSError when there is no room."""
+    """Make old samples coarser.  The caller holds the lock of the parts; OSError if the disk is full."""
     while True:
         counting = sample_parts(run_dir, numbers)
         for left in set(_listed(run_dir)) - set(counting):
@@ -225,7 +224,7 @@ def _due(counting: Sequence[SamplePart], ages: Sequence[_Age]) -> tuple[Sequence
 
 
 def _thin(run_dir: Path, group: Sequence[SamplePart], span_s: int) -> None:
-    """One file out of these, sender by sender."""
+    """Combine these parts into one file, sender by sender."""
     by_spool: dict[str, list[tuple[SamplePart, int]]] = {}
     for one in group:
         start = 0
@@ -249,7 +248,7 @@ def _thin(run_dir: Path, group: Sequence[SamplePart], span_s: int) -> None:
 
 
 def _thinned(run_dir: Path, places: Sequence[tuple[SamplePart, int]], span_s: int) -> Iterator[tuple[bytes, int]]:
-    """Frames with the samples of one sender, and when the last of what is in them was received."""
+    """Yield frames with the samples of one sender, and when the newest of their contents was received."""
     coarsener = Coarsener(span_s)
     head: FrameHead | None = None
     wall_ns = 0
@@ -299,14 +298,14 @@ def _listed(run_dir: Path) -> list[SamplePart]:
     return sorted(SamplePart(*map(int, one.groups())) for one in found if one)
 
 
-# -- parts ------------------------------------------------------------------------------------------------------------
+# -- journals to parts ------------------------------------------------------------------------------------------------
 
 CHUNK_ROWS = 1 << 17
-"""Steps that are sorted and written at a time: 32 MB of them."""
+"""Steps that are sorted and written at a time: 32 MB."""
 MEMORY = "96MB"
-"""That the database may use beside."""
+"""The database's memory limit, in addition to that."""
 PHASE_COLUMNS = (*BUILTIN_COLUMNS, *(f"slot_{slot}_ns" for slot in range(len(BUILTIN_COLUMNS), PHASE_SLOTS)))
-"""Of the sixteen slots; what a user's phase is called, its ring's sidecar says."""
+"""The columns of the sixteen slots; the ring's sidecar has the names of user phases."""
 _FIELDS = ("seq", *STEP_COLUMNS, "ddp_exposed_ns")
 _ALWAYS = ("ring", "seq", "step", "start_ns", "wall_ns")
 _KIND_AT = 4
@@ -314,16 +313,16 @@ _COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVE
 
 
 def seal_journal(run_dir: Path, number: int) -> None:
-    """Rewrite journal ``number``, which nobody writes any more, as a part.  In order: the one before comes first.
+    """Rewrite journal ``number``, which is no longer written, as a part.  Journals must be sealed in order.
 
-    RunError when it is not its turn, OSError when there is no room; the journal is there as long as the part is not.
+    RunError if it is not its turn, OSError if the disk is full; the journal remains until the part exists.
     """
     with parts_locked(run_dir):
         rewrite_journal(run_dir, number)
 
 
 def rewrite_journal(run_dir: Path, number: int) -> None:
-    """The same for whoever has the lock."""
+    """``seal_journal`` for a caller that holds the lock."""
     sealed = read_positions(run_dir)
     path = journal_path(run_dir, number)
     if number > sealed.through + 1 or (number > sealed.through and not path.exists()):
@@ -344,7 +343,7 @@ def rewrite_journal(run_dir: Path, number: int) -> None:
 
 @contextmanager
 def parts_locked(run_dir: Path) -> Iterator[None]:
-    """Nobody else makes parts meanwhile: a helper of a hub that was killed may still be at it."""
+    """Lock the parts: a helper of a killed hub may still be writing."""
     (run_dir / PARTS).mkdir(mode=folder_mode(run_dir), exist_ok=True)
     with locked(run_dir / PARTS):
         yield
@@ -355,14 +354,14 @@ def rest_path(run_dir: Path, number: int) -> Path:
 
 
 def part_steps(run_dir: Path, numbers: Iterable[int]) -> list[Path]:
-    """The Parquet files of these parts."""
+    """Return the Parquet files of these parts."""
     wanted = {f"{number:06d}" for number in numbers}
     found = (run_dir / PARTS).glob("steps-*.parquet")
     return sorted((path for path in found if path.name[6:].partition(".")[0] in wanted), key=_order)
 
 
 def read_part_steps(paths: Sequence[Path], rings: Sequence[int] | None = None) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Ring by ring, by number, the steps as slots in order; of all rings, or of these."""
+    """Yield ring numbers and their steps as slots, in order; all rings, or only these."""
     import duckdb
 
     if not paths:
@@ -390,7 +389,7 @@ def read_part_steps(paths: Sequence[Path], rings: Sequence[int] | None = None) -
 
 
 def _write(run_dir: Path, number: int, frames: Iterable[JournalFrame], sealed: SealedPositions) -> int:
-    """The files of a part; ``sealed`` is moved on.  How many steps there were."""
+    """Write the files of a part, advance ``sealed``, and return the number of steps."""
     numbers = 1 + max((ring.number for spool in sealed.spools.values() for ring in spool.rings.values()), default=-1)
     chunk: list[tuple[NDArray[Any], NDArray[Any]]] = []
     rows = chunks = waiting = 0
@@ -432,7 +431,7 @@ def _write(run_dir: Path, number: int, frames: Iterable[JournalFrame], sealed: S
 
 
 def _steps_in(spool: Spool, block: BlockRows) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Of each step the number of its ring, and its slot."""
+    """Return the ring number and the slot of each step."""
     rings = [spool.rings.get(ident) for ident, _ in live_of(block.table)]
     numbers = np.array([-1 if ring is None else ring.number for ring in rings], np.int32)
     whose = np.repeat(numbers, block.rows)
@@ -441,13 +440,13 @@ def _steps_in(spool: Spool, block: BlockRows) -> tuple[NDArray[Any], NDArray[Any
 
 
 def leaves_rest(frame: Frame, blocks: Iterable[BlockRows]) -> bool:
-    """Whether anything of a frame with these blocks stands in ``rest``: who reads there needs to know how far it is."""
+    """Whether ``rest`` contains anything from a frame with these blocks: its readers must know its position."""
     plain = frame.head.bye is not None or any(map(_is_plain, frame.parts))
     return plain or any(_beside_steps(block) is not None for block in blocks)
 
 
 def _rest(frame: Frame, blocks: dict[int, BlockRows]) -> bytes:
-    """What of a frame is in no other file; nothing where all of it is."""
+    """Return what a frame contains that no other file has; empty if nothing."""
     if not leaves_rest(frame, blocks.values()):
         return b""
     parts: list[Part] = []
@@ -470,7 +469,7 @@ def _is_plain(part: Part) -> bool:
 
 
 def _beside_steps(block: BlockRows) -> NDArray[np.bool_] | None:
-    """Which rows are no steps; None: the steps are all that it says."""
+    """Return which rows are not steps; None: only steps, none lost or torn."""
     others: NDArray[np.bool_] = _kinds(block.slots) != STEP
     return others if others.any() or block.table["lost"].any() or block.table["torn"].any() else None
 
@@ -509,7 +508,7 @@ def _order(path: Path) -> tuple[int, int]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Seal one journal; 1 with a line on standard error when that did not work."""
+    """Seal one journal; on failure print a line to standard error and return 1."""
     run_dir, number = words
     try:
         seal_journal(Path(run_dir), int(number))

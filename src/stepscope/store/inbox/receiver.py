@@ -1,17 +1,14 @@
-"""Receive frames: take each one once, whole or not at all, and put its files into the run directory.
+"""Receive frames: accept each one once, completely or not at all, and put its files into the run directory.
 
-The hub's side of the wire: take each frame once, whole or not at all, and remember it over restarts.
-
-    inbox = Inbox(run_dir)                      # recovers what it has from the journals there
+    inbox = Inbox(run_dir)                      # recovers its state from the journals
     inbox.introduce(spool, node=1, host="b")    # at join
     accepted = inbox.accept(read_frame(raw), raw)
 
-The positions of every sender are worked out from the journals (and from what is kept beside each part that a journal
-was sealed into), so they are exactly what is on disk, whatever killed the hub.  A frame is compared with them, the
-files in it are written to their places (which changes nothing if done twice), then it is appended to the journal, and
-only then it counts.  A sender removes its copy when its last frame (the one with a bye) is answered, so by then
-everything it ever sent is synced: the journals, its logs and whole files, and the folders they are in.  One per run, in
-the hub process, used by one thread.
+Every sender's positions are derived from the journals (and from ``positions.json`` for journals that were sealed into
+parts), so they always match the disk, however the hub was killed.  A frame is compared with them, its files are written
+(which is idempotent), and it is appended to the journal; only then it counts.  A sender removes its copy when its last
+frame (the one with a bye) is answered, so by then everything it ever sent is synced: the journals, its logs and whole
+files, and their folders.  One inbox per run, in the hub process, used by one thread.
 """
 
 from __future__ import annotations
@@ -56,19 +53,18 @@ from stepscope.wire.handshake import Positions
 __all__ = ["Accepted", "Gap", "Inbox", "ReceivedFiles", "signed_file"]
 
 
-# -- received ---------------------------------------------------------------------------------------------------------
-# Where the files of other nodes go in the hub's run directory, and how they are written there.
+# -- received files ---------------------------------------------------------------------------------------------------
+# Where files from other nodes go in the hub's run directory, and how they are written.
 #
 #     errors/PID.json       → errors/HOST-PID.json
 #     hangs/HOST-N.json     → the same
-#     flight/rank_N.json    → the same; what came last counts, whoever sent it
+#     flight/rank_N.json    → the same; the last to arrive counts, whichever node sent it
 #     logs/main.log         → logs/nodeK.main.log
 #     logs/rank-N.log       → the same
 #
-# A name that is taken by another sender, or by a process of this host, gets the host in it and, if need be, the
-# sender's spool.  Who has which name is written down (``inbox/places.jsonl``) before it is used: after a restart the
-# hub goes on with the same files.  Names come checked (``wire/frames.py``); all the same nothing is written outside
-# these four folders, and no link is followed.
+# If another sender or a local process has taken a name, the host is added and, if necessary, the sender's spool.  Names
+# are recorded (``inbox/places.jsonl``) before they are used, so a restarted hub continues with the same files.  Names
+# arrive checked (``wire/frames.py``); even so, nothing is written outside these four folders, and no link is followed.
 
 PLACES = "places.jsonl"
 _PLACE = re.compile(r"(?:errors|hangs|logs)/[A-Za-z0-9_.-]{1,250}")
@@ -77,7 +73,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class ReceivedFiles:
-    """Which file of which sender is which of ours."""
+    """Maps each sender's files to files of this run."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -89,10 +85,10 @@ class ReceivedFiles:
                 self._given[spool, name] = place
         self._taken = set(self._given.values())
         self.logs = sum(place.startswith("logs/") for place in self._taken)
-        """How many logs there are."""
+        """The number of logs."""
 
     def of(self, spool: str, name: str, *, node: int, host: str) -> str:
-        """The path, inside the run, of the file that a sender calls ``name``.  OSError when there is no room."""
+        """Return the path, inside the run, of the file that a sender calls ``name``.  OSError if the disk is full."""
         known = self._given.get((spool, name))
         if known is not None:
             return known
@@ -124,7 +120,7 @@ def _stems(folder: str, stem: str, spool: str, node: int, host: str) -> Iterator
         yield f"node{node}.{stem}"
         yield f"node{node}.{stem}.{where}"
     else:
-        # A watchdog here names its files likewise, and does not look whether somebody sent one of that name.
+        # A local watchdog uses the same names and does not check whether a received file has one of them.
         if folder != HANGS or host != platform.node():
             yield stem
         yield f"{stem}.{where}"
@@ -136,7 +132,7 @@ def _stems(folder: str, stem: str, spool: str, node: int, host: str) -> Iterator
 
 
 def append_at(run_dir: Path, place: str, data: bytes, offset: int) -> None:
-    """Bytes of a log where they belong; OSError when there is no room, and then the log is as long as before."""
+    """Write bytes of a log at their offset; if the disk is full (OSError), the log keeps its old length."""
     with _folder(run_dir, place) as (folder, name):
         fd = os.open(name, _NEW, file_mode(run_dir), dir_fd=folder)
         try:
@@ -144,7 +140,7 @@ def append_at(run_dir: Path, place: str, data: bytes, offset: int) -> None:
                 raise OSError(f"{place} is no plain file")
             try:
                 if data.count(0) == len(data):
-                    os.ftruncate(fd, offset + len(data))  # what the sender dropped takes no room here either
+                    os.ftruncate(fd, offset + len(data))  # bytes that the sender dropped use no space here either
                 else:
                     write_all(fd, data, offset)
             except OSError:
@@ -155,7 +151,7 @@ def append_at(run_dir: Path, place: str, data: bytes, offset: int) -> None:
 
 
 def cut_at(run_dir: Path, place: str, offset: int) -> None:
-    """Take back what ``append_at`` added."""
+    """Undo ``append_at``."""
     with suppress(OSError), _folder(run_dir, place) as (folder, name):
         fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
         try:
@@ -165,7 +161,7 @@ def cut_at(run_dir: Path, place: str, offset: int) -> None:
 
 
 def replace_whole(run_dir: Path, place: str, data: bytes) -> None:
-    """A small file, in place of what was there: the old bytes or the new ones, never some of each."""
+    """Replace a small file atomically."""
     with _folder(run_dir, place) as (folder, name):
         beside = f".{name[:100]}.{os.getpid()}.tmp"
         fd = os.open(beside, _NEW | os.O_TRUNC, file_mode(run_dir), dir_fd=folder)
@@ -182,7 +178,7 @@ def replace_whole(run_dir: Path, place: str, data: bytes) -> None:
 
 
 def signed_file(name: str, data: bytes, *, spool: str, host: str) -> bytes:
-    """An error or a hang with the name of its sender in it, whose clock its times are by."""
+    """Add the sender to an error or a hang: its times are by that sender's clock."""
     if not name.startswith(("errors/", f"{HANGS}/")):
         return data
     try:
@@ -194,7 +190,7 @@ def signed_file(name: str, data: bytes, *, spool: str, host: str) -> bytes:
 
 @contextmanager
 def _folder(run_dir: Path, place: str) -> Iterator[tuple[int, str]]:
-    """A folder of the run, made if need be and held open: nobody can put a link in its place.  And the name in it."""
+    """Open a folder of the run, made if necessary, so that no link can replace it; also yield the file's name."""
     folder, _, name = place.partition("/")
     with suppress(FileExistsError):
         (run_dir / folder).mkdir(mode=folder_mode(run_dir))
@@ -210,15 +206,15 @@ def _folder(run_dir: Path, place: str) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """What of a frame was new."""
+    """The new contents of a frame."""
 
     new_rings: tuple[RingSidecar, ...] = ()
-    """Who began to send, or has something new to say of itself."""
+    """Rings that are new or have changed."""
     blocks: tuple[BlockRows, ...] = ()
     lines: dict[str, list[bytes]] = field(default_factory=dict)
-    """By file (``events.jsonl``, ``samples.jsonl``, ``stacks.jsonl``), without their ends."""
+    """By file (``events.jsonl``, ``samples.jsonl``, ``stacks.jsonl``), without line ends."""
     duplicate_parts: int = 0
-    """Parts that were there already, at least in part."""
+    """Parts that had been received before, at least partly."""
 
     @property
     def rows(self) -> int:
@@ -226,12 +222,12 @@ class Accepted:
 
 
 class Inbox:
-    """What other nodes sent to a run.  ``journal_bytes``: when the next journal is begun."""
+    """What other nodes sent to a run.  ``journal_bytes``: the size at which the next journal begins."""
 
     def __init__(
         self, run_dir: Path, *, journal_bytes: int = JOURNAL_BYTES, clock: Callable[[], int] = run_clock.wall_ns
     ) -> None:
-        """OSError when what is there cannot be read, or nothing can be written; HubError when somebody else does."""
+        """OSError if the existing data cannot be read or written; HubError if another process has the inbox."""
         self._run_dir = run_dir
         self._journal_bytes = journal_bytes
         self._clock = clock
@@ -251,7 +247,7 @@ class Inbox:
     def introduce(
         self, spool: str, *, node: int, host: str, address: str = "", meta: Mapping[str, Any] | None = None
     ) -> None:
-        """A node joined, or joined again."""
+        """Register a node that joined or rejoined."""
         now = self._clock()
         account = self._account(spool, node)
         about = account.about
@@ -271,9 +267,10 @@ class Inbox:
         )
 
     def accept(self, frame: Frame, raw: bytes) -> Accepted:
-        """Gap when something before it is missing, FrameError when a part is none, OSError when the disk refuses.
+        """Accept a frame, completely or not at all.
 
-        After any of these everything is as before.
+        Gap if data before it is missing, FrameError if a part is invalid, OSError if the disk refuses.  After any of
+        these, everything is as before.
         """
         head = frame.head
         spool = self._spools.get(head.spool) or Spool(head.spool)
@@ -287,7 +284,7 @@ class Inbox:
             advance_spool(spool, found)
             self._spools[head.spool] = spool
         elif head.bye is not None:
-            # Its bye is here already, but perhaps a hub was killed before it had synced what came before.
+            # The bye was received, but a hub may have been killed before it had synced the frames before it.
             self._sync(head, account, [*spool.positions().files])
             self._journal.sync()
         accepted = Accepted(
@@ -303,16 +300,16 @@ class Inbox:
         return accepted
 
     def refuse(self, spool: str) -> None:
-        """Count a frame that somebody we know should not have sent."""
+        """Count a rejected frame of a known sender."""
         if spool in self._nodes:
             self._nodes[spool].refused += 1
 
     def nodes(self) -> list[NodeInfo]:
-        """All that ever sent something or joined."""
+        """Return all nodes that ever sent data or joined."""
         return [account.info() for account in self._nodes.values()]
 
     def save_nodes(self, *, refused: Mapping[str, int] | None = None) -> None:
-        """``nodes.json``; every few seconds is enough.  OSError when there is no room."""
+        """Write ``nodes.json``; every few seconds is enough.  OSError if the disk is full."""
         write_nodes(self._run_dir, self.nodes(), refused=refused)
 
     def close(self) -> None:
@@ -321,7 +318,7 @@ class Inbox:
 
     @property
     def journal(self) -> int:
-        """The number of the journal that is being written; those before it can be sealed (``store/inbox/parts.py``)."""
+        """The number of the journal that is being written; earlier ones can be sealed (``store/inbox/parts.py``)."""
         return int(self._journal.path.stem)
 
     def _account(self, spool: str, node: int) -> _Account:
@@ -357,17 +354,17 @@ class Inbox:
             raise
 
     def _bound_log(self, place: str, begin: int, end: int) -> None:
-        """Of a log of weeks the beginning and the end stay; looked at now and then, as it grows."""
+        """Keep the beginning and the end of a very long log; checked from time to time as it grows."""
         share = log_share(self._places.logs)
         if begin // (share // 4) != end // (share // 4):
-            with suppress(OSError):  # it is tried again when the log has grown
+            with suppress(OSError):  # retried when the log has grown
                 bound_log(self._run_dir / place, share)
 
     def _place(self, head: FrameHead, name: str, account: _Account) -> str:
         return self._places.of(head.spool, name, node=head.node, host=account.about.host)
 
     def _rotate(self) -> None:
-        """The full journal is synced before it is let go: later only the open one can be."""
+        """Start the next journal.  The full one is synced first: later, only the open one can be."""
         self._journal.sync()
         number = int(self._journal.path.stem) + 1
         journal = JournalWriter(journal_path(self._run_dir, number), 0)
@@ -375,13 +372,13 @@ class Inbox:
         self._journal = journal
 
     def _sync(self, head: FrameHead, account: _Account, names: Sequence[str]) -> None:
-        """Everything of a sender outside the journals, and the folders of all; OSError when the disk refuses.
+        """Sync all of a sender's files outside the journals, and all folders; OSError if the disk refuses.
 
-        ``names`` as the sender calls its files; lines (``events.jsonl``) are in the journals.
+        ``names`` are the sender's names; lines (``events.jsonl``) are in the journals.
         """
         places = {self._place(head, name, account) for name in names if "/" in name}
         for place in sorted(places):
-            with suppress(FileNotFoundError):  # removed by the user meanwhile
+            with suppress(FileNotFoundError):  # removed by the user in the meantime
                 fsync_file(self._run_dir / place)
         for folder in sorted({place.partition("/")[0] for place in places}):
             fsync_folder(self._run_dir / folder)
@@ -395,7 +392,7 @@ class Inbox:
 
 
 def _lock(run_dir: Path) -> int:
-    """Held as long as this process lives: two hubs would write one journal."""
+    """Lock the inbox for the life of this process: two hubs must not write one journal."""
     try:
         return take_lock(run_dir / INBOX)
     except LockBusy:
@@ -404,7 +401,7 @@ def _lock(run_dir: Path) -> int:
 
 @dataclass(slots=True)
 class _Account:
-    """A node's figures while they change."""
+    """The changing figures of a node."""
 
     about: NodeInfo
     frames: int = 0

@@ -1,10 +1,8 @@
-"""What other nodes sent, as records: from journals and parts, of very large runs the ranks that matter.
+"""What other nodes sent to a run, as records: their rings, events, samples and stacks, from journals and parts.
 
-What other nodes sent to a run, put together again: the records of their rings, their events, samples and stacks.
-
-Reads the journals (``store/inbox/journal.py``) of a run whose hub may still be writing them.  Every wall clock of a
-node is moved onto the hub's by the offset that round trips told; steps are timed by the monotonic clock of their
-machine, so only the anchor of a ring has to be moved.
+Reads the journals (``store/inbox/journal.py``) of a run whose hub may still be writing them.  A node's wall times are
+moved to the hub's clock by the offset that round trips measured.  Steps are timed by their machine's monotonic clock,
+so only the anchor of a ring has to be moved.  For very large runs, only the ranks that matter are read.
 """
 
 from __future__ import annotations
@@ -50,19 +48,18 @@ __all__ = ["Remote", "Shown", "choose_rings", "is_too_large", "merge_late", "rea
 
 
 # -- selection --------------------------------------------------------------------------------------------------------
-# Of a run with more steps than fit into memory, the ranks that matter: the worst by each phase, and an even sample.
-#
-# Which are worst is asked of the parts (``store/inbox/parts.py``) by SQL: the median of each phase and of the whole
-# step, over some of the steps where there are very many.  The rank that waits least is as interesting as those that
-# work longest, since it is the one that the others wait for.
+# If a run has more steps than fit into memory, select the ranks that matter: the worst by each phase, and an even
+# sample.  SQL over the parts (``store/inbox/parts.py``) finds the worst: by the median of each phase and of the whole
+# step, over a subset if there are very many steps.  The rank that waits least is as interesting as those that work
+# longest, since the others wait for it.
 
 MOST_STEPS = 3_000_000
-"""Steps of all ranks that are loaded as they are: 256 bytes each, and as much again while they are put together."""
+"""Steps of all ranks that are loaded without selection: 256 bytes each, and twice that while they are assembled."""
 RANKS = 512
 WORST = 24
 """By each measure."""
 _ASKED_ROWS = 2_000_000
-"""Steps that are looked at to find them."""
+"""Steps that are examined to find them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +70,12 @@ class RingChoice:
 
 
 def is_too_large(sealed: SealedPositions) -> bool:
-    """To be loaded as a whole."""
+    """Whether the run is too large to be loaded as a whole."""
     return sealed.steps > MOST_STEPS
 
 
 def choose_rings(run_dir: Path, sealed: SealedPositions) -> RingChoice | None:
-    """The rings to load; None: all of them."""
+    """Return the rings to load; None: all of them."""
     if not is_too_large(sealed):
         return None
     names = {
@@ -100,7 +97,7 @@ def choose_rings(run_dir: Path, sealed: SealedPositions) -> RingChoice | None:
 
 
 def _worst(paths: Sequence[Path], steps: int, *, most: int) -> set[int]:
-    """By each measure in turn, until there are enough."""
+    """Return the worst by each measure in turn, until there are enough."""
     import duckdb
 
     if not paths:
@@ -138,10 +135,10 @@ def _evenly(numbers: Sequence[int], count: int) -> Iterable[int]:
     return [numbers[place * len(numbers) // count] for place in range(count)]
 
 
-# -- remote -----------------------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 _STATES: tuple[RankState, ...] = ("starting", "running", "exited", "exception")
-"""By the number that a ring's header has for it."""
+"""Indexed by the state number in a ring's header."""
 
 
 @dataclass(kw_only=True)
@@ -152,28 +149,28 @@ class RemoteLines:
     records: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {EVENTS: [], SAMPLES: [], STACKS: []})
     """By file."""
     bad: int = 0
-    """Lines that are none."""
+    """Invalid lines."""
 
 
 @dataclass(kw_only=True)
 class Remote:
     nodes: list[NodeInfo]
-    """Everybody who sent or joined, as far as known."""
+    """All known nodes that sent data or joined."""
     rings: list[RingRecords] = field(default_factory=list)
     whose: list[tuple[str, bytes]] = field(default_factory=list)
-    """Of each ring, the spool and its ``ring_id``."""
+    """The spool and ``ring_id`` of each ring."""
     lines: list[RemoteLines] = field(default_factory=list)
     unreadable: int = 0
-    """Frames of another version, or damaged."""
+    """Frames that are damaged or of another version."""
     reduced: tuple[str, ...] = ()
-    """That not all of it was read, if so."""
+    """A notice if not everything was read."""
 
     def records(self, file: str) -> list[dict[str, Any]]:
-        """All nodes' lines of a file, node by node."""
+        """Return all nodes' lines of a file, node by node."""
         return [record for lines in self.lines for record in lines.records[file]]
 
     def notices(self, bad_stacks: int) -> list[str]:
-        """What of it could not be read."""
+        """Return notices about what could not be read."""
         said = []
         if self.unreadable:
             said.append(f"{self.unreadable:,} frames of other nodes could not be read.")
@@ -182,7 +179,7 @@ class Remote:
         return said
 
     def stacks(self, numbers: RankNumbers) -> tuple[list[dict[str, Any]], int]:
-        """All nodes' stacks under the ranks that are shown, and how many lines were none."""
+        """Return all nodes' stacks under the ranks that are shown, and the number of invalid lines."""
         found: list[dict[str, Any]] = []
         bad = 0
         for lines in self.lines:
@@ -194,7 +191,7 @@ class Remote:
 
 @dataclass(kw_only=True)
 class _Ring:
-    """One ring while the frames are gone through."""
+    """One ring while frames are being read."""
 
     about: RingSidecar | None = None
     slots: list[NDArray[Any]] = field(default_factory=list)
@@ -221,10 +218,10 @@ def read_remote(
     choice: RingChoice | None = None,
     nothing: bool = False,
 ) -> Remote:
-    """Everything in parts and journals.  FileNotFoundError when it was sealed under our eyes.
+    """Read everything in parts and journals.  FileNotFoundError if it was sealed meanwhile.
 
-    ``lost``: whether a node that never said goodbye is gone.  ``known``: who a ring is that said so before what is
-    here.  ``choice``: the rings to read, where there are too many.  ``nothing``: only who the nodes are.
+    ``lost``: whether a node that sent no goodbye is gone.  ``known``: sidecars of rings that were sent before what is
+    in the journals.  ``choice``: the rings to read, if there are too many.  ``nothing``: read only the list of nodes.
     """
     chosen = None if choice is None else choice.rings
     senders = {node.spool: _Sender(info=node, chosen=_chosen(chosen, node.spool)) for node in read_nodes(run_dir)}
@@ -261,7 +258,7 @@ def _chosen(rings: Mapping[str, frozenset[bytes]] | None, spool: str) -> frozens
 
 
 def _take_parts(run_dir: Path, sealed: SealedPositions, senders: Mapping[str, _Sender]) -> None:
-    """The steps in parts go before those in journals; where a ring was, only the positions know by now."""
+    """Put the steps in parts before those in journals; a ring's earlier progress is only in the positions."""
     rings: dict[int, _Ring] = {}
     for name, spool in sealed.spools.items():
         for ident, position in spool.rings.items():
@@ -277,7 +274,7 @@ def _take_parts(run_dir: Path, sealed: SealedPositions, senders: Mapping[str, _S
 
 
 def shifted(wall_ns: int, offset_ns: int | None) -> int:
-    """An instant of a node's wall clock on the hub's; 0 is no instant."""
+    """Convert a node's wall time to the hub's clock; 0 is not a time."""
     return max(wall_ns - (offset_ns or 0), 1) if wall_ns else 0
 
 
@@ -302,7 +299,7 @@ def _take(
 
 
 def _hear(sender: _Sender, frame: Frame, wall_ns: int) -> None:
-    """``nodes.json`` is written now and then; what the frames say is as new as it gets."""
+    """Update the node from a frame: ``nodes.json`` is only written from time to time."""
     head, info = frame.head, sender.info
     if wall_ns > info.heard_wall_ns:
         sender.info = replace(
@@ -358,7 +355,7 @@ def _records(ring: _Ring, about: RingSidecar, node: NodeInfo, *, gone: bool) -> 
             about = replace(about, state="vanished")
     ended_ns = None if about.ended_wall_ns is None else shifted(about.ended_wall_ns, node.offset_ns)
     if about.state == "vanished" and ended_ns is None:
-        ended_ns = node.heard_wall_ns or None  # by the hub's clock: until then at least its node was there
+        ended_ns = node.heard_wall_ns or None  # on the hub's clock; the node existed at least until then
     about = replace(
         about,
         anchor_wall_ns=shifted(about.anchor_wall_ns, node.offset_ns),
@@ -387,10 +384,8 @@ def _decoded(node: NodeInfo, lines: Mapping[str, Iterable[bytes]]) -> RemoteLine
     return found
 
 
-# -- late -------------------------------------------------------------------------------------------------------------
-# What came after a run was sealed (``stepscope send``): more of rings that are sealed already, and rings of their own.
-#
-# Functions of their arguments, no I/O.
+# -- late data --------------------------------------------------------------------------------------------------------
+# What arrived after a run was sealed (``stepscope send``): more records of sealed rings, and new rings.  No I/O.
 
 Shown = dict[tuple[str, bytes], tuple[int, int]]
 """By spool and ``ring_id``: attempt and rank of its series."""
@@ -399,7 +394,7 @@ Shown = dict[tuple[str, bytes], tuple[int, int]]
 def sealed_sidecars(
     ranks: Sequence[RankSeries], spools: Mapping[str, Spool], nodes: Sequence[NodeInfo]
 ) -> dict[tuple[str, bytes], RingSidecar]:
-    """Who the rings are that were sealed, as their nodes would say it: late blocks do not repeat it."""
+    """Return the sidecars of sealed rings as their nodes would send them: late blocks do not repeat them."""
     series = {(one.identity.attempt, one.rank): one for one in ranks}
     offsets = {node.spool: node.offset_ns or 0 for node in nodes}
     found = {}
@@ -413,7 +408,7 @@ def sealed_sidecars(
 def merge_late(
     ranks: Sequence[RankSeries], late: Assembled, whose: Sequence[tuple[str, bytes]], spools: Mapping[str, Spool]
 ) -> tuple[list[RankSeries], Shown]:
-    """All series, and which ring became which; ``whose``: of each ring that was assembled."""
+    """Return all series, and which ring became which; ``whose`` identifies each assembled ring."""
     merged = {(one.identity.attempt, one.rank): one for one in ranks}
     added = {(one.identity.attempt, one.rank): one for one in late.series}
     shown: Shown = {
@@ -458,7 +453,7 @@ def _sealed_sidecar(series: RankSeries, offset_ns: int) -> RingSidecar:
 
 
 def _joined_series(old: RankSeries, new: RankSeries) -> RankSeries:
-    """The anchors stay: the clock of a node is not measured better afterwards."""
+    """Append late records; the anchors stay, since a node's clock is not measured better afterwards."""
     return replace(
         new,
         rank=old.rank,

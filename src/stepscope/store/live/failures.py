@@ -1,7 +1,4 @@
-"""What went wrong, as it lies in a run: errors/, stacks.jsonl, hangs/ and flight/.
-
-``errors/``: what dying processes wrote, under the ranks that they are shown as.
-"""
+"""What went wrong in a run: ``errors/``, ``stacks.jsonl``, ``hangs/`` and ``flight/``."""
 
 from __future__ import annotations
 
@@ -42,14 +39,15 @@ __all__ = [
 ]
 
 
-# -- failures ---------------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
+# ``errors/`` holds what dying processes wrote.  Errors are shown under the rank that the process is shown as.
 
 
 class RankNumbers:
-    """The rank that each process is shown as.  Processes of different hosts may have the same pid."""
+    """The rank that each process is shown as.  Processes on different hosts may have the same pid."""
 
     def __init__(self, ranks: Iterable[RankSeries], here: str) -> None:
-        """``here``: the host of those that do not say theirs."""
+        """``here`` is the host of processes that do not report one."""
         self._here = here
         self._by_host: dict[tuple[str, int], int | None] = {}
         self._by_pid: dict[int, int | None] = {}
@@ -59,21 +57,21 @@ class RankNumbers:
             self._by_pid[pid] = None if pid in self._by_pid else series.rank
 
     def of(self, pid: int, host: str | None = None) -> int | None:
-        """None: nobody, or two processes had it one after the other."""
+        """Return the rank; None if the pid is unknown, or two processes had it one after the other."""
         who = (host or self._here, pid)
         return self._by_host[who] if who in self._by_host else self._by_pid.get(pid)
 
     def on(self, host: str) -> Callable[[int], int | None]:
-        """The same for the pids of one host."""
+        """Return ``of`` for the pids of one host."""
         return lambda pid: self.of(pid, host)
 
 
 def read_errors(
     run_dir: Path, numbers: RankNumbers, offsets: Mapping[str, int]
 ) -> tuple[tuple[RankError, ...], list[str]]:
-    """The errors in order of death, and a notice for each file that is none.
+    """Return the errors in order of time, and a notice for each file that cannot be read.
 
-    ``offsets``: what the clocks of other nodes are ahead, by spool.
+    ``offsets``: how far the clocks of other nodes are ahead, by spool.
     """
     errors: list[RankError] = []
     notices: list[str] = []
@@ -87,7 +85,7 @@ def read_errors(
 
 def _error_of(raw: Any, numbers: RankNumbers, offsets: Mapping[str, int]) -> RankError:
     if not isinstance(raw, dict) or not isinstance(raw.get("pid"), int):
-        raise ValueError("not an error of ours")  # noqa: TRY004  # like every other fault of the bytes
+        raise ValueError("not an error of ours")  # noqa: TRY004  # like any other invalid input
     rank, codes, step, host, wall_ns = (raw.get(key) for key in ("rank", "exit_codes", "step", "host", "wall_ns"))
     if isinstance(rank, int):
         shown = numbers.of(raw["pid"], host if isinstance(host, str) else None)
@@ -107,16 +105,16 @@ def _error_of(raw: Any, numbers: RankNumbers, offsets: Mapping[str, int]) -> Ran
 
 
 # -- stacks -----------------------------------------------------------------------------------------------------------
-# ``stacks.jsonl``: where ranks were seen, by line, as the agent wrote it down.
+# ``stacks.jsonl``: the stacks of ranks that the agent sampled.
 
 _LARGEST = (1 << 63) - 1
 _NUMBERS = ("rank", "pid", "wall_ns", "step")
 
 
 def read_stacks(run_dir: Path, rank_of: Callable[[int], int | None]) -> tuple[tuple[dict[str, Any], ...], int]:
-    """The stacks, in order of time, and how many lines were none.
+    """Return the stacks in order of time, and the number of invalid lines.
 
-    ``rank_of``: the rank that a pid is shown as, where that is known.
+    ``rank_of``: the rank that a pid is shown as, if known.
     """
     records, bad = read_jsonl(run_dir / STACKS)
     stacks, none = checked_stacks(records, rank_of)
@@ -126,7 +124,7 @@ def read_stacks(run_dir: Path, rank_of: Callable[[int], int | None]) -> tuple[tu
 def checked_stacks(
     records: Iterable[dict[str, Any]], rank_of: Callable[[int], int | None]
 ) -> tuple[tuple[dict[str, Any], ...], int]:
-    """The same of lines that were read already."""
+    """Return the valid stacks among parsed records, and the number of invalid ones."""
     stacks, bad = [], 0
     for record in records:
         stack = _checked(record)
@@ -167,23 +165,23 @@ def _is_count(value: Any) -> bool:
 
 
 # -- hangs ------------------------------------------------------------------------------------------------------------
-# ``hangs/``: the times the job stood still, each as the watchdog of that host found it, and what it went by.
+# ``hangs/``: each hang as the watchdog of one host found it, and its evidence.
 #
 #     hangs/HOST-N.json            the verdict
-#     hangs/HOST-N.evidence.json   in jobs of several hosts, what was gathered: to be judged with the others'
+#     hangs/HOST-N.evidence.json   in jobs with several hosts, the evidence, to be judged together with the others'
 #
-# Those of other nodes have the name of their spool in them (``store/inbox/receiver.py``), and may have been renamed.
+# Files from other nodes contain the name of their spool (``store/inbox/receiver.py``) and may have been renamed.
 
 EVIDENCE_READ = 256 << 20
-"""Of all together."""
+"""Limit for all evidence files together."""
 
 T = TypeVar("T")
 Sent = tuple[str, T]
-"""The spool that it came in, empty for this node's own, and what it is."""
+"""The spool that a record came in (empty for this node's own), and the record."""
 
 
 def write_hang(run_dir: Path, record: HangRecord) -> Path:
-    """Write a hang, in place of what was known of it before; OSError when there is no room."""
+    """Write a hang, replacing its earlier version; OSError if the disk is full."""
     path = hang_path(run_dir, record.host, record.number)
     path.parent.mkdir(exist_ok=True)
     file_io.write_json(path, record.to_dict())
@@ -191,7 +189,7 @@ def write_hang(run_dir: Path, record: HangRecord) -> Path:
 
 
 def write_evidence(run_dir: Path, kept: EvidenceFile) -> None:
-    """The same for what was gathered; what is larger than may travel is not kept."""
+    """Write the evidence of a hang; evidence too large to send is not kept."""
     raw = json.dumps(evidence_to_dict(kept), separators=(",", ":")).encode()
     if len(raw) <= FILE_BYTES:
         path = run_dir / HANGS / evidence_name(kept.evidence.host, kept.number)
@@ -202,9 +200,9 @@ def write_evidence(run_dir: Path, kept: EvidenceFile) -> None:
 def read_hangs(
     run_dir: Path, offsets: Mapping[str, int] | None = None
 ) -> tuple[tuple[HangRecord, ...], tuple[str, ...]]:
-    """The hangs of all hosts in order of time, and the names of files that are none.
+    """Return the hangs of all hosts in order of time, and the names of files that cannot be read.
 
-    ``offsets``: what the clocks of other nodes are ahead, by spool.
+    ``offsets``: how far the clocks of other nodes are ahead, by spool.
     """
     found, bad = read_hang_records(run_dir, offsets)
     return tuple(record for _, record in found), bad
@@ -213,7 +211,7 @@ def read_hangs(
 def read_hang_records(
     run_dir: Path, offsets: Mapping[str, int] | None = None
 ) -> tuple[list[Sent[HangRecord]], tuple[str, ...]]:
-    """The same, each with the spool that it came in."""
+    """Like ``read_hangs``, with the spool of each record."""
     paths = [path for path in (run_dir / HANGS).glob("*.json") if EVIDENCE not in path.name]
     sent, bad = _read_sent(paths, HangRecord.from_dict)
     found = [(spool, _shifted(record, (offsets or {}).get(spool, 0))) for spool, record in sent]
@@ -223,7 +221,7 @@ def read_hang_records(
 def read_evidence(
     run_dir: Path, offsets: Mapping[str, int] | None = None
 ) -> tuple[list[Sent[EvidenceFile]], tuple[str, ...]]:
-    """What the hosts gathered, in order of their names, and the names of files that are none."""
+    """Return the evidence of all hosts, ordered by name, and the names of files that cannot be read."""
     room = EVIDENCE_READ
     paths = []
     for path in sorted((run_dir / HANGS).glob(f"*{EVIDENCE}*json")):
@@ -267,11 +265,10 @@ def _kept_shifted(kept: EvidenceFile, offset_ns: int) -> EvidenceFile:
     )
 
 
-# -- standstills ------------------------------------------------------------------------------------------------------
-# The hangs of a run as they are told: those that several hosts saw judged as one, on the hub's clock.
-#
-# Beside what the watchdogs wrote (``store/live/failures.py``) it takes what the run itself knows: which ranks are
-# gone, and which nodes the hub heard nothing of any more (``nodes.json``).
+# -- joined hangs -----------------------------------------------------------------------------------------------------
+# The hangs of a run as they are reported: a hang that several hosts saw is judged as one, on the hub's clock.  In
+# addition to the watchdogs' files this uses what the run knows: which ranks are gone, and which nodes the hub stopped
+# hearing from (``nodes.json``).
 
 ENDED_WORDS = {"exited": "exited in order"}
 LONGEST_MESSAGE = 300
@@ -286,7 +283,7 @@ def read_joined_hangs(
     errors: Sequence[RankError],
     nodes: Sequence[NodeInfo],
 ) -> tuple[tuple[HangRecord, ...], tuple[str, ...]]:
-    """In order of time, and the names of files that could not be read."""
+    """Return the joined hangs in order of time, and the names of files that could not be read."""
     offsets = clock_offsets(nodes)
     records, bad = read_hang_records(run_dir, offsets)
     evidence, worse = read_evidence(run_dir, offsets) if records else ([], ())
@@ -300,7 +297,7 @@ def read_joined_hangs(
 def seen_hangs(
     records: Iterable[tuple[str, HangRecord]], evidence: Iterable[tuple[str, EvidenceFile]], attempts: Attempts
 ) -> list[SeenHang]:
-    """Each record with its evidence, and evidence that made no record; both come with the spool they were in."""
+    """Pair records with their evidence; evidence without a record is kept.  Both come with their spool."""
     by_name = {(spool, record.host, record.number): record for spool, record in records}
     found = []
     for spool, kept in evidence:
@@ -312,7 +309,7 @@ def seen_hangs(
 
 
 def elsewhere_of(ranks: Sequence[RankSeries], errors: Sequence[RankError], nodes: Iterable[NodeInfo]) -> Elsewhere:
-    """Which ranks are gone, and which hosts were not heard of to the end."""
+    """Return which ranks are gone, and which hosts fell silent before the end."""
     said = {error.pid: f"raised {error.type}: {error.message}"[:LONGEST_MESSAGE].rstrip(": ") for error in errors}
     gone = [
         GoneRank(
@@ -343,23 +340,23 @@ def elsewhere_of(ranks: Sequence[RankSeries], errors: Sequence[RankError], nodes
     return Elsewhere(gone=gone, silent=silent)
 
 
-# -- flights ----------------------------------------------------------------------------------------------------------
-# ``flight/``: what the ranks' Flight Recorders and stacks said when it mattered; ``stepscope flight`` reads it.
+# -- flight recorder dumps --------------------------------------------------------------------------------------------
+# ``flight/``: the ranks' Flight Recorder dumps and stacks at a hang or failure; ``stepscope flight`` reads them.
 
 OUR_DUMPS = re.compile(r"rank_\d+\.json|stacks_\d+\.txt")
 WATCHDOG_DUMPS = re.compile(r"nccl_trace_rank_(\d{1,7})")
-"""What NCCL's watchdog wrote before it ended a process."""
+"""Dumps that NCCL's watchdog wrote before it ended a process."""
 NCCL_DUMPS = "nccl_dumps"
 SAME_MOMENT_S = 30.0
 MAX_DUMP_BYTES = 64 << 20
-"""Of all dumps: a second or two.  Who has more asks ``stepscope flight`` itself."""
+"""Limit for all dumps: a second or two of work.  For more, the user runs ``stepscope flight``."""
 
 
 def keep_flights(run_dir: Path, answers: Mapping[int, bytes], stacks: Mapping[int, str] | None = None) -> None:
-    """The answers (JSON) and the stacks (as faulthandler wrote them) by rank; OSError when there is no room.
+    """Write the answers (JSON) and the stacks (as faulthandler wrote them) by rank; OSError if the disk is full.
 
-    They take the place of what was kept before: what ranks said at different times must not be compared.  What a rank
-    wrote itself when it died a moment ago stays.
+    They replace earlier files: dumps from different times must not be compared.  What a rank wrote itself when it died
+    a moment ago is kept.
     """
     files = {f"rank_{rank}.json": answer for rank, answer in answers.items()}
     files |= {f"stacks_{rank}.txt": text.encode() for rank, text in (stacks or {}).items()}
@@ -375,10 +372,10 @@ def keep_flights(run_dir: Path, answers: Mapping[int, bytes], stacks: Mapping[in
 
 
 def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> tuple[dict[str, Any], list[str]]:
-    """The verdict on what was kept since then, as the document of ``stepscope flight --json``, and notices.
+    """Judge the dumps written since ``since_ns``; return the document of ``stepscope flight --json``, and notices.
 
-    ``errors``: the tracebacks that ranks left, which belong to it.  Empty where fewer than two ranks said anything:
-    there is nothing to compare.  ``nccl_dumps`` are the ranks of which NCCL's watchdog wrote one.
+    ``errors`` are the ranks' tracebacks, which are part of the evidence.  Empty if fewer than two ranks left a dump:
+    there is nothing to compare.  ``nccl_dumps`` lists the ranks for which NCCL's watchdog wrote a dump.
     """
     from stepscope.flight.judge import judge
     from stepscope.flight.read import read_paths
@@ -409,7 +406,7 @@ def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> 
 
 
 def nccl_dumped(run_dir: Path, *, since_ns: int) -> dict[int, Path]:
-    """By rank, what NCCL's watchdog wrote since then."""
+    """Return the dumps that NCCL's watchdog wrote since ``since_ns``, by rank."""
     found = {}
     for path in sorted((run_dir / FLIGHT).glob("*")):
         name = WATCHDOG_DUMPS.fullmatch(path.name)

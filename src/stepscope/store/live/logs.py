@@ -1,18 +1,15 @@
-"""The logs of a run: filled from files that ranks print to, bounded in size, and searched for known lines.
+"""The logs of a run: copied from files that ranks print to, bounded in size, and searched for known lines.
 
-Copy what processes print into files from there into their logs, from outside.
+A process whose descriptors 1 or 2 are regular files reports them in ``outputs/PID.json`` (``recorder/output.py``) and
+keeps writing to them.  The agent copies what is new, from outside:
 
-A process whose descriptors 1 or 2 are regular files says so in ``outputs/PID.json`` (``recorder/output.py``) and goes
-on to write to them.  The agent reads what is new at every look:
+    a file of one process       all of it goes into that process's log: output of native code and children, in order
+    a file that ranks share     lines of NCCL and torch's C++ that name their rank go into that rank's log; other lines
+                                that native code is known to print when it dies go into the job's, ``main.log``
+    our own file in memory      like the first; memory that was copied is returned to the system
 
-    a file of one process       all of it goes into that process's log: what native code and children print, in order
-    a file that ranks share     lines of NCCL and of torch's C++ that say whose they are go into that rank's log; what
-                                else native code is known to print on its way out goes into the job's, ``main.log``
-
-    a file of ours in memory    as the first; what was copied of it is given back to the system
-
-How far each file was read is kept beside the notes, for the agent that comes after one that died.  When the run is
-over whoever opens it first copies the rest and removes the folder.  Nothing here is ever noticed by the job.
+The position in each file is kept next to the notes, so that a new agent can continue after one that died.  When the run
+is over, the first process that opens it copies the rest and removes the folder.  The job never notices any of this.
 """
 
 from __future__ import annotations
@@ -62,37 +59,37 @@ __all__ = [
 
 
 # -- log limits -------------------------------------------------------------------------------------------------------
-# Bound the logs of a run: of each one its beginning and its end stay, and the middle gives its disk space back.
+# Bound the logs of a run: each log keeps its beginning and its end, and the middle is freed.
 #
-#     0 … FIRST        as it was printed; its last bytes are a line that says what was dropped
-#     FIRST … -LAST    a hole: it takes no room, and reads as zeros
-#     -LAST …          as it was printed, the error at the end included
+#     0 … FIRST        as printed; the last bytes are a line that says what was dropped
+#     FIRST … -LAST    a hole: it takes no space and reads as zeros
+#     -LAST …          as printed, including the error at the end
 #
-# Nobody who writes or reads a log has to know: no byte changes its position, the file is never renamed, cut or locked,
-# and a process goes on appending while the hole is made (``fallocate`` with ``FALLOC_FL_PUNCH_HOLE``).  A file system
-# that cannot do that (NFS before 4.2, some FUSE ones) keeps logs whole; then ``bound_logs`` says so.
+# Writers and readers of a log need not know: no byte changes its position, the file is never renamed, cut or locked,
+# and a process can keep appending while the hole is made (``fallocate`` with ``FALLOC_FL_PUNCH_HOLE``).  A file system
+# without that support (NFS before 4.2, some FUSE ones) keeps logs whole; ``bound_logs`` then returns False.
 
 EACH_BYTES = 64 << 20
-"""Of one log, about, where there are not many."""
+"""Approximate limit per log if there are few …"""
 ALL_BYTES = 4 << 30
-"""Of all logs of a run …"""
+"""… limit for all logs of a run …"""
 LEAST_BYTES = 1 << 20
-"""… but not less of each than this."""
+"""… and minimum per log."""
 _FIRST_PART = 16
-"""A sixteenth of what is kept is its beginning."""
+"""One sixteenth of what is kept is the beginning."""
 _ALIGNED = 1 << 16
-"""Blocks of file systems are this large at the most; then no zero is left at either end of a hole."""
+"""The largest block size of any file system; aligned holes leave no zeros at either end."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _WIDTH = 120
 
 
 def log_share(logs: int, all_bytes: int = ALL_BYTES) -> int:
-    """What each of so many may take."""
+    """Return how many bytes each of ``logs`` logs may take."""
     return max(LEAST_BYTES, min(EACH_BYTES, all_bytes // max(1, logs)))
 
 
 def bound_logs(run_dir: Path, *, all_bytes: int = ALL_BYTES) -> bool:
-    """Whether this file system can do it; OSError when something else is wrong."""
+    """Bound all logs; return whether this file system supports it.  OSError for other failures."""
     try:
         names = [entry.name for entry in os.scandir(run_dir / "logs") if entry.name.endswith(".log")]
     except FileNotFoundError:
@@ -102,12 +99,12 @@ def bound_logs(run_dir: Path, *, all_bytes: int = ALL_BYTES) -> bool:
 
 
 def bound_log(path: Path, share: int) -> bool:
-    """As ``bound_logs``.  Nothing is done before a log is a quarter longer than its share."""
+    """Bound one log, as ``bound_logs`` does, once it is a quarter longer than its share."""
     try:
         about = path.lstat()
     except FileNotFoundError:
         return True
-    # A file with a second name may be somebody else's, too.
+    # A file with a second name may also belong to another program.
     if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1 or about.st_blocks * 512 < share + share // 4:
         return True
     first = max(_ALIGNED, share // _FIRST_PART // _ALIGNED * _ALIGNED)
@@ -119,7 +116,7 @@ def bound_log(path: Path, share: int) -> bool:
             return True
         if not _punch(fd, first, end - first):
             return False
-        if os.fstat(fd).st_size >= size:  # nobody emptied it meanwhile
+        if os.fstat(fd).st_size >= size:  # it was not truncated in the meantime
             os.pwrite(fd, _line(end - first), first - _WIDTH)
         return True
     finally:
@@ -127,7 +124,7 @@ def bound_log(path: Path, share: int) -> bool:
 
 
 def data_at(fd: int, offset: int) -> tuple[int, int]:
-    """The first position from ``offset`` on that is in no hole, and where the next hole or the end of the file is."""
+    """Return the first position from ``offset`` outside a hole, and the position of the next hole or the end."""
     try:
         begin = os.lseek(fd, offset, os.SEEK_DATA)
         return begin, os.lseek(fd, begin, os.SEEK_HOLE)
@@ -138,7 +135,7 @@ def data_at(fd: int, offset: int) -> tuple[int, int]:
 
 
 def _line(dropped: int) -> bytes:
-    """Always as long: it is written over the one before, and says so once only."""
+    """Return the line about dropped bytes.  Its length is fixed, so that it overwrites the previous one."""
     text = f"[stepscope: {dropped:,} bytes of output were dropped here to bound the disk space of this log]"
     return b"\n" + text.encode().ljust(_WIDTH - 2)[: _WIDTH - 2] + b"\n"
 
@@ -156,12 +153,11 @@ def _punch(fd: int, offset: int, length: int) -> bool:
     raise OSError(code, os.strerror(code))
 
 
-# -- native lines -----------------------------------------------------------------------------------------------------
-# Lines that native code prints on its way out: which of a log's lines they are, and whose where ranks share a file.
+# -- native error lines -----------------------------------------------------------------------------------------------
+# Lines that native code prints when it dies: how to recognize them, and their rank if ranks share a file.
 #
-# NCCL puts host, process and thread before each of its lines; torch's C++ puts ``[rank3]:`` before what it logs, and
-# names the rank in the errors of its watchdog.  What glibc, the C++ runtime and the CUDA driver print says nothing of
-# whose it is.
+# NCCL puts host, process and thread before each of its lines.  torch's C++ puts ``[rank3]:`` before what it logs, and
+# names the rank in its watchdog's errors.  Lines of glibc, the C++ runtime and the CUDA driver name no process.
 
 LONGEST_SHOWN_LINE = 300
 MOST_NATIVE_LINES = 12
@@ -203,19 +199,19 @@ def is_native(line: str) -> bool:
 
 
 def labelled_pid(line: str) -> int | None:
-    """The process that one of NCCL's lines names."""
+    """Return the process that an NCCL line names."""
     found = _NCCL.match(line)
     return int(found["pid"]) if found else None
 
 
 def labelled_rank(line: str) -> int | None:
-    """The rank that a line of torch's C++ names; what Python logs carries another label."""
+    """Return the rank that a line of torch's C++ names; lines logged from Python carry another label."""
     found = _TORCH.match(line) or (_TORCH_RANK.search(line) if is_native(line) else None)
     return int(found["rank"]) if found else None
 
 
 def last_native_lines(lines: Iterable[str], most: int = MOST_NATIVE_LINES) -> tuple[str, ...]:
-    """The last ones, made plain; lines that differ by numbers alone (one for each thread of a kernel) are told once."""
+    """Return the last lines, cleaned; lines that differ only in numbers (one per thread of a kernel) are shown once."""
     kinds: dict[str, tuple[str, int]] = {}
     for line in lines:
         text = line.rstrip().rpartition("\r")[2]
@@ -231,30 +227,30 @@ def last_native_lines(lines: Iterable[str], most: int = MOST_NATIVE_LINES) -> tu
 
 
 def without_escapes(line: str) -> str:
-    """A line without colours and whatever else a terminal obeys."""
+    """Remove colors and other terminal escapes."""
     return _ESCAPES.sub("", line)
 
 
 def plain_line(line: str) -> str:
-    """One line of bounded length, without what a terminal would obey and without what reads like a password."""
+    """Return one line of bounded length, without terminal escapes and without what looks like a password."""
     text = without_escapes(line).strip()
     text = "".join(char if char.isprintable() else "?" for char in text)
     text = _USER_IN_URL.sub(r"\1…@", _SECRET.sub(r"\1…", text))
     return text if len(text) <= LONGEST_SHOWN_LINE else text[: LONGEST_SHOWN_LINE - 1] + "…"
 
 
-# -- outputs ----------------------------------------------------------------------------------------------------------
+# -- output files -----------------------------------------------------------------------------------------------------
 
 CHUNK = 1 << 16
 MOST_AT_ONCE = 4 << 20
-"""Of one file at one look: the rings must not wait for longer."""
+"""Limit per file and pass: the rings must not wait longer."""
 LONGEST_LINE = 1 << 16
 OUTPUT_POSITIONS = "positions"
-"""No suffix: it is no note."""
+"""Without a suffix, since it is not a note."""
 
 
 class OutputCopier:
-    """OSError from ``look`` when a log cannot be written; it is tried again at the next one."""
+    """Copies output files into logs.  ``look`` raises OSError if a log cannot be written; the next call retries."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -264,7 +260,7 @@ class OutputCopier:
         self._positions = _read_note(self._folder / OUTPUT_POSITIONS)
 
     def look(self, *, last: bool = False) -> None:
-        """Copy what is new; ``last``: all of it, and what has no line's end yet."""
+        """Copy what is new; ``last``: all of it, including an unfinished line."""
         self._look_for_notes()
         before = dict(self._positions)
         try:
@@ -288,7 +284,7 @@ class OutputCopier:
         try:
             names = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(".json")]
         except OSError:
-            return  # there is none: nothing is printed into a file
+            return  # no folder: no process prints into a file
         for name in sorted(set(names) - self._known):
             self._known.add(name)
             note = _read_note(self._folder / name)
@@ -299,7 +295,7 @@ class OutputCopier:
                     self._known.discard(name)  # run.json cannot be read now
                     break
                 except (OSError, LookupError, TypeError, ValueError):
-                    continue  # the file was gone before we came, or is somebody else's
+                    continue  # the file is already gone, or belongs to another user
 
     def _add(self, note: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         key = f"{about['dev']}:{about['ino']}"
@@ -315,7 +311,7 @@ class OutputCopier:
         source.writers.append((int(note["pid"]), note["rank"], log))
 
     def _is_held(self, path: Path) -> bool:
-        """Whether it is a file of ours, in this run's session: nobody else's is ever emptied."""
+        """Whether it is our file in this run's session: no other file is ever emptied."""
         return path.suffix == PRINTED_SUFFIX and path.parent == session_of(self._run_dir, read_meta(self._run_dir))
 
 
@@ -328,15 +324,15 @@ class _Source:
         self._job_log = log_path(run_dir, rank=None, attempt=0)
         self._begun = b""
         self.position = position
-        """Up to where it was copied; of shared files in whole lines."""
+        """Position up to which it was copied; in shared files always at the end of a line."""
         self.whole: Path | None = None
-        """Where all of it goes."""
+        """The log that receives all of it."""
         self.writers: list[tuple[int, int | None, Path]] = []
         """Pid, rank and log."""
 
     def look(self, *, last: bool) -> None:
         size = os.fstat(self._fd).st_size
-        if size < self.position + len(self._begun):  # somebody emptied it
+        if size < self.position + len(self._begun):  # the file was truncated
             self.position, self._begun = 0, b""
         copied = 0
         while copied < MOST_AT_ONCE or last:
@@ -350,11 +346,11 @@ class _Source:
             self.position, self._begun = self.position + len(self._begun), b""
 
     def give_back(self) -> None:
-        """Of a file of ours in memory: the whole pages that were copied."""
+        """Free the copied whole pages of our own file in memory."""
         end = self.position // mmap.PAGESIZE * mmap.PAGESIZE
         if self._given_back is None or end <= self._given_back:
             return
-        with suppress(OSError, ValueError):  # a file system that cannot do it
+        with suppress(OSError, ValueError):  # the file system does not support it
             with mmap.mmap(self._fd, end - self._given_back, offset=self._given_back) as pages:
                 pages.madvise(mmap.MADV_REMOVE)
             self._given_back = end
@@ -376,11 +372,11 @@ class _Source:
         self.position += len(lines + end)
 
     def _shared(self) -> bool:
-        """Whether others than the one whose log gets everything write here, too."""
+        """Whether processes other than the one whose log gets everything write here, too."""
         return any(log != self.whole for _, _, log in self.writers)
 
     def _take_lines(self, data: bytes) -> None:
-        """Native lines to whom they belong, as far as they say."""
+        """Append native lines to the logs of the processes that they name."""
         found: dict[Path, list[bytes]] = {}
         for line in data.splitlines(keepends=True) if self._shared() else ():
             text = line.decode(errors="replace")
@@ -392,14 +388,14 @@ class _Source:
 
     def _whose(self, line: str) -> Path | None:
         pid, rank = labelled_pid(line), labelled_rank(line)
-        for who, number, log in reversed(self.writers):  # of a rank that was started again, the last
+        for who, number, log in reversed(self.writers):  # for a restarted rank, the last one
             if who == pid or (rank is not None and number == rank):
                 return log
         return self._job_log if self.whole is None and is_native(line) else None
 
 
 def copy_rest(run_dir: Path) -> None:
-    """Of a run that is over: copy what no agent did, and forget where it came from; as far as that can be done."""
+    """Copy what no agent copied of a finished run, and remove the notes; failures are ignored."""
     folder = outputs_folder(run_dir)
     if not folder.is_dir():
         return
@@ -408,13 +404,13 @@ def copy_rest(run_dir: Path) -> None:
         copier.look(last=True)
         shutil.rmtree(folder)
     except OSError:
-        pass  # the directory cannot be written: logs stay as they are
+        pass  # the directory is not writable: logs stay as they are
     finally:
         copier.close()
 
 
 def _open(pid: int, about: Mapping[str, Any], access: int) -> int:
-    """By way of the process, as long as it is there: its file may have been removed, or have another name for us."""
+    """Open via the process while it exists: its file may have been removed, or have another name for us."""
     failure: OSError | None = None
     for path in (*(f"/proc/{pid}/fd/{fd}" for fd in about["fds"]), about["path"]):
         try:
@@ -448,19 +444,19 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 # -- training lines ---------------------------------------------------------------------------------------------------
-# Lines in which torchtitan and Megatron-LM say how the training goes: loss, speed and utilisation.  Pure.
+# Lines in which torchtitan and Megatron-LM report loss, speed and utilization.  Pure.
 #
 #     step: 10  loss:  7.1234  grad_norm:  1.2  memory:  1.90GiB(2.4%)  tps: 1,234  tflops: 12.34  mfu: 3.20%
 #     iteration      100/    1000 | consumed samples: 6400 | elapsed time per iteration (ms): 123.4 | lm loss: 1.2E+00 |
 #
-# Both may have a time before them, torchtitan's colours in between.  Fields that a line lacks are left out.
-# Megatron-LM prints its timers as well, one to a line: the least and the most over the ranks, or the most alone.
+# Both may begin with a time; torchtitan's may contain colors.  Missing fields are left out.  Megatron-LM also prints
+# its timers, one per line: the minimum and maximum over the ranks, or only the maximum.
 #
 #     (min, max) time across ranks (ms):
 #         forward-backward ...............................: (1201.20, 1210.90)
 
 FIGURES = ("loss", "grad_norm", "tokens_per_second", "tflops", "mfu_percent", "iteration_ms")
-"""What a line may say, in this order; speed is that of one device."""
+"""What a line may report, in this order; speed is per device."""
 _NUMBER = r"(-?[\d,]*\.?\d+(?:[eE][+-]?\d+)?|nan|inf)"
 _TITAN = re.compile(r"\bstep:\s*(\d+)\s.*\btps:\s*[\d,]+")
 _TITAN_FIGURES = {
@@ -486,26 +482,26 @@ _MEGATRON_FIGURES = {
 class TrainingLine:
     framework: str
     iteration: int
-    """As the framework counts them: from 1, and on after a resume."""
+    """As the framework counts: from 1, continuing after a resume."""
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def training_line(line: str) -> TrainingLine | None:
-    """What a line of a log says of the training; None: it is no such line."""
+    """Parse a line of training figures; None if the line has none."""
     if "tps:" in line and "step:" in line:
         return _titan(without_escapes(line))
     return _megatron(without_escapes(line)) if "iteration" in line and "|" in line else None
 
 
 def timer_line(line: str) -> tuple[str, float] | None:
-    """The name of a timer and what it took on the slowest rank, in milliseconds; None: it is no such line."""
+    """Parse a timer line: its name, and its milliseconds on the slowest rank; None if the line is not a timer."""
     found = _TIMER.match(without_escapes(line)) if "..: " in line else None
     number = _number(found[2] or found[3]) if found is not None else None
     return None if found is None or number is None else (found[1], number)
 
 
 def training_summary(lines: Iterable[TrainingLine], timers: Iterable[tuple[str, float]] = ()) -> dict[str, Any]:
-    """The last of each figure and its median, and of each timer; {}: there are no lines."""
+    """Return the last value and the median of each figure and each timer; {} if there are no lines."""
     said = list(lines)
     if not said:
         return {}
@@ -559,22 +555,22 @@ def _number(text: str) -> float | None:
 
 
 def _finite(figures: Mapping[str, float | None]) -> dict[str, float]:
-    """JSON has no nan."""
+    """Drop missing and non-finite values: JSON has no nan."""
     return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
 
 
-# -- native -----------------------------------------------------------------------------------------------------------
-# What native code printed last in ranks that did not end well, from the ends of their logs.
+# -- native errors per rank -------------------------------------------------------------------------------------------
+# The last lines that native code printed in ranks that did not end well, from the tails of their logs.
 
 NATIVE_TAIL_BYTES = 64 << 10
 MOST_NATIVE_LOGS = 64
-"""Logs that are looked into: a fault that hits more hits them alike."""
+"""Logs that are searched: a fault that hits more ranks hits them alike."""
 
 
 def read_native(
     path: Path, ranks: Sequence[RankSeries], errors: Iterable[RankError]
 ) -> dict[int | None, tuple[str, ...]]:
-    """By rank, of the last attempt; None: in the job's own log, of nobody knows which rank."""
+    """Return the lines of the last attempt by rank; None: from the job's log, of an unknown rank."""
     attempt = max((series.identity.attempt for series in ranks), default=0)
     ended = {series.rank for series in ranks if series.identity.attempt == attempt and series.state != "exited"}
     ended |= {error.rank for error in errors if error.rank is not None}
@@ -598,15 +594,15 @@ def _last_lines(log: Path) -> tuple[str, ...]:
 
 
 # -- training log -----------------------------------------------------------------------------------------------------
-# What torchtitan and Megatron-LM say of the training, from the ends of the logs.
+# What torchtitan and Megatron-LM report about the training, from the tails of the logs.
 
 TRAINING_TAIL_BYTES = 1 << 20
 MOST_TRAINING_LOGS = 64
-"""Logs that are looked into; torchtitan prints on the first rank, or on all, Megatron on the last."""
+"""Logs that are searched; torchtitan prints on the first rank or on all, Megatron on the last."""
 
 
 def read_training_log(path: Path, ranks: Sequence[RankSeries]) -> dict[str, Any]:
-    """Of the last attempt, from the first log that has any; with the last ``step`` of ours; {}: there is nothing."""
+    """Summarize the last attempt from the first log that has figures, with our last ``step``; {} if no log has any."""
     attempt = max((series.identity.attempt for series in ranks), default=0)
     current = sorted((one for one in ranks if one.identity.attempt == attempt), key=lambda one: one.rank)
     chosen = dict.fromkeys([one.rank for one in (*current[:1], *current[-1:], *current[1:MOST_TRAINING_LOGS])])

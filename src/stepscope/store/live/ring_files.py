@@ -1,6 +1,6 @@
-r"""The files of one ring while the run lasts: its records (KEY.seg) and what its header last said (KEY.json).
+r"""The files of one ring while the run is active: its records (``KEY.seg``) and its last known header (``KEY.json``).
 
-Segments: the slots of one ring, appended to a file while the run goes on.  Writer and reader side by side.
+A segment holds the slots of one ring:
 
     0    8s   magic  b"STEPSEG\0"
     8    u32  version
@@ -8,18 +8,18 @@ Segments: the slots of one ring, appended to a file while the run goes on.  Writ
     16   ...  frames, each:
          4s   magic  b"FRAM"
          u32  crc32 of the rest of the frame
-         u32  count       slots in it, at most FRAME_SLOTS
-         u32  bytes       of the payload
-         u64  first_seq   of the slots that were looked at …
-         u64  last_seq    … and the last: where the next frame goes on
-         u32  lost        overwritten before they were read, since the frame before
-         u32  torn        given up as unreadable, likewise
+         u32  count       number of slots, at most FRAME_SLOTS
+         u32  bytes       size of the payload
+         u64  first_seq   first and …
+         u64  last_seq    … last slot that was examined; the next frame continues from there
+         u32  lost        slots overwritten before they were read, since the previous frame
+         u32  torn        slots given up as unreadable, since the previous frame
          ...  payload: zlib of the slots' bytes 4..256, transposed: byte 4 of every slot, byte 5 of every slot …
 
-Transposed, the bytes that hardly change from step to step stand together and pack well: a noisy CPU run takes less
-than 30 bytes a step where a slot has 256.  A frame counts as soon as it is whole; what a crash cut off is passed by
-readers and overwritten by the next writer.  One writer at a time (the node's agent); any number of readers.
-Standard library only: the agent writes with it.
+Transposing groups the bytes that hardly change from step to step, so they compress well: a noisy CPU run takes less
+than 30 bytes per step instead of the slot's 256.  A frame counts as soon as it is complete; readers skip what a crash
+cut off, and the next writer overwrites it.  One writer at a time (the node's agent); any number of readers.  Standard
+library only: the agent writes these files.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ VERSION = 1
 FRAME_HEAD = struct.Struct("<4sIIIQQII")
 FRAME_MAGIC = b"FRAM"
 FRAME_SLOTS = 4096
-"""Most slots in a frame: bounds the memory that writing and reading one takes."""
+"""Maximum slots per frame: bounds the memory needed to write or read one."""
 
 _CRC = struct.Struct("<I")
 _ZERO_BYTES = 4
-"""At the head of every slot; not kept."""
+"""At the head of every slot; not stored."""
 _BODY_BYTES = SLOT_BYTES - _ZERO_BYTES
 _CRC_END = 8
 _U32_MAX = (1 << 32) - 1
 _LARGEST_FRAME = FRAME_HEAD.size + FRAME_SLOTS * _BODY_BYTES + (1 << 12)
-"""What does not pack becomes a little larger."""
+"""Incompressible data becomes slightly larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSlots:
-    """What one segment holds."""
+    """The contents of one segment."""
 
     slots: bytes
     """256 bytes per slot."""
@@ -92,12 +92,12 @@ class SegmentSlots:
     lost: int
     torn: int
     skipped_bytes: int
-    """Bytes that belong to no whole frame: all of them when the file is no segment, or one of another version."""
+    """Bytes outside complete frames: the whole file if it is not a segment of this version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentPart:
-    """What one frame holds."""
+    """The contents of one frame."""
 
     first_seq: int
     last_seq: int
@@ -120,13 +120,13 @@ class _Frame:
 
 
 class SegmentWriter:
-    """Append batches of slots.  Opens the file for each append, so that many rings cost no file descriptors.
+    """Appends batches of slots.  Opens the file for each append, so that many rings use no file descriptors.
 
-    ``last_seq`` is what the next ``RingReader.read`` goes on from, also after a restart.
+    ``last_seq`` is where the next ``RingReader.read`` continues, also after a restart.
     """
 
     def __init__(self, path: Path) -> None:
-        """Find the end of the last whole frame of an existing file (OSError when it cannot be read)."""
+        """Find the end of the last complete frame of an existing file; OSError if it cannot be read."""
         self.path = path
         self.last_seq = 0
         self.lost = 0
@@ -142,7 +142,7 @@ class SegmentWriter:
             self._end = frame.end
 
     def append(self, batch: RingBatch) -> None:
-        """Add one frame or, when the disk refuses (OSError), nothing: the batch can be read and given again."""
+        """Add one frame, or nothing if the disk refuses (OSError): the batch can then be read and appended again."""
         if len(batch.slots) > FRAME_SLOTS:
             raise ValueError(f"a frame holds at most {FRAME_SLOTS} slots")
         head = b"" if self._end else FILE_HEAD.pack(FILE_MAGIC, VERSION, 0)
@@ -165,7 +165,7 @@ class SegmentWriter:
 
 
 def read_segment(path: Path) -> SegmentSlots:
-    """Everything whole in a segment."""
+    """Read all complete frames of a segment."""
     data = _read(path)
     slots = bytearray()
     last_seq = lost = torn = 0
@@ -188,10 +188,10 @@ def _read(path: Path) -> bytes:
 
 
 def parts_from(path: Path, offset: int, *, after_seq: int = 0, most_slots: int) -> tuple[list[SegmentPart], int]:
-    """The whole frames from ``offset`` on (0: from the beginning) that hold anything after ``after_seq``.
+    """Return the complete frames from ``offset`` (0: the beginning) that contain slots after ``after_seq``.
 
-    As many as it takes to have ``most_slots``; and the offset to go on from.  Only what is new is read: earlier frames
-    are passed by their heads alone.  A frame that is still being written waits; a missing file is an empty one.
+    Stops once ``most_slots`` are found; also returns the offset to continue from.  Only new data is read: of earlier
+    frames, just the heads.  A frame that is still being written is left for later; a missing file counts as empty.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -208,9 +208,9 @@ def parts_from(path: Path, offset: int, *, after_seq: int = 0, most_slots: int) 
 
 
 def last_slots(path: Path, most: int) -> bytes:
-    """The last slots of a segment, at most so many; earlier frames are passed by their heads alone.
+    """Return the last slots of a segment, at most ``most``; of earlier frames, only the heads are read.
 
-    A missing file is an empty one.
+    A missing file counts as empty.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -227,7 +227,7 @@ def last_slots(path: Path, most: int) -> bytes:
             while held - frames[0][1] >= most:
                 held -= frames.popleft()[1]
         offset, after_seq, slots = frames[0][0], 0, b""
-        while True:  # where the heads end at damage, what comes after it is read as well
+        while True:  # if the heads end at damage, frames after it are read as well
             found, offset = _read_on(fd, offset, after_seq, FRAME_SLOTS)
             if not found:
                 return slots
@@ -238,7 +238,7 @@ def last_slots(path: Path, most: int) -> bytes:
 
 
 def _heads(fd: int, offset: int) -> Iterator[tuple[int, int, int, int]]:
-    """Begin, end, count and last_seq of each frame from ``offset`` on, up to the first that is none, or not whole."""
+    """Yield begin, end, count and last_seq of each frame from ``offset`` up to the first invalid or incomplete one."""
     size = os.fstat(fd).st_size
     while offset + FRAME_HEAD.size <= size:
         magic, _, count, length, first_seq, last_seq, _, _ = FRAME_HEAD.unpack(os.pread(fd, FRAME_HEAD.size, offset))
@@ -250,7 +250,7 @@ def _heads(fd: int, offset: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _pass_by(fd: int, offset: int, after_seq: int) -> int:
-    """The offset of the first frame, or of what may become one, that goes beyond ``after_seq``."""
+    """Return the offset of the first frame, or future frame, with slots after ``after_seq``."""
     for _, end, _, last_seq in _heads(fd, offset):
         if last_seq > after_seq:
             break
@@ -284,8 +284,8 @@ def _read_on(fd: int, offset: int, after_seq: int, most_slots: int) -> tuple[lis
                 break
         if not end:
             if len(data) < _LARGEST_FRAME:
-                break  # the end, or a frame whose rest is yet to come
-            # A whole frame would have fitted: this is damage.
+                break  # the end, or a frame that is not complete yet
+            # A complete frame would have fit: this is damage.
             after = data.find(FRAME_MAGIC, 1)
             end = after if after > 0 else len(data) - len(FRAME_MAGIC) + 1
         offset += end
@@ -293,9 +293,9 @@ def _read_on(fd: int, offset: int, after_seq: int, most_slots: int) -> tuple[lis
 
 
 def _upright(body: bytes, count: int) -> bytearray:
-    """Slots again, from their transposed bodies."""
+    """Restore slots from their transposed bodies."""
     slots = bytearray(count * SLOT_BYTES)
-    if count < _BODY_BYTES:  # whichever are fewer, slots or bytes of one: a night has 100,000 frames of a few slots
+    if count < _BODY_BYTES:  # loop over the smaller dimension: an overnight run has 100,000 frames of a few slots
         for slot in range(count):
             slots[slot * SLOT_BYTES + _ZERO_BYTES : (slot + 1) * SLOT_BYTES] = body[slot::count]
         return slots
@@ -305,7 +305,7 @@ def _upright(body: bytes, count: int) -> bytearray:
 
 
 def _transposed(slots: Sequence[bytes]) -> bytes:
-    """The bodies of slots, byte by byte: the first of each, the second of each …"""
+    """Transpose the bodies of slots: the first byte of each, the second byte of each …"""
     count = len(slots)
     if count < _BODY_BYTES:
         bodies = bytearray(count * _BODY_BYTES)
@@ -325,7 +325,7 @@ def _pack_frame(batch: RingBatch, *, first_seq: int) -> bytes:
 
 
 def _unpack(payload: bytes, count: int) -> bytes | None:
-    """The transposed bodies; None when a right checksum stands over something that is no payload of ours."""
+    """Return the transposed bodies; None if the checksum is right but the payload is not valid."""
     expected = count * _BODY_BYTES
     try:
         body = zlib.decompressobj().decompress(payload, expected + 1)
@@ -339,7 +339,7 @@ def _is_segment(data: bytes) -> bool:
 
 
 def _frames(data: bytes, at: int | None = None) -> Iterator[_Frame]:
-    """Every whole frame of a segment, or of a piece of one from ``at`` on; what lies between two of them is passed."""
+    """Yield every complete frame of a segment, or of a piece of one from ``at``; bytes between frames are skipped."""
     if at is None:
         at = FILE_HEAD.size if _is_segment(data) else len(data)
     view = memoryview(data)
@@ -365,9 +365,8 @@ def _frames(data: bytes, at: int | None = None) -> Iterator[_Frame]:
 
 
 # -- sidecar ----------------------------------------------------------------------------------------------------------
-# ``steps/KEY.json``: what the header of one ring last said, for when the ring itself is gone; and how fast it steps.
-#
-# The agent writes it, as a whole each time; whoever opens the run reads it.  Standard library only.
+# ``steps/KEY.json``: the last known header of one ring, for when the ring is gone, and its step time.  The agent
+# replaces it as a whole.  Standard library only.
 
 SCHEMA = 1
 _STATES = get_args(RankState)
@@ -376,7 +375,7 @@ _HEXADECIMAL = re.compile("[0-9a-f]{1,16}")
 
 @dataclass(frozen=True, kw_only=True)
 class RingSidecar:
-    """One ring, without its slots."""
+    """One ring without its slots."""
 
     identity: RankIdentity
     pid: int
@@ -392,9 +391,9 @@ class RingSidecar:
     heard_wall_ns: int = 0
     """When this was written."""
     ended_wall_ns: int | None = None
-    """When the process was seen to be gone; from then on nothing comes after what the segment holds."""
+    """When the process was found gone; nothing is added to the segment after that."""
     usual_step_ns: int = 0
-    """The median of its last steps, for lists of runs; 0: not known."""
+    """Median of its last steps, for lists of runs; 0: unknown."""
     facts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[ProcessGroup, ...] = ()
 
@@ -404,7 +403,7 @@ class RingSidecar:
 
     @classmethod
     def from_dict(cls, raw: object) -> RingSidecar:
-        """Check every value: the file may be of another hand.  ValueError when one is off."""
+        """Parse and check every value: the file may come from an untrusted source.  ValueError if one is invalid."""
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
             raise ValueError("not a sidecar of ours")
         names = raw.get("phase_names")
@@ -442,7 +441,7 @@ _WORDS = (
 
 
 def sidecar_of(header: RingHeader, *, heard_wall_ns: int = 0) -> RingSidecar:
-    """What a live ring's header says; its state is the process's own claim."""
+    """Copy a live ring's header; the state is the process's own claim."""
     return RingSidecar(
         identity=header.identity,
         pid=header.pid,
@@ -462,7 +461,7 @@ def sidecar_of(header: RingHeader, *, heard_wall_ns: int = 0) -> RingSidecar:
 
 
 def guess_sidecar(key: str) -> RingSidecar:
-    """The little that a file's name says, for a segment whose sidecar cannot be read."""
+    """Return what a file's name reveals, for a segment whose sidecar cannot be read."""
     host, pid, anchor = (*key.split("-"), "", "")[:3]
     number = int(pid) if pid.isdecimal() else 0
     return RingSidecar(
@@ -485,7 +484,7 @@ def write_sidecar(run_dir: Path, sidecar: RingSidecar) -> None:
 
 
 def read_sidecars(run_dir: Path) -> tuple[dict[str, RingSidecar], list[str]]:
-    """All sidecars by key, and the names of those that cannot be read."""
+    """Return all sidecars by key, and the names of those that cannot be read."""
     found: dict[str, RingSidecar] = {}
     bad: list[str] = []
     for path in sorted((run_dir / STEPS).glob(f"*{SIDECAR_SUFFIX}")):
@@ -497,13 +496,13 @@ def read_sidecars(run_dir: Path) -> tuple[dict[str, RingSidecar], list[str]]:
 
 
 def groups_as_kept(groups: Sequence[ProcessGroup]) -> list[Any]:
-    """The form that ``groups_from_json`` reads, all of it: a file has room."""
+    """Return the form that ``groups_from_json`` reads, without a size limit."""
     kept: list[Any] = json.loads(groups_to_json(groups, sys.maxsize))
     return kept
 
 
 def _groups(raw: object) -> tuple[ProcessGroup, ...]:
-    """Like facts: what is missing or of another hand is nothing, and no reason to lose a rank's name."""
+    """Parse groups; missing or invalid ones are ignored, as with facts, so that the rank is not lost."""
     try:
         return groups_from_json(raw)
     except ValueError:

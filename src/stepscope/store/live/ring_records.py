@@ -1,7 +1,7 @@
-"""Gather what a run that is not sealed has of each ring: its segment, then what only the ring itself still holds.
+"""Collect each ring's records from a run that is not sealed: its segment, then what only the ring still holds.
 
-A ring is opened before its segment is read: the agent may drain and remove it in between, and then the open mapping
-still has the slots that the segment, as read, lacks.
+A ring is opened before its segment is read.  The agent may drain and remove the ring in between; the open mapping then
+still has the slots that are missing from the segment as read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["RingRecords", "collect_rings"]
 
 @dataclass(frozen=True, kw_only=True)
 class RingRecords:
-    """All that one process recorded."""
+    """Everything that one process recorded."""
 
     about: RingSidecar
     slots: NDArray[Any]
-    """uint8, one row of 256 bytes per slot, in order of seq."""
+    """uint8, one row of 256 bytes per slot, ordered by seq."""
     lost: int
     torn: int
 
@@ -41,9 +41,9 @@ class RingRecords:
 def collect_rings(
     run_dir: Path, meta: dict[str, Any], *, live: bool, progress: Progress = no_progress
 ) -> tuple[list[RingRecords], list[str]]:
-    """The records of every ring, and notices of what is missing.
+    """Return the records of every ring, and notices about what is missing.
 
-    With ``live`` an unfinished frame is the agent at work and no notice.  ``progress`` is told rings.
+    With ``live``, an incomplete frame means that the agent is writing, and gets no notice.  ``progress`` counts rings.
     """
     notices: list[str] = []
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def _records(about: RingSidecar, path: Path, ring: RingReader | None, notices: l
 
 
 def _settle(ring: RingSidecar | None, sidecar: RingSidecar, *, local: bool) -> RingSidecar:
-    """The ring knows best, but only the sidecar knows when its process ended; see whether the process is there."""
+    """Merge ring and sidecar: the ring is newer, but only the sidecar has the end.  Check that the process exists."""
     about = sidecar
     if ring is not None:
         facts, groups = ring.facts or sidecar.facts, merged_groups(ring.groups, sidecar.groups)

@@ -1,17 +1,15 @@
-"""Samples on disk while the run lasts: the newest at full rate, older ones thinned; and which ones to load.
+"""Samples on disk while the run is active: the newest at full rate, older ones thinned; and which ones to load.
 
-The samples of a run on disk while it lasts: the newest at full rate, older ones thinned.
+    samples.jsonl                      the agent appends here
+    samples/BEGIN-END-SPAN.jsonl       older samples; one line per source and SPAN seconds, 0: all of them
 
-    samples.jsonl                      what the agent appends to
-    samples/BEGIN-END-SPAN.jsonl       what it was before; one line per source and SPAN seconds, 0: all of them
-
-All that was ever written is one stream of bytes, and BEGIN and END (16 hex digits each) are where in it a segment was
-before it was thinned: a position in the stream stays what it is, whatever becomes of the files.  ``samples.jsonl``
+All samples ever written form one stream of bytes.  BEGIN and END (16 hex digits each) are a segment's position in that
+stream before it was thinned, so positions in the stream remain valid whatever happens to the files.  ``samples.jsonl``
 begins where the last segment ends.
 
-A segment is made by renaming ``samples.jsonl`` and thinned by writing another file, with another name, before the first
-one is removed.  Killed in between, both are there; then the coarser one counts, and so does one that covers several.
-One writer, the agent; any number of readers, which open what they find and look again when something moved meanwhile.
+A segment is made by renaming ``samples.jsonl``.  It is thinned by writing another file with another name before the
+first one is removed.  After a kill in between, both exist; then the coarser one counts, and so does one that covers
+several.  One writer, the agent; any number of readers, which open what they find and retry if something moved.
 """
 
 from __future__ import annotations
@@ -61,14 +59,14 @@ __all__ = [
 
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9]{1,6})\.jsonl")
 _LOOKS = 20
-"""Before a reader gives up on a folder that changes each time; it does twice an hour."""
+"""Attempts before a reader gives up on a folder that keeps changing; it normally changes twice an hour."""
 
 
 @dataclass(frozen=True, order=True)
 class SampleSegment:
     begin: int
     end: int
-    """In the stream, as it was written."""
+    """Position in the stream, as written."""
     span_s: int
 
     @property
@@ -81,28 +79,28 @@ class SampleSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePiece:
-    """Some whole lines of the stream, and where the next ones are."""
+    """Some complete lines of the stream, and the position of the next ones."""
 
     data: bytes
-    """Empty with ``end`` beyond the beginning: of these bytes nothing is left."""
+    """Empty with ``end`` advanced: nothing remains of these bytes."""
     end: int
     too_long: int = 0
 
 
 def sample_segments(run_dir: Path) -> list[SampleSegment]:
-    """Those that count, in order."""
+    """Return the segments that count, in order."""
     return _counting(_listed(run_dir))
 
 
 def superseded_segments(run_dir: Path) -> list[SampleSegment]:
-    """Those that a coarser one replaces, and that nobody removed."""
+    """Return the segments that a coarser one replaces and that still exist."""
     there = _listed(run_dir)
     counting = set(_counting(there))
     return [one for one in there if one not in counting]
 
 
 def rotate_samples(run_dir: Path) -> SampleSegment | None:
-    """Make ``samples.jsonl`` a segment; None when there is nothing in it.  OSError when the disk refuses."""
+    """Turn ``samples.jsonl`` into a segment; None if it is empty.  OSError if the disk refuses."""
     live = run_dir / SAMPLES
     try:
         size = live.stat().st_size
@@ -119,13 +117,13 @@ def rotate_samples(run_dir: Path) -> SampleSegment | None:
 
 
 def samples_end(run_dir: Path) -> int:
-    """How many bytes were ever written."""
+    """Return the number of bytes ever written."""
     with _opened(run_dir) as (there, live, _):
         return _base(there) + (0 if live is None else os.fstat(live.fileno()).st_size)
 
 
 def sample_bytes(run_dir: Path) -> int:
-    """How many are on disk."""
+    """Return the number of bytes on disk."""
     sizes = 0
     for path in (run_dir / SAMPLES, *(one.path(run_dir) for one in _listed(run_dir))):
         with contextlib.suppress(FileNotFoundError):
@@ -134,7 +132,7 @@ def sample_bytes(run_dir: Path) -> int:
 
 
 def read_samples(run_dir: Path, at: int, *, most_bytes: int, longest: int) -> SamplePiece:
-    """Whole lines from position ``at`` on; as ``lines_from`` of those that are too long or still being written."""
+    """Return complete lines from position ``at``; ``lines_from`` says which lines are blanked or left out."""
     with _opened(run_dir) as (there, live, _):
         base = _base(there)
         if at >= base or not there:
@@ -154,13 +152,13 @@ def read_samples(run_dir: Path, at: int, *, most_bytes: int, longest: int) -> Sa
         if at - segment.begin >= size:
             return SamplePiece(data=b"", end=segment.end)
         data, too_long = lines_in(file.fileno(), at - segment.begin, most_bytes=most_bytes, longest=longest)
-    if not data:  # a line that was cut off: nobody ends it any more
+    if not data:  # a line that was cut off and will never be completed
         return SamplePiece(data=b"", end=segment.end)
     return SamplePiece(data=data, end=at + len(data), too_long=too_long)
 
 
 def first_within(run_dir: Path, most_bytes: int) -> int:
-    """The position from which on there are about ``most_bytes`` on disk, at the beginning of a segment."""
+    """Return the position, at the beginning of a segment, from which about ``most_bytes`` are on disk."""
     with _opened(run_dir) as (there, live, _):
         left = most_bytes - (0 if live is None else os.fstat(live.fileno()).st_size)
         at = _base(there)
@@ -177,7 +175,7 @@ def first_within(run_dir: Path, most_bytes: int) -> int:
 
 @contextmanager
 def open_sample_files(run_dir: Path) -> Iterator[list[BinaryIO]]:
-    """All of them, in order, as they were at one moment: no line is missing and none is there twice."""
+    """Open all sample files in order, as of one moment: no line is missing or duplicated."""
     with _opened(run_dir, files=True) as (_, live, files):
         yield [*files, *([] if live is None else [live])]
 
@@ -192,7 +190,7 @@ def remove_samples(run_dir: Path) -> None:
     for left in file_io.leftovers(folder):
         left.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        folder.rmdir()  # what a stranger put there stays
+        folder.rmdir()  # files that are not ours stay
 
 
 def _listed(run_dir: Path) -> list[SampleSegment]:
@@ -206,7 +204,7 @@ def _listed(run_dir: Path) -> list[SampleSegment]:
 
 
 def _counting(there: Sequence[SampleSegment]) -> list[SampleSegment]:
-    """Without those that another one covers; few are there at once, so all are compared with their neighbours."""
+    """Drop segments that another one covers; only few exist at once, so each is compared with its neighbor."""
     kept: list[SampleSegment] = []
     for one in sorted(there, key=lambda one: (one.begin, -one.end, -one.span_s)):
         if not kept or one.begin >= kept[-1].end:
@@ -222,10 +220,10 @@ def _base(there: Sequence[SampleSegment]) -> int:
 def _opened(
     run_dir: Path, *, files: bool = False
 ) -> Iterator[tuple[list[SampleSegment], BinaryIO | None, list[BinaryIO]]]:
-    """The segments and ``samples.jsonl``, open, as they were at one moment; ``files``: the segments, open, as well.
+    """Yield the segments and the open ``samples.jsonl`` as of one moment; ``files``: also the segments' open files.
 
-    ``samples.jsonl`` is opened first.  If it still has its name when the folder was read, it was none of the segments
-    then; an open file's inode is not given to another one.
+    ``samples.jsonl`` is opened first.  If it still has its name after the folder was read, it was not a segment at that
+    time; the inode of an open file is not reused.
     """
     for look in range(_LOOKS):
         with ExitStack() as stack:
@@ -262,34 +260,34 @@ def _is_live(run_dir: Path, live: BinaryIO | None) -> bool:
 
 
 # -- thinning ---------------------------------------------------------------------------------------------------------
-# Which samples of a long run are read into memory.  Pure.
+# Which samples of a long run are loaded into memory.  Pure.
 #
-# Agents write one a second for every host, process and GPU, which is hundreds of thousands in a night; those of
-# earlier hours are thinned on disk, and stand for more than a second (``coarse_samples.py``).  Rules and curves need a
-# fraction. Where there are more than ``MOST``, some of each source are taken that are about equally far apart in time,
-# so that shares and medians stay what they are and the last hours do not outweigh the days before; of those that are
-# farther apart on disk, all.  Besides the last of each are taken: the end of a run is what is asked about.
+# Agents write one sample per second for every host, process and GPU: hundreds of thousands per night.  Older samples
+# are thinned on disk and represent more than a second (see "coarse samples" below).  Rules and curves need a fraction.
+# Above MOST_SAMPLES, samples of each source are chosen at about equal distances in time, so that shares and medians are
+# preserved and the last hours do not outweigh the days before; samples farther apart on disk are all taken.  The newest
+# of each source are taken in addition: users ask about the end of a run.
 
 MOST_SAMPLES = 50_000
-"""At full rate three hours of a job with one GPU, or 50 minutes of one with eight."""
+"""At full rate, three hours of a job with one GPU, or 50 minutes of one with eight."""
 NEWEST = 120
-"""Of each source, the last so many are all taken …"""
+"""The number of newest samples per source that are all taken …"""
 LEAST_NEWEST = 8
-"""… or, where there are very many sources, so many at the least."""
+"""… or, with very many sources, at least this many."""
 SOURCE = ("node", "kind", "pid", "index", "peer")
-"""What tells one host, process, GPU or probe from another."""
+"""The fields that identify a host, process, GPU or probe."""
 
 Item = TypeVar("Item")
 
 
 def strides(counts: Mapping[int, int], most: int | None = None) -> dict[int, int]:
-    """Every how many-th is taken, by how many seconds a sample stands for (0: one, as it was taken).
+    """Return the stride (every n-th sample is taken) by the seconds that a sample represents (0: not thinned).
 
-    ``counts``: how many there are of each.  ``most``: about so many are taken, ``MOST`` unless told.
+    ``counts``: the number of samples of each.  ``most``: about how many to take, by default MOST_SAMPLES.
     """
     most = MOST_SAMPLES if most is None else most
     low, high = 1, max(1, sum(counts.values())) * max(1, *counts, 1)
-    while low < high:  # the smallest distance that leaves few enough, or all that are as coarse as that
+    while low < high:  # find the smallest distance that leaves few enough, or all that are that coarse
         middle = (low + high) // 2
         if sum(-(-count // every) for count, every in _at(counts, middle)) <= most:
             high = middle
@@ -299,17 +297,17 @@ def strides(counts: Mapping[int, int], most: int | None = None) -> dict[int, int
 
 
 def _at(counts: Mapping[int, int], apart_s: int) -> list[tuple[int, int]]:
-    """How many there are, and every how many-th is as far from the next."""
+    """Return each count with the stride that gives the wanted distance."""
     return [(count, max(1, apart_s // max(1, span_s))) for span_s, count in counts.items()]
 
 
 def newest_of(sources: int) -> int:
-    """How many of the last ones of each of so many sources are."""
+    """Return how many of the newest samples to take per source."""
     return max(LEAST_NEWEST, min(NEWEST, MOST_SAMPLES // (4 * max(1, sources))))
 
 
 def source_of(sample: Mapping[str, Any]) -> Hashable:
-    """Whatever a stranger put there."""
+    """Return the sample's source; the values may be anything."""
     source = tuple(sample.get(name) for name in SOURCE)
     try:
         hash(source)
@@ -319,16 +317,16 @@ def source_of(sample: Mapping[str, Any]) -> Hashable:
 
 
 def span_of(sample: Mapping[str, Any]) -> int:
-    """How many seconds a sample stands for; 0: it is as it was taken."""
+    """Return how many seconds a sample represents; 0: it is not thinned."""
     span_s = sample.get("span_s")
     return span_s if type(span_s) is int and span_s > 0 else 0
 
 
 class Thinner(Generic[Item]):
-    """Takes samples one by one, in order, and gives those that are to be kept."""
+    """Takes samples one by one, in order, and returns those to keep."""
 
     def __init__(self, every: Mapping[int, int]) -> None:
-        """``every``: as ``strides`` gives it."""
+        """``every``: the result of ``strides``."""
         self._every = every
         self._numbers: dict[Hashable, int] = {}
         self._places: dict[tuple[Hashable, int], int] = {}
@@ -359,7 +357,7 @@ class Thinner(Generic[Item]):
 
 
 def thinned(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are to be kept."""
+    """Return the samples to keep."""
     if len(samples) <= MOST_SAMPLES:
         return list(samples)
     thinner: Thinner[dict[str, Any]] = Thinner(strides(Counter(map(span_of, samples))))
@@ -369,13 +367,13 @@ def thinned(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 # -- coarse samples ---------------------------------------------------------------------------------------------------
-# Samples of a stretch of time as one sample.  Pure.
+# One sample that represents a stretch of time.  Pure.
 #
-# A coarse sample is the first one of its stretch as it was taken, so medians and shares over many of them stay what
-# they are, and besides it says what a single instant cannot:
+# A coarse sample is the first of its stretch, unchanged, so medians and shares over many of them are preserved.  It
+# also says what a single instant cannot:
 #
-#     span_s    how many seconds it stands for
-#     over      of the whole stretch: "samples" (how many there were) and, by figure, "mean", "max" and "min"
+#     span_s    how many seconds it represents
+#     over      for the whole stretch: "samples" (their number) and, by figure, "mean", "max" and "min"
 #
 # Counts of a probe (``sent``, ``lost``) are added up.  Coarse samples can be made coarser in the same way.
 
@@ -393,7 +391,7 @@ _HIGHEST = ("rtt_us_max",)
 
 
 class Coarsener:
-    """Takes samples one by one, in the order of their file, and gives one for each source and stretch."""
+    """Takes samples one by one, in file order, and returns one for each source and stretch."""
 
     def __init__(self, span_s: int) -> None:
         self._span_s = span_s
@@ -481,5 +479,5 @@ def _number(values: Mapping[str, Any], name: str, default: float | None) -> floa
 
 
 def _rounded(value: float) -> float:
-    """A mean with no more digits than it is worth; means of bytes are large numbers."""
+    """Round a mean to the digits it is worth; means of bytes are large numbers."""
     return round(value, 3) if abs(value) < 1e6 else round(value)

@@ -1,1 +1,10 @@
-"""The sealed form of a run: Parquet files, and SQL over them."""
+"""The sealed form of a run: Parquet files, and SQL over a run.
+
+    seal             write the sealed files, verify them, and remove what they replace
+    parquet          steps.parquet, comm.parquet, collectives.parquet and ranks.json
+    samples          samples.parquet, and the tables of small records
+    sample_source    the source of a sample, without parsing its whole line
+    sql              one query over a run, sealed or not
+
+``parquet`` and ``samples`` import DuckDB and numpy; ``seal`` and ``sql`` load them when called.
+"""

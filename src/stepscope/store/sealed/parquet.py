@@ -1,8 +1,8 @@
-"""The sealed form of a run: ``steps.parquet``, ``ranks.json``, ``samples.parquet``, and where any collective was seen
-``comm.parquet`` and ``collectives.parquet``.
+"""The sealed form of a run's ranks: ``steps.parquet``, ``ranks.json`` and tables of collectives.
 
-Written and read back by DuckDB; version 2 of Parquet has the delta encodings that noisy times need.  A column that is
-zero in every row is left out, which matters for short runs: a column costs about 100 bytes whatever it holds.
+``comm.parquet`` and ``collectives.parquet`` exist only if collectives were recorded.  DuckDB writes and reads them;
+version 2 of Parquet has the delta encodings that noisy times need.  A column that is zero in every row is left out,
+which matters for short runs: every column costs about 100 bytes.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ __all__ = ["COPY", "connect", "first_line", "read_ranks", "refuse_bomb", "write_
 SCHEMA = 1
 MOST_UNPACKED = 256 << 20
 MOST_TIMES = 1000
-"""What we write ourselves unpacks to about fifty times its size."""
+"""Our own files unpack to about fifty times their size."""
 _WORTH_THREADS = 1 << 20
 COPY = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, COMPRESSION_LEVEL 9)"
 _ALWAYS = ("rank", "attempt", *STEP_COLUMNS[:3], "device_wall_ns", "group", "op")
 _EXCHANGES = (("comm", COMM_PARQUET, COMM_DTYPE), ("collectives", COLLECTIVES_PARQUET, COLLECTIVE_DTYPE))
-"""Of a series, its file, and its rows."""
+"""Attribute of a series, its file, and the type of its rows."""
 
 
 def write_ranks(folder: Path, ranks: Sequence[RankSeries], notices: Sequence[str]) -> None:
-    """``steps.parquet``, ``ranks.json`` and the collectives, if any, into ``folder``; on disk when this returns."""
+    """Write ``steps.parquet``, ``ranks.json`` and the collectives, if any, into ``folder``, durably."""
     phases = phase_columns(ranks)
     _write(folder / STEPS_PARQUET, to_columns(ranks, phases))
     for name, file, dtype in _EXCHANGES:
@@ -64,9 +64,9 @@ def write_ranks(folder: Path, ranks: Sequence[RankSeries], notices: Sequence[str
 
 
 def read_ranks(folder: Path, *, progress: Progress = no_progress) -> tuple[list[RankSeries], list[str]]:
-    """What ``write_ranks`` wrote; NotARun when it is damaged, FileNotFoundError when it is not there.
+    """Read what ``write_ranks`` wrote; NotARun if it is damaged, FileNotFoundError if it is missing.
 
-    ``progress`` is told ranks.
+    ``progress`` counts ranks.
     """
     columns = _fetch_steps(folder / STEPS_PARQUET)
     path = folder / RANKS
@@ -90,7 +90,7 @@ def read_ranks(folder: Path, *, progress: Progress = no_progress) -> tuple[list[
 
 
 class _Parts:
-    """The rows of a table of collectives, rank by rank; nothing when no rank speaks of any."""
+    """The rows of a table of collectives, rank by rank; empty if no rank has any."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], name: str, abouts: Sequence[Mapping[str, Any]]) -> None:
         self._name, self._dtype, self._at = name, dtype, 0
@@ -112,7 +112,7 @@ def _next_rows(count: int, at: int, there: int) -> slice:
 
 
 def connect(size: int) -> duckdb.DuckDBPyConnection:
-    """A database for so many bytes; of few, with one thread: each takes memory, beside the end of a job."""
+    """Open a database for ``size`` bytes; a small one uses one thread, since each takes memory while the job ends."""
     return duckdb.connect(config={"threads": 1} if size < _WORTH_THREADS else {})
 
 
@@ -137,7 +137,7 @@ def _fetch(path: Path) -> dict[str, Any]:
 
 
 def refuse_bomb(con: duckdb.DuckDBPyConnection, path: Path, size: int) -> None:
-    """NotARun when a file would take memory out of all proportion: a few bytes can stand for a billion equal rows."""
+    """Raise NotARun if a file would take disproportionate memory: a few bytes can encode a billion equal rows."""
     cells = con.execute(f"SELECT sum(num_values) FROM parquet_metadata({sql_input_path(path)})").fetchone()
     memory = 8 * int((cells or (0,))[0] or 0)
     if memory > MOST_UNPACKED and memory > MOST_TIMES * size:
@@ -170,7 +170,7 @@ def _about(series: RankSeries, chosen: Sequence[str]) -> dict[str, Any]:
 def _series(
     about: dict[str, Any], columns: Mapping[str, Any], rows: slice, exchanges: Mapping[str, NDArray[Any] | None]
 ) -> RankSeries:
-    """Check the values as a sidecar's are: they are the same ones."""
+    """Build a series; the values are those of a sidecar and are checked in the same way."""
     checked = RingSidecar.from_dict({**_NOT_KEPT, "pid": about["identity"]["pid"], **about})
     steps, device_steps = steps_of_columns(columns, rows, about["columns"])
     return RankSeries(

@@ -1,4 +1,4 @@
-"""Whose a sample is, by a look at its line: several times as fast as to parse all of it."""
+"""Find the source of a sample without parsing its whole line: several times as fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["whose_of"]
 
 
 class Whose(msgspec.Struct):
-    """When, how long, and the names of ``thinning.SOURCE``; whatever a stranger put there."""
+    """Time, span and the fields of ``SOURCE`` in ``store/live/sample_files.py``; the values may be anything."""
 
     wall_ns: Any = None
     node: Any = None
@@ -22,7 +22,7 @@ class Whose(msgspec.Struct):
 
     @property
     def seconds(self) -> int:
-        """How many it stands for; 0: it is as it was taken."""
+        """How many seconds the sample represents; 0: it is not thinned."""
         return self.span_s if type(self.span_s) is int and self.span_s > 0 else 0
 
 
@@ -30,7 +30,7 @@ _decode = msgspec.json.Decoder(Whose).decode
 
 
 def whose_of(line: bytes) -> Whose | None:
-    """None when it is no sample, or says so in lists and objects."""
+    """Return the source; None if the line is not a sample, or a field is a list or an object."""
     try:
         whose = _decode(line)
         hash((whose.node, whose.kind, whose.pid, whose.index, whose.peer))

@@ -1,12 +1,9 @@
-"""The samples of a sealed run: one table in Parquet, read by columns.
+"""The samples of a run as rows: read from lines or from ``samples.parquet``, and written as ``samples.parquet``.
 
-The samples of a run as rows: read from lines or from samples.parquet, and written as samples.parquet.
-
-The samples of a run: all that disk has, of very many some in memory (``thinning.py``).
-
-While a run lasts they are lines of ``samples.jsonl`` and of the segments before it (``sample_segments.py``); sealed,
-they are rows of ``samples.parquet``.  The way from one to the other takes some thousands at a time: it is gone beside
-the end of a job, which may need the machine.
+While a run is active, samples are lines of ``samples.jsonl`` and of the segments before it
+(``store/live/sample_files.py``); sealed, they are rows of ``samples.parquet``.  Disk has all of them; of very many,
+only some are loaded.  They are converted several thousand at a time, because this happens at the end of a job, which
+may need the machine.
 """
 
 from __future__ import annotations
@@ -63,11 +60,7 @@ __all__ = [
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
-# Tables of a DuckDB database: small records, and the steps in parts of a run too large to load.
-#
-# Small records as DuckDB tables: events, findings, ranks and samples, each with columns that do not change.
-
-# -- tables -----------------------------------------------------------------------------------------------------------
+# Small records as DuckDB tables with fixed columns: events, findings, ranks and samples.
 
 _LIST_GLUE = "\x1f"
 _DTYPES = {"BIGINT": np.int64, "DOUBLE": np.float64, "BOOLEAN": np.bool_}
@@ -76,7 +69,7 @@ _DTYPES = {"BIGINT": np.int64, "DOUBLE": np.float64, "BOOLEAN": np.bool_}
 def make_table(
     con: duckdb.DuckDBPyConnection, name: str, types: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """``CREATE TABLE name`` with these columns; a value that is missing or None is NULL."""
+    """``CREATE TABLE name`` with these columns; a missing value or None becomes NULL."""
     con.execute(f"CREATE TABLE {name} {declared(types)}")
     columns = {column: Column(kind, len(rows)) for column, kind in types.items()}
     for column, made in columns.items():
@@ -92,7 +85,7 @@ def declared(types: Mapping[str, str]) -> str:
 def insert_columns(
     con: duckdb.DuckDBPyConnection, table: str, types: Mapping[str, str], columns: Mapping[str, Column]
 ) -> None:
-    """Rows; columns that are not given are NULL."""
+    """Insert rows; missing columns are NULL."""
     casts = []
     for column in columns:
         kind, quoted = types[column], _quoted(column)
@@ -111,7 +104,7 @@ def _quoted(name: str) -> str:
 
 
 class Column:
-    """One of a table in the making: so many rows, NULL but for those that are put in."""
+    """One column of a table being built: ``length`` rows, NULL until a value is put in."""
 
     def __init__(self, kind: str, length: int) -> None:
         self._dtype = _DTYPES.get(kind)
@@ -119,7 +112,7 @@ class Column:
         self._missing = np.ones(length, np.bool_)
 
     def put(self, rows: NDArray[np.intp], values: Sequence[Any]) -> None:
-        """Values, none of them missing, into these rows."""
+        """Put values, none of them missing, into these rows."""
         if self._dtype is not None:
             self._values[rows] = np.array(values, self._dtype)
         else:
@@ -130,11 +123,10 @@ class Column:
         return self._values if self._dtype is None else np.ma.masked_array(self._values, mask=self._missing)
 
 
-# -- sql parts --------------------------------------------------------------------------------------------------------
-# SQL over the parts of a run that is too large to be loaded: every step of every rank, read as it is asked for.
-#
-# ``ranks`` has all of them as well.  Phases of the user's own are ``slot_9_ns`` …, by the slot that each rank gave
-# them; device times and collectives are there for the ranks that were loaded only.
+# -- steps in parts ---------------------------------------------------------------------------------------------------
+# SQL over the parts of a run that is too large to load: every step of every rank, read on demand.  ``ranks`` also has
+# all ranks.  User phases are ``slot_9_ns`` …, by the slot that each rank assigned; device times and collectives exist
+# only for ranks that were loaded.
 
 _EXPOSED = "ddp_exposed_ns"
 _WALL = ("anchor_wall_ns", "ended_wall_ns")
@@ -142,9 +134,9 @@ _RINGS = {"ring": "BIGINT", "rank": "BIGINT", "attempt": "BIGINT"}
 
 
 def add_parts(con: Any, run_dir: Path, sealed: SealedPositions, rows: list[dict[str, Any]]) -> list[Path]:
-    """Make ``steps``, a table of the ranks here, a view of these and of all in parts; the files it reads.
+    """Turn ``steps``, a table of the local ranks, into a view of these and of all in parts; return the files it reads.
 
-    ``rows``: as ``ranks_in_parts`` gives them; how many steps each has is added.
+    ``rows``: the result of ``ranks_in_parts``; the number of steps is added to each.
     """
     paths = [path.absolute() for path in part_steps(run_dir, sealed.parts)]
     files = ", ".join(map(sql_input_path, paths))
@@ -173,7 +165,7 @@ def add_parts(con: Any, run_dir: Path, sealed: SealedPositions, rows: list[dict[
 
 
 def ranks_in_parts(run_dir: Path, sealed: SealedPositions) -> list[dict[str, Any]]:
-    """Each ring in parts: its number and what its sidecar last said, flat, its times by the hub's clock."""
+    """Return each ring in parts: its number and its last sidecar, flattened, with times on the hub's clock."""
     offsets = clock_offsets(read_nodes(run_dir))
     found: dict[int, tuple[Any, dict[str, Any]]] = {}
     for spool, raw, heard, key in _sidecars(run_dir, sealed):
@@ -199,13 +191,9 @@ def _sidecars(run_dir: Path, sealed: SealedPositions) -> Iterator[tuple[str, dic
                 continue
 
 
-# -- samples ----------------------------------------------------------------------------------------------------------
-
 # -- sample columns ---------------------------------------------------------------------------------------------------
-# Samples as columns of a table, and back.
-#
-# Those that an agent of ours writes fit their columns, and are turned into them many at a time; whatever else a line
-# says is kept as JSON in ``extra``.
+# Samples as columns of a table, and back.  Samples from our agent fit their columns and are converted many at a time;
+# anything else in a line is kept as JSON in ``extra``.
 
 SAMPLE_COLUMNS = {
     "wall_ns": "BIGINT",
@@ -271,21 +259,21 @@ SAMPLE_COLUMNS = {
     "span_s": "BIGINT",
     "extra": "VARCHAR",
 }
-"""``extra``: JSON of whatever has no column of its own or does not fit its type."""
+"""``extra``: JSON of everything that has no column or does not fit its type."""
 
 _LARGEST = 1 << 53
 _ALWAYS = "wall_ns"
-"""So that a sample that says nothing is a row all the same."""
+"""Present even in an empty sample, so that it is still a row."""
 
 
 def add_samples(con: duckdb.DuckDBPyConnection, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Rows for the table ``samples``, which is made where it is not there."""
+    """Append rows to the table ``samples``, which is created if necessary."""
     con.execute(f"CREATE TABLE IF NOT EXISTS samples {declared(SAMPLE_COLUMNS)}")
     insert_columns(con, "samples", SAMPLE_COLUMNS, _columns_of(samples))
 
 
 def _columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Samples of one kind have the same fields in the same order: those are made into columns at once."""
+    """Convert samples to columns.  Samples of one kind have the same fields in the same order: one conversion each."""
     columns = {_ALWAYS: Column(SAMPLE_COLUMNS[_ALWAYS], len(samples))}
     for names, rows in _alike(samples):
         own = [samples[row] for row in rows]
@@ -301,7 +289,7 @@ def _columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
 
 
 def _alike(samples: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[str, ...], list[int]]]:
-    """The fields that samples have, and which have them."""
+    """Group samples by their fields: the fields, and the rows that have them."""
     found: dict[tuple[str, ...], list[int]] = {}
     for row, sample in enumerate(samples):
         found.setdefault(tuple(sample), []).append(row)
@@ -319,7 +307,7 @@ def _put(
 
 
 def _all_fit(name: str, values: tuple[Any, ...]) -> bool:
-    """Told for all of them at once, where that is possible."""
+    """Whether all values fit the column; decided for all at once where possible."""
     kind, found = SAMPLE_COLUMNS.get(name), set(map(type, values))
     if name == "extra":
         return False
@@ -331,9 +319,9 @@ def _all_fit(name: str, values: tuple[Any, ...]) -> bool:
 
 
 def sample_rows(columns: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
-    """Undo ``add_samples``; ``columns`` as DuckDB gives them, masked where a value is missing.
+    """Undo ``add_samples``; ``columns`` as DuckDB returns them, masked where a value is missing.
 
-    Here, too, those that have the same fields are made at once.
+    Samples with the same fields are converted at once.
     """
     there = {name: ~np.ma.getmaskarray(values) for name, values in columns.items()}
     names = [name for name, mask in there.items() if mask.any()]
@@ -387,16 +375,16 @@ def _fits(kind: str | None, value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Text that the database can hold: no lone surrogates, no zero bytes, nothing we glue lists with."""
+    """Whether the database can hold the text: no lone surrogates, no zero bytes, no list separator."""
     return isinstance(value, str) and value.isprintable()
 
 
-# -- samples ----------------------------------------------------------------------------------------------------------
+# -- samples of a run -------------------------------------------------------------------------------------------------
 
 LARGE_BYTES = 1 << 16
-"""Of a file that may hold more samples than are kept; a smaller one is read whole."""
+"""From this size, a file may hold more samples than are kept; a smaller one is read whole."""
 BATCH = 20_000
-"""Turned into columns at once."""
+"""Samples converted to columns at once."""
 _WHO = ", ".join(f'"{name}"' for name in SOURCE)
 _CHOSEN = """
     WITH chosen AS (
@@ -411,11 +399,11 @@ _CHOSEN = """
     )
     SELECT * EXCLUDE (file_row_number) FROM {table} SEMI JOIN chosen USING (file_row_number) ORDER BY file_row_number
 """
-"""As ``Thinner`` chooses."""
+"""Chooses the same samples as ``Thinner``."""
 
 
 def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
-    """Of a run that is not sealed, those to keep; and how many lines were none."""
+    """Return the samples to keep of a run that is not sealed, and the number of invalid lines."""
     with open_sample_files(run_dir) as files:
         bad = 0
         if sum(map(_count_lines, files)) <= sample_files.MOST_SAMPLES:
@@ -443,7 +431,7 @@ def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def sealed_samples(folder: Path) -> list[dict[str, Any]]:
-    """Of a sealed run, those to keep.  NotARun when the file is damaged, FileNotFoundError when it is not there."""
+    """Return a sealed run's samples to keep.  NotARun if the file is damaged, FileNotFoundError if it is missing."""
     path = folder / SAMPLES_PARQUET
     open_file(path).close()
     size = path.stat().st_size
@@ -458,9 +446,10 @@ def sealed_samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_samples(folder: Path, run_dir: Path, more: Sequence[dict[str, Any]]) -> bool:
-    """``samples.parquet`` into ``folder``: all that ``run_dir`` has in either form, and ``more`` from other nodes.
+    """Write ``samples.parquet`` into ``folder``: the run's samples in either form, and ``more`` from other nodes.
 
-    These come where they belong in time; else all stay as they lie.  Whether it reads back as it was written.
+    With ``more``, all are sorted by time; otherwise they keep their order.  Returns whether the file reads back the
+    same.
     """
     path, before = folder / SAMPLES_PARQUET, run_dir / SAMPLES_PARQUET
     batches = _batches(run_dir)
@@ -477,11 +466,11 @@ def write_samples(folder: Path, run_dir: Path, more: Sequence[dict[str, Any]]) -
 def _write_parts(
     con: duckdb.DuckDBPyConnection, path: Path, before: Path, batches: Iterable[Sequence[dict[str, Any]]]
 ) -> bool:
-    """Each batch into a file of its own, then all of them, and what was sealed before, into one."""
+    """Write each batch into a separate file, then combine them and what was sealed before into one."""
     parts: list[Path] = []
     more: Sequence[dict[str, Any]] = ()
     for batch in batches:
-        more = batch  # the last one is from other nodes
+        more = batch  # the last batch is from other nodes
         add_samples(con, batch)
         parts.append(path.with_name(f"part-{len(parts)}-{path.name}"))
         con.execute(f"COPY samples TO {sql_output_path(parts[-1])} {COPY}")
@@ -500,7 +489,7 @@ def _write_parts(
 
 
 def make_sample_table(con: duckdb.DuckDBPyConnection, run_dir: Path, more: Sequence[dict[str, Any]]) -> None:
-    """The table ``samples``, with all that ``run_dir`` has in either form, and ``more`` from other nodes."""
+    """Make the table ``samples`` with all samples of ``run_dir`` in either form, and ``more`` from other nodes."""
     add_samples(con, more)
     path = run_dir / SAMPLES_PARQUET
     if path.exists():
@@ -513,7 +502,7 @@ def make_sample_table(con: duckdb.DuckDBPyConnection, run_dir: Path, more: Seque
 
 
 def _question(con: duckdb.DuckDBPyConnection, path: Path) -> str:
-    """For those to keep; of a small file for all, since whatever the database does takes memory beside the job."""
+    """Return the query for the samples to keep; for all if the file is small, to save memory while the job ends."""
     table = f"read_parquet({sql_input_path(path)}, file_row_number = true)"
     if not _is_large(path):
         return f"SELECT * FROM read_parquet({sql_input_path(path)})"
@@ -538,22 +527,22 @@ def _count_lines(file: BinaryIO) -> int:
 
 
 def _with_sources(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Hashable | None, int]]:
-    """Each line, whose it is (None: it is no sample) and how many seconds it stands for."""
-    from stepscope.store.sealed.sample_source import whose_of  # loads msgspec, which few runs have use for
+    """Yield each line, its source (None: not a sample) and how many seconds it represents."""
+    from stepscope.store.sealed.sample_source import whose_of  # loads msgspec, which few runs need
 
     for line in lines:
         whose = whose_of(line)
         if whose is not None:
             yield line, (whose.node, whose.kind, whose.pid, whose.index, whose.peer), whose.seconds
-        else:  # another reader may take it all the same
+        else:  # the standard JSON parser may still accept it
             record = record_in(line)
             yield (line, None, 0) if record is None else (line, source_of(record), span_of(record))
 
 
 def _batches(run_dir: Path) -> Iterator[list[dict[str, Any]]]:
-    """What is not sealed, some thousand lines at a time."""
+    """Yield the unsealed samples, several thousand lines at a time."""
     if (run_dir / SAMPLES_PARQUET).exists():
-        return  # whoever sealed it was killed before the lines were removed
+        return  # a seal was killed before it removed the lines
     with open_sample_files(run_dir) as files:
         every = itertools.chain.from_iterable(files)
         while lines := list(itertools.islice(every, BATCH)):
@@ -562,7 +551,7 @@ def _batches(run_dir: Path) -> Iterator[list[dict[str, Any]]]:
 
 def _records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     if len(lines) == BATCH:
-        import msgspec  # several times as fast, and too large to be loaded beside a small job
+        import msgspec  # several times as fast, but too large to load next to a small job
 
         decoder = msgspec.json.Decoder(dict[str, Any])
         with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -571,5 +560,5 @@ def _records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _told(sample: dict[str, Any]) -> dict[str, Any]:
-    """Without what it has no value for."""
+    """Drop fields without a value."""
     return {key: value for key, value in sample.items() if value is not None}

@@ -1,13 +1,13 @@
-"""Seal a run that is over: everything columnar into Parquet, then the files it came from are removed.
+"""Seal a run that is over: write everything columnar as Parquet, then remove the files it came from.
 
-    1  read the run as it lies, with what other nodes sent
-    2  write steps.parquet, samples.parquet, ranks.json and the collectives, if any, beside it and read them back;
-       events.jsonl with the notes in it; run.json that says "sealed"
-    3  move them in, all at once (``store/locks.py``)
+    1  read the run as it is, with what other nodes sent
+    2  write steps.parquet, samples.parquet, ranks.json and the collectives, if any, to a staging folder and read them
+       back; also events.jsonl with the notes in it, and a run.json that says "sealed"
+    3  move them into place, all at once (``store/locks.py``)
     4  remove segments, samples.jsonl, rings and the inbox
 
-Killed before 3, the run is as before and can be sealed again; killed after it, sealing again does the rest.  Two that
-seal at the same time wait for one another.  What other nodes send after that is sealed in the same way.
+If killed before 3, the run is unchanged and can be sealed again; if killed later, sealing again does the rest.
+Concurrent seals are serialized.  What other nodes send later is sealed in the same way.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ __all__ = ["needs_seal", "seal"]
 
 
 def seal(run_dir: Path, *, watched: Lease | None = None, progress: Progress = no_progress) -> None:
-    """Seal a run; does nothing to one that is, unless other nodes sent more.  RunError while it still goes on.
+    """Seal a run; a sealed run is only changed if other nodes sent more.  RunError while it is still active.
 
-    ``watched``: the lease of a run elsewhere that the caller has watched already (``sealing_barred``).  ``progress`` is
-    told parts of the work: reading, writing and reading back are about alike.
+    ``watched``: the lease of a remote run that the caller has already watched (``sealing_barred``).  ``progress``
+    reports shares of the work: reading, writing and reading back take about the same time.
     """
     meta = read_meta(run_dir)
     if watched is None:
@@ -88,9 +88,9 @@ def _goes_on(run_dir: Path, meta: Mapping[str, Any], watched: Lease | None) -> b
 
 
 def needs_seal(run_dir: Path) -> bool:
-    """Whether something of a run is not sealed: all of it, or what other nodes sent after that.
+    """Whether any data of a run is not sealed: all of it, or what other nodes sent later.
 
-    A spool never is: it is on its way to the run that it belongs to.
+    A spool is never sealed: it is sent to the run that it belongs to.
     """
     meta = read_meta(run_dir)
     if isinstance(meta.get("hub"), dict):
@@ -125,7 +125,7 @@ def _write(run_dir: Path, progress: Progress) -> None:
 
 
 def _seal_journals(run_dir: Path) -> bool:
-    """What other nodes sent, as parts, if it is much; whether they are so many that they stay as they are."""
+    """Turn what other nodes sent into parts if it is much; return whether they are so large that they stay."""
     from stepscope.store.inbox.journal import JOURNAL_BYTES, journals, read_positions, unsealed_bytes
     from stepscope.store.inbox.parts import rewrite_journal
     from stepscope.store.inbox.remote import is_too_large
@@ -138,7 +138,7 @@ def _seal_journals(run_dir: Path) -> bool:
 
 
 def _write_positions(run_dir: Path, stage: Path, shown: Shown) -> None:
-    """How far the nodes came in what is now in the sealed files, and where there."""
+    """Write the nodes' positions in what is now sealed, and the rank and attempt of each ring there."""
     from stepscope.store.inbox.journal import SealedPositions, recover, write_positions
 
     now = recover(run_dir)
@@ -186,7 +186,7 @@ def _has_parts(run_dir: Path) -> bool:
 
 
 def _clean(run_dir: Path) -> None:
-    """Remove what the sealed files replace; a ring that we cannot read stays, and so does its folder."""
+    """Remove what the sealed files replace; a ring that cannot be read stays, and so does its folder."""
     meta = read_meta(run_dir)
     for folder in (STEPS, locks.STAGE, INBOX, *(() if _has_parts(run_dir) else (PARTS,))):
         shutil.rmtree(run_dir / folder, ignore_errors=True)
@@ -207,7 +207,7 @@ def _clean(run_dir: Path) -> None:
 
 @contextmanager
 def _hub_shut_out(run_dir: Path) -> Iterator[None]:
-    """What a hub took while we read would be lost: none may receive now."""
+    """Keep hubs from receiving: what one received while we read would be lost."""
     with ExitStack() as stack:
         if (run_dir / INBOX).is_dir():
             try:

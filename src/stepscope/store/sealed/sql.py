@@ -1,7 +1,7 @@
-"""SQL over one run, sealed or not, in memory: tables ``steps``, ``comm``, ``collectives``, ``samples``, ``events``,
-``findings`` and ``ranks``.
+"""SQL over one run, sealed or not.
 
-The database sees nothing but these tables: it can neither read nor write files, load extensions or undo that.
+The database is in memory and sees only the tables ``steps``, ``comm``, ``collectives``, ``samples``, ``events``,
+``findings`` and ``ranks``: it cannot read or write files, load extensions, or undo that.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ RANK_COLUMNS = {
 _LARGEST = (1 << 63) - 1
 _NOT_ONE = "SQL: one statement at a time, please: these are {}"
 _OURS = ("schema", "key", "seq")
-"""Of an event: what only the store needs."""
+"""Event fields that only the store needs."""
 _NEITHER = ("COPY", "EXPORT", "ATTACH")
-"""Statements that write to files: even one that may be read is not to be written."""
+"""Statements that write to files: a file that may be read must not be written."""
 _SHUT = (
     "SET temp_directory = ''",
     "SET autoinstall_known_extensions = false",
@@ -71,9 +71,9 @@ class QueryResult:
 
 
 def query(run_dir: Path, sql: str, *, progress: Progress = no_progress) -> QueryResult:
-    """Run one query; UsageError, in one line, when it is wrong, empty or more than one.
+    """Run one query; UsageError, in one line, if it is invalid, empty or more than one.
 
-    ``progress``: of opening the run.
+    ``progress`` reports opening the run.
     """
     import duckdb
 
@@ -89,7 +89,7 @@ def query(run_dir: Path, sql: str, *, progress: Progress = no_progress) -> Query
 
 
 def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
-    """Instead of the ranks of other nodes that were loaded, all of them."""
+    """Replace the loaded ranks of other nodes by all of them."""
     from stepscope.store.sealed.samples import add_parts, make_table, ranks_in_parts
 
     rows = ranks_in_parts(run_dir, sealed)
@@ -103,7 +103,7 @@ def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
 
 
 def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
-    """Shut a database in, but for the files that its views read, and ask it one thing: UsageError as in ``query``."""
+    """Restrict a database to its tables and the files its views read, and run one query; UsageError as above."""
     import duckdb
 
     if readable:
@@ -172,7 +172,7 @@ def _fields(types: dict[str, str], raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(kind: str, value: Any) -> Any:
-    """The value if its column can hold it; lists and objects as JSON text."""
+    """Return the value if its column can hold it; lists and objects as JSON text."""
     if kind == "VARCHAR":
         return value if value is None or (isinstance(value, str) and value.isprintable()) else json.dumps(value)
     if kind == "BOOLEAN":

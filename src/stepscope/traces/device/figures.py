@@ -1,7 +1,4 @@
-"""The figures of a device that rules ask for, and the pace: how long a step takes on host and device.
-
-The figures of a device that findings are made of.
-"""
+"""The device figures that findings are made of, and the pace: how long a step takes on host and device."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ NOT_IDLE: Final = StreamIdle(host_wait_ns=0, kernel_wait_ns=0, other_ns=0, sync_
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFigures:
-    """Shares are 0 to 1; None: the trace does not say."""
+    """Shares are 0 to 1; None: not in the trace."""
 
     device_name: str | None
     utilisation: float | None
@@ -67,15 +64,15 @@ class DeviceFigures:
     """Products and convolutions in FP32 without Tensor Cores."""
     kernel_count: int
     short_kernel_count: int
-    """Under 10 µs."""
+    """Shorter than 10 µs."""
     short_kernel_ns: int
     launch_count: int
     launch_delay_ns_median: int | None
     """From the start of the call to the start of its work."""
     queue_full_ns: int
-    """The host was held up in launches because about 1,024 were queued."""
+    """Time the host was blocked in launches because about 1,024 were queued."""
     mean_queue: float | None
-    """Launched but not begun, over all streams, from the first launch to the last start."""
+    """Launched but not started, over all streams, from the first launch to the last start."""
     pageable_copy_ns: int
     pageable_copy_bytes: int
     pageable_copy_count: int
@@ -83,13 +80,13 @@ class DeviceFigures:
     """Attention kernels with less than half of the warps that fit: name, occupancy, total_ns; the longest first."""
     graph_launches: int
     idle: StreamIdle
-    """Of the device as a whole: the gaps in which no stream worked, ``Temporal.idle_ns`` in all."""
+    """Of the whole device: the gaps in which no stream worked; they add up to ``Temporal.idle_ns``."""
     idle_before: tuple[tuple[str, int], ...]
-    """Operators whose launches ended host waits of the whole device, with these: the longest first."""
+    """Operators whose launches ended host waits of the whole device, with the waits; the longest first."""
 
 
 def device_figures(window: Window, work: Work | None = None) -> DeviceFigures:
-    """``work``: where it is known already."""
+    """Compute the figures; ``work`` if already known."""
     return figures_of(work_of(window) if work is None else work)
 
 
@@ -143,7 +140,7 @@ def _idle_before(joined: Work, gaps: Gaps) -> tuple[tuple[str, int], ...]:
 
 
 def _device_name(work: Work) -> str | None:
-    """Of the device that did the work, as the file lists them; of several, of the first."""
+    """Return the name of the device that did the work, from the file's list; the first of several."""
     devices = work.window.trace.meta.devices
     used = int(work.window.trace.slices.device[work.rows].min()) if len(work) else 0
     listed = next((each for each in devices if each.get("id") == used), devices[0] if devices else {})
@@ -166,20 +163,20 @@ def _low_occupancy(work: Work, dur_ns: Ints) -> tuple[tuple[str, float, int], ..
 
 
 # -- pace -------------------------------------------------------------------------------------------------------------
-# How long a step takes: one definition for all that says so.
+# How long a step takes: the single definition used everywhere.
 #
-# A host that never waits is through with its steps long before its device, and says nothing of how fast the job goes; a
-# device that waits for its host says nothing either.  So the *pace* is the longer of two times, by the number of steps:
+# A host that never waits finishes its steps long before its device and does not show how fast the job is; neither does
+# a device that waits for its host. The *pace* is therefore the longer of two times, divided by the number of steps:
 #
 #     on the host       from the start of the first step that counts to the end of the last
 #     on the device     from the first start to the last end of the work that these steps launched
 #
-# Work that earlier steps launched, and that still ran when the trace began, is no part of it (``Window.step_of``).  It
-# is in ``Temporal`` and in the tables of kernels, which are of all device work that counts; whoever divides by the
-# number of steps takes the figures from here.
+# Work that earlier steps launched, and that still ran when the trace began, is not part of it (``Window.step_of``). It
+# is in ``Temporal`` and in the tables of kernels, which cover all device work that counts. Code that divides by the
+# number of steps must use the figures from here.
 
 BEHIND = 1.05
-"""How many times the host's time the device's must be for the device to set the pace clearly."""
+"""The device clearly sets the pace if its time exceeds the host's by this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +185,13 @@ class Pace:
     host_ns: int
     device_ns: int
     work: Temporal
-    """Of the device work that the steps launched."""
+    """The device work that the steps launched."""
     device: DeviceFigures
-    """Of the same; its utilisation is that of the pace."""
+    """Figures of the same work; its utilization relates to the pace."""
 
     @property
     def total_ns(self) -> int:
-        """Of all steps together."""
+        """Total of all steps."""
         return max(self.host_ns, self.device_ns)
 
     @property
@@ -203,12 +200,12 @@ class Pace:
 
     @property
     def by_device(self) -> bool:
-        """Whether the device sets it, clearly."""
+        """Whether the device clearly sets the pace."""
         return self.device_ns > BEHIND * self.host_ns
 
 
 def pace_of(window: Window, everything: DeviceFigures) -> Pace:
-    """``everything``: of all device work that counts, which mostly is the same."""
+    """Compute the pace; ``everything``: figures of all device work that counts, which usually is the same work."""
     work = work_of(window)
     which = launched_in_steps(window)[work.rows]
     own = work if which.all() else _part_of(work, which)
@@ -226,7 +223,7 @@ def pace_of(window: Window, everything: DeviceFigures) -> Pace:
 
 
 def launched_in_steps(window: Window, first: int = 0, last: int | None = None) -> NDArray[np.bool_]:
-    """[slices]; device work launched from the start of one step to the end of another, so between them, too."""
+    """Return device work launched from the start of step ``first`` to the end of step ``last``; [slices]."""
     if not window.steps:
         return np.zeros(len(window.trace), bool)
     last = len(window.steps) - 1 if last is None else last
@@ -240,7 +237,7 @@ def launched_in_steps(window: Window, first: int = 0, last: int | None = None) -
 
 
 def device_time(window: Window, first: int = 0, last: int | None = None) -> tuple[int, int] | None:
-    """From when to when the device works for some steps, where it sets their pace clearly; else None."""
+    """Return when the device works for some steps, if it clearly sets their pace; else None."""
     last = len(window.steps) - 1 if last is None else last
     rows = np.flatnonzero(launched_in_steps(window, first, last))
     if not len(rows):
@@ -252,7 +249,7 @@ def device_time(window: Window, first: int = 0, last: int | None = None) -> tupl
 
 
 def shared_out(total_ns: int, steps: int) -> tuple[int, ...]:
-    """As many whole numbers that add up to it, as equal as can be."""
+    """Split the total into integers that add up to it, as equal as possible."""
     return tuple((at + 1) * total_ns // steps - at * total_ns // steps for at in range(steps))
 
 

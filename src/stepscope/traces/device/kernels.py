@@ -1,10 +1,8 @@
 """What ran on a device: kernels, repeated sequences of them, copies, and how well they used the device.
 
-What ran on the device: by name, by class, and by type with what overlapped what.
-
-``kernel_types`` splits the busy time: each instant at which the device worked goes to exactly one row, by the kinds of
-work that ran then (computation, communication, memory, or several of them at once), so that the rows sum to it.  The
-other tables add up durations: two kernels that run side by side count twice.
+``kernel_types`` splits the busy time: each instant at which the device worked belongs to exactly one row, by the kinds
+of work that ran then (computation, communication, memory, or several at once), so the rows add up to it. The other
+tables add up durations: two concurrent kernels count twice.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ TYPES: Final = ("computation", "communication", "memory")
 
 
 def kernels_table(work: Work) -> Table:
-    """One row per name of a kernel, the one that took longest first."""
+    """Build one row per kernel name, the longest total first."""
     at = np.flatnonzero(work.kernel)
     name, groups = work.name[at], work.by_kernel
     overlapped_ns = sums_of(groups, name, _overlapped_ns(work)[at])
@@ -97,7 +95,10 @@ KERNEL_COLUMNS: Final = (
 
 
 def occupancy_sums(work: Work) -> tuple[np.ndarray, Ints]:
-    """[kernels of the work]; occupancy (0 to 1) times duration, and the duration where occupancy is said, else 0."""
+    """Return occupancy (0 to 1) times duration, and the duration where occupancy is known, else 0.
+
+    [kernels of the work] each.
+    """
     kernels = work.window.trace.kernels
     rows = work.rows[work.kernel]
     occupancy = kernels.occupancy[np.searchsorted(kernels.row, rows)].astype(np.float64) / 100
@@ -107,7 +108,7 @@ def occupancy_sums(work: Work) -> tuple[np.ndarray, Ints]:
 
 
 def _overlapped_ns(work: Work) -> Ints:
-    """[work]; of kernels: while one of the other sort ran."""
+    """Return for how long a kernel of the other kind ran at the same time, [work]."""
     computes = work.kernel & ~work.comm
     out = np.zeros(len(work), np.int64)
     for one, other in ((computes, work.comm), (work.comm, computes)):
@@ -117,7 +118,7 @@ def _overlapped_ns(work: Work) -> Ints:
 
 
 def _usual_owner(work: Work, at: np.ndarray, names: Ints) -> list[str]:
-    """[names]; the operator that launched most kernels of the name; empty: not known."""
+    """Return the operator that launched most kernels of each name, [names]; empty: unknown."""
     width = len(work.window.trace.strings) + 1
     pairs, counts = np.unique(work.name[at].astype(np.int64) * width + work.owner[at] + 1, return_counts=True)
     # The most frequent pair of each name comes first.
@@ -128,7 +129,7 @@ def _usual_owner(work: Work, at: np.ndarray, names: Ints) -> list[str]:
 
 
 def kernel_classes(work: Work) -> Table:
-    """Time of kernels by what they do, with the part of it on Tensor Cores."""
+    """Sum the time of kernels by class, with the part on Tensor Cores."""
     groups = work.by_kernel
     sums: dict[str, list[int]] = {}
     for code, count, total_ns in zip(groups.key, groups.count.tolist(), groups.total.tolist(), strict=True):
@@ -153,7 +154,7 @@ def kernel_classes(work: Work) -> Table:
 
 
 def kernel_types(work: Work) -> Table:
-    """The busy time, each instant once; ``idle`` is not here."""
+    """Split the busy time, each instant once, without idle time."""
     spans = [
         intervals.merge(work.start_ns[which], work.end_ns[which])
         for which in (work.kernel & ~work.comm, work.comm, ~work.kernel)
@@ -173,7 +174,7 @@ def kernel_types(work: Work) -> Table:
 
 
 def _together(spans: list[Spans]) -> dict[tuple[int, ...], int]:
-    """How long just these were there at once, for every choice of them."""
+    """Return for every combination how long exactly these ran at the same time."""
     times = np.concatenate([edge for each in spans for edge in each])
     weights = np.concatenate(
         [
@@ -189,12 +190,12 @@ def _together(spans: list[Spans]) -> dict[tuple[int, ...], int]:
     return {which: int(lengths[there == sum(1 << bit for bit in which)].sum()) for which in choices}
 
 
-# -- sequences --------------------------------------------------------------------------------------------------------
-# Kernels that run one after the other again and again: what could be fused or put into a CUDA graph.
+# -- repeated sequences -----------------------------------------------------------------------------------------------
+# Kernels that repeatedly follow each other: candidates for fusion or a CUDA graph.
 #
-# A sequence is three to six kernels that follow each other on one stream; communication, copies and memsets are left
-# aside.  Occurrences that overlap (A A A A holds A A A twice) count once, the first.  A sequence that only ever occurs
-# inside of one longer sequence is left out, as are more than three repetitions of the same kernel.
+# A sequence is three to six consecutive kernels on one stream; communication, copies and memsets are ignored.
+# Overlapping occurrences (A A A A contains A A A twice) count once, the first. A sequence that only ever occurs inside
+# one longer sequence is left out, as are more than three repetitions of the same kernel.
 
 SHORTEST: Final = 3
 LONGEST: Final = 6
@@ -205,13 +206,13 @@ NAME_CHARS: Final = 80
 
 @dataclass(frozen=True, kw_only=True)
 class _Grams:
-    """All windows of one length over the kernels, numbered by what they hold."""
+    """All windows of one length over the kernels, numbered by content."""
 
     length: int
     id: NDArray[np.int64]
     """[windows]; −1: it crosses from one stream to the next."""
     count: Ints
-    """[ids]; overlapping or not."""
+    """[ids]; including overlapping ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +228,7 @@ class _Found:
 
 
 def sequences_table(work: Work) -> Table:
-    """The sequences that took longest first."""
+    """Build the table, the longest total first."""
     computes = work.kernel & ~work.comm
     at = work.by_lane[computes[work.by_lane]]
     found = _found(work, at)
@@ -262,7 +263,7 @@ def sequences_table(work: Work) -> Table:
 
 
 def _codes(names: Codes, found: _Found, place: int) -> list[int]:
-    """Of its kernels' names."""
+    """Return the codes of its kernels' names."""
     return names[found.first[place] : found.first[place] + found.length[place]].tolist()  # type: ignore[no-any-return]
 
 
@@ -290,7 +291,7 @@ def _found(work: Work, at: NDArray[np.int64]) -> _Found:
 
 
 def _grams(ids: NDArray[np.int64], lane: NDArray[np.int64]) -> list[_Grams]:
-    """Each length's windows numbered by pairing the shorter one's number with the next kernel's: exact, no hashing."""
+    """Number each length's windows by pairing the shorter window's number with the next kernel: exact, no hashing."""
     grams = []
     current, width = ids, int(ids.max()) + 1 if len(ids) else 1
     for length in range(2, LONGEST + 1):
@@ -307,14 +308,14 @@ def _grams(ids: NDArray[np.int64], lane: NDArray[np.int64]) -> list[_Grams]:
 
 
 def _same(ids: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-    """[windows]; is it one kernel over and over?"""
+    """Return which windows repeat one kernel, [windows]."""
     changes = np.concatenate([[0], np.cumsum(ids[1:] != ids[:-1])])
     last = changes[length - 1 :]
     return np.asarray(last == changes[: len(last)])
 
 
 def _occurrences(grams: _Grams, longer: _Grams | None) -> NDArray[np.int64]:
-    """Places of sequences that occur at least twice, without overlaps: sequence by sequence, each ascending."""
+    """Return the places of sequences that occur at least twice, without overlaps: by sequence, each ascending."""
     wanted = grams.count >= TWICE
     if longer is not None:
         wanted[_inside_longer(grams, longer)] = False
@@ -332,14 +333,14 @@ def _occurrences(grams: _Grams, longer: _Grams | None) -> NDArray[np.int64]:
 
 
 def _inside_longer(grams: _Grams, longer: _Grams) -> NDArray[np.int64]:
-    """Sequences of which every occurrence is the beginning, or the end, of one and the same longer sequence."""
+    """Find sequences that only occur as the beginning, or the end, of one and the same longer sequence."""
     at = np.flatnonzero(longer.id >= 0)
     count = longer.count[longer.id[at]]
     return np.concatenate([own[grams.count[own] == count] for own in (grams.id[at], grams.id[at + 1])])
 
 
 def _first_ones(of: list[int], place: list[int], length: int) -> list[bool]:
-    """[places]; of each sequence the first, then each that does not overlap the last one kept."""
+    """Keep for each sequence the first place, then each that does not overlap the last one kept; [places]."""
     keep = [False] * len(of)
     current, free = -1, 0
     for at, (each, where) in enumerate(zip(of, place, strict=True)):
@@ -350,14 +351,13 @@ def _first_ones(of: list[int], place: list[int], length: int) -> list[bool]:
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
-# Copies and memsets: how much went where, how fast.
-#
-# Bandwidth is bytes over the time the copies took (not the time between them), of those copies whose size and time are
-# known; 10⁹ bytes a second is one byte a nanosecond.  Memory of the host is *pageable* unless it is pinned; a copy from
-# or to it goes through a buffer of the driver's and keeps the host waiting.
+# Copies and memsets: how much was moved in which direction, and how fast. Bandwidth is bytes over the duration of the
+# copies (not the time between them), for copies with known size and duration; 10⁹ bytes per second is one byte per
+# nanosecond. Host memory is *pageable* unless it is pinned; a copy from or to it goes through a buffer of the driver
+# and blocks the host.
 
 POINTS: Final = 500
-"""Of the curve, over all directions."""
+"""Points of the curve, over all directions."""
 DIRECTIONS: Final = ("HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "other")
 WRITTEN: Final = (
     (re.compile(r"memset|fillbuffer|memoryfill", re.IGNORECASE), "memset"),
@@ -385,13 +385,13 @@ def is_pageable(name: str) -> bool:
 
 
 def _memory(name: str) -> str:
-    """``Pinned -> Device``; empty: not said."""
+    """Return ``Pinned -> Device``; empty: unknown."""
     ends = ENDS.search(name)
     return ends.group(1) if ends else ""
 
 
 def bytes_of(work: Work) -> Ints:
-    """[work]; −1: not said, and of kernels."""
+    """Return the size of each copy, [work]; −1 for unknown sizes and for kernels."""
     copies = work.window.trace.copies
     out = np.full(len(work), -1, np.int64)
     rows = work.rows[~work.kernel]
@@ -400,7 +400,7 @@ def bytes_of(work: Work) -> Ints:
 
 
 def copies_table(work: Work, sizes: Ints) -> Table:
-    """One row per name, that is direction and sort of memory; the one that took longest first."""
+    """Build one row per name, that is direction and kind of memory, the longest total first."""
     rows = []
     copied = ~work.kernel
     all_ns = int(work.dur_ns[copied].sum())
@@ -439,7 +439,7 @@ def _bandwidth(dur_ns: Ints, size: Ints) -> float | None:
 
 
 def bandwidth_table(work: Work, sizes: Ints) -> Table:
-    """Bytes in equal stretches of time by direction, as if each copy had gone on evenly."""
+    """Sum the bytes in equal time intervals by direction, as if each copy progressed evenly."""
     moving = ~work.kernel & (sizes > 0)
     names, which = np.unique(work.name[moving], return_inverse=True)
     direction = np.array([_direction(work.window.trace.text(code)) for code in names.tolist()], np.int64)[which]
@@ -467,7 +467,7 @@ def bandwidth_table(work: Work, sizes: Ints) -> Table:
 
 
 def _moved_until(times: Ints, start_ns: Ints, end_ns: Ints, size: Ints) -> NDArray[np.float64]:
-    """[times]; bytes moved before each; a copy that took no time is there from its start on."""
+    """Return the bytes moved before each time, [times]; a copy without duration counts from its start on."""
     at_once = end_ns == start_ns
     last = times == times[-1]
     jumps = np.sort(start_ns[at_once])
@@ -486,20 +486,20 @@ def _moved_until(times: Ints, start_ns: Ints, end_ns: Ints, size: Ints) -> NDArr
     return out
 
 
-# -- utilisation ------------------------------------------------------------------------------------------------------
-# How well the device was used: three questions, each finer than the one before.
+# -- utilization ------------------------------------------------------------------------------------------------------
+# How well the device was used: three measures, each finer than the one before.
 #
-# *utilisation*: for which share of the time did it do anything?  *SM efficiency*: which share of its multiprocessors
-# had something to do, over the same time?  At each instant it is the sum of ``blocks per SM`` of the kernels that run,
-# but no more than 1.  *occupancy*: of the warps that fit, how many were there while kernels ran?  It is the profiler's
-# estimate for each kernel, weighted by duration.
+# *utilization*: the share of the time in which it did anything. *SM efficiency*: the share of its multiprocessors that
+# had work, over the same time; at each instant it is the sum of ``blocks per SM`` of the running kernels, at most 1.
+# *occupancy*: how many of the warps that fit were present while kernels ran; it is the profiler's estimate for each
+# kernel, weighted by duration.
 #
-# The time is that of all steps that count: from the start of the first to the end of the last, or to the end of the
-# device work that they launched, whichever is later.
+# The time covers all steps that count: from the start of the first to the end of the last, or to the end of the device
+# work that they launched, whichever is later.
 
 
 def step_time_of(work: Work) -> tuple[int, int]:
-    """From when to when the steps lasted; equal: there are none."""
+    """Return the start and end of the steps; equal without steps."""
     steps = work.window.steps
     if not steps:
         return 0, 0
@@ -517,7 +517,7 @@ def utilisation_of(work: Work) -> float | None:
 
 
 def sm_efficiency_of(work: Work) -> float | None:
-    """None: no kernel says how many blocks it has."""
+    """Return the SM efficiency; None if no kernel reports its blocks."""
     kernels = work.window.trace.kernels
     blocks = kernels.blocks_per_sm[np.searchsorted(kernels.row, work.rows[work.kernel])].astype(np.float64)
     said = ~np.isnan(blocks)
@@ -533,7 +533,7 @@ def sm_efficiency_of(work: Work) -> float | None:
 
 
 def occupancy_of(work: Work) -> float | None:
-    """0 to 1; None: no kernel says it."""
+    """Return the occupancy, 0 to 1; None if no kernel reports it."""
     weighted, weight_ns = occupancy_sums(work)
     total_ns = int(weight_ns.sum())
     return float(weighted.sum() / total_ns) if total_ns else None

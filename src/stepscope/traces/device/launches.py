@@ -1,14 +1,14 @@
-"""How the host feeds the device: what launching costs, how long work waits, how much of it is queued.
+"""How the host feeds the device: the cost of launches, how long work waits, and how much of it is queued.
 
-A *launch* is a call of the runtime whose work is in the trace, whatever the call is named: ``cudaLaunchKernel``,
-``cuLaunchKernelEx``, ``hipExtModuleLaunchKernel``, an asynchronous copy, Intel's.  A CUDA graph's launch is one,
-however many kernels it starts; its stream and start are those of its first work.  *delay*: from the start of the call
-to the start of the work, so queueing behind other work is in it.  A launch is *queued* for just that long, so that the
-mean queue is the sum of delays over the time.
+A *launch* is a runtime call whose work is in the trace, whatever its name: ``cudaLaunchKernel``, ``cuLaunchKernelEx``,
+``hipExtModuleLaunchKernel``, an asynchronous copy, Intel's calls. A CUDA graph's launch is one launch, however many
+kernels it starts; its stream and start are those of its first work. *delay*: from the start of the call to the start of
+the work, including queueing behind other work. A launch is *queued* for exactly its delay, so the mean queue is the sum
+of delays divided by the time.
 
-A stream holds about 1,024 launches; the next call then waits until there is room.  A launch is *blocked* so when at
-its start at least 1,000 are queued on its stream and it takes more than five times as long as the median call of its
-name; what counts is the time beyond that median.
+A stream holds about 1,024 launches; the next call waits until there is room. A launch counts as *blocked* if at its
+start at least 1,000 are queued on its stream and it takes more than five times the median duration of calls with its
+name. Only the time beyond that median counts.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ SHORT_NS: Final = 10_000
 SLOW_CALL_NS: Final = 50_000
 LONG_DELAY_NS: Final = 100_000
 FULL: Final = 1000
-"""A little less than fits: the trace may have lost some."""
+"""Slightly less than the limit: the trace may have lost some."""
 UNUSUAL: Final = 5
 POINTS: Final = 500
-"""Of the curve, over all streams."""
+"""Points of the curve, over all streams."""
 STREAMS: Final = 4
-"""That get a curve."""
+"""Maximum number of streams with a curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """By the start of the calls."""
+    """Launches by the start of the calls."""
 
     row: Rows
     """The call."""
@@ -60,9 +60,9 @@ class Launches:
     starts_work_ns: Ints
     """When its first work began, but never before the call."""
     work: Ints
-    """How many pieces of work."""
+    """Number of work items."""
     work_ns: Ints
-    """Their duration, added up."""
+    """Sum of their durations."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -74,19 +74,19 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """Of one stream."""
+    """The queue of one stream."""
 
     lane: int
     launches: int
     span_ns: int
-    """From the first launch to the last start of work; what follows is within it."""
+    """From the first launch to the last start of work; the following figures are within it."""
     most: int
     queued_ns: int
-    """The sum of all delays."""
+    """Sum of all delays."""
     full_ns: int
     """While at least 1,000 were queued."""
     blocked: int
-    """Calls."""
+    """Number of calls."""
     blocked_ns: int
     time_ns: Ints
     """When the length changes, ascending."""
@@ -97,7 +97,7 @@ class Queue:
 def launches_in(work: Work) -> Launches:
     slices = work.window.trace.slices
     known = np.flatnonzero(work.known)
-    # Work is by start: the first of a call's is its first.
+    # Work is sorted by start, so the first index of a call is its first work.
     row, first, at = np.unique(work.launch[known], return_index=True, return_inverse=True)
     at = at.reshape(-1)
     first = known[first]
@@ -115,7 +115,7 @@ def launches_in(work: Work) -> Launches:
 
 
 def launches_table(work: Work, launches: Launches) -> Table:
-    """One row per name of a launching call, the one that took longest first."""
+    """Build one row per name of a launching call, the longest total first."""
     name = launches.name
     calls, delays = grouped(name, launches.call_ns), grouped(name, launches.delay_ns)
     columns = (
@@ -150,7 +150,7 @@ LAUNCH_COLUMNS: Final = (
 
 
 def short_kernels_table(work: Work) -> Table:
-    """Kernels that are over in less than 10 µs, by name; the most frequent first."""
+    """List kernels shorter than 10 µs by name, the most frequent first."""
     slices = work.window.trace.slices
     groups = work.by_kernel
     short = work.kernel & (work.dur_ns < SHORT_NS)
@@ -175,7 +175,7 @@ def short_kernels_table(work: Work) -> Table:
 
 
 def queues_of(work: Work, launches: Launches) -> list[Queue]:
-    """Of each stream that something was launched to, the one with most launches first."""
+    """Return the queue of each stream with launches, the one with most launches first."""
     columns = (launches.start_ns, launches.starts_work_ns, launches.call_ns, _usual_ns(launches))
     queues = [
         _queue(lane, *(column[launches.lane == lane] for column in columns))
@@ -185,7 +185,7 @@ def queues_of(work: Work, launches: Launches) -> list[Queue]:
 
 
 def _usual_ns(launches: Launches) -> Ints:
-    """[launches]; the median duration of calls of that name."""
+    """Return the median duration of calls with the same name, [launches]."""
     calls = grouped(launches.name, launches.call_ns)
     return calls.median[np.searchsorted(calls.key, launches.name)]
 
@@ -194,7 +194,7 @@ def _queue(lane: int, start_ns: Ints, out_ns: Ints, call_ns: Ints, usual_ns: Int
     time_ns = np.concatenate([start_ns, out_ns])
     order = np.argsort(time_ns, kind="stable")
     time_ns, length = time_ns[order], np.cumsum(np.repeat([1, -1], len(start_ns))[order])
-    # What happens at the same instant happens at once.
+    # Changes at the same instant count as one.
     last = np.append(time_ns[1:] != time_ns[:-1], True)
     time_ns, length = time_ns[last], length[last]
     lasts_ns = np.diff(time_ns)
@@ -237,13 +237,14 @@ def queue_table(work: Work, queues: list[Queue]) -> Table:
 
 
 def queue_curve(work: Work, queues: list[Queue]) -> Table:
-    """The longest queue in equal stretches of time, of the streams with most launches."""
+    """Return the longest queue in equal time intervals, for the streams with most launches."""
     shown = [each for each in queues[:STREAMS] if each.span_ns]
     rows = []
     for each in shown:
         first_ns, last_ns = int(each.time_ns[0]), int(each.time_ns[-1])
         edges = np.unique(np.linspace(first_ns, last_ns, POINTS // len(shown) + 1).astype(np.int64))
-        # A stretch begins with the length since the last change before it and ends with its own last change's.
+        # An interval begins with the length since the last change before it and ends with that of the last change in
+        # it.
         first = np.searchsorted(each.time_ns, edges[:-1], side="right") - 1
         last = np.searchsorted(each.time_ns, edges[1:], side="left") - 1
         most = np.maximum(np.maximum.reduceat(each.length[:-1], first), each.length[last])

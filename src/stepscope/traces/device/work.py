@@ -1,9 +1,7 @@
 """Work of a device: its streams, time by kind (compute, communication, memory), idle time by cause.
 
-Device work that counts, with all that the device's analyses ask of it: where it ran, what it is, who launched it.
-
-A *lane* is a stream of a device.  It is called by the stream's number, with the device's before it where the trace has
-several devices (``7``, ``1:7``).
+A *lane* is a stream of a device. It is named by the stream's number, prefixed by the device's if the trace has several
+devices (``7``, ``1:7``).
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Kernels, copies and memsets by start; all columns are as long as ``rows``."""
+    """Kernels, copies and memsets that count, by start; all columns have the length of ``rows``."""
 
     window: Window
     rows: Rows
@@ -57,22 +55,22 @@ class Work:
     """The others are copies and memsets."""
     comm: NDArray[np.bool_]
     lane: NDArray[np.int64]
-    """Index of ``lanes``."""
+    """Index into ``lanes``."""
     lanes: tuple[str, ...]
     launch: Rows
-    """The call that launched it; −1: not known."""
+    """The launching call; −1: unknown."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Is the launching call known?"""
+        """Whether the launching call is known."""
         return self.launch >= 0
 
     @cached_property
     def call_start_ns(self) -> Ints:
-        """Of the launching call; where it is not known, the start of the work itself."""
+        """Start of the launching call; if unknown, the start of the work itself."""
         return np.where(self.known, self.window.trace.slices.start_ns[self.launch], self.start_ns)
 
     @cached_property
@@ -82,12 +80,12 @@ class Work:
 
     @cached_property
     def by_lane(self) -> NDArray[np.int64]:
-        """Indices of the work: lane by lane, within a lane by start."""
+        """Indices of the work by lane, within a lane by start."""
         return np.argsort(self.lane, kind="stable")
 
     @cached_property
     def owner(self) -> Codes:
-        """The name of the operator that launched it, or else of the launching call; −1: neither is known."""
+        """Name of the operator that launched it, else of the launching call; −1: unknown."""
         names, owner = self.window.trace.slices.name, self.window.owner[self.rows]
         call = np.where(self.known, names[self.launch], -1)
         return np.where(owner >= 0, names[owner], call).astype(np.int32)
@@ -119,15 +117,15 @@ def work_of(window: Window) -> Work:
     )
 
 
-# -- temporal ---------------------------------------------------------------------------------------------------------
-# Where a device's time goes: computing, communicating, moving memory, nothing.
+# -- time by kind of work ---------------------------------------------------------------------------------------------
+# How a device spends its time: computing, communicating, moving memory, or idle.
 #
-# *span*: from the first start of device work to the last end.  *idle*: the part of it in which nothing ran.  *compute*,
+# *span*: from the first start of device work to the last end. *idle*: the part of it in which nothing ran. *compute*,
 # *comm*, *memory*: the instants at which at least one such kernel, copy or memset ran; they may overlap each other.
 # *overlap*: the part of comm that was hidden behind compute.
 #
-# Of a step all this is of the work that the step launched, whenever it ran.  Its *utilisation* is the time that the
-# device was busy with this work, by the longer of the step's time on the host and the work's own span.
+# For a step, all this describes the work that the step launched, whenever it ran. Its *utilization* is the time that
+# the device was busy with this work, divided by the longer of the step's time on the host and the work's own span.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +136,7 @@ class Temporal:
     comm_ns: int
     memory_ns: int
     overlap_ns: int
-    """Of communication with compute."""
+    """Overlap of communication with compute."""
     exposed_comm_ns: int
     """Communication while nothing computed."""
     exposed_memory_ns: int
@@ -155,7 +153,7 @@ class DeviceSpans:
 
 
 def device_spans(window: Window, rows: Rows | None = None) -> DeviceSpans:
-    """Of all device work that counts, or of some rows of it."""
+    """Return the spans of all device work that counts, or of some rows of it."""
     rows = window.device_rows if rows is None else rows
     slices = window.trace.slices
     return _spans(window, rows, slices.start_ns[rows], slices.end_ns[rows])
@@ -178,7 +176,7 @@ def temporal_of(window: Window, rows: Rows | None = None) -> Temporal:
 
 
 def temporal_steps(window: Window) -> Table:
-    """One row per step that counts, by time."""
+    """Build one row per step that counts, by time."""
     rows = window.device_rows
     step = window.step_of[rows]
     inside = step >= 0
@@ -201,7 +199,7 @@ def temporal_steps(window: Window) -> Table:
 
 
 def _share(temporal: Temporal, pace_ns: int) -> float | None:
-    """Of the time that the device was busy with it."""
+    """Return the share of the pace that the device was busy."""
     return (temporal.span_ns - temporal.idle_ns) / pace_ns if pace_ns else None
 
 
@@ -209,9 +207,9 @@ TEMPORAL_COLUMNS = tuple(each.name for each in fields(Temporal))
 
 
 def _temporals(window: Window, rows: Rows, group: Ints, count: int) -> list[Temporal]:
-    """One for each of ``count`` groups of rows.
+    """Compute the times of each of ``count`` groups of rows.
 
-    Each group's times are moved to a stretch of their own, far from the next one's, so that all groups are merged and
+    Each group's times are shifted to a separate stretch, far from the next one's, so that all groups are merged and
     intersected at once, however many there are.
     """
     if not len(rows):
@@ -225,7 +223,7 @@ def _temporals(window: Window, rows: Rows, group: Ints, count: int) -> list[Temp
 
     def total(each: Spans) -> Ints:
         lengths = each.end_ns - each.start_ns
-        # Sums of whole numbers below 2⁵³ are exact in doubles: that is three months of nanoseconds.
+        # Sums of integers below 2⁵³ are exact in doubles: that is three months of nanoseconds.
         return np.bincount(each.start_ns // far_ns, lengths, minlength=count).astype(np.int64)
 
     working = intervals.union(spans.compute, spans.comm)
@@ -252,17 +250,17 @@ def _temporals(window: Window, rows: Rows, group: Ints, count: int) -> list[Temp
     ]
 
 
-# -- idle -------------------------------------------------------------------------------------------------------------
-# Why nothing ran on a stream: the gaps between its pieces of work, by cause.
+# -- idle time --------------------------------------------------------------------------------------------------------
+# Why nothing ran on a stream: the gaps between its work, by cause.
 #
-# A gap lasts from the latest end before a piece of work (kernel, copy or memset) to its start.  It is a *host wait* if
-# the call that launched that work began only after the gap had; else a *kernel wait* if it is shorter than 30 µs,
-# which is what starting a kernel takes; else *other*: the work was queued in time but could not start, as when the
-# stream waits for an event of another.  Where the launching call is not known, a gap is no host wait.  Before the
-# first work and after the last there is no gap, so that gaps and work together are the stream's span.
+# A gap lasts from the latest end before a kernel, copy or memset to its start. It is a *host wait* if the launching
+# call began only after the gap did. Otherwise it is a *kernel wait* if it is shorter than 30 µs, the time to start a
+# kernel. Otherwise it is *other*: the work was queued in time but could not start, for example because the stream waits
+# for an event of another. If the launching call is unknown, a gap is not a host wait. There is no gap before the first
+# work and after the last, so gaps and work add up to the stream's span.
 #
-# *sync*: the part of the host waits in which the thread that was to launch was held up in a call that waits for the
-# device (``cudaStreamSynchronize``, ``cudaMemcpy``, a copy to pageable memory …).
+# *sync*: the part of the host waits in which the launching thread was inside a call that waits for the device
+# (``cudaStreamSynchronize``, ``cudaMemcpy``, a copy to pageable memory …).
 
 KERNEL_WAIT_NS: Final = 30_000
 HOST, KERNEL, OTHER = 1, 2, 3
@@ -279,7 +277,7 @@ class StreamIdle:
 
 @dataclass(frozen=True, kw_only=True)
 class Gaps:
-    """Those longer than nothing, stream by stream and by time."""
+    """Non-empty gaps, by stream and time."""
 
     work: NDArray[np.int64]
     """Index of the work that ended it."""
@@ -290,12 +288,12 @@ class Gaps:
 
 
 def on_one_stream(work: Work) -> Work:
-    """The same as if all of it were on one stream: its gaps are the idle time of the device as a whole."""
+    """Treat all work as if it were on one stream: its gaps are the idle time of the whole device."""
     return replace(work, lane=np.zeros(len(work), np.int64), lanes=("all",) if len(work) else ())
 
 
 def idle_of(window: Window, work: Work | None = None) -> dict[str, StreamIdle]:
-    """By stream; ``work``: where it is known already."""
+    """Return the idle time by stream; ``work`` if already known."""
     work = work_of(window) if work is None else work
     return idle_by_lane(work, gaps_of(work))
 
@@ -311,7 +309,7 @@ def idle_by_lane(work: Work, gaps: Gaps) -> dict[str, StreamIdle]:
 def gaps_of(work: Work) -> Gaps:
     order = work.by_lane
     lane, start_ns, end_ns = work.lane[order], work.start_ns[order], work.end_ns[order]
-    # Lanes are moved far apart, so that the running maximum starts afresh with each.
+    # Lanes are shifted far apart, so that the running maximum restarts with each.
     shift_ns = lane * (int(end_ns.max()) + 1) if len(order) else lane
     before_ns = np.maximum.accumulate(end_ns + shift_ns)[:-1] - shift_ns[1:]
     same = lane[1:] == lane[:-1]
@@ -326,7 +324,7 @@ def gaps_of(work: Work) -> Gaps:
 
 
 def synchronising_calls(work: Work) -> Rows:
-    """Calls of the runtime that wait for the device, by start."""
+    """Return the runtime calls that wait for the device, by start."""
     trace, window = work.window.trace, work.window
     calls = window.rows_of((Kind.RUNTIME,))
     waits = trace.names_where(is_synchronising)[trace.slices.name[calls]]
@@ -339,7 +337,7 @@ def synchronising_calls(work: Work) -> Rows:
 
 
 def _synchronising_ns(work: Work, index: NDArray[np.int64], began_ns: Ints) -> Ints:
-    """How much of each host wait, up to the launching call, its thread spent in calls that wait for the device."""
+    """Return how much of each host wait, up to the launching call, its thread spent waiting for the device."""
     slices = work.window.trace.slices
     calls = synchronising_calls(work)
     thread = slices.thread[work.launch[index]]
@@ -354,7 +352,7 @@ def _synchronising_ns(work: Work, index: NDArray[np.int64], began_ns: Ints) -> I
 
 
 def _sums(work: Work, gaps: Gaps) -> dict[str, Ints]:
-    """[lanes] each, by the names of ``StreamIdle``."""
+    """Sum by lane, [lanes] each, keyed by the names of ``StreamIdle``."""
     lane = work.lane[gaps.work]
 
     def total(values: Ints, which: NDArray[np.bool_]) -> Ints:
@@ -369,7 +367,7 @@ def _sums(work: Work, gaps: Gaps) -> dict[str, Ints]:
 
 
 def idle_table(work: Work, gaps: Gaps) -> Table:
-    """The busiest stream first."""
+    """Build the table, the busiest stream first."""
     sums = {name: column.tolist() for name, column in _sums(work, gaps).items()}
     counts = np.bincount(work.lane, minlength=len(work.lanes)).tolist()
     gap_counts = np.bincount(work.lane[gaps.work], minlength=len(work.lanes)).tolist()
@@ -393,7 +391,7 @@ def idle_table(work: Work, gaps: Gaps) -> Table:
 
 
 def idle_by_operator(work: Work, gaps: Gaps) -> Table:
-    """Whose launch ended the host waits of each stream; the costliest first."""
+    """Name the operators whose launches ended the host waits of each stream, the costliest first."""
     host = gaps.cause == HOST
     index, gap_ns, sync_ns = gaps.work[host], gaps.gap_ns[host], gaps.sync_ns[host]
     owner = work.owner[index].astype(np.int64)

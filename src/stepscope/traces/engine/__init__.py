@@ -1,1 +1,1 @@
-"""Many files → one analysis per rank: processes here, or Ray."""
+"""Many files → one analysis per rank, in local processes or on Ray."""

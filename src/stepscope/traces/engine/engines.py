@@ -1,9 +1,7 @@
-"""Many files to one analysis per rank: worker processes of this machine, or Ray; with progress.
+"""Many files to one analysis per rank, in worker processes on this machine or on a Ray cluster, with progress.
 
-Many files → one analysis per rank, on the cores of this machine or of a Ray cluster.
-
-Both engines do the same piece of work per file (``analyse.outcome_of``) and bring back results of bounded size.  A file
-that cannot be read is a ``Problem`` among the results and stops nothing.
+Both engines run the same task per file (``outcome_of``) and return results of bounded size. A file that cannot be read
+is a ``Problem`` among the results and does not stop the others.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "LocalEngine", "RayEngine", "analyse_paths", "engine_named", "position_in", "watched"]
 
 
-# -- position ---------------------------------------------------------------------------------------------------------
-# How far a process has read a file, by the kernel's own account: no reader has to tell.
+# -- progress within a file -------------------------------------------------------------------------------------------
+# How far a process has read a file, according to the kernel, without help from the reader.
 
 EVERY_S: Final = 0.2
 
 
 def position_in(path: Path, pid: int) -> int:
-    """Bytes from the start of the file; 0 where the process has not opened it, or nobody knows."""
+    """Return the offset in the file; 0 if the process has not opened it or the offset is unknown."""
     wanted = path.resolve()
     process = Path(f"/proc/{pid}")
     furthest = 0
@@ -50,7 +48,7 @@ def position_in(path: Path, pid: int) -> int:
 
 @contextlib.contextmanager
 def watched(path: Path, tell: Callable[[int], None] | None, every_s: float = EVERY_S) -> Iterator[None]:
-    """While this process reads ``path`` in the body, a thread tells how far it is."""
+    """Report from a thread how far this process has read ``path`` while the body runs."""
     if tell is None:
         yield
         return
@@ -72,23 +70,23 @@ def watched(path: Path, tell: Callable[[int], None] | None, every_s: float = EVE
 # -- engines ----------------------------------------------------------------------------------------------------------
 
 Progress = Callable[[int, int, int, int], None]
-"""Files done, files in all, bytes read, bytes in all; may be called from a thread of ours, never twice at once."""
+"""Files done, total files, bytes read, total bytes; may be called from another thread, never concurrently."""
 Reading = Callable[[int, int], None]
-"""Which job, and how many bytes of its file were read so far."""
+"""Index of the task, and how many bytes of its file have been read."""
 
 WORTH_A_PROCESS: Final = 2 << 20
-"""Bytes: less is read sooner than another process starts."""
+"""Bytes: less is read faster than another process starts."""
 
 
 class Engine(Protocol):
     def run(self, jobs: Sequence[FileTask], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
-        """The index of each job with its outcome, in any order."""
+        """Yield the index of each task with its outcome, in any order."""
 
 
 def analyse_paths(
     paths: Sequence[Path], options: Options, engine: Engine | None = None, progress: Progress | None = None
 ) -> list[RankAnalysis | Problem]:
-    """In the order of the files; where one holds several processes, each."""
+    """Analyze files, in their order; a file with several processes yields several analyses."""
     jobs = [FileTask(path=path, number=number, size_bytes=_size(path)) for number, path in enumerate(paths)]
     meter = None if progress is None else _Meter(jobs, progress)
     outcomes: dict[int, Outcome] = {}
@@ -108,7 +106,7 @@ def engine_named(name: str) -> Engine:
 
 
 class LocalEngine:
-    """A worker process per core, or none where that would not pay."""
+    """One worker process per core, or none if that does not pay off."""
 
     def __init__(self, workers: int | None = None) -> None:
         self._workers = workers
@@ -141,7 +139,7 @@ def _in_workers(
 
     from stepscope.traces.engine.worker import Worker
 
-    # The largest first, so that the last to finish is a small one.
+    # ``pop`` takes the largest first, so that the last to finish is a small one.
     waiting = sorted(range(len(jobs)), key=lambda index: jobs[index].size_bytes)
     busy: dict[int, Worker] = {}
     idle: list[Worker] = []
@@ -170,13 +168,13 @@ def _in_workers(
 
 
 class RayEngine:
-    """Ray's cluster at ``$RAY_ADDRESS``, or one on this machine for as long as it takes.
+    """Ray's cluster at ``$RAY_ADDRESS``, or a temporary one on this machine.
 
     The files must have the same paths on all nodes, as on a shared file system.
     """
 
     def run(self, jobs: Sequence[FileTask], options: Options, reading: Reading | None) -> Iterator[tuple[int, Outcome]]:
-        del reading  # files are read elsewhere: only whole ones count
+        del reading  # files are read elsewhere: only complete ones count
         ray = _ray()
         ours = not ray.is_initialized()
         if ours:
@@ -205,7 +203,7 @@ def _on_ray(ray: Any, jobs: Sequence[FileTask], options: Options) -> Iterator[tu
             try:
                 outcome: Outcome = ray.get(reference)
             except ray.exceptions.RayTaskError:
-                raise  # a mistake of ours, with its traceback
+                raise  # an internal error, with its traceback
             except ray.exceptions.RayError as error:
                 why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 outcome = Problem(path=path, message=f"{path}: the Ray worker that read it is gone: {why}")
@@ -224,7 +222,7 @@ ENGINES: Final[dict[str, Callable[[], Engine]]] = {"local": LocalEngine, "ray": 
 
 
 class _Meter:
-    """Adds up how much of all files was read; never goes back."""
+    """Sums how much of all files was read; never decreases."""
 
     def __init__(self, jobs: Sequence[FileTask], progress: Progress) -> None:
         self._sizes = [job.size_bytes for job in jobs]

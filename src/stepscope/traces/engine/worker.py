@@ -1,8 +1,6 @@
-"""The process that analyzes single trace files, and keeps what it found in the cache.
+"""The analysis of one trace file, and the worker process that runs it.
 
-One file to the analyses of its ranks, from the cache where possible: the task that workers and Ray run.
-
-One file → what is to be known of each rank in it: the piece of work that workers and Ray spread.
+Workers and Ray run the same task (``outcome_of``); it uses the cache where possible.
 """
 
 from __future__ import annotations
@@ -28,19 +26,16 @@ from stepscope.traces.reading.cache import Cache, Entry, open_traces, read_trace
 __all__ = ["FileTask", "Options", "Outcome", "Problem", "Worker", "decode_analyses", "encode_analyses", "outcome_of"]
 
 
-# -- file analysis ----------------------------------------------------------------------------------------------------
-
-# -- results ----------------------------------------------------------------------------------------------------------
-# What was found in a trace, as bytes and back: MessagePack with the types checked, arrays of numbers as they are.
-#
-# The analyses of a million events take longer than a second look may, so the cache keeps their results too.
+# -- cached results ---------------------------------------------------------------------------------------------------
+# Analyses as bytes and back: MessagePack with checked types, arrays as raw bytes. Analyzing a million events takes too
+# long to repeat, so the cache also stores the results.
 
 ARRAY: Final = 1
 NUMBERS: Final = "biuf"
 
 
 def encode_analyses(analyses: Sequence[RankAnalysis]) -> bytes | None:
-    """None where there is something in them that cannot be kept (a number of more than 64 bits)."""
+    """Encode the analyses; None if they contain a value that cannot be stored (an integer of more than 64 bits)."""
     try:
         return msgspec.msgpack.encode(list(analyses), enc_hook=_encoded)
     except (OverflowError, UnicodeEncodeError):
@@ -48,7 +43,7 @@ def encode_analyses(analyses: Sequence[RankAnalysis]) -> bytes | None:
 
 
 def decode_analyses(data: bytes) -> list[RankAnalysis]:
-    """ValueError or a MsgspecError where it is none."""
+    """Decode analyses; raise ValueError or a MsgspecError if the data is invalid."""
     return msgspec.msgpack.decode(data, type=list[RankAnalysis], dec_hook=_checked, ext_hook=_array)
 
 
@@ -75,13 +70,13 @@ def _checked(wanted: Any, value: Any) -> Any:
     return value
 
 
-# -- analyse ----------------------------------------------------------------------------------------------------------
+# -- file analysis ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     keep_last: bool = False
-    """The last profiler step counts too."""
+    """Whether the last profiler step counts too."""
     cache: Cache | None = None
 
 
@@ -89,13 +84,13 @@ class Options:
 class FileTask:
     path: Path
     number: int = 0
-    """Its rank, if the file does not say."""
+    """Its rank, if the file does not name one."""
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Why there is nothing of a file."""
+    """Why a file could not be analyzed."""
 
     path: str
     message: str
@@ -144,13 +139,11 @@ def _afresh(job: FileTask, options: Options, entry: Entry | None) -> list[RankAn
     ]
 
 
-# -- worker -----------------------------------------------------------------------------------------------------------
-# A process of our own that works off files one after another, and the end of it that starts and asks it.
-#
-# It is started as a program, not forked, so it does not matter what threads or libraries the caller has, nor whether
-# the caller's script can be imported twice.  The two talk over a socket; what they exchange is pickled, which is fine
-# among ourselves and nowhere else.  A worker that dies, killed for its memory or otherwise, closes the socket: that is
-# noticed at once, and costs the one file it had.
+# -- worker process ---------------------------------------------------------------------------------------------------
+# A process that analyzes files one after another, and the caller's end that starts it. It is started as a program, not
+# forked, so threads and libraries of the caller do not matter, nor whether the caller's script can be imported twice.
+# The two exchange pickles over a socket, which is safe only because both ends are Stepscope. A worker that dies, for
+# example out of memory, closes the socket: this is noticed at once and costs only the file it was working on.
 
 PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from stepscope.traces.engine.worker import serve; serve(int(sys.argv[1]))"
@@ -158,8 +151,8 @@ PROGRAM = (
 
 
 def serve(descriptor: int) -> None:
-    """What the worker runs, until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller is interrupted, and ends us
+    """Run the worker until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles the interrupt and ends this process
     with Connection(descriptor) as connection:
         while True:
             try:
@@ -170,7 +163,7 @@ def serve(descriptor: int) -> None:
 
 
 class Worker:
-    """The caller's end."""
+    """The caller's end of a worker process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -178,10 +171,10 @@ class Worker:
             command = [sys.executable, "-c", PROGRAM, str(theirs.fileno()), *sys.path]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self.connection = Connection(ours.detach())
-        """Readable when there is an outcome, or the worker is gone."""
+        """Readable when there is an outcome, or the worker has died."""
         self.pid = self._process.pid
         self.job: FileTask | None = None
-        """What it has to do."""
+        """The current task."""
 
     @property
     def alive(self) -> bool:
@@ -192,10 +185,10 @@ class Worker:
         try:
             self.connection.send((job, options))
         except ConnectionError:
-            pass  # it died before it had anything to do: the outcome says so
+            pass  # it died before its first task: the outcome says so
 
     def outcome(self) -> Outcome:
-        """Of the job it has, once ``connection`` is readable."""
+        """Return the outcome of the current task, once ``connection`` is readable."""
         job, self.job = self.job, None
         path = str(job.path) if job else ""
         try:

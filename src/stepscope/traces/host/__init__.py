@@ -1,1 +1,1 @@
-"""What the host did: operators, modules, annotations, memory, loading, compiling, pauses, waits for the device."""
+"""Analyses of the host: operators, modules, annotations, memory, loading, compiling, pauses, waits for the device."""

@@ -1,10 +1,8 @@
-"""Floating-point operations by operator: formulas, peak rates of devices, and the utilisation (MFU).
+"""Floating-point operations by operator: formulas, peak rates of devices, and the utilization (MFU).
 
-Floating-point operations by operator, what the device made of them, and the share of what it could (MFU).
-
-Only the innermost operators with a formula count: ``aten::linear`` is ``aten::addmm``.  The utilisation is the time the
-work would take at the device's peak for its type of number, over the length of the steps.  Where an operator that does
-such work lacks its shapes or settings, or the device is not known, there is no sum and no utilisation.
+Only the innermost operators with a formula count: ``aten::linear`` is ``aten::addmm``. The utilization is the time that
+the work would take at the device's peak for its data type, divided by the length of the steps. If an operator with a
+formula lacks its shapes or settings, or the device is unknown, there is no total and no utilization.
 """
 
 from __future__ import annotations
@@ -26,12 +24,10 @@ from stepscope.traces.model.window import Window
 __all__ = ["Flops", "flops_found", "flops_of", "flops_table", "peak_of"]
 
 
-# -- flop formulas ----------------------------------------------------------------------------------------------------
-# How many floating-point operations an operator does, from the shapes and settings of its inputs.
-#
-# A multiplication and an addition are two.  Attention counts all pairs of positions, masked or not, and its backward
-# five products for the forward's two, since it computes the first again: as ``torch.utils.flop_counter`` counts.
-# None: not enough is known.
+# -- formulas ---------------------------------------------------------------------------------------------------------
+# Floating-point operations from the shapes and settings of an operator's inputs. A multiplication and an addition count
+# as two. Attention counts all pairs of positions, masked or not. Its backward counts five products for the forward's
+# two, since it recomputes the first, as ``torch.utils.flop_counter`` does. None: not enough is known.
 
 Dims = Sequence[Any]
 Settings = Sequence[Any]
@@ -39,19 +35,19 @@ Formula = Callable[[Dims, Settings], int | None]
 
 
 def flops_of(name: str, dims: str, concrete: str) -> int | None:
-    """``dims`` and ``concrete``: the JSON texts of ``Input Dims`` and ``Concrete Inputs``; empty: not there."""
+    """Count the operations from the JSON texts of ``Input Dims`` and ``Concrete Inputs``; empty: missing."""
     formula = FORMULAS.get(name)
     if formula is None or not dims:
         return None
     try:
         return formula(json.loads(dims), [_setting(each) for each in json.loads(concrete or "[]")])
     except (ValueError, IndexError, TypeError):
-        # Shapes of another form than the operator has today: lists of tensors, another order, cut text.
+        # Shapes in another form than the operator has today: lists of tensors, another order, truncated text.
         return None
 
 
 def _setting(text: Any) -> Any:
-    """``[1, 1]``, ``False``, ``2``: as JSON, or as it is."""
+    """Parse ``[1, 1]``, ``False``, ``2`` as JSON; return other text unchanged."""
     try:
         return json.loads(str(text).lower())
     except ValueError:
@@ -63,7 +59,7 @@ def prod(sizes: Sequence[Any]) -> int:
 
 
 def _product(first: int, second: int) -> Formula:
-    """Of two matrices, or as many pairs of them as the leading sizes say; ``first``, ``second``: which inputs."""
+    """Build the formula for products of (batches of) matrices; ``first``, ``second``: indices of the inputs."""
 
     def formula(dims: Dims, _: Settings) -> int:
         one, other = dims[first], dims[second]
@@ -86,7 +82,7 @@ def _linear(dims: Dims, _: Settings) -> int:
 
 
 def _convolution(*, stride: int, padding: int, dilation: int, transposed: int | bool = False) -> Formula:
-    """Where in the inputs each setting stands."""
+    """Build the formula for convolutions; the arguments are indices of the settings."""
 
     def formula(dims: Dims, settings: Settings) -> int | None:
         image, weight = dims[0], dims[1]
@@ -121,12 +117,12 @@ def _convolution_backward(dims: Dims, settings: Settings) -> int:
 
 
 def _convolution_backward_input(dims: Dims, _: Settings) -> int:
-    """Of the input only, by cuDNN, as it was called until 2022: sizes of the input, gradient, weight."""
+    """Count the input gradient only, as cuDNN's call until 2022: sizes of the input, gradient, weight."""
     return 2 * int(dims[1][0]) * prod(dims[1][2:]) * prod(dims[2])
 
 
 def _attention(first: int, products: int, *, heads: int = 1) -> Formula:
-    """Query, key and value are inputs from ``first`` on; ``heads``: where their number stands in a shape."""
+    """Build the formula; query, key and value begin at input ``first``; ``heads``: index of their number in a shape."""
 
     def formula(dims: Dims, _: Settings) -> int | None:
         query, key, value = dims[first : first + 3]
@@ -195,21 +191,24 @@ FORMULAS: dict[str, Formula] = {
 
 
 # -- device peaks -----------------------------------------------------------------------------------------------------
-# What devices can do at most, by their names: dense TFLOP/s as their makers publish them.
+# Dense TFLOP/s by device name, as published by the vendors.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """10¹² floating-point operations a second, without sparsity; None: it cannot, or nobody says."""
+    """10¹² floating-point operations per second, without sparsity; None: not supported or not published."""
 
     fp32: float
     tf32: float | None
     half: float
-    """FP16 and BF16, with sums in FP32."""
+    """FP16 and BF16, with FP32 accumulation."""
     fp8: float | None
 
     def tflops(self, dtype: str, *, tf32: bool = False) -> float | None:
-        """``dtype`` as the profiler writes it: ``float``, ``c10::BFloat16``, ``c10::Half``, ``c10::Float8_e4m3fn``."""
+        """Return the rate for a data type as the profiler writes it.
+
+        Examples: ``float``, ``c10::BFloat16``, ``c10::Half``, ``c10::Float8_e4m3fn``.
+        """
         if "Float8" in dtype:
             return self.fp8
         if "Half" in dtype or "BFloat16" in dtype:
@@ -218,7 +217,7 @@ class Peak:
 
 
 PEAKS: Final = (
-    # The first pattern that is found in the name counts.
+    # the first pattern found in the name counts
     (r"B300|GB300", (75.0, 1125.0, 2250.0, 4500.0)),
     (r"GB200", (80.0, 1250.0, 2500.0, 5000.0)),
     (r"B200", (75.0, 1125.0, 2250.0, 4500.0)),
@@ -243,7 +242,7 @@ PEAKS: Final = (
     (r"RTX 3090", (35.6, 35.6, 71.0, None)),
     (r"MI355X", (157.3, None, 2516.6, 5033.2)),
     (r"MI325X|MI300X", (163.4, 653.7, 1307.4, 2614.9)),
-    # Of these two a device of the runtime is one of two dies.
+    # for these two, the runtime's device is one of two dies
     (r"MI250X", (23.9, None, 191.5, None)),
     (r"MI250", (22.6, None, 181.0, None)),
     (r"MI210", (22.6, None, 181.0, None)),
@@ -257,7 +256,7 @@ def peak_of(name: str | None) -> Peak | None:
     return None
 
 
-# -- flops ------------------------------------------------------------------------------------------------------------
+# -- counting ---------------------------------------------------------------------------------------------------------
 
 TF32 = re.compile(r"tf32|_s1688|xmma.*f32f32_f32f32.*tensor", re.IGNORECASE)
 
@@ -271,7 +270,7 @@ class Flops:
     device_ns: Ints
     host_ns: Ints
     unknown: int
-    """Operators of the same sorts about which too little is known."""
+    """Operators with a formula about which too little is known."""
     total: int | None
     mfu: float | None
 
@@ -281,7 +280,7 @@ def flops_found(window: Window) -> Flops:
     wanted = host.ops[trace.names_where(FORMULAS.__contains__)[slices.name[host.ops]]]
     wanted = wanted[window.step_of[wanted] >= 0]
     worth = _worth(window, wanted)
-    # The innermost with a formula: not those that hold another that could be counted.
+    # Only the innermost with a formula: not those that contain another countable one.
     countable = nest_of(window.calls, wanted[worth >= 0])
     holds = np.zeros(len(countable.rows), bool)
     holds[countable.above[countable.above >= 0]] = True
@@ -307,7 +306,7 @@ def flops_found(window: Window) -> Flops:
 
 
 def _worth(window: Window, wanted: Rows) -> Ints:
-    """[wanted]; −1: not known; each combination of name, shapes and settings is worked out once."""
+    """Count each operator, [wanted]; −1: unknown; each combination of name, shapes and settings is computed once."""
     trace, side = window.trace, window.host.side[wanted]
     columns = (trace.slices.name[wanted], padded(trace.ops.dims)[side], padded(trace.ops.concrete)[side])
     if not len(wanted):
@@ -318,7 +317,7 @@ def _worth(window: Window, wanted: Rows) -> Ints:
 
 
 def _holds_any(window: Window, outer: Rows, inner: Rows) -> np.ndarray:
-    """[outer]; whether one of ``inner`` is inside."""
+    """Return whether one of ``inner`` is inside, [outer]."""
     nest = nest_of(window.calls, outer)
     held = np.zeros(len(outer), bool)
     at = nest.around[inner]
@@ -350,7 +349,7 @@ def _utilisation(window: Window, rows: Rows, values: Ints) -> float | None:
 
 
 def _number(types: str) -> str:
-    """The type of number the product is made in: that of the last of the first three inputs that is a tensor's."""
+    """Return the data type of the product: that of the last tensor among the first three inputs."""
     try:
         known = [each for each in json.loads(types or "[]")[:3] if isinstance(each, str)]
     except ValueError:
@@ -359,7 +358,7 @@ def _number(types: str) -> str:
 
 
 def flops_table(window: Window, found: Flops) -> Table | None:
-    """None: the trace has no shapes."""
+    """Build the table; None if the trace has no shapes."""
     if not len(found.rows):
         return None
     trace = window.trace

@@ -1,10 +1,8 @@
-"""Operators, modules and annotations: their time on host and device, and the memory they allocated.
+"""Operators, modules and annotations: calls, time on host and device, and the memory they allocated.
 
-Operators: how often, how long on the host, how much device work they launched.
-
-*Self*: while no operator inside was running.  Over all operators of a thread it adds up to the time that operators
-cover there.  *Total*: with everything inside; a call inside of one of the same name counts once.  *Device self*: the
-device work launched by calls directly inside; *device total*: by any descendant too.
+*Self*: while no nested operator was running. Over all operators of a thread, self times add up to the time that
+operators cover there. *Total*: including everything nested; a call inside one of the same name counts once. *Device
+self*: the device work launched by calls directly inside; *device total*: also by any descendant.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def operator_times(window: Window) -> OperatorTimes:
 def _self_ns(slices: Slices, nest: Nest) -> Ints:
     rows, inner = nest.rows, nest.above >= 0
     out = slices.dur_ns[rows] - sums(nest.above[inner], slices.dur_ns[rows[inner]], len(rows))
-    # Siblings that overlap cannot simply be taken away from who holds them, nor be added up.
+    # Overlapping siblings can neither be subtracted from their parent nor added up.
     holder = np.where(inner, nest.above, -1 - slices.thread[rows])
     order = np.argsort(holder, kind="stable")
     siblings = holder[order][1:] == holder[order][:-1]
@@ -82,7 +80,7 @@ def _self_ns(slices: Slices, nest: Nest) -> Ints:
 
 
 def _latest_started(starts: list[int], ends: list[int]) -> list[int]:
-    """Every instant goes to the one that started last of those that run."""
+    """Assign every instant to the running slice that started last."""
     out = [0] * len(starts)
     running: list[int] = []
     now = 0
@@ -108,7 +106,7 @@ def operators_table(window: Window, times: OperatorTimes) -> Table:
 
 
 def operators_by_shape(window: Window, times: OperatorTimes) -> Table | None:
-    """None: the trace has no shapes."""
+    """Group operators by shape; None if the trace has no shapes."""
     trace = window.trace
     side = window.host.side[times.rows]
     dims, types = padded(trace.ops.dims)[side], padded(trace.ops.types)[side]
@@ -126,7 +124,7 @@ def operators_by_shape(window: Window, times: OperatorTimes) -> Table | None:
 
 
 def operators_by_source(window: Window, times: OperatorTimes) -> Table | None:
-    """None: the trace has no stacks.  Self times only: they add up, whatever calls what."""
+    """Group operators by source line; None if the trace has no stacks. Self times only, as these add up."""
     sources = window.host.sources
     if not sources.texts:
         return None
@@ -150,7 +148,7 @@ def operators_by_source(window: Window, times: OperatorTimes) -> Table | None:
 
 
 def _heaviest(code: NDArray[np.int32], names: NDArray[np.int32], weights: Ints) -> dict[int, int]:
-    """By source, the name with the largest sum."""
+    """Return the name with the largest sum for each source."""
     span = int(names.max(initial=0)) + 1
     keys, group = np.unique(code.astype(np.int64) * span + names, return_inverse=True)
     order = np.argsort(sums(group, weights, len(keys)), kind="stable")
@@ -158,7 +156,7 @@ def _heaviest(code: NDArray[np.int32], names: NDArray[np.int32], weights: Ints) 
 
 
 def _grouped(window: Window, times: OperatorTimes, groups: Groups, count: int) -> tuple[Ints, ...]:
-    """``COLUMNS``, [count] each."""
+    """Return ``COLUMNS``, [count] each."""
     dur = window.trace.slices.dur_ns[times.rows]
     outermost = times.nest.outermost(groups)
     return (
@@ -172,7 +170,7 @@ def _grouped(window: Window, times: OperatorTimes, groups: Groups, count: int) -
 
 
 def _order(host_ns: Ints, device_ns: Ints) -> NDArray[np.int64]:
-    """The heaviest first: by device time where the trace has any."""
+    """Return the order, heaviest first: by device time if the trace has any."""
     return np.lexsort((-host_ns, -device_ns)) if device_ns.any() else np.argsort(-host_ns, kind="stable")
 
 
@@ -190,10 +188,10 @@ def _table(
 # -- modules ----------------------------------------------------------------------------------------------------------
 # The tree of ``nn.Module`` calls: time on the host, device work, and their backward.
 #
-# A module is known by its path of calls (``Net_0/Sequential_0/Linear_1``; the profiler numbers the instances of a
-# class): one that is called from two places has two.  All times include what is inside.  *Backward* is what autograd
-# ran for the forward operators of the module, found by their sequence numbers.  Traces of TorchScript have no calls of
-# modules, but operators with a ``Module Hierarchy``: there a call is an operator.
+# A module is identified by its path of calls (``Net_0/Sequential_0/Linear_1``; the profiler numbers the instances of a
+# class), so one that is called from two places has two nodes. All times include nested calls. *Backward* is what
+# autograd ran for the module's forward operators, found by their sequence numbers. TorchScript traces have no module
+# calls but operators with a ``Module Hierarchy``; there, each call is an operator.
 
 PREFIX = "nn.Module: "
 LIMIT = 1000
@@ -204,7 +202,7 @@ HIERARCHY = re.compile(r"([^.()]+)\(([^()]*)\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Modules:
-    """Nodes of the tree, a parent before its children."""
+    """Nodes of the tree, parents before children."""
 
     parent: list[int]
     name: list[str]
@@ -213,7 +211,7 @@ class Modules:
     calls: Ints
     host_ns: Ints
     of: NDArray[np.int32]
-    """[slices]; of host rows the innermost module around it, that of the forward operator for autograd's; −1: none."""
+    """[slices]; the innermost module around a host row, for autograd's that of the forward operator; −1: none."""
 
     def path(self, node: int) -> str:
         names = []
@@ -240,7 +238,7 @@ class _Tree:
 
 
 def modules_of(window: Window, times: OperatorTimes) -> Modules | None:
-    """None: the trace has no modules."""
+    """Build the tree; None if the trace has no modules."""
     trace = window.trace
     pythons = window.rows_of((Kind.PYTHON,))
     named = trace.names_where(lambda name: name.startswith(PREFIX))
@@ -268,7 +266,7 @@ def modules_of(window: Window, times: OperatorTimes) -> Modules | None:
 
 
 def _from_hierarchy(window: Window, times: OperatorTimes, tree: _Tree, own: NDArray[np.int32]) -> tuple[Ints, Ints]:
-    """Fills ``own`` for operators; their self times, so that nothing counts twice."""
+    """Fill ``own`` for operators; return calls and times from self times, so that nothing counts twice."""
     side = window.host.side[times.rows]
     codes = padded(window.trace.ops.module)[side]
     nodes = np.full(len(window.trace.strings) + 1, -1, np.int32)
@@ -288,7 +286,7 @@ def _from_hierarchy(window: Window, times: OperatorTimes, tree: _Tree, own: NDAr
 
 
 def _with_inner(values: Ints, parent: list[int]) -> Ints:
-    """Each node's with all inside."""
+    """Add to each node's value those of all its descendants."""
     out = values.tolist()
     for node in range(len(parent) - 1, -1, -1):
         if parent[node] >= 0:
@@ -297,7 +295,7 @@ def _with_inner(values: Ints, parent: list[int]) -> Ints:
 
 
 def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table:
-    """In the order of the tree; of very many the heaviest, with all they are in."""
+    """List the modules in tree order; of very many, the heaviest and their ancestors."""
     count = len(found.parent)
     of, backward = found.of[times.rows], window.host.forward_of[times.rows] >= 0
     there = of >= 0
@@ -331,18 +329,18 @@ def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table
 
 
 # -- annotations ------------------------------------------------------------------------------------------------------
-# Ranges that people (or libraries) marked with ``record_function`` or NVTX: phases of a step.
+# Ranges that users (or libraries) marked with ``record_function`` or NVTX: phases of a step.
 #
-# *Device*: the work launched inside, on the same thread or, since backward runs on threads of autograd while the caller
-# waits for it, by those meanwhile.  It counts for each range around the launch, once per name.  *Device span*: from the
-# first start to the last end of it, over the calls.
+# *Device*: the work launched inside, on the same thread or by autograd's threads at the same time, as backward runs
+# there while the caller waits. It counts for each range around the launch, once per name. *Device span*: from the first
+# start to the last end of that work, over the calls.
 
 INTERNAL = re.compile(r"^ProfilerStep|^PyTorch Profiler|_data: .*\bcompile_id=")
-"""Steps are no phases; the last are the compiler's notes on its own phases."""
+"""Steps are not phases; the last alternative matches the compiler's notes on its own phases."""
 
 
 def user_annotations(window: Window) -> Table | None:
-    """None: there are none."""
+    """Build the table; None without annotations."""
     trace, slices = window.trace, window.trace.slices
     internal = trace.names_where(INTERNAL.search)
     rows = window.host.annotations
@@ -369,7 +367,7 @@ def user_annotations(window: Window) -> Table | None:
 
 
 def _launched_inside(window: Window, nest: Nest) -> tuple[Rows, NDArray[np.int32]]:
-    """Device rows, and for each the innermost annotation (index into ``nest.rows``) it was launched in."""
+    """Return device rows, and for each the innermost annotation (index into ``nest.rows``) it was launched in."""
     slices, work = window.trace.slices, window.device_rows
     anchor = np.where(window.launch[work] >= 0, window.launch[work], window.owner[work])
     work, anchor = work[anchor >= 0], anchor[anchor >= 0]
@@ -383,7 +381,7 @@ def _launched_inside(window: Window, nest: Nest) -> tuple[Rows, NDArray[np.int32
 
 
 def _spans(nest: Nest, holder: NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Ints:
-    """[rows]; from the first start to the last end of the work launched in each, or in one it holds."""
+    """Return the span of the work launched in each row or a nested one, [rows]."""
     first = np.full(len(nest.rows), np.iinfo(np.int64).max)
     last = np.full(len(nest.rows), np.iinfo(np.int64).min)
     while len(holder):
@@ -395,16 +393,15 @@ def _spans(nest: Nest, holder: NDArray[np.int32], start_ns: Ints, end_ns: Ints) 
     return np.where(last > first, last - np.minimum(first, last), 0)
 
 
-# -- memory curve -----------------------------------------------------------------------------------------------------
-# Memory of the device over time, and what it was allocated for when it was fullest.
+# -- memory -----------------------------------------------------------------------------------------------------------
+# Memory of the device over time, and what it was allocated for at the peak.
 #
-# *Allocated* is what tensors hold, *reserved* what the caching allocator keeps from the device; the difference is
-# cached or fragmented.  The device with the most events is shown, the host's own memory only where there is no other.
+# *Allocated* is what tensors use, *reserved* what the caching allocator holds; the difference is cached or fragmented.
+# The device with the most events is shown; host memory only if there is no other.
 #
-# What was alive at the peak is known where the trace has addresses: a block is alive if the last that happened to its
-# address was that it was allocated.  It is booked to the innermost operator that ran on the thread at that instant.
-# Without addresses the net growth up to the peak is booked instead.  What was there before the trace is a row of its
-# own.
+# What was alive at the peak is known if the trace has addresses: a block is alive if the last event of its address was
+# an allocation. It is attributed to the innermost operator that ran on the thread at that instant. Without addresses,
+# the net growth up to the peak is attributed instead. Memory allocated before the trace is a separate row.
 
 POINTS = 500
 BEFORE = "(before the trace)"
@@ -413,16 +410,16 @@ OUTSIDE = "(outside operators)"
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCurve:
-    """Of one device; columns by time."""
+    """Memory of one device; columns by time."""
 
     device_type: int
     device: int
     at: NDArray[np.int64]
-    """Which of ``Trace.memory``."""
+    """Index into ``Trace.memory``."""
     allocated: Ints
     reserved: Ints
     absolute: bool
-    """Else ``allocated`` counts from the trace's start, and ``reserved`` is not known (all −1)."""
+    """Otherwise ``allocated`` counts from the start of the trace, and ``reserved`` is unknown (all −1)."""
     peak: int
     """Index of the first instant with the most allocated."""
 
@@ -432,7 +429,7 @@ class MemoryCurve:
 
 
 def memory_of(window: Window) -> MemoryCurve | None:
-    """Of the part of the trace that counts; None: it has no such events."""
+    """Return the curve of the part of the trace that counts; None without memory events."""
     memory = window.trace.memory
     counts = np.ones(len(memory.time_ns), bool)
     if window.left_out is not None:
@@ -457,14 +454,14 @@ def memory_of(window: Window) -> MemoryCurve | None:
 
 
 def memory_table(window: Window, curve: MemoryCurve) -> Table:
-    """At most ``POINTS`` instants: of each stretch the lowest and the highest, so the peak itself is among them."""
+    """List at most ``POINTS`` instants: the lowest and highest of each interval, so the peak is included."""
     count = len(curve.at)
     kept = np.arange(count)
     if count > POINTS:
         edges = np.linspace(0, count, POINTS // 2).astype(np.int64)[:-1]
         stretch = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, count)))
         order = np.lexsort((np.arange(count), curve.allocated, stretch))
-        # First with the value: lowest at the stretch's beginning; highest likewise, by the other order.
+        # The first instant with the lowest value of each interval, and the first with the highest.
         falling = np.lexsort((np.arange(count), -curve.allocated, stretch))
         kept = np.unique(np.concatenate([order[edges], falling[edges], [0, count - 1]]))
     time_ns = window.trace.memory.time_ns[curve.at[kept]]
@@ -517,7 +514,7 @@ def memory_peak_table(window: Window, curve: MemoryCurve, modules: Modules | Non
 
 
 def _alive(address: Ints, size: Ints) -> NDArray[np.int64]:
-    """Which events allocated blocks that nothing freed afterwards."""
+    """Return the events that allocated blocks which were not freed afterwards."""
     order = np.lexsort((np.arange(len(address)), address))
     last = np.append(address[order][1:] != address[order][:-1], True)
     ends = order[last]

@@ -1,10 +1,8 @@
 """What keeps the host from launching: loading, compiling, garbage collection, Python, waits for the device.
 
-When the main thread stood still: garbage collections, and holes in which it told nothing.
-
-A *pause* is a run of Python's collector as the profiler saw it, asked for or not.  A *hole* is a stretch of more than
-5 ms of a step in which no operator and no call of the runtime ran on the main thread, nor any on autograd's threads
-(for which it waits in backward): Python code of somebody's own, or a wait.
+A *pause* is a run of Python's garbage collector as recorded by the profiler, explicit or not. A *hole* is a stretch of
+more than 5 ms of a step in which neither the main thread nor autograd's threads (for which it waits in backward) ran an
+operator or a runtime call: the user's Python code, or a wait.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ __all__ = [
 ]
 
 
-# -- pauses -----------------------------------------------------------------------------------------------------------
+# -- pauses and holes -------------------------------------------------------------------------------------------------
 
 COLLECTOR = re.compile(r"^Python GC$|^<built-in function collect>$|^gc\.collect$|^gc\.py\(\d+\): collect$")
 MIN_HOLE_NS = 5_000_000
@@ -57,11 +55,11 @@ class Pause:
 
 
 def pauses_of(window: Window) -> tuple[Pause, ...]:
-    """By time; of very many the longest."""
+    """Return the collections by time; of very many, the longest."""
     trace, slices = window.trace, window.trace.slices
     rows = np.sort(np.concatenate([window.rows_of((Kind.PYTHON,)), window.host.annotations]))
     rows = rows[trace.names_where(COLLECTOR.match)[slices.name[rows]]] if len(rows) else rows
-    # A collection that was asked for is seen twice, one inside the other.
+    # An explicit collection is recorded twice, one inside the other.
     spans = intervals.merge(slices.start_ns[rows], slices.end_ns[rows])
     dur_ns = spans.end_ns - spans.start_ns
     kept = np.sort(np.argsort(-dur_ns, kind="stable")[:MAX_PAUSES])
@@ -69,7 +67,7 @@ def pauses_of(window: Window) -> tuple[Pause, ...]:
 
 
 def holes_table(window: Window) -> Table | None:
-    """None: the main thread never stood still so long."""
+    """List the holes; None if the main thread had none."""
     starts, ends = untold(window, intervals.EMPTY, MIN_HOLE_NS)
     if not len(starts):
         return None
@@ -78,9 +76,9 @@ def holes_table(window: Window) -> Table | None:
 
 
 def untold(window: Window, known: intervals.Spans, least_ns: int) -> tuple[Ints, Ints]:
-    """Stretches of steps, each in one step, longer than so much: nothing told runs, nor anything ``known``.
+    """Return stretches longer than ``least_ns``, each within one step, without recorded or ``known`` activity.
 
-    None where the main thread tells nothing at all.
+    Empty if the main thread has no records at all.
     """
     slices, main = window.trace.slices, window.host.main_thread
     told = _told(window)
@@ -90,14 +88,14 @@ def untold(window: Window, known: intervals.Spans, least_ns: int) -> tuple[Ints,
     step_starts = np.array([step.start_ns for step in window.steps], np.int64)
     steps = intervals.merge(step_starts, np.array([step.end_ns for step in window.steps], np.int64))
     running = intervals.union(known, intervals.merge(slices.start_ns[busy], slices.end_ns[busy]))
-    # Steps that touch are one span there: a hole from one into the next is cut at their border.
+    # Adjacent steps are one span here: a hole from one into the next is cut at their border.
     starts, ends = _cut(intervals.difference(steps, running), step_starts)
     long = ends - starts > least_ns
     return starts[long], ends[long]
 
 
 def _told(window: Window) -> Rows:
-    """Operators and calls of the runtime."""
+    """Return operators and runtime calls."""
     return np.sort(np.concatenate([window.host.ops, window.rows_of((Kind.RUNTIME,))]))
 
 
@@ -165,13 +163,13 @@ class Loading:
     total_ns: int
     """Within steps."""
     by_step: tuple[int, ...]
-    """Nanoseconds, as ``Window.steps``."""
+    """Nanoseconds, in the order of ``Window.steps``."""
     workers: bool | None
-    """Whether worker processes load, as the loader's name says; None: it does not."""
+    """Whether worker processes load data, according to the loader's name; None if it does not say."""
 
 
 def loader_rows(window: Window) -> Rows:
-    """What loads data, on any thread: annotations, or where there are none Python's functions."""
+    """Return what loads data, on any thread: annotations, or without any, Python functions."""
     annotations = window.host.annotations
     rows = annotations[named(window.trace, annotations, LOADER.search)]
     if not len(rows):
@@ -195,7 +193,7 @@ def loading_of(window: Window) -> Loading:
 
 
 def loading_table(window: Window, found: Loading) -> Table | None:
-    """None: nothing is known to load data."""
+    """Build the table; None if nothing is known to load data."""
     if not found.total_ns:
         return None
     rows = [
@@ -209,9 +207,9 @@ def loading_table(window: Window, found: Loading) -> Table | None:
 # -- compiling --------------------------------------------------------------------------------------------------------
 # ``torch.compile``: time spent compiling, recompilations, graph breaks.
 #
-# *Compiling*: on any thread, the union of what dynamo and inductor mark as their phases.  *Recompiled*: a compilation
-# of the same frame again, with a number above 0 in ``frame/number``.  A *graph break* leaves a compiled region and
-# goes on in another that is entered inside of it: the resumed function is called from the code of the first.
+# *Compiling*: on any thread, the union of what dynamo and inductor mark as their phases. *Recompiled*: another
+# compilation of the same frame, with a number above 0 in ``frame/number``. A *graph break* leaves a compiled region and
+# continues in another that is entered inside it: the resumed function is called from the code of the first.
 
 PHASE = re.compile(r"\(dynamo_timed\)$|^(entire_frame_compile|entire_backward_compile|dynamo|backend_compile)$")
 PYTHON_PHASE = re.compile(r"(^|/)torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py\(\d+\): (_compile|compile_fx)$")
@@ -224,11 +222,11 @@ class Compiling:
     compile_ns: int
     recompiles: int
     graph_breaks: int
-    """Regions entered inside of another in one step, in the step with the most."""
+    """Regions entered inside another in one step; the maximum over steps."""
     regions: tuple[tuple[str, int, int, int], ...]
-    """Name, times entered, nanoseconds with what is inside, times entered inside of another; the longest first."""
+    """Name, times entered, nanoseconds including nested, times entered inside another; the longest first."""
     compiled: tuple[tuple[str, int], ...]
-    """``frame/number`` and nanoseconds, by time, where the trace tells them apart."""
+    """``frame/number`` and nanoseconds, by time, if the trace distinguishes them."""
 
 
 def compiling_of(window: Window) -> Compiling:
@@ -257,7 +255,7 @@ def compiling_of(window: Window) -> Compiling:
 
 
 def compile_rows(window: Window) -> Rows:
-    """Phases of compiling, on any thread."""
+    """Return the phases of compiling, on any thread."""
     phases = _named(window, np.sort(np.concatenate([window.host.ops, window.host.annotations])), PHASE)
     return phases if len(phases) else _named(window, window.rows_of((Kind.PYTHON,)), PYTHON_PHASE)
 
@@ -267,7 +265,7 @@ def _named(window: Window, rows: Rows, pattern: re.Pattern[str]) -> Rows:
 
 
 def _compiled(window: Window, marked: Rows, phases: Rows) -> tuple[tuple[str, int], ...]:
-    """Notes with an id stand inside the phase they are about; the outermost phase is the compilation."""
+    """Sum by id: notes with an id are inside their phase; the outermost phase is the compilation."""
     notes = _named(window, marked, COMPILED)
     if not len(notes):
         return ()
@@ -291,7 +289,7 @@ def _compiled(window: Window, marked: Rows, phases: Rows) -> tuple[tuple[str, in
 
 
 def _first_seen_later(window: Window, regions: Rows) -> set[str]:
-    """Ids of regions that appear only after another of their frame did: compiled in between, whether marked or not."""
+    """Return ids of regions that appear only after another of their frame: compiled in between, marked or not."""
     seen: dict[str, set[str]] = {}
     out = set()
     for row in regions.tolist():
@@ -307,7 +305,7 @@ def _first_seen_later(window: Window, regions: Rows) -> set[str]:
 
 
 def compiling_table(found: Compiling) -> Table | None:
-    """None: nothing was compiled, nor did anything compiled run."""
+    """Build the table; None if nothing was compiled and nothing compiled ran."""
     if not found.regions and not found.compile_ns:
         return None
     note = f"{found.recompiles} recompiled; {found.graph_breaks} graph breaks in a step."
@@ -316,11 +314,10 @@ def compiling_table(found: Compiling) -> Table | None:
 
 
 # -- stops ------------------------------------------------------------------------------------------------------------
-# Where the main thread ran Python, or slept, for so long that it counts: *stops*, by place.
-#
-# A stop is a stretch of a step, of a millisecond or more, in which neither the main thread nor autograd's were inside
-# an operator or a call of the runtime, and that nothing else explains: no loading, no collection of garbage, no
-# compiling, no collective under way.  Shorter ones are the interpreter's way from one operator to the next.
+# *Stops*, by place: where the main thread ran Python, or slept, for long. A stop is a stretch of a step of at least a
+# millisecond in which neither the main thread nor autograd's threads were inside an operator or a runtime call, and
+# that nothing else explains: no loading, garbage collection, compiling or active collective. Shorter ones are the
+# interpreter's way from one operator to the next.
 
 MIN_STOP_NS = 1_000_000
 MAX_PLACES = 100
@@ -330,9 +327,9 @@ BUILT_IN = "<built-in "
 @dataclass(frozen=True, kw_only=True)
 class PythonStop:
     place: str | None
-    """``train.py(31): augment``; None: no line and no name is known."""
+    """``train.py(31): augment``; None: neither line nor name is known."""
     call: str | None
-    """The function of Python itself that ran, ``sleep``; None: another, or not known."""
+    """The built-in Python function that ran, ``sleep``; None: another, or unknown."""
     count: int
     total_ns: int
 
@@ -343,7 +340,7 @@ class PythonStop:
 
 
 def stops_of(window: Window, pauses: tuple[Pause, ...], exchanged: Rows) -> tuple[PythonStop, ...]:
-    """The longest first; ``exchanged``: slices of collectives."""
+    """Return the stops, the longest first; ``exchanged``: slices of collectives."""
     trace, slices = window.trace, window.trace.slices
     loaders = loader_rows(window)
     loaders = loaders[slices.thread[loaders] == window.host.main_thread]
@@ -368,7 +365,7 @@ def stops_of(window: Window, pauses: tuple[Pause, ...], exchanged: Rows) -> tupl
 
 
 def _place(window: Window, row: int) -> tuple[str | None, str | None]:
-    """The line and the built-in function, as far as they are known."""
+    """Return the line and the built-in function, as far as known."""
     if row < 0:
         return None, None
     name = window.trace.name(row)
@@ -378,12 +375,12 @@ def _place(window: Window, row: int) -> tuple[str | None, str | None]:
     return source or (None if name.startswith("ProfilerStep") else name), None
 
 
-# -- syncs ------------------------------------------------------------------------------------------------------------
+# -- synchronization --------------------------------------------------------------------------------------------------
 # Where the host waits for the device: ``.item()``, ``.cpu()``, ``nonzero``, ``torch.cuda.synchronize()`` …
 #
-# The wait is the duration of the runtime's call that synchronises: a synchronisation by its name, a copy that is not
-# asynchronous, or one to pageable memory, which blocks whatever its name says.  It is told by the outermost operator
-# around it that is known to synchronise, else by the innermost operator, else by the call itself.
+# The wait is the duration of the synchronizing runtime call: a synchronization by name, a copy that is not
+# asynchronous, or one to pageable memory, which blocks whatever its name. It is named after the outermost operator
+# around it that is known to synchronize, else the innermost operator, else the call itself.
 
 ASYNC_COPY = re.compile(r"^(cuda|hip)Memcpy\w*Async|^cuMemcpy\w*Async")
 TO_PAGEABLE = re.compile(r"Device -> Pageable|DtoH.*Pageable", re.IGNORECASE)
@@ -426,7 +423,7 @@ class SyncPlace:
 
 
 def sync_rows(window: Window) -> Rows:
-    """Calls of the runtime, within steps, in which the host waited for the device; of nested ones the outer."""
+    """Return runtime calls within steps in which the host waited for the device; of nested ones the outer."""
     trace, slices = window.trace, window.trace.slices
     calls = window.rows_of((Kind.RUNTIME,))
     names = slices.name[calls]
@@ -439,14 +436,14 @@ def sync_rows(window: Window) -> Rows:
     waits |= to_pageable[calls] & trace.names_where(ASYNC_COPY.match)[names]
     rows = calls[waits & (window.step_of[calls] >= 0)]
     rows = rows[~window.host.mask(rows)[window.calls.parents[rows]] | (window.calls.parents[rows] < 0)]
-    # The profiler itself waits for the device when it stops: that is the last thing a host does in a trace.
+    # The profiler itself waits for the device when it stops: that is the last call of the host in a trace.
     if len(rows) and rows[-1] == window.host_rows[-1] and window.owner[rows[-1]] < 0:
         rows = rows[:-1]
     return rows
 
 
 def syncs_of(window: Window) -> tuple[SyncPlace, ...]:
-    """The most costly first."""
+    """Return the places, the most costly first."""
     rows = sync_rows(window)
     if not len(rows):
         return ()
@@ -468,7 +465,7 @@ def syncs_of(window: Window) -> tuple[SyncPlace, ...]:
 
 
 def _teller(window: Window, rows: Rows) -> NDArray[np.int32]:
-    """[rows]; the slice whose name says what this wait is for."""
+    """Return the slice whose name describes each wait, [rows]."""
     ops = window.host.ops
     known = ops[window.trace.names_where(KNOWN.__contains__)[window.trace.slices.name[ops]]]
     nest = nest_of(window.calls, known)
@@ -483,7 +480,7 @@ def _teller(window: Window, rows: Rows) -> NDArray[np.int32]:
 
 
 def syncs_table(window: Window, places: tuple[SyncPlace, ...]) -> Table | None:
-    """None: the host never waited."""
+    """Build the table; None if the host never waited."""
     if not places:
         return None
     steps_ns = sum(step.end_ns - step.start_ns for step in window.steps)

@@ -1,1 +1,1 @@
-"""A trace as columns, and what all analyses ask of it: which rows count, what launched what, what lies inside what."""
+"""A trace as columns, and what every analysis needs from it: which rows count, launches, nesting."""

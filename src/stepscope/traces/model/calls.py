@@ -1,7 +1,4 @@
-"""The call tree of host threads: which slice lies inside which, and sums over nested calls.
-
-Which slice of a host thread lies inside which.
-"""
+"""The call tree of host threads: which slice lies inside which, and sums over nested calls."""
 
 from __future__ import annotations
 
@@ -27,28 +24,28 @@ __all__ = [
 ]
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
+# -- call tree --------------------------------------------------------------------------------------------------------
 
 FOREVER = 1 << 62
 
 
 def padded(values: NDArray[np.int32]) -> NDArray[np.int32]:
-    """With −1 at the end, so that the row −1 (none) has the value −1 (none)."""
+    """Append −1, so that row −1 (none) has the value −1 (none)."""
     return np.append(values, np.int32(-1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallTree:
-    """All columns are as long as the trace has slices."""
+    """The nesting of slices; all columns have one entry per slice of the trace."""
 
     parents: Rows
-    """The innermost slice of the same thread that holds it; −1: none, or it is not in the tree."""
+    """The innermost slice around it on the same thread; −1: none, or not in the tree."""
     depth: NDArray[np.int32]
-    """How many hold it; −1: it is not in the tree."""
+    """Number of slices around it; −1: not in the tree."""
 
     def nearest(self, which: NDArray[np.bool_]) -> Rows:
-        """[slices]; itself where it is one of ``which``, else the innermost of them that holds it; −1: none."""
-        # One more for −1, so that who is beyond the outermost stays there; each turn doubles how far a row looks.
+        """Return the slice itself if it is in ``which``, else the innermost around it that is; −1: none; [slices]."""
+        # One more entry for −1 keeps rows beyond the outermost there; each iteration doubles how far a row looks.
         up = padded(self.parents)
         marked = np.append(which, True)
         up[:-1][which] = np.flatnonzero(which)
@@ -60,12 +57,12 @@ class CallTree:
         return up[:-1]
 
     def holder(self, which: NDArray[np.bool_]) -> Rows:
-        """[slices]; the innermost of ``which`` that holds it, itself not counted; −1: none."""
+        """Return the innermost slice of ``which`` around it, excluding itself; −1: none; [slices]."""
         return padded(self.nearest(which))[self.parents]
 
 
 def holders(tree: CallTree, which: NDArray[np.bool_], rows: Rows) -> Rows:
-    """[rows]; as ``CallTree.holder`` has it, of some rows (−1: none) only: for few it is many times faster."""
+    """Return ``CallTree.holder`` for some rows only (−1: none): many times faster for few rows; [rows]."""
     up, known = padded(tree.parents), np.append(which, True)
     at = up[rows]
     left = np.flatnonzero(~known[at])
@@ -76,10 +73,10 @@ def holders(tree: CallTree, which: NDArray[np.bool_], rows: Rows) -> Rows:
 
 
 def calls_of(trace: Trace, rows: Rows) -> CallTree:
-    """The tree of ``rows`` (ascending).
+    """Build the tree of ``rows`` (ascending).
 
-    A slice that begins inside another but ends after it (clocks, asynchronous ranges) is no child of it; nor is one
-    without length that stands at the other's end.
+    A slice that begins inside another but ends after it (clocks, asynchronous ranges) is not its child; nor is a slice
+    without duration at the other's end.
     """
     parents = np.full(len(trace), -1, np.int32)
     depth = np.full(len(trace), -1, np.int32)
@@ -97,9 +94,9 @@ def calls_of(trace: Trace, rows: Rows) -> CallTree:
 
 
 def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.int32], times: Ints) -> Rows:
-    """[n]; which of ``rows`` (ascending, all in the tree) ran at each instant on each thread, the innermost; −1: none.
+    """Return the innermost of ``rows`` that ran at each instant on each thread, [n]; −1: none.
 
-    A row runs from its start on, and no longer at its end.
+    ``rows`` are ascending and all in the tree. A row runs from its start up to, but not including, its end.
     """
     slices = trace.slices
     order = np.lexsort((slices.start_ns[rows], slices.thread[rows]))
@@ -118,15 +115,15 @@ def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.i
 
 
 def parents_of(trace: Trace, rows: Rows) -> Rows:
-    """[slices]; of ``rows`` (ascending) the innermost of them on the same thread that holds it, else −1."""
+    """Return for ``rows`` (ascending) the innermost of them around each on the same thread, else −1; [slices]."""
     return calls_of(trace, rows).parents
 
 
 def _laminar(start_ns: Ints, end_ns: Ints) -> tuple[Rows, NDArray[np.int32], list[tuple[int, int]]]:
-    """Of one thread, the indices of parents, and depths; where slices cross, they are wrong: from where to where.
+    """Return indices of parents, and depths, for one thread, and the ranges in which crossing slices make them wrong.
 
-    Who began before and is still open holds it, if none cross: then its depth is how many are open, and its parent the
-    last before it with one less.  Without length it holds nothing.
+    Without crossings, every slice that began earlier and is still open encloses this one: its depth is the number of
+    open slices, and its parent the last one before it with a depth one less. A slice without duration encloses nothing.
     """
     count = len(start_ns)
     lasting = end_ns > start_ns
@@ -134,7 +131,7 @@ def _laminar(start_ns: Ints, end_ns: Ints) -> tuple[Rows, NDArray[np.int32], lis
     depth -= np.searchsorted(np.sort(end_ns[lasting]), start_ns, side="right")
     level = depth.astype(np.int32)
     at = np.flatnonzero(lasting)
-    # A word that has the depth before the place: sorted by it, the parent stands just before where its child would.
+    # Depth and place in one number: in sorted order, the parent is just before the child's position.
     keys = np.sort(depth[at] * count + at)
     found = np.searchsorted(keys, (depth - 1) * count + np.arange(count)) - 1
     inner = level > 0
@@ -142,17 +139,17 @@ def _laminar(start_ns: Ints, end_ns: Ints) -> tuple[Rows, NDArray[np.int32], lis
     wrong = np.flatnonzero(inner & (end_ns[above] < end_ns))
     if not len(wrong):
         return above, level, []
-    # Where nothing is open all starts anew, so that what crosses elsewhere does not matter.
+    # Everything restarts where nothing is open, so crossings elsewhere do not matter.
     borders = np.append(np.flatnonzero(~inner), count)
     hit = np.unique(np.searchsorted(borders, wrong, side="right"))
     return above, level, [(int(borders[each - 1]), int(borders[each])) for each in hit.tolist()]
 
 
 def _nested(starts: list[int], ends: list[int], rows: list[int]) -> tuple[list[int], list[int]]:
-    """Of one thread, parents and depths."""
+    """Return parents and depths for one thread."""
     parents, depths = [], []
-    # What is open, with ends that never grow from the bottom up: who ends before the newest does can hold nothing that
-    # the newest, which is nearer, does not; so each is taken off once and all is linear.
+    # The open slices; their ends never increase from bottom to top. A slice that ends before the newest can enclose
+    # nothing that the newest, which is nearer, does not. Each is therefore removed once, and the whole is linear.
     open_rows, open_ends = [-1], [FOREVER]
     top_end = FOREVER
     for start, end, row in zip(starts, ends, rows, strict=True):
@@ -168,21 +165,20 @@ def _nested(starts: list[int], ends: list[int], rows: list[int]) -> tuple[list[i
     return parents, depths
 
 
-# -- nesting ----------------------------------------------------------------------------------------------------------
-# Some host rows (operators, annotations, modules) with who of them holds whom, and sums over them.
-#
-# A call inside of another of the same group (name, shape, path) counts once in totals.
+# -- sums over nested rows --------------------------------------------------------------------------------------------
+# Some host rows (operators, annotations, modules) with their nesting, and sums over them. A call inside another of the
+# same group (name, shape, path) counts once in totals.
 
 Groups = NDArray[np.int64]
 
 
 def sums(groups: NDArray[np.integer], values: Ints, count: int) -> Ints:
-    """[count]; exact: nanoseconds and bytes of a trace stay far below 2⁵³."""
+    """Sum by group, [count]; exact, as nanoseconds and bytes of a trace stay far below 2⁵³."""
     return np.bincount(groups, values, count).astype(np.int64)
 
 
 def medians(groups: Groups, values: Ints, count: int) -> Ints:
-    """[count], all with members; the lower one of the two in the middle: a value that occurred."""
+    """Return the lower median of each group, a value that occurred, [count]; no group is empty."""
     _, values = sorted_by_key(groups, values)
     sizes = np.bincount(groups, minlength=count)
     first = np.cumsum(sizes) - sizes
@@ -194,12 +190,12 @@ def medians(groups: Groups, values: Ints, count: int) -> Ints:
 class Nest:
     rows: Rows
     above: NDArray[np.int32]
-    """[rows]; the index into ``rows`` of the innermost that holds it; −1: none."""
+    """[rows]; index into ``rows`` of the innermost one around it; −1: none."""
     around: NDArray[np.int32]
-    """[slices] and one more for the row −1; the index into ``rows`` of itself or who holds it; −1: none."""
+    """[slices] plus one entry for row −1; index into ``rows`` of itself or the innermost around it; −1: none."""
 
     def outermost(self, groups: Groups) -> NDArray[np.bool_]:
-        """[rows]; not inside of one of the same group."""
+        """Return which rows are not inside another of the same group, [rows]."""
         out = np.ones(len(self.rows), bool)
         left = np.flatnonzero(self.above >= 0)
         up = self.above[left]
@@ -211,7 +207,7 @@ class Nest:
         return out
 
     def totals(self, groups: Groups, values: Ints, count: int, outermost: NDArray[np.bool_]) -> Ints:
-        """[count]; ``values`` [rows] count for the row itself and each one around it, once per group."""
+        """Sum ``values`` [rows] for the row itself and each one around it, once per group; [count]."""
         out = np.zeros(count, np.int64)
         at = np.flatnonzero(values).astype(np.int32)
         worth = values[at]

@@ -1,13 +1,12 @@
 """A trace as columns of integers: kinds of events, the tables, and the builder that readers fill.
 
-A trace as columns: what the readers make and all analyses take.
+There is one row per slice (an event with a duration), sorted by start, the longer first for equal starts, so that a
+parent precedes its children. Times are integer nanoseconds, exactly as in the file: ``start_ns`` counts from
+``TraceMeta.origin_ns``, the file's earliest instant since the epoch or since boot, depending on its clock.
 
-One row per slice (an event with a duration), sorted by start, the longer first where starts are equal, so that a parent
-comes before its children.  Times are integer nanoseconds, exact as the file has them: ``start_ns`` counts from
-``TraceMeta.origin_ns``, which is the file's earliest instant since the epoch or boot, whatever its clock.
-
-What only some rows have stands in side tables (``Ops``, ``Kernels`` …): each has ``row``, ascending indices into the
-slices, and columns as long as that.  Strings are dictionary-coded: a column of codes into ``Trace.strings``; −1: none.
+Columns that only some rows have are in side tables (``Ops``, ``Kernels`` …). Each has ``row``, ascending indices into
+the slices, and further columns of the same length. Strings are dictionary-coded: codes into ``Trace.strings``; −1:
+none.
 """
 
 from __future__ import annotations
@@ -40,35 +39,34 @@ __all__ = [
 ]
 
 
-# -- categories -------------------------------------------------------------------------------------------------------
-# What kind of thing an event is, whatever the version or vendor that wrote it called it.
-#
-# Categories changed names over the years (``Kernel`` → ``kernel``, ``Operator`` → ``cpu_op``, ``Runtime`` →
-# ``cuda_runtime``), and vendors have their own.  Only the category decides: that an event has a stream does not make it
-# device work (Triton's host calls carry ``stream: 0``), nor does a stream make a synchronisation a kernel.
+# -- kinds of events --------------------------------------------------------------------------------------------------
+# The kind of an event, independent of the version or vendor that wrote it. Categories were renamed over the years
+# (``Kernel`` → ``kernel``, ``Operator`` → ``cpu_op``, ``Runtime`` → ``cuda_runtime``), and vendors have their own. Only
+# the category decides: a stream does not make an event device work (Triton's host calls carry ``stream: 0``), nor a
+# synchronization a kernel.
 
 
 class Kind(IntEnum):
-    """The values stand in cached files: add at the end, never renumber."""
+    """The values are stored in cached files: add at the end, never renumber."""
 
     OTHER = 0
     OP = 1
-    """An operator on the host (``aten::mm``), autograd's included."""
+    """An operator on the host (``aten::mm``), including autograd's."""
     ANNOTATION = 2
     """``record_function``, NVTX ranges and profiler steps, on the host."""
     PYTHON = 3
     """A Python function or an ``nn.Module`` call (``with_stack``)."""
     RUNTIME = 4
-    """A call of the device's runtime or driver, on the host: launches, copies, synchronisations."""
+    """A call of the device's runtime or driver, on the host: launches, copies, synchronizations."""
     KERNEL = 5
     MEMCPY = 6
     MEMSET = 7
     SYNC = 8
-    """A wait as seen on the device's side (``cuda_sync``): no work."""
+    """A wait as recorded on the device (``cuda_sync``); not work."""
     DEVICE_ANNOTATION = 9
-    """The shadow of an annotation on the device: no work either."""
+    """The projection of an annotation onto the device; not work either."""
     OVERHEAD = 10
-    """The profiler's own."""
+    """Overhead of the profiler."""
 
 
 CATEGORIES: Final = {
@@ -89,9 +87,10 @@ CATEGORIES: Final = {
     "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
     "overhead": Kind.OVERHEAD,
 }
-"""In lower case.  What Kineto also writes and is none of these, on purpose: ``Trace`` (the span of it all),
-``cuda_profiler_range`` and ``xpu_scope_profiler`` (kernels once more, with counters), ``cuda_event`` (a record, no
-wait), ``collective_comm`` (collectives once more), ``mtia_insight``, ``mtia_counters``, ``external_correlation``."""
+"""In lower case. Kineto also writes categories that are deliberately not listed: ``Trace`` (the span of the whole
+trace), ``cuda_profiler_range`` and ``xpu_scope_profiler`` (kernels again, with counters), ``cuda_event`` (a record, not
+a wait), ``collective_comm`` (collectives again), ``mtia_insight``, ``mtia_counters``, ``external_correlation``.
+"""
 ENDINGS: Final = {
     "_runtime": Kind.RUNTIME,
     "_driver": Kind.RUNTIME,
@@ -100,14 +99,14 @@ ENDINGS: Final = {
     "_kernel": Kind.KERNEL,
     "_sync": Kind.SYNC,
 }
-"""Every vendor has its own: ``cuda_``, ``gpu_``, ``hip_``, ``xpu_``, ``mtia_``, ``glow_``, ``privateuse1_`` …"""
+"""Every vendor has a prefix: ``cuda_``, ``gpu_``, ``hip_``, ``xpu_``, ``mtia_``, ``glow_``, ``privateuse1_`` …"""
 
 HOST_KINDS: Final = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME)
 DEVICE_WORK: Final = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
 """What keeps a device busy."""
 DEVICE_KINDS: Final = (*DEVICE_WORK, Kind.SYNC, Kind.DEVICE_ANNOTATION)
 LAUNCHING: Final = (Kind.RUNTIME,)
-"""What may cause device work, by its correlation."""
+"""What may launch device work, by its correlation."""
 
 
 def kind_of(category: str | None) -> Kind:
@@ -118,20 +117,20 @@ def kind_of(category: str | None) -> Kind:
     return next((kind for ending, kind in ENDINGS.items() if name.endswith(ending)), Kind.OTHER)
 
 
-# -- columns ----------------------------------------------------------------------------------------------------------
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int32]
-"""Indices of slices; −1: none."""
+"""Indices into the slices; −1: none."""
 Codes = NDArray[np.int32]
-"""Indices of ``Trace.strings``; −1: none."""
+"""Indices into ``Trace.strings``; −1: none."""
 Reals = NDArray[np.float32]
-"""NaN: not said."""
+"""NaN: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """A line of the timeline: a thread of the host, or what stands for a stream."""
+    """A line of the timeline: a host thread, or the entry that represents a stream."""
 
     pid: int | str
     tid: int | str
@@ -145,15 +144,15 @@ class TraceMeta:
     format: str = "kineto"
     """``kineto`` or ``nsight``."""
     rank: int | None = None
-    """As the file itself says; never from its name."""
+    """From the file's content, never from its name."""
     world_size: int | None = None
     backend: str | None = None
     host: str | None = None
     pid: int | None = None
-    """Of the process that was traced."""
+    """The traced process."""
     origin_ns: int = 0
     length_ns: int = 0
-    """From there to the end of the last slice."""
+    """From the origin to the end of the last slice."""
     devices: tuple[dict[str, Any], ...] = ()
     """``deviceProperties``: name, totalGlobalMem, numSms, computeMajor …"""
     groups: tuple[dict[str, Any], ...] = ()
@@ -162,11 +161,11 @@ class TraceMeta:
     record_shapes: bool = False
     profile_memory: bool = False
     read_events: int = 0
-    """Events in the file, of all sorts."""
+    """Number of events in the file, of all kinds."""
     truncated: str | None = None
-    """Why the file ends early, if it does."""
+    """Why the file ends early; None if it is complete."""
     problems: tuple[str, ...] = ()
-    """One line each: what was left out or mended."""
+    """One line each: what was left out or repaired."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,15 +177,15 @@ class Slices:
     """``Kind``."""
     name: Codes
     thread: NDArray[np.int32]
-    """Index of ``Trace.threads``."""
+    """Index into ``Trace.threads``."""
     device: NDArray[np.int16]
     """−1: on the host."""
     stream: NDArray[np.int32]
-    """−1: on the host; of a synchronisation: all streams."""
+    """−1: on the host; for a synchronization: all streams."""
     correlation: Ints
-    """Joins device work to the call that launched it; −1: none."""
+    """Links device work to the call that launched it; −1: none."""
     external: Ints
-    """``External id``: joins device work and runtime calls to operators; −1: none."""
+    """``External id``: links device work and runtime calls to operators; −1: none."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -198,23 +197,23 @@ class Slices:
 
 @dataclass(frozen=True, kw_only=True)
 class Ops:
-    """Operators (and annotations) of which more than the name is known."""
+    """Operators (and annotations) with details besides the name."""
 
     row: Rows
     dims: Codes
-    """``Input Dims`` as its JSON text."""
+    """``Input Dims`` as JSON text."""
     types: Codes
-    """``Input type`` as its JSON text."""
+    """``Input type`` as JSON text."""
     concrete: Codes
-    """``Concrete Inputs`` as its JSON text; of convolutions and attention only, where FLOPs need them."""
+    """``Concrete Inputs`` as JSON text; only for convolutions and attention, whose FLOPs depend on them."""
     stack: Codes
-    """``Call stack``: frames with ``;``, the innermost first."""
+    """``Call stack``: frames separated by ``;``, the innermost first."""
     module: Codes
     """``Module Hierarchy``."""
     sequence: Ints
-    """``Sequence number``: joins forward operators to autograd's; −1: none."""
+    """``Sequence number``: links forward operators to autograd's; −1: none."""
     forward_thread: Ints
-    """``Fwd thread id``: 0 or missing (−1) in forward, else this is autograd's."""
+    """``Fwd thread id``: 0 or missing (−1) in forward; otherwise the operator is autograd's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +224,7 @@ class Kernels:
     blocks_per_sm: Reals
     warps_per_sm: Reals
     graph: Ints
-    """``graph id`` of a CUDA graph's kernel; −1: none."""
+    """``graph id`` of a kernel in a CUDA graph; −1: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,18 +237,18 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True)
 class Collectives:
-    """Slices, of the host or the device, that say which collective they are."""
+    """Slices on the host or the device that describe their collective."""
 
     row: Rows
     op: Codes
     group: Codes
     """``Process Group Name``."""
     description: Codes
-    """``Process Group Description``: what people called it (``fsdp_dp`` …)."""
+    """``Process Group Description``: the name given by the user (``fsdp_dp`` …)."""
     ranks: Codes
-    """``Process Group Ranks`` as its JSON text."""
+    """``Process Group Ranks`` as JSON text."""
     size: Ints
-    """``Group size``; −1: not said, as in all below."""
+    """``Group size``; −1: unknown, as in all below."""
     sequence: Ints
     """``Seq``."""
     in_elements: Ints
@@ -263,25 +262,25 @@ class Syncs:
 
     row: Rows
     on_stream: Ints
-    """The stream that is waited for; −1: none or all."""
+    """The awaited stream; −1: none or all."""
     record_correlation: Ints
-    """Correlation of the ``cudaEventRecord`` that is waited for; −1: not said."""
+    """Correlation of the awaited ``cudaEventRecord``; −1: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pythons:
-    """Python functions; a module's call is named ``nn.Module: Linear_0``."""
+    """Python functions; a module call is named ``nn.Module: Linear_0``."""
 
     row: Rows
     id: Ints
     parent: Ints
     module: Ints
-    """``Python module id``; −1: no module."""
+    """``Python module id``; −1: not a module."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The allocator's instants, by time: not slices, so without ``row``."""
+    """The allocator's events, by time: not slices, so without ``row``."""
 
     time_ns: Ints
     thread: NDArray[np.int32]
@@ -291,15 +290,15 @@ class Memory:
     bytes: Ints
     """Negative: freed."""
     allocated: Ints
-    """In all, after it; −1: not said."""
+    """Total after the event; −1: unknown."""
     reserved: Ints
     address: Ints
-    """Of the block: joins what is freed to what was allocated; −1: not said."""
+    """Address of the block: links deallocations to allocations; −1: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flows:
-    """Arrows from forward operators to backward ones: from where and when to where and when."""
+    """Arrows from forward to backward operators: thread and time of both ends."""
 
     from_thread: NDArray[np.int32]
     from_ns: Ints
@@ -332,7 +331,7 @@ class Trace:
         return self.strings[int(self.slices.name[row])]
 
     def rows_of(self, kinds: Iterable[Kind]) -> Rows:
-        """Ascending, that is by start."""
+        """Return the rows of some kinds, ascending and therefore sorted by start."""
         wanted = np.zeros(256, bool)
         wanted[[int(kind) for kind in kinds]] = True
         return np.flatnonzero(wanted[self.slices.kind]).astype(np.int32)
@@ -347,9 +346,9 @@ class Trace:
         return self.rows_of(DEVICE_WORK)
 
     def names_where(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
-        """[strings]; which names of slices satisfy ``matches(name)``: to be indexed with their codes.
+        """Return which slice names satisfy ``matches(name)``, to be indexed with their codes; [strings].
 
-        Strings that are no names (shapes, stacks) are not asked about.  The answers of functions and patterns are kept.
+        Strings that are not names (shapes, stacks) are skipped. Results for functions and patterns are cached.
         """
         known = self._answers.get(matches)
         if known is None:
@@ -361,7 +360,7 @@ class Trace:
 
     @cached_property
     def _names(self) -> list[int]:
-        """Strings that are names of slices."""
+        """Codes of strings that are names of slices."""
         used: list[int] = np.flatnonzero(np.bincount(self.slices.name, minlength=len(self.strings))).tolist()
         return used
 
@@ -371,17 +370,17 @@ class Trace:
 
 
 def side_columns(table: Any) -> dict[str, NDArray[Any]]:
-    """The columns of slices or of a side table, by name."""
+    """Return the columns of slices or of a side table by name."""
     return {each.name: getattr(table, each.name) for each in fields(table)}
 
 
 # -- builder ----------------------------------------------------------------------------------------------------------
-# Columns that grow piece by piece and become a trace at the end: what every reader writes into.
+# Columns that grow piece by piece and become a trace at the end; every reader writes into it.
 
 Key = TypeVar("Key", bound=Hashable)
 
 DTYPES: dict[str, Any] = {
-    # column: type; all that are not here are int64
+    # column: type; all others are int64
     "kind": np.uint8,
     "name": np.int32,
     "thread": np.int32,
@@ -417,11 +416,11 @@ TABLES: dict[str, Any] = {
 }
 ROW_TABLES = ("ops", "kernels", "copies", "collectives", "syncs", "pythons")
 STRING_COLUMNS = {("ops", "module")}
-"""Codes although the column of that name is a number elsewhere."""
+"""Columns of codes whose name is a number in other tables."""
 
 
 class Numbering(dict[Key, int]):
-    """Numbers its keys in the order they are first asked for."""
+    """Numbers its keys in the order of first access."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -438,25 +437,25 @@ def dtype_of(table: str, column: str) -> Any:
 
 
 class TraceBuilder:
-    """``add`` pieces of each table, then ``build``; ``row`` of a side table counts slices in the order of adding."""
+    """``add`` pieces of each table, then ``build``; ``row`` of a side table counts slices in the order added."""
 
     def __init__(self) -> None:
         self.strings: Numbering[str] = Numbering()
         self.threads: Numbering[tuple[int | str, int | str]] = Numbering()
         self.thread_names: dict[tuple[int | str, int | str], str] = {}
         self.count = 0
-        """Slices so far."""
+        """Number of slices so far."""
         self._pieces: dict[str, list[dict[str, NDArray[Any]]]] = {name: [] for name in TABLES}
 
     def add(self, table: str, **columns: Sequence[Any] | NDArray[Any]) -> None:
-        """Columns of equal length, all that the table has."""
+        """Append columns of equal length; all columns of the table are required."""
         piece = {name: np.asarray(values, dtype_of(table, name)) for name, values in columns.items()}
         self._pieces[table].append(piece)
         if table == "slices":
             self.count += len(piece["start_ns"])
 
     def build(self, meta: TraceMeta) -> Trace:
-        """Sorted, with times from the earliest slice or instant on; ``meta.origin_ns`` is what they counted from."""
+        """Sort everything and make times relative to the earliest; ``meta.origin_ns`` is what they counted from."""
         columns = {name: self._joined(name) for name in TABLES}
         slices = columns["slices"]
         first_ns = min((int(columns[t][c].min()) for t, c in TIMES if len(columns[t][c])), default=0)
@@ -486,7 +485,7 @@ class TraceBuilder:
         )
 
     def _one_number_per_thread(self, columns: dict[str, dict[str, NDArray[Any]]]) -> None:
-        """Some writers have a thread's id as text with slices and as a number with the allocator's events."""
+        """Merge threads whose id is text in slices and a number in the allocator's events, as some writers do."""
         first: dict[tuple[str, str], int] = {}
         same = [first.setdefault((str(pid), str(tid)), at) for at, (pid, tid) in enumerate(self.threads)]
         if len(first) < len(same):
@@ -494,7 +493,7 @@ class TraceBuilder:
                 columns[table][column] = np.array(same, np.int32)[columns[table][column]]
 
     def _joined(self, table: str) -> dict[str, NDArray[Any]]:
-        """All pieces of a table; they are let go of column by column, so that hardly anything is held twice."""
+        """Concatenate all pieces of a table; pieces are freed column by column to limit memory."""
         pieces = self._pieces[table]
         out = {}
         for each in fields(TABLES[table]):
@@ -507,11 +506,10 @@ TIMES = (("slices", "start_ns"), ("memory", "time_ns"), ("flows", "from_ns"), ("
 THREADS = (("slices", "thread"), ("memory", "thread"), ("flows", "from_thread"), ("flows", "to_thread"))
 
 
-# -- naming -----------------------------------------------------------------------------------------------------------
-# Which slices are called what.
+# -- names ------------------------------------------------------------------------------------------------------------
 
 
 def named(trace: Trace, rows: Rows, matches: Callable[[str], Any]) -> NDArray[np.bool_]:
-    """[rows]; whose name satisfies ``matches``; of row −1: no."""
+    """Return which rows have a name that satisfies ``matches``, [rows]; False for row −1."""
     answers = np.append(trace.names_where(matches), False)
     return answers[np.where(rows >= 0, trace.slices.name[rows], -1)] if len(rows) else np.zeros(0, bool)

@@ -1,4 +1,4 @@
-"""Sets of instants as sorted, disjoint, half-open intervals of integer nanoseconds; exact, nothing is ever rounded."""
+"""Sets of instants as sorted, disjoint, half-open intervals of integer nanoseconds; exact, without rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 
 
 class Spans(NamedTuple):
-    """Sorted, disjoint, none empty, none touching the next."""
+    """Sorted, disjoint, not empty, not touching each other."""
 
     start_ns: Ints
     end_ns: Ints
@@ -23,7 +23,7 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def merge(start_ns: Ints, end_ns: Ints) -> Spans:
-    """The union of any intervals, in any order; empty ones add nothing."""
+    """Return the union of intervals in any order; empty ones add nothing."""
     there = end_ns > start_ns
     start_ns, end_ns = start_ns[there], end_ns[there]
     if not len(start_ns):
@@ -38,7 +38,7 @@ def merge(start_ns: Ints, end_ns: Ints) -> Spans:
 
 
 def total(spans: Spans) -> int:
-    """Its length."""
+    """Return the total length."""
     return int((spans.end_ns - spans.start_ns).sum())
 
 
@@ -51,12 +51,12 @@ def intersection(one: Spans, other: Spans) -> Spans:
 
 
 def difference(one: Spans, other: Spans) -> Spans:
-    """What is in ``one`` but not in ``other``."""
+    """Return what is in ``one`` but not in ``other``."""
     return _where(one, other, weight=-1, at_least=1)
 
 
 def _where(one: Spans, other: Spans, *, weight: int, at_least: int) -> Spans:
-    """Where ``one`` counts 1 and ``other`` ``weight``: the instants that come to ``at_least`` so much."""
+    """Return the instants at which 1 for ``one`` plus ``weight`` for ``other`` add up to ``at_least``."""
     if not len(one.start_ns):
         return EMPTY
     times = np.concatenate([one.start_ns, one.end_ns, other.start_ns, other.end_ns])
@@ -71,23 +71,23 @@ def _where(one: Spans, other: Spans, *, weight: int, at_least: int) -> Spans:
 
 
 def cut(spans: Spans, start_ns: int, end_ns: int) -> Spans:
-    """What lies between two instants."""
+    """Return the part between two instants."""
     return intersection(spans, Spans(np.array([start_ns]), np.array([end_ns]))) if end_ns > start_ns else EMPTY
 
 
 def covered(start_ns: Ints, end_ns: Ints, spans: Spans) -> Ints:
-    """[n]; how much of each of any intervals lies in ``spans``."""
+    """Return how much of each interval lies in ``spans``, [n]."""
     return _before(end_ns, spans) - _before(np.minimum(start_ns, end_ns), spans)
 
 
 def holds(spans: Spans, times: Ints) -> NDArray[np.bool_]:
-    """[n]; is each instant in one of ``spans``?  The end of a span is not."""
+    """Return whether each instant lies in ``spans``, [n]; the end of a span does not."""
     at = np.searchsorted(spans.start_ns, times, side="right") - 1
     return (at >= 0) & (times < np.append(spans.end_ns, 0)[at])
 
 
 def _before(times: Ints, spans: Spans) -> Ints:
-    """[n]; how much of ``spans`` lies before each instant."""
+    """Return how much of ``spans`` lies before each instant, [n]."""
     lengths = np.concatenate([[0], np.cumsum(spans.end_ns - spans.start_ns)])
     index = np.searchsorted(spans.start_ns, times, side="right")
     inside = np.minimum(times, spans.end_ns[index - 1]) - spans.start_ns[index - 1] if len(spans.start_ns) else 0

@@ -1,9 +1,7 @@
-"""Tables that analyses return, and the sums, medians and extremes by group that they are made of.
+"""Tables that analyses return, the source of text, CSV, JSON and HTML; and the grouped statistics they are made of.
 
-A table that an analysis returns, in a form that text, CSV, JSON and HTML are all made of.
-
-Columns tell their unit by their name's ending: ``_ns``, ``_bytes``, ``_share`` (0 to 1), ``_gbps`` (10⁹ bytes a
-second), ``_flops``, ``_tflops`` (10¹² a second); counts and text have none.
+The ending of a column's name is its unit: ``_ns``, ``_bytes``, ``_share`` (0 to 1), ``_gbps`` (10⁹ bytes per second),
+``_flops``, ``_tflops`` (10¹² per second); counts and text have none.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ class Table:
     name: str
     """snake_case; part of the interface, as are its columns."""
     title: str
-    """For people."""
+    """For display."""
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     """Plain ints, floats, strings, None; the most important first."""
     left_out: int = 0
-    """Rows beyond the limit, which are not here."""
+    """Number of rows beyond the limit, which are not included."""
     left_out_sums: dict[str, int] = field(default_factory=dict)
-    """Of these rows, of the columns that are whole numbers: so that totals are not lost with the rows."""
+    """Sums of these rows for integer columns, so that totals are complete."""
     note: str = ""
     """What a reader should know: a definition, a limit of the data."""
 
@@ -46,10 +44,10 @@ class Table:
 def table_of(
     name: str, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, limit: int = 1000, note: str = ""
 ) -> Table:
-    """Of rows that are sorted already; beyond ``limit`` they are left out and counted."""
+    """Build a table from sorted rows; rows beyond ``limit`` are left out and counted."""
     every = list(rows)
     left_out = every[limit:]
-    # Of rows that nobody will see only the sums are made.
+    # Only the sums of left-out rows are needed.
     whole = {
         column: int(sum(values))
         for column, values in zip(columns, zip(*left_out, strict=True), strict=False)
@@ -67,35 +65,35 @@ def table_of(
 
 
 def _plain(value: Any) -> Any:
-    """Numpy's scalars as Python's; what is no number as None."""
+    """Convert numpy scalars to Python's, and NaN to None."""
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and value != value else value
 
 
-# -- statistics -------------------------------------------------------------------------------------------------------
-# Counts, sums, extremes and medians of whole numbers by group, all groups at once and exact.
+# -- grouped statistics -----------------------------------------------------------------------------------------------
+# Counts, sums, extremes and medians of integers, for all groups at once and exact.
 
 WORD_BITS: Final = 63
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """Of groups that are not empty, by ``key``."""
+    """Statistics of the non-empty groups, by ``key``."""
 
     key: Ints
     count: Ints
     total: Ints
     mean: Ints
-    """To the nearest, as are the next two."""
+    """Rounded to the nearest, as are the next two."""
     median: Ints
     deviation: Ints
-    """The standard deviation of these values, not of what they may be a sample of."""
+    """The standard deviation of these values (population, not sample)."""
     least: Ints
     most: Ints
 
 
 def grouped(keys: NDArray[np.integer], values: Ints) -> Grouped:
-    """Neither keys nor values are negative."""
+    """Group the values; neither keys nor values may be negative."""
     keys, values = sorted_by_key(keys, values)
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     count = np.diff(np.append(first, len(keys)))
@@ -117,25 +115,25 @@ def grouped(keys: NDArray[np.integer], values: Ints) -> Grouped:
 
 
 def sorted_by_key(keys: NDArray[np.integer], values: Ints) -> tuple[NDArray[np.integer], Ints]:
-    """By key, then by value; neither are negative."""
+    """Sort by key, then by value; neither may be negative."""
     bits = int(values.max()).bit_length() if len(values) else 0
     if bits + (int(keys.max()).bit_length() if len(keys) else 0) > WORD_BITS:
         order = np.lexsort((values, keys))
         return keys[order], values[order]
-    # Both in one number: that is sorted several times faster.
+    # Both in one number, which is several times faster to sort.
     both = np.sort((keys.astype(np.int64) << bits) | values)
     return both >> bits, both & ((1 << bits) - 1)
 
 
 def sums_of(groups: Grouped, keys: NDArray[np.integer], values: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
-    """[groups]; sums of another column, whose keys are among the groups'."""
+    """Sum another column by group, [groups]; its keys must be among the groups'."""
     at = np.searchsorted(groups.key, keys)
-    # Sums of whole numbers below 2⁵³ are exact in doubles.
+    # Sums of integers below 2⁵³ are exact in doubles.
     return np.bincount(at, values, minlength=len(groups.key)).astype(np.int64)
 
 
 def median(values: Ints) -> int | None:
-    """Of an even number, half way between the middle two, rounded down; None: of nothing."""
+    """Return the median, for an even count the midpoint rounded down; None if empty."""
     if not len(values):
         return None
     middle = np.partition(values, [(len(values) - 1) // 2, len(values) // 2])

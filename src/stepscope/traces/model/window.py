@@ -1,14 +1,12 @@
-"""Which rows of a trace count: steps, launches, owning operators, and the host's rows with their source lines.
+"""Which rows of a trace count, and in which step: steps, launches, owning operators, host rows and their source lines.
 
-Which rows of a trace count, and to which step each belongs.
+Profiler steps are host annotations named ``ProfilerStep#N``. With two or more, the last is left out, since the work it
+launched may be cut off: host slices from its start on, and the device work that they launched. Without profiler steps,
+everything is one step, from the first slice that counts to the last.
 
-Profiler steps are annotations of the host named ``ProfilerStep#N``.  With two or more the last is left out, since the
-work it launched may be cut off: host slices from its start on, and the device work that they launched.  Without
-profiler steps all is one step, from the first slice that counts to the last.
-
-Device work belongs to the step in which it was launched; where the launch is not in the trace, to the step in which it
-began.  But what began before the first work that the steps launched was queued by earlier steps: a device may be some
-steps behind its host when the trace begins.  It counts, and belongs to no step.
+Device work belongs to the step in which it was launched or, if the launch is not in the trace, to the step in which it
+began. Work that began before the first work launched by the steps was queued by earlier steps: a device may be several
+steps behind its host when the trace begins. Such work counts but belongs to no step.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from stepscope.traces.model.columns import DEVICE_KINDS, DEVICE_WORK, HOST_KINDS
 __all__ = ["LABEL", "Step", "Window", "is_user_frame", "launches_of", "window_of"]
 
 
-# -- links ------------------------------------------------------------------------------------------------------------
-# Which call of the host launched which work of the device.
+# -- launches ---------------------------------------------------------------------------------------------------------
 
 
 def launches_of(trace: Trace) -> Rows:
-    """[slices]; of device rows the runtime call with the same correlation (a CUDA graph's launch has many), else −1.
+    """Return for device rows the runtime call with the same correlation, else −1; [slices].
 
-    Where calls share a correlation (a driver's call inside of a runtime's), it is the first, that is the outer one.
+    One launch of a CUDA graph has many device rows. If calls share a correlation (a driver call inside a runtime call),
+    the first and therefore outer one is returned.
     """
     slices = trace.slices
     out = np.full(len(slices), -1, np.int32)
@@ -54,17 +52,16 @@ def launches_of(trace: Trace) -> Rows:
 
 
 # -- owners -----------------------------------------------------------------------------------------------------------
-# Which operator a call of the runtime, and the device work it launched, belongs to.
-#
-# It is the innermost operator on the same thread that holds the call.  Where none does (the call is made on a thread of
-# its own, or is missing from the trace), it is the operator with the same ``External id``; but many versions of the
-# profiler write the correlation there, which may equal some operator's id by chance and says nothing.
+# The operator that a runtime call, and the device work it launched, belongs to. It is the innermost operator around the
+# call on the same thread. Without one (the call is on a separate thread, or missing from the trace), it is the operator
+# with the same ``External id``. Many versions of the profiler write the correlation there, which may match an
+# operator's id by chance and is ignored.
 
 
 def owner_of(window: Window) -> Rows:
-    """[slices]; of runtime and device rows that count the operator, which counts too; −1: none, and of all others.
+    """Return for runtime and device rows that count their operator, which also counts; −1 otherwise; [slices].
 
-    ``Window.owner`` keeps it.
+    Cached as ``Window.owner``.
     """
     slices = window.trace.slices
     out = np.full(len(slices), -1, np.int32)
@@ -79,14 +76,14 @@ def owner_of(window: Window) -> Rows:
     rest = np.concatenate([calls, work])
     rest = rest[(out[rest] < 0) & (slices.external[rest] > 0) & (slices.external[rest] != slices.correlation[rest])]
     out[rest] = _by_external(slices.external[ops], ops, slices.external[rest])
-    # Now that calls may have found theirs, so may what they launched.
+    # Calls may have found their operator only now, so look again for the work they launched.
     orphans = launched[out[launched] < 0]
     out[orphans] = out[window.launch[orphans]]
     return out
 
 
 def _by_external(known: np.ndarray, ops: Rows, wanted: np.ndarray) -> Rows:
-    """[wanted]; the first operator with that id; −1: none."""
+    """Return the first operator with each id, [wanted]; −1: none."""
     order = np.argsort(known, kind="stable")
     at = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
     row = ops[order][at]
@@ -94,12 +91,11 @@ def _by_external(known: np.ndarray, ops: Rows, wanted: np.ndarray) -> Rows:
 
 
 # -- sources ----------------------------------------------------------------------------------------------------------
-# The line of somebody's own code that a host slice comes from, and what is not their own: torch, libraries, Python.
+# The line of user code that a host slice comes from, as opposed to torch, libraries and Python.
 #
-# With ``with_stack`` it is the innermost Python function around the slice, or the first frame of the operator's own
-# ``Call stack``, that is the user's.  The profiler names a function by the file and line where it is defined, a frame
-# that was open before by the line it stood at.  It cuts off what stands in ``sys.path``, so libraries are told by the
-# names of their packages.
+# With ``with_stack`` it is the innermost user function around the slice, or the first user frame in the operator's
+# ``Call stack``. The profiler names a function by the file and line of its definition, and a frame that was already
+# open by its current line. It strips the prefixes in ``sys.path``, so libraries are recognized by their package names.
 
 FRAME = re.compile(r"^(?P<path>[^<>()]+\.(?:py|ipynb)|<ipython[^>]*>|/tmp/ipykernel[^()]*)\((?P<line>\d+)\): ")
 FOREIGN = re.compile(r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*|torchinductor_[^/]*)/")
@@ -152,14 +148,14 @@ def is_user_frame(name: str) -> bool:
     if FOREIGN.search(path):
         return False
     first = path.split("/", 1)[0].removesuffix(".py")
-    # Without a folder before it, it is a module found on sys.path: Python's own, a library's or the user's.
+    # A relative path is a module found on sys.path: Python's own, a library's or the user's.
     return path.startswith("/") or (first not in LIBRARIES and first not in sys.stdlib_module_names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
     code: NDArray[np.int32]
-    """[slices]; of host rows the index into ``texts``; −1: not known."""
+    """[slices]; index into ``texts`` for host rows; −1: unknown."""
     texts: list[str]
     """``train.py(31): step``."""
 
@@ -168,9 +164,9 @@ class Sources:
 
 
 def sources_of(host: HostView) -> Sources:
-    """``HostView.sources`` keeps it.
+    """Find the source lines; cached as ``HostView.sources``.
 
-    Autograd's operators have the line of the forward operator that made them, where it is known.
+    Autograd's operators get the line of the forward operator that created them, if known.
     """
     trace, calls, ops = host.trace, host.calls, host.trace.ops
     stacked = np.flatnonzero(ops.stack >= 0)
@@ -198,28 +194,28 @@ def sources_of(host: HostView) -> Sources:
 
 
 def _first(stack: str) -> str | None:
-    """The innermost frame that is the user's."""
+    """Return the innermost user frame."""
     return next((frame.strip() for frame in stack.split(";") if is_user_frame(frame.strip())), None)
 
 
-# -- view -------------------------------------------------------------------------------------------------------------
-# What all analyses of the host's side ask of a window, computed once: ``Window.host``.
+# -- host view --------------------------------------------------------------------------------------------------------
+# What all host analyses need from a window, computed once: ``Window.host``.
 #
-# Old profilers wrote annotations (steps, the DataLoader's, the optimiser's) as operators: by their names they are taken
-# for what they are.
+# Old profilers wrote annotations (steps, those of the DataLoader and the optimizer) as operators; they are recognized
+# by name.
 #
-# *Forward of*: autograd's operators carry the sequence number of the forward operator that made their node.  Several
-# forward operators share a number (the outer ones too); the node is made by the last of them to start, since making it
-# counts the number up.
+# *Forward of*: autograd's operators carry the sequence number of the forward operator that created their node. Several
+# forward operators share a number (outer ones, too). The last of them to start created the node, since that increments
+# the number.
 
 LABEL = re.compile(r"^(ProfilerStep\s*#?\s*\d|enumerate\(DataLoader\)#|Optimizer\.\w+#)")
-"""Annotations that were operators once."""
+"""Annotations that old profilers wrote as operators."""
 Mask = NDArray[np.bool_]
 
 
 class HostView:
     def __init__(self, window: Window) -> None:
-        # Not kept: the window keeps this, and two that keep each other live until the collector comes.
+        # Do not store the window: it stores this object, and a reference cycle would live until the collector runs.
         self.trace = window.trace
         self.calls = window.calls
         self.host_rows = window.host_rows
@@ -233,12 +229,12 @@ class HostView:
 
     @cached_property
     def ops(self) -> Rows:
-        """Operators that count and are no annotations, by start."""
+        """Operators that count, without annotations, by start."""
         return self._ops[~self._labels[self.trace.slices.name[self._ops]]]
 
     @cached_property
     def annotations(self) -> Rows:
-        """By start; also those that were written as operators."""
+        """By start, including those written as operators."""
         mistaken = self._ops[self._labels[self.trace.slices.name[self._ops]]]
         return np.sort(np.concatenate([self._annotations, mistaken]))
 
@@ -249,24 +245,24 @@ class HostView:
 
     @cached_property
     def op_holder(self) -> Rows:
-        """[slices]; of host rows the innermost operator that holds it; −1: none."""
+        """[slices]; the innermost operator around a host row; −1: none."""
         return self.calls.holder(self.is_op[:-1])
 
     @cached_property
     def is_op(self) -> Mask:
-        """[slices] and one more for the row −1: operators that count."""
+        """[slices] plus one entry for row −1: operators that count."""
         return np.append(self.mask(self.ops), False)
 
     @cached_property
     def side(self) -> Rows:
-        """[slices]; of operators and annotations the index into ``Trace.ops``; −1: none."""
+        """[slices]; index into ``Trace.ops`` for operators and annotations; −1: none."""
         out = np.full(len(self.trace), -1, np.int32)
         out[self.trace.ops.row] = np.arange(len(self.trace.ops.row), dtype=np.int32)
         return out
 
     @cached_property
     def main_thread(self) -> int:
-        """The one with the profiler's steps, else the process's first, else the busiest; −1: no host rows."""
+        """The thread with the profiler's steps, else the process's first, else the busiest; −1: no host rows."""
         slices, threads = self.trace.slices, self.trace.threads
         if not len(self.host_rows):
             return -1
@@ -294,7 +290,7 @@ class HostView:
 
     @cached_property
     def forward_of(self) -> Rows:
-        """[slices]; of autograd's operators and all inside them the forward operator; −1: none, or not autograd's."""
+        """[slices]; the forward operator for autograd's operators and everything inside them; −1: none."""
         ops, slices = self.trace.ops, self.trace.slices
         out = np.full(len(self.trace), -1, np.int32)
         numbered = (ops.sequence >= 0) & self.mask(self.ops)[ops.row]
@@ -306,7 +302,7 @@ class HostView:
         for origin in np.unique(ops.forward_thread[backward]):
             own = backward[ops.forward_thread[backward] == origin]
             best, most = None, 0
-            # The profiler's numbers of threads are its own: which thread is meant shows by the matches.
+            # The profiler numbers threads in its own way: the matches show which thread is meant.
             for thread in np.unique(threads):
                 there = forward[threads == thread]
                 found = _last_before(ops.sequence, ops.row, there, own)
@@ -319,7 +315,7 @@ class HostView:
 
 
 def _last_before(sequence: Ints, row: Rows, forward: NDArray[np.int64], backward: NDArray[np.int64]) -> Rows:
-    """[backward]; the row of the last of ``forward`` with its number that starts before it; −1: none."""
+    """Return the last row of ``forward`` with the same number that starts earlier, [backward]; −1: none."""
     span = int(row.max()) + 2
     keys = sequence[forward] * span + row[forward]
     order = np.argsort(keys, kind="stable")
@@ -336,7 +332,7 @@ STEP = re.compile(r"^ProfilerStep\s*#?\s*(\d+)")
 @dataclass(frozen=True, kw_only=True)
 class Step:
     number: int
-    """As the profiler counts; 0 where there are no profiler steps."""
+    """The profiler's number; 0 without profiler steps."""
     name: str
     start_ns: int
     end_ns: int
@@ -344,17 +340,17 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A trace with what the analyses all need to know of it."""
+    """A trace with what all analyses need to know about it."""
 
     trace: Trace
     counts: NDArray[np.bool_]
     """[slices]; host and device slices that count; never those of ``Kind.OTHER`` and ``OVERHEAD``."""
     launch: Rows
-    """[slices]; the call that launched it, counted or not; −1: none known."""
+    """[slices]; the launching call, whether it counts or not; −1: unknown."""
     steps: tuple[Step, ...]
-    """Those that count, by time; at least one unless nothing counts."""
+    """The steps that count, by time; at least one unless nothing counts."""
     left_out: Step | None
-    """The last profiler step."""
+    """The last profiler step, if left out."""
 
     @cached_property
     def device_rows(self) -> Rows:
@@ -367,21 +363,21 @@ class Window:
 
     @cached_property
     def calls(self) -> CallTree:
-        """Which of the host's slices that count lies inside which."""
+        """The nesting of host slices that count."""
         return calls_of(self.trace, self.host_rows)
 
     @cached_property
     def owner(self) -> Rows:
-        """[slices]; the operator that runtime and device rows belong to, see ``owners``; −1: none."""
+        """[slices]; the operator that runtime and device rows belong to, see ``owner_of``; −1: none."""
         return owner_of(self)
 
     @cached_property
     def host(self) -> HostView:
-        """What the analyses of the host's side have in common."""
+        """What the host analyses have in common."""
         return HostView(self)
 
     def rows_of(self, kinds: tuple[Kind, ...]) -> Rows:
-        """Those that count; not to be written to: the answers are kept."""
+        """Return rows that count; the result is cached and must not be modified."""
         known = self._rows.get(kinds)
         if known is None:
             rows = self.trace.rows_of(kinds)
@@ -426,7 +422,7 @@ def window_of(trace: Trace, *, keep_last: bool = False) -> Window:
 
 
 def _profiler_steps(trace: Trace) -> list[Step]:
-    """By time, each number once: of several processes' or threads' the first."""
+    """Find the profiler steps by time; if several processes or threads have the same number, the first counts."""
     slices = trace.slices
     named = trace.names_where(STEP.match)
     found: dict[int, Step] = {}
@@ -441,7 +437,7 @@ def _profiler_steps(trace: Trace) -> list[Step]:
 
 
 def _step_at(steps: tuple[Step, ...], times: Ints) -> NDArray[np.int64]:
-    """[n]; the step that holds each instant; −1: none."""
+    """Return the step that contains each instant, [n]; −1: none."""
     if not steps:
         return np.full(len(times), -1, np.int64)
     starts = np.array([step.start_ns for step in steps])

@@ -1,1 +1,1 @@
-"""What depended on what: the critical path of a rank and over ranks, and the same replayed with changes."""
+"""Dependencies of one rank: what waited for what, the critical path of each step, and replays with changes."""

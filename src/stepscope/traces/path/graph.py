@@ -1,14 +1,12 @@
-"""What depends on what in one rank's trace: launches, streams, threads, and the causes of host time.
+"""Dependencies in one rank's trace, which the critical path follows: launches, streams, threads; causes of host time.
 
-What depends on what in one rank's trace: the edges that a critical path goes along.
+*Work* runs concurrently with the threads: kernels, copies, memsets, and host collectives on dedicated threads (gloo).
+The start of a work item depends on the latest of: the end of the previous one on its stream (``STREAM``), the end of
+one on another stream that it waited for (``EVENT``), its launch (``LAUNCH``).
 
-*Work* is what runs beside the threads: kernels, copies, memsets, and collectives of the host on threads of their own
-(gloo).  A work's start is due to the latest of: the end of the work before it on its stream (``STREAM``), the end of
-that of another stream which it waited for (``EVENT``), its launch (``LAUNCH``).
-
-A thread goes on from instant to instant, but for its *exits*: instants at which it had been waiting until then for work
-to end or (a full queue) to begin, or for another thread (autograd's, while ``backward`` waits).  Forward operators come
-before their backward ones on any such path, so the profiler's arrows between them add no edge.
+A thread continues from instant to instant, except at its *exits*: instants until which it had been waiting for work to
+end or (with a full queue) to begin, or for another thread (autograd's, while ``backward`` waits). Forward operators
+precede their backward ones on any such path, so the profiler's arrows between them add no edge.
 """
 
 from __future__ import annotations
@@ -44,29 +42,28 @@ __all__ = ["CAUSES", "Cause", "Graph", "Via", "expanded", "graph_of"]
 
 
 # -- chains -----------------------------------------------------------------------------------------------------------
-# Works of a stream, one after the other, each held up by the one before: what a walk goes down at one go.
-#
-# A chain's head is a work that something else held up, or that comes after a collective, where walks stop.
+# Consecutive work items of a stream, each delayed by the previous one; a walk passes a chain in one go. The head of a
+# chain was delayed by something else, or follows a collective, where walks stop.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chains:
     order: Ints
-    """Works by stream, then by start; a work's *place* is its index in this."""
+    """Work by stream, then by start; *place* is the index in this array."""
     place: Ints
     """[work]"""
     head: list[int]
-    """[work]; the first work of its chain."""
+    """[work]; the first item of its chain."""
     low: Ints
-    """[work]; the head's place."""
+    """[work]; the place of the head."""
     start_ns: Ints
     """[places]"""
     line: Ints
-    """[places]; which stream, ascending."""
+    """[places]; the stream's number, ascending."""
 
 
 def chains_of(stream: Ints, start_ns: Ints, follows: NDArray[np.bool_]) -> Chains:
-    """``follows``: [work]; it was held up by the work before it on its stream, which is no collective."""
+    """Build the chains; ``follows`` [work]: delayed by the previous item on its stream, which is not a collective."""
     order = np.argsort(stream, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -84,9 +81,10 @@ def chains_of(stream: Ints, start_ns: Ints, follows: NDArray[np.bool_]) -> Chain
 def expanded(
     chains: Chains, end_ns: Ints, start_ns: Ints, until_ns: Ints, work: Ints
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Stretches of chains that end in ``work``, one row per work and one per delay before a work.
+    """Expand stretches of chains that end in ``work``: one row per work item and one per delay before one.
 
-    Which stretch; the start and end; the work; whether it is the delay before it (1) or the work itself (0).
+    Returns the stretch, start, end and work item of each row, and whether it is the delay before it (1) or the item
+    (0).
     """
     starts = chains.start_ns
     span = int(max(starts.max(initial=0), until_ns.max(initial=0))) + 2
@@ -110,7 +108,7 @@ def expanded(
 
 
 # -- causes -----------------------------------------------------------------------------------------------------------
-# Why time passes, on the critical path; of the host, for each piece of its threads' lines.
+# Why time passes on the critical path; for the host, one cause per piece of a thread's line.
 
 HOST_COLLECTIVE: Final = re.compile(r"^(gloo|mpi|ucc|ccl|xccl):")
 
@@ -139,7 +137,7 @@ def host_communicates(name: str) -> bool:
 
 
 def host_causes(window: Window, lines: dict[int, HostLine]) -> dict[int, NDArray[np.int8]]:
-    """By thread: [pieces of its line]; why it takes that time."""
+    """Return the causes by thread, [pieces of its line]."""
     trace, slices = window.trace, window.trace.slices
     loaders = loader_rows(window)
     out = {}
@@ -166,11 +164,11 @@ ISSUES: Final = re.compile(r"^c10d::")
 LONG_WAIT_NS: Final = 100_000
 """An operator's own time of at least this may be waiting."""
 AFTER_NS: Final = 200_000
-"""How long after a collective's end its waiter may go on, at least."""
+"""Minimum tolerance between the end of a collective and the continuation of its waiter."""
 
 
 class Via(IntEnum):
-    """What a work's start, or a thread's going on at an exit, was due to."""
+    """What the start of a work item, or a thread's continuation at an exit, depended on."""
 
     NOTHING = 0
     STREAM = 1
@@ -178,23 +176,23 @@ class Via(IntEnum):
     LAUNCH = 3
     """The target is a thread."""
     END = 4
-    """Exits only: the end of a work."""
+    """Exits only: the end of a work item."""
     START = 5
-    """Exits only: the start of a work."""
+    """Exits only: the start of a work item."""
     THREAD = 6
     """Exits only: another thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exits:
-    """Of one thread, by time."""
+    """The exits of one thread, in order of time."""
 
     at_ns: list[int]
     since_ns: list[int]
     """When it began to wait."""
     via: list[int]
     target: list[int]
-    """A work or a thread."""
+    """A work item or a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,28 +202,28 @@ class Graph:
     main: list[int]
     """[steps]; the thread that the step ran on; −1: none."""
     row: Rows
-    """[work]; its slice; device work by start, then collectives of the host."""
+    """[work]; its slice; device work by start, then host collectives."""
     start_ns: list[int]
     end_ns: list[int]
     collective: list[bool]
     call: Rows
-    """[work]; what launched it; −1: not known."""
+    """[work]; the launching call; −1: unknown."""
     launch_thread: list[int]
-    """[work]; −1: not known."""
+    """[work]; −1: unknown."""
     launched_ns: list[int]
-    """[work]; the instant at which its launch let go of it; its start where that is not known."""
+    """[work]; when its launch released it; its start if unknown."""
     before: list[int]
-    """[work]; the one before it on its stream; −1: none."""
+    """[work]; the previous one on its stream; −1: none."""
     awaited: list[int]
-    """[work]; the one of another stream that it waited for; −1: none known."""
+    """[work]; the one on another stream that it waited for; −1: none known."""
     via: list[int]
     """[work]; which of them was the latest."""
     chains: Chains
-    """Of those of one stream or, of the host's collectives, of one thread."""
+    """Chains of one stream or, for host collectives, of one thread."""
     exits: dict[int, Exits]
     """By thread; where it had been waiting."""
     checks: dict[int, Exits]
-    """By thread; the exits, and where it would have waited had it come earlier (``since_ns`` is ``at_ns``)."""
+    """By thread; the exits, and where it would have waited had it arrived earlier (``since_ns`` is ``at_ns``)."""
 
     @cached_property
     def work_ends_ns(self) -> Ints:
@@ -234,12 +232,12 @@ class Graph:
 
     @cached_property
     def work_ns(self) -> Ints:
-        """[work]; how long each took."""
+        """[work]; durations."""
         return self.work_ends_ns - np.array(self.start_ns, np.int64)
 
     @cached_property
     def causes(self) -> dict[int, NDArray[np.int8]]:
-        """By thread: of the pieces of its line, see ``causes``."""
+        """By thread: one cause per piece of its line, see ``host_causes``."""
         return host_causes(self.window, self.lines)
 
 
@@ -255,7 +253,7 @@ def graph_of(window: Window) -> Graph:
     asker, lane_before = _asked(window, collectives, main, len(work.row))
     launch_thread = np.concatenate([np.where(work.call >= 0, slices.thread[work.call], -1), asker])
     waits = host_waits(window, work)
-    # A call that waits for the very work it launches had launched it when it began to wait.
+    # A call that waits for the work it launches itself had launched it before it began to wait.
     waiting = np.isin(call, waits.call[~waits.for_start])
     launch_end_ns = np.where(waiting, slices.start_ns[call], slices.end_ns[call])
     launched = np.where(call >= 0, np.minimum(launch_end_ns, start_ns), start_ns)
@@ -291,7 +289,7 @@ def graph_of(window: Window) -> Graph:
 
 
 def _latest(start_ns: Ints, end_ns: Ints, launched: Ints, thread: Ints, before: Ints, awaited: Ints) -> np.ndarray:
-    """[work]; what its start was due to; of equally late ones the stream, then the other stream."""
+    """Return what each start depended on, [work]; for ties the own stream, then the other stream."""
     none = np.int64(-1) << 62
     ends = np.append(end_ns, none)
     times = np.stack(
@@ -306,9 +304,9 @@ def _latest(start_ns: Ints, end_ns: Ints, launched: Ints, thread: Ints, before: 
 
 
 def _main_threads(window: Window) -> list[int]:
-    """[steps]; the profiler step's own thread; without profiler steps the one whose slices take most time.
+    """Return the thread of each profiler step, [steps]; without profiler steps, the busiest thread.
 
-    Always one of which something is seen: it has a line.
+    The busiest is the one whose outermost slices take most time. It is always a thread with slices, so it has a line.
     """
     slices = window.trace.slices
     rows = window.host_rows
@@ -329,15 +327,18 @@ def _main_threads(window: Window) -> list[int]:
 
 
 def _host_collectives(window: Window) -> Rows:
-    """Collectives of the host on threads that do nothing else: outermost, by start."""
+    """Return host collectives on threads that do nothing else: outermost slices, by start."""
     rows = window.rows_of((Kind.OP, Kind.ANNOTATION))
     rows = rows[named(window.trace, rows, host_communicates)]
     return np.asarray(rows[window.calls.depth[rows] == 0])
 
 
 def _asked(window: Window, collectives: Rows, main: list[int], offset: int) -> tuple[Ints, Ints]:
-    """[collectives]; the thread that asked for each, which is that of the last ``c10d`` operator begun before it; and
-    the work before it on its own thread if that ended after it was asked for, else −1."""
+    """Return the requesting thread of each collective and the previous one on its own thread, [collectives].
+
+    The requester is the thread of the last ``c10d`` operator begun before it. The previous collective counts if it
+    ended after the request, else −1.
+    """
     slices = window.trace.slices
     ops = window.rows_of((Kind.OP,))
     ops = np.append(ops[named(window.trace, ops, ISSUES.match)], np.int32(-1))
@@ -375,14 +376,14 @@ class _Exits:
         for thread, at, began, index, for_start in zip(
             threads, waits.at_ns.tolist(), since, waits.work.tolist(), waits.for_start.tolist(), strict=True
         ):
-            # A work that had not begun by then cannot have held it up: clocks that disagree.
+            # Work that had not begun by then cannot have delayed the call: the clocks disagree.
             if work.start_ns[index] < at or began == at or for_start:
                 self.found[thread].append((at, began, Via.START if for_start else Via.END, index))
 
     def add_threads(self, main: list[int]) -> None:
-        """Where the main thread waits for autograd's, and where other threads wait for the main one.
+        """Add waits of the main thread for autograd's threads, and of other threads for the main thread.
 
-        What a thread does is taken to be due to what the main thread had done when it began.
+        Whatever a thread does is assumed to depend on what the main thread had done when it began.
         """
         slices = self.window.trace.slices
         ops = self.window.rows_of((Kind.OP,))
@@ -400,8 +401,11 @@ class _Exits:
                 self._follow(thread, waiter, busy, np.union1d(begins, busy.start_ns[alone]))
 
     def _waits_for(self, waiter: int, busy: Spans) -> tuple[Ints, Ints]:
-        """From when to when the waiter waits for the thread that is busy then: while it does nothing visible itself,
-        if that thread is busy for at least half of the time from its first span there to its last."""
+        """Return when the waiter waits for the busy thread.
+
+        It waits while it shows no activity and the other thread is busy for at least half of the time from its first
+        span there to its last.
+        """
         line, slices = self.lines[waiter], self.window.trace.slices
         first, last = line.at(busy.start_ns), line.at(busy.end_ns - 1)
         count = last - first + 1
@@ -422,14 +426,14 @@ class _Exits:
         return begins[helped], until[helped]
 
     def _follow(self, thread: int, leader: int, busy: Spans, begins: Ints) -> None:
-        """The thread could not begin there before the leader came to it."""
+        """Add exits: the thread could not begin before the leader arrived there."""
         before = np.searchsorted(busy.start_ns, begins, side="left") - 1
         ended = np.append(busy.end_ns, -FAR_NS)[before]
         for at, since in zip(begins.tolist(), np.minimum(ended, begins - 1).tolist(), strict=True):
             self.found[thread].append((at, since, Via.THREAD, leader))
 
     def add_collectives(self, collectives: Rows, offset: int, waiters: set[int]) -> None:
-        """Where a thread does nothing visible until a collective of the host has ended, it waited for it."""
+        """Add waits for host collectives: a thread that shows no activity until one has ended waited for it."""
         slices = self.window.trace.slices
         for waiter in sorted(waiters & set(self.lines)):
             line = self.lines[waiter]
@@ -441,11 +445,11 @@ class _Exits:
                 self.found[waiter].append((at, int(line.start_ns[piece]), Via.END, index))
 
     def _waited(self, line: HostLine, start: int, end: int) -> list[tuple[int, int]]:
-        """The piece of a line in which a collective's end was waited for, and until when; at most one."""
+        """Return the piece of a line in which the end of a collective was awaited, and until when; at most one."""
         trace, slices = self.window.trace, self.window.trace.slices
         at = int(np.searchsorted(line.start_ns, end, side="left")) - 1
         for piece in (at, at - 1):
-            # The slice may end a little after who waited for the collective has gone on.
+            # The slice may end slightly after the waiting thread has continued.
             if piece < 0:
                 continue
             begin, until = int(line.start_ns[piece]), int(line.ends_ns[piece])

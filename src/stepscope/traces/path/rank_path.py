@@ -1,22 +1,22 @@
-"""The critical path of each step of one rank: what its length was due to.
+"""The critical path of each step of one rank: what determined its length.
 
-The step is the profiler's: from its start to its end on the host.  Its path is walked back from the end (``walk``); its
-segments are disjoint, leave no instant out, and come to the step's length exactly.  Each has one *cause*:
+The step is the profiler's, from its start to its end on the host. The path is walked back from the end (``walk.py``).
+Its segments are disjoint, cover every instant, and add up to exactly the length of the step. Each has one *cause*:
 
     compute, communication, copy      a kernel, a collective, a copy or memset
-    launch_delay                      from a launch to the start of what it launched, when nothing else held that up
-    kernel_gap                        between the end of one work and the start of the next that waited for it
-    synchronisation                   inside a synchronising call, after what it waited for had ended
+    launch_delay                      from a launch to the start of the launched work, if nothing else delayed it
+    kernel_gap                        between the end of one work item and the start of the next that waited for it
+    synchronisation                   inside a synchronizing call, after what it waited for had ended
     host_operator, host_runtime       an operator's own time; calls of the device's runtime
     data_loading                      inside the DataLoader's ``__next__``
     host_python                       everything else on the host: Python, and gaps between slices
     other                             no thread is known
 
-Where the device sets the pace (``pace``), the steps of a host that has long gone ahead say little.  There is a path
-over the *whole* then: back from the end of the last work that the steps launched to the start of the first, through all
-of them, as long as the pace has it.  The tables and what-ifs are of it.
+If the device sets the pace (``Pace``), the steps of a host that is far ahead say little. In that case there is one path
+over all steps, the *whole*: from the end of the last work that the steps launched back to the start of the first. Its
+length matches the pace. Tables and what-ifs then describe this path.
 
-``routes`` is what a path over several ranks is made of: how this rank came to each of its collectives.
+``routes`` is the input for a path over several ranks: how this rank reached each of its collectives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["NamedTime", "RankPath", "StepPath", "WholePath", "path_segments", "r
 
 NO_ROWS = np.empty(0, np.int32)
 NAMES = 200
-"""Operators and kernels kept."""
+"""Limit of operators and kernels kept."""
 CAUSE_COLUMNS = ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns", "segments")
 OF_ALL = ", of the device's pace"
 WHOLE_NOTE = (
@@ -50,9 +50,9 @@ DEVICE = (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY, Cause.LAUNCH_DELAY, Ca
 @dataclass(frozen=True, kw_only=True)
 class StepPath:
     number: int
-    """The profiler's."""
+    """The profiler's number."""
     length_ns: int
-    """The step's, and the sum of ``causes``."""
+    """Length of the step, and the sum of ``causes``."""
     causes: dict[str, int]
 
 
@@ -62,17 +62,17 @@ class NamedTime:
     cause: str
     time_ns: int
     count: int
-    """Segments."""
+    """Number of segments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholePath:
-    """Over all steps together, where the device sets their pace; times are the file's."""
+    """The path over all steps together, if the device sets the pace; times are the file's."""
 
     start_ns: int
     end_ns: int
     causes: dict[str, int]
-    """Most time first; they add up to the length."""
+    """Longest first; they add up to the length."""
     operators: tuple[NamedTime, ...]
     kernels: tuple[NamedTime, ...]
 
@@ -85,14 +85,14 @@ class WholePath:
 class RankPath:
     steps: tuple[StepPath, ...]
     operators: tuple[NamedTime, ...]
-    """Most time first, with all that they launched; ``""``: outside of any operator."""
+    """Longest first, including everything they launched; ``""``: outside of any operator."""
     kernels: tuple[NamedTime, ...]
-    """Kernels, copies and memsets, most time first."""
+    """Kernels, copies and memsets, longest first."""
     routes: Routes
     whole: WholePath | None = None
-    """Only where the device sets the pace."""
+    """Only if the device sets the pace."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """Others that gain something, on one step, most first."""
+    """Changes that gain something, on one step, best first."""
     tables: dict[str, Table] = field(default_factory=dict)
 
     @property
@@ -101,7 +101,7 @@ class RankPath:
 
     @property
     def causes(self) -> dict[str, int]:
-        """Of all steps; those that are there, most time first."""
+        """Total of all steps, longest first, without zeros."""
         return _total(self.steps)
 
 
@@ -119,7 +119,7 @@ def rank_path(window: Window, exchanges: Exchanges) -> RankPath:
     causes = _total(steps) if whole is None else whole.causes
     length_ns = sum(causes.values())
     by_cause = _cause_table(steps, own, length_ns) if behind is None else _whole_table(causes, behind, len(steps))
-    # The most that is kept of all of a rank: not beside the replays.
+    # The largest data of a rank: freed before the replays.
     del own, behind
     tried = what_ifs(graph, causes, *([(e.name, e.time_ns) for e in of] for of in shown[::-1]))
     tables = (
@@ -139,7 +139,7 @@ def rank_path(window: Window, exchanges: Exchanges) -> RankPath:
 
 
 def whole_segments(graph: Graph) -> Segments | None:
-    """Of the path over all steps, in no particular order; None where the host sets the pace."""
+    """Return the segments of the path over all steps, unordered; None if the host sets the pace."""
     between = device_time(graph.window)
     if between is None:
         return None
@@ -163,7 +163,7 @@ def _whole(graph: Graph, own: Segments) -> WholePath:
 
 
 def _all_named(graph: Graph, own: Segments) -> tuple[tuple[NamedTime, ...], tuple[NamedTime, ...]]:
-    """Operators and kernels."""
+    """Sum by operator and by kernel."""
     on_device = own.take(np.isin(own.cause, [int(cause) for cause in DEVICE[:3]]))
     return (
         _named(graph, own, own.operator, by_cause=False),
@@ -177,7 +177,7 @@ def _total(steps: tuple[StepPath, ...]) -> dict[str, int]:
 
 
 def walks_of(graph: Graph) -> list[StepWalk]:
-    """Of each step, with the legs of all collectives that began in it."""
+    """Walk each step, with the legs of all collectives that began in it."""
     steps = graph.window.steps
     begins = [index for index, is_one in enumerate(graph.collective) if is_one]
     starts = np.array([graph.start_ns[index] for index in begins], np.int64)
@@ -190,7 +190,7 @@ def walks_of(graph: Graph) -> list[StepWalk]:
 
 
 def path_segments(window: Window) -> Segments:
-    """The segments of all steps' paths by step (``node`` is its index) and time: for drawing."""
+    """Return the segments of all steps' paths for drawing, by step (``node`` is its index) and time."""
     graph = graph_of(window)
     routes, segments = routes_of(graph, [walk_step(graph, step, []) for step in range(len(window.steps))], NO_ROWS)
     own = segments.take(routes.on_path[segments.node])
@@ -209,7 +209,7 @@ def _steps(window: Window, own: Segments, step_of_node: np.ndarray) -> tuple[Ste
 
 
 def _named(graph: Graph, own: Segments, codes: np.ndarray, *, by_cause: bool) -> tuple[NamedTime, ...]:
-    """Time by name, most first; with the cause that has most of it."""
+    """Sum the time by name, longest first, with the main cause of each."""
     key = (codes.astype(np.int64) + 1) * len(CAUSES) + own.cause
     size = (len(graph.window.trace.strings) + 1) * len(CAUSES)
     groups, time, number = summed(key, own.end_ns - own.start_ns, size)

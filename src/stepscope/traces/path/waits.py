@@ -1,10 +1,9 @@
-"""What each host thread does at each instant, and who waited: calls for device work, streams for each other.
+"""Waits: host calls for device work, device work for work of other streams; and the activity of each host thread.
 
-Who waited for whom: calls of the host for device work, device work for work of other streams.
-
-What CUPTI says (``cuda_sync`` rows: which stream, which recorded event) is taken.  Without it a synchronising call is
-taken to have waited for the work launched before it that was the last to end before it returned; and work before whose
-launch its thread called ``cudaStreamWaitEvent``, for that of another stream which was the last to end before it began.
+CUPTI's own records (``cuda_sync`` rows: which stream, which recorded event) are used where available. Without them, a
+synchronizing call is assumed to have waited for the work launched before it that ended last before it returned. Work
+whose thread called ``cudaStreamWaitEvent`` before the launch is assumed to have waited for the work of another stream
+that ended last before it began.
 
 A launch that found a thousand others queued waited until the device began the next one.
 """
@@ -33,40 +32,40 @@ TO_HOST: Final = re.compile(r"DtoH|Device\s*->\s*(Host|Pageable)", re.IGNORECASE
 LATE_NS: Final = 2_000
 """Clocks of host and device agree to about this."""
 FULL_QUEUE: Final = 1_000
-"""CUDA holds 1,024 launches."""
+"""CUDA queues up to 1,024 launches."""
 BLOCKED_NS: Final = 20_000
-"""A launch that takes less was not held up by a full queue."""
+"""A shorter launch was not delayed by a full queue."""
 TRIES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamWork:
-    """Device work that counts, by start; all columns are as long."""
+    """Device work that counts, by start; all columns have the same length."""
 
     row: Rows
     start_ns: Ints
     end_ns: Ints
     call: Rows
-    """The slice that launched it; −1: not known."""
+    """The launching slice; −1: unknown."""
     launch_ns: Ints
-    """When the host began to launch it; its own start where that is not known."""
+    """When the host began to launch it; its own start if unknown."""
     line: Ints
     """Equal for work of one stream of one device."""
     before: Ints
-    """Index of the work before it on its stream; −1: none."""
+    """Index of the previous work on its stream; −1: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostWaits:
-    """Calls of the host that waited for the device or might have, by the time they were released."""
+    """Host calls that waited for the device or might have, in order of release."""
 
     call: Rows
     work: Ints
-    """Index into ``Work``."""
+    """Index into ``StreamWork``."""
     at_ns: Ints
     """When it was released: between the call's start (then it did not wait) and its end."""
     for_start: np.ndarray
-    """It waited for the work to begin, not to end."""
+    """Whether it waited for the work to begin, not to end."""
 
 
 def stream_work_of(window: Window) -> StreamWork:
@@ -101,7 +100,7 @@ def host_waits(window: Window, work: StreamWork) -> HostWaits:
         return HostWaits(call=none.astype(np.int32), work=none, at_ns=none, for_start=none.astype(bool))
     calls = window.rows_of((Kind.RUNTIME,))
     syncing = calls[named(trace, calls, is_synchronising)]
-    # A call that launches a copy itself is looked at below.
+    # Calls that launch a copy themselves are handled below.
     syncing = syncing[~np.isin(syncing, work.call)]
     waited = _said_by_sync(window, work, syncing)
     unsaid = waited == -1
@@ -124,7 +123,7 @@ def host_waits(window: Window, work: StreamWork) -> HostWaits:
 
 
 def _said_by_sync(window: Window, work: StreamWork, calls: Rows) -> Ints:
-    """[calls]; the work waited for as CUPTI says; −1: it says nothing, −2: that there was none."""
+    """Return the awaited work according to CUPTI, [calls]; −1: no record, −2: no such work."""
     trace, slices = window.trace, window.trace.slices
     out = np.full(len(calls), -1, np.int64)
     rows = trace.syncs.row
@@ -146,7 +145,7 @@ def _said_by_sync(window: Window, work: StreamWork, calls: Rows) -> Ints:
 
 
 def _recorded_ns(window: Window, correlations: Ints) -> Ints:
-    """[n]; when the call with that correlation (``cudaEventRecord``) began; −1: there is none."""
+    """Return when the call with each correlation (``cudaEventRecord``) began, [n]; −1: not found."""
     slices = window.trace.slices
     calls = window.rows_of((Kind.RUNTIME,))
     order = np.argsort(slices.correlation[calls], kind="stable")
@@ -159,7 +158,7 @@ def _recorded_ns(window: Window, correlations: Ints) -> Ints:
 
 
 def _last_launched(work: StreamWork, device: np.ndarray, stream: np.ndarray, before_ns: Ints) -> Ints:
-    """[n]; the last work launched on a stream (−1: that ends last on any of the device) before an instant; −1: none."""
+    """Return the last work launched on a stream (−1: the last to end on the device) before an instant; −1: none."""
     out = np.full(len(device), -1, np.int64)
     wanted = _stream_key(device, stream)
     for line in np.unique(wanted):
@@ -175,20 +174,20 @@ def _last_launched(work: StreamWork, device: np.ndarray, stream: np.ndarray, bef
 
 
 def _latest_so_far(end_ns: Ints, own: Ints) -> Ints:
-    """Of each and all before it the one that ends last."""
+    """Return for each item the one that ends last among it and all before."""
     ends = end_ns[own]
     leads = ends >= np.maximum.accumulate(ends)
     return np.asarray(own[np.maximum.accumulate(np.where(leads, np.arange(len(own)), 0))])
 
 
 def _last_ended(window: Window, work: StreamWork, calls: Rows) -> Ints:
-    """[calls]; of the work launched before each call the last to end before it returned; −1: none, or far back."""
+    """Return for each call the earlier launched work that ended last before it returned; −1: none, or too far back."""
     slices = window.trace.slices
     return _ended_before(work, slices.end_ns[calls] + LATE_NS, slices.start_ns[calls], np.full(len(calls), -1))
 
 
 def _ended_before(work: StreamWork, end_ns: Ints, launched_ns: Ints, not_on: Ints) -> Ints:
-    """[n]; the work that ended last by ``end_ns``, launched before ``launched_ns``, on another line than ``not_on``."""
+    """Return the work that ended last by ``end_ns``, launched before ``launched_ns``, not on line ``not_on``; [n]."""
     by_end = np.argsort(work.end_ns, kind="stable")
     at = np.searchsorted(work.end_ns[by_end], end_ns, side="right") - 1
     out = np.full(len(end_ns), -1, np.int64)
@@ -205,7 +204,7 @@ def _ended_before(work: StreamWork, end_ns: Ints, launched_ns: Ints, not_on: Int
 
 
 def _full_queue(window: Window, work: StreamWork, but: Rows) -> tuple[Rows, Ints]:
-    """Launches held up because the queue was full, and the work whose start made room; ``but``: waited for work."""
+    """Find launches delayed by a full queue, and the work whose start made room; ``but``: calls to leave out."""
     slices = window.trace.slices
     calls = work.call[work.call >= 0]
     calls = np.unique(calls[slices.dur_ns[calls] >= BLOCKED_NS])
@@ -215,7 +214,7 @@ def _full_queue(window: Window, work: StreamWork, but: Rows) -> tuple[Rows, Ints
     calls = np.setdiff1d(calls, but)
     freed = np.searchsorted(work.start_ns, slices.end_ns[calls], side="right") - 1
     for _ in range(TRIES):
-        # Not what the call launches itself.
+        # Skip what the call itself launches.
         freed -= (freed >= 0) & (work.launch_ns[np.maximum(freed, 0)] >= slices.start_ns[calls])
     freed = np.where(work.launch_ns[np.maximum(freed, 0)] < slices.start_ns[calls], freed, -1)
     held_up = (freed >= 0) & (work.start_ns[np.maximum(freed, 0)] > slices.start_ns[calls])
@@ -223,7 +222,7 @@ def _full_queue(window: Window, work: StreamWork, but: Rows) -> tuple[Rows, Ints
 
 
 def stream_waits(window: Window, work: StreamWork) -> Ints:
-    """[work]; the work of another stream that it waited for; −1: none known."""
+    """Return the work of another stream that each item waited for, [work]; −1: none known."""
     trace = window.trace
     rows = trace.syncs.row
     said = rows[named(trace, rows, SAID_WAIT.search)]
@@ -231,7 +230,7 @@ def stream_waits(window: Window, work: StreamWork) -> Ints:
 
 
 def _said_waits(window: Window, work: StreamWork, said: Rows) -> Ints:
-    """What CUPTI says, given to the first work that its stream was given after."""
+    """Assign CUPTI's waits to the next work launched on the waiting stream."""
     trace, slices = window.trace, window.trace.slices
     out = np.full(len(work.row), -1, np.int64)
     side = np.searchsorted(trace.syncs.row, said)
@@ -280,11 +279,9 @@ def _guessed_waits(window: Window, work: StreamWork) -> Ints:
 
 
 # -- host lines -------------------------------------------------------------------------------------------------------
-# What each thread of the host does at each instant: its line.
-#
-# A line cuts a thread's time into pieces; each belongs to the innermost slice that runs, or to none (a gap: Python
-# without ``with_stack``, or idleness).  Where slices overlap without one holding the other, the one that began last has
-# the time.
+# A line shows what a host thread does at each instant. It cuts the thread's time into pieces; each belongs to the
+# innermost running slice, or to none (a gap: Python without ``with_stack``, or idle time). Where slices overlap without
+# nesting, the one that began last gets the time.
 
 FAR_NS = 1 << 62
 """Later than any instant of a trace."""
@@ -294,7 +291,7 @@ FAR_NS = 1 << 62
 class HostLine:
     thread: int
     start_ns: Ints
-    """Of the pieces, ascending; each ends where the next begins, the last one never does."""
+    """Start of each piece, ascending; each ends where the next begins, and the last never ends."""
     row: Rows
     """The innermost slice; −1: none."""
 
@@ -303,12 +300,12 @@ class HostLine:
         return np.append(self.start_ns[1:], FAR_NS)
 
     def at(self, times: Ints) -> np.ndarray:
-        """[n]; the piece in which each instant lies."""
+        """Return the piece that contains each instant, [n]."""
         return np.searchsorted(self.start_ns, times, side="right") - 1
 
 
 def lines_of(window: Window) -> dict[int, HostLine]:
-    """By thread (an index of ``Trace.threads``), of all that has slices of the host."""
+    """Build the lines of all threads with host slices, keyed by index into ``Trace.threads``."""
     rows = window.host_rows
     threads = window.trace.slices.thread[rows]
     order = np.argsort(threads, kind="stable")
@@ -317,7 +314,7 @@ def lines_of(window: Window) -> dict[int, HostLine]:
 
 
 def _line(window: Window, rows: Rows) -> HostLine:
-    """Between the starts of two slices time goes to the first, after its end to its parent, and so on up."""
+    """Build a line: time between two starts belongs to the first slice, after its end to its parent, and so on."""
     slices, parents = window.trace.slices, window.calls.parents
     until = np.append(slices.start_ns[rows[1:]], FAR_NS)
     at, now = slices.start_ns[rows], rows

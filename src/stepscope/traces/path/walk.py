@@ -1,12 +1,10 @@
-"""Walking back through the dependency graph: legs, their segments by cause, and routes to each collective.
+"""Walking back through a step's dependencies: legs, their segments by cause, and routes to each collective.
 
-Walking back through a step's dependencies, from an instant to what it was due to.
+A *leg* is a walk back from the end of the step, or from the arrival at a collective, to the end of the previous
+collective on that walk, to the start of the step, or to the point where it meets an earlier leg, whose way it shares
+from there on. All legs of a step therefore form a forest, linear in the trace however many collectives overlap.
 
-A *leg* is a walk from the step's end, or from the arrival at a collective, back to the end of the collective before on
-that walk, or to the step's start; or to where it meets a leg walked earlier, whose way it shares from there on.  So all
-legs of a step are a forest, linear in the trace however many collectives overlap.
-
-A leg's *pieces* are disjoint and without holes, from its end down: a thread, a work, or the delay before a work.
+A leg's *pieces* are disjoint and contiguous, from its end downwards: a thread, a work item, or the delay before one.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from stepscope.traces.path.waits import HostLine
 __all__ = ["Routes", "Segments", "StepWalk", "routes_of", "summed", "walk_back", "walk_step"]
 
 
-# -- walk -------------------------------------------------------------------------------------------------------------
+# -- legs -------------------------------------------------------------------------------------------------------------
 
 NOTHING, STREAM, LAUNCH = int(Via.NOTHING), int(Via.STREAM), int(Via.LAUNCH)
-"""Plain numbers compare much faster."""
+"""Plain integers compare much faster."""
 
 
 class What(IntEnum):
@@ -39,7 +37,7 @@ class What(IntEnum):
     WORK = 1
     DELAY = 2
     CHAIN = 3
-    """Of works, down from one of them; with the delays between them."""
+    """A chain of work items, down from one of them, including the delays between them."""
 
 
 class Piece(NamedTuple):
@@ -47,7 +45,7 @@ class Piece(NamedTuple):
     end_ns: int
     what: What
     which: int
-    """A thread or a work."""
+    """A thread or a work item."""
 
 
 @dataclass(kw_only=True)
@@ -55,33 +53,33 @@ class Leg:
     end_ns: int
     """Where the walk began."""
     pieces: list[Piece] = field(default_factory=list)
-    """The latest first; none empty."""
+    """The latest first; none is empty."""
     collective: int = -1
-    """The work at whose ``reached_ns`` it ended."""
+    """The collective at which it ended, at ``reached_ns``."""
     joined: int = -1
-    """The leg that it shares the way with from ``reached_ns`` down."""
+    """The leg whose way it shares from ``reached_ns`` downwards."""
     reached_ns: int = 0
 
 
 @dataclass(kw_only=True)
 class StepWalk:
     legs: list[Leg]
-    """The first is from the step's end."""
+    """The first starts at the end of the step."""
     of_collective: dict[int, int]
-    """By work: the leg from its start back."""
+    """By work item: the leg back from its start."""
     floor_ns: int
     """Where it ends."""
 
 
 def walk_step(graph: Graph, step: int, collectives: list[int]) -> StepWalk:
-    """``collectives``: works of which the legs are wanted; those on the path have theirs in any case."""
+    """Walk one step; ``collectives``: work items whose legs are required in addition to those on the path."""
     walker = _Walker(graph, step)
     walker.from_end()
     return _walked(walker, collectives[::-1])
 
 
 def walk_back(graph: Graph, work: int, floor_ns: int) -> StepWalk:
-    """From the end of a work, through as many steps as it takes."""
+    """Walk back from the end of a work item, through as many steps as needed."""
     walker = _Walker(graph, len(graph.window.steps) - 1)
     walker.floor_ns = floor_ns
     walker.from_work(work)
@@ -91,7 +89,7 @@ def walk_back(graph: Graph, work: int, floor_ns: int) -> StepWalk:
 def _walked(walker: _Walker, wanted: list[int]) -> StepWalk:
     done = 0
     while True:
-        # Those that the path leads to come first, so that the path joins no other leg.
+        # Collectives on the path come first, so that the path does not join another leg.
         while done < len(walker.legs):
             reached = walker.legs[done].collective
             done += 1
@@ -109,15 +107,15 @@ class _Walker:
         self.legs: list[Leg] = []
         self.of_collective: dict[int, int] = {}
         self.seen_exits: dict[tuple[int, int], tuple[int, int]] = {}
-        """By thread and exit: the leg that has gone through it, and when it came to the stretch above."""
+        """By thread and exit: the leg that passed through it, and when it reached the stretch above."""
         self.seen_chains: dict[int, tuple[int, int]] = {}
-        """By head: the leg that has gone down it, and when it came to it."""
+        """By head: the leg that went down the chain, and when it reached it."""
 
     def from_end(self) -> None:
         graph, end_ns = self.graph, self.step.end_ns
         self.legs.append(Leg(end_ns=end_ns))
         if not self.step.name:
-            # All of the trace is one step, which ends with whatever ends last.
+            # The whole trace is one step, which ends with whatever ends last.
             latest = max(range(len(graph.row)), key=graph.end_ns.__getitem__, default=-1)
             if latest >= 0 and graph.end_ns[latest] >= end_ns:
                 return self._go(-1, latest, end_ns)
@@ -143,7 +141,7 @@ class _Walker:
             leg.pieces.append(Piece(start_ns, end_ns, what, index))
 
     def _due_to(self, work: int, leg: Leg) -> tuple[int, int, int]:
-        """What the work's start was due to: a thread or a work, and when; the delay until the start is put down."""
+        """Find what the start depended on: a thread or a work item, and when; record the delay before the start."""
         graph = self.graph
         via, start_ns = graph.via[work], graph.start_ns[work]
         if via == LAUNCH:
@@ -160,7 +158,7 @@ class _Walker:
         return thread, before, at_ns
 
     def _go(self, thread: int, work: int, at_ns: int) -> None:
-        """The leg made last, from a thread or a work at an instant, to its end."""
+        """Walk the newest leg to its end, from a thread or a work item at an instant."""
         leg, floor_ns, collective = self.legs[-1], self.floor_ns, self.graph.collective
         while at_ns > floor_ns:
             if work >= 0:
@@ -182,7 +180,7 @@ class _Walker:
         leg.reached_ns = floor_ns
 
     def _along_chain(self, leg: Leg, work: int, at_ns: int) -> int:
-        """Down to the work at the head of the chain; −1: the leg is done."""
+        """Walk down to the head of the chain; −1 if the leg is finished."""
         own = len(self.legs) - 1
         head = self.graph.chains.head[work]
         other, since_ns = self.seen_chains.setdefault(head, (own, at_ns))
@@ -198,7 +196,7 @@ class _Walker:
         return head
 
     def _along_thread(self, leg: Leg, thread: int, at_ns: int) -> tuple[int, int, int] | None:
-        """Down to the next exit that this leg has not gone through; None: it is done."""
+        """Walk down to the next exit that this leg has not passed; None if it is finished."""
         own = len(self.legs) - 1
         exits = self.graph.exits.get(thread)
         number = bisect_right(exits.at_ns, at_ns) - 1 if exits else -1
@@ -223,7 +221,7 @@ class _Walker:
         return self._before_start(leg, target, exit_ns)
 
     def _before_start(self, leg: Leg, work: int, at_ns: int) -> tuple[int, int, int]:
-        """A full queue: the device began a work, which made room."""
+        """Handle a full queue: the device began a work item, which made room."""
         start_ns = min(self.graph.start_ns[work], at_ns)
         self._piece(leg, start_ns, at_ns, What.WORK, work)
         thread, before, due_ns = self._due_to(work, leg)
@@ -231,7 +229,7 @@ class _Walker:
 
 
 # -- segments ---------------------------------------------------------------------------------------------------------
-# The pieces of walks as segments: each with its cause, its name and its operator.
+# The pieces of walks as segments, each with its cause, its name and its operator.
 
 DENSE: Final = 1 << 18
 BLOCK: Final = 1 << 17
@@ -239,14 +237,14 @@ BLOCK: Final = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Of walks, as columns."""
+    """Pieces of walks, as columns."""
 
     start_ns: Ints
     end_ns: Ints
     what: Ints
     index: Ints
     node: Ints
-    """Which part of a route it belongs to."""
+    """The route node it belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,11 +254,11 @@ class Segments:
     cause: NDArray[np.int8]
     """``Cause``."""
     name: Codes
-    """The innermost slice's or the work's (of a delay: the delayed work's); −1: none."""
+    """Of the innermost slice or the work item (for a delay, the delayed one); −1: none."""
     operator: Codes
     """The operator that it belongs to; −1: none."""
     place: NDArray[np.int32]
-    """A thread (an index of ``Trace.threads``), or that which stands for a stream; −1: none."""
+    """A thread (index into ``Trace.threads``), or the one that represents a stream; −1: none."""
     node: NDArray[np.int32]
 
     def __len__(self) -> int:
@@ -271,13 +269,13 @@ class Segments:
 
 
 def summed(key: Ints, time_ns: Ints, size: int) -> tuple[Ints, Ints, Ints]:
-    """The keys (0 to ``size``) that there are, ascending; the sum of the times and the number of each."""
+    """Return the distinct keys (0 to ``size``), ascending, with the sum of their times and their counts."""
     if size <= DENSE + 4 * len(key):
         # Sums of float64 are exact up to 2⁵³ ns, which is 104 days.
         count = np.bincount(key, minlength=1)
         groups = np.flatnonzero(count)
         return groups, np.bincount(key, time_ns, minlength=1)[groups].astype(np.int64), count[groups]
-    # In blocks, each of which needs several times its size, and whose keys are few: many pieces have the same.
+    # In blocks, as sorting needs several times their size; each has few distinct keys.
     blocks = [_summed(key[at : at + BLOCK], time_ns[at : at + BLOCK]) for at in range(0, max(len(key), 1), BLOCK)]
     found, times, counts = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
     groups, which = np.unique(found, return_inverse=True)
@@ -290,7 +288,7 @@ def _summed(key: Ints, time_ns: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def segments_of(graph: Graph, pieces: Pieces) -> Segments:
-    """In no particular order."""
+    """Convert pieces to segments, in no particular order."""
     on_thread = np.flatnonzero(pieces.what == What.THREAD)
     chains = np.flatnonzero(pieces.what == What.CHAIN)
     works = np.flatnonzero((pieces.what == What.WORK) | (pieces.what == What.DELAY))
@@ -303,12 +301,12 @@ def segments_of(graph: Graph, pieces: Pieces) -> Segments:
         parts.append(_nowhere(pieces, which) if line is None else _of_thread(graph, line, pieces, which, operator))
     columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(Segments)}
     parts.clear()
-    # One after the other, so that no more than one column is there twice.
+    # Column by column, so that at most one column exists twice.
     return Segments(**{name: np.concatenate(columns.pop(name)) for name in list(columns)})
 
 
 def _operators(window: Window) -> Rows:
-    """[slices]; itself if it is an operator, else the one that holds it; −1: none."""
+    """Return the slice itself if it is an operator, else the operator that contains it; −1: none; [slices]."""
     is_op = np.zeros(len(window.trace), bool)
     is_op[window.rows_of((Kind.OP,))] = True
     return window.calls.nearest(is_op)
@@ -379,47 +377,48 @@ def _nowhere(pieces: Pieces, which: Ints) -> Segments:
 
 
 # -- routes -----------------------------------------------------------------------------------------------------------
-# How a rank came to the end of each step and to each of its collectives: the forest of its walks, in sums.
+# How a rank reached the end of each step and each of its collectives: the forest of its walks, summed up.
 #
-# A *node* is a stretch of a walk; its parent is what came before it in time.  A node is one collective's time, or lies
-# between collectives.  There are some nodes per collective, none per event: a path over several ranks is made of these.
+# A *node* is a stretch of a walk; its parent is the stretch before it in time. A node is either the time inside one
+# collective or lies between collectives. There are a few nodes per collective, none per event. A path over several
+# ranks is made of these.
 
 TOP = 4
-"""Names kept of each node."""
+"""Names kept per node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
     parent: Ints
-    """[nodes]; the node before it in time; −1: the step began there."""
+    """[nodes]; the previous node in time; −1: the step began there."""
     step: Ints
     """[nodes]; index of the step that counts."""
     exchange: Ints
-    """[nodes]; index into the rank's exchanges, if the node is the time in one; −1: none."""
+    """[nodes]; index into the rank's exchanges if the node is the time inside one; −1 otherwise."""
     on_path: NDArray[np.bool_]
     """[nodes]; part of the step's own critical path."""
     causes_ns: Ints
     """[nodes, causes]"""
     top_name: Ints
-    """[nodes, few]; what took most, most first: indices of ``names``; −1: no more, or no name."""
+    """[nodes, TOP]; the longest names first, as indices into ``names``; −1: no more, or no name."""
     top_cause: Ints
     top_ns: Ints
     names: tuple[str, ...]
-    """Of operators on the host, of kernels on the device."""
+    """Of operators on the host and kernels on the device."""
     ends: Ints
-    """[steps]; the node at the step's end."""
+    """[steps]; the node at the end of the step."""
     arrivals: Ints
-    """[exchanges]; the node before the arrival at it; −1: it began outside of the steps."""
+    """[exchanges]; the node before the arrival; −1: it began outside of the steps."""
 
 
 class _Nodes:
-    """Nodes as they grow, and the pieces in them."""
+    """Growing lists of nodes and their pieces."""
 
     def __init__(self) -> None:
         self.parent: list[int] = []
         self.step: list[int] = []
         self.work: list[int] = []
-        """The collective that the node is the time in; −1: none."""
+        """The collective whose time the node is; −1: none."""
         self.pieces: list[tuple[int, int, int, int, int]] = []
 
     def add(self, step: int, work: int = -1) -> int:
@@ -430,7 +429,7 @@ class _Nodes:
 
 
 def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Routes, Segments]:
-    """``exchanges``: their slices.  With the segments of all nodes."""
+    """Build the routes and the segments of all nodes; ``exchanges``: the slices of the rank's exchanges."""
     nodes = _Nodes()
     ends: list[int] = []
     tops: list[dict[int, int]] = []
@@ -476,13 +475,13 @@ def routes_of(graph: Graph, walks: list[StepWalk], exchanges: Rows) -> tuple[Rou
 
 
 def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[int]:
-    """The nodes of a step's legs; [legs]: the first of each."""
+    """Add the nodes of a step's legs; return the first node of each, [legs]."""
     cuts: list[set[int]] = [set() for _ in walk.legs]
     for leg in walk.legs:
         if leg.joined >= 0:
             cuts[leg.joined].add(leg.reached_ns)
     at: list[dict[int, int]] = []
-    """[legs]; the node that begins (going back) at each instant where one does."""
+    """[legs]; the node that begins (going back) at each cut instant."""
     bottoms = []
     for leg, own_cuts in zip(walk.legs, cuts, strict=True):
         instants = [leg.end_ns]
@@ -510,7 +509,7 @@ def _add_walk(graph: Graph, nodes: _Nodes, step: int, walk: StepWalk) -> list[in
 
 
 def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: list[int]) -> None:
-    """Each piece to the node that it lies in, cut where it lies in several; both go back in time."""
+    """Assign each piece to its node, cutting it where it spans several; both go back in time."""
     if len(ids) == 1:
         nodes.pieces += [(*piece, ids[0]) for piece in pieces]
         return
@@ -527,14 +526,14 @@ def _cut_pieces(nodes: _Nodes, pieces: list[Piece], instants: list[int], ids: li
 
 
 def _exchange_numbers(graph: Graph, rows: Rows) -> dict[int, int]:
-    """By work: the exchange that it is."""
+    """Map work items to their exchanges."""
     by_row = {row: at for at, row in enumerate(rows.tolist())}
     works = [work for work, is_one in enumerate(graph.collective) if is_one]
     return {work: by_row[row] for work, row in zip(works, graph.row[works].tolist(), strict=True) if row in by_row}
 
 
 def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:
-    """What took most of each node: names, causes and times; and what the names are."""
+    """Find what took most of each node: names, causes and times, and the texts of the names."""
     width = len(graph.window.trace.strings) + 1
     on_host = ~np.isin(segments.cause, (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY))
     code = np.where(on_host & (segments.operator >= 0), segments.operator, segments.name).astype(np.int64) + 1

@@ -1,20 +1,18 @@
 """What if something were faster: one rank's steps replayed along their dependencies with other durations.
 
-What if? One rank's steps with something faster, hidden or gone, run again (``replay``).
+A change is written as:
 
-A change, as people write it:
-
-    kernel:NAME=2x       kernels (copies, memsets) whose name fits take half the time; * and ? stand for anything
-    op:NAME=2x           operators and annotations whose name fits, with all that is inside of them and launched by them
+    kernel:NAME=2x       kernels (copies, memsets) with a matching name take half the time; * and ? are wildcards
+    op:NAME=2x           operators and annotations with a matching name, and everything inside and launched by them
     comm=hidden          collectives take no time: nothing waits for them; comm=0 is the same
     copy=0               copies and memsets take no time
-    launch=0             launch calls, launch delays and gaps between kernels take no time: CUDA graphs, at best
-    host=0               the host takes no time but for loading data: what the device alone needs
-    loader=0             the DataLoader has its data ready
-    rank:3=peers         rank 3 comes to each collective as its peers do; needs several ranks (``job_path``)
+    launch=0             launch calls, launch delays and gaps between kernels take no time: at best, CUDA graphs
+    host=0               the host takes no time except for loading data: what the device alone needs
+    loader=0             the DataLoader always has its data ready
+    rank:3=peers         rank 3 arrives at each collective like its peers; needs several ranks (``job.py``)
 
-``NAME=0`` instead of a factor: it takes no time.  Every change is to durations; what must wait for what stays, so that
-another path may become critical: the gain is what the model has left of it, not the part of the path that is gone.
+``NAME=0`` instead of a factor: it takes no time. A change only affects durations. The dependencies stay, so another
+path may become critical: the gain is what the replay saves, not the part of the path that disappears.
 """
 
 from __future__ import annotations
@@ -41,18 +39,18 @@ __all__ = ["Change", "Plan", "WhatIf", "as_it_was", "parse_change", "replay", "w
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
-# A trace's dependencies run again with other durations: how long the steps would have taken.
+# The trace's dependencies executed again with other durations: how long would the steps have taken?
 #
-# Work starts when all that it depends on is there (its launch, the work before it on its stream, what it waited for on
-# another), each with a lag: what held it up keeps the lag it had, the others get the usual one, or what they had if
-# that is less.  A thread does what it did for as long as that takes now; where it waited, or would have, it goes on
-# when it has come there and what it waits for is done.  Run again without any change, every instant is what it was,
-# exactly.
+# Work starts when everything it depends on is done (its launch, the previous work on its stream, what it waited for on
+# another stream), each with a lag. The dependency that delayed it keeps the lag it had; the others get the usual lag,
+# or their own if that is shorter. A thread does the same things in their new durations. Where it waited, or would have
+# waited, it continues once it has arrived there and what it waits for is done. A replay without any change reproduces
+# every instant exactly.
 #
-# What is not in the trace's dependencies does not change, such as another order of launches.  A host that runs ahead
-# of the device would fill the queue some time; so no step gets shorter than its busiest stream's work, or than it was.
-# Where the device sets the pace clearly (``pace``), the steps are one: as long as the device takes for them, or the
-# host.
+# Anything outside the trace's dependencies, such as the order of launches, does not change. A host that runs ahead of
+# the device would eventually fill the queue, so no step becomes shorter than the work of its busiest stream (at most
+# its original length). Where the device clearly sets the pace (``Pace``), the steps are treated as one, whose length is
+# the time of the device or of the host, whichever is longer.
 
 NEVER: Final = -(1 << 62)
 STREAM, EVENT, LAUNCH = int(Via.STREAM), int(Via.EVENT), int(Via.LAUNCH)
@@ -60,16 +58,16 @@ STREAM, EVENT, LAUNCH = int(Via.STREAM), int(Via.EVENT), int(Via.LAUNCH)
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """What is different: how long everything takes now."""
+    """The changed durations of everything."""
 
     work_ns: Ints
     """[work]"""
     pieces_ns: dict[int, Ints]
-    """By thread: how long each piece of its line takes; those not here are as they were."""
+    """By thread: the duration of each piece of its line; threads not listed are unchanged."""
     no_delays: bool = False
-    """Launches and gaps between works take no time."""
+    """Launches and gaps between work items take no time."""
     fits: bool = True
-    """There is something that is different."""
+    """Whether anything is different."""
 
 
 def as_it_was(graph: Graph) -> Durations:
@@ -77,7 +75,7 @@ def as_it_was(graph: Graph) -> Durations:
 
 
 class ThreadTime:
-    """How much of a thread's new time has passed by an instant of the old; from ``start_ns`` on."""
+    """How much of a thread's new time has passed at an instant of the old time, starting at ``start_ns``."""
 
     def __init__(self, line: HostLine, start_ns: int, end_ns: int, pieces_ns: Ints | None) -> None:
         first, last = int(line.at(np.array([start_ns]))[0]), int(line.at(np.array([end_ns]))[0])
@@ -86,7 +84,7 @@ class ThreadTime:
         old = ends - self.starts
         self.old = np.maximum(old, 1)
         whole = line.ends_ns[first : last + 1] - line.start_ns[first : last + 1]
-        # A piece that the stretch begins or ends in counts by its part.
+        # A piece that is cut by the start or end of the stretch counts in proportion.
         self.new = old if pieces_ns is None else _scaled(pieces_ns[first : last + 1], old, whole)
         self.passed = np.append(0, np.cumsum(self.new))
         self.end_ns = end_ns
@@ -98,7 +96,7 @@ class ThreadTime:
 
 
 def _scaled(value: Ints, part: Ints, whole: Ints) -> Ints:
-    """``value`` × ``part`` / ``whole``, exactly ``part`` where value and whole are equal; never beyond 2⁶³."""
+    """Return ``value`` × ``part`` / ``whole``, exactly ``part`` where value equals whole; never beyond 2⁶³."""
     rough = np.rint(value.astype(np.float64) * (part / np.maximum(whole, 1))).astype(np.int64)
     return np.where(value == whole, part, rough)
 
@@ -106,17 +104,19 @@ def _scaled(value: Ints, part: Ints, whole: Ints) -> Ints:
 @dataclass(frozen=True, kw_only=True)
 class Replay:
     steps_ns: tuple[int, ...]
-    """How long each would have taken."""
+    """How long each step would have taken."""
     limits_ns: dict[str, int]
-    """What the last of them would then be due to, most first: host, delay, or a work's name; or just the device."""
+    """What the last step would then depend on, longest first: host, delay, or the name of a work item; or only the
+    device.
+    """
 
 
 class Plan:
-    """What a replay of some steps goes through, in order; the same for all changes."""
+    """Everything that a replay of some steps visits, in order; the same for all changes."""
 
     def __init__(self, graph: Graph, first: int, last: int) -> None:
         self.pace_ns = device_time(graph.window, first, last)
-        """From when to when the device works, where it sets the pace: these steps are then taken as one."""
+        """Start and end of the device's work, if it sets the pace: these steps are then treated as one."""
         self.graph, self.first, self.last = graph, first, last
         self.steps = graph.window.steps[first : last + 1]
         self.start_ns, self.end_ns = self.steps[0].start_ns, max(step.end_ns for step in self.steps)
@@ -145,7 +145,7 @@ class Plan:
         inside = inside | self.own
         self.works = np.flatnonzero(inside)
         self.asked = np.flatnonzero(inside & (self.launched >= self.start_ns) & (self.thread >= 0))
-        """Works that are launched on the way."""
+        """Work that is launched within the steps."""
         self.order = self._order()
         self.threads: list[int] = self.thread.tolist()
 
@@ -163,7 +163,7 @@ class Plan:
         return np.where(decisive, had, np.minimum(had, usual))
 
     def _order(self) -> list[int]:
-        """Launches, works, checks and bounds of steps, numbered one after the other, by when they were."""
+        """Number launches, work, checks and step bounds consecutively, in order of time."""
         count = len(self.starts)
         works, asked = self.works, self.asked
         at = np.array([check.at_ns for check in self.checks], np.int64)
@@ -175,7 +175,7 @@ class Plan:
         return which[np.lexsort((which, kind, np.concatenate(times)))].tolist()  # type: ignore[no-any-return]
 
     def busiest_ns(self, work_ns: Ints) -> tuple[int, ...]:
-        """[steps]; how long the busiest stream works on what was launched in the step, but no more than the step."""
+        """Return the busiest stream's work on what the step launched, at most the step itself; [steps]."""
         line = self.graph.chains.line[self.graph.chains.place]
         out = []
         for step in self.steps:
@@ -186,7 +186,7 @@ class Plan:
 
 
 class Check(NamedTuple):
-    """Where a thread waited, or might have."""
+    """A point where a thread waited, or might have waited."""
 
     at_ns: int
     since_ns: int
@@ -221,11 +221,11 @@ class _Run:
         self.end_ns = plan.graph.end_ns.copy()
         self.launched_ns = plan.graph.launched_ns.copy()
         self.due: dict[int, int] = {}
-        """By work: what its start is due to now (``Via``)."""
+        """By work item: what its start depends on now (``Via``)."""
         self.base_ns = dict.fromkeys(self.times, plan.start_ns)
-        """By thread: the new instant from which it goes on undisturbed."""
+        """By thread: the new instant from which it continues undisturbed."""
         self.passed = dict.fromkeys(self.times, 0)
-        """By thread: how much of its own time had passed by then."""
+        """By thread: how much of the thread's time had passed by then."""
         self.left: dict[int, list[Check]] = {thread: [] for thread in self.times}
         """By thread: where it has to wait now."""
         self.bounds_ns = list(plan.bounds)
@@ -243,7 +243,7 @@ class _Run:
         other_passed = self._passed(others, at)
         launch_threads = plan.threads
         bounds_from = 2 * count + len(plan.checks)
-        # Local names, and no call per work: all the time of a replay is spent here.
+        # Local names, and no function call per work item: a replay spends all its time here.
         base_ns, passed, launched_ns = self.base_ns, self.passed, self.launched_ns
         start_ns, end_ns, lengths, due = self.start_ns, self.end_ns, self.lengths, self.due
         before, awaited = self.graph.before, self.graph.awaited
@@ -271,7 +271,7 @@ class _Run:
                 self._bound(each - bounds_from)
 
     def _passed(self, threads: Ints, instants: Ints) -> list[int]:
-        """[n]; how much of a thread's new time has passed by an old instant."""
+        """Return how much of each thread's new time has passed at an old instant, [n]."""
         out = np.zeros(len(threads), np.int64)
         for thread in np.unique(threads[threads >= 0]).tolist():
             own = np.flatnonzero(threads == thread)
@@ -292,7 +292,7 @@ class _Run:
         self.base_ns[thread], self.passed[thread] = max(arrived_ns, there_ns), at_passed
 
     def _bound(self, index: int) -> None:
-        """A step begins or ends, on its own thread."""
+        """Place the start or end of a step, on its own thread."""
         step, thread = index // 2, self.graph.main[self.plan.first + index // 2]
         at_ns = self.plan.bounds[index]
         if index % 2 and self._ends_with_work(step):
@@ -305,7 +305,7 @@ class _Run:
         return int(self.times[thread].at(np.array([at_ns]))[0])
 
     def _ends_with_work(self, step: int) -> bool:
-        """All of the trace is one step, and the device is done last."""
+        """Test whether the whole trace is one step and the device finishes last."""
         return (
             not self.plan.steps[step].name and max(self.graph.end_ns, default=NEVER) >= self.plan.bounds[2 * step + 1]
         )
@@ -314,7 +314,7 @@ class _Run:
         return tuple(end - start for start, end in zip(self.bounds_ns[::2], self.bounds_ns[1::2], strict=True))
 
     def device_ns(self) -> int:
-        """From the first start to the last end of what the steps launched."""
+        """Return the time from the first start to the last end of what the steps launched."""
         own = np.flatnonzero(self.plan.own).tolist()
         return max(map(self.end_ns.__getitem__, own)) - min(map(self.start_ns.__getitem__, own))
 
@@ -322,7 +322,7 @@ class _Run:
         return self.bounds_ns[-1] - self.bounds_ns[0]
 
     def limits(self, left_ns: int) -> dict[str, int]:
-        """Back from the end to the start, along what held things up this time; most first."""
+        """Walk back from the end along what caused delays in this replay; sum by name, longest first."""
         step = len(self.plan.steps) - 1
         thread, work, at_ns = self.graph.main[self.plan.last], -1, self.plan.steps[-1].end_ns
         if self._ends_with_work(step):
@@ -358,7 +358,7 @@ class _Run:
         return dict(sorted(((name, ns) for name, ns in sums.items() if ns), key=lambda each: -each[1]))
 
     def _before(self, work: int) -> tuple[int, int, int, int]:
-        """What its start is due to: a thread, a work, the old instant, and the delay since."""
+        """Return what the start depends on: a thread, a work item, the old instant, and the delay since."""
         due = self.due.get(work, Via.NOTHING)
         if due == Via.LAUNCH:
             delay_ns = self.start_ns[work] - self.launched_ns[work]
@@ -370,19 +370,19 @@ class _Run:
 
 
 def _put(sums: dict[str, int], name: str, took_ns: int, left_ns: int) -> int:
-    """Adds as much of it as there is still to account for; what is left then."""
+    """Add the time, limited to what is still unaccounted for; return the remainder."""
     sums[name] = sums.get(name, 0) + min(took_ns, left_ns)
     return max(left_ns - took_ns, 0)
 
 
-# -- whatif -----------------------------------------------------------------------------------------------------------
+# -- changes ----------------------------------------------------------------------------------------------------------
 
 NAMED: Final = ("kernel", "op")
 WHOLE: Final = {"comm": ("hidden", "0"), "copy": ("0",), "launch": ("0",), "host": ("0",), "loader": ("0",)}
 FORMS: Final = "kernel:NAME=2x, op:NAME=2x, comm=hidden, copy=0, launch=0, host=0, loader=0, rank:3=peers"
 HOST: Final = (Cause.HOST_OPERATOR, Cause.HOST_RUNTIME, Cause.HOST_PYTHON, Cause.SYNCHRONISATION)
 Shares = Sequence[tuple[str, int]]
-"""Names and their time on the path, most first."""
+"""Names and their time on the path, longest first."""
 STANDARD: Final = {
     "comm=hidden": (Cause.COMMUNICATION,),
     "copy=0": (Cause.COPY,),
@@ -390,17 +390,17 @@ STANDARD: Final = {
     "host=0": HOST,
     "loader=0": (Cause.DATA_LOADING,),
 }
-"""With the causes that they are about."""
+"""Each with the causes that it addresses."""
 ON_DEVICE: Final = ("copy=0", "launch=0", "host=0")
-"""On the host alone these mean nothing."""
+"""Not meaningful on the host alone."""
 MOST_NAMES: Final = 4
 MOST_TRIED: Final = 8
 LEAST_SHARE: Final = 0.01
 LONGEST_NS: Final = 1 << 52
-"""Some weeks: what no factor makes longer."""
+"""Several weeks: an upper limit for scaled durations."""
 LEAST_VISITS: Final = 3_000
 EVENTS_PER_VISIT: Final = 40
-"""One visit costs some microseconds, one event of the file some to be read."""
+"""One visit costs a few microseconds, as does reading one event of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,20 +411,20 @@ class Change:
     pattern: str = ""
     rank: int = -1
     speedup: float = 0.0
-    """How many times faster; 0: it takes no time."""
+    """Factor by which it is faster; 0: it takes no time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
     change: Change
     steps: tuple[int, ...]
-    """Their numbers."""
+    """Step numbers."""
     before_ns: tuple[int, ...]
     after_ns: tuple[int, ...]
     limits_ns: dict[str, int]
-    """What the last step would then be due to, most first: ``host``, ``delay``, names of kernels."""
+    """What the last step would then depend on, longest first: ``host``, ``delay``, names of kernels."""
     fits: bool = True
-    """There is something in the trace that it changes."""
+    """Whether the change matches anything in the trace."""
 
     @property
     def gain_ns(self) -> int:
@@ -461,16 +461,16 @@ def parse_change(text: str) -> Change:
 
 
 def what_if(graph: Graph, change: Change, first: int = 0, last: int | None = None) -> WhatIf:
-    """Over the steps from ``first`` to ``last``."""
+    """Replay the steps from ``first`` to ``last`` with a change."""
     last = len(graph.window.steps) - 1 if last is None else last
     return _tried(Plan(graph, first, last), change, warm_up=0)
 
 
 def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators: Shares) -> tuple[WhatIf, ...]:
-    """Changes that may be worth a thought, on a step of median length; those that gain, most first.
+    """Try changes that may be worthwhile on a step of median length; return those that gain, best first.
 
-    All is of the steps' critical path: its time by cause, by kernel and by operator.  As many changes are tried, the
-    most promising first, as cost little next to reading the trace.
+    The arguments describe the steps' critical path: its time by cause, by kernel and by operator. The number of changes
+    tried, most promising first, is limited so that they cost little compared with reading the trace.
     """
     steps = graph.window.steps
     candidates = _candidates(graph, causes_ns, kernels, operators)
@@ -481,7 +481,7 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
     starts = graph.work_ends_ns - graph.work_ns
     budget = max(LEAST_VISITS, graph.window.trace.meta.read_events // EVENTS_PER_VISIT)
     for first in (max(step - 1, 0), step):
-        # The step before leads in: what it left running is changed, too.
+        # Start with the previous step: what it left running is changed, too.
         inside = (starts >= steps[first].start_ns) & (starts < steps[step].end_ns)
         visits = int((inside | launched_in_steps(graph.window, first, step)[graph.row]).sum()) + 1
         if visits * len(candidates) <= budget:
@@ -492,7 +492,7 @@ def what_ifs(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators
 
 
 def _candidates(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operators: Shares) -> list[Change]:
-    """What has a noticeable part of the path, most first."""
+    """List changes that address a noticeable part of the path, the largest first."""
     on_device = bool((graph.window.trace.slices.device[graph.row] >= 0).any())
     found = [
         (sum(causes_ns.get(cause.name.lower(), 0) for cause in causes), parse_change(text))
@@ -506,7 +506,7 @@ def _candidates(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operat
 
 
 def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
-    """``more``: to be added to the note."""
+    """Build the table; ``more`` is appended to the note."""
     tried = list(tried)
     remarks = not all(each.fits for each in tried)
     rows = [
@@ -531,7 +531,7 @@ def _twice(kind: str, name: str) -> Change:
 
 
 def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
-    """``warm_up``: steps that only lead in and do not count."""
+    """Replay one change; the first ``warm_up`` steps do not count."""
     durations = _durations(plan, change)
     again = replay(plan, durations)
     steps = plan.steps[warm_up:]
@@ -584,7 +584,7 @@ def _operator(plan: Plan, change: Change) -> Durations:
     for thread, line in graph.lines.items():
         own = rows[slices.thread[rows] == thread]
         spans = intervals.merge(slices.start_ns[own], slices.end_ns[own])
-        # The replay asks for these pieces only: most of a long trace is not in it.
+        # The replay uses these pieces only; most of a long trace is not in it.
         first, last = line.at(np.array([plan.start_ns, plan.end_ns])).tolist()
         pieces[thread] = np.zeros(len(line.row), bool)
         pieces[thread][first : last + 1] = intervals.holds(spans, line.start_ns[first : last + 1])
@@ -604,7 +604,7 @@ def _changed(
     factor = 1 / change.speedup if change.speedup else 0.0
 
     def scaled(was: Ints, which: NDArray[np.bool_]) -> Ints:
-        # The pieces before the first slice and after the last are without end: no factor may be put to them.
+        # The pieces before the first slice and after the last are endless and cannot be scaled.
         out: Ints = was.copy()
         out[which] = np.rint(np.minimum(was[which] * factor, LONGEST_NS)).astype(np.int64)
         return out
@@ -618,6 +618,6 @@ def _changed(
 
 
 def _fitting(graph: Graph, pattern: str) -> NDArray[np.bool_]:
-    """[strings]; with * and ? only: kernels have brackets in their names."""
+    """Match names with * and ? only, as kernel names contain brackets; [strings]."""
     regex = re.compile(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
     return graph.window.trace.names_where(regex.fullmatch)

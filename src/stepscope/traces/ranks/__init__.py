@@ -1,1 +1,1 @@
-"""Ranks compared: which collectives belong together, who came last, what was waiting and what transfer, clocks."""
+"""Comparison of ranks: which collectives belong together, which rank arrived last, waiting and transfer, clocks."""

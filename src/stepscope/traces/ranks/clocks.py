@@ -1,16 +1,16 @@
-"""How far the ranks' clocks are apart, by what they must agree on: when a collective was done.
+"""Clock offsets between ranks, measured by an instant that they must agree on: the end of a collective.
 
-Nobody is done with a collective such as an all-reduce before everybody has come, and then all are done within its
-transfer.  So a rank's *offset* is the median, over the collectives it shares with another, of how much later its end
-stands.  It is measured against the lowest rank of each group and added up from group to group, along the surest way;
-*uncertainty* is the standard error of those medians (by their median deviation; with fewer than three, the least
-duration among the collectives, which ends cannot be further apart than).  *drift*, where there is enough to tell, is
-the slope of those distances.
+No rank finishes a collective such as an all-reduce before all have arrived, and then all finish within its transfer.
+The *offset* of a rank is the median, over the collectives it shares with another, of how much later its end is. It is
+measured against the lowest rank of each group and added up from group to group, along the path of least uncertainty.
+*uncertainty* is the standard error of those medians (from their median deviation; with fewer than three, the shortest
+duration among the collectives, which limits the distance of the ends). *drift*, if there is enough data, is the slope
+of those distances.
 
-What is *applied* is another matter.  Ranks of one host read one clock: their ends differ because they do, and shifting
-them would only hide it.  Hosts are shifted as a whole, by the median of their ranks' offsets.  Where files do not name
-the host, each rank stands for its own.  No shift is applied below 20 µs or thrice its uncertainty: ends differ by that
-much on one clock, too.
+The shift that is *applied* is different. Ranks of one host share a clock: their ends really differ, and a shift would
+only hide that. Hosts are shifted as a whole, by the median offset of their ranks. If files do not name the host, each
+rank counts as a separate host. No shift is applied below 20 µs or three times its uncertainty, since ends differ by
+that much even on one clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAME_CLOCK_NS = 20_000
 SURE = 3
 """Standard errors."""
 MEDIAN_ERROR = 1.4826 * 1.2533
-"""Median deviation → standard deviation → that of the median, to be divided by √n."""
+"""Median deviation → standard deviation → standard error of the median, to be divided by √n."""
 ENOUGH = 3
 DRIFT_COUNT = 16
 DRIFT_SPAN_NS = 1_000_000_000
@@ -49,23 +49,23 @@ class Clock:
     rank: int
     host: str | None
     reference: int
-    """The rank it is measured against: its own where it shares no collective with a lower one."""
+    """The rank it is measured against: itself if it shares no collective with a lower one."""
     offset_ns: int
     """How much later its clock is than the reference's."""
     uncertainty_ns: int
     drift_ppm: float | None
     shared: int
-    """Collectives it is measured by."""
+    """Number of collectives it is measured by."""
     shift_ns: int
-    """What to take off its times so that they fit the others'."""
+    """What to subtract from its times to match the others'."""
     doubt_ns: int = 0
-    """How far its times may be from the others' even then."""
+    """Remaining uncertainty of its times after the shift."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clocks:
     clocks: tuple[Clock, ...]
-    """By rank."""
+    """In rank order."""
     zero_ns: int
     """The earliest instant of all files, shifted."""
 
@@ -75,7 +75,7 @@ class Clocks:
 
     @property
     def unaligned(self) -> tuple[int, ...]:
-        """Ranks whose clock cannot be compared with that of the lowest rank: neither a collective nor a host shared."""
+        """Ranks whose clocks cannot be compared: they share neither a collective nor a host with the lowest rank."""
         near = [clock for clock in self.clocks if clock.reference == self.clocks[0].reference]
         hosts = {clock.host for clock in near if clock.host is not None}
         return tuple(clock.rank for clock in self.clocks if clock not in near and clock.host not in hosts)
@@ -95,7 +95,7 @@ class Clocks:
 
 @dataclass(frozen=True, kw_only=True)
 class _Edge:
-    """How much later the clock of ``other`` is than that of ``one``; both are indices of the ranks."""
+    """How much later the clock of ``other`` is than that of ``one``; both are indices into the ranks."""
 
     one: int
     other: int
@@ -106,7 +106,7 @@ class _Edge:
 
 
 def clocks_of(analyses: Sequence[RankAnalysis], pairs: Pairs | None = None) -> Clocks:
-    """``pairs``: of the same ranks, if they are known already."""
+    """Measure the clocks; ``pairs`` of the same ranks, if already known."""
     pairs = pair(analyses) if pairs is None else pairs
     measured = _spread(len(analyses), _edges(pairs))
     clocks = [
@@ -145,7 +145,7 @@ def _shifted(clocks: list[Clock]) -> list[Clock]:
 
 
 def _spread(count: int, edges: list[_Edge]) -> list[_Edge]:
-    """From each lowest rank that is not reached yet to all that are, along the least uncertainty; [ranks]."""
+    """Propagate offsets from the lowest rank of each connected set along the least uncertainty, [ranks]."""
     ways: dict[int, list[tuple[int, int, _Edge]]] = defaultdict(list)
     for edge in edges:
         ways[edge.one].append((edge.other, 1, edge))
@@ -184,7 +184,7 @@ def _joined(way: _Edge, sign: int, edge: _Edge, other: int) -> _Edge:
 
 
 def _edges(pairs: Pairs) -> list[_Edge]:
-    """Of every group, from its lowest rank to each other."""
+    """Measure every group from its lowest rank to each of the others."""
     wanted = np.isin(pairs.op, SYNCHRONISING)[pairs.whole]
     whole, rank, end_ns = pairs.whole[wanted], pairs.rank[wanted].astype(np.int64), pairs.end_ns[wanted]
     dur_ns = end_ns - pairs.start_ns[wanted]
@@ -194,7 +194,7 @@ def _edges(pairs: Pairs) -> list[_Edge]:
     lowest = np.full(len(pairs.groups), len(pairs.ranks), np.int64)
     np.minimum.at(lowest, group, rank)
     reference = rank == lowest[group]
-    # The reference's part of each whole, as an index; −1: it took no part.
+    # Index of the reference's part of each whole; −1: it did not take part.
     where = np.full(len(pairs.first), -1, np.int64)
     where[whole[reference]] = np.flatnonzero(reference)
     at = where[whole]

@@ -1,21 +1,19 @@
-"""Collectives compared over ranks: who arrives last, how long the others wait, the transfer itself.
+"""Collectives compared over ranks: which rank arrives last, how long the others wait for it, and the transfer itself.
 
-Collectives compared over ranks: who came last, how long the others waited for it, and the transfer itself.
+On aligned clocks (``clocks.py``), the *transfer* of a collective lasts from the arrival of its last rank until all are
+done. The *wait* of a rank lasts from its own arrival to that of the last rank, but never longer than its participation.
+The *last* rank is the one that arrived last; of several at the same instant, the lowest.
 
-On clocks that fit each other (see ``clocks``), a collective's *transfer* is from when its last rank arrived until all
-were done; a rank's *wait* is from its own arrival until that of the last, but never longer than it took part.  The
-*last* rank is the one that arrived last, of several at the same instant the lowest.
+Without any clock, the transfer can be estimated as the least duration over the ranks (*least*), and the wait as the
+rest of a rank's duration, as in the TensorBoard plugin. Both agree if all ranks end at the same instant; otherwise
+*least* is shorter than the transfer by the distance between the ends.
 
-Without any clock the transfer can be told as the least duration over the ranks (*least*), and a wait as what a rank
-took longer than that: this is what the TensorBoard plugin shows.  Both are the same where all ranks end at one instant;
-else *least* is short of the transfer by how far the ends lie apart.
+The *cost* of a late rank is the longest wait for it. If several collectives wait for the same rank at a time, each
+instant counts once. *alone* is how much later it was than the second to last, which is the gain if only this rank were
+on time; it also counts each instant once.
 
-What a late rank *costs* is the longest wait for it; of several collectives at a time, in which others wait for the
-same rank, each instant counts once.  *alone* is how much later it was than the last but one, which is what would be
-gained if only this rank were on time; instants, too.
-
-A collective in which nobody can be done before all have come (all_reduce, all_gather …) but in which, by those clocks,
-somebody was: its parts do not belong together.  It is left out, and said so.
+In some collectives (all_reduce, all_gather …) no rank can finish before all have arrived. If the aligned clocks say
+that one did, its parts do not belong together: the collective is left out, with a notice.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Arrivals", "CollectivesAnalysis", "arrivals_of", "lower_median", "match", "shown_of", "transfers_of"]
 
 
-# -- collective tables ------------------------------------------------------------------------------------------------
-# Matched collectives as tables: by group and operation, by rank, and one by one.
+# -- tables -----------------------------------------------------------------------------------------------------------
+# Matched collectives by group and operation, by rank, and one by one.
 
 LISTED = 200
 KINDS = (
@@ -59,7 +57,7 @@ EACH = (
 def tables_of(
     pairs: Pairs, split: Split, costs: dict[int, int], alone: dict[int, int], zero_ns: int
 ) -> tuple[Table, ...]:
-    """``costs``, ``alone``: by rank."""
+    """Build the tables; ``costs`` and ``alone`` are by rank."""
     return _by_kind(pairs, split), _by_rank(pairs, split, costs, alone), _each(pairs, split, zero_ns)
 
 
@@ -117,7 +115,7 @@ def _by_kind(pairs: Pairs, split: Split) -> Table:
 
 
 def _most_often(kind: NDArray[Any], last: NDArray[np.int32]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Of every kind, who was last most often, and how often."""
+    """Yield for every kind which rank was last most often, and how often."""
     pairs, times = np.unique(np.stack([kind, last]), axis=1, return_counts=True)
     order = np.lexsort((-pairs[1], times))
     for at in order.tolist():
@@ -173,31 +171,31 @@ def _known(value: Any) -> int | None:
     return int(value) if value >= 0 else None
 
 
-# -- collectives ------------------------------------------------------------------------------------------------------
+# -- matching ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Each collective's time in two."""
+    """The time of each collective split into waiting and transfer."""
 
     wait_ns: Ints
     """[parts]"""
     own_transfer_ns: Ints
     """[parts]; the rest of the rank's own duration."""
     arrived_ns: Ints
-    """[wholes]; when the last did, on shifted clocks."""
+    """[wholes]; arrival of the last rank, on shifted clocks."""
     transfer_ns: Ints
     """[wholes]"""
     least_ns: Ints
     """[wholes]; the least duration."""
     last: NDArray[np.int32]
-    """[wholes]; index of the ranks."""
+    """[wholes]; index into the ranks."""
     cost_ns: Ints
     """[wholes]; the longest wait."""
     alone_ns: Ints
     """[wholes]"""
     counts: NDArray[np.bool_]
-    """[wholes]; its parts do belong together."""
+    """[wholes]; whether its parts belong together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,24 +204,24 @@ class CollectivesAnalysis:
     split: Split
     clocks: Clocks
     last_counts: dict[int, int]
-    """By rank, as all below; every rank is there."""
+    """By rank, as all below; every rank is present."""
     wait_ns: dict[int, int]
     own_transfer_ns: dict[int, int]
     cost_by_rank_ns: dict[int, int]
-    """Of the collectives in which it was last; instants, so that what is waited for twice at a time counts once."""
+    """For the collectives in which it was last; each instant counts once, also if two collectives wait."""
     alone_by_rank_ns: dict[int, int]
     count: int
     """Collectives that two or more ranks share."""
     transfer_ns: int
     least_ns: int
     cost_ns: int
-    """Instants at which some rank waited for another."""
+    """Instants at which a rank waited for another."""
     tables: dict[str, Table]
     """``collectives``, ``stragglers``, ``collective_list``, ``clocks``."""
     notices: tuple[str, ...]
 
     def whole_of(self, rank: int, count: int) -> NDArray[np.int64]:
-        """[count of the rank's exchanges]; index of the whole each is part of; −1: none that counts."""
+        """Return for each of the rank's exchanges the index of its whole; −1: none that counts."""
         out = np.full(count, -1, np.int64)
         own = (self.pairs.rank == self.pairs.ranks.index(rank)) & self.split.counts[self.pairs.whole]
         out[self.pairs.entry[own]] = self.pairs.whole[own]
@@ -231,7 +229,7 @@ class CollectivesAnalysis:
 
 
 def match(analyses: Sequence[RankAnalysis]) -> CollectivesAnalysis:
-    """``analyses``: by rank."""
+    """Match the collectives; ``analyses`` are in rank order."""
     pairs = pair(analyses)
     clocks = clocks_of(analyses, pairs)
     split = _split(pairs, clocks)
@@ -266,7 +264,7 @@ def match(analyses: Sequence[RankAnalysis]) -> CollectivesAnalysis:
 
 
 def _by_last(pairs: Pairs, split: Split, before_ns: Ints) -> dict[int, int]:
-    """By rank: the instants, up to so much before its arrival, of the collectives in which it was last."""
+    """Sum by rank, each instant once, the times before its arrival in collectives in which it was last."""
     out = dict.fromkeys(pairs.ranks, 0)
     wholes = np.flatnonzero(split.counts)
     wholes = wholes[np.argsort(split.last[wholes], kind="stable")]
@@ -293,7 +291,7 @@ def _split(pairs: Pairs, clocks: Clocks) -> Split:
     dur_ns = end_ns - start_ns
     arrived_ns = np.maximum.reduceat(start_ns, first)
     wait_ns = np.minimum(arrived_ns[whole] - start_ns, dur_ns)
-    # By whole, then the latest first, then by rank, which is how parts are sorted already.
+    # By whole, then the latest first, then by rank, in which parts are already sorted.
     order = np.lexsort((-start_ns, whole))
     doubt_ns = np.array([clock.doubt_ns for clock in clocks.clocks], np.int64)[pairs.rank]
     apart = np.maximum.reduceat(arrived_ns[whole] - end_ns > doubt_ns, first)
@@ -346,19 +344,19 @@ def _notices(pairs: Pairs, split: Split, clocks: Clocks) -> tuple[str, ...]:
 
 
 # -- arrivals ---------------------------------------------------------------------------------------------------------
-# Who comes late to the collectives of a group, and how much of the waiting for it shows.
+# Which ranks arrive late at the collectives of a group, and how much of the waiting for them is exposed.
 #
-# Collectives are taken together by the set of ranks that share them: two process groups of the same ranks are one here.
+# Collectives are grouped by the set of ranks that share them: two process groups of the same ranks count as one.
 #
-# *exposed*: of a rank's time in a collective, the part in which it computed nothing.  Computation that hides a
-# collective mostly runs at its beginning, since what comes after waits for the result; so the exposed part is counted
-# from the end: first as transfer, and what is left of it as waiting.
+# *exposed*: the part of a rank's time in a collective during which it computed nothing. Computation that hides a
+# collective mostly runs at its beginning, since later work waits for the result. The exposed part is therefore counted
+# from the end: first as transfer, the remainder as waiting.
 #
-# *inherited*: a rank may come last only because it was held up before, in a collective with other ranks: its own way
-# from there was no longer than its peers'.  Such a collective says nothing about the rank.
+# *inherited*: a rank may arrive last only because it was delayed earlier, in a collective with other ranks, while its
+# own way from there was no longer than its peers'. Such a collective says nothing about the rank.
 #
-# *across stages*: the ranks of a pipeline wait for each other by its schedule.  Ranks of different stages are known by
-# the groups in which they send and receive, or by the description of a group; who is last among them says nothing.
+# *across stages*: the ranks of a pipeline wait for each other by schedule, so the last among them says nothing. Ranks
+# of different stages are recognized by the groups in which they send and receive, or by the description of a group.
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -367,30 +365,30 @@ SENDS = tuple(OPS.index(op) for op in ("send", "recv"))
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """Of the collectives that one set of ranks shares; [W, M]: by collective and member, NaN where it took no part."""
+    """The collectives of one set of ranks; [W, M]: by collective and member, NaN where it did not take part."""
 
     group: ProcessGroup
-    """Of several with these ranks, the one with most waiting."""
+    """If several groups have these ranks, the one with most waiting."""
     members: tuple[int, ...]
     """Ranks."""
     lacking: bool
-    """Whether the group has ranks of which there is no trace."""
+    """Whether the group has ranks without a trace."""
     across_stages: bool
     arrived_ns: Ints
-    """[W]; when the last did, on the common clock, ascending."""
+    """[W]; arrival of the last rank on the common clock, ascending."""
     step: Ints
-    """[W]; the profiler's number; −1: in none."""
+    """[W]; the profiler's number; −1: outside of steps."""
     last: NDArray[np.intp]
-    """[W]; index of ``members``."""
+    """[W]; index into ``members``."""
     early_ns: Floats
-    """[W, M]; how long before the last one it came."""
+    """[W, M]; how long before the last one it arrived."""
     exposed_wait_ns: Floats
     """[W, M]"""
     wait_ns: int
-    """Of all members and collectives together, as the next."""
+    """Total of all members and collectives, as the next."""
     transfer_ns: int
     done_ns: Floats
-    """[W, M]; how long before the arrival of the last it was done with its collective before; NaN: there is none."""
+    """[W, M]; how long before the last arrival it finished its previous collective; NaN: it has none."""
 
     def __len__(self) -> int:
         return len(self.last)
@@ -401,36 +399,36 @@ class Arrivals:
 
     @cached_property
     def late_by_ns(self) -> Floats:
-        """[W]; how much later than the median of the others the last one came."""
+        """[W]; how much later than the median of the others the last one arrived."""
         return self._of_others(self.early_ns)
 
     @cached_property
     def inherited(self) -> Bools:
-        """[W]; the last rank was held up before, elsewhere, by more than half of what it is late."""
+        """[W]; whether the last rank was delayed earlier, elsewhere, by more than half of its lateness."""
         own = self.done_ns[np.arange(len(self)), self.last]
         held_ns = self._of_others(self.done_ns) - own
         return np.asarray((held_ns > SAME_CLOCK_NS) & (held_ns > self.late_by_ns / 2), np.bool_)
 
     def _of_others(self, values: Floats) -> Floats:
-        """[W]; the median of all members but the last."""
+        """Return the median of all members except the last, [W]."""
         others = values.copy()
         others[np.arange(len(self)), self.last] = np.nan
         return lower_median(others)
 
     def late_ns(self, late: Sequence[int]) -> Floats:
-        """[W, late]; how much later than the median of the members that are not late; ``late``: indices."""
+        """Return how much later these members (indices) came than the median of the others, [W, late]."""
         others = np.delete(self.early_ns, late, axis=1)
         return np.nan_to_num(np.maximum(lower_median(others)[:, None] - self.early_ns[:, list(late)], 0.0))
 
     def lost_ns(self, late: Sequence[int]) -> int:
-        """What each of the other members waits for these on average, as far as it shows."""
+        """Return the exposed time that each of the other members waits for these on average."""
         which = np.isin(self.last, late) & ~self.inherited
         others = np.delete(self.exposed_wait_ns[which], late, axis=1)
         count = np.maximum((~np.isnan(others)).sum(axis=1), 1)
         return int((np.nansum(others, axis=1) / count).sum()) if others.size else 0
 
     def alone_ns(self, late: Sequence[int]) -> int:
-        """By how much these were later than the last of the others, in all: instants, which count once."""
+        """Return by how much these were later than the last of the others in total; each instant counts once."""
         which = np.isin(self.last, late) & ~self.inherited
         others = np.delete(self.early_ns[which], late, axis=1)
         if not others.size:
@@ -442,19 +440,19 @@ class Arrivals:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """[ranks] each: exposed time in collectives, split; by sums over collectives, of which two may run at a time."""
+    """Exposed time in collectives, split, [ranks] each; sums over collectives, which may overlap."""
 
     transfer_ns: Ints
-    """With all of those that cannot be split, because no other rank's trace has them."""
+    """Includes collectives that cannot be split because no other rank's trace has them."""
     wait_ns: Ints
     send_ns: Ints
-    """In sends and receives, which wait and transfer in one."""
+    """Sends and receives, which combine waiting and transfer."""
     stages_ns: Ints
-    """Waiting of ranks of different pipeline stages for each other, which is in ``wait_ns``, too."""
+    """Waiting between ranks of different pipeline stages; also included in ``wait_ns``."""
 
 
 def lower_median(values: Floats) -> Floats:
-    """[W] of [W, M]; of an even number the lower, NaN where there is none."""
+    """Return the median of each row, the lower of an even number, NaN for empty rows; [W, M] → [W]."""
     order = np.sort(values, axis=1)
     known = (~np.isnan(values)).sum(axis=1)
     if not values.shape[1]:
@@ -463,7 +461,7 @@ def lower_median(values: Floats) -> Floats:
 
 
 def arrivals_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> tuple[Arrivals, ...]:
-    """One of every set of ranks that shares collectives; ``analyses``: as they were matched."""
+    """Build one entry per set of ranks that shares collectives; ``analyses`` as they were matched."""
     pairs, split = collectives.pairs, collectives.split
     wholes = np.flatnonzero(split.counts)
     if not len(wholes):
@@ -527,7 +525,7 @@ def _laid_out(
 
 
 def shown_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, arrivals: Sequence[Arrivals]) -> Shown:
-    """``analyses``: as they were matched; ``arrivals``: of the same."""
+    """Sum the exposed times by rank; ``analyses`` as they were matched, with their ``arrivals``."""
     pairs, split = collectives.pairs, collectives.split
     exposed_ns = _exposed(analyses, collectives)
     good = split.counts[pairs.whole]
@@ -557,7 +555,7 @@ def shown_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis,
 
 
 def _exposed(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> Ints:
-    """[parts]; the rank's time in it while it computed nothing."""
+    """Return the rank's time in each part during which it computed nothing, [parts]."""
     pairs = collectives.pairs
     overlap_ns = np.concatenate([one.exchanges.overlap_ns for one in analyses])
     hidden_ns = overlap_ns[_bases(analyses)[pairs.rank] + pairs.entry]
@@ -565,12 +563,12 @@ def _exposed(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis)
 
 
 def _bases(analyses: Sequence[RankAnalysis]) -> NDArray[np.int64]:
-    """[ranks]; where its exchanges begin, if those of all ranks are in one list."""
+    """Return where each rank's exchanges begin in one list of all ranks, [ranks]."""
     return np.cumsum([0, *(len(one.exchanges) for one in analyses)])[:-1]
 
 
 def transfers_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> list[Ints]:
-    """By rank, [its exchanges]: exposed time without waiting; all of it where that is not known."""
+    """Return by rank the exposed time of its exchanges without waiting, or all of it if the waiting is unknown."""
     pairs, split = collectives.pairs, collectives.split
     everything = [each.exchanges.end_ns - each.exchanges.start_ns - each.exchanges.overlap_ns for each in analyses]
     if not everything:
@@ -583,7 +581,7 @@ def transfers_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnaly
 
 
 def _done_before(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis, shift_ns: Ints) -> Floats:
-    """[parts]; when the rank was done with its exchange before, on the common clock; NaN: there was none."""
+    """Return when the rank finished its previous exchange on the common clock, [parts]; NaN: it has none."""
     pairs = collectives.pairs
     out = np.full(len(pairs.whole), np.nan)
     for place, one in enumerate(analyses):
@@ -596,7 +594,7 @@ def _done_before(analyses: Sequence[RankAnalysis], collectives: CollectivesAnaly
 
 
 def _stages(analyses: Sequence[RankAnalysis]) -> set[frozenset[int]]:
-    """Sets of ranks that are, or may be, in different stages of one pipeline."""
+    """Return sets of ranks that are, or may be, in different stages of one pipeline."""
     everybody = frozenset(one.rank for one in analyses)
     out = set()
     for one in analyses:

@@ -1,12 +1,12 @@
-"""Which collectives of several ranks are one: the n-th of a group is the same on all its ranks.
+"""Pairing of collectives: the n-th collective of a group is the same on all its ranks.
 
-Collectives that say their sequence number are paired by it.  The others are counted within a profiler step, since
-profilers start and stop at slightly different instants, by operation and, where all ranks tell the bytes and they must
-agree (all_reduce, broadcast, reduce), by those too: two threads may take up two collectives in either order.
+Collectives with a sequence number are paired by it. The others are counted within a profiler step, since profilers
+start and stop at slightly different instants. They are counted by operation and, if all ranks report the bytes and
+these must agree (all_reduce, broadcast, reduce), also by bytes: two threads may start two collectives in either order.
 
-Where ranks count differently within a step (a file is cut off, or begins in the middle), each is laid beside the one
-that has most where the ends fit best: where their distances scatter least, and if there are too few to tell, where they
-are nearest.  Collectives that no other rank has stay alone and are left out, as are sends and receives.
+If the counts of ranks differ within a step (a file is truncated, or begins in the middle), each rank is aligned with
+the one that has most, where the ends fit best: where their distances vary least or, with too few of them, where they
+are nearest. Collectives that no other rank has are left out, as are sends and receives.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ __all__ = ["Pairs", "pair"]
 
 SAME_BYTES = tuple(OPS.index(op) for op in ("all_reduce", "broadcast", "reduce"))
 MAX_SHIFTS = 64
-"""Places at which a shorter list is tried beside a longer one; beyond, only both ends."""
+"""Number of alignments tried for a shorter list; beyond it, only both ends."""
 ENOUGH = 3
-"""Distances that can be said to scatter."""
+"""Minimum number of distances to measure their variation."""
 NO_STEP = -(1 << 40)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """A *part* is one rank's collective, a *whole* all parts that are one; parts are sorted by whole, then by rank."""
+    """A *part* is one rank's collective, a *whole* all parts that belong together; sorted by whole, then by rank."""
 
     ranks: tuple[int, ...]
     groups: tuple[ProcessGroup, ...]
     whole: NDArray[np.int64]
     """[parts]; index of the whole, ascending."""
     rank: NDArray[np.int32]
-    """[parts]; index of ``ranks``."""
+    """[parts]; index into ``ranks``."""
     entry: NDArray[np.int64]
-    """[parts]; index of the rank's exchanges."""
+    """[parts]; index into the rank's exchanges."""
     start_ns: Ints
-    """[parts]; as the rank's own clock says."""
+    """[parts]; on the rank's own clock."""
     end_ns: Ints
     first: NDArray[np.int64]
     """[wholes]; index of its first part."""
     group: NDArray[np.int32]
-    """[wholes]; index of ``groups``."""
+    """[wholes]; index into ``groups``."""
     op: NDArray[np.int8]
     step: Ints
-    """[wholes]; number of the step as the profiler counts; −1: in none."""
+    """[wholes]; the profiler's step number; −1: outside of steps."""
     sequence: Ints
     bytes: Ints
-    """[wholes]; the most that a rank tells; −1: nobody does."""
+    """[wholes]; the maximum that a rank reports; −1: unknown."""
     alone: tuple[int, ...]
     """By rank: collectives that no other rank has."""
     peer_to_peer: int
     unknown_group: int
-    """Collectives of all ranks of which the trace does not say the group."""
+    """Collectives of all ranks whose group is not in the trace."""
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """[wholes]; how many ranks it has."""
+        """[wholes]; number of ranks."""
         return np.diff(np.append(self.first, len(self.whole)))
 
 
 def pair(analyses: Sequence[RankAnalysis]) -> Pairs:
-    """``analyses``: by rank."""
+    """Pair the collectives; ``analyses`` are in rank order."""
     groups: Numbering[Any] = Numbering()
     details: dict[int, ProcessGroup] = {}
     parts = [_columns(place, analysis, groups, details) for place, analysis in enumerate(analyses)]
@@ -118,7 +118,7 @@ def _columns(
     codes = [groups[group.identity] for group in exchanges.groups]
     for code, group in zip(codes, exchanges.groups, strict=True):
         details.setdefault(code, group)
-    # Without the profiler's steps all is one, from its first instant to its last, wherever that is.
+    # Without profiler steps the whole trace is one step, whatever its start and end.
     numbers = np.array([*(step.number if step.name else NO_STEP for step in analysis.steps), NO_STEP], np.int64)
     return {
         "rank": np.full(len(exchanges), place, np.int64),
@@ -134,7 +134,7 @@ def _columns(
 
 
 def _numbered(table: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-    """With a column ``whole``, sorted by it and by rank."""
+    """Add a column ``whole``, and sort by it and by rank."""
     told = table["sequence"] >= 0
     kind = table["group"] * len(OPS) + table["op"]
     size = np.where(np.isin(table["op"], SAME_BYTES) & ~told, table["bytes"], -1)
@@ -163,7 +163,7 @@ def _numbered(table: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64
 
 
 def _changes(keys: list[NDArray[np.int64]]) -> NDArray[np.bool_]:
-    """[n]; whether any of the keys differs from the one before."""
+    """Return whether any key differs from the previous row, [n]."""
     out = np.zeros(len(keys[0]), bool)
     out[:1] = True
     for key in keys:

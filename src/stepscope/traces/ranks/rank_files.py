@@ -1,14 +1,12 @@
-"""Which file stands for which rank: the latest recording of each, and files that cannot be of one job.
+"""Assignment of files to ranks: the latest recording of each rank, and files that cannot belong to one job.
 
-Which of several files stands for a rank, and which rank a file stands for that does not say.
+A folder often holds several recordings of the same job (``schedule(repeat=3)``), so a rank has several files: the
+latest of each rank counts. A file without a rank gets the lowest free number. Such files of one process at different
+times are recordings of one rank.
 
-A folder often holds several recordings of the same job (``schedule(repeat=3)``), so a rank several files: the latest
-counts, of every rank.  A file that names no rank gets the lowest number that no other has; those of one process, one
-after the other, are recordings of one rank.
-
-Files that cannot be of one job are not compared: those with different world sizes, or recorded more than an hour apart
-(files of hosts whose clocks differ by less are).  The part with most ranks counts, of several such the latest; that is
-said before anything else.
+Files that cannot belong to one job are not compared: different world sizes, or recordings more than an hour apart
+(clocks of hosts may differ by less). The set with most ranks counts; of several such sets, the latest. The report says
+so first.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ __all__ = ["assign_ranks", "one_per_rank"]
 
 APART_NS: Final = 3600 * 10**9
 A_DATE_NS: Final = 10**18
-"""Of the year 2001: what is below counts from something else, perhaps from when the host was started."""
+"""In the year 2001: lower values do not count from 1970, but perhaps from when the host was started."""
 NAMED: Final = 3
-"""Files left out that are named."""
+"""How many of the left-out files are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +34,13 @@ class RankAssignment:
     ranks: list[int | None]
     """[traces]; None: left out."""
     notices: list[str]
-    """What was decided, in words."""
+    """The decisions, in words."""
     mixed: str | None = None
-    """Why they cannot be of one job, if they cannot."""
+    """Why the files cannot belong to one job; None if they can."""
 
 
 def one_per_rank(analyses: Sequence[RankAnalysis]) -> tuple[list[RankAnalysis], RankAssignment]:
-    """By rank; and what was decided."""
+    """Return one analysis per rank, in rank order, and the decisions."""
     chosen = assign_ranks([analysis.meta for analysis in analyses])
     found = {
         rank: analysis if analysis.rank == rank else replace(analysis, rank=rank)
@@ -95,7 +93,7 @@ def _of_names(given: dict[int, int], ranks: int) -> list[str]:
 
 
 def _recordings(metas: Sequence[TraceMeta]) -> list[int]:
-    """[traces]; the same number for recordings of one rank."""
+    """Return the same number for recordings of one rank, [traces]."""
     numbers: dict[object, int] = {}
     out = [0] * len(metas)
     ends_ns: dict[object, list[int]] = {}
@@ -104,7 +102,7 @@ def _recordings(metas: Sequence[TraceMeta]) -> list[int]:
         key: object = meta.rank
         if meta.rank is None:
             process = (meta.host, meta.pid, tuple(str(each.get("name")) for each in meta.devices))
-            # What has the same number at the same time is a process of another host, or of another container.
+            # The same pid at the same time is a process of another host or another container.
             lanes = ends_ns.setdefault(process, [])
             before = (lane for lane, end_ns in enumerate(lanes) if meta.pid is not None and end_ns <= meta.origin_ns)
             lane = next(before, len(lanes))
@@ -115,7 +113,7 @@ def _recordings(metas: Sequence[TraceMeta]) -> list[int]:
 
 
 def _jobs(metas: Sequence[TraceMeta]) -> list[list[int]]:
-    """By world size; files that do not say may be of any."""
+    """Group by world size; files without one may belong to any."""
     worlds = _worlds(metas, range(len(metas)))
     if not worlds:
         return [[*range(len(metas))]] if metas else []
@@ -127,7 +125,7 @@ def _worlds(metas: Sequence[TraceMeta], which: Iterable[int]) -> list[int]:
 
 
 def _at_one_time(metas: Sequence[TraceMeta], job: Sequence[int]) -> list[list[int]]:
-    """Parts of which no file is far from the next."""
+    """Split where two consecutive files are far apart in time."""
     ordered = sorted(job, key=lambda at: metas[at].origin_ns)
     cuts = [
         place

@@ -1,1 +1,1 @@
-"""Files → columns: Kineto's JSON, exports of Nsight Systems; whatever is broken in them is said."""
+"""Files → columns: Kineto's JSON and exports of Nsight Systems. Everything broken in a file is reported."""

@@ -1,15 +1,14 @@
 """The cache of traces that were read before: entries, Parquet files, and opening a file through it.
 
-Traces that were read before, kept as Parquet, and what was found in them: a second look costs a fraction.
+The columns of a trace and its results are stored, so that reading it again costs a fraction.
 
-Where: ``$STEPSCOPE_CACHE/traces``, else ``$XDG_CACHE_HOME/stepscope/traces``, else ``~/.cache/stepscope/traces``, a
-folder readable by nobody else.  An entry belongs to one file as it was (path, size, time of change, inode) and to this
-version of the code: whatever in ``traces`` changes makes all entries strangers, so nobody has to think of it.  It is
-made under another name and then renamed, so several processes may make the same one.  Above ``limit_bytes``
-(``$STEPSCOPE_CACHE_GB``, 20 unless told; 0: no cache) those go that were not used for longest.
+Location: ``$STEPSCOPE_CACHE/traces``, else ``$XDG_CACHE_HOME/stepscope/traces``, else ``~/.cache/stepscope/traces``, in
+a folder that only the user can read. An entry belongs to one state of a file (path, size, modification time, inode) and
+to this version of the code: any change in ``traces`` invalidates all entries automatically. It is written under a
+temporary name and then renamed, so several processes may create the same one. Above ``limit_bytes``
+(``$STEPSCOPE_CACHE_GB``, default 20; 0 disables the cache) the least recently used entries are deleted.
 
-A cache never stands in the way: where it cannot be written, or what is in it is damaged, the file is read as if there
-were none.
+The cache never causes a failure: if it cannot be written or is damaged, the file is read as if there were no cache.
 """
 
 from __future__ import annotations
@@ -62,21 +61,20 @@ __all__ = [
 ]
 
 
-# -- parquet ----------------------------------------------------------------------------------------------------------
-# Tables of plain columns as Parquet files, written and read back in a fraction of what a database takes for it.
-#
-# DuckDB, which reads these files for ``stepscope sql``, could do both, but it costs 0.15 s and 90 MB of memory on the
-# way, more than a million events cost here.  So the form is written here, as simple as Parquet allows: every column
-# required, plain values, one page per column and row group, packed with Zstandard and its checksum.  Anybody's Parquet
-# reader reads it.  Where each page lies is returned on writing (``Places``) and given back on reading, so that nothing
-# of a foreign file is ever parsed: a page that is not where it should be, or not as long, or not whole is a ValueError.
+# -- Parquet ----------------------------------------------------------------------------------------------------------
+# Tables of plain columns as Parquet files. DuckDB, which reads these files for ``stepscope sql``, could also write
+# them, but it costs 0.15 s and 90 MB of memory, more than a million events cost here. The format is kept as simple as
+# Parquet allows: required columns, plain values, one page per column and row group, compressed with Zstandard and its
+# checksum. Any Parquet reader can read it. Writing returns the position of each page (``Places``) and reading takes it,
+# so nothing in an untrusted file is ever parsed: a page with a wrong position, length or content is a ValueError.
 
 Places = dict[str, list[tuple[int, int, int]]]
-"""By column, for each page: where it begins, how long it is packed and plain."""
+"""By column, for each page: offset, compressed length and plain length."""
 
 MAGIC: Final = b"PAR1"
 GROUP_ROWS: Final = 1 << 18
-"""Rows of a row group: enough to pack well, few enough to read with several threads and write in little memory."""
+"""Rows per row group: enough to compress well, few enough to read with several threads and to write in little memory.
+"""
 LEVEL: Final = 1
 INT32, INT64, FLOAT, DOUBLE, BYTE_ARRAY = 1, 2, 4, 5, 6
 ZSTD_CODEC: Final = 6
@@ -84,12 +82,12 @@ RLE: Final = 3
 
 
 class Form(NamedTuple):
-    """How Parquet holds a type of numpy's."""
+    """How Parquet stores a numpy type."""
 
     physical: int
     stored: str
     converted: int | None = None
-    """What the values are where the physical type does not say."""
+    """The converted type, where the physical type is not enough."""
 
 
 FORMS: Final = {
@@ -104,7 +102,7 @@ TEXT: Final = Form(BYTE_ARRAY, "", 0)
 
 
 def write_table(file: BinaryIO, columns: Mapping[str, NDArray[Any] | Sequence[str]]) -> Places:
-    """Columns of equal length, into a new file: numbers of the types in ``FORMS``, or text."""
+    """Write columns of equal length to a new file: numbers of the types in ``FORMS``, or text."""
     rows = len(next(iter(columns.values())))
     places: Places = {name: [] for name in columns}
     groups = []
@@ -137,7 +135,7 @@ def _write_group(file: BinaryIO, part: Mapping[str, Any], packer: Any, places: P
 
 
 def read_column(data: memoryview, pages: Sequence[Sequence[int]], rows: int, dtype: Any) -> NDArray[Any]:
-    """One column of numbers out of a file's bytes."""
+    """Read one column of numbers from a file's bytes."""
     out = np.empty(rows, dtype)
     form = FORMS[out.dtype.name]
     stored = np.dtype(form.stored)
@@ -152,7 +150,7 @@ def read_column(data: memoryview, pages: Sequence[Sequence[int]], rows: int, dty
 
 
 def read_strings(data: memoryview, pages: Sequence[Sequence[int]], rows: int) -> list[str]:
-    """One column of text."""
+    """Read one column of text."""
     out: list[str] = []
     for plain in _pages(data, pages, rows, None):
         at, end = 0, len(plain)
@@ -194,7 +192,7 @@ def _text_page(values: Sequence[str]) -> bytes:
     return b"".join(pieces)
 
 
-# ── Parquet's own records, in Thrift's compact protocol ─────────────────────────────────────────────────────────────
+# ── Parquet's metadata in Thrift's compact protocol ─────────────────────────────────────────────────────────────────
 
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
 
@@ -265,23 +263,23 @@ def _unsigned(value: int) -> bytes:
     return bytes(out)
 
 
-# -- kept -------------------------------------------------------------------------------------------------------------
-# A trace in files and back: one Parquet file per table, strings and threads too, and an index in JSON.
+# -- traces in files --------------------------------------------------------------------------------------------------
+# A trace is stored as one Parquet file per table, including strings and threads, and an index in JSON:
 #
 #     0-slices.parquet  0-ops.parquet  …  0-strings.parquet  0-threads.parquet  1-slices.parquet  …  index
 #
-# The number is the trace's (an export of Nsight Systems may hold several processes).  What comes back equals what was
-# written, types included.  Nothing in the files is believed: not where a page lies, nor that a code has a string.  The
-# index, as all that is no Parquet, begins with a checksum of the rest.
+# The number is that of the trace (an Nsight Systems export may contain several processes). Loading returns exactly what
+# was saved, types included. Nothing in the files is trusted: neither page positions nor that a code has a string. The
+# index, like every file that is not Parquet, begins with a checksum of the rest.
 
 INDEX: Final = "index"
 BROKEN: Final = (OSError, ValueError, KeyError, msgspec.MsgspecError, zstandard.ZstdError, UnicodeError)
-"""What damaged, foreign or missing files end in."""
+"""The errors that damaged, foreign or missing files cause."""
 DIGEST_BYTES: Final = 32
 CODES: Final = {
     *("name", "dims", "types", "concrete", "stack", "op", "group", "description", "ranks", "dtype"),
 }
-"""Columns of codes, whatever their table; ``STRING_COLUMNS`` has the others."""
+"""Columns of string codes in any table; ``STRING_COLUMNS`` has the others."""
 THREADS: Final = {"thread", "from_thread", "to_thread"}
 
 
@@ -297,24 +295,24 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def create_private_file(path: Path) -> BinaryIO:
-    """A new file that nobody else may read."""
+    """Create a file that only the user can read."""
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def save_traces(folder: Path, traces: Sequence[Trace]) -> None:
-    """Into an empty folder; the index comes last."""
+    """Save traces into an empty folder; the index is written last."""
     kept = [_save(folder, number, trace) for number, trace in enumerate(traces)]
     write_sealed(folder / INDEX, msgspec.json.encode(kept))
 
 
 def write_sealed(path: Path, data: bytes) -> None:
-    """A new file, with a checksum in front."""
+    """Write a new file that begins with a checksum."""
     with create_private_file(path) as file:
         file.write(hashlib.sha256(data).digest() + data)
 
 
 def read_sealed(path: Path) -> bytes:
-    """ValueError where it is not as it was written."""
+    """Read a file from ``write_sealed``; raise ValueError if it has changed."""
     whole = path.read_bytes()
     digest, data = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
@@ -323,17 +321,17 @@ def read_sealed(path: Path) -> bytes:
 
 
 def load_meta(folder: Path) -> list[TraceMeta]:
-    """Of the traces there, without their columns."""
+    """Load the metadata of all traces without their columns."""
     return [kept.meta for kept in _index(folder)]
 
 
 def is_code(table: str, column: str) -> bool:
-    """Whether a column's numbers stand for strings."""
+    """Test whether a column contains codes of strings."""
     return column in CODES or (table, column) in STRING_COLUMNS
 
 
 def load_traces(folder: Path, path: str) -> list[Trace]:
-    """What ``save_traces`` wrote, or one of ``BROKEN``; ``path``: for messages."""
+    """Load what ``save_traces`` wrote, or raise one of ``BROKEN``; ``path`` is for messages."""
     kept = _index(folder)
     return [_load(folder, number, each, path) for number, each in enumerate(kept)]
 
@@ -379,7 +377,7 @@ def _load(folder: Path, number: int, kept: _Kept, path: str) -> Trace:
 
 
 def _check(trace: Trace) -> None:
-    """That every index points at something."""
+    """Check that every index is valid."""
     for table in TABLES:
         for column, values in side_columns(getattr(trace, table)).items():
             lowest = -1
@@ -396,7 +394,7 @@ def _check(trace: Trace) -> None:
                 raise ValueError(f"{table}.{column} points at nothing")
 
 
-# -- store ------------------------------------------------------------------------------------------------------------
+# -- entries ----------------------------------------------------------------------------------------------------------
 
 Found = TypeVar("Found")
 
@@ -414,7 +412,7 @@ class Cache:
 
     @classmethod
     def of_environment(cls, environment: dict[str, str] | None = None) -> Cache | None:
-        """The user's own; None where they want none or have no home."""
+        """Locate the user's cache; None if it is disabled or the user has no home."""
         known = dict(os.environ) if environment is None else environment
         try:
             limit = float(known.get("STEPSCOPE_CACHE_GB") or DEFAULT_LIMIT_BYTES / 1e9)
@@ -431,12 +429,12 @@ class Cache:
         return cls(folder=base / "traces", limit_bytes=int(limit * 1e9)) if limit > 0 else None
 
     def entry(self, path: Path) -> Entry | None:
-        """The place for what is known of a file as it is now; None where that is no file."""
+        """Return the entry for a file in its current state; None if it is not a regular file."""
         identity = _identity(path)
         return None if identity is None else Entry(self, path, identity)
 
     def make_room(self) -> None:
-        """Delete what was unused for longest, until all fits, and what somebody never finished."""
+        """Delete the least recently used entries until the rest fits, and folders left by interrupted writers."""
         entries, total = [], 0
         for folder in _folders(self.folder, ENTRY):
             with contextlib.suppress(OSError):
@@ -455,7 +453,7 @@ class Cache:
 
 
 class Entry:
-    """All that is kept of one file."""
+    """Everything cached about one file."""
 
     def __init__(self, cache: Cache, path: Path, identity: tuple[str, ...]) -> None:
         self._cache, self._path, self._identity = cache, path, identity
@@ -464,7 +462,7 @@ class Entry:
         self._same_path = re.compile(rf"{place}-[0-9a-f]{{16}}\Z")
 
     def traces(self, read: Callable[[Path], list[Trace]]) -> list[Trace]:
-        """From the cache, or as ``read`` reads them, and kept from then on."""
+        """Load the traces from the cache, or read them with ``read`` and save them."""
         kept = self.load()
         if kept is not None:
             return kept
@@ -483,7 +481,7 @@ class Entry:
         return traces
 
     def save(self, traces: list[Trace]) -> bool:
-        """Whether it worked; not if the file was changed meanwhile."""
+        """Save the traces and return whether that worked; it fails if the file has changed in the meantime."""
         try:
             self._cache.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not _is_ours(self._cache.folder) or _identity(self._path) != self._identity:
@@ -497,7 +495,7 @@ class Entry:
                 shutil.rmtree(old, ignore_errors=True)
             made.rename(self.folder)
         except (*BROKEN, TypeError, OverflowError):
-            # A full disk; what no file can hold; or another process was first, whose entry is as good.
+            # A full disk, values that cannot be stored, or another process was first: its entry is equally good.
             return (self.folder / INDEX).exists()
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -505,7 +503,7 @@ class Entry:
         return self.folder.exists()
 
     def results(self, name: str, decode: Callable[[bytes], Found]) -> Found | None:
-        """What ``keep`` kept under this name."""
+        """Return what ``keep`` stored under this name."""
         if not _is_ours(self._cache.folder):
             return None
         try:
@@ -516,11 +514,11 @@ class Entry:
         return found
 
     def keep(self, name: str, data: bytes) -> bool:
-        """For ``results``; whether it worked, which it does not where the traces are not kept either."""
+        """Store data for ``results`` and return whether that worked; it fails if the traces are not cached."""
         return self.add(name, lambda path: write_sealed(path, data))
 
     def add(self, name: str, write: Callable[[Path], None]) -> bool:
-        """A file beside the traces, made by ``write``; whether it worked."""
+        """Add a file created by ``write`` to the entry; return whether that worked."""
         try:
             if not _is_ours(self._cache.folder):
                 return False
@@ -535,7 +533,7 @@ class Entry:
 
 @cache
 def code_version() -> str:
-    """Of all that reads and analyses traces."""
+    """Hash all code that reads and analyzes traces."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(str(source).encode() + b"\0" + source.read_bytes())
@@ -558,7 +556,7 @@ def _digest(*parts: str) -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Nobody else can put anything there."""
+    """Check that only this user can write to the folder."""
     try:
         found = folder.stat()
     except OSError:
@@ -574,19 +572,21 @@ def _folders(inside: Path, named: re.Pattern[str]) -> Iterator[Path]:
     yield from (path for path in found if named.match(path.name) and path.is_dir())
 
 
-# -- opening ----------------------------------------------------------------------------------------------------------
-# One file → the traces in it, whatever wrote it, from the cache where it was read before.
+# -- opening files ----------------------------------------------------------------------------------------------------
 
 
 def open_traces(path: Path, cache: Cache | None) -> list[Trace]:
-    """One trace, or of an export of Nsight Systems one per process that used a GPU."""
+    """Return the traces of a file of any format, from the cache if possible.
+
+    An Nsight Systems export has one trace per process that used a GPU; other files have one.
+    """
     entry = cache.entry(path) if cache is not None else None
     return read_traces(path) if entry is None else entry.traces(read_traces)
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Afresh."""
-    # One of the two readers is never needed, and what is kept needs none.
+    """Read a file without the cache."""
+    # Imported late: most files need only one of the two readers, and cached ones need neither.
     from stepscope.traces.reading.nsight import is_nsight, read_nsight
 
     return read_nsight(path) if is_nsight(path) else [read_trace(path)]

@@ -1,13 +1,11 @@
-"""The events of a Chrome trace as pieces of JSON text; broken pieces are scanned and repaired.
+"""The events of a Chrome trace as pieces of JSON text, each an array, for files of any size in little memory.
 
-The events of a Chrome trace as pieces of text, each a JSON array: a file of any size in little memory.
+A trace is ``{…header…, "traceEvents": [event, …], …trailer…}``, or the bare array. The text arrives in blocks; each is
+cut after its last complete event. The end of an event is guessed from ``}, {`` and proved by decoding: a piece cut
+anywhere else is not valid JSON, whatever nesting and strings it contains. A piece that is not valid however it is cut
+is scanned event by event and repaired where possible.
 
-A trace is ``{…header…, "traceEvents": [event, …], …trailer…}``, or the bare array.  The text arrives in blocks; each is
-cut after the last event that is complete in it.  Where an event ends is guessed by ``}, {`` and proved by decoding: a
-piece that was cut anywhere else is no valid JSON, whatever the nesting and the strings in it.  A piece that is none
-however it is cut is looked at event by event (``scanning.py``).
-
-Limits are on what stands without an event (``LONGEST_HEAD``, ``LONGEST_EVENT``), never on the whole.
+Limits apply to text without events (``LONGEST_HEAD``, ``LONGEST_EVENT``), never to the whole file.
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ from stepscope.errors import TraceError
 __all__ = ["UNREADABLE", "EventText"]
 
 
-# -- mending ----------------------------------------------------------------------------------------------------------
-# JSON that is almost right, as profilers wrote it at times, made right.
-#
-# ``nan``, ``inf`` and ``N/A`` stand where a number should (bandwidths of copies that took no time), Windows paths have
-# single backslashes, names have raw control characters, halves of surrogate pairs or bytes that are no UTF-8.  Numbers
-# that are none become null; the rest is kept as far as it can be told.
+# -- repair -----------------------------------------------------------------------------------------------------------
+# Almost valid JSON, as some profilers wrote it, made valid. ``nan``, ``inf`` and ``N/A`` occur in place of numbers
+# (bandwidths of copies that took no time), Windows paths have single backslashes, and names have raw control
+# characters, halves of surrogate pairs or invalid UTF-8. Invalid numbers become null; the rest is kept as far as
+# possible.
 
 TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^\s"\[\]{},:]+', re.DOTALL)
 """A string, or a word outside of strings."""
@@ -45,7 +42,7 @@ UNKNOWN = rb"\ufffd"
 
 
 def mended(text: bytes) -> bytes:
-    """Not surely valid, but more so than before; what was valid stays as it is."""
+    """Repair the text as far as possible, without a guarantee that it is valid; valid text is unchanged."""
     return TOKEN.sub(_token, text.decode("utf-8", "replace").encode())
 
 
@@ -64,24 +61,23 @@ def _escape(match: re.Match[bytes]) -> bytes:
     return match.group() if match["whole"] or match["code"] else rb"\\"
 
 
-# -- scanning ---------------------------------------------------------------------------------------------------------
-# A piece of a list of events, looked at event by event: for the few pieces that are no valid JSON as a whole.
-#
-# That is where the list ends, where a file is cut off, and where an event is broken.  Events that are all but valid are
-# mended (``mending.py``); those that cannot be are left out and counted, up to the next thing that looks like an event.
+# -- scanning event by event ------------------------------------------------------------------------------------------
+# For the few pieces that are not valid JSON as a whole: the end of the list, the end of a truncated file, and broken
+# events. Events that are almost valid are repaired. Others are left out and counted, up to the next text that looks
+# like an event.
 
 UNREADABLE = (ValueError, RecursionError)
-"""What decoders raise: msgspec's and json's errors and wrong UTF-8 are ValueErrors."""
+"""What decoders raise: errors of msgspec and json and invalid UTF-8 are ValueErrors."""
 NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 LAST_BRACE = re.compile(r"\}(?=\s*[,\]])")
-"""Of an event, perhaps: something else or the list's end follows."""
+"""Possibly the end of an event: another item or the end of the list follows."""
 NEXT = re.compile(r"\s*([,\]])?\s*")
 PARTS = 16
-"""Guesses at where a broken event ends: it may have ``}, {`` inside."""
+"""Guesses at where a broken event ends: it may contain ``}, {``."""
 NEAR_END = 16
-"""Letters: longer than any word of JSON, or an escape, that may be cut off."""
+"""Characters: longer than any JSON word or escape that may be cut off."""
 MENDABLE = 1 << 20
-"""Longer ones are not worth the time."""
+"""Longer events are not worth the time."""
 
 
 @dataclass(kw_only=True)
@@ -89,18 +85,18 @@ class Scan:
     events: list[bytes] = field(default_factory=list)
     """JSON objects, as far as the standard library can tell."""
     rest: bytes = b""
-    """What comes after them: the start of the next event, or the trailer."""
+    """The text after them: the start of the next event, or the trailer."""
     ended: bool = False
     """The list's closing bracket was found."""
     lost: int = 0
     mended: int = 0
     cut: bool = False
-    """The last text ends inside of an event."""
+    """The last text ends inside an event."""
 
 
 def scan(text: bytes, *, last: bool, most_lost: int) -> Scan:
-    """``last``: nothing follows this text, so that what is not complete will never be; ``most_lost``: then give up."""
-    letters = text.decode("latin-1")  # one letter per byte, so that positions are those of the bytes
+    """Scan a text; ``last``: it is the end of the file, ``most_lost``: give up after this many lost events."""
+    letters = text.decode("latin-1")  # one character per byte, so that positions match
     out = Scan()
     at = len(letters) - len(letters.lstrip())
     while at < len(letters) and out.lost <= most_lost:
@@ -135,7 +131,7 @@ def scan(text: bytes, *, last: bool, most_lost: int) -> Scan:
 
 
 def _end_of(letters: str, at: int) -> tuple[int, bool]:
-    """Where the value ends that starts there, 0: nowhere; and if so, whether more text could not help."""
+    """Return the end of the value that starts at ``at``, or 0 and whether more text could not help."""
     try:
         return VALUES.raw_decode(letters, at)[1], True
     except json.JSONDecodeError as error:
@@ -145,7 +141,7 @@ def _end_of(letters: str, at: int) -> tuple[int, bool]:
 
 
 def _mended_at(text: bytes, letters: str, at: int) -> tuple[bytes, int, int]:
-    """An event that can be mended and where it ended, 0: there is none; and how many guesses that took."""
+    """Repair the event at ``at``; return it, its end (0 if it failed) and the number of guesses."""
     guesses = 0
     for brace in LAST_BRACE.finditer(letters, at):
         if guesses == PARTS or brace.end() - at > MENDABLE:
@@ -163,10 +159,10 @@ def _no_number(_: str) -> Any:
 
 
 VALUES = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_number, object_pairs_hook=len)
-"""Only where a value ends is asked of it: nothing of it is worth keeping."""
+"""Only finds where a value ends; the values are discarded."""
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+# -- pieces of text ---------------------------------------------------------------------------------------------------
 
 Events = TypeVar("Events")
 
@@ -177,36 +173,36 @@ BARE = re.compile(rb"\s*\[\s*(?:(?=[{\]])|\Z)")
 BETWEEN = re.compile(rb"\}\s*,\s*\{")
 NO_EVENTS = re.compile(rb"\s*\]")
 LONGEST_HEAD = 64 << 20
-"""Without events until there, the file is none of ours; of a trailer that is longer the rest is not read."""
+"""A file without events up to here is not a trace; a longer trailer is not read to its end."""
 LONGEST_EVENT = 16 << 20
 HEADS = 16
-"""Keys named ``traceEvents`` that are looked at to find the one that is not inside of something."""
+"""Number of ``traceEvents`` keys tried to find the one at the top level."""
 CUTS = 3
-"""Guesses at where the last event of a block ends, before all events are looked at."""
+"""Guesses at where the last event of a block ends, before all its events are scanned."""
 LOST = 1000
-"""Events that cannot be read: with more of them the rest is not looked at."""
+"""Unreadable events after which the rest of the file is ignored."""
 
 
 class EventText(Generic[Events]):
-    """Iterating gives decoded pieces; afterwards the rest is known: ``header``, ``truncated`` …"""
+    """An iterator of decoded pieces; the other attributes (``header``, ``truncated`` …) are complete afterwards."""
 
     def __init__(self, blocks: Iterable[bytes], decode: Callable[[bytes], Events]) -> None:
-        """``decode`` takes a JSON array and raises one of ``UNREADABLE`` where it is none."""
+        """``decode`` takes a JSON array and raises one of ``UNREADABLE`` if it is not valid."""
         self._blocks = iter(blocks)
         self._decode = decode
         self.header: dict[str, Any] = {}
-        """What stands beside the events."""
+        """The top-level fields besides the events."""
         self.truncated: str | None = None
         self.lost = 0
-        """Events that are no valid JSON."""
+        """Events that are not valid JSON."""
         self.mended = 0
-        """Events, or pieces with bytes that are no text, that were none but could be mended."""
+        """Invalid events, or pieces with invalid UTF-8, that were repaired."""
         self._before: bytes | None = None
-        """None: of a bare list."""
+        """The text before the list; None for a bare list."""
         self._ended = False
         self._heads = 0
         self._wait = 0
-        """How long the text must be before it is worth another look."""
+        """Minimum length of the text before scanning it again is worthwhile."""
         self._barren = 0
         """Bytes since the last event."""
 
@@ -225,7 +221,7 @@ class EventText(Generic[Events]):
         self._close(rest)
 
     def _to_first_event(self) -> bytes:
-        """What follows the list's bracket; what stands before is kept as the header's part."""
+        """Return the text after the list's opening bracket; store the text before it as part of the header."""
         text, searched, blank = bytearray(), 0, 0
         for block in self._blocks:
             text += block
@@ -256,13 +252,13 @@ class EventText(Generic[Events]):
                 break
         head = HEAD.search(text)
         if head:
-            # What stands before is broken beyond mending, or the list is inside of something: events are events.
+            # The text before it is broken beyond repair, or the list is nested: use its events anyway.
             self._before = b"{"
             return bytes(text[head.end() :])
         raise TraceError(_no_events(text, blank))
 
     def _own_head(self, text: bytearray, start: int) -> re.Match[bytes] | None:
-        """The key that is the document's own, not one of something inside it."""
+        """Find the key at the top level of the document, not a nested one."""
         for head in HEAD.finditer(text, start):
             self._heads += 1
             if self._heads > HEADS:
@@ -272,7 +268,7 @@ class EventText(Generic[Events]):
         return None
 
     def _complete(self, rest: bytes, block: bytes) -> tuple[Events | None, bytes]:
-        """The complete events of a block, with the rest of what came before it, and what is left now."""
+        """Return the complete events of a block and of the rest before it, and the new rest."""
         if len(rest) + len(block) < self._wait:
             self._barren += len(block)
             return None, rest + block
@@ -312,7 +308,7 @@ class EventText(Generic[Events]):
         return piece, found.rest
 
     def _readable(self, event: bytes) -> bytes | None:
-        """An event that the standard library can read, if the decoder can, too."""
+        """Return an event that the standard library can read if the decoder can read it too, repaired if needed."""
         if self._try(event) is not None:
             return event
         if self._try(whole := mended(event)) is not None:
@@ -337,7 +333,7 @@ class EventText(Generic[Events]):
         return piece
 
     def _close(self, text: bytes) -> None:
-        """Header and trailer together are the document without its events."""
+        """Decode header and trailer together, as the document without its events."""
         if self._before is None:
             return
         after = bytearray(text if self._ended else b"}")
@@ -354,7 +350,7 @@ class EventText(Generic[Events]):
 
 
 def _last_between(text: bytes, end: int) -> re.Match[bytes] | None:
-    """The last ``}, {`` whose brace stands before ``end``."""
+    """Find the last ``}, {`` whose brace is before ``end``."""
     while (end := text.rfind(b"}", 0, end)) >= 0:
         between = BETWEEN.match(text, end)
         if between is not None:
@@ -363,7 +359,7 @@ def _last_between(text: bytes, end: int) -> re.Match[bytes] | None:
 
 
 def _document(before: bytes, after: bytes) -> dict[str, Any] | None:
-    """The document with an empty list of events, mended if it must be."""
+    """Decode the document with an empty list of events, repaired if needed."""
     text = before + b'"traceEvents":[]' + after
     document = _decoded(text)
     if document is None and len(text) < MENDABLE:

@@ -1,7 +1,4 @@
-"""Which files are traces, and reading one of torch.profiler's: plain, gzip or Zstandard.
-
-Paths in, traces out: which files are traces, and what one holds.
-"""
+"""Which files are traces, and reading one from torch.profiler: plain, gzip or Zstandard."""
 
 from __future__ import annotations
 
@@ -18,15 +15,14 @@ from stepscope.traces.reading.kineto import read_kineto
 __all__ = ["TIMELINE", "blocks_of", "find_traces", "read_trace"]
 
 
-# -- inflate ----------------------------------------------------------------------------------------------------------
-# Files as blocks of plain bytes, whatever they were packed with; the first bytes decide, not the name.
-#
-# However much comes out of how little, no more than a block of it is held at a time: what a packed file may grow to is
-# for those to judge who look at the text (``text.py``).
+# -- decompression ----------------------------------------------------------------------------------------------------
+# Files as blocks of plain bytes; the first bytes of a file decide on the compression, not its name. Whatever the
+# compression ratio, only one block is in memory at a time. ``event_text.py`` limits how much text is accepted.
 
 BLOCK = 512 << 10
-"""Of plain bytes.  The events of larger ones leave the cache before they are used; of smaller ones the work per block,
-not per event, is felt."""
+"""Plain bytes per block. The events of larger blocks leave the CPU cache before they are used; with smaller ones the
+overhead per block shows.
+"""
 PACKED = 64 << 10
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 FOREIGN: Final = {
@@ -44,12 +40,12 @@ FOREIGN: Final = {
 
 
 def foreign_format(start: bytes) -> str | None:
-    """What a file is that begins like this, if it is something that is known but not read here."""
+    """Name the format of a file that begins like this, if it is known but not supported."""
     return next((words for magic, words in FOREIGN.items() if start.startswith(magic)), None)
 
 
 def blocks_of(path: Path, cut: list[str] | None = None) -> Iterator[bytes]:
-    """``cut`` gets a line where the packed data end early or go wrong; what came before was given."""
+    """Yield the file's blocks; if the compressed data end early or are damaged, the reason is added to ``cut``."""
     cut = [] if cut is None else cut
     try:
         mode = path.stat().st_mode
@@ -72,7 +68,7 @@ def blocks_of(path: Path, cut: list[str] | None = None) -> Iterator[bytes]:
 
 
 def _gunzipped(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
-    """All members, one after the other; a member that ends early has given all that was in it."""
+    """Decompress all members in sequence; a member that ends early yields everything it contained."""
     from zlib_ng import zlib_ng
 
     damaged: Any = zlib_ng.error
@@ -120,22 +116,22 @@ def _unzstd(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
             yield block
 
 
-# -- read -------------------------------------------------------------------------------------------------------------
+# -- finding and reading traces ---------------------------------------------------------------------------------------
 
 ENDINGS: Final = (".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".qdrep")
-"""Of files that a folder is searched for; one that is named may be called anything."""
+"""File name endings searched for in folders; a file given by name may be called anything."""
 REPORTS: Final = (".nsys-rep", ".qdrep")
 LOOKED_AT: Final = 1 << 20
-"""Bytes of a file in a folder, in which a trace would begin its events or at least look like one."""
+"""Bytes of a file in a folder within which a trace must have begun its events or at least look like a trace."""
 
 TIMELINE: Final = b'{"stepscope":{"timeline":1}'
-"""How our own merged timelines (``perfetto``) begin: they are no further rank."""
+"""The beginning of Stepscope's own merged timelines (``exports.py``): they are not another rank."""
 
 
 def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """Files as they are, folders as the traces anywhere below them, by name, each once; and what was passed over.
+    """Return the given files and the traces below the given folders, each once, by name; also what was skipped.
 
-    A file that was named must be a trace, which shows when it is read; in a folder there are others, too.
+    A file given by name must be a trace, which is checked when it is read; a folder may contain other files.
     """
     found: dict[Path, None] = {}
     notices: list[str] = []
@@ -164,7 +160,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _looks_like_one(path: Path) -> bool:
-    """By its first bytes; one that cannot be read at all may be one, and shall say why when it is read."""
+    """Judge a file by its first bytes; an unreadable file counts as a trace, so that reading it reports the reason."""
     if not path.name.endswith(ENDINGS[:3]):
         return True
     start = bytearray()
@@ -182,7 +178,7 @@ def _looks_like_one(path: Path) -> bool:
 
 
 def _foreign(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same, unless we wrote them."""
+    """Pass blocks through; reject Stepscope's own timelines."""
     for number, block in enumerate(blocks):
         if not number and block.startswith(TIMELINE):
             raise TraceError("is a timeline that --perfetto wrote; the traces it was made of can be read")
@@ -190,7 +186,7 @@ def _foreign(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace of torch.profiler, or another that Chrome would open."""
+    """Read a trace from torch.profiler, or another trace that Chrome can open."""
     if path.name.endswith(REPORTS):
         raise TraceError(f"{path}: is a report of Nsight Systems; export it first: nsys export --type sqlite")
     cut: list[str] = []

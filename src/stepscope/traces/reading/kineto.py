@@ -1,9 +1,7 @@
-"""Kineto's JSON (torch.profiler and other Chrome traces) to columns and metadata.
+"""Kineto's JSON, as ``torch.profiler`` exports it, and other Chrome traces to columns and metadata.
 
-Kineto's JSON, as ``torch.profiler`` exports it, and other traces that Chrome would open → columns.
-
-Pieces of text are decoded to events, these become columns at once, and nothing of them is kept but ranges that are
-still open (``B`` without its ``E``).
+Pieces of text are decoded to events, which become columns at once. Only ranges that are still open (``B`` without its
+``E``) are kept as events.
 """
 
 from __future__ import annotations
@@ -52,12 +50,12 @@ from stepscope.traces.reading.kineto_events import (
 __all__ = ["read_kineto"]
 
 
-# -- kineto columns ---------------------------------------------------------------------------------------------------
-# Events → columns: what of each kind of slice is kept, and as what.
+# -- columns ----------------------------------------------------------------------------------------------------------
+# Which fields are kept for each kind of slice, and in which form.
 
 
 def _one_of(*kinds: Kind) -> Any:
-    """[kinds]; to be indexed with a column of kinds."""
+    """Build a lookup table to be indexed with a column of kinds."""
     return np.isin(np.arange(256), [int(kind) for kind in kinds])
 
 
@@ -68,7 +66,7 @@ KERNEL = _one_of(Kind.KERNEL)
 SYNC = _one_of(Kind.SYNC)
 PYTHON = _one_of(Kind.PYTHON)
 NO_STREAM = 2**31 - 1
-"""CUPTI writes 2³² − 1 where it means none, or all."""
+"""CUPTI writes 2³² − 1 for none, or for all."""
 MAX_DEVICE = 1024
 LARGEST = 2**63 - 1
 DIGITS = re.compile(r"\d{1,9}")
@@ -78,7 +76,7 @@ UNKNOWN = np.uint8(2)
 
 
 class Kinds(dict[str | None, int]):
-    """By category."""
+    """Kinds by category."""
 
     def __missing__(self, category: str | None) -> int:
         kind = self[category] = int(kind_of(category))
@@ -86,7 +84,7 @@ class Kinds(dict[str | None, int]):
 
 
 class Process(dict[int | str, int]):
-    """Numbers of a process's threads as the file spells them: "17" is 17, which old files have both of."""
+    """Thread numbers of a process by the file's spelling: "17" equals 17, and old files use both."""
 
     def __init__(self, builder: TraceBuilder, pid: int | str) -> None:
         super().__init__()
@@ -121,7 +119,7 @@ class Texts(dict[bytes, int]):
 
 
 class Columns:
-    """Fills a builder."""
+    """Fills a builder with columns."""
 
     def __init__(self, builder: TraceBuilder) -> None:
         self.builder = builder
@@ -187,7 +185,7 @@ class Columns:
             )
 
     def _ops(self, base: int, args: list[Args], kind: Any, name: Any) -> None:
-        """Those of which more is known than the name."""
+        """Add operators with details besides the name."""
         strings = self.builder.strings
         rows, some = _of(args, WITH_DETAILS[kind])
         if not some:
@@ -209,12 +207,12 @@ class Columns:
         self.builder.add("ops", **{column: values[known] for column, values in columns.items()})
 
     def _codes(self, texts: list[msgspec.Raw]) -> Any:
-        """All at once, by a byte that no JSON has in it: one by one they take twice as long."""
+        """Encode texts in one go, joined by a byte that JSON never contains: one by one takes twice as long."""
         apart = b"\0".join(texts).split(b"\0") if texts else []
         return np.fromiter(map(self._texts.__getitem__, apart), np.int32, len(texts))
 
     def _with_settings(self, names: Any) -> Any:
-        """[names]; whether that is an operator of which FLOPs need more than the shapes."""
+        """Test whether FLOPs of an operator need more than its shapes, [names]."""
         known = self._settings
         if len(known) < len(self.builder.strings):
             known = self._settings = np.concatenate([known, np.full(2 * len(self.builder.strings), UNKNOWN)])
@@ -268,7 +266,7 @@ class Columns:
 
 
 def integers(values: list[int]) -> Ints:
-    """−1 for those beyond 64 bits."""
+    """Convert to int64; −1 for values beyond 64 bits."""
     try:
         return np.fromiter(values, np.int64, len(values))
     except OverflowError:
@@ -276,7 +274,7 @@ def integers(values: list[int]) -> Ints:
 
 
 def reals(values: list[Any]) -> Any:
-    """NaN for None, and for what no float holds."""
+    """Convert to float32; NaN for None and for values out of range."""
     try:
         wide = np.array([NAN if value is None else value for value in values], np.float64)
     except OverflowError:
@@ -296,7 +294,7 @@ def _of(args: list[Args], which: Any) -> tuple[Any, list[Args]]:
 
 
 def _places(events: Sequence[Any], args: list[Args], kind: Any) -> tuple[Any, Any]:
-    """[slices]; device and stream of what runs on one, else −1."""
+    """Return device and stream of slices that run on one, else −1; [slices]."""
     device = np.full(len(events), -1, np.int16)
     stream = np.full(len(events), -1, np.int32)
     rows = np.flatnonzero(ON_DEVICE[kind])
@@ -312,13 +310,13 @@ def _places(events: Sequence[Any], args: list[Args], kind: Any) -> tuple[Any, An
 
 
 def _device(event: Any) -> int:
-    """What its process is called, where it does not say."""
+    """Derive the device from the process number, if the event does not name it."""
     device = _plain(event.pid)
     return device if isinstance(device, int) and 0 <= device < MAX_DEVICE else 0
 
 
 def _stream(event: Any) -> int:
-    """What its thread is called (``stream 7``), where it does not say; −1: all."""
+    """Derive the stream from the thread (``stream 7``), if the event does not name it; −1 is all streams."""
     if event.args.stream >= NO_STREAM:
         return -1
     stream = _plain(event.tid)
@@ -332,12 +330,11 @@ def _plain(spelt: int | str) -> int | str:
     return int(spelt) if isinstance(spelt, str) and spelt.isascii() and spelt.isdigit() and len(spelt) < 20 else spelt
 
 
-# -- kineto meta ------------------------------------------------------------------------------------------------------
-# What a Kineto file says of itself, beside its events.
+# -- metadata ---------------------------------------------------------------------------------------------------------
 
 
 def meta_of(header: dict[str, Any], path: str) -> TraceMeta:
-    """Only what has the type that it should."""
+    """Read the file's header; values of a wrong type are ignored."""
     world = _dict(header.get("distributedInfo"))
     return TraceMeta(
         path=path,
@@ -377,16 +374,16 @@ def _dicts(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(each for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
 
 
-# -- kineto -----------------------------------------------------------------------------------------------------------
+# -- reader -----------------------------------------------------------------------------------------------------------
 
 ARROWS = (FlowStart, FlowEnd)
 FORWARD_BACKWARD = "fwdbwd"
 LONGEST_NOTHING = 4 << 20
-"""Bytes of a list in which nothing is an event."""
+"""Maximum bytes of a part of the list without any event."""
 
 
 def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
-    """``blocks``: the text, inflated; ``path``: for messages."""
+    """Read a trace; ``blocks``: the decompressed text, ``path``: for messages."""
     reader = _Reader()
     text = EventText(blocks, reader.decode)
     for piece in text:
@@ -412,7 +409,7 @@ class _Reader:
         self.negative = 0
         self.unpaired = 0
         self._open: defaultdict[int, list[tuple[int, Begin]]] = defaultdict(list)
-        """Ranges by thread, the innermost last."""
+        """Open ranges by thread, the innermost last."""
         self._arrows = _Arrows()
         self._nothing = 0
 
@@ -424,7 +421,7 @@ class _Reader:
             self._slices(piece, slices)
         if len(slices) == len(events):
             return
-        # Most of what is no slice is an arrow from a launch to its kernel, which correlations tell as well.
+        # Most other events are arrows from launches to kernels, which correlations show as well.
         rest = [e for e in events if type(e) is not Slice and (type(e) not in ARROWS or e.cat == FORWARD_BACKWARD)]
         memory = [e for e in rest if (type(e) is Instant or type(e) is OldInstant) and e.name == "[memory]"]
         if memory:
@@ -457,7 +454,7 @@ class _Reader:
             self.columns.slices(events, start_ns, ns_of_us(dur_us))
 
     def _ranges(self, piece: Piece, events: Sequence[Any]) -> None:
-        """What begins and ends in events of their own."""
+        """Pair begin and end events."""
         placed, times_ns = piece.placed(events)
         self.unplaced += len(events) - len(placed)
         closed: list[Slice] = []
@@ -492,7 +489,7 @@ class _Reader:
 
 
 class _Arrows:
-    """From forward operators to backward ones, by their ids: the last of each that was said."""
+    """Arrows from forward to backward operators, by id: the last start and end of each id count."""
 
     def __init__(self) -> None:
         self._words: Numbering[Any] = Numbering()
@@ -507,7 +504,7 @@ class _Arrows:
         if not self._pieces:
             return
         ends, ids, threads, times_ns = (np.concatenate(parts) for parts in zip(*self._pieces, strict=True))
-        # Turned around, so that the first of each id is the last that was said.
+        # Reversed, so that the first of each id is the last one in the file.
         starts, finishes = np.flatnonzero(~ends)[::-1], np.flatnonzero(ends)[::-1]
         from_ids, first = np.unique(ids[starts], return_index=True)
         to_ids, last = np.unique(ids[finishes], return_index=True)
@@ -541,7 +538,7 @@ def _problems(text: EventText[Any], reader: _Reader) -> Iterator[str]:
 
 
 def _with_process(trace: Trace) -> Trace:
-    """The process that was traced is the one with most slices of the host."""
+    """Set the traced process: the one with most host slices."""
     threads = trace.slices.thread[trace.rows_of(HOST_KINDS)]
     slices: Counter[int] = Counter()
     for thread, count in enumerate(np.bincount(threads).tolist() if len(threads) else ()):

@@ -1,10 +1,9 @@
-"""Events of a Kineto file: their fields, decoding them with exact times, and events with fields of a wrong type.
+"""Events of a Kineto (Chrome) trace: their fields, decoding with exact times, and events with fields of a wrong type.
 
-The events of a Kineto (Chrome) trace as they stand in the file: only the fields that somebody asks for.
-
-msgspec fills these straight from the bytes, one class per phase (``ph``), and skips what is not named here.  It looks
-for a key from the field after the last one found on: fields stand in the order in which Kineto writes them, and each
-one more costs every event a little.  ``ts`` and ``dur`` are microseconds, whole or with three decimals.
+Only fields that an analysis uses are defined. msgspec fills the classes directly from the bytes, one class per phase
+(``ph``), and skips all other fields. It searches for a key starting after the last field found, so fields are in the
+order in which Kineto writes them; every additional field costs each event a little. ``ts`` and ``dur`` are
+microseconds, whole or with three decimals.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ __all__ = [
 ]
 
 
-# -- kineto events ----------------------------------------------------------------------------------------------------
+# -- event classes ----------------------------------------------------------------------------------------------------
 
 Number = int | float
 MISSING: Final = float("nan")
 
 
 class Args(msgspec.Struct, gc=False, frozen=True):
-    """Of slices of all kinds: telling the kinds apart first would cost more than it saves."""
+    """Arguments of slices of all kinds: separating the kinds first would cost more than it saves."""
 
     external: int = msgspec.field(name="External id", default=-1)
     sequence: int = msgspec.field(name="Sequence number", default=-1)
@@ -120,7 +119,7 @@ class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
 
 
 class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
-    """Of the innermost that is open on its thread."""
+    """Ends the innermost open range of its thread."""
 
     pid: int | str = -1
     tid: int | str = -1
@@ -137,7 +136,7 @@ class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
 
 
 class OldInstant(Instant, gc=False, tag_field="ph", tag="I"):
-    """As Chrome called it before."""
+    """Chrome's former tag for instants."""
 
 
 class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
@@ -160,11 +159,11 @@ class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
 
 
 class Ignored(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
-    """Counters, asynchronous ranges, steps of flows and whatever else Chrome has."""
+    """Counters, asynchronous ranges, flow steps and all other Chrome events."""
 
 
 class NoEvent(msgspec.Struct, gc=False):
-    """Something in the list that has no phase."""
+    """A list item without a phase."""
 
 
 OTHER_PHASES: Final = "bneSTpFtPNODRcVv(),"
@@ -177,11 +176,10 @@ PHASES: Final[dict[str, Any]] = {
 EVENT: Final[Any] = functools.reduce(operator.or_, PHASES.values(), Ignored)
 
 
-# -- kineto lenient ---------------------------------------------------------------------------------------------------
-# Events with fields of another type than they should have: each field is read by itself, as far as it makes sense.
-#
-# Numbers may be quoted or whole numbers written with decimals; what is null is not there; what cannot be read is not
-# there either, and the event counts as wrong.
+# -- lenient decoding -------------------------------------------------------------------------------------------------
+# Events with fields of an unexpected type: each field is read separately, as far as it makes sense. Numbers may be
+# quoted, and integers may have decimals. Null counts as missing. An unreadable field also counts as missing, and the
+# event is counted as wrong.
 
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 STRING = msgspec.json.Decoder(str)
@@ -189,7 +187,7 @@ MOST_DIGITS = 300
 
 
 def read_leniently(text: bytes) -> tuple[Any, bool]:
-    """An event, ``NoEvent`` if it is none; and whether something in it was wrong."""
+    """Decode an event (``NoEvent`` if it is not one); also return whether something in it was wrong."""
     try:
         fields = FIELDS.decode(text)
         phase = _string(bytes(fields.get("ph", b'""')))
@@ -224,7 +222,7 @@ def _filled(kind: Any, fields: dict[str, msgspec.Raw]) -> tuple[Any, bool]:
 
 
 def _value(kind: Any, text: bytes) -> Any:
-    """None: it cannot be read as that."""
+    """Convert to the given type; None if that is impossible."""
     if kind is msgspec.Raw:
         return msgspec.Raw(text)
     kinds = typing.get_args(kind) or (kind,)
@@ -236,7 +234,7 @@ def _value(kind: Any, text: bytes) -> Any:
 
 
 def _number(text: bytes) -> Decimal | None:
-    """Quoted or not; None: it is none, or beyond all use."""
+    """Parse a number, quoted or not; None if it is not a number or far out of range."""
     try:
         number = Decimal(_string(text) if text.startswith(b'"') else text.decode())
     except (ArithmeticError, *UNREADABLE):
@@ -273,15 +271,13 @@ READERS: dict[Any, Callable[[bytes], Any]] = {
 }
 
 
-# -- kineto decode ----------------------------------------------------------------------------------------------------
-# A piece of text → its events, with times in integer nanoseconds, exactly as the text has them.
-#
-# A double tells microseconds with three decimals apart up to 2⁴³ (a clock that counts from boot).  Larger ones with
-# decimals (since 1970) are read once more, as text.
+# -- exact times ------------------------------------------------------------------------------------------------------
+# Times become integer nanoseconds, exactly as in the text. A double represents microseconds with three decimals up to
+# 2⁴³ (a clock since boot). Larger ones with decimals (since 1970) are parsed again, as text.
 
 EXACT_US: Final = 2.0**43
 LATEST_NS: Final = 2**61
-"""Either way from 0: so that differences and sums of times stay in 64 bits; since 1970 it is the year 2043."""
+"""Distance from 0 in both directions, so that sums and differences fit in 64 bits; since 1970 it is the year 2043."""
 NOWHERE: Final = LATEST_NS + 1
 
 
@@ -292,13 +288,13 @@ class OnlyTime(msgspec.Struct, gc=False):
 class EventDecoder:
     def __init__(self) -> None:
         self.wrong = 0
-        """Events with a field that cannot be read."""
+        """Events with an unreadable field."""
         self._typed = msgspec.json.Decoder(list[EVENT])
         self._each = msgspec.json.Decoder(list[msgspec.Raw])
         self._times = msgspec.json.Decoder(list[OnlyTime])
 
     def __call__(self, text: bytes) -> Piece:
-        """Raises one of ``UNREADABLE`` where the text is no JSON array."""
+        """Decode a JSON array; raise one of ``UNREADABLE`` if the text is not one."""
         try:
             return Piece(self, text, self._typed.decode(text))
         except msgspec.ValidationError:
@@ -307,7 +303,7 @@ class EventDecoder:
         return Piece(self, text, [event for event, _ in read])
 
     def literal_times(self, text: bytes) -> list[bytes]:
-        """``ts`` of every event as it stands there; empty: it has none."""
+        """Return the literal ``ts`` of every event; empty if missing."""
         try:
             return [bytes(event.ts) for event in self._times.decode(text)]
         except msgspec.ValidationError:
@@ -327,24 +323,24 @@ class Piece:
         self._decoder = decoder
         self._text = text
         self._in_ns = False
-        """Whether ``ts`` of the events is in nanoseconds already."""
+        """Whether ``ts`` of the events is already in nanoseconds."""
 
     def placed(self, events: Sequence[Any]) -> tuple[Sequence[Any], Ints]:
-        """Some of its events, without those that say no usable time, and when they began."""
+        """Return those of the given events that have a usable time, and their start times."""
         if not events:
             return events, np.empty(0, np.int64)
         times_ns = self._times_ns(events)
         if times_ns is None:
             self._read_exactly()
             times_ns = self._times_ns(events)
-            assert times_ns is not None  # it is in nanoseconds now
+            assert times_ns is not None  # times are in nanoseconds now
         there = np.abs(times_ns) <= LATEST_NS
         if not there.all():
             return [event for event, ok in zip(events, there.tolist(), strict=True) if ok], times_ns[there]
         return events, times_ns
 
     def _times_ns(self, events: Sequence[Any]) -> Ints | None:
-        """None: a double does not tell them."""
+        """Convert the times; None if doubles are not exact enough."""
         values = [event.ts for event in events]
         if self._in_ns:
             return np.fromiter(values, np.int64, len(values))
@@ -374,13 +370,13 @@ class Piece:
 
 
 def ns_of_us(values: Any) -> Ints:
-    """Microseconds with at most three decimals → nanoseconds: whole and decimals apart, so that nothing is lost."""
+    """Convert microseconds with at most three decimals to nanoseconds; whole and decimals separately, to be exact."""
     whole = np.floor(values)
     return np.asarray(whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64), np.int64)
 
 
 def ns_of_text(text: bytes) -> int:
-    """Of microseconds as they stand in the file, perhaps quoted; ``NOWHERE``: they are no time."""
+    """Convert literal microseconds, possibly quoted; ``NOWHERE`` if they are not a time."""
     text = text.strip(b'"')
     whole, _, decimals = text.partition(b".")
     if len(decimals) == 3 and decimals.isdigit() and len(whole) < 20:

@@ -1,16 +1,15 @@
-"""Exports of Nsight Systems (SQLite) to columns; NVTX ranges become operators, steps and collectives.
+"""Nsight Systems exports (``nsys export --type sqlite``) to columns, one trace per process that used a GPU.
 
-The SQLite that ``nsys export --type sqlite`` writes → columns, one trace per process that used a GPU.
-
-Tables and columns come and go with Nsight's versions: whatever is missing is taken as not said.  Times are nanoseconds
-from the start of the recording.  A process and a thread are packed into one number: ``… pid·2²⁴ + tid``.
+NVTX ranges become operators, steps and collectives. Tables and columns vary with Nsight's versions: a missing one
+counts as no data. Times are nanoseconds since the start of the recording. A process and a thread are packed into one
+number: ``… pid·2²⁴ + tid``.
 
     CUPTI_ACTIVITY_KIND_KERNEL            kernels, by their full name
     CUPTI_ACTIVITY_KIND_GRAPH_TRACE       a whole CUDA graph (``--cuda-graph-trace=graph``), as one kernel
     CUPTI_ACTIVITY_KIND_MEMCPY, _MEMSET   copies, named as in Kineto's traces
     CUPTI_ACTIVITY_KIND_SYNCHRONIZATION   waits; the event they wait for is found in _CUDA_EVENT
-    CUPTI_ACTIVITY_KIND_RUNTIME, _DRIVER  calls, without the version behind their names
-    NVTX_EVENTS                           ranges; see ``nvtx.py`` for which are operators, steps and collectives
+    CUPTI_ACTIVITY_KIND_RUNTIME, _DRIVER  calls, without the version suffix of their names
+    NVTX_EVENTS                           ranges: operators, steps, collectives and annotations (below)
 """
 
 from __future__ import annotations
@@ -33,17 +32,18 @@ from stepscope.traces.reading.sqlite import MAGIC, Database
 __all__ = ["is_nsight", "read_nsight"]
 
 
-# -- nvtx -------------------------------------------------------------------------------------------------------------
-# NVTX ranges of an export of Nsight Systems: phases, and among them operators, steps and collectives.
+# -- NVTX ranges ------------------------------------------------------------------------------------------------------
+# NVTX ranges are annotations, except for operators, steps and collectives:
 #
 # - *Operators*: what ``torch.autograd.profiler.emit_nvtx`` writes, ``aten::mm, seq = 3, op_id = 7, sizes = [[2, 2]]``.
-# - *Steps*: ranges named ``ProfilerStep#N``; where there are none, ranges named by one of ``STEP_WORDS`` and a number
-#   (``iteration 12``, ``step_3``), of the word that has most of them, at least two, none overlapping another.  They are
-#   then called ``ProfilerStep#N`` here, with their own numbers, or counted through where a number comes twice.
-# - *Collectives*: calls of NCCL, which carry their communicator and size as a payload, as JSON or as bytes whose layout
-#   stands in NVTX_PAYLOAD_SCHEMA_ENTRIES.  A kernel of NCCL belongs to those calls of its thread that began after the
-#   launch before it and up to its own; if it is several (a group), their bytes are added up.
-# - All others are annotations.  Marks and ranges that were never closed are left out, the latter counted.
+# - *Steps*: ranges named ``ProfilerStep#N``. Without them, ranges named by one of ``STEP_WORDS`` and a number
+#   (``iteration 12``, ``step_3``): those of the most frequent word with at least two ranges and no overlap. They are
+#   renamed to ``ProfilerStep#N`` with their own numbers, or counted if a number occurs twice.
+# - *Collectives*: NCCL calls, which carry their communicator and size as a payload, in JSON or in bytes whose layout is
+#   in NVTX_PAYLOAD_SCHEMA_ENTRIES. An NCCL kernel belongs to those calls of its thread that began after the previous
+#   launch and up to its own; the bytes of several calls (a group) are added up.
+#
+# Marks and ranges that were never closed are left out; the latter are counted.
 
 PUSH_POP, START_END = 59, 60
 RANGE_COLUMNS: Final = {"start": 0, "end": -1, "eventType": PUSH_POP, "globalTid": -1, "textId": -1, "jsonTextId": -1}
@@ -57,16 +57,16 @@ STEP: Final = re.compile(rf"^({'|'.join(STEP_WORDS)})\s*[ _#:=-]?\s*(\d{{1,15}})
 PROFILER_STEP: Final = re.compile(r"^ProfilerStep\s*#?\s*\d+")
 COMMUNICATOR, SIZE, RANKS, RANK = "NCCL communicator ID", "Message size [bytes]", "No. of ranks", "Rank"
 HEADER: Final = struct.Struct("<IIIIQQ")
-"""Before a payload's bytes: domain, –, schema, –, length of the payload, length in all."""
+"""Before a payload's bytes: domain, –, schema, –, payload length, total length."""
 ENTRY_FORMATS: Final = {
     5: "<I", 6: "<I", 7: "<Q", 8: "<Q", 9: "<Q", 10: "<Q", 15: "<I", 16: "<I", 17: "<Q", 18: "<Q", 22: "<Q"
 }  # fmt: skip
-"""NVTX's types of whole numbers; none that is asked for is ever negative."""
+"""NVTX's integer types; none of the values read is ever negative."""
 MOST: Final = 1 << 62
 GATHERED: Final = ("allgather", "gather")
 SCATTERED: Final = ("reducescatter", "scatter")
 EXCHANGED: Final = "alltoall"
-"""What NCCL says of it is the part for one peer."""
+"""NCCL reports the part for one peer."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +81,7 @@ class Ranges:
     """1: never closed."""
 
     def of(self, rows: Ints) -> Ranges:
-        """Some of them; ``rows`` ascends."""
+        """Select rows; ``rows`` is ascending."""
         if len(rows) == len(self.names):
             return self
         chosen = rows.tolist()
@@ -98,14 +98,14 @@ class Ranges:
 @dataclass(frozen=True, kw_only=True)
 class AboutRanges:
     rank: int | None = None
-    """In the largest communicator that was set up during the recording."""
+    """In the largest communicator that was created during the recording."""
     world_size: int | None = None
     skipped: int = 0
     problems: tuple[str, ...] = ()
 
 
 def read_ranges(database: Database, strings: Mapping[int, str]) -> Ranges:
-    """Of all processes."""
+    """Read the ranges of all processes."""
     layouts = _layouts(database)
     numbers: list[Ints] = []
     names: list[str] = []
@@ -132,8 +132,11 @@ def read_ranges(database: Database, strings: Mapping[int, str]) -> Ranges:
 
 
 def add_ranges(builder: TraceBuilder, ranges: Ranges, launched: Mapping[str, Ints]) -> AboutRanges:
-    """Into one process's trace; ``launched``: its calls (``call``, ``call_thread``, ``call_start_ns``) and kernels
-    (``kernel``: correlation, ``kernel_row``, ``kernel_name``: code)."""
+    """Add the ranges to the trace of one process.
+
+    ``launched``: its calls (``call``, ``call_thread``, ``call_start_ns``) and kernels (``kernel``: correlation,
+    ``kernel_row``, ``kernel_name``: code).
+    """
     closed = np.flatnonzero(ranges.open == 0)
     skipped = len(ranges.names) - len(closed)
     ranges = ranges.of(closed)
@@ -192,7 +195,7 @@ def _slices(builder: TraceBuilder, ranges: Ranges, steps: Mapping[int, str]) -> 
 
 
 def _steps(ranges: Ranges) -> dict[int, str]:
-    """By row: the name as a profiler's step."""
+    """Map rows to their names as profiler steps."""
     found: dict[str, list[tuple[int, int]]] = {}
     for row, name in enumerate(ranges.names):
         if PROFILER_STEP.match(name):
@@ -211,7 +214,7 @@ def _steps(ranges: Ranges) -> dict[int, str]:
 
 
 def _communicators(ranges: Ranges) -> tuple[int | None, int | None, dict[int, int]]:
-    """Rank and size of the largest, and the size of each."""
+    """Return rank and size of the largest communicator, and the size of each."""
     rank = world_size = None
     sizes: dict[int, int] = {}
     for payload in ranges.payloads:
@@ -252,7 +255,7 @@ def _collectives(
 
 
 def _said(name: str, payloads: Sequence[Mapping[str, int]], sizes: Mapping[int, int]) -> tuple[str, str, int, int, int]:
-    """Operation, group, its size, bytes in and out."""
+    """Return operation, group, group size, bytes in and bytes out."""
     operation = re.sub(r"^p?nccl", "", name).lower()
     group = payloads[0][COMMUNICATOR]
     size = min(sizes.get(group, -1), MOST)
@@ -270,7 +273,7 @@ def _said(name: str, payloads: Sequence[Mapping[str, int]], sizes: Mapping[int, 
 def _kernels_of(
     builder: TraceBuilder, ranges: Ranges, said: Sequence[int], launched: Mapping[str, Ints]
 ) -> dict[int, list[int]]:
-    """By a kernel's row: the calls of NCCL that it does the work of."""
+    """Map the rows of kernels to the NCCL calls that they execute."""
     if not said or "kernel" not in launched or "call" not in launched:
         return {}
     communicates = np.array([is_communication(name) for name in builder.strings], bool)
@@ -295,7 +298,7 @@ def _kernels_of(
 
 
 def _layouts(database: Database) -> dict[int, list[tuple[str, int, str]]]:
-    """By a schema's number: name, offset and format of its whole numbers."""
+    """Map schema numbers to name, offset and format of their integers."""
     layouts: dict[int, list[tuple[str, int, str]]] = {}
     for entry in database.records("NVTX_PAYLOAD_SCHEMA_ENTRIES"):
         schema, name, offset = entry.get("schemaId"), entry.get("name"), entry.get("offset") or 0
@@ -331,7 +334,7 @@ def _payload(
     return out
 
 
-# -- nsight -----------------------------------------------------------------------------------------------------------
+# -- activities and processes -----------------------------------------------------------------------------------------
 
 Columns = Mapping[str, Ints]
 
@@ -356,7 +359,7 @@ WORK: Final = ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET")
 COPY_KINDS: Final = dict(enumerate(
     ("?", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH", "DtoD")
 ))  # fmt: skip
-"""The last three: of unified memory."""
+"""The last three: unified memory."""
 MEMORY_KINDS: Final = dict(
     enumerate(("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown"))
 )
@@ -367,7 +370,7 @@ DEVICE_FACTS: Final = {
     "computeMinor": "computeMinor", "maxRegistersPerSm": "regsPerMultiprocessor", "clockRate": "clockRate",
     "maxShmemPerSm": "sharedMemPerMultiprocessor", "memoryBandwidth": "memoryBandwidth",
 }  # fmt: skip
-"""Of TARGET_INFO_GPU: what Kineto calls it."""
+"""Column of TARGET_INFO_GPU → Kineto's name."""
 VERSION: Final = re.compile(r"_v\d+(_pt[sd][zs])?$")
 PID_SHIFT: Final = 24
 PID_MASK: Final = (1 << 24) - 1
@@ -375,7 +378,7 @@ MOST_PROCESSES: Final = 1024
 
 
 def is_nsight(path: Path) -> bool:
-    """Whether it is a SQLite database, of whomever."""
+    """Test whether the file is a SQLite database of any kind."""
     try:
         if not path.is_file():
             return False
@@ -386,7 +389,7 @@ def is_nsight(path: Path) -> bool:
 
 
 def read_nsight(path: Path) -> list[Trace]:
-    """By process; those without work on a GPU are left out, and that is said."""
+    """Read one trace per process; processes without GPU work are left out and mentioned in the problems."""
     with Database(path) as database:
         if not any(PREFIX + name in database.tables for name in WORK):
             raise TraceError(f"{path} is a database without work of a GPU in it: was it recorded with --trace=cuda?")
@@ -399,7 +402,7 @@ def read_nsight(path: Path) -> list[Trace]:
 
 
 class _Report:
-    """All that is read of the database, by process."""
+    """Everything read from the database, by process."""
 
     def __init__(self, database: Database) -> None:
         self.strings = database.pairs("StringIds", "id", "value")
@@ -422,7 +425,7 @@ class _Report:
         self.host = next((str(fact.get("value")) for fact in facts if fact.get("name") == "Hostname"), None)
 
     def devices(self, pid: int) -> tuple[dict[str, Any], ...]:
-        """As the process numbers them."""
+        """Return the devices, numbered as the process sees them."""
         by_gpu = {gpu.get("id"): gpu for gpu in self.gpus}
         numbered = [(each.get("cudaId"), each.get("gpuId")) for each in self.cuda_devices if each.get("pid") == pid]
         numbered = numbered or [(gpu.get("cuDevice", gpu.get("id")), gpu.get("id")) for gpu in self.gpus]
@@ -472,7 +475,7 @@ class _Process:
     builder: TraceBuilder = field(default_factory=TraceBuilder)
     negative: int = 0
     launched: dict[str, Ints] = field(default_factory=dict)
-    """Calls and kernels, for the collectives: see ``nvtx.add_ranges``."""
+    """Calls and kernels for the collectives, see ``add_ranges``."""
 
     def __post_init__(self) -> None:
         self.devices = self.report.devices(self.pid)
@@ -482,7 +485,7 @@ class _Process:
                 self.builder.thread_names[key] = self.report.strings[name]
 
     def _take(self, table: str) -> Columns | None:
-        """Each once, so that it can be let go of."""
+        """Remove the columns from the report, so that their memory can be freed after use."""
         return self.report.tables[table].pop(self.pid, None)
 
     def calls(self) -> None:
@@ -569,7 +572,7 @@ class _Process:
     def _slices(
         self, columns: Columns, kind: Kind, names: Ints, threads: Ints | None = None, *, on_device: bool = True
     ) -> Ints:
-        """Adds them; the rows they got."""
+        """Add slices and return their rows."""
         count = len(columns["start"])
         base = self.builder.count
         dur_ns = columns["end"] - columns["start"]
@@ -602,13 +605,13 @@ class _Process:
 
 
 def _coded(values: Ints, code: Any) -> Ints:
-    """[n]; ``code(value)``, called once for each different value."""
+    """Apply ``code`` once to each distinct value, [n]."""
     different, at = np.unique(values, return_inverse=True)
     return np.array([code(value) for value in different.tolist()], np.int64)[at]
 
 
 def _streams(values: Ints) -> Ints:
-    """CUPTI writes 2³² − 1 where it means none, or all."""
+    """Replace CUPTI's 2³² − 1 (none, or all) by −1."""
     return np.where((values >= 0) & (values < 2**31 - 1), values, -1)
 
 
@@ -617,14 +620,14 @@ def _signed(stream: int) -> int:
 
 
 def _copy_name(kinds: int) -> str:
-    """As Kineto writes it: ``Memcpy HtoD (Pageable -> Device)``."""
+    """Name a copy as Kineto does: ``Memcpy HtoD (Pageable -> Device)``."""
     copy = COPY_KINDS.get(kinds >> 16, "?")
     source, to = MEMORY_KINDS.get(kinds >> 8 & 0xFF, "Unknown"), MEMORY_KINDS.get(kinds & 0xFF, "Unknown")
     return f"Memcpy {copy} ({source} -> {to})"
 
 
 def _record_of(waits: Columns, records: Columns) -> Ints:
-    """[waits]; which record of an event each waits for: by its number where there is one, else the last before it."""
+    """Find the event record that each call waits for, [waits]: by number if it has one, else the last one before it."""
     at = np.full(len(waits["start"]), -1, np.int64)
     by_number = np.argsort(records["eventSyncId"], kind="stable")
     known = records["eventSyncId"][by_number]
@@ -657,7 +660,7 @@ def _pids(packed: Ints) -> Ints:
 
 
 def _only_process(tables: Mapping[str, Columns]) -> int:
-    """The process of work that does not say: the one that made calls, if it was one."""
+    """Return the process for work without one: the only process that made calls, else −1."""
     called = np.unique(_pids(tables["RUNTIME"]["globalTid"]))
     return int(called[0]) if len(called) == 1 else -1
 

@@ -1,9 +1,8 @@
-"""Numbers and texts out of a SQLite file that somebody else wrote, into columns, without trusting it.
+"""Numbers and texts from an untrusted SQLite file, as columns.
 
-The file is opened read-only and as one that does not change, so no lock, journal or trigger of it is ever used.  Only
-tables by known names are read, no views and no virtual tables; of those only stored columns, never computed ones.
-Every value is cast, so a text in a column of numbers is a number, not a surprise.  What SQLite finds damaged is a
-TraceError.
+The file is opened read-only and immutable, so its locks, journals and triggers are never used. Only tables with known
+names are read, no views and no virtual tables, and only their stored columns, never generated ones. Every value is
+cast, so text in a numeric column becomes a number. Damage detected by SQLite is a TraceError.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ LONGEST_VALUE: Final = 64 << 20
 
 
 class Database:
-    """``with Database(path) as database: database.numbers("TABLE", {"start": 0})``."""
+    """A read-only database.
+
+    ``with Database(path) as database: database.numbers("TABLE", {"start": 0})``
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,14 +68,14 @@ class Database:
             raise self._damaged(error) from None
 
     def columns(self, table: str) -> frozenset[str]:
-        """Those that are stored; none where there is no such table."""
+        """Return the stored columns; empty if there is no such table."""
         if table not in self._columns:
             found = self._connection.execute(f"PRAGMA table_info({table})") if table in self.tables else ()
             self._columns[table] = frozenset(str(row[1]) for row in found)
         return self._columns[table]
 
     def numbers(self, table: str, wanted: Mapping[str, int]) -> dict[str, Ints]:
-        """Columns of whole numbers; ``wanted``: by name what stands for a missing value, or a missing column."""
+        """Read integer columns; ``wanted`` maps names to the default for a missing value or column."""
         chunks = [numbers for numbers, _ in self.chunks(table, wanted, ())]
         joined = np.concatenate(chunks) if chunks else np.empty((0, len(wanted)), np.int64)
         return {name: np.ascontiguousarray(joined[:, at]) for at, name in enumerate(wanted)}
@@ -81,7 +83,7 @@ class Database:
     def chunks(
         self, table: str, wanted: Mapping[str, int], texts: Sequence[str]
     ) -> Iterator[tuple[Ints, list[tuple[Any, ...]]]]:
-        """[rows, wanted] numbers, and for each row its texts (or bytes, or None)."""
+        """Yield numbers [rows, wanted], and the texts (or bytes, or None) of each row."""
         there = self.columns(table)
         if not there:
             return
@@ -101,7 +103,7 @@ class Database:
             yield values.reshape(-1, count), []
 
     def pairs(self, table: str, key: str, value: str) -> dict[int, str]:
-        """A table of names."""
+        """Read a table of names."""
         found: dict[int, str] = {}
         if {key, value} <= self.columns(table):
             for numbers, texts in self.chunks(table, {key: -1}, [value]):
@@ -109,7 +111,7 @@ class Database:
         return found
 
     def records(self, table: str, limit: int = 4096) -> list[dict[str, Any]]:
-        """The first rows of a small table."""
+        """Read the first rows of a small table."""
         names = sorted(self.columns(table))
         if not names:
             return []

@@ -1,19 +1,13 @@
-"""What may be wrong in a trace: one file for each family of rules, pure functions from figures to findings.
+"""Rules that find problems in a trace: pure functions from figures to findings, one file per family.
 
     thresholds.py     every number that a verdict depends on, with its reason
-    view.py           the figures of all ranks side by side, and what a finding costs
-    loading.py        waiting for the DataLoader, collecting garbage, compiling
-    python.py         Python that keeps a process without a device from computing
-    host.py           synchronising calls, launches, and what else of the host a device waits for
-    device.py         gaps between kernels, and how well kernels use the device
-    stragglers.py     ranks that come last to collectives
-    jitter.py         waiting that no rank in particular causes, pipeline bubbles among it
-    lateness.py       why a rank comes late
-    communication.py  transfer that is not hidden, ranks that are slower than others
-    memory.py         how full a device is
-    practices.py      choices that are known to be slow, traces that end early
+    view.py           the figures of all ranks as arrays, and what a finding costs
+    host.py           DataLoader, garbage collection, compiling, Python, synchronizing calls, launches
+    device.py         gaps between kernels, how well kernels use the device, memory
+    stragglers.py     ranks that arrive last at collectives and why, jitter, pipeline bubbles
+    communication.py  transfers that nothing hides, ranks that are slower than others
 
-``findings.py`` asks them in order.
+``findings.py`` runs them in order and adds the rules about known bad practices and truncated traces.
 """
 
 __all__: list[str] = []

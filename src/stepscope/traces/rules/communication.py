@@ -1,8 +1,9 @@
-"""What the ranks exchange and nothing hides.
+"""Rules about exposed communication and slow ranks.
 
-A collective's kernel runs from when a rank has come to when the last one has, and then for the transfer.  Waiting is no
-matter of overlap: it is the late ranks' doing, jitter, or a pipeline's bubble (``stragglers.py``, ``jitter.py``).
-What is found here is about exposed transfer; with it counts what cannot be split, for want of the other ranks' traces.
+A collective's kernel runs from the arrival of its rank to the arrival of the last rank, and then for the transfer.
+Overlap does not affect the waiting: that is caused by late ranks, jitter or a pipeline bubble (``stragglers.py``).
+Findings here are about exposed transfer. Time that cannot be split, because traces of other ranks are missing, counts
+as transfer.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class ExposedTimes:
-    """[R] each: communication while nothing was computed; the first three add up to all of it."""
+    """Communication while nothing was computed, [R] each; the first three add up to all of it."""
 
     transfer_ns: Ints
-    """With what cannot be told apart."""
+    """Includes the time that cannot be split into transfer and waiting."""
     wait_ns: Ints
     send_ns: Ints
     """Sends and receives."""
     stages_ns: Ints
-    """These, and waiting across pipeline stages."""
+    """Sends, receives and waiting across pipeline stages."""
 
 
 def exposed_times(view: JobView) -> ExposedTimes:
@@ -45,7 +46,7 @@ def exposed_times(view: JobView) -> ExposedTimes:
     rows = [at for at, one in enumerate(job.ranks) if one.rank in view.ranks]
     exposed_ns = view.times.exposed_ns
     total_ns = (shown.transfer_ns + shown.wait_ns + shown.send_ns)[rows]
-    # Two collectives at a time count twice in their sum, and once in what is exposed.
+    # Two concurrent collectives count twice in their sum but once in the exposed time.
     scale = np.where(total_ns > 0, exposed_ns / np.maximum(total_ns, 1), 0.0)
 
     def scaled(values: Ints) -> Ints:
@@ -61,14 +62,14 @@ def exposed_times(view: JobView) -> ExposedTimes:
 
 
 def find_communication(view: JobView, exposed: ExposedTimes) -> list[Claim]:
-    """``low_overlap`` and, where there is little to hide it behind, ``exposed_communication``."""
+    """Find ``low_overlap`` or, if there is little to hide the communication behind, ``exposed_communication``."""
     exposed_ns = exposed.transfer_ns
     least_share = np.where(view.host_comm, thresholds.EXPOSED_HOST_SHARE, thresholds.EXPOSED_SHARE)
     floor_ns = np.where(view.host_comm, thresholds.EXPOSED_HOST_FLOOR_NS, thresholds.FLOOR_NS)
     where = (view.share(exposed_ns) > least_share) & (view.per_step(exposed_ns) >= floor_ns)
     if not where.any():
         return []
-    # Of what is no waiting: a rank that comes early and waits hides nothing less for that.
+    # Without waiting: a rank that arrives early and waits does not hide less because of it.
     moved_ns = exposed_ns + view.times.overlap_ns
     hidden = view.times.overlap_ns / np.maximum(moved_ns, 1)
     free_ns = view.times.compute_ns - view.times.overlap_ns
@@ -128,7 +129,7 @@ def _exposed(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools)
             "Compare the bus bandwidth in the table of collectives with what the links can do.",
             *_all_ranks(view),
         ),
-        # Threads that communicate may wait for a core as well as for the network.
+        # Threads that communicate may be waiting for a core as well as for the network.
         at_most="warning" if view.host_comm[where].any() else "critical",
         confidence=0.85 if len(view.ranks) > 1 else 0.7,
     )
@@ -139,7 +140,7 @@ def _all_ranks(view: JobView) -> tuple[str, ...]:
 
 
 def _beside(view: JobView, exposed: ExposedTimes, where: Bools) -> str:
-    """That waiting is not in it, where there is much."""
+    """Mention that the figure excludes waiting, if there is much of it."""
     waited_ns = view.typical(view.per_step(exposed.wait_ns), where)
     if waited_ns < thresholds.EXPOSED_SHARE * view.typical(view.per_step(view.step_ns), where):
         return ""
@@ -147,7 +148,7 @@ def _beside(view: JobView, exposed: ExposedTimes, where: Bools) -> str:
 
 
 def _kind(view: JobView) -> GroupKind:
-    """What sort of group most of the exposed transfer is of."""
+    """Return the kind of group with most of the exposed transfer."""
     times: dict[GroupKind, int] = {}
     transfer_ns = transfers_of(view.job.ranks, view.job.collectives)
     for one, own_ns in zip(view.job.ranks, transfer_ns, strict=True):
@@ -157,16 +158,16 @@ def _kind(view: JobView) -> GroupKind:
 
 
 def _shards(view: JobView, kind: GroupKind) -> bool | None:
-    """Whether groups of this kind exchange shards as FSDP does (with HSDP, too); False: whole gradients, as DDP does.
+    """Return whether groups of this kind exchange shards as FSDP does (also with HSDP).
 
-    None: both, or neither.
+    False: whole gradients, as DDP does. None: both, or neither.
     """
     spent_ns: dict[str, int] = {}
     for one in view.job.ranks:
         exchanges = one.exchanges
         kinds = np.array([group.kind == kind for group in exchanges.groups] + [kind == "unknown"])
         for name in ("all_reduce", "all_gather", "reduce_scatter"):
-            where = (exchanges.op == OPS.index(name)) & kinds[exchanges.group]  # −1, of no known group, is the last
+            where = (exchanges.op == OPS.index(name)) & kinds[exchanges.group]  # −1 (no known group) selects the last
             spent_ns[name] = spent_ns.get(name, 0) + int((exchanges.end_ns - exchanges.start_ns)[where].sum())
     if (
         spent_ns.get("reduce_scatter")
@@ -208,7 +209,7 @@ def _overlap_advice(view: JobView, kind: GroupKind) -> tuple[str, ...]:
 
 
 def _trains_data_parallel(view: JobView) -> bool:
-    """Whether DDP or FSDP shows in the traces."""
+    """Return whether the traces show DDP or FSDP."""
     tables = (one.tables.get(name) for one in view.analyses for name in ("annotations", "operators"))
     starts = ("DistributedDataParallel", "FSDP", "FullyShardedDataParallel")
     return any(str(row[0]).startswith(starts) for table in tables if table for row in table.rows)
@@ -229,7 +230,7 @@ def _evidence(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools
 
 
 def find_slow_rank(view: JobView) -> list[Claim]:
-    """A rank whose computation, or whose steps, are longer than its peers'."""
+    """Find a rank whose computation or steps are longer than its peers'."""
     if len(view.ranks) < thresholds.PEERS_AT_LEAST or int(view.steps.min()) < thresholds.CRITICAL_STEPS:
         return []
     if not view.stepped:

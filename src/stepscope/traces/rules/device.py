@@ -1,7 +1,4 @@
-"""Rules about the device: gaps, tiny kernels, copies, Tensor Cores, occupancy, memory.
-
-How well the device is used while it has work: gaps, tiny kernels, copies, Tensor Cores, occupancy.
-"""
+"""Rules about how well a busy device is used: gaps, tiny kernels, copies, Tensor Cores, occupancy, memory."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["find_device", "find_memory", "find_underused"]
 
 
-# -- device -----------------------------------------------------------------------------------------------------------
+# -- kernels and copies -----------------------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -32,7 +29,7 @@ NAME_CHARS = 60
 
 
 def find_device(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
-    """``claims``: of the rules about the host."""
+    """Run the rules about kernels and copies; ``claims`` are those of the rules about the host."""
     launch_bound = any(claim.finding.kind == "launch_bound" for claim in claims)
     tiny = [] if launch_bound else _tiny(view)
     gaps = [] if tiny else _gaps(view)
@@ -72,7 +69,7 @@ def _gaps(view: JobView) -> list[Claim]:
 
 
 def _tiny(view: JobView) -> list[Claim]:
-    """Kernels so short that the gap after each is as long as they are; they cost the gaps, and could be fused."""
+    """Find kernels so short that the gap after each is just as long; they cost the gaps and could be fused."""
     count = view.each(lambda one: one.pace.device.kernel_count)
     short = view.each(lambda one: one.pace.device.short_kernel_count)
     taken_ns = view.each(lambda one: one.pace.device.short_kernel_ns) + view.idle.kernel_ns
@@ -109,7 +106,7 @@ def _tiny(view: JobView) -> list[Claim]:
 
 
 def _pageable(view: JobView) -> list[Claim]:
-    """What pinned memory would hide: no more than the time in which the device did nothing but copy."""
+    """Price what pinned memory would hide: at most the time in which the device did nothing but copy."""
     copy_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
     size = view.each(lambda one: one.pace.device.pageable_copy_bytes)
     saved_ns = np.minimum(copy_ns, view.each(lambda one: one.pace.work.exposed_memory_ns))
@@ -147,7 +144,7 @@ def _pageable(view: JobView) -> list[Claim]:
 
 
 def _exposed_copies(view: JobView) -> list[Claim]:
-    """Copies between host and device, from pinned memory, while the device does nothing else."""
+    """Find copies between the device and pinned host memory during which the device does nothing else."""
     pageable_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
     exposed_ns = view.each(lambda one: one.pace.work.exposed_memory_ns) - pageable_ns
     exposed_ns = np.maximum(np.minimum(exposed_ns, view.each(_host_copies_ns) - pageable_ns), 0)
@@ -176,7 +173,7 @@ def _exposed_copies(view: JobView) -> list[Claim]:
 
 
 def _host_copies_ns(one: RankAnalysis) -> int:
-    """Of all device work that counts; copies within a device or between devices are none."""
+    """Sum the copies between host and device; copies within a device or between devices do not count."""
     table = one.tables.get("copies")
     directions = ("HtoD", "DtoH")
     return sum(row["total_ns"] for row in table.to_rows() if row["direction"] in directions) if table else 0
@@ -222,7 +219,7 @@ def _without_tensor_cores(view: JobView) -> list[Claim]:
 
 
 def _capability_of(one: RankAnalysis) -> int:
-    """The least of the devices seen; 0 where it is not said, or where it is no CUDA device's."""
+    """Return the lowest compute capability of the devices; 0 if unknown or not a CUDA device."""
     majors = [device.get("computeMajor") for device in one.meta.devices]
     return min((major for major in majors if isinstance(major, int)), default=0)
 
@@ -265,12 +262,12 @@ def _attention(view: JobView) -> list[Claim]:
 
 
 def _is_low(occupancy: float) -> bool:
-    """The profiler writes 0 where it does not know."""
+    """Test for low occupancy; the profiler writes 0 if it does not know."""
     return 0 < occupancy < thresholds.ATTENTION_OCCUPANCY
 
 
 def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
-    """``gpu_underused``, where nothing says why."""
+    """Find ``gpu_underused`` if no other finding explains it."""
     if any(claim.finding.severity != "info" or claim.idle_ns.any() for claim in claims):
         return []
     used = np.array(
@@ -302,11 +299,11 @@ def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-# How full the device is at the peak, and how much of what the allocator holds is of use then.
+# How full the device is at the peak, and how much of what the allocator holds is in use then.
 
 
 def find_memory(view: JobView) -> list[Finding]:
-    """``memory_near_limit`` and ``fragmentation``: they cost no time."""
+    """Find ``memory_near_limit`` and ``fragmentation``; neither costs time."""
     return [*_near_limit(view), *_fragmentation(view)]
 
 

@@ -1,10 +1,8 @@
 """Rules about the host: loading, garbage collection, compiling, Python, synchronizing calls, launches.
 
-A device that waits for the host: because the host had waited for it, because launching takes longer than the
-kernels, or for something else.
-
-Without a wait of the host for the device all that comes after would be launched earlier by as much, so a synchronising
-call costs what it waits, and no more than the device idles for the host.
+A device waits for the host because the host had waited for it, because launching takes longer than the kernels, or for
+another reason. If the host did not wait for the device, everything after the wait would be launched earlier by that
+time. A synchronizing call therefore costs what it waits, but no more than the device idles for the host.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["find_compiling", "find_garbage", "find_host", "find_loading", "find_python"]
 
 
-# -- host -------------------------------------------------------------------------------------------------------------
+# -- waits for the host -----------------------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -37,7 +35,10 @@ UNKNOWN_PLACE = "Trace with with_stack=True to see the lines: torch.cuda.set_syn
 
 
 def find_host(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """``host_sync``, ``gpu_idle_sync``, ``launch_bound``, ``gpu_idle_host``; ``idle_ns`` [R] as in ``loading.py``."""
+    """Find ``host_sync``, ``gpu_idle_sync``, ``launch_bound``, ``gpu_idle_host``.
+
+    ``idle_ns`` [R] as in ``find_loading``.
+    """
     idle_ns = np.where(view.on_device, idle_ns, 0)
     claims: list[Claim] = []
     for rule in (_syncs, _idle_in_syncs, _launches, _rest):
@@ -80,7 +81,7 @@ def _syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 
 def _idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """A device that idles while the host is inside a synchronising call waits for another stream or device."""
+    """Find devices that idle while the host is in a synchronizing call: they wait for another stream or device."""
     saved_ns = np.minimum(view.idle.sync_ns, idle_ns)
     where = (view.share(saved_ns) > thresholds.SYNC_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
     if not where.any():
@@ -107,7 +108,7 @@ def _idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 def _launches(view: JobView, idle_ns: Ints) -> list[Claim]:
     kernels = view.each(lambda one: one.pace.device.kernel_count)
-    # Without communication: its kernels are as long as ranks wait for each other.
+    # Leave out communication: its kernels include the wait for other ranks.
     mean_ns = view.times.compute_ns / np.maximum(kernels, 1)
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
     where &= (
@@ -116,7 +117,7 @@ def _launches(view: JobView, idle_ns: Ints) -> list[Claim]:
         & _queues_empty(view)
     )
     holes_ns = view.each(lambda one: sum(hole_ns for _, hole_ns in holes_of(one)))
-    # One long stop of the host, unless it is explained already, is something else than many small ones.
+    # One long stop of the host, unless already explained, is a different problem from many small ones.
     where &= holes_ns - (view.idle.host_ns - idle_ns) < thresholds.EXPLAINS_SHARE * idle_ns
     if not where.any():
         return []
@@ -151,7 +152,7 @@ def _launches(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 
 def _queues_empty(view: JobView) -> Bools:
-    """[R]; whether kernels begin as soon as they are launched, mostly; True where it is not known."""
+    """Return whether kernels mostly start as soon as they are launched, [R]; True where unknown."""
 
     def empty(queue: float | None, delay_ns: int | None) -> bool:
         if delay_ns is not None:
@@ -239,11 +240,9 @@ def _for_launches(*, compiled: bool, breaks: int) -> tuple[str, ...]:
     return (first, "Larger batches and fused optimizers (fused=True, foreach=True) make fewer and longer kernels.")
 
 
-# -- loading ----------------------------------------------------------------------------------------------------------
-# What the host does instead of launching: loading data, collecting garbage, compiling.
-#
-# Each costs what the device waits for it at the most: a DataLoader that is slow while the device still has work queued
-# costs nothing.
+# -- loading, garbage collection, compiling ---------------------------------------------------------------------------
+# What the host does instead of launching. Each costs at most what the device waits for it: a slow DataLoader costs
+# nothing while the device still has queued work.
 
 ALL_OF_IT = 0.95
 WORKERS = {
@@ -251,11 +250,11 @@ WORKERS = {
     False: "Set num_workers: it is 0, so that the training process makes each batch itself, and waits for it.",
     True: "More workers if there are cores for them, a larger prefetch_factor, persistent_workers=True between epochs.",
 }
-"""By whether worker processes load already."""
+"""Keyed by whether worker processes already load the data."""
 
 
 def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """``loader_bound``; ``idle_ns`` [R]: waiting for the host that nothing has explained yet, here and below."""
+    """Find ``loader_bound``; ``idle_ns`` [R]: waiting for the host that no rule has explained yet, here and below."""
     loading_ns = view.each(lambda one: one.host.loading_ns)
     saved_ns = np.minimum(loading_ns, idle_ns)
     where = view.share(saved_ns) > thresholds.LOADER_SHARE
@@ -297,7 +296,7 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 
 def find_garbage(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """``gc_pauses``."""
+    """Find ``gc_pauses``."""
     paused_ns = view.each(lambda one: sum(pause.dur_ns for pause in one.host.pauses if pause.kind == "gc"))
     saved_ns = np.minimum(paused_ns, idle_ns)
     where = view.share(saved_ns) > thresholds.GC_SHARE
@@ -330,7 +329,7 @@ def find_garbage(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 
 def find_compiling(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """``recompiles``, and ``graph_breaks``, which is told where it cannot be priced."""
+    """Find ``recompiles``, and ``graph_breaks``, which is reported without a price."""
     return [*_recompiles(view, idle_ns), *_breaks(view)]
 
 
@@ -362,7 +361,7 @@ def _recompiles(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 
 def _breaks(view: JobView) -> list[Claim]:
-    """Regions inside of others, or several one after the other, which may be how somebody wanted it."""
+    """Find compiled regions inside others, or several in a row, which may be intended."""
     breaks = view.each(lambda one: one.host.graph_breaks)
     entered = view.per_step(view.each(_entered))
     where = (breaks >= thresholds.BREAKS_AT_LEAST) | (entered >= thresholds.PIECES_AT_LEAST)
@@ -397,19 +396,18 @@ def _breaks(view: JobView) -> list[Claim]:
 
 
 def _entered(one: RankAnalysis) -> int:
-    """Compiled regions, in all steps."""
+    """Count the entries into compiled regions over all steps."""
     table = one.tables.get("compiling")
     return sum(row["entered"] for row in table.to_rows()) if table else 0
 
 
-# -- python -----------------------------------------------------------------------------------------------------------
-# Python that keeps a process without a device from computing: loops, preprocessing, sleeps, files.
-#
-# Where there is a device, what it waits for the host says as much and is told instead (``host.py``).
+# -- Python -----------------------------------------------------------------------------------------------------------
+# Python that keeps a process without a device from computing: loops, preprocessing, sleeps, files. For a process with a
+# device, its wait for the host covers this and is reported instead.
 
 
 def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """``host_python``; ``idle_ns`` [R] as in ``loading.py``."""
+    """Find ``host_python``; ``idle_ns`` [R] as in ``find_loading``."""
     stopped_ns = view.each(lambda one: sum(stop.total_ns for stop in one.host.stops))
     saved_ns = np.where(view.on_device, 0, np.minimum(stopped_ns, idle_ns))
     where = (view.share(saved_ns) >= thresholds.PYTHON_SHARE) & (view.per_step(saved_ns) >= thresholds.PYTHON_FLOOR_NS)

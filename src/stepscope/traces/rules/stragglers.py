@@ -1,19 +1,19 @@
 """Rules about waiting for ranks: stragglers and why they are late, jitter, pipeline bubbles.
 
-``collective_straggler``: ranks that come last to collectives, what that costs, and why they do.
+``collective_straggler`` names ranks that arrive last at collectives, what that costs, and the cause.
 
-Collectives are looked at by the set of ranks that share them (``ranks/arrivals.py``).  Ranks are *late* if each of them
-comes last more often than chance explains, and together to most collectives; where that holds of no rank, the same is
-asked of the few collectives that have nearly all of the waiting: a rank that is late once a step is on time for the
-rest of it.  With them are ranks that come just before them.
+Collectives are grouped by the set of ranks that share them (``ranks/collectives.py``). Ranks are *late* if each of them
+arrives last more often than chance explains, and together they are last in most of the collectives. If no rank
+qualifies, the same test is applied to the few collectives that account for nearly all of the waiting: a rank that is
+late once per step is on time for the rest of it. Ranks that arrive just before the late ones are added to them.
 
-What is *lost* by late ranks is what each of the others waits for them on average, as far as the waiting shows.  What is
-*gained* by fixing them is less: the others then wait for the last of those that are left.  The price is the gain, as a
-replay of all ranks has it (``peers``), never more than how much later than the last of the others they were; where a
-device is behind its host the replay of steps on the host says nothing, and the latter is the price.
+The time *lost* to late ranks is what each of the others waits for them on average, as far as the wait is exposed. The
+time *gained* by fixing them is less, because the others then wait for the last of the remaining ranks. The price is the
+gain according to a replay of all ranks (``like_peers``), but never more than how much later they were than the last of
+the others. If a device is behind its host, a replay of host steps is not meaningful and the latter is the price.
 
-It is a warning by what is lost and critical by what is gained.  While ranks wait for each other, whatever makes a rank
-faster that waits gains nothing, so it goes before other findings by what is lost, too.
+The lost time decides on a warning, the gained time on critical. While ranks wait for each other, making a waiting rank
+faster gains nothing, so this finding is also ranked by the lost time.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ if TYPE_CHECKING:
 __all__ = ["find_bubble", "find_jitter", "find_stragglers"]
 
 
-# -- lateness ---------------------------------------------------------------------------------------------------------
-# Why a rank comes late: what it does longer than the median of the ranks that are not late.
-#
-# Every cause is a time that the traces have of all ranks.  One is named if its excess explains half of the lateness;
-# otherwise none is.  Longer computation is told apart further: the same kernels that take longer, or more of them; with
-# shapes in the trace also larger inputs.
+# -- causes of lateness -----------------------------------------------------------------------------------------------
+# The cause is what a late rank spends longer on than the median of the ranks that are not late. Every candidate is a
+# time that the traces contain for all ranks. One is named only if its excess explains half of the lateness. Longer
+# computation is split further: the same kernels that run longer, or more kernels; with shapes in the trace also larger
+# inputs.
 
 Ints = NDArray[np.int64]
 NAME_LENGTH = 48
@@ -55,26 +54,28 @@ NAME_LENGTH = 48
 
 @dataclass(frozen=True, kw_only=True)
 class LatenessCause:
-    """``kind``: ``input``, ``garbage``, ``compiling``, ``slower_kernels``, ``more_work``, ``copies``, ``host``,
-    ``gaps``, ``python``, ``before_the_trace``; empty: nothing in the traces explains it by itself.
+    """Why a rank is late.
+
+    ``kind``: ``input``, ``garbage``, ``compiling``, ``slower_kernels``, ``more_work``, ``copies``, ``host``, ``gaps``,
+    ``python``, ``before_the_trace``; empty if no single cause in the traces explains it.
     """
 
     kind: str = ""
     words: str = ""
-    """Of one rank, a sentence without its end: ``it spends 3.20 ms a step more than its peers in the DataLoader``."""
+    """A clause about one rank: ``it spends 3.20 ms a step more than its peers in the DataLoader``."""
     more_ns: int = 0
-    """Over all steps."""
+    """Total over all steps."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
 def waits_of_host(view: JobView) -> Ints:
-    """[R]; for others in collectives of the host, while the device idles."""
+    """Return how long each rank waits for others in host collectives while its device idles, [R]."""
     waited_ns = view.each(lambda one: int(view.job.collectives.wait_ns.get(one.rank, 0)))
     return np.where(view.host_comm, waited_ns, 0)
 
 
 def cause_of(view: JobView, row: int, peers: Sequence[int], late_ns: float) -> LatenessCause:
-    """``row``, ``peers``: of the view; ``late_ns``: what is to be explained, over all steps."""
+    """Find the cause of ``late_ns`` (total over all steps); ``row`` and ``peers`` are rows of the view."""
     if not peers:
         return LatenessCause()
     kind, more_ns = max(_excesses(view, row, peers), key=lambda each: each[1])
@@ -88,7 +89,7 @@ def cause_of(view: JobView, row: int, peers: Sequence[int], late_ns: float) -> L
 
 
 def _excesses(view: JobView, row: int, peers: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """What tells most first: where two are as long, the first is taken."""
+    """Yield the candidates, the most specific first: the first one wins a tie."""
     shifts = view.job.clocks.shifts
     starts = view.each(lambda one: one.meta.origin_ns + one.steps[0].start_ns - shifts.get(one.rank, 0))
     everything: tuple[tuple[str, Ints], ...] = (
@@ -131,7 +132,7 @@ def _words(
 
 
 def _launching(view: JobView, row: int, peers: Sequence[int]) -> dict[str, Any]:
-    """How far ahead of its device the host is, here and with the peers."""
+    """Compare how far the host runs ahead of its device with the same figure of the peers."""
 
     def middle(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -152,7 +153,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _computing(view: JobView, row: int, peers: Sequence[int], more_ns: int, each: str) -> LatenessCause:
-    """The same kernels, longer; or more of them, or of larger inputs."""
+    """Distinguish the same kernels running longer from more kernels and from larger inputs."""
     one, others = view.analyses[row], [view.analyses[peer] for peer in peers]
     own, usual = _kernels(one), _usual(others)
     longer = {name: count * (total / count - usual[name][1]) for name, (count, total) in own.items() if name in usual}
@@ -196,7 +197,7 @@ def _short(name: str) -> str:
 
 
 def _kernels(one: RankAnalysis) -> dict[str, tuple[float, float]]:
-    """By name: count and time of kernels that compute, per step."""
+    """Map kernel names to count and time per step, without communication kernels."""
     table = one.tables.get("kernels")
     steps = max(len(one.steps), 1)
     return {
@@ -207,7 +208,7 @@ def _kernels(one: RankAnalysis) -> dict[str, tuple[float, float]]:
 
 
 def _usual(others: Sequence[RankAnalysis]) -> dict[str, tuple[float, float]]:
-    """By name: the median count per step, and the median of the mean durations; of kernels that most of them have."""
+    """Map kernel names to the median count per step and the median mean duration, for kernels that most ranks have."""
     tables = [_kernels(one) for one in others]
     out = {}
     for name in {name for table in tables for name in table}:
@@ -218,7 +219,7 @@ def _usual(others: Sequence[RankAnalysis]) -> dict[str, tuple[float, float]]:
 
 
 def _shapes(one: RankAnalysis) -> dict[tuple[str, str], int] | None:
-    """By operator and its inputs: time on the device; None: not recorded."""
+    """Map operators and their inputs to device time; None if shapes were not recorded."""
     table = one.tables.get("operators_by_shape")
     rows = [row for row in table.to_rows() if row["input_dims"]] if table else []
     times = {(row["operator"], str(row["input_dims"])): row["device_self_ns"] for row in rows if row["device_self_ns"]}
@@ -226,7 +227,7 @@ def _shapes(one: RankAnalysis) -> dict[tuple[str, str], int] | None:
 
 
 def _larger(one: RankAnalysis, others: Sequence[RankAnalysis]) -> str:
-    """The heaviest operator with inputs that no peer has, if such take most of the device's time; else nothing."""
+    """Name the heaviest operator with inputs no peer has, if such operators dominate the device time; else empty."""
     own, known = _shapes(one), [_shapes(other) for other in others]
     if own is None or None in known:
         return ""
@@ -256,9 +257,9 @@ GROUPS = {
 class _Late:
     arrivals: Arrivals
     members: tuple[int, ...]
-    """Indices of its members."""
+    """Indices of the late members."""
     judged: Bools
-    """[W]; the collectives they are judged by: all that do, or those with nearly all of the waiting."""
+    """[W]; the collectives they are judged by: all of them, or those with nearly all of the waiting."""
     lost_ns: int
 
     @property
@@ -271,7 +272,7 @@ class _Late:
 
 
 def find_stragglers(view: JobView) -> list[Claim]:
-    """Of several groups with late ranks the costliest: once they are on time, the next trace tells of the others."""
+    """Report the costliest group with late ranks only: once it is fixed, the next trace shows the others."""
     if len(view.ranks) < 2:
         return []
     rows = {rank: row for row, rank in enumerate(view.ranks)}
@@ -289,7 +290,7 @@ def find_stragglers(view: JobView) -> list[Claim]:
 
 
 def _late_of(view: JobView, arrivals: Arrivals, rows: list[int]) -> _Late | None:
-    """``rows``: of the members."""
+    """Find late ranks in one group; ``rows`` are the rows of its members."""
     everything = ~arrivals.inherited
     for judged in (everything, everything & _heavy(arrivals)):
         members = _often_last(arrivals, judged)
@@ -299,7 +300,7 @@ def _late_of(view: JobView, arrivals: Arrivals, rows: list[int]) -> _Late | None
         which = np.isin(arrivals.last, members) & ~arrivals.inherited
         by_ns = arrivals.late_ns(members)[which].max(axis=1, initial=0).sum()
         if by_ns < thresholds.EXPLAINS_SHARE * arrivals.lost_ns(members):
-            # Most of the others are as late: a few come early, and wait for all of them.
+            # Most of the others are just as late: a few ranks arrive early and wait for all of them.
             continue
         others = [row for at, row in enumerate(rows) if at not in members]
         shown_ns = int(np.sort(view.times.exposed_ns[others])[(len(others) - 1) // 2])
@@ -312,7 +313,7 @@ def _late_of(view: JobView, arrivals: Arrivals, rows: list[int]) -> _Late | None
 
 
 def _heavy(arrivals: Arrivals) -> Bools:
-    """[W]; those that have nearly all of the waiting, the longest first."""
+    """Select the collectives with nearly all of the waiting, longest first, [W]."""
     waits = np.nansum(arrivals.exposed_wait_ns, axis=1)
     order = np.argsort(-waits, kind="stable")
     before = np.cumsum(waits[order]) - waits[order]
@@ -322,7 +323,7 @@ def _heavy(arrivals: Arrivals) -> Bools:
 
 
 def _often_last(arrivals: Arrivals, judged: Bools) -> tuple[int, ...]:
-    """Members that come last too often for chance, and together to most; empty: nobody does."""
+    """Return the members that arrive last too often for chance, if together in most collectives; else empty."""
     ranks, of = len(arrivals.members), int(judged.sum())
     counts = np.bincount(arrivals.last[judged], minlength=ranks)
     chance = min(thresholds.LAST_TIMES_CHANCE / ranks, thresholds.LAST_AT_MOST)
@@ -342,7 +343,7 @@ def _often_last(arrivals: Arrivals, judged: Bools) -> tuple[int, ...]:
 
 
 def _at_least(count: int, of: int, chance: float) -> float:
-    """The probability of so many or more; of many trials what it is at most (Chernoff)."""
+    """Return the probability of ``count`` or more; for many trials an upper bound (Chernoff)."""
     if of > EXACT_TRIALS:
         share = count / of
         if share <= chance:
@@ -353,7 +354,7 @@ def _at_least(count: int, of: int, chance: float) -> float:
 
 
 def _with_near(arrivals: Arrivals, members: tuple[int, ...]) -> tuple[int, ...]:
-    """With those that come nearly as late, in most of the same collectives; not if that were most of the group."""
+    """Add ranks nearly as late in most of the same collectives, unless that makes it most of the group."""
     which = np.isin(arrivals.last, members) & ~arrivals.inherited
     early_ns = arrivals.early_ns[which]
     late_ns = lower_median(np.delete(early_ns, members, axis=1))
@@ -416,12 +417,13 @@ def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
     )
     finding = claim.finding
     if arrivals.lacking:
-        # Somebody whose trace is not here may come later still.
+        # A rank whose trace is missing may arrive even later.
         finding = replace(finding, cost={**finding.cost, "up_to": True})
     lost = severity_of(view, cost_of(view, np.where(where, late.lost_ns, 0), where))
     if finding.severity == "info":
         finding = replace(finding, severity=min(lost, "warning", key=SEVERITIES.index))
-    # By threads of the host the others wait with an idle device: it is these ranks' doing, as is what made them late.
+    # With host collectives the others wait with an idle device. These ranks cause that idle time, as well as the idle
+    # time from whatever made them late.
     own_ns = np.zeros(len(view.ranks), np.int64)
     for row, cause in zip(rows, causes, strict=True):
         own_ns[row] = 0 if cause.kind == "before_the_trace" else min(cause.more_ns, int(view.idle.host_ns[row]))
@@ -429,7 +431,7 @@ def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
 
 
 def _gain(view: JobView, late: _Late, row: int) -> tuple[int, int]:
-    """What fixing these ranks gains over all steps, and how long these are."""
+    """Return what fixing these ranks gains over all steps, and the length of those steps."""
     job, ranks = view.job, late.ranks
     alone_ns = min(late.arrivals.alone_ns(late.members), late.lost_ns)
     if not job.path.steps or view.analyses[row].pace.by_device:
@@ -460,7 +462,7 @@ def _who(view: JobView, late: _Late) -> str:
 
 
 def _few_steps(late: _Late) -> str:
-    """Where nearly all of the waiting is in less than half of the steps: in which; else nothing."""
+    """Name the steps, if fewer than half of them have nearly all of the waiting; else empty."""
     arrivals = late.arrivals
     steps = np.unique(arrivals.step[arrivals.step >= 0])
     own = np.unique(arrivals.step[late.judged & np.isin(arrivals.last, late.members)]).tolist()
@@ -471,7 +473,7 @@ def _few_steps(late: _Late) -> str:
 
 
 def of_group(view: JobView, arrivals: Arrivals) -> str:
-    """Which group, where that is more than all ranks there are; `` of the tensor-parallel group``."""
+    """Describe the group, `` of the tensor-parallel group``; empty if it is simply all ranks."""
     whole = len(arrivals.members) == len(view.ranks)
     known = GROUPS.get(arrivals.group.kind)
     if known:
@@ -480,7 +482,7 @@ def of_group(view: JobView, arrivals: Arrivals) -> str:
 
 
 def _turns(late: _Late) -> str:
-    """Where one rank is late first and another from some step on: when; else nothing."""
+    """Say when, if one rank is late first and another from some step on; else empty."""
     if len(late.members) < 2:
         return ""
     spans = []
@@ -501,7 +503,7 @@ def _turns(late: _Late) -> str:
 
 
 def _times(arrivals: Arrivals) -> str:
-    """How waiting compares with the transfer, where it is many times that."""
+    """Compare waiting with transfer, if it is many times as long; else empty."""
     if not arrivals.transfer_ns or arrivals.wait_ns < thresholds.MANY_TIMES * arrivals.transfer_ns:
         return ""
     return f" ({arrivals.wait_ns / arrivals.transfer_ns:,.0f} times as much waiting as transfer)"
@@ -520,7 +522,7 @@ def _why(ranks: Sequence[int], causes: Sequence[LatenessCause]) -> str:
 
 
 def _next(late: _Late) -> str:
-    """For whom the others then wait most."""
+    """Name the rank that the others would then wait for most."""
     arrivals = late.arrivals
     if len(arrivals.members) - len(late.members) < 2:
         return ""
@@ -528,7 +530,7 @@ def _next(late: _Late) -> str:
     early_ns[:, list(late.members)] = np.nan
     usual_ns = lower_median(early_ns)
     latest = np.where(np.isnan(early_ns), np.inf, early_ns).argmin(axis=1)
-    # A nanosecond each: where none is later than the others by itself, the one that most often is.
+    # One nanosecond each breaks ties: if no rank is later than the others, pick the one that is latest most often.
     cost_ns = np.bincount(latest, usual_ns - early_ns[np.arange(len(latest)), latest] + 1)
     return f", then they wait for rank {arrivals.members[int(cost_ns.argmax())]}"
 
@@ -570,14 +572,13 @@ def _advice_on(kind: str, who: str, evidence: dict[str, Any]) -> tuple[str, ...]
 
 
 # -- jitter -----------------------------------------------------------------------------------------------------------
-# Waiting that no rank in particular causes: ``collective_jitter`` and ``pipeline_bubble``.
-#
-# Where nobody is late (``stragglers.py``) and ranks wait all the same, it is jitter, and nobody is named.  Ranks of
-# different pipeline stages wait for each other by the schedule: that is not held against any of them.
+# Waiting that no particular rank causes: ``collective_jitter`` and ``pipeline_bubble``. If ranks wait although none is
+# late, it is jitter, and no rank is named. Ranks of different pipeline stages wait for each other by schedule; no rank
+# is blamed for that.
 
 
 def find_jitter(view: JobView) -> list[Claim]:
-    """Ranks wait for each other, and nobody is late: asked where no straggler is found."""
+    """Find ranks that wait for each other although none is late; used only if there is no straggler."""
     rows = {rank: row for row, rank in enumerate(view.ranks)}
     best: tuple[float, Arrivals, Bools, Ints] | None = None
     for arrivals in view.arrivals:
@@ -588,7 +589,8 @@ def find_jitter(view: JobView) -> list[Claim]:
         waited_ns[own] = np.nansum(arrivals.exposed_wait_ns, axis=0).astype(np.int64)
         waited_ns = np.minimum(waited_ns, view.times.exposed_ns)
         where = np.isin(np.arange(len(rows)), own)
-        # The median of them, as all of them wait: the first to come waits longest and gains nothing by itself.
+        # Use the median member, as all of them wait: the first to arrive waits longest, and removing its wait alone
+        # gains nothing.
         middle = int(own[int(np.argsort(waited_ns[own], kind="stable")[(len(own) - 1) // 2])])
         least = thresholds.EXPOSED_HOST_SHARE if view.host_comm[middle] else thresholds.EXPOSED_SHARE
         floor_ns = thresholds.EXPOSED_HOST_FLOOR_NS if view.host_comm[middle] else thresholds.FLOOR_NS
@@ -600,7 +602,7 @@ def find_jitter(view: JobView) -> list[Claim]:
 
 
 def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waited_ns: Ints) -> Claim:
-    """``waited_ns``: [R]; what the median member waits."""
+    """Build the claim; ``waited_ns`` [R] is what the median member waits."""
     each_ns = view.typical(view.per_step(waited_ns), where)
     counts = np.bincount(arrivals.last, minlength=len(arrivals.members))
     most, of = int(counts.argmax()), len(arrivals)
@@ -638,7 +640,7 @@ def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waite
 
 
 def find_bubble(view: JobView, stages_ns: Ints) -> list[Claim]:
-    """``stages_ns``: [R]; sends, receives and collectives across pipeline stages, as far as they show."""
+    """Report the pipeline bubble; ``stages_ns`` [R]: exposed sends, receives and collectives across pipeline stages."""
     everywhere = np.ones(len(view.ranks), np.bool_)
     share = view.typical(view.share(stages_ns), everywhere)
     each_ns = view.typical(view.per_step(stages_ns), everywhere)
@@ -651,7 +653,7 @@ def find_bubble(view: JobView, stages_ns: Ints) -> list[Claim]:
             f"Pipeline stages wait for each other {view.each_step(each_ns)}, {share_text(share)} of the time: that is "
             "the bubble of the schedule, and no rank is late by it.",
             where=everywhere,
-            # How much of it another schedule would save is not in a trace.
+            # A trace does not show how much another schedule would save.
             saved_ns=np.zeros(len(view.ranks), np.int64),
             phase="comm",
             evidence={

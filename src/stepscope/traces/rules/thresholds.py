@@ -1,167 +1,177 @@
 """Every number that a verdict on a trace depends on, with its reason.
 
-A trace is short: some steps of thousands.  So a share alone is never enough, there is a floor on the time per step and
-on what was seen in all.
+A trace is short: a few steps of thousands. A share alone is therefore never enough; there are also floors on the time
+per step and on the total time traced.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# -- what a finding must cost ---------------------------------------------------------------------------------------
+# -- minimum cost of a finding --------------------------------------------------------------------------------------
 
 WARNING_SHARE: Final = 0.05
-"""Of the step time: as for live findings; less is not worth anybody's attention."""
+"""Of the step time, as for live findings; less is not worth attention."""
 CRITICAL_SHARE: Final = 0.20
-"""A fifth of the machines' time: to be fixed before anything else."""
+"""A fifth of the machines' time: fix it before anything else."""
 FLOOR_NS: Final = 200_000
 """Per step: below a fifth of a millisecond there is nothing to fix in Python."""
 TRACE_FLOOR_NS: Final = 10_000_000
-"""Of steps in all.  A few milliseconds of one step are an example, no evidence: told, not warned of."""
+"""Total length of the steps. A few milliseconds of one step are an example, not evidence: reported as info only."""
 CRITICAL_STEPS: Final = 2
 """A single step, or a trace without steps, may be a warm-up: it is never called critical."""
 SURE_STEPS: Final = 3
-"""From so many steps on a figure is taken for how the job behaves."""
+"""From this many steps on, a figure counts as typical of the job."""
 SURE: Final = 0.95
 TWO_STEPS: Final = 0.8
 ONE_STEP: Final = 0.6
 NO_STEPS: Final = 0.5
-"""Confidence by what was seen; without profiler steps setting up and training cannot be told apart."""
+"""Confidence by the number of steps. Without profiler steps, setup cannot be distinguished from training."""
 
 PART_SHARE: Final = 0.05
-"""Of the step: parts of it that are smaller need not be told where nothing stands out."""
+"""Of the step: when nothing stands out, smaller parts are not reported."""
 START_UP_SHARE: Final = 0.30
-"""Of a trace without profiler steps in a single call of the runtime: the first one loads the driver and all kernels."""
+"""Of a trace without profiler steps, in a single runtime call: the first call loads the driver and all kernels."""
 REMEDY_GAIN: Final = 0.5
-"""Of a time that has no single cause (a slow host, a busy network), no remedy saves all: half is what compiling, larger
-batches and smaller data types bring, so half is its price."""
+"""The price of a time that has no single cause (a slow host, a busy network). No remedy saves all of it; compiling,
+larger batches and smaller data types save about half.
+"""
 
-# -- the host -------------------------------------------------------------------------------------------------------
+# -- host -----------------------------------------------------------------------------------------------------------
 
 LOADER_SHARE: Final = 0.05
-"""Of the step in the DataLoader: the TensorBoard plugin's threshold, which people know …"""
+"""Of the step in the DataLoader: the TensorBoard plugin's well-known threshold, used for info findings …"""
 LOADER_WARNING_SHARE: Final = 0.10
-"""… which is told; a warning it is from here on, since a small model's loader takes five per cent and is well …"""
+"""… and the threshold for warnings, since a healthy small model spends five percent in its loader …"""
 LOADER_FLOOR_NS: Final = 1_000_000
-"""… and more than what taking a finished batch off a queue and pinning it costs in Python."""
+"""… and more than the Python cost of taking a finished batch off a queue and pinning it."""
 HOST_IDLE_SHARE: Final = 0.10
-"""Of the step a device waits for the host.  Each step ends and begins with a little of it, however well it is built."""
+"""Of the step that a device waits for the host. Every step, however well built, begins and ends with a little of it."""
 PYTHON_SHARE: Final = 0.10
-"""Of the step in which a process without a device runs no operator, in stretches of a millisecond and more: as for
-devices that wait …"""
+"""Of the step in which a process without a device runs no operator, in stretches of a millisecond or more; the same
+share as for devices that wait …
+"""
 PYTHON_FLOOR_NS: Final = 1_000_000
 """… and more than the bookkeeping of a training loop costs."""
 SYNC_SHARE: Final = 0.05
-"""Of the step that a device could have been kept busy had the host not waited for it."""
+"""Of the step that a device could have been busy if the host had not waited for it."""
 GAPS_SHARE: Final = 0.10
-"""Of the step between kernels that are queued already; a microsecond or two after each of them is the hardware's."""
+"""Of the step between kernels that are already queued; the hardware needs a microsecond or two after each kernel."""
 GC_SHARE: Final = 0.02
-"""Of the step: collections of ranks that wait for each other come at different times and add up over the ranks."""
+"""Of the step: ranks that wait for each other collect at different times, so their pauses add up."""
 COMPILE_SHARE: Final = 0.02
-"""Of the step: a job compiles in its first steps and then no more."""
+"""Of the step: a healthy job compiles in its first steps only."""
 BREAKS_AT_LEAST: Final = 1
 """Compiled regions beyond the first in a step: each ends in Python and begins with its guards."""
 PIECES_AT_LEAST: Final = 2
-"""Times that compiled code is entered in a step; a model compiled as a whole is entered once."""
+"""Entries into compiled code per step; a model compiled as a whole is entered once."""
 SMALL_KERNEL_NS: Final = 100_000
-"""Mean length of kernels that a host may not keep up with: an operator of PyTorch costs it 5 to 20 µs, in modules with
-Python around them up to 100."""
+"""Mean length of kernels that a host may fail to keep up with: a PyTorch operator costs the host 5 to 20 µs, and up to
+100 in modules with Python around it.
+"""
 KERNELS_MANY: Final = 100
-"""In a step: a host that launches fewer has something else to do."""
+"""Per step: a host that launches fewer is busy with something else."""
 DELAY_SMALL_NS: Final = 30_000
-"""From launch to start, in the median: so little means that the device was waiting for most of them …"""
+"""Median delay from launch to start: with so short a delay the device was waiting for most launches …"""
 QUEUED_FEW: Final = 4.0
-"""… as does so few launched and not begun, on average, where delays are not known.  A host that is ahead has dozens to
-hundreds waiting."""
+"""… and where delays are unknown, the mean number of kernels launched but not started that means the same. A host that
+is ahead has dozens to hundreds queued.
+"""
 
-# -- the device -----------------------------------------------------------------------------------------------------
+# -- device ---------------------------------------------------------------------------------------------------------
 
 TINY_COUNT_SHARE: Final = 0.5
-"""Of the kernels are shorter than 10 µs …"""
+"""Share of the kernels that are shorter than 10 µs …"""
 TINY_PER_STEP: Final = 500
-"""… and there are so many in a step: an optimizer's handful costs nothing …"""
+"""… and there are this many per step: an optimizer's handful costs nothing …"""
 TINY_TIME_SHARE: Final = 0.10
-"""… and together with the gaps they cause they take so much of the step."""
+"""… and with the gaps they cause they take this share of the step."""
 PAGEABLE_SHARE: Final = 0.05
-"""Of the step that the device copies from or to pageable memory and does nothing else."""
+"""Of the step in which the device only copies from or to pageable memory."""
 PAGEABLE_BYTES: Final = 1 << 20
-"""Per step: below it, it is a scalar or a batch of labels."""
+"""Per step: less is a scalar or a batch of labels."""
 COPIES_SHARE: Final = 0.05
-"""Of the step that the device copies from or to pinned memory and does nothing else: told …"""
+"""Of the step in which the device only copies from or to pinned memory: reported as info …"""
 COPIES_WARNING_SHARE: Final = 0.15
-"""… and warned of from here on: a second stream takes some care, and does not pay for less."""
+"""… and as a warning from here on: a second stream needs care and does not pay off below this."""
 FP32_SHARE: Final = 0.10
-"""Of the step in matrix products and convolutions that could use Tensor Cores: peak rates promise 4 to 16 times, real
-layers at least double."""
+"""Of the step in matrix products and convolutions that could use Tensor Cores: peak rates promise 4 to 16 times the
+speed, real layers at least double it.
+"""
 TENSOR_CORES_FROM: Final = 7
 """Compute capability (Volta)."""
 TF32_FROM: Final = 8
 """Compute capability (Ampere)."""
 ATTENTION_OCCUPANCY: Final = 0.10
-"""Of the warps that fit.  Flash attention runs at 0.12 to 0.25 by design (registers and shared memory); below, there
-are too few blocks for the device."""
+"""Of the warps that fit. Flash attention runs at 0.12 to 0.25 by design (registers and shared memory); below that,
+there are too few blocks for the device.
+"""
 ATTENTION_SHARE: Final = 0.10
 """Of the step in such kernels."""
 UNDERUSED_SHARE: Final = 0.50
-"""Of the time that the device does anything: the TensorBoard plugin's threshold."""
+"""Share of the time in which the device does anything: the TensorBoard plugin's threshold."""
 
-# -- between ranks --------------------------------------------------------------------------------------------------
+# -- ranks ----------------------------------------------------------------------------------------------------------
 
 EXPOSED_SHARE: Final = 0.10
-"""Of the step that a device only communicates: the TensorBoard plugin's threshold."""
+"""Of the step in which a device only communicates: the TensorBoard plugin's threshold."""
 EXPOSED_HOST_SHARE: Final = 0.25
-"""As live, where threads of the host exchange (gloo): they share its cores with the computation …"""
+"""The same for host threads that communicate (gloo), as for live findings: they share cores with the computation …"""
 EXPOSED_HOST_FLOOR_NS: Final = 5_000_000
-"""… and on a crowded machine a tiny model spends milliseconds of a step in them, whatever one does."""
+"""… and on a crowded machine even a tiny model spends milliseconds of a step in them."""
 OVERLAP_LOW: Final = 0.50
-"""Of the communication is hidden: a bucketed all-reduce hides all but its last bucket."""
+"""Share of the communication that is hidden: a bucketed all-reduce hides all but its last bucket."""
 HIDEABLE_SHARE: Final = 0.75
-"""Of what is exposed that can be hidden: the last bucket comes when nothing is left to compute."""
+"""Of the exposed communication that can be hidden: the last bucket arrives when nothing is left to compute."""
 LAST_SHARE: Final = 0.5
-"""Of the collectives one rank came last in: by chance it would be one of so many ranks …"""
+"""Of the collectives in which one rank arrived last; by chance it would be one in the number of ranks …"""
 LAST_TIMES_CHANCE: Final = 2.0
-"""… and twice as often as chance would have it, where there are only two or three."""
+"""… and at least twice as often as chance, which matters with only two or three ranks …"""
 LAST_AT_MOST: Final = 0.9
-"""… but never more often than this: of two ranks one that is last nine times of ten is late."""
+"""… but a rank never needs more than this: of two ranks, one that is last nine times out of ten is late."""
 BY_CHANCE: Final = 0.01
-"""The probability that some rank of equal ones comes last so often: one false accusation in a hundred traces."""
+"""The probability that one of several equal ranks arrives last this often: one false accusation in a hundred traces."""
 HEAVY_SHARE: Final = 0.9
-"""Of the waiting: the collectives that have it are looked at by themselves.  A rank whose input is late comes last once
-a step, and to the eighty collectives that follow with the others."""
+"""Of the waiting: the collectives that account for it are also judged separately. A rank whose input is late arrives
+last once per step, and arrives with the others at the eighty collectives that follow.
+"""
 MANY_TIMES: Final = 10.0
-"""What waiting takes by what the transfer takes: from here on that is worth a word."""
+"""Waiting divided by transfer: from this ratio on it is worth mentioning."""
 STRAGGLER_SHARE: Final = 0.02
-"""Of the step that others wait for it: as live, ranks of a healthy job differ by one or two per cent."""
+"""Of the step that others wait for a rank, as for live findings: ranks of a healthy job differ by one or two percent.
+"""
 NEARLY_ALL: Final = 0.75
-"""Of what the others wait for a rank: if fixing it alone gains less, that is said beside it."""
+"""Of the time the others wait for a rank: if fixing it alone gains less, the finding says so."""
 EXPLAINS_SHARE: Final = 0.5
-"""Of the lateness: what a rank does longer than its peers is named when it explains half of it."""
+"""Of the lateness: extra time that a rank spends is named as the cause if it explains this share."""
 COLLECTIVES_AT_LEAST: Final = 3
-"""Matched over all ranks: one a step in the shortest trace that says anything …"""
+"""Collectives matched over all ranks: one per step in the shortest trace that is meaningful …"""
 COLLECTIVES_FEW: Final = 8
-"""… but below this many a rank must be last in all of them, and each time by about as much …"""
+"""… but with fewer than this many, a rank must be last in all of them, each time by a similar delay …"""
 EVENLY: Final = 0.5
-"""… that is, the least of its delays is half of the longest: delays by chance are not (exponential ones differ tenfold
-in three of four samples of that size)."""
+"""… meaning that its shortest delay is at least half of its longest. Random delays are not that even (exponential ones
+differ tenfold in three of four samples of that size).
+"""
 PEERS_AT_LEAST: Final = 3
-"""Ranks: of two nobody can say which is the odd one."""
+"""Ranks: with two, it is impossible to say which is the outlier."""
 SLOW_RANK_SHARE: Final = 0.10
-"""By how much a rank's steps, or its computation, are longer than the median rank's: clocks of healthy devices differ
-by up to five per cent."""
+"""How much longer a rank's steps, or its computation, are than the median rank's: clocks of healthy devices differ by
+up to five percent.
+"""
 SLOW_HOST_FLOOR_NS: Final = 5_000_000
-"""Per step, of ranks without a device: on a crowded machine the scheduler puts milliseconds between equal ranks."""
+"""Per step, for ranks without a device: on a crowded machine the scheduler puts milliseconds between equal ranks."""
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 
 NEAR_LIMIT_SHARE: Final = 0.90
-"""Of the device's memory in use at the peak: the TensorBoard plugin's threshold; a longer batch ends the job."""
+"""Of the device's memory in use at the peak: the TensorBoard plugin's threshold; a longer batch would crash the job."""
 LIMIT_CRITICAL_SHARE: Final = 0.97
-"""What is left would not hold a workspace."""
+"""The remainder would not hold a workspace."""
 FRAGMENTED_SHARE: Final = 0.30
-"""Of what is reserved at the peak is not in use: blocks of 2 MiB and rounding explain a few per cent."""
+"""Of the memory reserved at the peak that is not in use: 2 MiB blocks and rounding explain a few percent."""
 FRAGMENTED_BYTES: Final = 1 << 30
-"""Below it nothing is won that anybody needs."""
+"""Recovering less is not worth the effort."""
 DEVICE_FULL_SHARE: Final = 0.70
-"""Of a device's memory reserved: below it there is room, and fragmented memory hurts nobody."""
+"""Of a device's memory reserved: below it there is room, and fragmentation is harmless."""
 
-__all__ = [name for name in dir() if name.isupper()]  # all of it, and it is long
+__all__ = [name for name in dir() if name.isupper()]  # every constant above

@@ -1,13 +1,11 @@
-"""The figures of all ranks side by side, and what a finding costs: the basis of all rules.
+"""The figures of all ranks as arrays, and what a finding costs: the basis of all rules.
 
-The figures of all ranks side by side, and what a finding costs.
+``pace`` defines the length of *steps*. Figures of the device cover the work that those steps launched. Ranks are
+compared over the same steps. The median rank sets the price of a finding about all ranks; the worst rank sets the price
+of a finding about some ranks, since the others wait for it.
 
-*Steps* are as long as ``pace`` has it, and figures of the device are of the work that they launched.  Ranks are
-compared by figures of the same steps.  A finding about all ranks is priced by the median rank; one about some by the
-rank that it hits most, since the others wait for it.
-
-*Idle*, of a device: within its span the gaps in which no stream worked; what the steps have outside of it, it waits for
-the host, too.  A rank without device work computes on the host, whose every moment counts.
+A device is *idle* in the gaps within its span in which no stream worked. The parts of the steps outside that span also
+count as waiting for the host. A rank without device work computes on the host, and its whole step counts.
 """
 
 from __future__ import annotations
@@ -39,26 +37,26 @@ UNTOLD = "Python between operators"
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
-    """[R] each; of a device's idle time."""
+    """Idle time of the devices, [R] each."""
 
     host_ns: Ints
-    """Nothing was launched yet; of a rank without a device, all of its step."""
+    """Nothing had been launched yet. For a rank without a device: the whole step."""
     sync_ns: Ints
-    """Of that, while the launching thread was inside a synchronising call."""
+    """The part of ``host_ns`` in which the launching thread was inside a synchronizing call."""
     kernel_ns: Ints
-    """Short gaps before kernels that were launched already."""
+    """Short gaps before kernels that had already been launched."""
     other_ns: Ints
-    """Long gaps before kernels that were launched already: they wait for another stream, or for another process."""
+    """Long gaps before kernels that had already been launched: they wait for another stream or another process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """[R] each; of the device, or of a rank without one of its threads."""
+    """Times of the device, or of the threads of a rank without one; [R] each."""
 
     compute_ns: Ints
     comm_ns: Ints
     overlap_ns: Ints
-    """Of the two."""
+    """Compute and communication at the same time."""
 
     @property
     def exposed_ns(self) -> Ints:
@@ -70,7 +68,7 @@ class Times:
 class JobView:
     job: JobAnalysis
     analyses: tuple[RankAnalysis, ...]
-    """[R]; ranks with steps of some length."""
+    """[R]; ranks whose steps are longer than zero."""
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -78,7 +76,7 @@ class JobView:
 
     @cached_property
     def step_ns(self) -> Ints:
-        """[R]; of all steps together."""
+        """[R]; total of all steps."""
         return self.each(lambda one: one.pace.total_ns)
 
     @cached_property
@@ -87,7 +85,7 @@ class JobView:
 
     @cached_property
     def stepped(self) -> bool:
-        """Whether the profiler marked steps; else all of the trace is one."""
+        """Whether the profiler marked steps; otherwise the whole trace is one step."""
         return all(step.name for one in self.analyses for step in one.steps)
 
     @cached_property
@@ -107,37 +105,37 @@ class JobView:
 
     @cached_property
     def arrivals(self) -> tuple[Arrivals, ...]:
-        """Of every set of ranks that shares collectives; none of a single rank."""
+        """One entry for every set of ranks that shares collectives; empty for a single rank."""
         return arrivals_of(self.job.ranks, self.job.collectives)
 
     @cached_property
     def host_comm(self) -> Bools:
-        """[R]; whether it exchanges by threads of the host (gloo), for which a device idles."""
+        """[R]; whether the rank communicates through host threads (gloo) while its device idles."""
         return self.each(lambda one: len(one.exchanges) if not one.pace.work.comm_ns else 0) > 0
 
     def each(self, figure: Callable[[RankAnalysis], int]) -> Ints:
-        """[R]."""
+        """Return one figure per rank, [R]."""
         return np.array([figure(one) for one in self.analyses], np.int64)
 
     def share(self, time_ns: Ints) -> Floats:
-        """[R]; of the rank's steps."""
+        """Return the share of the rank's steps, [R]."""
         return np.asarray(time_ns / self.step_ns, np.float64)
 
     def per_step(self, values: Ints) -> Floats:
-        """[R]."""
+        """Return the mean per step, [R]."""
         return np.asarray(values / self.steps, np.float64)
 
     def typical(self, values: Ints | Floats, where: Bools) -> float:
-        """Of all ranks the (lower) median one's, of some the worst's: those that ``cost_of`` prices."""
+        """Return the (lower) median if ``where`` covers all ranks, otherwise the worst, as ``cost_of`` does."""
         chosen = np.sort(np.asarray(values)[where])
         return float(chosen[(len(chosen) - 1) // 2 if where.all() else -1])
 
     def culprits(self, where: Bools) -> tuple[int, ...]:
-        """Empty when all ranks are alike."""
+        """Return the ranks in ``where``; empty when it covers all ranks."""
         return () if where.all() else tuple(rank for rank, hit in zip(self.ranks, where, strict=True) if hit)
 
     def of_whom(self, where: Bools) -> str:
-        """`` on rank 3``: to be added to a sentence; nothing where all ranks are alike."""
+        """Return a suffix for a sentence, `` on rank 3``; empty when ``where`` covers all ranks."""
         ranks = self.culprits(where)
         return f" on {named_ranks(ranks).lower()}" if ranks else ""
 
@@ -146,7 +144,7 @@ class JobView:
         return "a step" if self.stepped else "in all"
 
     def each_step(self, time_ns: float) -> str:
-        """``12.3 ms of every step``."""
+        """Return ``12.3 ms of every step``."""
         return f"{ms_text(time_ns / 1e6)} of {'every step' if self.stepped else 'the trace'}"
 
     @property
@@ -164,11 +162,11 @@ class JobView:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A finding, and what it explains: rules asked later work on what is left."""
+    """A finding and the idle time it explains: later rules work on the remainder."""
 
     finding: Finding
     idle_ns: Ints
-    """[R]; of the time that devices wait for the host."""
+    """[R]; the part of the time that devices wait for the host."""
 
 
 def claim_of(
@@ -187,9 +185,11 @@ def claim_of(
     of_ns: Ints | None = None,
     most_ns: Ints | None = None,
 ) -> Claim:
-    """``where`` [R]: the ranks it is about; ``saved_ns`` [R]: its price there; ``explained_ns`` [R]: idle time;
-    ``of_ns`` [R]: what the price is a part of, unless it is the ranks' own steps; ``most_ns`` [R]: what a perfect
-    remedy would save, where the price is what one is likely to.
+    """Build a claim and price it.
+
+    ``where`` [R]: the ranks it is about. ``saved_ns`` [R]: its price on those ranks. ``explained_ns`` [R]: the idle
+    time it explains. ``of_ns`` [R]: the total that the price is a part of, if not the ranks' own steps. ``most_ns``
+    [R]: what a perfect remedy would save, where the price is what a remedy is likely to save.
     """
     cost = cost_of(view, saved_ns, where, of_ns)
     if most_ns is not None:
@@ -221,10 +221,10 @@ def view_of(job: JobAnalysis) -> JobView:
 
 
 def cost_of(view: JobView, saved_ns: Ints, where: Bools, of_ns: Ints | None = None) -> dict[str, Any]:
-    """What fixing it on some ranks would save; ``saved_ns`` [R], of their steps or of ``of_ns`` [R]."""
+    """Price a fix on some ranks: ``saved_ns`` [R] as a part of their steps or of ``of_ns`` [R]."""
     of_ns = view.step_ns if of_ns is None else of_ns
     saved_ns = np.where(where, np.clip(saved_ns, 0, of_ns), 0)
-    # Each figure by itself is that of the rank that titles speak of, so none is more than a title says.
+    # Each figure is that of the rank that the title describes, so none exceeds what the title says.
     saved, share = view.typical(saved_ns, where), view.typical(saved_ns / of_ns, where)
     step_ns = view.typical(view.per_step(of_ns), where)
     return {
@@ -239,12 +239,12 @@ def cost_of(view: JobView, saved_ns: Ints, where: Bools, of_ns: Ints | None = No
 
 
 def halved(time_ns: Ints) -> Ints:
-    """[R]; what a remedy saves of a time that has no single cause."""
+    """Return what a remedy saves of a time that has no single cause, [R]."""
     return (time_ns * thresholds.REMEDY_GAIN).astype(np.int64)
 
 
 def severity_of(view: JobView, cost: dict[str, Any]) -> Severity:
-    """By what it costs, and by how much was seen."""
+    """Rate a finding by its cost and by how much of the job was traced."""
     share, steps = float(cost["share"]), float(view.steps.max())
     seen_ns = float(view.step_ns.max())
     if (
@@ -258,7 +258,7 @@ def severity_of(view: JobView, cost: dict[str, Any]) -> Severity:
 
 
 def holes_of(one: RankAnalysis) -> list[tuple[str, int]]:
-    """Where the main thread ran no operator for long, the longest first: by line, else by what was around it."""
+    """List where the main thread ran no operator for long, longest first: by line, else by the enclosing call."""
     table = one.tables.get("holes")
     times: dict[str, int] = {}
     for row in table.to_rows() if table else ():
@@ -268,7 +268,7 @@ def holes_of(one: RankAnalysis) -> list[tuple[str, int]]:
 
 
 def _times_of(one: RankAnalysis) -> tuple[int, int, int]:
-    """Compute, communication and both at once."""
+    """Return compute, communication and the overlap of both."""
     temporal, exchanges = one.pace.work, one.exchanges
     if not temporal.span_ns and exchanges.host is not None:
         return exchanges.host.compute_ns, exchanges.host.comm_ns, exchanges.host.overlap_ns
@@ -280,7 +280,7 @@ def _times_of(one: RankAnalysis) -> tuple[int, int, int]:
 
 
 def _idle_of(one: RankAnalysis, step_ns: int) -> tuple[int, int, int, int]:
-    """For the host, of that in synchronising calls, in short gaps, in long ones."""
+    """Return the wait for the host, the part of it in synchronizing calls, short gaps and long gaps."""
     temporal = one.pace.work
     if not temporal.span_ns:
         return step_ns, 0, 0, 0
