@@ -43,6 +43,19 @@ BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities",
 GIB = 1 << 30
 
 
+def test_ranks_that_do_not_wait_for_one_another_have_one_step_time() -> None:
+    """Two jobs of one rank each, one of them slower: the price of a finding and the table speak of the same step."""
+    fast, slow = (
+        Cluster(ranks=1, steps=80, seed=seed, phases_ms={"input": ms}).run() for seed, ms in ((0, 20.0), (1, 25.0))
+    )
+    other = replace(slow.ranks[0], rank=1, identity=replace(slow.ranks[0].identity, rank=1, world_size=2))
+    run = replace(fast, ranks=(replace(fast.ranks[0], identity=replace(fast.ranks[0].identity, world_size=2)), other))
+    summary = summarise(run)
+    assert summary["step_time"]["mean_ms"] == pytest.approx(25.0, rel=0.02)
+    assert summary["steps"]["per_second"] == pytest.approx(40.0, rel=0.02)
+    assert contradictions(summary, render_text(summary)) == []
+
+
 def host_sample(second: int, cpu_percent: Any = 50.0) -> dict[str, Any]:
     return {
         "wall_ns": ANCHOR_WALL_NS + second * 10**9,
@@ -512,7 +525,7 @@ def test_notices_say_what_is_missing() -> None:
         "Disk full.",
         "Rank 2 recorded no step and is not compared.",
         "1 step was not complete on every live rank: left out of comparisons.",
-        "2 times a hook of ours failed and was passed over; times may be missing.",
+        "A Stepscope hook failed 2 times and was skipped; times may be missing.",
     ]
 
 
@@ -558,7 +571,7 @@ def test_errors_stand_under_their_attempts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "why"), [("agent_start", "the agent was gone and started again"), ("note", "the agent did not get to it")]
+    ("event", "why"), [("agent_start", "the agent stopped and was restarted"), ("note", "the agent was delayed")]
 )
 def test_a_gap_in_the_samples_is_told(event: str, why: str) -> None:
     samples = tuple(host_sample(second) for second in (0, 1, 4, 12, 13))

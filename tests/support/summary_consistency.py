@@ -111,7 +111,7 @@ def _price(summary: Summary, finding: Finding) -> Iterator[str]:
     mean_ms = summary["step_time"]["mean_ms"]
     rounded_ms = LAST_DIGIT_MS * speedup  # a step of some microseconds has one digit left
     near = _near(step_ms * speedup, mean_ms or 0.0) or abs(step_ms * speedup - (mean_ms or 0.0)) <= rounded_ms
-    if _on_host(finding) and _in_lockstep(finding) and mean_ms and not near:
+    if _on_host(finding) and mean_ms and not near:
         yield f"{step_ms} ms, {speedup}× as fast, but the mean step takes {mean_ms} ms"
 
 
@@ -261,11 +261,6 @@ def _claims_time(finding: Finding) -> bool:
 
 def _on_host(finding: Finding) -> bool:
     return finding["evidence"].get("clock", "host") == "host"
-
-
-def _in_lockstep(finding: Finding) -> bool:
-    """Else a step is as long as its longest rank to the rules, and as the mean one in the table."""
-    return finding["evidence"].get("lockstep", True) is not False
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -15,6 +15,7 @@ from stepscope.diagnosis.engine.communication import DDP_OP, Arrivals, Communica
 from stepscope.diagnosis.engine.readings import gpus_in_use, in_steady_steps, spaced
 from stepscope.diagnosis.engine.samples import extremes, number, numbers, of_kind
 from stepscope.diagnosis.engine.statistics import mean_rank, medians
+from stepscope.diagnosis.engine.view import step_lengths
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.records.collectives import OPS
@@ -80,7 +81,7 @@ def ranks_table(run: RunData, window: Window) -> list[dict[str, Any]]:
 def steps_table(current: Sequence[RankSeries], window: Window) -> dict[str, Any]:
     step_ns = mean_rank(window.wall_ns)
     steady = window.steady
-    steady_s = float(step_ns[steady].sum()) / 1e9
+    steady_s = float(step_lengths(window.wall_ns[:, steady]).sum()) / 1e9
     reasons = Counter(apart.reason for apart in window.warmup)
     return {
         "total": max((len(series.steps) for series in current), default=0),
@@ -101,8 +102,8 @@ def steps_table(current: Sequence[RankSeries], window: Window) -> dict[str, Any]
 
 
 def step_time_table(window: Window) -> dict[str, Any]:
-    """Percentiles over the steady steps; the length of a step is the mean of its ranks, which are equal in lockstep."""
-    lengths = mean_rank(window.wall_ns)[window.steady] / 1e6
+    """Percentiles over the steady steps, with the lengths that the rules use."""
+    lengths = step_lengths(window.wall_ns[:, window.steady]) / 1e6
     if not len(lengths):
         return dict.fromkeys(("mean_ms", "min_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms", "max_step"))
     p50, p90, p99 = np.percentile(lengths, (50, 90, 99))

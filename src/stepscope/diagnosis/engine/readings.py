@@ -194,8 +194,10 @@ def process_readings(view: View) -> Readings:
     """One row for each rank of the view."""
     columns = _columns(view.window.lines.get("process", ()), SAMPLE_KEYS["process"])
     keys, which = _distinct(columns, "node", "pid")
-    rows = {(identity.host, identity.pid): row for row, identity in enumerate(_identities(view))}
-    return _readings(columns, which, keys, rows)
+    ranks = [(identity.host, identity.pid) for identity in _identities(view)]
+    same = Counter(ranks)  # in containers with equal host names, two ranks may have the same process id
+    rows = {rank: row for row, rank in enumerate(ranks) if same[rank] == 1}
+    return _readings(columns, which, keys, rows, count=len(ranks))
 
 
 def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
@@ -331,12 +333,19 @@ def _name(value: object) -> str | int | None:
     return value if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
-def _readings(columns: Columns, which: NDArray[np.intp], keys: Sequence[Key], owners: Mapping[Any, int]) -> Readings:
-    """Sort by time, and drop lines without an owner."""
+def _readings(
+    columns: Columns,
+    which: NDArray[np.intp],
+    keys: Sequence[Key],
+    owners: Mapping[Any, int],
+    *,
+    count: int | None = None,
+) -> Readings:
+    """Sort by time, and drop lines without an owner.  ``count``: how many rows there are, if not one per owner."""
     owner = np.array([owners.get(key, -1) for key in keys], np.intp)[which]
     order = np.argsort(_numbers(columns["wall_ns"]), kind="stable")
     order = order[owner[order] >= 0]
-    return Readings(count=len(owners), owner=owner[order], order=order, columns=columns)
+    return Readings(count=len(owners) if count is None else count, owner=owner[order], order=order, columns=columns)
 
 
 def _numbers(values: Sequence[Any]) -> Floats:

@@ -35,6 +35,7 @@ __all__ = [
     "ordinary_steps",
     "replay_without",
     "slow_host_phase",
+    "step_lengths",
     "steps_having",
     "stretches_with",
     "time_share_of",
@@ -80,16 +81,11 @@ class View:
         In lockstep the ranks agree, except for a stall between two collectives: one rank has it in this step, its
         waiting peers in the next.  The mean adds up to the time that passed.
         """
-        return mean_rank(self.wall_ns) if self.lockstep else longest(self.wall_ns)
+        return step_lengths(self.wall_ns)
 
     @cached_property
     def lockstep(self) -> bool:
-        """Whether the ranks keep pace: after all these steps none is more than a step or two ahead."""
-        together = self.wall_ns[:, ~np.isnan(self.wall_ns).any(axis=0)]
-        if not together.size:
-            return True
-        totals = together.sum(axis=1)
-        return bool(totals.max() - totals.min() <= thresholds.PACE_STEPS * together.max())
+        return in_lockstep(self.wall_ns)
 
     @cached_property
     def work_ns(self) -> Floats:
@@ -198,6 +194,21 @@ def view_of(window: Window) -> View:
         comm_measured=_comm_measured(window.phases, phase_ns, every_rank=clock == "device")
         and not (clock == "host" and _on_nccl(window, present)),
     )
+
+
+def in_lockstep(wall_ns: Floats) -> bool:
+    """Whether the ranks of ``wall_ns`` [R, S] keep pace: after all steps none is more than a step or two ahead."""
+    together = wall_ns[:, ~np.isnan(wall_ns).any(axis=0)]
+    if not together.size:
+        return True
+    totals = together.sum(axis=1)
+    return bool(totals.max() - totals.min() <= thresholds.PACE_STEPS * together.max())
+
+
+def step_lengths(wall_ns: Floats) -> Floats:
+    """[S]; length of each step of ``wall_ns`` [R, S]: in lockstep the mean over the ranks, else the longest."""
+    there = wall_ns[~np.isnan(wall_ns).all(axis=1)]
+    return mean_rank(there) if in_lockstep(there) else longest(there)
 
 
 def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns: Floats) -> Floats:
