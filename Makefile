@@ -1,4 +1,4 @@
-# Everything a newcomer needs is one of these; each sets up what it needs by itself.  `make help` lists them.
+# Everything a newcomer needs; each target sets up its own prerequisites.  `make help` lists them.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,7 @@ FRAMEWORKS_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_ARGS ?=
 FUZZ_ROUNDS ?= 3
-# The newest release of torch and the oldest that the README claims; what lies between them is in requirements/test.txt.
+# The newest torch release and the oldest that the README claims; requirements/test.txt pins one in between.
 TORCH_VERSIONS ?= 2.15.0 2.10.0
 # Those that pyproject.toml claims.
 PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
@@ -28,15 +28,15 @@ PYTHON_TESTS := $(addprefix tests/,agent launch records recorder ring)
 PAGE := src/stepscope/page/static/index.html
 PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vite.config.ts web/tsconfig.json -type f)
 
-# Hundreds of processes start in the tests: each would compile all of its modules anew where this is set.
+# The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-# What vitest says is only worth reading when something fails.
+# Show vitest's output only if something fails.
 define PAGE_UNITS
 if [ -x web/node_modules/.bin/vitest ]; then \
 	said=$$(cd web && NO_COLOR=1 npm test --silent 2>&1) || { echo "$$said"; exit 1; }; \
 	echo "$$said" | sed -n 's/^ *Tests *\(.*\)/page, without a browser: \1/p'; \
-else echo "npm is not to be had: the page's unit tests are skipped"; fi
+else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
@@ -45,18 +45,18 @@ endef
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(RUN_READY) $(LINT_READY) ## Make the virtual environment with everything in it
+setup: $(RUN_READY) $(LINT_READY) ## Create the virtual environment with all dependencies
 
 page: $(PAGE) ## Build the page into the package (needs Node.js)
 
-demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks here, one of them slow, and let Stepscope name it
+demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks on this machine, one of them slow, and let Stepscope find it
 	$(BIN)/stepscope demo $(DEMO_ARGS)
 
-test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, those of the page in a real browser among them
+test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of the page in a real browser
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
 
-versions: $(PAGE) ## Run the tests that start torch on other versions of it (TORCH_VERSIONS="2.15.0 2.10.0")
+versions: $(PAGE) ## Run the tests that start torch with other torch versions (TORCH_VERSIONS="2.15.0 2.10.0")
 	@table=; for version in $(TORCH_VERSIONS); do \
 		echo "== torch $$version"; verdict=passed; \
 		{ $(MAKE) --no-print-directory .venv-torch-$$version/.ready && .venv-torch-$$version/bin/python -m pytest \
@@ -64,7 +64,7 @@ versions: $(PAGE) ## Run the tests that start torch on other versions of it (TOR
 		table="$$table  torch $$version: $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
-pythons: $(PAGE) ## Run the tests that start jobs, and the demo, on every Python found here (PYTHONS="3.10 3.14")
+pythons: $(PAGE) ## Run the tests that start jobs, and the demo, with every Python found here (PYTHONS="3.10 3.14")
 	@table=; for version in $(PYTHONS); do \
 		echo "== Python $$version"; python=; \
 		for found in "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$version.*/bin/python python$$version; do \
@@ -76,15 +76,15 @@ pythons: $(PAGE) ## Run the tests that start jobs, and the demo, on every Python
 		table="$$table  $$($$python --version): $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
-soak: $(FRAMEWORKS_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a near relation there)
+soak: $(FRAMEWORKS_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a shorter counterpart there)
 	$(BIN)/python -m pytest -m soak $(TEST_ARGS)
 
-fuzz: $(RUN_READY) ## Draw new examples for every test that draws any (FUZZ_ROUNDS=3: so many times; 4 minutes each)
+fuzz: $(RUN_READY) ## Run all property-based tests with new examples (FUZZ_ROUNDS=3: three rounds of 4 minutes)
 	for round in $$(seq $(FUZZ_ROUNDS)); do \
 		STEPSCOPE_FUZZ=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "hypothesis and not soak" $(TEST_ARGS) || exit 1; \
 	done
 
-ray: $(RUN_READY) ## Run the tests of --engine ray on a real Ray of this machine (installs 240 MB)
+ray: $(RUN_READY) ## Run the tests of --engine ray on a real local Ray (installs 240 MB)
 	$(PIP) -r requirements/ray.txt
 	$(BIN)/python -m pytest tests/traces/test_trace_engine.py -k ray -rs
 
@@ -92,22 +92,22 @@ lint: $(LINT_READY) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(LINT_READY) ## Put the code into its one format
+format: $(LINT_READY) ## Format the code (ruff)
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
 types: $(LINT_READY) ## Check types (mypy, strict)
 	$(BIN)/mypy
 
-contracts: $(LINT_READY) ## Check who imports whom (import-linter)
+contracts: $(LINT_READY) ## Check the import contracts (import-linter)
 	@PYTHONPATH=src $(BIN)/lint-imports
 
-bench: $(RUN_READY) ## Measure overhead and throughput here, in short; docs/benchmarks.md has the long ones
+bench: $(RUN_READY) ## Run short overhead and throughput benchmarks (docs/benchmarks.md has the long ones)
 	$(BIN)/python bench/overhead.py $(BENCH_ARGS)
 	$(BIN)/python bench/throughput.py --seconds 3
 	@echo "How these are measured, and the published figures: docs/benchmarks.md"
 
-screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the pictures of the page that README and docs show
+screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the screenshots of the page for README and docs
 	PYTHONPATH=bench $(BIN)/python bench/screenshots.py
 
 league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; LEAGUE_ARGS="--synthetic 5": one)
@@ -116,10 +116,10 @@ league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; 
 frameworks: $(FRAMEWORKS_READY) ## Score the verdicts under HF, Lightning, Ray and others (30 minutes; FRAMEWORKS_ARGS="--only 'hf/*'")
 	PYTHONPATH=bench $(BIN)/python -m frameworks $(FRAMEWORKS_ARGS)
 
-hangs: $(RUN_READY) ## Stop real jobs in every way and see who is named, and when (30 minutes; HANGS_ARGS="--only skip": one)
+hangs: $(RUN_READY) ## Hang real jobs in every way and check which rank is named, and when (30 minutes; HANGS_ARGS="--only skip": one)
 	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
 
-# No environment is made here: a machine with a GPU often has its own torch, and no network.
+# No environment is created here: a machine with a GPU often has its own torch and no network.
 gpu: ## Run ordinary jobs on a GPU, bare and recorded, and compare (GPU_ARGS="--subset": 8 minutes)
 	PYTHONPATH=src:bench $(GPU_PYTHON) -m gpu $(GPU_ARGS)
 
@@ -133,7 +133,7 @@ clean: ## Remove the virtual environment, caches and build output (never runs/)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone, so that whichever build of it this machine offers is settled before anything else is resolved.
+# Install torch first and alone, so that its build for this machine is chosen before anything else is resolved.
 $(RUN_READY): requirements/test.txt pyproject.toml | $(BIN)/python
 	@echo "Setting up $(VENV) (once; torch is large) …"
 	@$(PIP) $(TORCH)
@@ -141,13 +141,13 @@ $(RUN_READY): requirements/test.txt pyproject.toml | $(BIN)/python
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# DeepSpeed comes as source and looks for torch while it is built: in this environment, where it is.
+# DeepSpeed is built from source and needs torch at build time, hence no build isolation.
 $(FRAMEWORKS_READY): requirements/frameworks.txt $(RUN_READY)
 	@echo "Installing the frameworks (once; 700 MB) …"
 	@$(PIP) --no-build-isolation -r requirements/frameworks.txt
 	@touch $@
 
-# Each torch wants a sympy of its own.  torch is named again, or pip would take another that suits the rest better.
+# Each torch needs its own sympy.  torch is named again, or pip could replace it with another version.
 .venv-torch-%/.ready: requirements/test.txt pyproject.toml
 	@echo "Setting up $(@D) (once; torch is large) …"
 	@$(PYTHON) -m venv $(@D)
@@ -165,21 +165,21 @@ $(FRAMEWORKS_READY): requirements/frameworks.txt $(RUN_READY)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# Without Node.js there is no page, and all else works: the hub then says so where the page would be.
+# Without Node.js there is no page, but everything else works; the hub shows a message instead of the page.
 web/node_modules/.ready: web/package-lock.json
 	@if command -v npm >/dev/null; then cd web && npm ci --silent && touch node_modules/.ready; fi
 
 $(PAGE): $(PAGE_SOURCES) web/node_modules/.ready
 	@if command -v npm >/dev/null; then cd web && npm run --silent build -- --logLevel warn && touch ../$(PAGE); \
-	else echo "npm is not to be had: the page is not built"; fi
+	else echo "npm was not found; skipping the page"; fi
 
-# Tried once.  Where there is no browser in the end, the tests that need one are skipped, and say so.
+# Tried once.  Without a browser, the tests that need one are skipped with a message.
 $(BROWSER_READY): | $(BIN)/python
 	@if ! command -v "$${STEPSCOPE_CHROMIUM:-chromium}" >/dev/null && ! command -v google-chrome >/dev/null; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "Installing chromium for the tests of the page (once) …"; \
 			(timeout 60 apt-get -qq update; DEBIAN_FRONTEND=noninteractive timeout 300 \
-				apt-get -qq install -y --no-install-recommends chromium) >/dev/null 2>&1 || echo "It is not to be had."; \
+				apt-get -qq install -y --no-install-recommends chromium) >/dev/null 2>&1 || echo "chromium could not be installed."; \
 		else echo "No browser: install chromium (apt-get install chromium) for the tests of the page."; fi; \
 	fi
 	@touch $@

@@ -1,4 +1,4 @@
-"""A loop that nothing can be guessed from: no DataLoader, no ``torch.optim``; the script says where its steps are.
+"""A loop that Stepscope cannot recognize: no DataLoader, no ``torch.optim``; the script marks its own steps.
 
 python examples/custom_loop.py                  # records by itself, into ./runs
 stepscope run examples/custom_loop.py

@@ -1,4 +1,4 @@
-"""One process: a small CNN on synthetic images, fed by a DataLoader.  Nothing here knows of Stepscope.
+"""One process: a small CNN on synthetic images, fed by a DataLoader.  It does not use Stepscope.
 
 python examples/single.py
 stepscope run examples/single.py

@@ -179,7 +179,7 @@ def test_an_agent_killed_for_good_is_missed_but_its_steps_are_not(stage: Any) ->
     data = stage.data()
     assert stage.steps() == {0: list(range(607))}
     assert data.ranks[0].state == "vanished"
-    assert "The agent died before the run ended; from then on there are no host and GPU samples." in data.notices
+    assert "The agent died before the run ended; there are no host and GPU samples after that." in data.notices
 
 
 @pytest.mark.faults
@@ -258,7 +258,7 @@ def test_a_rank_that_outlives_the_job_keeps_its_ring(stage: Any) -> None:
     rank.steps(3)
     agent.end()
     assert rank.path.exists()
-    assert stage.events("warning")[0]["message"] == f"rank 4 (process {rank.pid}) still ran when the job was over"
+    assert stage.events("warning")[0]["message"] == f"rank 4 (process {rank.pid}) was still running when the job ended"
     rank.steps(3)
     rank.end()
     seal(stage.run_dir)
@@ -349,7 +349,7 @@ def test_a_folder_that_is_no_run_is_one_clear_line(stage: Any) -> None:
     agent = stage.agent()
     _, complaint = agent.process.communicate(timeout=30)
     assert agent.process.returncode == 3
-    assert complaint == f"stepscope: agent: {stage.run_dir} is no run: it holds no run.json\n"
+    assert complaint == f"stepscope: agent: {stage.run_dir} is not a run: it contains no run.json\n"
 
 
 LIMIT = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, resource.RLIM_INFINITY))"
@@ -381,7 +381,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost_or_doubled(stage: Any) ->
     assert agent.end() == "", "it complains once"
     assert stage.steps() == {0: list(range(4000))}
     messages = [event["message"] for event in stage.events("warning")]
-    assert messages == [f"cannot write to {stage.run_dir}: File too large", f"{stage.run_dir} can be written again"]
+    assert messages == [f"cannot write to {stage.run_dir}: File too large", f"{stage.run_dir} is writable again"]
     series = stage.data().ranks[0]
     assert (series.lost, series.torn) == (0, 0)
 
@@ -447,7 +447,7 @@ def test_a_read_only_run_directory(stage: Any, small_disk: Path) -> None:
     complaint = agent.end()
     assert complaint == (
         f"stepscope: cannot write to {small_disk}: Read-only file system; "
-        "steps stay in their rings until it can be written\n"
+        "steps stay in their rings until it is writable again\n"
     )
     assert stage.steps() == {0: list(range(20))}
 

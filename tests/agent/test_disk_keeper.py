@@ -69,8 +69,8 @@ def test_near_the_limit_it_is_told_once_and_samples_of_the_past_get_coarser(
     node.minutes(122)
     (told,) = node.warnings()
     assert told.endswith(
-        "of the 4.0 MiB that --max-disk allows: from now on logs are kept shorter, and samples of the past one in ten "
-        "minutes; steps are all kept"
+        "of the 4.0 MiB that --max-disk allows: from now on logs are shortened and past samples reduced to one per ten "
+        "minutes; all steps are kept"
     )
     assert capsys.readouterr().err.count("--max-disk") == 1
     assert {one.span_s for one in sample_segments(tmp_path)} == {600}
@@ -87,8 +87,8 @@ def test_at_the_limit_samples_stop_and_steps_do_not_and_with_room_all_is_recorde
     near, full = node.warnings()
     assert "from now on" in near
     assert full == (
-        "the run takes the 4.0 MiB that --max-disk allows: no more samples are recorded; steps still are, and the job "
-        "goes on"
+        "the run uses all of the 4.0 MiB that --max-disk allows: no more samples are recorded; steps still are, and "
+        "the job continues"
     )
     assert node.recorded() == 6 * 12
     assert (tmp_path / "steps" / "1.seg").stat().st_size == 10_000
@@ -111,7 +111,7 @@ def test_logs_that_cannot_be_bounded_are_told_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(disk_space, "bound_logs", lambda run_dir, **more: False)
     node = Node(tmp_path, LIMIT)
     node.minutes(5)
-    assert node.warnings() == ["this file system cannot drop the middle of a long log: logs are kept whole"]
+    assert node.warnings() == ["this file system cannot drop the middle of a long log; logs are kept in full"]
 
 
 def test_near_the_limit_logs_get_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +161,4 @@ def test_what_is_no_size(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     add_arguments(parser)
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args([f"--max-disk={word}"])
-    assert "is no size, as 10G or 500M are" in capsys.readouterr().err
+    assert "is not a size such as 10G or 500M" in capsys.readouterr().err

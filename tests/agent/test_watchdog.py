@@ -281,7 +281,7 @@ def test_a_job_that_comes_back_was_a_stall(job: Job, capsys: pytest.CaptureFixtu
     ((record,), _) = read_hangs(job.run_dir)
     assert record.over == "recovered"
     assert record.over_wall_ns is not None
-    assert "stepscope: the job goes on after 16.2 s; it was a stall" in capsys.readouterr().err
+    assert "stepscope: the job resumed after 16.2 s; it was a stall" in capsys.readouterr().err
     job.wait(15)
     assert [event["number"] for event in job.events("hang")] == [1, 2]
     job.dog.finish()
@@ -535,7 +535,7 @@ def test_a_dump_of_nccls_watchdog_is_looked_into_at_once(job: Job) -> None:
     job.verdict = hang
     job.wait(0.4)
     ((record,), _) = read_hangs(job.run_dir)
-    assert record.evidence == ("NCCL's watchdog gave up, too: it wrote the dump of rank 0 before this look.",)
+    assert record.evidence == ("NCCL's watchdog timed out too: it had already written the dump of rank 0.",)
     assert len(job.judged) == 2
 
 

@@ -179,8 +179,7 @@ def test_nccls_watchdog_is_reason_enough(replay: Callable[[str], Replay]) -> Non
         assert job.now_s - began_s < 5.0
     found = job.hang()
     assert found.title == (
-        "Rank 1 never called all_reduce number 82 of default_pg: it stands still at hang_job.py:157; rank 0 waits for "
-        "it."
+        "Rank 1 never called all_reduce number 82 of default_pg: it is blocked at hang_job.py:157; rank 0 waits for it."
     )
-    assert found.evidence[-1] == "NCCL's watchdog gave up, too: it wrote the dumps of ranks 0 and 1 before this look."
+    assert found.evidence[-1] == "NCCL's watchdog timed out too: it had already written the dumps of ranks 0 and 1."
     assert time.time_ns() - found.declared_wall_ns < 60e9

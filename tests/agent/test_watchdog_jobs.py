@@ -87,7 +87,7 @@ def test_a_job_that_hangs_is_ended_and_fails(run_stepscope: Run, script: Callabl
     assert done.code == 1
     (record,) = hangs(done.run_dir)
     assert (record.over, record.action) == ("aborted", "asked the launcher to end the job")
-    assert "stepscope: the job hangs and is ended (--on-hang abort)" in done.stderr
+    assert "stepscope: the job hangs; ending it (--on-hang abort)" in done.stderr
     assert record.title[:40] in done.stderr
     (event,) = events(done.run_dir, "hang")
     assert (event["number"], event["kind"], event["title"]) == (1, record.kind, record.title)

@@ -25,7 +25,7 @@ def test_sessions_that_nobody_uses_are_counted(tmp_path: Path, monkeypatch: pyte
         if file:
             (tmp_path / name / file).touch()
     (found,) = (check for check in doctor.checks(tmp_path) if "session(s)" in check.what)
-    assert (found.state, found.what) == ("weak", f"3 session(s) of runs that died are left in {tmp_path}")
+    assert (found.state, found.what) == ("weak", f"3 session(s) of crashed runs are left in {tmp_path}")
     for name in stale:
         for path in (tmp_path / name).iterdir():
             path.unlink()
@@ -40,11 +40,11 @@ def test_what_is_kept_and_who_can_read_it(tmp_path: Path, monkeypatch: pytest.Mo
         create_run(runs, name, ["x"], sessions=tmp_path / "sessions", mode=mode)
     kept, new, shared = doctor._kept(runs)
     assert kept.what == (
-        "kept in run.json: user, host, working directory, and the command with secrets as [redacted]; "
-        "of 4 environment variables 2: NCCL_DEBUG, RANK"
+        "stored in run.json: user, host, working directory, the command with secrets as [redacted], "
+        "and 2 of 4 environment variables: NCCL_DEBUG, RANK"
     )
     assert new.what == (
-        f"a new run in {runs} is readable by you alone (folders 0700, files 0600), unless `run --share` opens it"
+        f"only you can read a new run in {runs} (folders 0700, files 0600), unless you share it with `run --share`"
     )
     assert (shared.state, shared.what) == ("weak", f"other users can read 2 run(s) in {runs}: open, team")
     for name in ("open", "team"):

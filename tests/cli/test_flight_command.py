@@ -38,7 +38,7 @@ def test_text(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "  victims    ranks 0, 1 and 3\n"
         "  wait in    all_gather 5 [256] of default_pg\n"
         "\n"
-        "  parted     at collective 5 of default_pg: not all came\n"
+        "  diverged   at collective 5 of default_pg: not all ranks called it\n"
         "             ranks 0, 1 and 3: all_gather [256] Float\n"
         "               at /job/train.py:42 in step\n"
         "             rank 2: called nothing\n"
@@ -71,7 +71,7 @@ def test_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write(tmp_path)
     assert run_command(["flight", *map(str, sorted(tmp_path.iterdir()))]) == 0
     assert capsys.readouterr().out == (
-        "✔ Nothing stands: all that ranks 0–3 called has ended.\n"
+        "✔ Nothing is pending: every call of ranks 0–3 has ended.\n"
         "\n"
         "  groups     default_pg: ranks 0–3; called 9, started 9, ended 9\n"
         "\n"
@@ -124,7 +124,7 @@ def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], read_page: Cal
 
 def test_no_dump_at_all(tmp_path: Path) -> None:
     (tmp_path / "rank_0").write_bytes(b"")
-    with pytest.raises(DumpError, match="there is no dump in there: rank_0: it is empty"):
+    with pytest.raises(DumpError, match="no dump found: rank_0: it is empty"):
         run_command(["flight", str(tmp_path)])
     with pytest.raises(UsageError, match="cannot write"):
         job = FlightJob(1)
@@ -138,7 +138,7 @@ def test_a_dump_is_no_page(dumps: Path, capsys: pytest.CaptureFixture[str]) -> N
     one = next(path for path in sorted(dumps.iterdir()) if not path.name.startswith("stacks"))
     before = one.read_bytes()
     for given in (dumps, one):
-        with pytest.raises(UsageError, match="is one of the files to be read"):
+        with pytest.raises(UsageError, match="is an input file and would be overwritten"):
             run_command(["flight", str(given), "--html", str(one)])
     assert one.read_bytes() == before
     for _ in range(2):

@@ -70,7 +70,7 @@ def test_a_damaged_run_does_not_hide_the_others(runs: Path, capsys: pytest.Captu
     (runs / "old" / "summary.json").write_text('{"steps": 3, "step_time": [], "verdict": 4, "status": null}')
     assert run_command(["list", str(runs)]) == 0
     shown = capsys.readouterr()
-    assert shown.err == f"stepscope: {runs}/bad/run.json is damaged or cut off: it is not JSON\n"
+    assert shown.err == f"stepscope: {runs}/bad/run.json is damaged or cut off: it is not valid JSON\n"
     assert len(shown.out.splitlines()) == 4
 
 

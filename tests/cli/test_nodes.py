@@ -102,23 +102,23 @@ def test_a_torchrun_of_our_own_hears_the_operator() -> None:
 @pytest.mark.parametrize(
     ("flags", "line", "said"),
     [
-        (NodeOptions(count="0"), "x.py", "--nnodes 0: a number of nodes, or the least and the most (1:4)"),
-        (NodeOptions(count="4:1"), "x.py", "--nnodes 4:1: a number of nodes, or the least and the most (1:4)"),
-        (NodeOptions(count="two"), "x.py", "--nnodes two: a number of nodes, or the least and the most (1:4)"),
-        (NodeOptions(count="2", rank="2"), "x.py", "--node-rank 2 of 2 nodes: it must be from 0 to 1"),
-        (NodeOptions(count="2", rank="-1"), "x.py", "--node-rank -1 of 2 nodes: it must be from 0 to 1"),
-        (NodeOptions(rank="1"), "x.py", "--node-rank 1 of one node; say how many there are with --nnodes"),
+        (NodeOptions(count="0"), "x.py", "--nnodes 0: must be a number of nodes, or a minimum and a maximum (1:4)"),
+        (NodeOptions(count="4:1"), "x.py", "--nnodes 4:1: must be a number of nodes, or a minimum and a maximum (1:4)"),
+        (NodeOptions(count="two"), "x.py", "--nnodes two: must be a number of nodes, or a minimum and a maximum (1:4)"),
+        (NodeOptions(count="2", rank="2"), "x.py", "--node-rank 2 of 2 nodes: must be from 0 to 1"),
+        (NodeOptions(count="2", rank="-1"), "x.py", "--node-rank -1 of 2 nodes: must be from 0 to 1"),
+        (NodeOptions(rank="1"), "x.py", "--node-rank 1 needs --nnodes, the number of nodes"),
         (
             NodeOptions(rank="first"),
             "torchrun x.py",
-            "--node-rank first of one node; say how many there are with --nnodes",
+            "--node-rank first needs --nnodes, the number of nodes",
         ),
-        (NodeOptions(count="2"), "x.py", "a job of 2 nodes, and nothing says which of them this is; give --node-rank"),
-        (NodeOptions(count="2", rank="1"), "x.py", "node 1 must be told where node 0 is: give --master-addr"),
+        (NodeOptions(count="2"), "x.py", "a job on 2 nodes needs --node-rank on every node (0 on the first)"),
+        (NodeOptions(count="2", rank="1"), "x.py", "node 1 needs the address of node 0; specify --master-addr"),
         (
             NodeOptions(),
             "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h x.py",
-            "a job of 2 nodes, and nothing",
+            "a job on 2 nodes needs --node-rank",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_the_newest_run_without_a_name(
         patch.chdir(run_dir.parents[1])
         assert run_command(["report"]) == 0
         shown = capsys.readouterr()
-        assert shown.err == "stepscope: runs/night, the newest run\n"
+        assert shown.err == "stepscope: using runs/night, the newest run\n"
         assert shown.out.startswith("✖ Rank 1 ")
         patch.chdir(run_dir)
         with pytest.raises(UsageError, match="no runs in runs yet"):
@@ -191,7 +191,7 @@ def test_a_page_is_made_when_a_run_is_sealed_and_only_then(run_dir: Path, monkey
 def test_a_page_that_fails_is_a_notice_and_nothing_more(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "the disk is full")
     summary, text = finalize_run(run_dir)
-    assert summary["notices"][-1] == "report.html was not made: the disk is full."
+    assert summary["notices"][-1] == "report.html was not written: the disk is full."
     assert "summary.json · report.html" not in text
     assert json.loads((run_dir / "summary.json").read_text()) == summary
     assert "summary.json · report.html" not in (run_dir / "summary.txt").read_text()
@@ -228,6 +228,6 @@ def test_html_on_demand(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_who_asked_for_a_page_that_cannot_be_made_is_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "the disk is full")
-    with pytest.raises(RunError, match=r"report\.html was not made: the disk is full$"):
+    with pytest.raises(RunError, match=r"report\.html was not written: the disk is full$"):
         run_command(["report", str(run_dir), "--html"])
     assert "summary.json · report.html" not in (run_dir / "summary.txt").read_text()

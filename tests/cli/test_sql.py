@@ -67,7 +67,7 @@ def test_the_newest_run_without_a_name(
     with monkeypatch.context() as patch:
         patch.chdir(run_dir.parents[1])
         assert run_command(["sql", "--csv", "select count(*) as n from steps"]) == 0
-    assert capsys.readouterr() == ("n\n3\n", "stepscope: runs/mine, the newest run\n")
+    assert capsys.readouterr() == ("n\n3\n", "stepscope: using runs/mine, the newest run\n")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_wrong_query_is_one_clear_line(run_dir: Path, sql: str, message: str) 
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(NotARun, match="is no run"):
+    with pytest.raises(NotARun, match="is not a run"):
         run_command(["sql", str(tmp_path), "select 1"])
 
 

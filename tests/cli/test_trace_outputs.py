@@ -32,9 +32,9 @@ def test_an_input_is_no_output(option: str, name: str, trace: Path, tmp_path: Pa
     (tmp_path / "link.json").symlink_to(trace)
     os.link(trace, tmp_path / "hard.json")
     for given in (trace, trace.parent):
-        with pytest.raises(UsageError, match="is one of the files to be read"):
+        with pytest.raises(UsageError, match="is an input file and would be overwritten"):
             run_command(["trace", str(given), option, str(tmp_path / name)])
-    with pytest.raises(UsageError, match="is one of the files to be read"):
+    with pytest.raises(UsageError, match="is an input file and would be overwritten"):
         run_command(["trace", str(tmp_path / "hard.json"), "--against", str(trace), option, str(tmp_path / name)])
     assert trace.read_bytes() == before
 
@@ -82,12 +82,12 @@ def test_our_own_timeline_is_no_rank(
         assert run_command(["trace", str(trace.parent), "--json", "--perfetto", str(out)]) == 0
         document = json.loads(capsys.readouterr().out)
         assert [file["path"] for file in document["files"]] == [str(trace)]
-    assert document["notices"] == [f"no traces (or timelines of --perfetto), passed over: {out}"]
+    assert document["notices"] == [f"skipped, not a trace (or a --perfetto timeline): {out}"]
     for command in (["trace", out], ["sql", out, "select 1"]):
         done = run_stepscope(*command)
         assert (done.code, done.stdout) == (3, "")
         assert done.stderr == (
-            f"stepscope: {out}: is a timeline that --perfetto wrote; the traces it was made of can be read\n"
+            f"stepscope: {out}: is a timeline written by --perfetto; read the traces it was made from\n"
         )
 
 
@@ -104,11 +104,11 @@ def test_what_if_of_nothing(trace: Path, run_stepscope: Callable[..., Any]) -> N
     assert (done.code, done.stderr) == (0, "")
     rows = json.loads(done.stdout)["what_if"]["rows"]
     assert [(row["change"], row["remark"]) for row in rows] == [
-        ("op:nosuch=2x", "fits nothing here"),
-        ("kernel:gem=2x", "fits nothing here"),
+        ("op:nosuch=2x", "matches nothing"),
+        ("kernel:gem=2x", "matches nothing"),
         ("kernel:gemm=2x", ""),
         ("op:aten::mm=0.5x", ""),
-        ("comm=0", "fits nothing here"),
+        ("comm=0", "matches nothing"),
     ]
     assert [row["gain_share"] for row in rows[:2]] == [0, 0]
     assert rows[3]["gain_share"] < 0, "twice as long"
@@ -139,7 +139,7 @@ def test_sql_without_a_query(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^no query: stepscope sql .*a\.json \"select …\""):
         run_command(["sql", str(trace)])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="empty holds no trace"):
+    with pytest.raises(UsageError, match="empty contains no trace"):
         run_command(["sql", str(trace), str(tmp_path / "empty"), "select 1"])
 
 
@@ -164,7 +164,7 @@ def test_mixed_files_are_said_first(tmp_path: Path, capsys: pytest.CaptureFixtur
     page = tmp_path / "page.html"
     assert run_command(["trace", str(tmp_path), "--html", str(page)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("▲ These files do not seem to be of one job: their world sizes are 1 and 2.")
+    assert text.startswith("▲ These files do not seem to belong to one job: their world sizes are 1 and 2.")
     assert "1 event ·" in text
     written = page.read_text(encoding="utf-8")
-    assert "These files do not seem to be of one job" in written
+    assert "These files do not seem to belong to one job" in written

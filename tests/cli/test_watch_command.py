@@ -37,7 +37,7 @@ def test_a_run_that_is_over_through_a_pipe(commands: Any, tmp_path: Path) -> Non
     record(tmp_path / "runs", "slow", SLOW.run(), sealed=False)
     done = commands.finish(commands.start("watch"))
     assert (done.code, matches(done.stdout)) == (0, True), done
-    assert done.stderr == "stepscope: runs/slow, the newest run\nstepscope: not a terminal: plain lines\n"
+    assert done.stderr == "stepscope: using runs/slow, the newest run\nstepscope: not a terminal; using plain lines\n"
 
 
 def test_a_hub_elsewhere_with_a_token_that_is_in_no_command_line(
@@ -54,7 +54,7 @@ def test_a_hub_elsewhere_with_a_token_that_is_in_no_command_line(
         assert run_command(["watch", "--plain", f"{hub.url}/#/run/slow", "--token-file", str(tmp_path / "token")]) == 0
         assert matches(capsys.readouterr().out)
         monkeypatch.setenv("STEPSCOPE_TOKEN", "wrong")
-        with pytest.raises(HubRefused, match="does not take this token"):
+        with pytest.raises(HubRefused, match="rejected this token"):
             run_command(["watch", "--plain", hub.url, "slow"])
         monkeypatch.setenv("STEPSCOPE_TOKEN", hub.token)
         with pytest.raises(HubMissing, match="no such run"):
@@ -68,13 +68,13 @@ def test_a_hub_elsewhere_with_a_token_that_is_in_no_command_line(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["http://h:1/#/run/x?token=abc"], "that link has the token in it"),
-        (["http://h:1"], "the hub wants a token: --token-file FILE, or STEPSCOPE_TOKEN"),
-        (["http://h:1", "--token-file", "nowhere"], "cannot read the token nowhere"),
-        (["https://u:p@h:1", "--token-file", "token"], "is no address of a hub"),
+        (["http://h:1/#/run/x?token=abc"], "that link contains the token"),
+        (["http://h:1"], "the hub requires a token: pass --token-file FILE or set STEPSCOPE_TOKEN"),
+        (["http://h:1", "--token-file", "nowhere"], "cannot read the token file nowhere"),
+        (["https://u:p@h:1", "--token-file", "token"], "is not the URL of a hub"),
         (["https://h:1", "--token-file", "token", "--fingerprint", "12"], "64 hexadecimal digits"),
-        (["one", "two"], "one is no address of a hub"),
-        (["one", "--fingerprint", "12"], "for a hub elsewhere"),
+        (["one", "two"], "one is not the URL of a hub"),
+        (["one", "--fingerprint", "12"], "for a remote hub"),
         ([], "no runs in runs yet"),
     ],
 )
@@ -106,7 +106,7 @@ def test_where_a_run_of_this_machine_is_looked_at(tmp_path: Path) -> None:
     try:
         assert (local.where().url, local.where().run) == ("http://127.0.0.1:1", "going")
         remove_hub_file(going.run_dir)
-        with pytest.raises(HubError, match="its summary is being made"):
+        with pytest.raises(HubError, match="its summary is being written"):
             local.where()
         going.end()
         place = local.where()

@@ -43,7 +43,7 @@ def test_text(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "▲ Stragglers make this job 1.27 times as slow as without them: 14.0 s a step\n"
         "  instead of 11.0 s.\n"
         "  cause      rank 1 of 2 workers: at the usual pace there, all of the time lost\n"
-        "             comes back.\n"
+        "             is saved.\n"
         "\n"
         "             slowdown if only this were slow, and its share of the time lost\n"
         "  workers    rank 1 (dp 1, stage 0)         1.273×  100%  ████████████████████\n"
@@ -101,7 +101,7 @@ def test_progress_on_a_terminal(
 def test_what_is_missing_is_said(trace: Path) -> None:
     with pytest.raises(UsageError, match="--meta"):
         run_command(["whatif", str(trace)])
-    with pytest.raises(TraceError, match=r"none\.parquet is not there"):
+    with pytest.raises(TraceError, match=r"none\.parquet does not exist"):
         run(trace.with_name("none.parquet"))
     (trace.parent / "meta.yaml").write_text("dp_size: 2\npp_size: 4\n")
     with pytest.raises(TraceError, match="does not fit the meta file") as error:

@@ -42,5 +42,5 @@ def test_a_torchrun_for_the_script(torchrun: Torchrun, line: str, tmp_path: Path
 def test_a_launcher_of_its_own_is_left_alone() -> None:
     words = ["sh", "-c", "true", "--nnodes", "2"]
     assert job_command(words, Torchrun(nodes=TWO))[1:] == words[1:]
-    with pytest.raises(UsageError, match="--nproc-per-node starts torchrun for a script; sh is given its own"):
+    with pytest.raises(UsageError, match="--nproc-per-node starts torchrun for a script; use the flags of sh"):
         job_command(words, Torchrun(ranks="2", nodes=TWO))

@@ -149,8 +149,8 @@ def process_sample(cpu_percent: Any, pid: int = 1000) -> dict[str, Any]:
     [
         (8.0, "Every step waits: raise num_workers"),
         (68.0, "Every step waits: raise num_workers"),
-        (70.0, "The CPUs are busy already"),
-        ("broken", "The CPUs are busy already"),
+        (70.0, "The CPUs are already busy"),
+        ("broken", "The CPUs are already busy"),
     ],
 )
 def test_cpus_that_others_keep_busy_are_no_reason_against_workers(own_percent: Any, expected: str) -> None:
@@ -166,7 +166,7 @@ def test_cpus_that_others_keep_busy_are_no_reason_against_workers(own_percent: A
         (80.0, "broken", "The batch is made in the training process itself"),
         (79.0, 50.0, "Every step waits: raise num_workers"),
         ("broken", 50.0, "Every step waits: raise num_workers"),
-        (99.0, 98.0, "The CPUs are busy already"),
+        (99.0, 98.0, "The CPUs are already busy"),
     ],
 )
 def test_advice_fits_what_was_seen(process_percent: Any, cpu_percent: Any, expected: str) -> None:
@@ -180,11 +180,11 @@ def test_advice_fits_what_was_seen(process_percent: Any, cpu_percent: Any, expec
 @pytest.mark.parametrize(
     ("ranks", "cores", "expected"),
     [
-        (1, 64, "let DataLoader(num_workers=4) do it beside"),
-        (1, 3, "let DataLoader(num_workers=2) do it beside"),
-        (4, 8, "let DataLoader(num_workers=1) do it beside"),
-        (4, 2, "let DataLoader(num_workers=1) do it beside"),
-        (1, None, "let DataLoader workers (num_workers) do it beside"),
+        (1, 64, "let DataLoader(num_workers=4) do it in parallel"),
+        (1, 3, "let DataLoader(num_workers=2) do it in parallel"),
+        (4, 8, "let DataLoader(num_workers=1) do it in parallel"),
+        (4, 2, "let DataLoader(num_workers=1) do it in parallel"),
+        (1, None, "let DataLoader workers (num_workers) do it in parallel"),
     ],
 )
 def test_no_more_workers_are_advised_than_there_are_cores(ranks: int, cores: int | None, expected: str) -> None:

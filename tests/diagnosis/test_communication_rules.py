@@ -163,7 +163,7 @@ def test_accumulated_gradients_are_asked_about() -> None:
     for series in run.ranks:
         series.steps["micro_batches"] = 4
     (found,) = diagnose(run)
-    assert any(line.startswith("4 backwards make a step: unless all but the last are under") for line in found.advice)
+    assert any(line.startswith("4 backward passes make a step: unless all but the last") for line in found.advice)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_connection_of_the_script_itself_is_no_peer_that_was_lost() -> None:
 
 def test_a_rank_that_vanished_without_a_word() -> None:
     found = crash_of(Cluster(ranks=2, steps=50, deaths=(Death(rank=1, step=40, phase="input"),)))
-    assert found.title == "Rank 1 vanished without a word (in step 40, in input)."
+    assert found.title == "Rank 1 vanished (in step 40, in input)."
     assert found.confidence == 0.7
 
 
@@ -198,7 +198,7 @@ def test_a_rank_that_was_ended_early_in_a_job_that_ended_well_is_a_remark(death:
     (remark,) = [finding for finding in rest if finding.kind == "rank_crashed"]
     where = ", in forward" if death.phase == "forward" else ""
     assert remark.title == (
-        f"Rank 1 vanished without a word (in step {death.step}{where}); the job went on and ended with exit code 0."
+        f"Rank 1 vanished (in step {death.step}{where}); the job continued and ended with exit code 0."
     )
     assert (remark.severity, remark.ranks, remark.cost["seconds"]) == ("info", (1,), 0)
 
@@ -212,7 +212,7 @@ def test_the_kernels_kill_in_a_job_that_ended_well_is_a_remark() -> None:
     assert first.kind == "healthy"
     (remark,) = [finding for finding in rest if finding.kind == "rank_crashed"]
     assert remark.title == (
-        "Rank 1 was killed by the kernel for want of memory (in step 30); the job went on and ended with exit code 0."
+        "Rank 1 was killed by the kernel for lack of memory (in step 30); the job continued and ended with exit code 0."
     )
     assert remark.severity == "info"
 
@@ -382,9 +382,9 @@ def test_the_kernels_kill_is_told_by_the_agent() -> None:
     pid = next(series.identity.pid for series in run.ranks if series.rank == 1)
     end = {"event": "rank_end", "rank": 1, "pid": pid, "state": "vanished", "oom_kill": True}
     found = diagnose(replace(run, events=(end,)), build_window(run))[0]
-    assert found.title == "Rank 1 was killed by the kernel for want of memory (in step 20, in backward)."
+    assert found.title == "Rank 1 was killed by the kernel for lack of memory (in step 20, in backward)."
     assert (found.evidence["cause"], found.confidence) == ("oom_kernel", 0.97)
-    assert "dmesg lists who had how much" in found.advice[0]
+    assert "dmesg lists each process's usage" in found.advice[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ GLOO = "[pair.cc:534] Connection closed by peer [127.0.0.1]:3312."
 VERDICT: dict[str, Any] = {
     "healthy": False,
     "kind": "hang_mismatch",
-    "title": "Rank 2 left the path of the others at collective 9 of default_pg: another size.",
+    "title": "Rank 2 diverged from the others at collective 9 of default_pg: another size.",
     "culprits": [2],
     "victims": [0, 1],
     "undecidable": False,

@@ -131,7 +131,7 @@ def test_offload() -> None:
     assert list(fsdp_offload_advice({**WELL, "cpu_offload": True})) == [
         (
             "FSDP keeps parameters on the CPU (2.0 GiB): they are copied to the device in every step, gradients "
-            "back, and the optimizer runs on the CPU. Without the offload none of that happens, if memory allows."
+            "back, and the optimizer runs on the CPU. If memory allows, turn the offload off."
         )
     ]
 
@@ -236,7 +236,7 @@ WALKS = "find_unused_parameters=True walks the graph before each backward and de
         ),
         (
             {**SEARCHING, "unused": "same", "iterations": 1000},
-            [f"{WALKS}; the unused parameters never change, so static_graph=True spares the walk."],
+            [f"{WALKS}; the unused parameters never change, so static_graph=True avoids the walk."],
         ),
         (
             SEARCHING,

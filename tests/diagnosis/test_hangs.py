@@ -145,7 +145,7 @@ def test_a_stall_is_told_once_with_its_line_and_its_price() -> None:
     assert len(alone) == len(findings) == 1
     stall = findings[0]
     assert stall.title == (
-        "The job stood still for 20 s and came back. Rank 1 had not called all_reduce number 7 of default_pg: it "
+        "The job hung for 20 s and recovered. Rank 1 had not called all_reduce number 7 of default_pg: it "
         "slept at train.py:41 (time.sleep(999)); ranks 0, 2 and 3 waited for it."
     )
     assert (stall.severity, stall.ranks, stall.steps, stall.cost) == ("warning", (1,), alone[0].steps, alone[0].cost)

@@ -58,7 +58,7 @@ def test_ranks_that_fill_their_cores_are_told_not_warned_of() -> None:
     (full,) = found(on_host(cpu_percent=99.0, own_cpu_percent=97.0, cpu_count=2, procs_running=4, cpu_pressure=0.9))
     assert (full.kind, full.severity, full.ranks) == ("cpu_saturated", "info", ())
     assert full.title == "The job keeps all 2 cores busy."
-    assert full.advice == ("4 ranks share 2 cores: more of them will not be faster here.",)
+    assert full.advice == ("4 ranks share 2 cores: more ranks will not be faster here.",)
     assert full.evidence["nodes"] == ["node0"]
     assert full.evidence["procs_running"] == 4.0
 
@@ -82,10 +82,10 @@ def test_threads_times_ranks_is_a_warning_with_the_right_number() -> None:
     facts = {"threads": 8, "loader": {"num_workers": 2}}
     (full,) = found(on_host(facts=facts, cpu_percent=100.0, own_cpu_percent=98.0, cpu_count=8, procs_running=30))
     assert (full.kind, full.severity) == ("cpu_saturated", "warning")
-    assert full.title == "The job crowds all 8 cores: typically 30.0 tasks want to run at once."
+    assert full.title == "The job overloads all 8 cores: typically 30.0 tasks are ready to run at once."
     assert full.advice == (
         "4 ranks with 8 threads each on 8 cores: OMP_NUM_THREADS=2 or torch.set_num_threads(2).",
-        "2 DataLoader workers for each rank are more than the cores carry: num_workers=1.",
+        "2 DataLoader workers for each rank are too many for the cores: num_workers=1.",
     )
 
 
@@ -106,7 +106,7 @@ def test_a_busy_machine_on_which_nobody_waits_is_none(host: dict[str, Any]) -> N
 def test_a_quota_shows_as_waiting() -> None:
     (full,) = found(on_host(cpu_percent=30.0, own_cpu_percent=10.0, cpu_pressure=0.8))
     assert (full.kind, full.severity) == ("cpu_saturated", "info")
-    assert full.title == "Tasks wait for a processor in 80% of the time, though the CPUs are not full."
+    assert full.title == "Tasks wait for a processor 80% of the time, though the CPUs are not full."
 
 
 def test_without_the_job_s_own_share_nobody_is_blamed() -> None:
@@ -160,7 +160,7 @@ def test_swapping_counts_when_memory_is_short() -> None:
 def test_tasks_that_wait_for_memory() -> None:
     (short,) = found(on_host(memory_pressure=0.35))
     assert (short.kind, short.severity) == ("ram_pressure", "warning")
-    assert short.title == "Tasks wait for memory in 35% of the time."
+    assert short.title == "Tasks wait for memory 35% of the time."
 
 
 # -- GPUs ---------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_tasks_that_wait_for_memory() -> None:
 def test_an_idle_gpu_with_what_it_waits_for() -> None:
     (idle,) = found(on_gpus(ranks=1, phases=IN_INPUT, util_percent=31))
     assert (idle.kind, idle.severity, idle.phase) == ("low_gpu_utilisation", "warning", "input")
-    assert idle.title == "The GPU is busy in only 31% of the time, while waiting for input takes 60% of the step."
+    assert idle.title == "The GPU is busy only 31% of the time, while waiting for input takes 60% of the step."
     assert "num_workers" in idle.advice[0]
 
 
@@ -181,7 +181,7 @@ def test_an_idle_gpu_with_nothing_to_blame_is_told() -> None:
         series.steps["phase_ns"][:, 3] += series.steps["phase_ns"][:, 0]
         series.steps["phase_ns"][:, 0] = 0
     (idle,) = found(run)
-    assert (idle.severity, idle.phase, idle.title) == ("info", None, "The GPU is busy in only 15% of the time.")
+    assert (idle.severity, idle.phase, idle.title) == ("info", None, "The GPU is busy only 15% of the time.")
     assert "CUDA graphs" in idle.advice[0]
 
 
@@ -300,7 +300,7 @@ def test_what_a_host_did_while_the_first_step_compiled_is_no_finding(host: dict[
 
 def test_an_idle_gpu_is_told_by_its_steady_steps() -> None:
     (idle,) = found(starts_slowly(gpu={"util_percent": 97}, then={"util_percent": 12}))
-    assert idle.title == "The GPUs are busy in only 12% of the time, while waiting for input takes 59% of the step."
+    assert idle.title == "The GPUs are busy only 12% of the time, while waiting for input takes 59% of the step."
     assert (idle.evidence["util_percent"], idle.evidence["samples"]) == (12.0, 11)
 
 

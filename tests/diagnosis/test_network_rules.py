@@ -56,7 +56,7 @@ def test_a_bad_host_is_named_and_without_a_price_it_is_information(hosts: int, w
     assert (found.evidence["where"], found.evidence["hosts"]) == ("host", ["node2"])
     assert found.cost["share"] == 0.0
     assert found.title.startswith("The network of host node2 ")
-    assert found.title.endswith("; the steps do not suffer from it.")
+    assert found.title.endswith("; the steps are not affected.")
     assert diagnose(run)[0].kind == "healthy"
 
 
@@ -64,8 +64,7 @@ def test_figures_and_words_of_latency() -> None:
     (found,) = network(with_probes(job().run(), Wires(jitter=0.0, troubles=(Trouble(hosts=(1,), rtt_us=19_850.0),))))
     assert (found.evidence["rtt_us"], found.evidence["others_rtt_us"]) == (20_000.0, 150.0)
     assert found.title == (
-        "The network of host node1 is slow: a round trip takes 20.0 ms, elsewhere 150 µs; "
-        "the steps do not suffer from it."
+        "The network of host node1 is slow: a round trip takes 20.0 ms, elsewhere 150 µs; the steps are not affected."
     )
     assert found.steps == (1, 599)
     assert found.advice[0].startswith("See what else uses the link of node1")
@@ -103,7 +102,7 @@ def test_a_link_at_a_lower_speed_needs_no_probe() -> None:
     (found,) = network(with_samples(job(3), host=host))
     assert found.title == (
         "The network of host node1 is slow: its link runs at 1 Gbit/s, that of the others at 25 Gbit/s; "
-        "the steps do not suffer from it."
+        "the steps are not affected."
     )
     assert (found.severity, found.ranks) == ("info", (2, 3))
     infiniband = {"ib_speed_bps": 400 * GBIT}
@@ -120,7 +119,7 @@ def test_what_the_kernel_counts_is_told_beside_the_probes() -> None:
     (found,) = network(run)
     assert found.evidence["retransmit_share"] == 0.06
     assert found.advice[0] == (
-        "Its kernel says the same: 12.0 errors a second on its interfaces, 6% of its TCP segments sent again."
+        "Its kernel counters agree: 12.0 errors a second on its interfaces, 6% of its TCP segments retransmitted."
     )
     calm = with_probes(with_samples(job(), host=host), Wires())
     assert network(calm) == []  # by themselves they say nothing
@@ -149,7 +148,7 @@ def test_loss_that_hits_one_step_in_six() -> None:
     assert (found.severity, found.evidence["hosts"]) == ("warning", ["node1"])
     assert found.evidence["excess_ms"] == pytest.approx(200.0, rel=0.02)
     assert 36 <= found.evidence["steps_hit"] <= 40
-    assert f"; in {found.evidence['steps_hit']} steps exchanges take 200 ms longer for it, " in found.title
+    assert f"; in {found.evidence['steps_hit']} steps exchanges take 200 ms longer, " in found.title
     assert [kind for kind, _ in alarms(run)] == ["slow_network"]
 
 

@@ -49,7 +49,7 @@ def test_set_epoch() -> None:
     assert said_of(job(loader={**LOADER, "set_epoch_missing": True})) == [
         (
             "DistributedSampler.set_epoch() is not called: every epoch has the same order. "
-            "Call it with the number of the epoch before each."
+            "Call it with the epoch number before each epoch."
         )
     ]
 
@@ -60,7 +60,7 @@ def test_set_epoch() -> None:
 def test_batchnorm_of_few_samples() -> None:
     assert said_of(job(loader={**LOADER, "batch_size": 4, "last_batch": 4}, ddp={**DDP, "batchnorm": 53})) == [
         (
-            "53 BatchNorm layers under DDP take their statistics from 4 samples each step, those of the own rank. It "
+            "53 BatchNorm layers under DDP take their statistics from 4 samples each step, those of one rank. It "
             "costs no time, but so few make training noisier: SyncBatchNorm.convert_sync_batchnorm() (on GPUs) takes "
             "all 16, GroupNorm needs none."
         )
@@ -139,7 +139,7 @@ def test_compiling_for_the_last_batch() -> None:
     assert said_of(epochs(SHORT, compile_steps=(9,), compile_ms=2400.0)) == [
         (
             "The last batch of an epoch has 3 samples instead of 32: compiling for that shape took 2.4 s, in step 9. "
-            "drop_last=True leaves it out."
+            "drop_last=True skips it."
         )
     ]
 
@@ -223,8 +223,8 @@ def test_epochs_that_end_together(facts: list[dict[str, Any]]) -> None:
 OPEN: dict[str, Any] = {"process_group_open": True}
 CLOSED: dict[str, Any] = {"process_group_open": False}
 ENDING = (
-    " exited without torch.distributed.destroy_process_group(): torch warns of it, and NCCL may hang or abort while "
-    "the process ends. Call it at the end of the script."
+    " exited without torch.distributed.destroy_process_group(): torch warns about it, and NCCL may hang or abort "
+    "at exit. Call it at the end of the script."
 )
 
 

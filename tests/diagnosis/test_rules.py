@@ -52,8 +52,8 @@ KINDS = {
     "insufficient_data",
 }
 TOO_FEW = (
-    "Only 4 steady steps to judge by (1 of 5 set apart as warm-up): "
-    "bottlenecks and stragglers cannot be told from chance."
+    "Only 4 steady steps to judge by (1 of 5 set aside as warm-up): "
+    "bottlenecks and stragglers cannot be separated from noise."
 )
 PHASES = ("input", "h2d", "forward", "backward", "optimizer", "other", "eval", "checkpoint", "mine")
 
@@ -160,15 +160,15 @@ def test_without_any_step_the_advice_is_for_updates_by_hand() -> None:
 @pytest.mark.parametrize(
     ("cluster", "title"),
     [
-        (Cluster(ranks=0, steps=0), "Nothing was recorded: the recorder never got into a training process."),
+        (Cluster(ranks=0, steps=0), "Nothing was recorded: the recorder was not loaded in any training process."),
         (Cluster(ranks=2, steps=0), "No training step was recorded, so nothing can be said about speed."),
         (
             Cluster(ranks=1, steps=1),
-            "No steady step to judge by (1 of 1 set apart as warm-up): bottlenecks cannot be told from chance.",
+            "No steady step to judge by (1 of 1 set aside as warm-up): bottlenecks cannot be separated from noise.",
         ),
         (
             Cluster(ranks=1, steps=2),
-            "Only 1 steady step to judge by (1 of 2 set apart as warm-up): bottlenecks cannot be told from chance.",
+            "Only 1 steady step to judge by (1 of 2 set aside as warm-up): bottlenecks cannot be separated from noise.",
         ),
         (
             Cluster(ranks=2, steps=5),
@@ -188,7 +188,7 @@ def test_too_little_is_said_plainly(cluster: Cluster, title: str) -> None:
 def test_a_job_that_was_reached_and_did_not_train() -> None:
     run = Cluster(ranks=0, steps=0).run()
     (found,) = diagnose(run, build_window(run), reached=True)
-    assert found.title == "Nothing was recorded: no process that the recorder got into trained a PyTorch model."
+    assert found.title == "Nothing was recorded: no process with the recorder loaded trained a PyTorch model."
 
 
 def test_compiling_all_the_time_is_named() -> None:
@@ -200,7 +200,7 @@ def test_compiling_all_the_time_is_named() -> None:
 def test_a_healthy_run_names_its_largest_opportunity() -> None:
     found = verdict(Cluster(ranks=2, steps=60, noise=0.001, comm_ms=4.0))
     assert found.title == (
-        "No bottleneck found. Beside the training itself the most goes to waiting for peers or the network: "
+        "No bottleneck found. Apart from training, most time goes to waiting for peers or the network: "
         "4.00 ms of 42.0 ms per step."
     )
     assert (found.kind, found.evidence["opportunity"]) == ("healthy", "waiting for peers or the network")
@@ -239,7 +239,7 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
             Cluster(ranks=1, phases_ms={"input": 0.4, "forward": 0.6}),
             "healthy",
             "input",
-            "40% of the step goes by while waiting for input: 400 µs of 1.00 ms.",
+            "40% of the step is spent waiting for input: 400 µs of 1.00 ms.",
         ),
         (
             Cluster(ranks=2, faults=stop("eval", 1000.0, 30, 60, 90)),
@@ -299,7 +299,7 @@ def test_the_price_of_several_phases_comes_with_advice_on_each() -> None:
     )
     assert found.cost["share"] == round(sum(found.evidence["shares"].values()), 4) == 0.3844
     assert found.advice == tuple(
-        f"Do {name!r} less often, in a background thread, or beside the next step's computation."
+        f"Do {name!r} less often, in a background thread, or during the next step's computation."
         for name in ("validate", "log")
     )
 
@@ -307,7 +307,7 @@ def test_the_price_of_several_phases_comes_with_advice_on_each() -> None:
 def test_evaluation_and_checkpoints_do_not_make_slow_steps() -> None:
     found = verdict(Cluster(ranks=2, noise=0.001, comm_ms=0.0, faults=stop("checkpoint", 300.0, 50)))
     assert found.title == (
-        "No bottleneck found. Beside the training itself the most goes to checkpointing: 300 ms in 1 of 99 steps."
+        "No bottleneck found. Apart from training, most time goes to checkpointing: 300 ms in 1 of 99 steps."
     )
     assert found.evidence["opportunities"]["a few slow steps"] < 0.01
     assert found.evidence["opportunities"]["waiting for whichever rank is slowest"] < 0.01

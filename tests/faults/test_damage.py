@@ -56,15 +56,15 @@ def test_what_is_no_run_and_what_was_cut_off(
     (runs / "foreign" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("no folder")
     expected = {
-        bad["meta"]: "run.json is damaged or cut off: it is not JSON",
+        bad["meta"]: "run.json is damaged or cut off: it is not valid JSON",
         bad["parquet"]: "steps.parquet is damaged: ",
         bad["ranks"]: "ranks.json is damaged",
-        runs / "foreign": "foreign is no run: it holds no run.json",
+        runs / "foreign": "foreign is not a run: it contains no run.json",
         tmp_path / "nowhere": "nowhere does not exist",
     }
     refused = {(command, path): said for path, said in expected.items() for command in ("report", "sql")}
     refused["report", tmp_path / "file"] = "file does not exist"
-    refused["sql", tmp_path / "file"] = "file: is no JSON, let alone a trace"  # a file may be one
+    refused["sql", tmp_path / "file"] = "file: is not JSON"  # a file may be one
     for (command, path), said in refused.items():
         with pytest.raises(StepscopeError) as caught:
             run_command([command, str(path), *(["select 1"] if command == "sql" else [])])
@@ -110,9 +110,9 @@ def test_a_machine_that_went_down(
     notices = " ".join(summary["notices"])
     for part in (
         "was cut off or damaged",
-        "The rings of rank 0 are gone and were not read to their end",
+        "The rings of rank 0 are gone and were not read completely",
         "The agent died before the run ended",
-        "The launcher died before it could say how the run ended.",
+        "The launcher died before it could record how the run ended.",
         "1 lines of events.jsonl could not be read.",
     ):
         assert part in notices

@@ -46,7 +46,7 @@ def test_the_agent(start: Callable[..., Any], job: Path, run_stepscope: Callable
     assert len(patient.events("rank_start")) == 1
     summary = patient.summary()
     # On a busy machine two starts in a row take longer than samples may be missing without a word.
-    gaps = [notice for notice in summary["notices"] if notice.endswith("the agent was gone and started again.")]
+    gaps = [notice for notice in summary["notices"] if notice.endswith("the agent stopped and was restarted.")]
     assert (summary["status"], summary["notices"]) == ("finished", gaps)
     row = summary["ranks"][0]
     assert (row["steps"], row["last_step"], row["lost"], row["torn"]) == (150, 149, 0, 0)
@@ -70,7 +70,7 @@ def test_the_launcher(
     assert not alive(pid)
     summary = patient.summary()
     assert (summary["status"], summary["exit_code"], summary["steps"]["total"]) == ("finished", None, 100)
-    assert summary["notices"] == ["The launcher died before it could say how the run ended."]
+    assert summary["notices"] == ["The launcher died before it could record how the run ended."]
     assert summary["ranks"][0]["state"] == "exited"
     patient.leaves_nothing()
     again = run_stepscope("run", "--quiet", "--name", "same", "true")

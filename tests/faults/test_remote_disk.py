@@ -88,8 +88,8 @@ def test_when_its_server_died_and_it_is_mounted_again_nothing_is_missing(
     done = patient.finish()
     assert done.code == 0
     assert done.stderr.endswith(
-        f"stepscope: what was recorded is kept in memory: `stepscope report {disk.folder / 'far'}` makes the summary "
-        "when the directory is back\n"
+        f"stepscope: the recorded data is kept in memory; run `stepscope report {disk.folder / 'far'}` "
+        "when the directory is available again\n"
     )
     disk.unmount()
     disk.serve()

@@ -103,7 +103,7 @@ def test_no_room_in_memory(run_stepscope: Callable[..., Any], commands: Any, job
     assert done.stdout.count(" loss ") == 30
     (line,) = done.stderr.splitlines()
     assert line.startswith("stepscope: cannot reserve ")
-    assert "No space left on device; its steps are recorded on disk instead, at " in line
+    assert "No space left on device; steps are recorded on disk instead, at " in line
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert (summary["steps"]["total"], summary["ranks"][0]["lost"], summary["status"]) == (30, 0, "finished")
     assert list((done.run_dir / "rings").iterdir()) == []

@@ -237,7 +237,7 @@ def test_one_rank_ahead_is_a_job_at_work(ahead: int) -> None:
     job.run({rank: steps(3) for rank in range(4)}, until={rank: 6 for rank in range(4) if rank != ahead})
     found = verdict(job)
     assert (found.healthy, found.kind, found.culprits) == (True, None, ())
-    assert f"Rank {ahead} had come to all_reduce 7 of default_pg before the others" in found.evidence[0]
+    assert f"Rank {ahead} had reached all_reduce 7 of default_pg before the others" in found.evidence[0]
     asleep = {rank: parse_threads(stack_text(("/job/data.py", 7, "load"))) for rank in range(4) if rank != ahead}
     assert culprits(verdict(job, stacks=asleep)) == [rank for rank in range(4) if rank != ahead], "unless stacks say so"
 
@@ -254,7 +254,7 @@ def test_the_first_time_the_one_that_is_further_on_went_past() -> None:
     job.run({0: [Call(site=frames_at(1))], 1: [Call(op="barrier", size=0, site=frames_at(2))]})
     found = verdict(job)
     assert (found.kind, culprits(found), found.victims) == ("hang_missing_collective", [1], (0,))
-    assert found.title == "Rank 1 went past all_reduce 1 of default_pg without calling it."
+    assert found.title == "Rank 1 skipped all_reduce 1 of default_pg."
 
 
 @given(st.integers(0, 1), st.integers(3, 8), st.data())

@@ -79,7 +79,7 @@ def test_nothing_tells_the_rank(tmp_path: Path) -> None:
     asleep(2).write(tmp_path, name="dump", ranks=[0])
     reading = read_paths([tmp_path])
     assert [dump.rank for dump in reading.dumps] == [0]
-    assert reading.problems == ("dump: nothing tells its rank; taken for rank 0.",)
+    assert reading.problems == ("dump: its rank is unknown; assuming rank 0.",)
 
 
 @given(
@@ -106,8 +106,8 @@ def test_damaged_files_cost_only_themselves(tmp_path: Path) -> None:
     assert reading.problems == (
         "rank_3: not a pickle of plain data: pickle data was truncated.",
         "rank_4: it is empty.",
-        f"rank_5: no dump; it says “{HANDLER.decode()}”.",
-        "rank_6: no dump: neither a pickle nor JSON.",
+        f"rank_5: not a dump; it says “{HANDLER.decode()}”.",
+        "rank_6: not a dump: neither a pickle nor JSON.",
         "rank_7: JSON that is damaged or cut off.",
     )
     assert told(reading) == ("hang_missing_collective", [1], 8), "the one that is proven, not those that cannot be read"
@@ -157,7 +157,7 @@ def test_several_dumps_of_one_rank(tmp_path: Path) -> None:
 def test_what_cannot_be_asked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         read_paths([tmp_path / "none"])
-    with pytest.raises(UsageError, match="no files in there"):
+    with pytest.raises(UsageError, match="no files found there"):
         read_paths([tmp_path])
 
 
@@ -189,7 +189,7 @@ def test_a_file_that_kills_its_reader(tmp_path: Path, monkeypatch: pytest.Monkey
     asleep(8, 5).write(tmp_path)
     reading = read_paths([tmp_path], jobs=2)
     assert [dump.rank for dump in reading.dumps] == [0, 1, 2, 4, 5, 6, 7]
-    assert reading.problems == ("rank_3: reading it ends the process that does.",)
+    assert reading.problems == ("rank_3: it crashes the process that reads it.",)
 
 
 class Evil:

@@ -43,7 +43,7 @@ IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("t
             COMPILING,
             {"workers": (worker(kind="compiler", name="/usr/bin/cc1plus -O3", cpu_share=0.9),)},
             "compiles at train.py:20",
-            "A compiler that it started is at work: /usr/bin/cc1plus -O3.",
+            "A compiler that it started is running: /usr/bin/cc1plus -O3.",
         ),
         (EVALUATING, RUNNING, "evaluates at train.py:75", "It uses 97% of a core."),
         (
@@ -68,7 +68,7 @@ def test_known_work_is_given_sixty_times_the_threshold(
     excuse = Job(ranks=size, silent_s=599.0).alone(0, threads, **fields).excuse()
     assert excuse.reason == f"{who} {what}."
     assert signs in excuse.evidence
-    assert excuse.evidence[-1] == "That is taken for a hang after 10 min 00 s without a sign."
+    assert excuse.evidence[-1] == "It counts as a hang after 10 min 00 s without progress."
     assert excuse.look_again_s == 1.0
     assert Job(ranks=size, silent_s=601.0).alone(0, threads, **fields).hang().culprits[0].rank == 0
 
@@ -105,7 +105,7 @@ def test_a_stack_that_moves_with_a_processor_in_use_is_work() -> None:
     job = Job().alone(0, COMPUTING, cpu_share=0.5)
     assert job.hang().kind == "hang_missing_collective"  # asleep, whatever threads of a library do
     excuse = job.at(0, threads_later=later).excuse()
-    assert "Its stack moved between two looks." in excuse.evidence
+    assert "Its stack changed between two checks." in excuse.evidence
 
 
 def test_a_program_that_it_started_is_at_work() -> None:
@@ -132,7 +132,7 @@ def test_one_process_that_waits_for_an_idle_child_is_given_more_time() -> None:
 
 def test_ranks_that_are_still_to_come_are_waited_for_before_the_first_step() -> None:
     job = Job(ranks=2, world_size=4).at(0, step=None).at(1, step=None)
-    assert job.excuse().reason.startswith("Rank 0 waits for ranks that have not been heard of yet")
+    assert job.excuse().reason.startswith("Rank 0 waits for ranks that have not reported yet")
     assert Job(ranks=2, world_size=4, silent_s=121.0).at(0, step=None).at(1, step=None).hang().kind == "rank_lost"
     assert Job(ranks=2, world_size=4).hang().kind == "rank_lost"
 
@@ -255,7 +255,7 @@ IN_A_TERMINAL = stack(
 def test_a_notebook_whose_cells_are_done_rests_as_long_as_it_likes(threads: Stack) -> None:
     for silent_s in (11.0, 1e6):
         rests = Job(ranks=1, silent_s=silent_s).alone(0, threads).excuse()
-        assert rests.reason == "The process waits for somebody to run the next cell."
+        assert rests.reason == "The process waits for the user to run the next cell."
         assert rests.look_again_s == 60.0
 
 
@@ -266,4 +266,4 @@ def test_a_cell_that_stands_still_is_a_hang_as_anywhere() -> None:
 def test_a_kernel_that_the_others_wait_for_is_to_blame() -> None:
     found = Job(ranks=2).alone(1, BETWEEN_CELLS).hang()
     assert [culprit.rank for culprit in found.culprits] == [1]
-    assert "it waits for somebody to run the next cell" in found.culprits[0].reason
+    assert "it waits for the user to run the next cell" in found.culprits[0].reason

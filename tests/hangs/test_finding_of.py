@@ -71,7 +71,7 @@ def test_one_that_came_back_is_a_stall() -> None:
     finding = finding_of(record)
     assert (finding.kind, finding.severity) == ("stall", "warning")
     assert finding.title == (
-        "The job stood still for 14 s and came back. Rank 1 had not called all_reduce of default_pg: it slept at "
+        "The job hung for 14 s and recovered. Rank 1 had not called all_reduce of default_pg: it slept at "
         "train.py:41 (time.sleep(999)); ranks 0, 2 and 3 waited for it."
     )
     assert finding.advice[0] == "Begin at train.py:41 in next_batch."
@@ -132,10 +132,10 @@ ITS_OWN_LOADER = stack(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"process_state": "T"}, "kill -CONT 1001 lets it go on"),
-        ({"gil_held": True}, "never gives the GIL back"),
+        ({"process_state": "T"}, "kill -CONT 1001 resumes it"),
+        ({"gil_held": True}, "never releases the GIL"),
         ({"process_state": "D"}, "The disk or network file system does not answer"),
-        ({"threads": IN_LOADER, "workers": (worker(process_state="T"),)}, "Somebody stopped the worker process"),
+        ({"threads": IN_LOADER, "workers": (worker(process_state="T"),)}, "The worker process was stopped"),
         ({"threads": IN_LOADER, "workers": ()}, "A worker that died silently"),
         ({"threads": IN_LOADER, "workers": (worker(),)}, "DataLoader(timeout=…)"),
         ({"threads": ITS_OWN_LOADER, "workers": ()}, "DataLoader(num_workers=1, timeout=…)"),
@@ -152,7 +152,7 @@ def test_advice_is_about_what_was_found(fields: dict[str, object], words: str) -
         (
             (60, 61),
             (
-                "Rank 1 went on to step 61 without all_reduce number 7 of group 1, in which rank 0 waits in step 60, "
+                "Rank 1 continued to step 61 without all_reduce number 7 of group 1, in which rank 0 waits in step 60, "
                 "at train.py:59: look for a branch that only some ranks take."
             ),
         ),

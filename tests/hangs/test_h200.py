@@ -71,7 +71,7 @@ def hang(case: str) -> HangRecord:
             163,
             (0,),
             (
-                "Rank 1 never called all_reduce number 82 of default_pg: it stands still at hang_job.py:163 "
+                "Rank 1 never called all_reduce number 82 of default_pg: it is blocked at hang_job.py:163 "
                 "(lock.acquire()); rank 0 waits for it."
             ),
         ),
@@ -155,7 +155,7 @@ def test_a_call_that_differed_and_ended_stops_nccl_much_later() -> None:
         "By the Flight Recorders of ranks 0 and 1.",
         (
             "Number 82 ended all the same: NCCL does not compare calls. What the ranks sent from then on did not fit "
-            "together, until they stood still in all_reduce 184."
+            "together, until they hung in all_reduce 184."
         ),
     )
     assert found.collective is not None

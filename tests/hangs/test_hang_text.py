@@ -26,7 +26,7 @@ def test_one_that_sleeps_among_a_thousand() -> None:
                     at train.py:41 (time.sleep(999))
                     /job/train.py, line 41, in next_batch
           waiting   ranks 0 and 2–999 in all_reduce number 7 of default_pg, [512] Float
-          told by   Rank 1 has been silent for 11 s and uses 0% of a core.
+          evidence  Rank 1 has been silent for 11 s and uses 0% of a core.
           since     nothing happened for 12 s in step 7 when this was written; a step
                     usually takes 250 ms
           stacks    rank 1
@@ -59,19 +59,16 @@ def test_a_deadlock_at_120_columns() -> None:
 
 def test_nobody_to_blame_is_said() -> None:
     lines = hang_lines(Job(ranks=2).hang(), 100, title=False)
-    assert lines[0] == "  culprit   cannot be told from what is known here"
+    assert lines[0] == "  culprit   cannot be determined from what is known here"
     assert lines[1] == "  waiting   ranks 0 and 1 in all_reduce of default_pg"
 
 
 def test_how_it_ended_and_what_was_done() -> None:
     hang = replace(Job(ranks=2).alone(1).hang(), over="aborted", over_wall_ns=130 * 10**9, action="asked the launcher")
     lines = hang_lines(hang, 120)
-    assert (
-        "  since     it stood still for 30 s in step 7, until the job was ended for it; a step usually takes 250 ms"
-        in lines
-    )
+    assert "  since     it hung for 30 s in step 7, until the job was aborted; a step usually takes 250 ms" in lines
     assert "  done      asked the launcher" in lines
-    assert any("in step 7, then went on" in line for line in hang_lines(replace(hang, over="recovered"), 100))
+    assert any("in step 7, then continued" in line for line in hang_lines(replace(hang, over="recovered"), 100))
 
 
 def test_many_kinds_of_stacks_are_cut() -> None:

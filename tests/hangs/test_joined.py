@@ -49,7 +49,7 @@ def test_the_culprit_is_named_wherever_it_is() -> None:
     assert (hang.kind, [one.rank for one in hang.culprits]) == ("hang_missing_collective", [5])
     assert hang.victims == (0, 1, 2, 3, 4, 6, 7)
     assert hang.title == (
-        "Rank 5 on b never called all_reduce number 12 of default_pg: it stands still at train.py:88; "
+        "Rank 5 on b never called all_reduce number 12 of default_pg: it is blocked at train.py:88; "
         "ranks 0–4, 6 and 7 wait for it."
     )
     assert (hang.host, hang.number, hang.hosts) == ("b", 1, ("a", "b"))
@@ -120,7 +120,8 @@ def test_who_is_excused_elsewhere_excuses_all() -> None:
     assert there.record is None and there.kept is not None and there.kept.excuse.startswith("Rank 5 compiles")
     (hang,) = join_hangs([here, there])
     assert here.record is not None
-    assert hang == replace(here.record, evidence=("With the ranks of b it is none: Rank 5 compiles at train.py:80.",))
+    excused = "With the ranks of b it is not a hang: Rank 5 compiles at train.py:80."
+    assert hang == replace(here.record, evidence=(excused,))
     old = replace(there, kept=replace(there.kept, gathered_wall_ns=-(10**12)))
     assert join_hangs([here, old]) == [here.record]
     went_on = replace(there, kept=replace(there.kept, stopped_wall_ns=0, over_wall_ns=90 * S))
@@ -161,12 +162,12 @@ def test_a_host_that_was_lost_is_to_blame() -> None:
     (hang,) = join_hangs([here], Elsewhere(silent=[silent(98.0)]))
     assert (hang.kind, hang.undecidable) == ("rank_lost", False)
     assert hang.title == (
-        "Host b (ranks 4–7) has not been heard of for more than 14 s; ranks 0–3 wait for them in all_reduce number 12 "
+        "Host b (ranks 4–7) has been silent for more than 14 s; ranks 0–3 wait for them in all_reduce number 12 "
         "of default_pg."
     )
     assert [one.rank for one in hang.culprits] == [4, 5, 6, 7]
     assert (hang.host, hang.hosts) == ("a", ("a", "b"))
-    assert finding_of(hang).advice == ("Look at that host and at the way to it: power, kernel log, network.",)
+    assert finding_of(hang).advice == ("Check that host and its connection: power, kernel log, network.",)
     assert HangRecord.from_dict(hang.to_dict()) == hang
 
 
@@ -184,7 +185,7 @@ def test_several_hosts_that_were_lost() -> None:
     here = seen(Job(ranks=16), "a", range(4))
     lost = [silent(90.0 + at, host, range(4 + 2 * at, 6 + 2 * at)) for at, host in enumerate("bcdef")]
     (hang,) = join_hangs([here], Elsewhere(silent=lost))
-    who = "Hosts b, c, d and 2 more have not been heard of for more than 18 s"
+    who = "Hosts b, c, d and 2 more have been silent for more than 18 s"
     assert hang.title.startswith(f"{who}; ranks 0–3 wait for them")
     assert len(hang.culprits) == 10
 

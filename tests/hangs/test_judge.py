@@ -94,7 +94,7 @@ def test_several_that_do_different_things_are_told_apart() -> None:
         (("/usr/lib/python3.11/subprocess.py", 1209, "communicate"), "waits for a process that it started"),
         (("/usr/lib/python3.11/queue.py", 171, "get"), "waits in a queue"),
         (("/usr/lib/python3.11/multiprocessing/queues.py", 103, "get"), "waits in a queue between processes"),
-        (("train.py", 45, "inner"), "stands still"),
+        (("train.py", 45, "inner"), "is blocked"),
     ],
 )
 def test_what_it_waits_for_instead_is_named(frame: tuple[str, int, str], words: str) -> None:
@@ -388,7 +388,7 @@ def test_ranks_that_wait_for_another_host(size: int) -> None:
     assert verdict(hang) == ("rank_lost", [], tuple(range(size)), True)
     assert hang.title == (
         f"All {size:,} ranks on node0 wait in all_reduce of default_pg for {ranks_text(range(size, 2 * size))} "
-        "on other hosts: which of them holds the job up cannot be told from here."
+        "on other hosts: which of them is blocking the job cannot be determined here."
     )
 
 
@@ -431,7 +431,7 @@ def test_where_nothing_tells_nobody_is_blamed(size: int) -> None:
     hang = Job(ranks=size).hang()
     assert verdict(hang) == ("hang_unknown", [], tuple(range(size)), True)
     assert hang.title == (
-        f"The job stands still and it cannot be told why: {ranks_text(range(size))} wait in all_reduce of default_pg."
+        f"The job hangs for an unknown reason: {ranks_text(range(size))} wait in all_reduce of default_pg."
     )
 
 
@@ -439,10 +439,10 @@ def test_a_rank_of_which_nothing_is_known_is_named_but_not_blamed() -> None:
     hang = Job().alone(1, ()).hang()
     assert verdict(hang) == ("hang_unknown", [], (0, 2, 3), True)
     assert hang.title == (
-        "The job stands still and it cannot be told why: ranks 0, 2 and 3 wait in all_reduce of default_pg and what "
-        "rank 1 does could not be learnt."
+        "The job hangs for an unknown reason: ranks 0, 2 and 3 wait in all_reduce of default_pg and what "
+        "rank 1 does is unknown."
     )
-    assert hang.evidence == ("No stack could be had of rank 1.",)
+    assert hang.evidence == ("No stack trace is available for rank 1.",)
 
 
 def test_what_ddp_waits_in_is_known_from_the_flight_recorder() -> None:

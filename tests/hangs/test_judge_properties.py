@@ -174,7 +174,7 @@ def test_any_split_over_hosts_is_judged_as_one_host_would_be(evidence: Evidence,
         assert told == records
     elif isinstance(together, NotAHang):
         assert [replace(one, evidence=one.evidence[:-1]) for one in told] == records
-        assert all("it is none: " in one.evidence[-1] for one in told)
+        assert all("it is not a hang: " in one.evidence[-1] for one in told)
     else:
         (joined,) = told
         assert [part.host for part in joined.parts] == [record.host for record in records]

@@ -54,7 +54,7 @@ def verdict(hang: HangRecord) -> tuple[str, list[int], tuple[int, ...], bool]:
     ("threads", "does", "line"),
     [
         (SLEEPING, "sleeps at train.py:41 (time.sleep(999))", 41),
-        (IN_LOCK, "stands still at train.py:45 (lock.acquire())", 45),
+        (IN_LOCK, "is blocked at train.py:45 (lock.acquire())", 45),
     ],
 )
 def test_a_rank_that_did_not_enqueue_is_missing(ranks: int, threads: Any, does: str, line: int) -> None:
@@ -141,7 +141,7 @@ def test_another_operation_that_nccl_ended(ranks: int) -> None:
     assert hang.culprits[0].at is None
     assert "(number 41 of default_pg)" in hang.title
     assert "called all_gather" in hang.title
-    assert "until they stood still in all_reduce 51." in hang.evidence[-1]
+    assert "until they hung in all_reduce 51." in hang.evidence[-1]
 
 
 def test_what_differed_before_does_not_excuse_who_is_missing_or_a_kernel_without_end() -> None:
@@ -210,10 +210,10 @@ def test_a_kernel_before_the_collective_may_take_its_time() -> None:
     assert excuse.reason == "Rank 1 waits for its device at train.py:33 (torch.cuda.synchronize())."
     assert excuse.evidence == (
         (
-            "Its device has not begun all_reduce number 41 of default_pg, which others have: it is still at what came "
-            "before, and a kernel may take its time."
+            "Its device has not begun all_reduce number 41 of default_pg, which others have: it is still busy with "
+            "earlier work, perhaps a slow kernel."
         ),
-        "That is taken for a hang after 60 s without a sign.",
+        "It counts as a hang after 60 s without progress.",
     )
     assert excuse.look_again_s == 10.0
     hang = busy(61.0).hang()
@@ -259,7 +259,7 @@ def test_collectives_that_end_are_progress_however_silent_the_rings_are(silent_s
         moving.alone(rank, AT_ITEM, **SPINNING, flight=first["flight"], flight_later=later["flight_later"])
     excuse = moving.excuse()
     assert excuse.reason == "Rank 0 makes progress in its collectives."
-    assert excuse.evidence == ("18 were called or ended between two looks at its Flight Recorder.",)
+    assert excuse.evidence == ("18 were called or ended between two reads of its Flight Recorder.",)
     assert 10.0 <= excuse.look_again_s <= 60.0
 
 

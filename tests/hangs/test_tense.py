@@ -28,8 +28,8 @@ OWN = ProcessGroup(slot=1, name="1", description="undefined", size=2, ranks=(0, 
             "Rank 1 never called all_reduce of default_pg: it slept at train.py:41 (time.sleep(9)); rank 0 waited.",
         ),
         (
-            "The job stands still and it cannot be told why: what ranks 1 and 2 do could not be learnt.",
-            "The job stood still and it cannot be told why: what ranks 1 and 2 did could not be learnt.",
+            "The job hangs for an unknown reason: what ranks 1 and 2 do is unknown.",
+            "The job hung for an unknown reason: what ranks 1 and 2 did was unknown.",
         ),
         (
             "Rank 1 answers requests that need no Python, and none that do: its GIL is held.",

@@ -122,9 +122,9 @@ def test_of_a_long_run_less_is_kept_and_that_is_said(tmp_path: Path, monkeypatch
         (run_dir / "flight" / f"rank_{rank}.json").write_text("{}")
     copy, blobs = unwrapped(make_copy(run_dir))
     said = " ".join(copy["left_out"])
-    assert "Not here: 2 Flight Recorder dumps." in said
-    assert "4 of 40 ranks have curves of their own." in said
-    assert re.search(r"Steps are in \d+ bins of up to \d+ steps\.", said)
+    assert "Not included: 2 Flight Recorder dumps." in said
+    assert "4 of 40 ranks have their own curves." in said
+    assert re.search(r"Steps are grouped into \d+ bins of up to \d+ steps\.", said)
     steps = copy["answers"]["steps"]
     assert sum(steps["steps"]) == 600
     assert [first - 1 for first in steps["first"][1:]] == steps["last"][:-1]

@@ -82,7 +82,7 @@ def test_a_node_is_replaced_when_it_is_silent(make: Callable[..., Parts], clock:
     token = parts.welcome(old)
     clock.now_s += 14
     said = refusal(parts, new)
-    assert said == (403, "node_taken", "a speaks for node 1, and was heard of 14 s ago", 1.0)
+    assert said == (403, "node_taken", "a is already node 1, and sent data 14 s ago", 1.0)
     clock.now_s += 2
     parts.welcome(replace(new, nonce="ab" * 16))
     assert parts.admission.sender_of(bearer(token)) is None
@@ -136,7 +136,7 @@ def test_joins_are_limited(make: Callable[..., Parts], clock: Clock) -> None:
     join = join_of(1)
     for nonce in ("aa" * 16, "bb" * 16):
         parts.welcome(replace(join, nonce=nonce))
-    assert refusal(parts, replace(join, nonce="cc" * 16)) == (429, "join_rate", "this node joins again and again", 2.0)
+    assert refusal(parts, replace(join, nonce="cc" * 16)) == (429, "join_rate", "this node joins too often", 2.0)
 
 
 def test_the_pace_follows_the_number_of_agents(make: Callable[..., Parts], clock: Clock) -> None:
@@ -209,7 +209,7 @@ def test_a_join_works_once(make: Callable[..., Parts]) -> None:
     parts = make()
     join = join_of(1)
     parts.welcome(join)
-    assert refusal(parts, join)[:3] == (403, "join", "this join was used before")
+    assert refusal(parts, join)[:3] == (403, "join", "this join was already used")
     body, _ = write_join(join, KEY, b"")
     assert len(body) < 400
 

@@ -84,7 +84,7 @@ def test_agents_are_told_whether_somebody_looks(parts: Parts, node: Node) -> Non
 
 def test_too_many_frames_wait(node: Node, clock: Clock, parts: Parts) -> None:
     assert [node.send()[0] for _ in range(6)] == [200] * 5 + [429]
-    assert node.send()[1] == {"why": "more frames than one node may send", "retry_s": 1.0}
+    assert node.send()[1] == {"why": "too many frames from this node", "retry_s": 1.0}
     clock.now_s += 1
     assert node.send()[0] == 200
     assert parts.refusals.by_reason()["rate"] == 2
@@ -94,7 +94,7 @@ def test_too_many_bytes_wait(node: Node, clock: Clock) -> None:
     noise = random.Random(1).randbytes(700_000)
     assert node.send(part_of("log", noise, name="logs/a.log"))[0] == 200
     status, said = node.send(part_of("log", noise, name="logs/a.log", offset=len(noise)))
-    assert (status, said["why"]) == (429, "more bytes than one node may send")
+    assert (status, said["why"]) == (429, "too many bytes from this node")
     clock.now_s += said["retry_s"]
     assert node.send(part_of("log", noise, name="logs/a.log", offset=len(noise)))[0] == 200
 
@@ -115,7 +115,7 @@ def test_a_full_disk_takes_nothing_and_is_told_once(
         patch.setattr("stepscope.hub.ingest.endpoints.append_jsonl", full)
         parts.journal.flush()
     assert (parts.live.rings, names(parts)) == ([], ["warning", "refused"])
-    assert capsys.readouterr().err.count("No space left on device; the other nodes keep what they have") == 1
+    assert capsys.readouterr().err.count("No space left on device; the other nodes keep their data") == 1
     assert node.send(rings_part(about))[0] == 200
     parts.journal.flush()
     assert parts.live.rings == [(about.key, "1")]
@@ -158,7 +158,7 @@ def test_the_run_directory_itself_sends_nothing(parts: Parts) -> None:
     local = Node(parts, join_of(0, spool="ab" * 16))
     assert local.send()[0] == 200
     status, said = local.send(rings_part(ring_of(0, 0)))
-    assert (status, said["why"]) == (400, "the hub reads this spool by itself")
+    assert (status, said["why"]) == (400, "the hub reads this spool directly")
 
 
 def test_ranks_of_the_first_node_are_its_own(parts: Parts, node: Node) -> None:
@@ -167,7 +167,7 @@ def test_ranks_of_the_first_node_are_its_own(parts: Parts, node: Node) -> None:
     parts.watch.tick()
     assert node.send(rings_part(ring_of(1, 6)))[0] == 200
     status, said = node.send(rings_part(ring_of(1, 5)))
-    assert (status, said["why"]) == (403, "rank 5 of attempt 0 is on another node")
+    assert (status, said["why"]) == (403, "rank 5 of attempt 0 already runs on another node")
 
 
 def test_a_rank_that_moves_is_no_forgery(parts: Parts, node: Node, clock: Clock) -> None:
@@ -238,7 +238,7 @@ def test_a_sender_that_leaves_gives_its_room_back(parts: Parts, node: Node) -> N
 def test_frame_errors_are_the_senders(parts: Parts, node: Node) -> None:
     """What the inbox finds wrong is a 400 with its words."""
     status, said = node.send(part_of("rings", b"{}"))
-    assert (status, said["why"]) == (400, "rings are no list")
+    assert (status, said["why"]) == (400, "rings are not a list")
     assert issubclass(FrameError, Exception)
     (kept,) = [one for one in parts.inbox.nodes() if one.spool == node.join.spool]
     assert kept.refused == 1

@@ -40,9 +40,9 @@ def test_the_hubs_events_are_the_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "fields", "line"),
     [
-        ("node_lost", {"node": 1, "host": "b", "silent_s": 16.4}, "node 1 (b) has not been heard of for 16 s"),
+        ("node_lost", {"node": 1, "host": "b", "silent_s": 16.4}, "node 1 (b) has sent nothing for 16 s"),
         ("node_back", {"node": 1, "host": "b"}, "node 1 (b) is back"),
-        ("node_absent", {"nodes": [2, 3]}, "not yet heard of: node 2, 3; waiting for it"),
+        ("node_absent", {"nodes": [2, 3]}, "waiting for nodes that have not joined: 2, 3"),
         (
             "node_bye",
             {"node": 1, "host": "b", "end": {"status": "interrupted", "exit_code": 130}},
@@ -52,7 +52,7 @@ def test_the_hubs_events_are_the_runs(tmp_path: Path) -> None:
         (
             "refused",
             {"reason": "key", "why": "…", "source": "10.0.0.2"},
-            "10.0.0.2 wants to join and has another key; see docs/multi-node.md",
+            "10.0.0.2 tried to join with a different key; see docs/multi-node.md",
         ),
         ("refused", {"reason": "frame", "why": "…", "source": "10.0.0.2"}, ""),
     ],

@@ -115,11 +115,11 @@ def test_certificates_that_cannot_be_used(tmp_path: Path, made: TlsFiles) -> Non
     tried = [
         (tmp_path / "missing", made.key, "No such file"),
         (made.certificate, tmp_path / "missing", "No such file"),
-        (text, made.key, "not a certificate in PEM"),
-        (made.certificate, text, "not a private key in PEM"),
-        (made.certificate, other.key, "not the key of that certificate"),
-        (made.certificate, locked, "locked with a password"),
-        (made.certificate, open_to_all, "everybody may read it"),
+        (text, made.key, "not a PEM certificate"),
+        (made.certificate, text, "not a PEM private key"),
+        (made.certificate, other.key, "the key does not match the certificate"),
+        (made.certificate, locked, "encrypted with a password"),
+        (made.certificate, open_to_all, "other users can read it"),
     ]
     for certificate, secret, words in tried:
         with pytest.raises(UsageError, match=words):

@@ -32,7 +32,7 @@ Run = Callable[..., Any]
             ),
         ),
         (["run", "--nproc-per-node", "2", "bash", "x"], "--nproc-per-node starts torchrun for a script;"),
-        (["run", "--name", "a/b", "train.py"], "'a/b' cannot name a run: it must be a plain folder name"),
+        (["run", "--name", "a/b", "train.py"], "'a/b' is not a valid run name: it must be a plain folder name"),
         (["run", "./no-shebang"], "cannot start ./no-shebang: Exec format error"),
         (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
     ],
@@ -142,7 +142,7 @@ def test_a_name_that_is_taken(run_stepscope: Run, script: Callable[..., Path], t
     first = run_stepscope("run", "--name", "same", "script.py")
     second = run_stepscope("run", "--name", "same", "script.py")
     assert (first.code, second.code) == (0, 0)
-    assert "stepscope: a run named same exists already; this one is same-2\n" in second.stderr
+    assert "stepscope: a run named same already exists; this one is named same-2\n" in second.stderr
     assert "stepscope: recording to runs/same-2\n" in second.stderr
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["same", "same-2"]
 

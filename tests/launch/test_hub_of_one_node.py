@@ -75,7 +75,7 @@ def test_it_is_started_by_whoever_knocks_and_again_when_it_died(
     assert lines[:3] == [
         "stepscope: recording to runs/one",
         f"stepscope: page: {watched['url']}/#/run/one (its token: runs/one/hub.json)",
-        "stepscope: the hub died (signal 9); it is started again",
+        "stepscope: the hub died (signal 9); restarting it",
     ]
     assert not (tmp_path / "runs/one/hub.json").exists()
     assert watched["token"] not in done.stderr

@@ -73,7 +73,7 @@ def test_a_plain_python(run_python: Run, script: Callable[..., Path], tmp_path: 
     assert lines == ["running 12 True", "0o700 0o700", "['MainThread']", "0", "no child"]
     run_dir = tmp_path / "runs" / "mine-2"
     assert done.stderr == (
-        f"stepscope: a run named mine exists already; this one is mine-2\nstepscope: recording to {run_dir}\n"
+        f"stepscope: a run named mine already exists; this one is named mine-2\nstepscope: recording to {run_dir}\n"
     )
     summary = ended(run_dir)
     assert (summary["status"], summary["world_size"], summary["steps"]["total"]) == ("finished", 1, 12)
@@ -232,7 +232,7 @@ def test_when_the_agent_is_killed_the_report_reads_the_rings(
     assert shown.code == 0
     summary = ended(run_dir)
     assert (summary["status"], summary["steps"]["total"]) == ("finished", 10)
-    died = "The agent died before the run ended; from then on there are no host and GPU samples."
+    died = "The agent died before the run ended; there are no host and GPU samples after that."
     assert died in summary["notices"]
     assert died in " ".join(shown.stdout.split())
     assert not session.exists()

@@ -178,7 +178,7 @@ def test_q_leaves_it_and_the_output_comes(start: Start, tmp_path: Path) -> None:
     terminal = start("--live", "--quiet")
     terminal.until(lambda: all(word in terminal.seen for word in (ALT_SCREEN, b"q", b"running")))
     terminal.type(b"q")
-    terminal.until(b"the job goes on, and this is what it prints")
+    terminal.until(b"the job continues, and its output follows")
     terminal.until(b"line ")
     assert terminal.modes == terminal.before
     assert terminal.view() is None
@@ -198,7 +198,7 @@ def test_a_view_that_is_killed_leaves_a_terminal_behind(start: Start, tmp_path: 
     view = terminal.view()
     assert view is not None
     view.kill()
-    terminal.until(b"the view died (signal 9); the job goes on")
+    terminal.until(b"the view crashed (signal 9); the job continues")
     terminal.until(b"line ")
     assert terminal.modes == terminal.before
     assert terminal.seen.rindex(USUAL_SCREEN) > terminal.seen.rindex(ALT_SCREEN)
@@ -255,4 +255,4 @@ def test_without_a_terminal_it_runs_as_usual(commands: Any, script: Callable[...
 def test_no_hub_no_view(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
     script("", "train.py")
     done = run_stepscope("run", "--live", "--no-hub", "train.py")
-    assert (done.code, "--live shows what the hub knows" in done.stderr) == (2, True)
+    assert (done.code, "--live needs the hub" in done.stderr) == (2, True)

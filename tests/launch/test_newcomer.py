@@ -35,7 +35,7 @@ def test_the_doctor(run_stepscope: Callable[..., Any], tmp_path: Path, root: Pat
     lines = healthy.stdout.splitlines()
     assert lines[0].startswith("✔ stepscope ")
     assert any(line.startswith("✔ torch 2.") for line in lines)
-    assert any(f"runs go to {tmp_path}/runs (" in line for line in lines)
+    assert any(f"runs are stored in {tmp_path}/runs (" in line for line in lines)
     assert not (tmp_path / "runs").exists()
 
     (tmp_path / "sitecustomize.py").write_text("")
@@ -44,4 +44,4 @@ def test_the_doctor(run_stepscope: Callable[..., Any], tmp_path: Path, root: Pat
     odd = run_stepscope("doctor", "--dir", "file/runs", env={"PYTHONPATH": path})
     assert odd.code == 1
     assert "✖ " in odd.stdout
-    assert "a sitecustomize of yours exists" in odd.stdout
+    assert "you have a sitecustomize module" in odd.stdout

@@ -190,7 +190,7 @@ def test_ends_that_run_no_exit_handlers(run_stepscope: Run, script: Callable[...
     summary = json.loads((done.run_dir / "summary.json").read_text())
     # One trains after the other: two rounds of the same rank.
     assert [(row["steps"], row["state"]) for row in summary["ranks"]] == [(4, "exited")]
-    assert [(row["last_step"], row["end"]) for row in summary["attempts"]] == [(3, "ended in order")] * 2
+    assert [(row["last_step"], row["end"]) for row in summary["attempts"]] == [(3, "ended normally")] * 2
     assert summary["status"] == "finished"
     assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
 
@@ -270,7 +270,7 @@ def test_torchrun_itself_restarts_and_each_attempt_is_kept(run_stepscope: Run, s
     assert summary["notices"] == []
     assert [(row["attempt"], row["ranks"], row["last_step"], row["end"]) for row in summary["attempts"]] == [
         (0, 2, 3, "rank 0 raised AssertionError (in step 4)"),
-        (1, 2, 7, "ended in order"),
+        (1, 2, 7, "ended normally"),
     ]
     logs = {"logs/main.log", *(f"logs/rank-{rank}{end}.log" for rank in (0, 1) for end in ("", ".attempt-1"))}
     assert set(summary["logs"]) == logs

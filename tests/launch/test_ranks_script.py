@@ -69,5 +69,5 @@ def test_who_ends_it_ends_the_ranks(tmp_path: Path) -> None:
 
 def test_without_torch_the_demo_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(UsageError, match="the demo trains a model with torch"):
+    with pytest.raises(UsageError, match="the demo needs torch, which is not installed"):
         run_command(["demo"])

@@ -44,11 +44,11 @@ def test_a_script_on_two_nodes(commands: Any, nodes: Any, port: Callable[[], int
     # Node 1 has nothing left, and does not take its part for the whole.
     assert list((tmp_path / "1").iterdir()) == []
     assert f"stepscope: recording to 1/two.node1 (hub: https://127.0.0.1:{nodes.port})\n" in done[1].stderr
-    assert f"stepscope: all of node 1 was sent to 127.0.0.1:{nodes.port};" in done[1].stderr
+    assert f"stepscope: all data of node 1 was sent to 127.0.0.1:{nodes.port};" in done[1].stderr
     assert "step time" not in done[1].stderr
     page = f"stepscope: page: https://127.0.0.1:{nodes.port}/#/run/two (its token: 0/two/hub.json)\n"
     assert [page in one.stderr for one in done] == [True, False]
-    assert ["trust the run's own certificate" in one.stderr for one in done] == [True, False]
+    assert ["trust the run's self-signed certificate" in one.stderr for one in done] == [True, False]
     assert not (tmp_path / "0" / "two" / "hub.json").exists()
 
 
@@ -90,7 +90,7 @@ def test_the_hub_is_killed_and_then_the_agent_of_the_other_node(nodes: Any, tmp_
     nodes.over()
     done = [nodes.finish(0), nodes.finish(1)]
     assert [one.code for one in done] == [0, 0], [one.stderr for one in done]
-    assert done[0].stderr.count("stepscope: the hub died (signal 9); it is started again\n") == 1
+    assert done[0].stderr.count("stepscope: the hub died (signal 9); restarting it\n") == 1
     assert steps_of(nodes.summary()) == [(node, nodes.printed(node, done[node])) for node in (0, 1)]
     assert [row["lost"] for row in nodes.summary()["ranks"]] == [0, 0]
     assert list((tmp_path / "1").iterdir()) == []
@@ -105,7 +105,7 @@ def test_ctrl_c_on_one_node_is_told_by_the_other(nodes: Any, tmp_path: Path) -> 
     os.kill(nodes.processes[1].pid, signal.SIGINT)
     one = nodes.finish(1)
     assert one.code == 130, one.stderr
-    assert "all of node 1 was sent" in one.stderr
+    assert "all data of node 1 was sent" in one.stderr
     assert list((tmp_path / "1").iterdir()) == []
     nodes.over()
     zero = nodes.finish(0)
@@ -129,7 +129,7 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
         zero = nodes.finish(0)
         assert zero.code == 0
         why = f"the hub cannot listen on port {nodes.port} of 127.0.0.1: Address already in use"
-        assert f"stepscope: {why}; this node is recorded by itself" in zero.stderr
+        assert f"stepscope: {why}; this node is recorded separately" in zero.stderr
         assert steps_of(nodes.summary()) == [(0, 1)]
         stderr = nodes.processes[1].stderr
         assert stderr is not None
@@ -150,13 +150,13 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nnodes", "2", "--node-rank", "0"], "a job of 2 nodes needs a --name, the same on each of them:"),
-        (["--nnodes", "2", "--name", "x"], "a job of 2 nodes, and nothing says which of them this is;"),
-        (["--nnodes", "2", "--node-rank", "1", "--name", "x"], "node 1 must be told where node 0 is:"),
-        (["--nnodes", "2", "--node-rank", "2", "--name", "x"], "--node-rank 2 of 2 nodes: it must be from 0 to 1"),
-        (["--tls-cert", "a.pem"], "--tls-cert and --tls-key belong together: give both, or neither"),
-        (["--tls-cert", "a", "--tls-key", "b", "--no-tls"], "--no-tls and --tls-cert contradict one another"),
-        (["--hub-port", "70000"], "argument --hub-port/--hub_port: 70000 is no port"),
+        (["--nnodes", "2", "--node-rank", "0"], "a job on 2 nodes needs a --name, the same on every node,"),
+        (["--nnodes", "2", "--name", "x"], "a job on 2 nodes needs --node-rank on every node"),
+        (["--nnodes", "2", "--node-rank", "1", "--name", "x"], "node 1 needs the address of node 0;"),
+        (["--nnodes", "2", "--node-rank", "2", "--name", "x"], "--node-rank 2 of 2 nodes: must be from 0 to 1"),
+        (["--tls-cert", "a.pem"], "--tls-cert and --tls-key must be used together"),
+        (["--tls-cert", "a", "--tls-key", "b", "--no-tls"], "--no-tls and --tls-cert cannot be used together"),
+        (["--hub-port", "70000"], "argument --hub-port/--hub_port: 70000 is not a port"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

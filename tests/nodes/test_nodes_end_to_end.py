@@ -98,7 +98,7 @@ def test_cut_slowed_killed_and_skewed(
     agents = [event["host"] for event in three.events("agent_start")]
     assert sorted(agents) == ["host0", "host1", "host1", "host2"]
     assert len(three.events("hub_start")) == 2
-    assert "The hub died 1 time and was started again; nothing is lost by that." in summary["notices"]
+    assert "The hub died 1 time and was restarted; no data was lost." in summary["notices"]
     if skew:
         (skewed,) = [node for node in summary["nodes"] if node["node"] == 2]
         assert 299_000 < skewed["clock_offset_ms"] < 301_000
@@ -143,7 +143,7 @@ def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_pat
     two.start("--steps", "40", "--pause-ms", "20", environment={1: {"STEPSCOPE_KEY": "another secret, by mistake"}})
     assert two.wait() == [0, 0], two.said()
     assert steps_of(two.run_dir) == {0: list(range(40))}
-    assert "Node 1 never joined; there is nothing of it here." in two.summary()["notices"]
+    assert "Node 1 never joined; its data is missing." in two.summary()["notices"]
     assert second.run_dir.exists()
     assert "stepscope send" in second.said()
     assert "key" in second.said()
@@ -196,6 +196,6 @@ def test_a_new_key_while_the_job_runs(cluster: MakeCluster, toy: Path, tmp_path:
     assert two.wait() == [0, 0], two.said()
     assert load_keys(environ) != (old,)
     assert steps_of(two.run_dir) == {rank: list(range(steps)) for rank in range(2)}
-    assert "another key" not in two.said()
+    assert "different key" not in two.said()
     assert noted("ended") >= 1
     assert (two.run_dir / "audit.jsonl").stat().st_mode & 0o777 == 0o600

@@ -71,8 +71,8 @@ def test_an_editor_without_frames_is_given_a_link_that_leads_somewhere(monkeypat
     place = page_address(4711, url="", proxy=None, framed=False)
     assert place.base == "http://127.0.0.1:4711"
     assert place.hint == (
-        "VS Code shows no live page in a cell: open the link. If the kernel is not on the machine of your browser, "
-        "forward port 4711 first (the PORTS view does it)."
+        "VS Code cannot show a live page in a cell; open the link. If the kernel is not on the machine of your "
+        "browser, forward port 4711 first (in the PORTS view)."
     )
     assert page_address(4711, url="", proxy=True, framed=False).base == "/user/ada/proxy/4711"
     assert page_address(4711, url="https://gate/{port}/", proxy=None, framed=False).base == "https://gate/4711"

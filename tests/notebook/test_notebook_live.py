@@ -53,9 +53,9 @@ def test_a_cell_shows_the_run_while_the_kernel_lives(commands: Any, tmp_path: Pa
     port, run_dir = url.rpartition(":")[2], tmp_path / "runs" / "cells"
     assert html.unescape(lines[2]) == (
         f'<p><a href="{url}/#/run/cells?token={token}" target="_blank" rel="noopener noreferrer">Stepscope: cells, live'
-        "</a>. <small>VS Code shows no live page in a cell: open the link. If the kernel is not on the machine of your "
-        f"browser, forward port {port} first (the PORTS view does it). In a terminal: `stepscope watch {run_dir}`. "
-        f"When the kernel has ended: stepscope.show('{run_dir}').</small></p>\n"
+        "</a>. <small>VS Code cannot show a live page in a cell; open the link. If the kernel is not on the machine of "
+        f"your browser, forward port {port} first (in the PORTS view). In a terminal: `stepscope watch {run_dir}`. "
+        f"After the kernel has ended: stepscope.show('{run_dir}').</small></p>\n"
     )
     deadline = time.monotonic() + PATIENCE_S
     while (about := ask(f"{url}/api/v1/runs/cells", token)[0])["newest_step"] < 5:

@@ -1,4 +1,4 @@
-"""A browser for the tests of the page: pages that note whatever went wrong in them, and hubs to open.
+"""A browser for the tests of the page: pages that record all problems, and hubs to open.
 
 Everything of Playwright that a test needs is taken from here (``from tests.page.browsing import Page, expect``): where
 it is not installed, these tests are skipped, and their files must still be read.
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 WITHOUT = "browser tests: "
-"""How the reason of a skip begins; ``tests/conftest.py`` tells it once more at the end."""
+"""Prefix of the skip reason; ``tests/conftest.py`` repeats it at the end."""
 LOOK_MS = 50
 CALM_S = 60.0
 LIVE_STEPS = 1200
 """That a run which goes on can make."""
 LOCAL = ("data", "blob", "about", "file")
 ASKED_FOR = "net::ERR_ABORTED"
-"""The page took a question back, which it does whenever a newer one takes its place."""
+"""The page aborted a request, as it does when a newer one replaces it."""
 
 
 def why_skipped() -> str:
-    """Empty where the page can be tested in a browser."""
+    """Why the page cannot be tested in a browser; empty if it can."""
     missing = what_is_missing() or ("" if is_built() else "the page is not built")
     return WITHOUT + missing if missing else ""
 
@@ -82,7 +82,7 @@ class LoopOfPlaywright:
 
 @dataclass
 class _Watch:
-    """What went wrong in one page."""
+    """Records the problems of one page."""
 
     context: BrowserContext
     allowed: list[re.Pattern[str]] = field(default_factory=list)
@@ -118,14 +118,14 @@ class _Watch:
 
 
 class Pages:
-    """Opens pages, each in a context of its own, and sees to it that nothing went wrong in them."""
+    """Opens pages, each in a separate context, and checks that they had no problems."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._watched: dict[Page, _Watch] = {}
 
     def __call__(self, theme: str = "light", width: int = 1280, height: int = 900, **more: Any) -> Page:
-        """``more`` goes to Playwright's ``new_context``."""
+        """``more`` is passed to Playwright's ``new_context``."""
         scheme: Any = theme
         context = self._browser.new_context(
             color_scheme=scheme, viewport={"width": width, "height": height}, reduced_motion="reduce", **more
@@ -136,15 +136,15 @@ class Pages:
         return page
 
     def expects(self, page: Page, *patterns: str) -> None:
-        """Troubles that match one of these may come: ``expects(page, "401")``."""
+        """Allow problems that match one of these: ``expects(page, "401")``."""
         self._watched[page].allowed += map(re.compile, patterns)
 
     def troubles(self, page: Page) -> list[str]:
-        """All so far: ``error: …``, ``warning: …``, ``failed: …``, ``asked elsewhere: …``, ``dialog: …``."""
+        """All problems so far: ``error: …``, ``warning: …``, ``failed: …``, ``asked elsewhere: …``, ``dialog: …``."""
         return list(self._watched[page].troubles)
 
     def close(self) -> list[str]:
-        """Close them all; what went wrong in any and was not expected."""
+        """Close all pages; return the unexpected problems."""
         found = [said for watch in self._watched.values() for said in watch.unexpected()]
         for watch in self._watched.values():
             watch.context.close()
@@ -153,13 +153,13 @@ class Pages:
 
 
 def run_address(url: str, run: str, token: str = "", **route: int) -> str:
-    """The address of a run's screen; with a token whoever opens it is signed in."""
+    """The address of a run's screen; with a token, opening it signs in."""
     said: dict[str, int | str] = {**route, **({"token": token} if token else {})}
     return f"{url}/#/run/{quote(run, safe='')}" + (f"?{urlencode(said)}" if said else "")
 
 
 class ServedProcess:
-    """The same by ``stepscope serve``, which can be killed: ``kill`` and ``start`` again at the same port."""
+    """The same with ``stepscope serve``, which can be killed: ``kill``, then ``start`` again on the same port."""
 
     def __init__(self, start: Callable[..., subprocess.Popen[str]], folder: Path, token_file: Path) -> None:
         self._start = start
@@ -182,7 +182,7 @@ class ServedProcess:
 
 
 def settled(page: Page, quiet_ms: int = 250) -> Page:
-    """Wait until nothing new was asked for and nothing new is written on the page for a while; a stream stays open."""
+    """Wait until there are no new requests and no changes on the page for a while; a stream stays open."""
     before, since = None, 0
     until_s = time.monotonic() + CALM_S
     while since < quiet_ms:
@@ -195,7 +195,7 @@ def settled(page: Page, quiet_ms: int = 250) -> Page:
 
 
 def fingers_on(page: Page) -> Callable[..., None]:
-    """Touches it: each finger goes from a point to another, all at a time, as ``(x, y, to_x, to_y)``."""
+    """Touch gesture: each finger moves from one point to another at the same time, as ``(x, y, to_x, to_y)``."""
     hand = page.context.new_cdp_session(page)
 
     def drag(*fingers: tuple[float, float, float, float]) -> None:

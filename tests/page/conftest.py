@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 SCREEN_MS = 30_000
-"""How long a busy machine may take; a page that is there is waited for no longer."""
+"""Timeout for a busy machine; a page that is ready is not waited for."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_browser() -> Iterator[tuple[Browser, LoopOfPlaywright]]:
-    """One for all tests of a worker: to start it takes longer than most of them."""
+    """One browser for all tests of a worker: starting it takes longer than most of them."""
     with launched() as browser:
         loop = LoopOfPlaywright()
         with loop.here():
@@ -86,7 +86,7 @@ def shared_browser() -> Iterator[tuple[Browser, LoopOfPlaywright]]:
 
 @pytest.fixture
 def browser_page(shared_browser: tuple[Browser, LoopOfPlaywright], serve_folder: Any) -> Iterator[Pages]:
-    """After ``serve_folder``, so that the pages are closed before their hubs are."""
+    """Requested after ``serve_folder``, so that pages are closed before their hubs."""
     browser, loop = shared_browser
     with loop.here():
         pages = Pages(browser)
@@ -153,7 +153,7 @@ class Feeds:
         self.folder = folder
 
     def __call__(self, cluster: Cluster | None = None, name: str = "live") -> Feed:
-        """Without a cluster: 4 ranks, of which rank 2 is slow."""
+        """Default cluster: 4 ranks, of which rank 2 is slow."""
         slow = Cluster(ranks=4, steps=LIVE_STEPS, faults=(slow_at(2, "forward", 40.0),), allocated_mb=100.0)
         return Feed(self.folder, name, cluster or slow)
 

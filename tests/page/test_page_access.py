@@ -1,4 +1,4 @@
-"""Everybody can use the page: axe finds nothing on any screen in any state, and all of it fits a narrow window."""
+"""Accessibility: axe finds no problem on any screen in any state, and everything fits a narrow window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.page.browsing import Page, ServedFolder, expect, run_address, settled
 AXE = Path("web") / "node_modules" / "axe-core" / "axe.min.js"
 ALL_RULES: dict[str, Any] = {}
 COLOURS = {"runOnly": ["color-contrast"]}
-"""The themes differ in nothing else."""
+"""The only difference between the themes."""
 NARROW = 420
 TOO_WIDE = """
 () => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")]
@@ -33,7 +33,7 @@ def axe(root: Path) -> str:
 
 
 def states(page: Page, hub: ServedFolder) -> Iterator[str]:
-    """Goes through every screen in every state that it can be in without a fault; names each."""
+    """Visit every screen in every normal state; yield its name."""
 
     def shows(fragment: str) -> None:
         page.evaluate("fragment => { location.hash = fragment }", fragment)
@@ -71,7 +71,7 @@ def complaints(page: Page, rules: dict[str, Any]) -> list[str]:
 
 
 def test_axe_finds_nothing(browser_page: Any, served: Any, axe: str) -> None:
-    """In either theme; each state is gone to once, and put into the other one."""
+    """In both themes; each state is visited once, then the theme is switched."""
     page = browser_page()
     browser_page.expects(page, "401", "404")
     found: dict[str, list[str]] = {}

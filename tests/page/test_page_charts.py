@@ -1,4 +1,4 @@
-"""Charts: zooming asks for more, marks lead to what they are about, and a table holds what the hub said."""
+"""Charts: zooming loads finer data, marks lead to their steps, and the table has the hub's data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _chart(page: Page) -> Any:
 
 
 def _dragged(page: Page, chart: Any, begin: float, end: float) -> None:
-    """From one share of the plotting area to another."""
+    """Drag from one fraction of the plotting area to another."""
     box = chart.locator(".u-over").bounding_box()
     assert box is not None
     y = box["y"] + box["height"] / 2
@@ -41,7 +41,7 @@ def test_a_stretch_is_dragged_and_the_keyboard_moves_on(browser_page: Any, serve
     chart.locator(".u-over").click(position={"x": 300, "y": 60})
     expect(page).to_have_url(re.compile(r"step=\d+"))
 
-    window = page.get_by_role("slider", name=re.compile("Steps that are shown"))
+    window = page.get_by_role("slider", name=re.compile("Visible steps"))
     window.press("Home")
     expect(page).to_have_url(re.compile(r"first=0&last=1[45]\d"))
     window.press("Escape")
@@ -89,7 +89,7 @@ def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
 
 
 def test_a_long_run_is_asked_for_finer_steps(browser_page: Any, served: Any, open_run: Any) -> None:
-    """The run has 600 steps, and the page knows 600 bins: a coarser start is asked for by hand."""
+    """The run has 600 steps and the page requests 600 bins, so the first request is made coarser here."""
     page = browser_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -146,11 +146,11 @@ def test_memory_that_creeps_says_when_it_is_full(browser_page: Any, served: Any,
     steps = page.get_by_role("region", name="Step time")
     expect(steps.get_by_text("host time by phase, mean over ranks")).to_be_visible()
     steps.get_by_role("button", name="device", exact=True).click()
-    expect(steps.get_by_text("device time by phase, mean over ranks; it need not add up")).to_be_visible()
-    phases = page.get_by_role("region", name="Worst against median rank")
+    expect(steps.get_by_text("device time by phase, mean over ranks; may not add up")).to_be_visible()
+    phases = page.get_by_role("region", name="Worst vs. median rank")
     expect(phases.get_by_text(re.compile("^phases: device time, median step"))).to_be_visible()
     expect(phases.get_by_role("row", name=re.compile("^forward .*host "))).to_be_visible()
-    expect(page.get_by_text(re.compile(r"100 MiB more a step; full at step [\d,]+, after another "))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"100 MiB more per step; full at step [\d,]+, after another "))).to_be_visible()
     machines = page.get_by_role("region", name="Hosts and GPUs")
     machines.get_by_label("Figure").select_option(label="GPU throttled, share of the time")
     expect(

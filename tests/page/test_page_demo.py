@@ -1,4 +1,4 @@
-"""What ``stepscope demo`` runs, for real, with its page open: the slow rank is named meanwhile, and its end is told."""
+"""The job of ``stepscope demo`` with its page open: the slow rank is named during the run, and the end is shown."""
 
 from __future__ import annotations
 

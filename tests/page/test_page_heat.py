@@ -1,4 +1,4 @@
-"""The map of ranks and steps, the chosen rank and what it printed, in a browser."""
+"""The map of ranks and steps, the selected rank and its output, in a browser."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CLUSTER = Cluster(ranks=4, steps=STEPS, hosts=2, faults=(slow_at(2, "forward", 4
 
 
 def line_of(step: int) -> str:
-    """All of one length in bytes."""
+    """A log line; all have the same length in bytes."""
     return f"rank 2 says step {step:4d} {ESCAPES}{HOSTILE}\n"
 
 
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rank 2 is slow, and prints a line as each of its steps begins; one of its lines is very long."""
+    """Rank 2 is slow and prints a line at the start of each step; one line is very long."""
     root = tmp_path_factory.mktemp("heat") / "runs"
     begins_s = (CLUSTER.series()[2].steps["start_ns"] - CLUSTER.series()[2].steps["start_ns"][0]) / 1e9
     width = len(line_of(0).encode())
@@ -53,7 +53,7 @@ def test_a_click_on_the_slow_rank_shows_it_and_its_output(
 ) -> None:
     page = open_run(browser_page(), serve_folder(talking), "talking")
     box = box_of(page)
-    expect(page.locator(MAP)).to_have_attribute("aria-label", re.compile("Something was found at rank 2"))
+    expect(page.locator(MAP)).to_have_attribute("aria-label", re.compile("Findings for rank 2"))
     rows = box["height"] - 28  # its axes
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 4 + rows * 2.5 / 4)
     expect(page.get_by_role("heading", name="Rank 2", exact=True)).to_be_visible()
@@ -71,7 +71,7 @@ def test_a_click_on_the_slow_rank_shows_it_and_its_output(
     assert page.evaluate("document.querySelectorAll('.log img, .rank-pairs img, .log b').length") == 0
     page.get_by_text("Process and settings").click()
     expect(page.locator(".rank-pairs").first).to_contain_text("node1")
-    page.get_by_label("Search in the lines that are loaded").fill(f"step {step:4d}")
+    page.get_by_label("Search the loaded lines").fill(f"step {step:4d}")
     expect(page.locator(".log-line mark")).to_have_count(1)
 
 
@@ -92,7 +92,7 @@ def test_the_keyboard_does_the_same(browser_page: Any, serve_folder: Any, open_r
     expect(page).not_to_have_url(re.compile("first="))
     page.get_by_role("button", name="Next rank").click()
     expect(page.get_by_role("heading", name="Rank 3", exact=True)).to_be_visible()
-    expect(page.get_by_text("There is no log of this rank")).to_be_visible()
+    expect(page.get_by_text("This rank has no log")).to_be_visible()
     page.get_by_role("button", name="Worst rank").click()
     expect(page.get_by_role("heading", name="Rank 2", exact=True)).to_be_visible()
     page.get_by_role("button", name="Close the rank").click()
@@ -139,7 +139,7 @@ def test_one_rank_has_no_map_but_its_panel(browser_page: Any, served: Any, open_
 
 def test_a_run_without_notes_of_its_logs_says_so(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(), served, "demo", rank=0, step=100)
-    expect(page.get_by_text("This run has no note of how long its logs were.")).to_be_visible()
+    expect(page.get_by_text("This run has no record of its log sizes.")).to_be_visible()
     expect(page.get_by_role("log")).to_contain_text("line 99")
 
 
@@ -179,11 +179,11 @@ def test_it_says_from_which_step_on_a_phase_is_known(
     run.make(1068)
     page = open_run(browser_page(), serve_folder(feed.folder), "live", first=2, last=20)
     box_of(page)
-    page.get_by_label("Which figure").select_option("forward")
+    page.get_by_label("Metric").select_option("forward")
     note = page.locator(".heat-note")
-    expect(note).to_contain_text("forward: known from step 44 on.")
+    expect(note).to_contain_text("forward: available from step 44 on.")
     expect(page.locator(f"{MAP}[aria-busy=false]")).to_be_visible()  # nothing is to be waited for
-    note.get_by_role("button", name="Show what is known").click()
+    note.get_by_role("button", name="Show these steps").click()
     expect(page).to_have_url(re.compile("first=44&last=1067"))
     expect(note).to_have_count(0)
     expect(page.locator(".heat-legend")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The page of other hubs than the usual one: over TLS, below a proxy's path, in a notebook's frame, of many runs."""
+"""The page with unusual hubs: over TLS, below a proxy's path, in a notebook's frame, with many runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 120
 
 
 def test_over_tls(browser_page: Any, feed: Any, tmp_path: Path) -> None:
-    """As somebody sees it who accepts the certificate: nothing goes in the clear, and steps are drawn as they come."""
+    """After accepting the certificate: everything is encrypted, and steps are drawn as they arrive."""
     run = feed()
     run.make(5)
     tls = make_certificate(folder=tmp_path)
@@ -46,7 +46,7 @@ def test_over_tls(browser_page: Any, feed: Any, tmp_path: Path) -> None:
 
 
 def below(prefix: str, app: Any, bearing: list[bool]) -> Any:
-    """What a proxy does that has the hub below a path of its own, and takes that away; who brought it a token."""
+    """A proxy that serves the hub below a path and strips it; records which requests carried a token."""
 
     async def stripped(scope: Any, receive: Any, send: Any) -> None:
         assert scope["path"].startswith(f"{prefix}/"), scope["path"]
@@ -57,7 +57,7 @@ def below(prefix: str, app: Any, bearing: list[bool]) -> Any:
 
 
 def test_below_a_path_in_a_frame(browser_page: Any, runs_folder: Path) -> None:
-    """As in JupyterLab: everything is asked for below the path, and nothing carries a header that is for the proxy."""
+    """As in JupyterLab: all requests are below the path, and none has a header meant for the proxy."""
     bearing: list[bool] = []
     app = make_app(Runs.of_folder(runs_folder / "demo"), Readers(READER), framed=True)
     with closing(Hub(lambda: below(PREFIX, app, bearing))) as hub:

@@ -1,4 +1,4 @@
-"""The page by keyboard alone: everything can be reached, what has the focus is seen, and the way back is not lost."""
+"""The page by keyboard alone: everything is reachable, the focus is visible, and going back works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHERE = """
 
 
 def tab_to(page: Page, words: str) -> str:
-    """Press Tab until what has the focus is called so; at each stop it can be seen where one is."""
+    """Press Tab until an element with this name has the focus; the focus is visible at each stop."""
     passed = []
     for _ in range(MOST_TABS):
         page.keyboard.press("Tab")
@@ -38,10 +38,10 @@ def test_a_walk_by_keyboard(browser_page: Any, served: Any, open_run: Any) -> No
     page = open_run(browser_page(), served, "demo")
     settled(page)
     # past the bar at once
-    assert tab_to(page, "To the content") == "To the content"
+    assert tab_to(page, "Skip to content") == "Skip to content"
     page.keyboard.press("Enter")
     # the finding: what it rests on, and its steps
-    tab_to(page, "What it rests on")
+    tab_to(page, "Evidence")
     page.keyboard.press("Enter")
     expect(page.locator("section.verdict details[open]")).not_to_have_count(0)
     page.keyboard.press("Shift+Tab")

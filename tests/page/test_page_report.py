@@ -1,4 +1,4 @@
-"""report.html opened from a file, with no network at all: everything is in it, and nothing of a run can break out."""
+"""report.html opened from a file without a network: it is complete, and no text of a run is interpreted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_fault_is_seen_without_a_network(opened: Callable[..., Any], theme: 
     page = opened("demo", theme=theme, width=width)
     expect(page.get_by_role("region", name="Verdict").get_by_role("heading").first).to_contain_text("Rank 3 is")
     expect(page.get_by_role("heading", name="About this copy")).to_be_visible()
-    expect(page.locator(".chip", has_text="a copy")).to_be_visible()
+    expect(page.locator(".chip", has_text="copy")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert "demo" in page.title()
 
@@ -77,7 +77,7 @@ def test_hostile_words_stay_words(opened: Callable[..., Any], copies: dict[str, 
 
 
 def test_in_the_frame_of_a_notebook(browser_page: Any, copies: dict[str, Path], tmp_path: Path) -> None:
-    """Its address is not its own there, and it has no storage."""
+    """There it cannot change its address and has no storage."""
     notebook = tmp_path / "notebook.html"
     notebook.write_text(frame_of_page(copies["demo"].read_text(), title="demo", height=900))
     page = browser_page(offline=True)

@@ -1,4 +1,4 @@
-"""The screens around a run: the list, two runs compared, the way in, and every way in which it can go wrong."""
+"""The other screens: the list, the comparison, sign-in, and all failures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.hub.run_parts import HOSTILE, READER, Hub
 from tests.page.browsing import expect
 
 UNREACHABLE = ("net::ERR_", "failed: ")
-"""What a browser itself says when a hub dies."""
+"""The browser's own messages when a hub dies."""
 
 
 def sideways(page: Any) -> int:
-    """How far the page can be scrolled to the side."""
+    """By how many pixels the page can be scrolled sideways."""
     return int(page.evaluate("document.documentElement.scrollWidth - innerWidth"))
 
 
@@ -74,7 +74,7 @@ def test_a_hub_of_one_run_opens_it(browser_page: Any, serve_folder: Any, feed: A
 def test_keys_are_shown_and_never_taken_from_a_field(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(), served, "demo")
     page.keyboard.press("?")
-    dialog = page.get_by_role("dialog", name="Keys")
+    dialog = page.get_by_role("dialog", name="Keyboard shortcuts")
     expect(dialog.get_by_role("button", name="Close")).to_be_focused()
     page.keyboard.press("t")  # nothing happens behind it
     page.keyboard.press("Escape")
@@ -101,22 +101,22 @@ def test_the_way_in_keeps_the_address_and_a_session_that_ends_is_taken_up_again(
     expect(field).to_be_focused()
     page.keyboard.type("wrong")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("not this hub’s token")
+    expect(page.get_by_role("alert")).to_contain_text("not the hub’s token")
     field.fill(hub.token)
     page.keyboard.press("Enter")
-    expect(page.get_by_role("list", name="How far it is")).to_contain_text("step 4")
+    expect(page.get_by_role("list", name="Progress")).to_contain_text("step 4")
     assert page.url.endswith("#/run/live?rank=2")
     hub.stop()
     hub.token = "another-token-of-the-tests"
     hub.start()
-    banner = page.get_by_role("region", name="The session is over.")
+    banner = page.get_by_role("region", name="Your session has expired.")
     expect(banner).to_be_visible()
-    expect(page.get_by_role("list", name="How far it is")).to_contain_text("step 4")
+    expect(page.get_by_role("list", name="Progress")).to_contain_text("step 4")
     run.make(5)
     banner.get_by_label("Token").fill(hub.token)
     page.keyboard.press("Enter")
     expect(banner).to_have_count(0)
-    expect(page.get_by_role("list", name="How far it is")).to_contain_text("step 9")
+    expect(page.get_by_role("list", name="Progress")).to_contain_text("step 9")
     kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, history.state])")
     assert "token-of" not in kept
     assert "token-of" not in page.content()
@@ -132,14 +132,14 @@ def test_a_hub_that_dies_is_waited_for_and_nothing_that_was_seen_is_lost(
     browser_page.expects(page, *UNREACHABLE)
     open_run(page, hub, "live")
     hub.stop()
-    banner = page.get_by_role("region", name="The hub does not answer.")
-    expect(banner).to_contain_text("Last heard")
+    banner = page.get_by_role("region", name="The hub is not responding.")
+    expect(banner).to_contain_text("Last update")
     expect(page.get_by_role("status").first).to_contain_text("connection lost")
     expect(page.get_by_role("region", name="Step time")).to_be_visible()
     run.make(5)
     hub.start()
     expect(banner).to_have_count(0)
-    expect(page.get_by_role("list", name="How far it is")).to_contain_text("step 9")
+    expect(page.get_by_role("list", name="Progress")).to_contain_text("step 9")
 
 
 def test_a_hub_that_ends_with_its_run_is_not_a_lost_connection(browser_page: Any, feed: Any, open_run: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_hub_that_ends_with_its_run_is_not_a_lost_connection(browser_page: Any
         open_run(page, hub, "live")
         expect(page.get_by_role("status").first).to_contain_text("live")
         hub.in_loop(lambda: runs.live()[0].conclude("failed"))
-        banner = page.get_by_role("region", name="The run is over: failed.")
+        banner = page.get_by_role("region", name="The run has ended: failed.")
         expect(banner).to_contain_text("stepscope serve")
         expect(page.get_by_role("status").first).to_contain_text("failed")
     finally:
@@ -183,7 +183,7 @@ def test_names_of_any_kind_are_only_text(browser_page: Any, served: Any, tmp_pat
     browser_page.expects(page, "404")
     for name in ("javascript:alert(1)", "..", "\u202egnp", "x" * 3000):
         page.goto(f"{served.url}/#/run/{quote(name, safe='')}")
-        expect(page.get_by_role("heading", name="There is no such run here")).to_be_visible()
+        expect(page.get_by_role("heading", name="Run not found")).to_be_visible()
         assert sideways(page) == 0
 
 
@@ -196,10 +196,10 @@ def test_a_run_without_a_step_says_what_is_known(
     page = open_run(browser_page(), serve_folder(feed.folder), "live")
     expect(page.get_by_role("region", name="Output")).to_contain_text("reading the corpus")
     empty = page.get_by_role("region", name="No step has ended yet")
-    expect(empty).to_contain_text("3 processes have begun")
+    expect(empty).to_contain_text("3 processes have started")
     run.make(4)
     expect(page.get_by_role("region", name="Step time")).to_be_visible()
     expect(empty).to_have_count(0)
     over = open_run(browser_page(), served, "empty")
     expect(over.get_by_role("region", name="The run ended before its first step")).to_be_visible()
-    expect(over.get_by_role("list", name="How far it is")).not_to_contain_text("yet")
+    expect(over.get_by_role("list", name="Progress")).not_to_contain_text("yet")

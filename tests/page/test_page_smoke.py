@@ -1,4 +1,4 @@
-"""The page in a browser, in short: the fault is seen, what comes is drawn, nothing goes wrong."""
+"""Smoke test of the page in a browser: the problem is shown, new steps are drawn, no errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_steps_are_drawn_as_they_come(browser_page: Any, serve_folder: Any, feed
 
 
 def test_what_is_loaded_is_small() -> None:
-    """The hub sends it packed; names carry a checksum, so that there is exactly one of each."""
+    """The hub sends it compressed; names contain a checksum, so there is exactly one of each."""
     scripts, styles = sorted(STATIC.rglob("*.js")), sorted(STATIC.rglob("*.css"))
     assert (len(scripts), len(styles)) == (1, 1)
     packed = find_asset(f"assets/{scripts[0].name}")
@@ -48,7 +48,7 @@ def test_what_is_loaded_is_small() -> None:
 
 
 def test_hostile_names_are_only_text(browser_page: Any, served: Any, open_run: Any) -> None:
-    """A script that ran would open a dialog, which is a trouble of the page."""
+    """A script that ran would open a dialog, which counts as a problem of the page."""
     page = open_run(browser_page(), served, HOSTILE)
     expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
     page.goto(f"{served.url}/#/")

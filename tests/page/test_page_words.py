@@ -1,4 +1,4 @@
-"""The words of the page: the verdict and its buttons, a hang with its culprit and its line, strings that stay text."""
+"""Texts of the page: the verdict and its buttons, a hang with its culprit and line, untrusted strings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def test_the_verdict_leads_to_its_rank_and_steps(browser_page: Any, served: Any,
     verdict = page.get_by_role("region", name="Verdict")
     expect(verdict.get_by_text("critical", exact=True)).to_be_visible()
     expect(verdict).to_contain_text("of the time")
-    bars = verdict.get_by_role("list", name="Median work in a step, without the wait for peers")
+    bars = verdict.get_by_role("list", name="Median work per step, without the wait for peers")
     expect(bars.get_by_role("listitem").filter(has_text="rank 3")).to_contain_text("68.0 ms")
     shown = verdict.get_by_role("button", name="Show rank 3")
     shown.click()
     expect(shown).to_have_attribute("aria-pressed", "true")
     verdict.get_by_role("button", name="Show these steps").click()
     expect(page).to_have_url(re.compile(r"[?]first=1&last=599&rank=3$"))
-    verdict.get_by_text("What it rests on").first.click()
-    expect(verdict.get_by_text("came last in steps")).to_be_visible()
+    verdict.get_by_text("Evidence", exact=True).first.click()
+    expect(verdict.get_by_text("arrived last in steps")).to_be_visible()
     assert "{" not in verdict.inner_text()
 
 
@@ -41,13 +41,13 @@ def test_a_link_to_what_is_not_there_says_so(browser_page: Any, served: Any, ope
 
 def test_a_hang_names_culprit_line_and_who_waits(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(width=420), served, "hang")
-    hang = page.get_by_role("region", name="The job stood still")
+    hang = page.get_by_role("region", name="The job hung")
     expect(hang).to_contain_text("Ranks 0–2")
     expect(hang.get_by_text("train.py:41 in step").first).to_be_visible()
     expect(hang.get_by_role("button", name="Show rank 3").first).to_be_visible()
-    for past in ("Who held it up", "Who waited"):
+    for past in ("What blocked the job", "Waited"):
         expect(hang.get_by_role("heading", name=past)).to_be_visible()
-    expect(hang).not_to_contain_text("stands still")
+    expect(hang).not_to_contain_text("The job hangs")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -59,18 +59,18 @@ def test_a_hang_is_shouted_while_it_lasts(browser_page: Any, serve_folder: Any, 
     found = Job(ranks=4, sequence=7).alone(1).hang()
     write_hang(run.run_dir, found)
     run.say("hang", number=1, kind=found.kind, title=found.title, culprits=[1], victims=[0, 2, 3])
-    hang = page.get_by_role("region", name="The job stands still")
-    expect(hang.get_by_role("alert")).to_contain_text("The job stands still now")
+    hang = page.get_by_role("region", name="The job hangs")
+    expect(hang.get_by_role("alert")).to_contain_text("The job hangs now")
     expect(hang).to_contain_text("all_reduce number 7 of default_pg")
     expect(page.get_by_role("region", name="Verdict")).to_contain_text("Rank 1")
-    expect(hang.get_by_role("heading", name="Who, where and since when")).to_be_visible()
-    expect(page.get_by_role("region", name="Verdict").get_by_text("The job stands still now")).to_be_visible()
-    expect(hang.get_by_role("heading", name="Who holds it up")).to_be_visible()
+    expect(hang.get_by_role("heading", name="Details of the hang")).to_be_visible()
+    expect(page.get_by_role("region", name="Verdict").get_by_text("The job hangs now")).to_be_visible()
+    expect(hang.get_by_role("heading", name="What blocks the job")).to_be_visible()
     run.end()
 
 
 def test_strings_of_others_stay_text(browser_page: Any, serve_folder: Any, open_run: Any, tmp_path: Path) -> None:
-    """Whatever stands in errors, commands, facts and titles: no element comes of it, and no script."""
+    """Errors, commands, facts and titles never become elements or scripts."""
     folder = tmp_path / "runs"
     run_dir = record(folder, "odd", Cluster(ranks=2, steps=30, facts={"model": {"class": HOSTILE}}).run(), sealed=False)
     error = {"schema": 1, "rank": 1, "pid": 1001, "type": HOSTILE, "message": HOSTILE, "traceback": HOSTILE}

@@ -26,7 +26,7 @@ def test_an_error_of_ours_becomes_a_count(capfd: pytest.CaptureFixture[str]) -> 
         "assert (guard.failures(), seen) == (2, [1, 2])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.count("a hook of ours failed and was ignored: ZeroDivisionError") == 1
+    assert done.stderr.count("a Stepscope hook failed and was ignored: ZeroDivisionError") == 1
 
 
 def test_only_exceptions_are_swallowed() -> None:

@@ -58,14 +58,14 @@ def test_all_that_is_known_of_an_attempt() -> None:
     assert first["seconds"] == round((first["ended_wall_ns"] - 100 * S) / S, 3)
     assert first["end"] == "rank 1 raised Exception (in step 20, in backward) on b"
     assert 17 < first["pause_s"] < 20
-    assert (second["end"], second["pause_s"]) == ("ended in order", None)
+    assert (second["end"], second["pause_s"]) == ("ended normally", None)
 
 
 def test_a_node_that_joined_left_or_was_replaced() -> None:
     ended = stopped(attempt(0, "ab", at_s=1))
-    assert ends(ended, attempt(1, "abc", at_s=50)) == ["host c joined", "ended in order"]
-    assert ends(ended, attempt(1, "a", at_s=50)) == ["host b left", "ended in order"]
-    assert ends(ended, attempt(1, "ac", at_s=50)) == ["host b was replaced by host c", "ended in order"]
+    assert ends(ended, attempt(1, "abc", at_s=50)) == ["host c joined", "ended normally"]
+    assert ends(ended, attempt(1, "a", at_s=50)) == ["host b left", "ended normally"]
+    assert ends(ended, attempt(1, "ac", at_s=50)) == ["host b was replaced by host c", "ended normally"]
     assert ends(stopped(attempt(0, "abcdef", at_s=1)), attempt(1, "a", at_s=50))[0] == "hosts b, c, d and 2 more left"
     assert ends(stopped(attempt(0, "aa", at_s=1)), attempt(1, "aaa", at_s=50))[0] == "started again with 3 ranks"
 
@@ -73,13 +73,13 @@ def test_a_node_that_joined_left_or_was_replaced() -> None:
 def test_a_node_that_was_lost() -> None:
     first, second = attempt(0, "ab", at_s=1)
     lost = [replace(first, state="vanished"), replace(second, state="running", ended_wall_ns=None)]
-    assert ends(lost, attempt(1, "ac", at_s=50))[0] == "host b was not heard of any more"
+    assert ends(lost, attempt(1, "ac", at_s=50))[0] == "host b was no longer heard from"
 
 
 def test_the_last_attempt_may_still_run() -> None:
     running = [replace(one, state="running", ended_wall_ns=None) for one in attempt(1, "ab", at_s=50)]
     table = attempts_table(run_of(stopped(attempt(0, "ab", at_s=1)), running))
-    assert table[0]["end"] == "all 2 ranks vanished without a word (in step 30)"
+    assert table[0]["end"] == "all 2 ranks vanished (in step 30)"
     assert (table[1]["end"], table[1]["ended_wall_ns"], table[1]["seconds"]) == (None, None, None)
 
 

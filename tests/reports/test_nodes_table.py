@@ -99,5 +99,5 @@ def test_of_many_the_odd_ones_are_named() -> None:
     assert len(rows) == 1024
     items = node_items(rows)
     assert [label for label, _ in items] == [*(f"node {n}" for n in range(40, 48)), "", "nodes"]
-    assert items[8][1] == ["… and 2 more of which something was lost or is odd"]
+    assert items[8][1] == ["… and 2 more with lost data or other problems"]
     assert items[9][1] == ["1,014 others", "40 steps", "clocks within 1.50 ms"]

@@ -248,10 +248,10 @@ def test_a_traceback_is_of_the_last_attempt_or_not_there() -> None:
     text = render_text(summarise(run))
     assert "Traceback" not in text
     assert (
-        "2 attempts; all figures are of attempt 1\n"
+        "2 attempts; all figures are from attempt 1\n"
         "  0         2 ranks on node0, steps 0–29 in 1.4 s; rank 1 raised ValueError: bad\n"
         "            (in step 20, in backward)\n"
-        "  1         2 ranks on node0, steps 0–59 in 2.6 s; ended in order\n"
+        "  1         2 ranks on node0, steps 0–59 in 2.6 s; ended normally\n"
     ) in text
 
 

@@ -66,10 +66,10 @@ def test_a_green_mark_needs_something_to_judge_by() -> None:
     made = MadeTrace()
     made.op("aten::mm", 0, 100)
     text = render_trace(document_of(analyse_job([analyse_rank(made.trace(), 0)])))
-    assert text.splitlines()[0] == "● Too little to judge by: 100 µs without profiler steps, all of it on the host."
+    assert text.splitlines()[0] == "● Too little data: 100 µs without profiler steps, all of it on the host."
     assert "1 rank · 1 event · " in text
     text = render_trace(document_of(analyse_job([analyse_rank(MadeTrace().trace(), 0)])))
-    assert text.splitlines()[0] == "● The trace holds nothing to judge by."
+    assert text.splitlines()[0] == "● The trace contains nothing to analyze."
 
 
 def test_without_a_device_nothing_is_said_of_one() -> None:

@@ -36,10 +36,10 @@ def test_a_base_that_others_may_read_is_closed(tmp_path: Path) -> None:
 def test_a_base_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base").chmod(0o777)
-    with pytest.raises(RingNoSpace, match="is not a folder of ours alone"):
+    with pytest.raises(RingNoSpace, match="is not a private folder of this user"):
         make_session(tmp_path / "base", "one")
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(RingNoSpace, match="is not a folder of ours alone"):
+    with pytest.raises(RingNoSpace, match="is not a private folder of this user"):
         make_session(tmp_path / "link", "one")
     (tmp_path / "file").touch()
     with pytest.raises(RingNoSpace, match="cannot be used"):

@@ -43,7 +43,7 @@ def test_runs_newest_first(tmp_path: Path) -> None:
     (tmp_path / "broken" / "run.json").write_text("{")
     entries, problems = list_runs(tmp_path)
     assert [entry.name for entry in entries] == ["second", "first"]
-    assert problems == [f"{tmp_path}/broken/run.json is damaged or cut off: it is not JSON"]
+    assert problems == [f"{tmp_path}/broken/run.json is damaged or cut off: it is not valid JSON"]
 
 
 def test_the_newest_run(tmp_path: Path) -> None:

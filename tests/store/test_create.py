@@ -41,7 +41,7 @@ def test_a_run_has_its_folders_and_says_what_it_is(tmp_path: Path) -> None:
 def test_a_name_that_is_taken_gets_a_suffix_and_a_line(tmp_path: Path) -> None:
     made = [create_run(tmp_path, "mine", ["x"], sessions=tmp_path / "s") for _ in range(3)]
     assert [paths.name for paths in made] == ["mine", "mine-2", "mine-3"]
-    assert made[1].notices == ("a run named mine exists already; this one is mine-2",)
+    assert made[1].notices == ("a run named mine already exists; this one is named mine-2",)
     assert len({paths.session for paths in made}) == 3
 
 
@@ -64,7 +64,7 @@ def test_without_a_name_the_script_and_the_time_give_one(tmp_path: Path, command
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/x", ".hidden", "a\nb", "x" * 300])
 def test_a_name_that_is_no_folder_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot name a run"):
+    with pytest.raises(UsageError, match="is not a valid run name"):
         create_run(tmp_path, name, ["x"], sessions=tmp_path / "s")
 
 
@@ -121,7 +121,7 @@ def test_a_run_at_a_place_that_its_ranks_chose(tmp_path: Path) -> None:
     paths = create_run_at(tmp_path / "run", tmp_path / "session", ["python", "train.py"], version="1")
     assert (paths.name, paths.session) == ("run", tmp_path / "session")
     assert read_meta(tmp_path / "run")["launcher"] is None
-    with pytest.raises(RunUnwritable, match="is a run already"):
+    with pytest.raises(RunUnwritable, match="is already a run"):
         create_run_at(tmp_path / "run", tmp_path / "session", [])
 
 
@@ -135,7 +135,7 @@ def test_how_a_run_ended_is_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "is no run: it holds no run.json"),
+        (None, "is not a run: it contains no run.json"),
         (b"", "is damaged or cut off"),
         (b'{"schema": 1, "name": "x"', "is damaged or cut off"),
         (b"\xff\xfe", "is damaged or cut off"),

@@ -67,7 +67,7 @@ def test_too_much_is_left_to_who_asks_for_it(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(failures, "MAX_DUMP_BYTES", 100)
     verdict, notices = read_flights(tmp_path, {}, since_ns=0)
     assert verdict == {}
-    assert notices == [f"flight/ is large and was not looked at: stepscope flight {tmp_path / 'flight'} does."]
+    assert notices == [f"flight/ is large and was not analyzed; run stepscope flight {tmp_path / 'flight'}."]
 
 
 def test_what_nccls_watchdog_wrote_is_read_and_comes_before_what_was_asked_later(tmp_path: Path) -> None:

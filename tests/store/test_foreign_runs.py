@@ -66,7 +66,7 @@ def test_a_run_in_another_container_goes_on_as_long_as_its_lease_is_renewed(else
 
 def test_it_is_neither_sealed_nor_written_to(elsewhere: Path) -> None:
     before = _contents(elsewhere)
-    with pytest.raises(RunError, match="is recorded in another container, and was written to 0 s ago"):
+    with pytest.raises(RunError, match="is being recorded in another container; last write 0 s ago"):
         seal.seal(elsewhere)
     assert finalize_run(elsewhere)[0]["status"] == "running"
     # Silent for a minute it is shown as over, and still nobody but its own agent may touch it.
@@ -94,7 +94,7 @@ def test_a_clock_that_is_behind_makes_a_lease_look_old_so_it_is_watched(elsewher
             _set_lease(elsewhere, renewed=8)
 
     why = sealing_barred(elsewhere, read_meta(elsewhere), sleep=sleep)
-    assert why == "it is recorded on gpu-7, and still being written to"
+    assert why == "it is still being recorded on gpu-7"
     assert len(slept) == 3
     # Nobody renews it: it was abandoned an hour ago, and may be sealed from here.
     slept.clear()
@@ -103,8 +103,7 @@ def test_a_clock_that_is_behind_makes_a_lease_look_old_so_it_is_watched(elsewher
 
 
 STILL_WRITTEN = (
-    "it is recorded on gpu-7, and still being written to; its clock is 1 h 00 min ahead of this one: check the time "
-    "of day of both machines"
+    "it is still being recorded on gpu-7; its clock is 1 h 00 min ahead of this one; check the time on both machines"
 )
 
 
@@ -209,7 +208,7 @@ def test_a_lease_that_the_file_server_does_not_give_bars_sealing(
     assert read_lease(elsewhere) is None
     why = sealing_barred(elsewhere, read_meta(elsewhere))
     assert why is not None
-    assert why.startswith("it is recorded in another container, and was written to ")
+    assert why.startswith("it is being recorded in another container; last write ")
     monkeypatch.undo()
     (elsewhere / liveness.LEASE).unlink()
     assert sealing_barred(elsewhere, read_meta(elsewhere)) is None
@@ -266,7 +265,7 @@ def test_nobody_else_can_keep_a_hub_from_starting(paths: RunPaths) -> None:
 
 def test_nobody_waits_for_a_lock_for_ever(tmp_path: Path) -> None:
     slept: list[float] = []
-    with locks.locked(tmp_path), pytest.raises(LockBusy, match="locked for more than 0 s"):  # noqa: SIM117
+    with locks.locked(tmp_path), pytest.raises(LockBusy, match="for more than 0 s"):  # noqa: SIM117
         with locks.locked(tmp_path, wait_s=0.0, sleep=slept.append):
             pass
     with locks.locked(tmp_path, wait_s=0.0):
@@ -286,7 +285,7 @@ def test_a_link_in_a_run_leads_nowhere(paths: RunPaths, tmp_path: Path) -> None:
         (paths.run_dir / name).symlink_to(victim)
     before = _contents(paths.run_dir)
     summary, _ = finalize_run(paths.run_dir)
-    assert any("is not an ordinary file or folder" in notice for notice in summary["notices"])
+    assert any("is not a regular file or folder" in notice for notice in summary["notices"])
     assert victim.read_text() == "precious"
     assert _contents(paths.run_dir) == before
 
@@ -424,7 +423,7 @@ def test_a_small_file_that_stands_for_gigabytes_is_refused(paths: RunPaths) -> N
         "(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20_000_000)"
     )
     assert bomb.stat().st_size < 400_000
-    with pytest.raises(NotARun, match="bytes of it stand for"):
+    with pytest.raises(NotARun, match="bytes would expand to"):
         open_run(paths.run_dir)
 
 

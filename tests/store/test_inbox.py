@@ -210,7 +210,7 @@ def test_what_was_sent_last_counts_even_if_it_comes_first(
 
 
 def test_one_hub_per_run(inbox: Inbox, paths: RunPaths) -> None:
-    with pytest.raises(HubError, match="another hub receives"):
+    with pytest.raises(HubError, match="another hub is receiving"):
         Inbox(paths.run_dir)
     inbox.refuse("nobody")
 

@@ -137,8 +137,8 @@ def test_agent_and_launcher_that_died_are_missed(paths: RunPaths, rings: Any, dr
     data = open_run(paths.run_dir)
     assert steps_of(data.ranks[0]) == list(range(10))
     assert data.notices == (
-        "The agent died before the run ended; from then on there are no host and GPU samples.",
-        "The launcher died before it could say how the run ended.",
+        "The agent died before the run ended; there are no host and GPU samples after that.",
+        "The launcher died before it could record how the run ended.",
     )
 
 
@@ -151,7 +151,7 @@ def test_rings_lost_with_their_machine_are_missed(paths: RunPaths, rings: Any, d
     data = open_run(paths.run_dir)
     assert steps_of(data.ranks[0]) == [0, 1, 2, 3]
     assert data.ranks[0].state == "vanished"
-    assert data.notices == ("The rings of rank 3 are gone and were not read to their end; steps may be missing.",)
+    assert data.notices == ("The rings of rank 3 are gone and were not read completely; steps may be missing.",)
 
 
 def test_a_run_without_anything(paths: RunPaths) -> None:
@@ -160,7 +160,7 @@ def test_a_run_without_anything(paths: RunPaths) -> None:
     assert data.ranks == ()
     assert data.notices == (
         "No agent wrote to this run; there are no host and GPU samples.",
-        "The launcher died before it could say how the run ended.",
+        "The launcher died before it could record how the run ended.",
     )
 
 
@@ -187,11 +187,11 @@ def test_lost_torn_foreign_and_cut(paths: RunPaths, rings: Any, drain: Any) -> N
     assert series.torn == 1
     assert steps_of(series) == list(range(series.lost, 403))
     assert data.notices == (
-        f"A ring could not be read: {paths.session}/8.ring is not a ring (or not yet one).",
+        f"A ring could not be read: {paths.session}/8.ring is not a ring, or not complete yet.",
         f"A ring could not be read: {paths.session}/9.ring has ring layout 99; this Stepscope reads layout {VERSION}.",
-        f"steps/{segment.path.name} was cut off or damaged: 7 bytes of it could not be used.",
+        f"steps/{segment.path.name} was cut off or damaged: 7 of its bytes could not be used.",
         f"Rank 1: {series.lost} records were overwritten before they could be read.",
-        "Rank 1: 1 records could not be read whole.",
+        "Rank 1: 1 records could not be read completely.",
     )
 
 
@@ -205,7 +205,7 @@ def test_a_sidecar_that_cannot_be_read_costs_the_name_not_the_steps(paths: RunPa
     data = open_run(paths.run_dir)
     assert steps_of(data.ranks[0]) == [0, 1, 2, 3]
     assert data.ranks[0].identity.pid == 1 << 30
-    assert data.notices[0] == f"steps/{sidecar.name} could not be read; which rank its steps belong to is a guess."
+    assert data.notices[0] == f"steps/{sidecar.name} could not be read; the rank of its steps is a guess."
 
 
 def test_facts_outlive_the_ring_and_a_torn_header(paths: RunPaths, rings: Any, drain: Any) -> None:
@@ -237,7 +237,7 @@ def test_two_that_claim_one_rank(paths: RunPaths, rings: Any, drain: Any) -> Non
     data = open_run(paths.run_dir)
     assert [(series.rank, len(series.steps)) for series in data.ranks] == [(0, 3), (1, 5), (2, 4)]
     assert [series.identity.rank for series in data.ranks] == [0, 1, 0]
-    assert data.notices == (f"Process {(1 << 30) + 1} also said it was rank 0; it is shown as rank 2.",)
+    assert data.notices == (f"Process {(1 << 30) + 1} also claimed to be rank 0; it is shown as rank 2.",)
     assert data.errors[0].rank == 2
 
 

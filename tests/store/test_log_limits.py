@@ -54,10 +54,7 @@ def test_the_first_and_the_last_part_stay_where_they_were(log: Path) -> None:
     assert kept[-(SHARE - (2 << 16)) :] == data[-(SHARE - (2 << 16)) :]
     told = kept[(1 << 16) - 120 : 1 << 16].decode()
     dropped = kept.count(0)
-    assert (
-        told.strip()
-        == f"[stepscope: {dropped:,} bytes of output were dropped here to bound the disk space of this log]"
-    )
+    assert told.strip() == f"[stepscope: {dropped:,} bytes of output were dropped here to limit the size of this log]"
     assert told.startswith("\n")
     assert told.endswith("\n")
 

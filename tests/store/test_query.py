@@ -127,7 +127,7 @@ def test_an_empty_query_is_told(run: Path, text: str) -> None:
 
 
 def test_several_statements_are_told(run: Path) -> None:
-    with pytest.raises(UsageError, match=r"^SQL: one statement at a time, please: these are 2$"):
+    with pytest.raises(UsageError, match=r"^SQL: only one statement is allowed; the query has 2$"):
         query(run, "create table mine as select 1; select * from mine")
 
 

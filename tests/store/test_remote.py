@@ -86,7 +86,7 @@ def test_every_clock_is_the_hubs(paths: RunPaths, sender: Any, send: Any) -> Non
     assert [(h.stopped_wall_ns, h.declared_wall_ns, h.over_wall_ns) for h in data.hangs] == [(80, 90, 99)]
     notes = [event for event in data.events if event["event"] == "note"]
     assert {note["wall_ns"] for note in notes} == {10_000 + 100 + sum((7 + slot * 3) % 11 for slot in range(9))}
-    assert "Node 2 (host host2): its clock is 300.2 s ahead; times are shown by this host's." in data.notices
+    assert "Node 2 (host host2): its clock is 300.2 s ahead; times are shown by this host's clock." in data.notices
 
 
 def test_equal_pids_on_two_nodes(paths: RunPaths, rings: Any, sender: Any, send: Any) -> None:
@@ -124,11 +124,11 @@ def test_lost_absent_and_refused_are_told(
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
     assert [one.state for one in open_run(paths.run_dir).ranks] == ["vanished", "vanished"]
     expected = [
-        "Nodes 2, 3, 4 never joined; there is nothing of them here.",
-        "Node 1 (host b) was lost: it was last heard of at 2023-11-14 22:13:20 and never said how it ended.",
-        "Node 1 (host b): its clock is 2.5 s behind; times are shown by this host's.",
+        "Nodes 2, 3, 4 never joined; their data is missing.",
+        "Node 1 (host b) was lost: it last sent data at 2023-11-14 22:13:20 and never reported how it ended.",
+        "Node 1 (host b): its clock is 2.5 s behind; times are shown by this host's clock.",
         "Node 1 (host b): 1 frame refused.",
-        "The hub refused 4 requests: wrong tokens (3), no frames of ours (1).",
+        "The hub refused 4 requests: wrong tokens (3), invalid frames (1).",
     ]
     assert told(paths.run_dir) == expected
     seal(paths.run_dir)
@@ -145,10 +145,10 @@ def test_a_node_that_sends_keeps_the_run_alive(paths: RunPaths, sender: Any, sen
     inbox.save_nodes()
     assert processes_alive(paths.run_dir)
     assert [one.state for one in open_run(paths.run_dir).ranks] == ["running", "running"]
-    with pytest.raises(RunError, match="its hub still receives"):
+    with pytest.raises(RunError, match="its hub is still receiving data"):
         seal(paths.run_dir)
     inbox.close()
-    with pytest.raises(RunError, match="its processes still run"):
+    with pytest.raises(RunError, match="its processes are still running"):
         seal(paths.run_dir)
     end_run(paths.run_dir, exit_code=0, status="finished")
     assert not processes_alive(paths.run_dir)
@@ -393,7 +393,7 @@ def test_of_a_huge_run_the_ranks_that_matter_are_loaded(
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
     before = open_run(paths.run_dir)
     assert {0, 4008, 16000} <= {one.rank for one in before.ranks}
-    assert "This run has 32,000 steps of 16,000 ranks on other nodes: 40 of them" in before.notices[-1]
+    assert "This run has 32,000 steps of 16,000 ranks on other nodes: 40 ranks were analyzed" in before.notices[-1]
     seal(paths.run_dir)
     assert not (paths.run_dir / "inbox").exists()
     assert not needs_seal(paths.run_dir)

@@ -188,7 +188,7 @@ def test_what_does_not_read_back_the_same_is_not_sealed(
             written.with_name("samples.parquet.less").replace(written)
         real(written)
 
-    with monkeypatch.context() as patch, pytest.raises(seal.RunUnwritable, match="does not read back the same"):
+    with monkeypatch.context() as patch, pytest.raises(seal.RunUnwritable, match="do not read back the same"):
         patch.setattr(samples.file_io, "fsync_file", loses)
         seal.seal(path)
     assert (path / "samples.jsonl").exists()

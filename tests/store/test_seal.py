@@ -160,7 +160,7 @@ def test_a_ring_we_cannot_read_stays(run: Path, paths: RunPaths) -> None:
 
 def test_a_run_whose_processes_run_is_left_alone(paths: RunPaths, rings: Any, bystander: int) -> None:
     write_steps(rings(0, pid=bystander), 2)
-    with pytest.raises(RunError, match="its processes still run"):
+    with pytest.raises(RunError, match="its processes are still running"):
         seal.seal(paths.run_dir)
     assert not (paths.run_dir / "steps.parquet").exists()
 
@@ -253,7 +253,7 @@ def test_what_does_not_read_back_the_same_is_not_sealed(run: Path, monkeypatch: 
         columns["wall_ns"][3] ^= 1
         return columns
 
-    with monkeypatch.context() as patch, pytest.raises(RunUnwritable, match="does not read back the same"):
+    with monkeypatch.context() as patch, pytest.raises(RunUnwritable, match="do not read back the same"):
         patch.setattr(parquet, "to_columns", flips)
         seal.seal(run)
     assert plain(open_run(run)) == expected
@@ -305,7 +305,7 @@ def sealed(run: Path) -> Path:
 @pytest.mark.parametrize("name", ["steps.parquet", "samples.parquet", "ranks.json"])
 def test_a_sealed_run_that_lost_a_file_says_so(sealed: Path, name: str) -> None:
     (sealed / name).unlink()
-    with pytest.raises(NotARun, match="is damaged: a part of it is missing"):
+    with pytest.raises(NotARun, match="is damaged: part of it is missing"):
         open_run(sealed)
 
 

@@ -102,7 +102,7 @@ def test_a_node_that_was_lost_is_named(tmp_path: Path, heard: NodeInfo, decided:
     write(tmp_path, "a", range(2))
     (hang,), _ = read_joined_hangs(tmp_path, series(*"aabb"), (), [heard])
     assert (hang.kind, not hang.undecidable) == ("rank_lost", decided)
-    assert hang.title.startswith("Host b (ranks 2 and 3) has not been heard of for more than 14 s") == decided
+    assert hang.title.startswith("Host b (ranks 2 and 3) has been silent for more than 14 s") == decided
 
 
 def test_of_a_node_that_joined_again_the_last_word_counts(tmp_path: Path) -> None:

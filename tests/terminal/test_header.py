@@ -20,9 +20,9 @@ STATUS = {"status": "running", "ranks": 8, "live_ranks": 8, "world_size": 8, "st
     [
         ({}, "8 ranks"),
         ({"live_ranks": 7}, "7 of 8 ranks"),
-        ({"still_ranks": 8}, "8 ranks stand still"),
-        ({"still_ranks": 7, "live_ranks": 7}, "7 of 8 ranks stand still"),
-        ({"still_ranks": 1}, "1 of 8 ranks stands still"),
+        ({"still_ranks": 8}, "8 ranks hung"),
+        ({"still_ranks": 7, "live_ranks": 7}, "7 of 8 ranks hung"),
+        ({"still_ranks": 1}, "1 of 8 ranks hung"),
         ({"still_ranks": 8, "over": True}, "8 ranks"),
     ],
 )
@@ -34,6 +34,6 @@ def test_while_it_stands_the_step_is_the_one_that_is_told_of_it() -> None:
     known = Snapshot(link="live", run=Run(name="r"), status=Status(**STATUS))
     assert draw_header(known, 80).plain.rstrip() == f"{'r · running · step 40 · 8 ranks':<74}● live"
     stands = replace(known, findings=Findings(findings=(HANG,)), status=Status(**STATUS, still_ranks=8))
-    assert draw_header(stands, 80).plain == f"{'r · running · in step 41 · 8 ranks stand still':<74}● live"
+    assert draw_header(stands, 80).plain == f"{'r · running · in step 41 · 8 ranks hung':<74}● live"
     over = replace(stands, status=Status(**{**STATUS, "over": True, "status": "interrupted"}))
     assert draw_header(over, 80).plain == f"{'r · interrupted · step 40 · 8 ranks':<74}✔ over"

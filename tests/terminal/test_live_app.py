@@ -45,7 +45,7 @@ machine rank 0 held 400 MiB · 2 hosts CPU 40% · host memory 38%
   2      node0             exited                    40.0 ms   31.0 ms   71.0 ms
   4      node1             exited                    40.0 ms   31.0 ms   71.0 ms
   5      node1             exited                    40.0 ms   31.0 ms   71.0 ms
-event   {CLOCK}  Rank 3 began on node0.
+event   {CLOCK}  Rank 3 started on node0.
 ↑↓ Enter rank  s sort  v verdict  l output  e events  f freeze  ? help  q quit"""
 
 
@@ -117,8 +117,8 @@ def test_keys(served: ServedFolder, feed_of: Start) -> None:
         assert (await at.press("e"))[8].startswith("events · 1 newest")
         assert (await at.press("l")) != SCREEN
         await at.until("line 99")
-        assert "freeze: nothing moves" in shown(await at.press("question_mark"))
-        assert "q  Ctrl-C  leave; the run goes on" in shown(at.lines)
+        assert "freeze the view" in shown(await at.press("question_mark"))
+        assert "q  Ctrl-C  leave; the run continues" in shown(at.lines)
         assert shown(await at.press("p")) == SCREEN
 
     looked_at(feed_of(served, "demo"), look)
@@ -242,14 +242,14 @@ def test_an_expired_token_is_told_and_what_is_known_stays(job: Job, hub: ServedF
         hub.start()
         lines = await at.until("✖ refused")
         assert "step 9 " in lines[0]
-        assert f"the hub at 127.0.0.1:{hub.port} does not take this token" in lines[-2]
+        assert f"the hub at 127.0.0.1:{hub.port} rejected this token" in lines[-2]
 
     looked_at(feed_of(hub, "going"), look)
 
 
 def test_a_wrong_token_and_a_run_that_is_not_there(served: ServedFolder, feed_of: Start) -> None:
     async def refused(at: Look) -> None:
-        assert "does not take this token" in (await at.until("✖ refused"))[1]
+        assert "rejected this token" in (await at.until("✖ refused"))[1]
 
     async def missing(at: Look) -> None:
         assert "no such run" in (await at.until("○ no such run"))[1]

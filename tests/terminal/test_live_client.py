@@ -83,11 +83,11 @@ def reader_of(port: int, *, scheme: str = "http", fingerprint: str = "", run: st
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (b"SSH-2.0-nothing\r\n", "something else than HTTP"),
+        (b"SSH-2.0-nothing\r\n", "is not HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "does not understand"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n[]", "does not understand"),
         (OK, "does not understand"),
-        (b'HTTP/1.1 500 X\r\nContent-Length: 15\r\n\r\n{"error": "a\\n"', "it answers 500"),
+        (b'HTTP/1.1 500 X\r\nContent-Length: 15\r\n\r\n{"error": "a\\n"', "HTTP status 500"),
         (b'HTTP/1.1 400 X\r\nContent-Length: 23\r\n\r\n{"error": "a\\u001b[1m"}', r"127.0.0.1:[0-9]+: a\\x1b\[1m"),
     ],
 )
@@ -154,10 +154,10 @@ def test_a_certificate_that_nobody_signed_is_known_by_its_fingerprint(certificat
         known.forget()
         said = len(hub.heard)
         other = reader_of(hub.port, scheme="https", fingerprint=hashlib.sha256(b"x").hexdigest())
-        with pytest.raises(HubRefused, match="another certificate"):
+        with pytest.raises(HubRefused, match="does not match --fingerprint"):
             other.get("runs", {}, Runs, of_run=False)
         unknown = reader_of(hub.port, scheme="https")
-        with pytest.raises(HubRefused, match=r"nobody here trusts .*--fingerprint"):
+        with pytest.raises(HubRefused, match=r"is not trusted .*--fingerprint"):
             unknown.get("runs", {}, Runs, of_run=False)
         assert len(hub.heard) == said  # the token was told to nobody
     finally:

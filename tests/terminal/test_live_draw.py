@@ -212,18 +212,18 @@ def test_events_in_words() -> None:
     def said(**event: Any) -> str:
         return event_words(msgspec.convert(event, Event))
 
-    assert said(event="rank_start", rank=3, host="a") == "Rank 3 began on a."
-    assert said(event="rank_end", rank=3, state="exited") == "Rank 3 ended in order."
+    assert said(event="rank_start", rank=3, host="a") == "Rank 3 started on a."
+    assert said(event="rank_end", rank=3, state="exited") == "Rank 3 exited normally."
     killed = said(event="rank_end", rank=3, state="vanished", oom_kill=True)
-    assert killed == "Rank 3 was killed by the kernel for want of memory."
-    assert said(event="hang", title="Rank 3 sleeps.") == "The job stands still. Rank 3 sleeps."
+    assert killed == "Rank 3 was killed by the kernel (out of memory)."
+    assert said(event="hang", title="Rank 3 sleeps.") == "The job hangs. Rank 3 sleeps."
     sleeps = said(event="hang", title="Rank 3 sleeps.", steps=[7, 8])
-    assert sleeps == "The job stands still in steps 7–8. Rank 3 sleeps."
-    assert said(event="hang", title="Rank 3 sleeps.", steps=["7", 8]) == "The job stands still. Rank 3 sleeps."
-    assert said(event="hang_over", seconds=12.0) == "The job goes on after 12.0 s of standing still."
+    assert sleeps == "The job hangs in steps 7–8. Rank 3 sleeps."
+    assert said(event="hang", title="Rank 3 sleeps.", steps=["7", 8]) == "The job hangs. Rank 3 sleeps."
+    assert said(event="hang_over", seconds=12.0) == "The job continues after a hang of 12.0 s."
     assert said(event="not_a_hang", reason="compiling.") == "No progress for a while, but no hang: compiling."
-    assert said(event="hub_found", host="b", away_s=3.0) == "The hub is there again after 3.0 s."
-    assert said(event="node_absent", nodes=[1, 2]) == "Not heard of yet: nodes 1, 2."
+    assert said(event="hub_found", host="b", away_s=3.0) == "The hub is reachable again after 3.0 s."
+    assert said(event="node_absent", nodes=[1, 2]) == "Not connected yet: nodes 1, 2."
     assert said(event="warning", message="odd") == "Odd."
     ended = {"event": "agent_end", "host": "vm", "reason": "ended", "end": {"status": "failed", "exit_code": -9}}
     assert said(**ended) == "Recording ended on vm: failed, ended by SIGKILL."
@@ -406,7 +406,7 @@ def test_a_finished_run_has_the_figures_of_its_summary() -> None:
     machines = Machines(gpus=(*gpus, GpuFigures(in_use=False, util_percent=Levels(median=0.0))), nodes=(host,))
     known = replace(going(**curves), status=Status(over=True), machines=machines)
     assert draw_machine(known, 120).plain == (
-        "machine 2 GPUs 94% (least 91%) · GPU memory 50% · 600 W · 64 °C · host CPU 40% · host memory 38%"
+        "machine 2 GPUs 94% (min 91%) · GPU memory 50% · 600 W · 64 °C · host CPU 40% · host memory 38%"
     )
     assert draw_machine(replace(known, machines=None), 80).plain == "machine no figures"
     assert draw_machine(going(**curves), 80).plain == "machine 1 GPU 97% · 600 W · host CPU 1%"

@@ -23,8 +23,8 @@ FOUND = Findings(findings=(Finding(kind="hang_host", severity="critical", title=
 @pytest.mark.parametrize(
     ("seen", "told"),
     [
-        (({"events": (EVENT,), "findings": FOUND},), [f"✖ The job stands still. {TITLE}"]),
-        (({"events": (EVENT,)}, {"events": (EVENT,), "findings": FOUND}), [f"✖ The job stands still. {TITLE}"]),
+        (({"events": (EVENT,), "findings": FOUND},), [f"✖ The job hangs. {TITLE}"]),
+        (({"events": (EVENT,)}, {"events": (EVENT,), "findings": FOUND}), [f"✖ The job hangs. {TITLE}"]),
         (({"findings": FOUND}, {"events": (EVENT,), "findings": FOUND}), [f"✖ {TITLE}"]),
     ],
     ids=["together", "event first", "finding first"],
@@ -42,7 +42,7 @@ def test_another_finding_is_told_beside_it() -> None:
     view = PlainView()
     lines = list(view.lines(replace(BEGUN, events=(EVENT,), findings=Findings(findings=more)), 0.0, 0))
     assert [line.rpartition("  ")[2].partition(" ")[2] for line in lines[1:]] == [
-        f"The job stands still. {TITLE}",
+        f"The job hangs. {TITLE}",
         "Every 9th step is slow.",
     ]
 
@@ -53,7 +53,7 @@ def test_one_that_is_over_is_told_in_the_past() -> None:
     found = Findings(live=False, findings=(replace_title(FOUND.findings[0], then),))
     over = replace(BEGUN, status=Status(status="interrupted", over=True, ranks=2), events=(EVENT,), findings=found)
     lines = list(PlainView().lines(over, 0.0, 0))
-    assert [line[line.index("✖") :] for line in lines if "✖" in line] == [f"✖ The job stood still. {then}"]
+    assert [line[line.index("✖") :] for line in lines if "✖" in line] == [f"✖ The job hung. {then}"]
 
 
 def test_its_end_does_not_make_another_of_it() -> None:

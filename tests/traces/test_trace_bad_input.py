@@ -53,22 +53,22 @@ def refused(path: Path) -> str:
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b" \n\t ", "has nothing but blanks in it"),
+        (b" \n\t ", "contains only whitespace"),
         (b"\xef\xbb\xbf", "is empty"),
         (b"<!DOCTYPE html><html><body>Sign in</body></html>", "is HTML, not a trace"),
-        (b"hello", "is no JSON, let alone a trace"),
-        (b"\x00\x01\x02\xff" * 100, "is no JSON, let alone a trace"),
+        (b"hello", "is not JSON"),
+        (b"\x00\x01\x02\xff" * 100, "is not JSON"),
         (b"[1, 2, 3]", "is a JSON list, but not of events"),
-        (b"{}", "is no trace: there is no list of traceEvents in it"),
-        (b'{"a": [1, 2], "b": "traceEvents"}', "is no trace: there is no list of traceEvents in it"),
-        (b'{"traceEvents": 5}', "is no trace: there is no list of traceEvents in it"),
-        (b'{"traceEvents": [', "has no event that can be read: its list of events does not end"),
-        (b'{"traceEvents": [{"ph": "X", "na', "has no event that can be read: it ends in the middle of an event"),
+        (b"{}", "is not a trace: there is no list of traceEvents in it"),
+        (b'{"a": [1, 2], "b": "traceEvents"}', "is not a trace: there is no list of traceEvents in it"),
+        (b'{"traceEvents": 5}', "is not a trace: there is no list of traceEvents in it"),
+        (b'{"traceEvents": [', "has no readable event: its list of events does not end"),
+        (b'{"traceEvents": [{"ph": "X", "na', "has no readable event: it ends in the middle of an event"),
         (b"[", "is cut off before its first event"),
         (b"PK\x03\x04" + b"x" * 100, "is a zip archive: unpack it first"),
         (b"SQLite format 3\x00" + b"x" * 100, "is an SQLite database"),
-        (b"BZh91AY", "is packed with bzip2: unpack it first (bunzip2)"),
-        (gzip.compress(b"hello", mtime=0), "is no JSON, let alone a trace"),
+        (b"BZh91AY", "is compressed with bzip2: decompress it first (bunzip2)"),
+        (gzip.compress(b"hello", mtime=0), "is not JSON"),
         (gzip.compress(b'{"traceEvents": [{}', mtime=0)[:-12], None),
     ],
 )
@@ -134,7 +134,7 @@ def test_something_follows_the_packed_data(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(made().text()) + b"garbage")
     trace = read_trace(path)
     assert (len(trace), trace.meta.truncated) == (60, None)
-    assert trace.meta.problems == ("something else follows the packed data; everything before is used",)
+    assert trace.meta.problems == ("other data follows the compressed data; everything before is used",)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])

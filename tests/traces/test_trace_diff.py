@@ -176,7 +176,7 @@ def on_host(*, loads: float = 1, loop: float = 1, mm: float = 10) -> MadeTrace:
         (
             {"loads": 11, "mm": 6},
             (
-                "Steps take 6.00 ms longer (+50%); 10.0 ms longer in the DataLoader, partly made up by 4.00 ms less in "
+                "Steps take 6.00 ms longer (+50%); 10.0 ms longer in the DataLoader, partly offset by 4.00 ms less in "
                 "compute."
             ),
         ),
@@ -190,12 +190,12 @@ def test_few_steps_and_other_ranks_are_said() -> None:
     found = diff(job_of(training(steps=2)), job_of(training(rank=1, copies=3)))
     assert found.ranks == ()
     assert found.notices == (
-        "The first has only 2 steps that count: how much steps differ by themselves is not known.",
+        "The first has only 2 usable steps: the variation between steps is unknown.",
         "No rank is in both: the means over all ranks of each are compared.",
     )
     found = diff(job_of(training(rank=1), training(rank=2)), job_of(training(rank=2, copies=3), training(rank=3)))
     assert found.ranks == (2,)
-    assert found.notices == ("Rank 2 is compared; the others are in one of the two only.",)
+    assert found.notices == ("Rank 2 is compared; the others are in only one of the two.",)
     assert rows(found, "diff_kernels")["copy_kernel"]["change_ns"] == 100_000
 
 
@@ -205,7 +205,7 @@ def test_a_trace_without_steps() -> None:
     other.launched("gemm", at=0, start=10, dur=300)
     found = diff(job_of(one), job_of(other))
     assert found.verdict.startswith("The trace takes 200 µs longer (+182%); 200 µs of it is gemm")
-    assert found.notices[0] == "The first has no profiler steps: all of its trace is taken as one step."
+    assert found.notices[0] == "The first has no profiler steps: its whole trace counts as one step."
 
 
 def test_nothing_at_all() -> None:

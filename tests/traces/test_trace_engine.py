@@ -182,7 +182,7 @@ def test_a_worker_that_is_killed_costs_its_file(tmp_path: Path) -> None:
         outcomes = dict(engine_module._in_workers(jobs, Options(cache=cache), None, 1))
     assert outcomes[1] == Problem(
         path=str(good[1]),
-        message=f"{good[1]}: the process that read it was killed (SIGKILL), most likely for want of memory",
+        message=f"{good[1]}: the process reading it was killed (SIGKILL), probably out of memory",
     )
     assert isinstance(outcomes[0], list)
     assert isinstance(outcomes[2], list)
@@ -299,5 +299,5 @@ def test_a_real_local_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with killing_reader(cache, paths[1], lambda process: process.name().startswith("ray::outcome")):
             (killed,) = analyse_paths(paths[1:2], Options(cache=cache), RayEngine())
         assert isinstance(killed, Problem)
-        assert killed.message.startswith(f"{paths[1]}: the Ray worker that read it is gone: ")
+        assert killed.message.startswith(f"{paths[1]}: the Ray worker reading it died: ")
         assert shown(analyse_paths(paths[:1], Options(), RayEngine())) == [(0, 30)]

@@ -162,26 +162,24 @@ def test_a_healthy_job_gives_no_finding() -> None:
     job = job_of(*(rank_of(rank, **healthy) for rank in range(4)))
     assert job.findings == ()
     assert verdict_of(job) == (
-        "Nothing stands out: 4 steps of 100 ms on 4 ranks; the device computes 88% of the time, 6% is communication "
-        "that shows, 5% idle."
+        "Nothing stands out: 4 steps of 100 ms on 4 ranks; the device computes 88% of the time, 6% exposed "
+        "communication, 5% idle."
     )
 
 
 def test_nothing_at_all() -> None:
     job = job_of()
     assert job.findings == ()
-    assert verdict_of(job) == "The trace holds nothing to judge by."
+    assert verdict_of(job) == "The trace contains nothing to analyze."
     job = job_of(rank_of(steps=0, on_device=False))
     assert job.findings == ()
-    assert verdict_of(job) == "The trace holds nothing to judge by."
+    assert verdict_of(job) == "The trace contains nothing to analyze."
 
 
 def test_a_few_milliseconds_are_no_evidence() -> None:
     job = job_of(rank_of(steps=1, step_ms=9.9, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "info")]
-    assert verdict_of(job) == (
-        "Too little to judge by: 1 step of 9.90 ms; the device computes 60% of the time, 40% idle."
-    )
+    assert verdict_of(job) == ("Too little data: 1 step of 9.90 ms; the device computes 60% of the time, 40% idle.")
     job = job_of(rank_of(steps=1, step_ms=10, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "warning")]
 
@@ -254,7 +252,8 @@ def test_loading_without_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "advice"), [(False, "Set num_workers: it is 0"), (True, "More workers"), (None, "Raise num_workers")]
+    ("workers", "advice"),
+    [(False, "Set num_workers: it is 0"), (True, "Use more workers"), (None, "Raise num_workers")],
 )
 def test_advice_knows_whether_workers_load(workers: bool | None, advice: str) -> None:
     host = {"loading_ns": 96 * MS, "loading_workers": workers}
@@ -292,10 +291,10 @@ def test_recompiles() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(host=60), host=host)))
     assert (finding.kind, finding.severity) == ("recompiles", "warning")
     assert finding.title == (
-        "torch.compile still compiles in the steps traced: 2 recompilations, 60.0 ms, 15% of the time."
+        "torch.compile still compiles in the traced steps: 2 recompilations, 60.0 ms, 15% of the time."
     )
     first = only(job_of(rank_of(idle=idle_of_cause(host=60), host={"compile_ns": 60 * MS})))
-    assert first.title == "torch.compile still compiles in the steps traced: 60.0 ms, 15% of the time."
+    assert first.title == "torch.compile still compiles in the traced steps: 60.0 ms, 15% of the time."
     assert job_of(rank_of(idle=idle_of_cause(host=8), host=host)).findings == ()
 
 
@@ -393,7 +392,7 @@ def test_gpu_idle_gaps() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(kernel=20, other=60))))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("gpu_idle_gaps", "warning", 0.1)
     assert finding.title == (
-        "The device idles between kernels that are queued already: 20.0 ms of every step, 20% of the time, mostly in "
+        "The device idles between kernels that are already queued: 20.0 ms of every step, 20% of the time, mostly in "
         "long gaps, in which they wait for another stream or process."
     )
     assert finding.evidence["long_gaps_ms_per_step"] == 15.0
@@ -408,7 +407,7 @@ def test_tiny_kernels() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(kernel=24), device=device)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("tiny_kernels", "warning", 0.06)
     assert finding.title == (
-        "2,400 kernels a step, 80% of them all, are shorter than 10 µs; with the gaps between them they take 16% of "
+        "2,400 kernels a step, 80% of all kernels, are shorter than 10 µs; with the gaps between them they take 16% of "
         "the time."
     )
     # Without gaps they cost nothing that is known: told.
@@ -444,7 +443,7 @@ def test_exposed_copies() -> None:
     job = job_of(rank_of(exposed_memory=59, tables=(copied(70),)))
     assert kinds(job) == [("exposed_copies", "info")]
     assert verdict_of(job) == (
-        "Nothing stands out: 4 steps of 100 ms; the device computes 85% of the time, 15% copies that nothing hides."
+        "Nothing stands out: 4 steps of 100 ms; the device computes 85% of the time, 15% exposed copies."
     )
     assert job_of(rank_of(exposed_memory=20, tables=(copied(70),))).findings == ()
     assert job_of(rank_of(exposed_memory=80, tables=(copied(70, "DtoD"),))).findings == ()
@@ -455,8 +454,7 @@ def test_a_trace_that_is_mostly_start_up() -> None:
     job = job_of(rank_of(host={"longest_call": ("cudaFree", 121 * MS)}, **waits))
     assert kinds(job) == [("start_up", "info"), ("gpu_idle_host", "info")]
     assert verdict_of(job) == (
-        "Most of this is start-up: a single call of cudaFree takes 121 ms, 30% of the trace, which has no profiler "
-        "steps."
+        "Most of this is start-up: a single cudaFree call takes 121 ms, 30% of the trace, which has no profiler steps."
     )
     assert kinds(job_of(rank_of(host={"longest_call": ("cudaFree", 120 * MS)}, **waits))) == [
         ("gpu_idle_host", "warning")
@@ -469,7 +467,7 @@ def test_a_price_is_never_more_than_the_title_says() -> None:
     assert "50.0 ms of every step, 50% of the time" in finding.title
     assert (finding.cost["share"], finding.cost["most_share"]) == (0.25, 0.5)
     assert price_text(finding.cost) == (
-        "at most 50% of the time (200 ms); what helps gains 25%, typically: a step then takes 75.0 ms, 1.33× as fast."
+        "at most 50% of the time (200 ms); a fix typically gains 25%: a step then takes 75.0 ms, 1.33× as fast."
     )
 
 

@@ -141,7 +141,7 @@ def test_the_late_rank_of_a_published_job(shared_data: Path, published: Callable
     job = published(shared_data / "traces" / "param_dlrm_8rank")
     assert job.verdict == (
         "Rank 7 comes last to 5 of 8 collectives; the others wait 5.02 ms of every step for it (28 times as much "
-        "waiting as transfer); it begins the first traced step 4.52 ms after its peers, held up before the trace; "
+        "waiting as transfer); it starts the first traced step 4.52 ms after its peers, delayed before the trace; "
         "fixing it alone gains 509 µs, then they wait for rank 6."
     )
     again = like_peers(job.ranks, job.collectives, parse_change("rank:7=peers"))

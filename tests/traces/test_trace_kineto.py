@@ -105,7 +105,7 @@ def test_without_a_time_it_is_left_out() -> None:
 def test_a_negative_duration_is_none() -> None:
     trace = read(event(dur=-3))
     assert trace.slices.dur_ns.tolist() == [0]
-    assert trace.meta.problems == ("1 events have a negative duration, counted as none",)
+    assert trace.meta.problems == ("1 events have a negative duration, counted as zero",)
 
 
 def test_numbers_of_odd_types() -> None:
@@ -121,7 +121,7 @@ def test_numbers_of_odd_types() -> None:
 def test_fields_that_make_no_sense_are_not_used() -> None:
     args = {"correlation": [1], "External id": 3.5, "device": True, "stream": 2**32 - 1, "graph id": 2**70}
     trace = read(event(cat="kernel", pid=3, tid="stream 9", args=args))
-    assert trace.meta.problems == ("1 events have fields of a wrong type, which are not used",)
+    assert trace.meta.problems == ("1 events have fields of the wrong type, which are not used",)
     slices = trace.slices
     assert (slices.correlation[0], slices.external[0], slices.device[0], slices.stream[0]) == (-1, -1, 3, -1)
     assert trace.kernels.graph.tolist() == [-1]
@@ -152,7 +152,7 @@ def test_ranges_become_slices() -> None:
     assert found == [("x", 0, 1000), ("outer", 10_000, 10_000), ("inner", 12_500, 1625)]
     assert trace.slices.correlation.tolist() == [-1, 5, -1]
     assert trace.slices.stream.tolist() == [-1, -1, 4]
-    assert trace.meta.problems == ("2 beginnings or ends of ranges have no counterpart and are left out",)
+    assert trace.meta.problems == ("2 range starts or ends have no counterpart and are left out",)
 
 
 def test_a_range_over_pieces_with_exact_times() -> None:

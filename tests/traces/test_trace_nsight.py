@@ -246,7 +246,7 @@ def test_a_trace_for_each_process_with_work(tmp_path: Path, generation: str) -> 
     assert [trace.meta.pid for trace in (first, second)] == [100, 300]
     assert [name for name, _, _, _ in rows(first)] == ["forward", "cudaLaunchKernel", "gemm of 100"]
     assert [name for name, _, _, _ in rows(second)] == ["forward", "cudaLaunchKernel", "gemm of 300"]
-    assert first.meta.problems == ("processes without work on a GPU are left out: 200",)
+    assert first.meta.problems == ("processes without GPU work are left out: 200",)
     assert second.meta.problems == ()
     assert (first.meta.rank, second.meta.rank) == (None, 6 if generation == NEW else None)
 
@@ -371,21 +371,21 @@ def test_only_ranges(tmp_path: Path) -> None:
     made = MadeReport()
     made.nvtx("forward", 0, 10)
     path = made.write(tmp_path / "a.sqlite")
-    with pytest.raises(TraceError, match=r"a\.sqlite is a database without work of a GPU in it: was it recorded"):
+    with pytest.raises(TraceError, match=r"a\.sqlite contains no GPU work: was it recorded"):
         read_nsight(path)
 
 
 def test_empty_tables(tmp_path: Path) -> None:
     made = MadeReport()
     made.rows["CUPTI_ACTIVITY_KIND_KERNEL"] = []
-    with pytest.raises(TraceError, match=r"a\.sqlite has no work of a GPU in it"):
+    with pytest.raises(TraceError, match=r"a\.sqlite contains no GPU work"):
         read_nsight(made.write(tmp_path / "a.sqlite"))
 
 
 def test_no_database(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
     path.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
-    with pytest.raises(TraceError, match="is no readable SQLite database") as caught:
+    with pytest.raises(TraceError, match="is not a readable SQLite database") as caught:
         read_nsight(path)
     assert "\n" not in str(caught.value)
     with pytest.raises(TraceError, match="unable to open"):

@@ -32,7 +32,7 @@ def test_the_latest_recording_counts() -> None:
     files = [analysis(0, 100), analysis(1, 101), analysis(0, 300), analysis(1, 301), analysis(0, 200), analysis(1, 201)]
     found, chosen = one_per_rank(files)
     assert numbers(found) == [(0, 300), (1, 301)]
-    assert chosen.notices == ["4 files of an earlier recording of the same ranks left out: the latest count"]
+    assert chosen.notices == ["4 files of an earlier recording of the same ranks left out: the latest is used"]
 
 
 def test_a_file_without_a_rank_gets_a_free_number() -> None:
@@ -64,7 +64,7 @@ def test_recordings_of_one_process_are_of_one_rank() -> None:
     for host in ("node-1", None):
         chosen = assign_ranks([meta(at_s, host=host) for at_s in (5, 0, 10)])
         assert (chosen.ranks, chosen.mixed) == ([None, None, 0], None)
-        assert chosen.notices == ["2 files of an earlier recording of the same process left out: the latest count"]
+        assert chosen.notices == ["2 files of an earlier recording of the same process left out: the latest is used"]
 
 
 def test_other_processes_are_other_ranks() -> None:
@@ -87,7 +87,7 @@ def test_another_job_is_left_out_and_said_so() -> None:
     chosen = assign_ranks([meta(0, 3, world=8), meta(8.5 * DAY_S, 1, world=2)])
     assert (chosen.ranks, chosen.notices) == ([None, 1], [])
     assert chosen.mixed == (
-        "These files do not seem to be of one job: their world sizes are 2 and 8, and they were recorded 8.5 days "
+        "These files do not seem to belong to one job: their world sizes are 2 and 8, and they were recorded 8.5 days "
         "apart. Left out: 0.json; compare two recordings with --against."
     )
 
@@ -125,5 +125,5 @@ def test_two_real_jobs(shared_data: Path) -> None:
     chosen = assign_ranks(metas)
     assert chosen.ranks == [None, 1]
     assert str(chosen.mixed).startswith(
-        "These files do not seem to be of one job: their world sizes are 2 and 8, and they were recorded 8.5 days "
+        "These files do not seem to belong to one job: their world sizes are 2 and 8, and they were recorded 8.5 days "
     )

@@ -35,7 +35,7 @@ def test_folders_are_searched_and_foreign_files_passed_over(tmp_path: Path) -> N
     (tmp_path / "notes.txt").write_text("x")
     found, notices = find_traces([tmp_path, trace])
     assert found == [bare, trace]
-    assert notices == [f"no traces (or timelines of --perfetto), passed over: {tmp_path / 'config.json'} and 1 more"]
+    assert notices == [f"skipped, not a trace (or a --perfetto timeline): {tmp_path / 'config.json'} and 1 more"]
 
 
 def test_files_that_are_named_are_taken_as_they_are(tmp_path: Path) -> None:

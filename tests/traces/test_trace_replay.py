@@ -156,9 +156,9 @@ def test_changes_as_people_write_them(text: str, change: dict[str, object]) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("faster", "says no change"),
-        ("kernel:x=fast", "no factor"),
-        ("kernel:x=0x", "no factor"),
+        ("faster", "is not a change"),
+        ("kernel:x=fast", "neither 0 nor a factor"),
+        ("kernel:x=0x", "neither 0 nor a factor"),
         ("kernel:=2x", "names no kernel"),
         ("op=2x", "names no operator"),
         ("comm=2x", "can only be comm=hidden"),

@@ -140,7 +140,7 @@ def test_with_and_without_a_cache(
         ("install httpfs", "Permission Error|disabled"),
         ("set enable_external_access = true", "locked|Cannot"),
         ("set allowed_paths = ['/etc/passwd']", "locked|Cannot"),
-        ("select 1; select 2", "one statement at a time"),
+        ("select 1; select 2", "only one statement"),
         ("", "empty"),
     ],
 )
@@ -162,7 +162,7 @@ def test_each_rank_once(traces: Path, capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr()
     assert shown.out == "rank,name\n0,gemm\n0,it's\n1,late\n2,unsaid\n"
     assert shown.err == (
-        "stepscope: 1 file of an earlier recording of the same ranks left out: the latest count\n"
+        "stepscope: 1 file of an earlier recording of the same ranks left out: the latest is used\n"
         "stepscope: 1 file names no rank: counted as rank 2\n"
     )
 

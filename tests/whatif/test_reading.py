@@ -45,12 +45,12 @@ def test_meta_in_flat_yaml_and_in_json(tmp_path: Path) -> None:
         ("dp_size: 4\n  pp_size: 2\n", "line 2: not of the form"),
         ("dp_size: [4]\npp_size: 2\n", "line 1: not of the form"),
         ("- dp_size: 4\n", "line 1: not of the form"),
-        ("dp_size: 4\ndp_size: 4\npp_size: 2\n", "line 2: dp_size is there twice"),
+        ("dp_size: 4\ndp_size: 4\npp_size: 2\n", "line 2: dp_size appears twice"),
         ("dp_size: four\npp_size: 2\n", "dp_size must be a whole number"),
         ("dp_size: 0\npp_size: 2\n", "dp_size must be a whole number"),
         ("dp_size: 2.0\npp_size: 2\n", "dp_size must be a whole number"),
         ("dp_size: 4\npp_size: 2\nworld_size: 9\n", "world_size is 9, but .* is 8"),
-        ("{", "begins like JSON"),
+        ("{", "is not valid JSON"),
         ('{"dp_size": true, "pp_size": 2}', "dp_size must be a whole number"),
         ("# " + "x" * 70_000, "too large"),
     ],
@@ -89,7 +89,7 @@ def test_steps_that_are_not_whole_are_left_out(files: Any, two_lanes: Rows) -> N
     more = {**rows[-1], "step": 3, "seq_id": 1}
     trace = read_trace(files.write([row for row in [*rows, more] if row is not lacking]).trace, shape())
     assert trace.steps == (1, 2, 4)
-    assert trace.notes == ("2 of 5 steps are left out: they lack operations or have some too many",)
+    assert trace.notes == ("2 of 5 steps are left out: they have missing or extra operations",)
     assert analyse(trace).slowdown == pytest.approx(15 / 12)
 
 
@@ -97,7 +97,7 @@ def test_what_does_not_fit_quite_is_noted(files: Any, two_lanes: Rows) -> None:
     rows = [*two_lanes, {**two_lanes[0], "optype": "tea"}, {**two_lanes[0], "optype": "coffee"}]
     trace = read_trace(files.write(rows).trace, shape(dp_size=4, vpp_size=2))
     assert trace.notes == (
-        "2 operations of kinds the model does not know are left out: coffee, tea",
+        "2 operations of unknown kinds are left out: coffee, tea",
         "the trace holds 2 of the 4 data-parallel ranks of the job",
         "model chunks on a stage: 1 in the trace, 2 in the meta file",
     )
@@ -123,10 +123,10 @@ def test_chunks_may_be_missing(files: Any, two_stages: Rows) -> None:
         ({"dp_rank": -1}, r"dp_rank is negative in 1 of 10 rows"),
         ({"dp_rank": 2}, r"does not fit the meta file: there is a data-parallel rank 2; dp_size is 2"),
         ({"stage": 1}, r"does not fit the meta file: 2 pipeline stages, the last is number 1; pp_size is 1"),
-        ({"rank": 1}, r"must stand for one rank each"),
-        ({"rank": 7}, r"must stand for one rank each"),
+        ({"rank": 1}, r"must be one rank"),
+        ({"rank": 7}, r"must be one rank"),
         ({"seq_id": 1}, r"no step has the same operations on all data-parallel ranks"),
-        ({"optype": "forward-compute"}, r"step 0, rank 0: forward-compute number 0 is there 2 times"),
+        ({"optype": "forward-compute"}, r"step 0, rank 0: forward-compute number 0 appears 2 times"),
     ],
 )
 def test_one_wrong_value(files: Any, two_lanes: Rows, change: dict[str, Any], message: str) -> None:
@@ -149,7 +149,7 @@ def test_steps_with_nothing_in_common(files: Any, two_lanes: Rows) -> None:
 @pytest.mark.parametrize(
     ("column", "kind", "message"),
     [
-        ("step", None, "is no operation trace: it has no column step"),
+        ("step", None, "is not an operation trace: it has no column step"),
         ("optype", None, "it has no column optype"),
         ("stage", "VARCHAR", r"column stage has the wrong type \(VARCHAR\)"),
         ("step", "DOUBLE", r"column step has the wrong type \(DOUBLE\)"),
@@ -165,14 +165,14 @@ def test_wrong_columns(files: Any, column: str, kind: str | None, message: str) 
 
 
 def test_no_table_at_all(files: Any, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="is not there"):
+    with pytest.raises(TraceError, match="does not exist"):
         read_trace(files.trace, shape())
     with pytest.raises(TraceError, match="is not a file"):
         read_trace(tmp_path, shape())
     with pytest.raises(TraceError, match="is empty: no operation in it"):
         read_trace(files.write([]).trace, shape())
     unknown = {**dict.fromkeys(WIDE, 0), "optype": "tea"}
-    with pytest.raises(TraceError, match="holds no operation of a kind the model knows"):
+    with pytest.raises(TraceError, match="contains no operation of a known kind"):
         read_trace(files.write([unknown], WIDE).trace, shape())
 
 

@@ -1,23 +1,23 @@
 /**
- * What the address says: which screen, which run, which steps and which rank. A link to it can be sent to a colleague.
+ * The route in the address: screen, run, steps and rank, so that a link reproduces the view.
  *
  *     #/                                       the list of runs
  *     #/run/night?first=100&last=300&step=212&rank=3
  *     #/compare/night/morning
  *
- * It stands behind the `#`: the hub below any path and a file in a mail both keep it. Whatever is in it was typed or
- * sent by somebody: what makes no sense is left out, and nothing of it is ever more than text.
+ * The route is in the fragment, which works below any path and in a file. It is untrusted input: invalid parts are
+ * ignored, and it is only used as text.
  */
 
 export interface Route {
   screen: "list" | "run" | "compare";
   runs: string[];
-  /** The steps that are looked at; null: all, and those that come. */
+  /** The visible steps; null: all, including new ones. */
   first: number | null;
   last: number | null;
   step: number | null;
   rank: number | null;
-  /** Nothing stood there at all: whoever came did not ask for the list. */
+  /** The address was empty: the list was not requested explicitly. */
   bare: boolean;
 }
 
@@ -55,7 +55,7 @@ export function compareLink(one: string, two: string): string {
   return writeRoute({ screen: "compare", runs: [one, two], ...NOWHERE });
 }
 
-/** The token in an address and the address without it; as it was when there is none. */
+/** The token in an address (or ""), and the address without it. */
 export function withoutToken(hash: string): [string, string] {
   const { path, query } = parts(hash);
   const bare = path.startsWith("token=");
@@ -66,7 +66,7 @@ export function withoutToken(hash: string): [string, string] {
   return [decoded(found.slice("token=".length)), bare ? "#" : `#${path}${kept ? `?${kept}` : ""}`];
 }
 
-/** A name as a part of an address; halves of characters, which have no encoding, are replaced. */
+/** A name as part of an address; lone surrogates, which cannot be encoded, are replaced. */
 export function encoded(name: string): string {
   return encodeURIComponent(name.replace(/\p{Surrogate}/gu, "\uFFFD"));
 }

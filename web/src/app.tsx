@@ -1,4 +1,4 @@
-/** Which screen the address asks for, and what stands around all of them. */
+/** The screen for the current address, and what all screens share. */
 
 import type { Source } from "./api/source";
 import { route } from "./route";

@@ -1,6 +1,6 @@
 /**
- * Links within the page where the address cannot be changed: report.html in a frame of a notebook has an address that is
- * not its own, and following `#/…` there would load the notebook into the frame.
+ * Links within the page if the address cannot be changed: in a notebook, report.html is in a frame with the notebook's
+ * address, and following `#/…` would load the notebook into the frame.
  */
 
 import { readRoute } from "./address";

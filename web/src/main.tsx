@@ -1,4 +1,4 @@
-/** The page begins: take the token out of the address, find out where the run is told from, draw. */
+/** Entry point: take the token out of the address, choose the data source, render. */
 
 import { render } from "preact";
 import { DATA_ID } from "./api/copy-bytes";
@@ -30,7 +30,7 @@ async function start(): Promise<void> {
   await takeOffer(source);
   expectRun(source);
   render(<App source={source} />, place);
-  // A link with a token that is put into the address of an open page: sign in, and look anew.
+  // If a link with a token is pasted into the address bar of an open page: sign in and render again.
   offered.subscribe((token) => {
     if (token) void takeOffer(source).then(() => render(<App key={Date.now()} source={source} />, place));
   });
@@ -39,17 +39,17 @@ async function start(): Promise<void> {
 async function takeOffer(source: HubSource): Promise<void> {
   const token = offered.value;
   offered.value = "";
-  if (token) await source.signIn(token).catch(() => false); // the screen says what is wrong
+  if (token) await source.signIn(token).catch(() => false); // the screen shows the failure
 }
 
-/** The hub looks for what the first picture needs while the screen is built. */
+/** Request the data for the first view early, while the screen is built. */
 function expectRun(source: HubSource): void {
   const [name] = route.value.runs;
   if (route.value.screen !== "run" || name === undefined) return;
   for (const [path, params] of firstQuestions(name)) source.expect(path, params);
 }
 
-/** report.html: the run is inside. */
+/** report.html: the data is in the file. */
 async function openCopy(base64: string, place: HTMLElement): Promise<void> {
   keepLinksInside();
   try {

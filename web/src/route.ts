@@ -1,16 +1,16 @@
-/** Where the page is, as a signal: the address of the browser is read into it and written from it. */
+/** The current route as a signal, synchronized with the browser's address in both directions. */
 
 import { signal } from "@preact/signals";
 import { readRoute, withoutToken, writeRoute, type Route } from "./address";
 
 export { compareLink, runLink } from "./address";
 
-/** Browsers take only so many changes of the address in a while; a drag over a chart makes hundreds. */
+/** Browsers limit how often the address may change; a drag over a chart makes hundreds of changes. */
 const WRITE_MS = 300;
 
-/** Where the page is now. Change it with `go`. */
+/** The current route. Change it with `go`. */
 export const route = signal<Route>(readRoute(location.hash));
-/** A token that came with an address, until somebody takes it. */
+/** A token found in the address, until it is used. */
 export const offered = signal("");
 let writing: ReturnType<typeof setTimeout> | null = null;
 
@@ -21,10 +21,10 @@ addEventListener("hashchange", () => {
   route.value = readRoute(location.hash);
 });
 
-// Before a link is followed, or the page left, the address says what was looked at: Back then leads there.
+// Write the address before a link is followed or the page is left, so that Back returns to this view.
 for (const event of ["click", "pagehide"]) addEventListener(event, settle, true);
 
-/** Another screen or run is a new entry of the history; another step or rank of the same replaces the last one. */
+/** Another screen or run adds a history entry; another step or rank of the same run replaces the last one. */
 export function go(change: Partial<Route>): void {
   const before = route.value;
   const next = { ...before, ...change };
@@ -38,14 +38,14 @@ export function go(change: Partial<Route>): void {
   route.value = next;
 }
 
-/** To another place without a way back to this one. */
+/** Go to another place and replace the current history entry. */
 export function instead(place: Pick<Route, "screen" | "runs">): void {
   const next = { ...readRoute(""), ...place, bare: false };
   address("replaceState", writeRoute(next));
   route.value = next;
 }
 
-/** Write what is still to be written of the address; it then says all. */
+/** Write a pending change of the address now. */
 export function settle(): void {
   if (writing === null) return;
   clearTimeout(writing);
@@ -53,7 +53,7 @@ export function settle(): void {
   address("replaceState", writeRoute(route.value));
 }
 
-/** Takes a token out of the address (`#token=…`), so that it stays neither there nor in the history. */
+/** Take a token out of the address (`#token=…`), so that it stays neither there nor in the history. */
 export function takeToken(): string {
   const [token, rest] = withoutToken(location.hash);
   if (rest === location.hash) return "";
@@ -62,7 +62,7 @@ export function takeToken(): string {
   return token;
 }
 
-/** A frame inside another page (a notebook) may not change its address; what is looked at is then only here. */
+/** A frame inside another page (a notebook) may not change its address; the route then exists only in `route`. */
 function address(how: "pushState" | "replaceState", next: string): void {
   try {
     history[how](null, "", next);

@@ -19,7 +19,7 @@ const HOSTILE = [
   "\"'`{{7*7}}",
 ];
 
-test("every name comes back from its link, and nothing else with it", () => {
+test("every name survives the round trip through its link", () => {
   for (const one of HOSTILE) {
     const link = runLink(one, { rank: 3 });
     expect(link).toMatch(/^#\/run\/[^/?#]+\?rank=3$/);
@@ -29,7 +29,7 @@ test("every name comes back from its link, and nothing else with it", () => {
   }
 });
 
-test("random routes come back as they were", () => {
+test("random routes survive the round trip", () => {
   let seed = 1;
   const random = (most: number): number => {
     seed = (seed * 48_271) % 2_147_483_647;
@@ -44,7 +44,7 @@ test("random routes come back as they were", () => {
   }
 });
 
-test("what makes no sense is left out", () => {
+test("invalid parts are ignored", () => {
   expect(readRoute("#/run/a?rank=-1&step=x&first=1e3&last=99999999999999999999")).toMatchObject({ rank: null, step: null, first: null, last: null });
   expect(readRoute("#/run/a?rank=<script>")).toMatchObject({ runs: ["a"], rank: null });
   for (const hash of ["#/run", "#/run/a/b", "#/compare/a", "#/compare/a/b/c", "#/elsewhere", "#/", "nonsense"]) {
@@ -54,11 +54,11 @@ test("what makes no sense is left out", () => {
   expect([readRoute("").bare, readRoute("#").bare, readRoute("#/").bare]).toEqual([true, true, false]);
 });
 
-test("half a character has no encoding and is replaced", () => {
+test("a lone surrogate is replaced", () => {
   expect(encoded("a\ud800b")).toBe("a%EF%BF%BDb");
 });
 
-test("a token is taken out wherever it stands, and the rest stays", () => {
+test("a token is removed from any position, and the rest stays", () => {
   expect(withoutToken("#token=a%2Bb")).toEqual(["a+b", "#"]);
   expect(withoutToken("#/run/demo?token=abc")).toEqual(["abc", "#/run/demo"]);
   expect(withoutToken("#/run/demo?token=abc&rank=3")).toEqual(["abc", "#/run/demo?rank=3"]);

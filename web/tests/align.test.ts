@@ -5,7 +5,7 @@ import { single, stepsOf } from "./steps-sample";
 
 const T0 = 1e18;
 
-test("steps pass evenly between the moments that are known", () => {
+test("steps are interpolated evenly between known times", () => {
   const clock = new StepClock(stepsOf([{ first: 0, last: 9, start: T0 }, { first: 10, last: 19, start: T0 + 100e9, wall: 5e9 }]));
   expect(clock.step(T0)).toBe(0);
   expect(clock.step(T0 + 50e9)).toBe(5);
@@ -17,7 +17,7 @@ test("steps pass evenly between the moments that are known", () => {
   expect(clock.span).toEqual([T0, T0 + 150e9]);
 });
 
-test("a later moment is never an earlier step, whatever the clocks did", () => {
+test("a later time is never an earlier step, even if clocks were set", () => {
   let seed = 3;
   const random = (): number => (seed = (seed * 16_807) % 2_147_483_647) / 2_147_483_647;
   for (let trial = 0; trial < 50; trial += 1) {
@@ -33,12 +33,12 @@ test("a later moment is never an earlier step, whatever the clocks did", () => {
   }
 });
 
-test("without steps there is no step", () => {
+test("without steps there is no mapping", () => {
   const clock = new StepClock(stepsOf([]));
   expect([clock.step(T0), clock.wall(0), clock.span]).toEqual([null, null, null]);
 });
 
-test("samples lie over their steps, and those outside are counted", () => {
+test("samples are aligned with their steps, and those outside are counted", () => {
   const clock = new StepClock(stepsOf([{ first: 0, start: T0, wall: 1e9 }, { first: 1, start: T0 + 1e9, wall: 1e9 }]));
   const found = ontoSteps(clock, [T0 - 5e9, T0 + 0.5e9, T0 + 1.5e9, T0 + 9e9], [[1, 2, 3, 4]]);
   expect(found).toEqual({ x: [0, 1], columns: [[2, 3]], outside: 2 });
@@ -47,7 +47,7 @@ test("samples lie over their steps, and those outside are counted", () => {
   expect(few).toEqual({ x: [1], columns: [[3], [null]], outside: 1 });
 });
 
-test("windows near each other ask for the same time", () => {
+test("neighboring windows request the same time range", () => {
   const steps = single(1000);
   const clock = new StepClock(steps);
   const whole = { first: 0, last: 999 };

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { ceiling, closed, edges, rested, stacked, stepRange, viewOf } from "../src/charts/columns";
 
-test("bins take up the axis from half a step before their first to half a step after their last", () => {
+test("bins cover the axis from half a step before their first to half a step after their last", () => {
   expect(edges([0, 4, 8], [3, 7, 9])).toEqual([-0.5, 3.5, 7.5, 9.5]);
   expect(closed([5, 6, 7])).toEqual([5, 6, 7, 7]);
   expect([edges([], []), closed([])]).toEqual([[], []]);
@@ -9,7 +9,7 @@ test("bins take up the axis from half a step before their first to half a step a
   expect(stepRange(null)).toBeNull();
 });
 
-test("a stretch of the axis is the steps that it shows, and gives the same view back", () => {
+test("an axis range maps to its visible steps and back to the same view", () => {
   const whole = { first: 0, last: 999 };
   for (const view of [{ first: 0, last: 0 }, { first: 10, last: 19 }, { first: 998, last: 999 }, whole]) {
     const [from, to] = stepRange(view) ?? [0, 0];
@@ -25,7 +25,7 @@ test("a stretch of the axis is the steps that it shows, and gives the same view 
   }
 });
 
-test("a stack adds up, and what is missing is nothing", () => {
+test("a stack adds up, and missing values count as zero", () => {
   expect(stacked([[1, 2], [10, null], [100]], 2)).toEqual([
     [1, 2],
     [11, 2],
@@ -34,7 +34,7 @@ test("a stack adds up, and what is missing is nothing", () => {
   expect(stacked([], 3)).toEqual([]);
 });
 
-test("one step that is far above all others is cut, counted and named", () => {
+test("a single outlier is cut off, counted and reported", () => {
   const calm = Array.from({ length: 100 }, () => 40);
   expect(ceiling(calm, [], false)).toEqual({ top: 42, beyond: 0, most: 40 });
   const wild = [3000, ...calm];

@@ -25,7 +25,7 @@ function steps(wall: number[], size = 1): StepsDocument {
 
 const pair = (one: number | null, two: number | null, spread: number | null = null, better: "less" | "more" = "less"): Pair => ({ name: "x", one, two, better, spread });
 
-test("a difference says how much, which way and whether it is more than the spread", () => {
+test("a difference has a size, a direction and a comparison with the spread", () => {
   expect(difference(pair(100, 80))).toEqual({ by: -20, share: -0.2, within: false, winner: "two" });
   expect(difference(pair(100, 130))).toEqual({ by: 30, share: 0.3, within: false, winner: "one" });
   expect(difference(pair(100, 130, null, "more"))?.winner).toBe("two");
@@ -36,7 +36,7 @@ test("a difference says how much, which way and whether it is more than the spre
   expect(difference(pair(null, 5))).toBeNull();
 });
 
-test("the spread is half of the middle half, and more of a run that drifts", () => {
+test("the spread is half the interquartile range, and larger for a drifting run", () => {
   const quiet = Array.from({ length: 100 }, (_, at) => 100 + (at % 5));
   expect(spreadNs(steps(quiet), "wall")).toBe(1);
   const drifting = quiet.map((value, at) => value + (at >= 50 ? 40 : 0));
@@ -48,7 +48,7 @@ test("the spread is half of the middle half, and more of a run that drifts", () 
   expect(eitherSpreadNs(steps(quiet), steps([1]), "wall")).toBeNull();
 });
 
-test("the same run against itself is never different", () => {
+test("a run never differs from itself", () => {
   for (let seed = 1; seed < 50; seed += 1) {
     const values = Array.from({ length: 64 }, (_, at) => 50 + ((at * 7919 * seed) % 13));
     const median = quantileOf(values, 0.5);
@@ -56,39 +56,39 @@ test("the same run against itself is never different", () => {
   }
 });
 
-test("quantiles lie between neighbours", () => {
+test("quantiles are interpolated", () => {
   expect([0, 0.25, 0.5, 1].map((share) => quantileOf([4, 1, 3, 2], share))).toEqual([1, 1.75, 2.5, 4]);
 });
 
-test("curves over steps and over the share of the run", () => {
+test("curves by step and by share of the run", () => {
   const run = steps([5, 6, 7, 8], 10);
   expect(curve(run, "step")).toEqual({ x: [10, 20, 30, 40], y: [5, 6, 7, 8] });
   expect(curve(run, "share").x).toEqual([0, 25, 50, 75]);
 });
 
-test("a few steps far beyond all others do not flatten the chart, and are counted", () => {
+test("a few outliers do not flatten the chart, and are counted", () => {
   expect(ceiling([10, 12])).toEqual({ top: 12 * 1.05, beyond: 0 });
   const values = [1000, ...Array.from({ length: 99 }, () => 10)];
   expect(ceiling(values)).toEqual({ top: 14, beyond: 1 });
   expect(ceiling([])).toEqual({ top: 0, beyond: 0 });
 });
 
-test("the headline names the faster one first", () => {
+test("the headline names the faster run first", () => {
   const shown = (value: number): string => `${value} ms`;
-  expect(verdictOf(pair(100, 50), "A", "B", shown)).toBe("B is 2.00× as fast as A: 50 ms against 100 ms a step (median).");
-  expect(verdictOf(pair(100, 105), "A", "B", shown)).toBe("A is 5.0% faster than B: 100 ms against 105 ms a step (median).");
-  expect(verdictOf(pair(100, 101, 5), "A", "B", shown)).toBe("No difference beyond the spread of the steps: 100 ms against 101 ms a step (median).");
-  expect(verdictOf(pair(null, 101), "A", "B", shown)).toBe("One of the two has no steps to compare yet.");
+  expect(verdictOf(pair(100, 50), "A", "B", shown)).toBe("B is 2.00× as fast as A: 50 ms vs. 100 ms per step (median).");
+  expect(verdictOf(pair(100, 105), "A", "B", shown)).toBe("A is 5.0% faster than B: 100 ms vs. 105 ms per step (median).");
+  expect(verdictOf(pair(100, 101, 5), "A", "B", shown)).toBe("No difference beyond the step-to-step spread: 100 ms vs. 101 ms per step (median).");
+  expect(verdictOf(pair(null, 101), "A", "B", shown)).toBe("One of the runs has no steps to compare yet.");
 });
 
-test("what most steps have none of is shown without a judgement, and so is memory that is about the same", () => {
+test("phases that most steps lack and nearly equal memory are shown without a judgment", () => {
   const run = (evalMs: number, often: number, rss: number): ComparedRun => {
     const values = Array.from({ length: 64 }, (_, at) => (at % often === 0 ? evalMs * often * 1e6 : 0));
     const newest = { ...steps(values), mean_ns: { wall: values, eval: values } };
     return { id: "x", about: {} as ComparedRun["about"], summary: { phases: { eval: { mean_ms: evalMs } }, memory: { rss_peak: { bytes: rss } } }, steps: newest, newest };
   };
   const [rare] = phasePairs(run(4, 40, 0), run(2, 40, 0));
-  expect(rare).toEqual({ name: "eval", one: 4e6, two: 2e6, better: "less", spread: null, unjudged: "not judged: most steps have none of it" });
+  expect(rare).toEqual({ name: "eval", one: 4e6, two: 2e6, better: "less", spread: null, unjudged: "not judged: most steps do not have this phase" });
   expect(difference(rare as Pair)).toEqual({ by: -2e6, share: -0.5, within: false, winner: null });
   const [steady] = phasePairs(run(4, 1, 0), run(2, 1, 0));
   expect(steady).toEqual({ name: "eval", one: 4e6, two: 2e6, better: "less", spread: 0 });
@@ -99,12 +99,12 @@ test("what most steps have none of is shown without a judgement, and so is memor
   expect(difference(memory(342, 350))?.winner).toBe("one");
 });
 
-test("a run that was cut short is compared with a word on it", () => {
+test("a run that did not finish gets a note", () => {
   expect(cutShort("finished", "running")).toEqual([]);
-  expect(cutShort("interrupted", "crashed")).toEqual(["A was interrupted: its figures are of the steps that it made.", "B crashed: its figures are of the steps that it made."]);
+  expect(cutShort("interrupted", "crashed")).toEqual(["A was interrupted; its figures cover the steps it completed.", "B crashed; its figures cover the steps it completed."]);
 });
 
-test("only what differs is left of two settings", () => {
+test("only differing settings are listed", () => {
   const one = flattened({ loader: { workers: 4, pin: true }, git: null, peers: [[0, 4]], note: "" });
   const two = flattened({ loader: { workers: 8, pin: true }, git: { commit: "abc" }, peers: [[0, 4]] });
   expect(settingsDifference(one, two)).toEqual({
@@ -119,14 +119,14 @@ test("only what differs is left of two settings", () => {
   expect([...flattened(deep)]).toEqual([["a.b.c.d", '{"e":{"f":1}}']]);
 });
 
-test("words that the other lacks are marked", () => {
+test("words missing on the other side are marked", () => {
   const marked = (text: string, other: string | null): string[] => ownWords(text, other).filter((word) => word.own).map((word) => word.text);
   expect(marked("train.py --lr 1 --wd 1", "train.py --lr 1")).toEqual(["--wd", "1"]);
   expect(marked("a b", null)).toEqual(["a", "b"]);
   expect(ownWords("a  b", "a b").map((word) => word.text).join("")).toBe("a  b");
 });
 
-test("the pace is beyond the spread where the median is", () => {
+test("the pace exceeds the spread if the median does", () => {
   const run = (ms: number, wall: number[]): ComparedRun => ({ id: "x", about: {} as ComparedRun["about"], summary: { step_time: { p50_ms: ms }, steps: { per_second: 1000 / ms } }, steps: steps(wall), newest: steps(wall) });
   const spread = (by: number): number[] => Array.from({ length: 64 }, (_, at) => (at % 4 < 2 ? 100e6 - by : 100e6 + by));
   for (const [by, winner] of [[40e6, "two"], [44e6, null]] as const) {

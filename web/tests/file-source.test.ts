@@ -1,4 +1,4 @@
-/** report.html's data: what is put in comes out, in any stretch and order; what is damaged is said, never shown. */
+/** The data in report.html: round trips in any range and order; damage is reported, never shown. */
 
 import { describe, expect, it } from "vitest";
 import type { EventsDocument, RanksDocument, SamplesDocument, StepsDocument } from "../src/api/documents";
@@ -7,7 +7,7 @@ import { Failure } from "../src/api/source";
 
 const STEP = 0.0025;
 
-/** As `stepscope.hub.report_copy` writes it. */
+/** Packs data like `stepscope.hub.report_copy`. */
 class Packer {
   bytes: number[] = [];
 
@@ -35,7 +35,7 @@ class Packer {
   }
 }
 
-/** In base64, as it stands in the file. */
+/** Base64, as in the file. */
 async function gzip(data: Blob): Promise<string> {
   const packed = await new Response(data.stream().pipeThrough(new CompressionStream("gzip"))).arrayBuffer();
   return btoa(String.fromCharCode(...new Uint8Array(packed)));
@@ -80,7 +80,7 @@ async function opened(): Promise<FileSource> {
 }
 
 describe("a copy", () => {
-  it("gives steps back as they were, to an eighth of a percent", async () => {
+  it("returns the original steps to an eighth of a percent", async () => {
     const steps = await (await opened()).get<StepsDocument>("runs/night/steps");
     expect(steps.first).toEqual([0, 2, 4, 6]);
     steps.ns["wall"]?.flat().forEach((value, at) => {
@@ -90,7 +90,7 @@ describe("a copy", () => {
     expect(steps.worst[2]?.map(({ rank, step }) => [rank, step])).toEqual([[1, 4]]);
   });
 
-  it("joins bins as the hub does", async () => {
+  it("merges bins like the hub", async () => {
     const steps = await (await opened()).get<StepsDocument>("runs/night/steps", { bins: 2, worst: 3 });
     expect([steps.first, steps.last, steps.steps, steps.ranks]).toEqual([[0, 4], [3, 7], [4, 4], [3, 3]]);
     const [least, middle, most] = steps.ns["wall"]?.[0] ?? [];
@@ -130,7 +130,7 @@ describe("a copy", () => {
     await expect(source.heat("night", { value: "toString" })).rejects.toBeInstanceOf(Failure);
   });
 
-  it("gives what it has of a file, and says where it has nothing", async () => {
+  it("returns the parts of a file that it has, and fails for others", async () => {
     const source = await opened();
     expect(await source.file("night", "logs/rank-0.log")).toMatchObject({ text: "hello ü\n", offset: 0, size: 1000 });
     expect(await source.file("night", "logs/rank-0.log", { offset: 6, most: 2 })).toMatchObject({ text: "ü", offset: 6, size: 1000 });
@@ -142,7 +142,7 @@ describe("a copy", () => {
 });
 
 describe("a damaged copy", () => {
-  it("says so whatever is missing", async () => {
+  it("reports any missing part", async () => {
     const { packer, document } = example();
     const whole = await packer.wrap(document);
     const wrong = [
@@ -160,7 +160,7 @@ describe("a damaged copy", () => {
     for (const data of wrong) await expect(FileSource.open(data)).rejects.toBeInstanceOf(Failure);
   });
 
-  it("fails with a reason where single answers have another form", async () => {
+  it("fails with a reason if single answers are malformed", async () => {
     for (const other of [null, 5, "x", [], {}, { first: 3 }, { series: 1 }, { steps: [], past: 1 }]) {
       for (const name of ["ranks", "samples/host", "ranks/1", "events", "steps", ""]) {
         const { packer, document } = example();

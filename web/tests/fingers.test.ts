@@ -6,7 +6,7 @@ import { ENDLESS, heldSpan, movedSpan, zoomedSpan, type Span } from "../src/char
 const ALL: Span = [-0.5, 99.5];
 const WIDTH = 200;
 
-/** A chart of `WIDTH` pixels, 10 from the left of the screen, and what it was told. */
+/** A chart of `WIDTH` pixels, 10 from the left edge, and the calls that it received. */
 function chart(start: Movable | null) {
   const told: string[] = [];
   const over = Object.assign(new EventTarget(), { clientWidth: WIDTH, getBoundingClientRect: () => ({ left: 10, top: 0 }) });
@@ -26,7 +26,7 @@ function chart(start: Movable | null) {
   return { told, finger, touched };
 }
 
-test("two fingers: where they went, and by how much they came nearer", () => {
+test("two fingers: movement and zoom", () => {
   const fingers = new Fingers();
   fingers.put(1, { x: 100, y: 50 });
   expect(fingers.move(1, { x: 90, y: 50 })).toEqual({ before: { x: 100, y: 50 }, pinch: null });
@@ -38,7 +38,7 @@ test("two fingers: where they went, and by how much they came nearer", () => {
   expect([fingers.count, fingers.lift(2), fingers.lift(2), fingers.move(2, { x: 1, y: 1 })]).toEqual([3, true, false, null]);
 });
 
-test("a span stays within all, and what is between the fingers stays there", () => {
+test("a span stays in its limits, and content stays between the fingers", () => {
   expect(movedSpan([10, 20], ALL, -50)).toEqual([-0.5, 9.5]);
   expect(movedSpan([10, 20], ENDLESS, -50)).toEqual([-40, -30]);
   expect(heldSpan([10, 11], ALL, 4)).toEqual([8.5, 12.5]);
@@ -49,7 +49,7 @@ test("a span stays within all, and what is between the fingers stays there", () 
   expect(seen).toEqual([12, 62]); // all was seen, so it could not slide: around step 24.5, where the fingers are
 });
 
-test("a chart follows two fingers, and tells once, when both are lifted", () => {
+test("a chart follows two fingers and reports once, when both are lifted", () => {
   const { told, finger, touched } = chart({ span: ALL, all: ALL, smallest: 4 });
   finger("down", 1, 80);
   finger("down", 2, 120);
@@ -66,7 +66,7 @@ test("a chart follows two fingers, and tells once, when both are lifted", () => 
   expect(told.length).toBe(3);
 });
 
-test("one finger moves it sideways, a tap and the mouse do not, nor what cannot be moved", () => {
+test("one finger moves a movable chart sideways; a tap and the mouse do not", () => {
   const { told, finger } = chart({ span: [39.5, 59.5], all: ALL, smallest: 4 });
   finger("down", 1, 100);
   finger("move", 1, 103);

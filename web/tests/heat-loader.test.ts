@@ -8,7 +8,7 @@ import { heatOf } from "./heat-made";
 const PIXELS = { width: 400, height: 100 };
 const value = (rank: number, step: number): number => 1000 * rank + step;
 
-/** A hub of so many ranks; notes what it was asked. */
+/** A fake hub with this many ranks; records its requests. */
 class Hub {
   asked: Params[] = [];
   newest = 99;
@@ -45,7 +45,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-test("all is asked for once, and then nothing while it is still seen", async () => {
+test("the whole map is requested once, then nothing while it stays visible", async () => {
   loader.look(seen(hub));
   await vi.advanceTimersByTimeAsync(50);
   expect(hub.asked).toEqual([{ value: "work", stat: "max", first: 0, last: 99, ranks: "0-49", rank_bins: 50, step_bins: 100 }]);
@@ -55,7 +55,7 @@ test("all is asked for once, and then nothing while it is still seen", async () 
   expect(loader.settled()).toBe(true);
 });
 
-test("while it is moved questions wait, but not for ever, and only the last is answered", async () => {
+test("requests are delayed during movement, up to a limit, and only the last is used", async () => {
   hub.newest = 99_999;
   loader.look(seen(hub));
   await vi.advanceTimersByTimeAsync(50);
@@ -71,7 +71,7 @@ test("while it is moved questions wait, but not for ever, and only the last is a
   expect(loader.best()?.window.step0).toBeLessThanOrEqual(1000 + 59 * 500);
 });
 
-test("an answer that shows what is seen by now leaves nothing to wait for", async () => {
+test("an answer that covers the visible part settles the map", async () => {
   hub.newest = 99_999;
   const told: boolean[] = [];
   loader.close();
@@ -87,7 +87,7 @@ test("an answer that shows what is seen by now leaves nothing to wait for", asyn
   expect(hub.asked).toHaveLength(2);
 });
 
-test("going back far, all is asked for once more when its cells would be narrower than a pixel", async () => {
+test("after zooming out, the whole map is requested again if its cells are narrower than a pixel", async () => {
   hub.newest = 99_999;
   loader.look(seen(hub, { step0: 10_000, step1: 90_000 })); // with what lies beyond the edges it is all
   await vi.advanceTimersByTimeAsync(500);
@@ -100,7 +100,7 @@ test("going back far, all is asked for once more when its cells would be narrowe
   expect(loader.settled()).toBe(true);
 });
 
-test("new steps are put behind what is there, and all is asked for again only when cells grow too narrow", async () => {
+test("new steps are appended, and everything is requested again only if cells get too narrow", async () => {
   loader.look(seen(hub));
   await vi.advanceTimersByTimeAsync(50);
   for (; hub.newest < 399; hub.newest += 3) {
@@ -122,7 +122,7 @@ test("new steps are put behind what is there, and all is asked for again only wh
   expect(loader.best()?.stepSpan).toBe(2);
 });
 
-test("once a minute a map that grew is asked for as a whole", async () => {
+test("a map that grew is requested as a whole once a minute", async () => {
   loader.look(seen(hub));
   await vi.advanceTimersByTimeAsync(50);
   for (let second = 0; second < 130; second += 1) {
@@ -135,7 +135,7 @@ test("once a minute a map that grew is asked for as a whole", async () => {
   expect(loader.best()?.window.step1).toBe(hub.newest + 1);
 });
 
-test("what was used last stays, within bounds", async () => {
+test("recently used pieces are kept, within limits", async () => {
   hub.newest = 99_999;
   loader.look(seen(hub));
   await vi.advanceTimersByTimeAsync(50);
@@ -148,7 +148,7 @@ test("what was used last stays, within bounds", async () => {
   expect(loader.whole?.window.step1).toBe(100_000);
 });
 
-test("a hub that fails is asked again after a while, not at once, and what was there stays", async () => {
+test("a failed request is repeated after a delay, and the old data stays", async () => {
   loader.look(seen(hub));
   await vi.advanceTimersByTimeAsync(50);
   hub.fails = true;
@@ -165,7 +165,7 @@ test("a hub that fails is asked again after a while, not at once, and what was t
   expect(loader.best()?.window.step1).toBe(100_000);
 });
 
-test("an empty map is not asked for over and over", async () => {
+test("an empty map is not requested repeatedly", async () => {
   hub.newest = -1;
   const empty = { all: { step0: 0, step1: 1, rank0: 0, rank1: 2 }, window: { step0: 0, step1: 1, rank0: 0, rank1: 2 }, pixels: PIXELS };
   for (let turn = 0; turn < 10; turn += 1) {

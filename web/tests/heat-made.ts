@@ -1,10 +1,10 @@
-/** Maps of ranks and steps, made from a function. */
+/** Maps of ranks and steps from a function. */
 
 import type { Heat } from "../src/api/documents";
 import { pieceOf, type Piece, type Stat } from "../src/charts/heat-piece";
 import type { HeatWindow } from "../src/charts/heat-window";
 
-/** `value(rank, step)` for ranks and steps in cells of `rankSpan` × `stepSpan`; the highest of each. */
+/** `value(rank, step)` for ranks and steps in cells of `rankSpan` × `stepSpan`; the maximum of each. */
 export function heatOf(window: HeatWindow, rankSpan: number, stepSpan: number, value: (rank: number, step: number) => number, exact = true): Heat {
   const starts = (from: number, to: number, span: number): number[] => Array.from({ length: Math.ceil((to - from) / span) }, (_none, at) => from + at * span);
   const [rows, columns] = [starts(window.rank0, window.rank1, rankSpan), starts(window.step0, window.step1, stepSpan)];

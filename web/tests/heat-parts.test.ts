@@ -11,7 +11,7 @@ const DARK = ["#241a54", "#2c3886", "#09659f", "#0f919c", "#3bbb8d", "#9fd959", 
 
 const value = (rank: number, step: number): number => 1e6 * (rank + 1) + step;
 
-/** Relative luminance, as contrast is counted. */
+/** Relative luminance, as used for contrast. */
 function luminance(pixel: number): number {
   const [red, green, blue] = [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255].map((part) => {
     const share = part / 255;
@@ -23,16 +23,16 @@ function luminance(pixel: number): number {
 test.each([
   ["light", LIGHT, -1],
   ["dark", DARK, 1],
-])("the colours of the %s theme go one way in lightness, and hit their stops", (_theme, stops, sign) => {
+])("the colors of the %s theme are monotonic in lightness and include their stops", (_theme, stops, sign) => {
   const colours = shades(stops);
   expect(colours.length).toBe(SHADES);
-  // Rounding to whole channels may turn two neighbours round.
+  // Rounding to whole channels may swap two adjacent shades.
   for (let at = 4; at < SHADES; at += 1) expect(sign * (luminance(colours[at] ?? 0) - luminance(colours[at - 4] ?? 0))).toBeGreaterThan(0);
   const hex = (pixel: number): string => `#${[pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255].map((part) => part.toString(16).padStart(2, "0")).join("")}`;
   expect([hex(colours[0] ?? 0), hex(colours[SHADES - 1] ?? 0)]).toEqual([stops[0], stops.at(-1)]);
 });
 
-test("a few outliers do not press everything else into one colour", () => {
+test("a few outliers do not reduce everything else to one color", () => {
   const cells = Float32Array.from({ length: 10_000 }, (_none, at) => (at % 2000 === 7 ? 60e9 : 40e6 + (at % 100) * 1e6));
   const range = robustRange(cells);
   expect(range?.most).toBe(Math.fround(60e9));
@@ -40,7 +40,7 @@ test("a few outliers do not press everything else into one colour", () => {
   expect(range?.low).toBeGreaterThan(35e6);
 });
 
-test("noise around one value does not look like a fault, and what is unknown does not count", () => {
+test("noise around one value does not look like a problem, and unknown cells are ignored", () => {
   const cells = Float32Array.from({ length: 1000 }, (_none, at) => (at % 3 === 0 ? Number.NaN : 100 + (at % 2)));
   const range = robustRange(cells);
   expect(range).not.toBeNull();
@@ -52,14 +52,14 @@ test("noise around one value does not look like a fault, and what is unknown doe
   expect(robustRange(new Float32Array(4))?.high).toBeGreaterThan(0);
 });
 
-test("the range stays while the new one is hardly another", () => {
+test("the range stays if the new one is similar", () => {
   const before = { low: 10, high: 110, least: 0, most: 200 };
   expect(steadied(before, { low: 12, high: 115, least: 1, most: 300 })).toEqual({ low: 10, high: 110, least: 1, most: 300 });
   expect(steadied(before, { low: 10, high: 150, least: 1, most: 300 })?.high).toBe(150);
   expect(steadied(null, before)).toBe(before);
 });
 
-test("each figure gets the colour of its share, beyond the ends that of the end", () => {
+test("each value gets the color of its share; values beyond the range get the color of the end", () => {
   const range = { low: 10, high: 20, least: 0, most: 100 };
   const colours = Uint32Array.from({ length: SHADES }, (_none, at) => at);
   const pixels = new Uint32Array(5).fill(99);
@@ -71,7 +71,7 @@ test("each figure gets the colour of its share, beyond the ends that of the end"
 const ALL: HeatWindow = { step0: 0, step1: 1000, rank0: 0, rank1: 64 };
 const BOX = { left: 70, top: 4, width: 500, height: 320 };
 
-test("a point of the screen is the cell that is drawn there", () => {
+test("a screen position maps to the cell drawn there", () => {
   const window = { step0: 100, step1: 200, rank0: 8, rank1: 16 };
   for (const at of [
     { step: 100, rank: 8 },
@@ -85,7 +85,7 @@ test("a point of the screen is the cell that is drawn there", () => {
   expect(pointAt(window, BOX, 100, 324)).toBeNull();
 });
 
-test("windows stay within what there is, whatever is done with them", () => {
+test("windows always stay inside the whole range", () => {
   let seed = 7;
   const random = (): number => {
     seed = (seed * 1103515245 + 12345) & 0x7fffffff;
@@ -111,7 +111,7 @@ test("windows stay within what there is, whatever is done with them", () => {
   }
 });
 
-test("coming nearer keeps the point in its place, and there and back is where it was", () => {
+test("zooming keeps the point in place, and zooming back restores the window", () => {
   const at = { step: 400, rank: 20 };
   const near = zoomed(ALL, ALL, at, { steps: 0.5, ranks: 0.5 });
   expect(xOf(near, BOX, at.step)).toBeCloseTo(xOf(ALL, BOX, at.step));
@@ -119,13 +119,13 @@ test("coming nearer keeps the point in its place, and there and back is where it
   expect(zoomed(near, ALL, at, { steps: 2, ranks: 2 })).toEqual(ALL);
 });
 
-test("axes have round whole numbers", () => {
+test("axes have round integers", () => {
   expect(ticks(0, 1000, 5)).toEqual([0, 200, 400, 600, 800]);
   expect(ticks(3, 7, 20)).toEqual([3, 4, 5, 6]);
   expect(ticks(0.5, 4, 100)).toEqual([1, 2, 3]);
 });
 
-test("questions ask for no more cells than there are pixels, nor than the hub gives", () => {
+test("requests ask for no more cells than pixels, nor more than the hub returns", () => {
   const all = { step0: 0, step1: 10_000, rank0: 0, rank1: 10_000 };
   for (const pixels of [
     { width: 1300, height: 380 },
@@ -147,7 +147,7 @@ test("questions ask for no more cells than there are pixels, nor than the hub gi
   }
 });
 
-test("a piece serves what lies in it until cells are wanted finer or would be narrower than a pixel", () => {
+test("a piece serves windows inside it until finer cells are needed or cells are narrower than a pixel", () => {
   const pixels = { width: 500, height: 64 };
   const whole = piece(ALL, 1, 2, value);
   expect(serves(whole, ALL, pixels)).toBe(true);
@@ -164,7 +164,7 @@ test("cells are found by rank and step", () => {
   expect([...cellsWithin(found, { step0: 20, step1: 30, rank0: 4, rank1: 6 })]).toEqual([value(5, 29)]);
 });
 
-test("neighbours of one width are drawn in one stroke", () => {
+test("adjacent cells of equal width are drawn at once", () => {
   const { heat } = piece({ step0: 0, step1: 25, rank0: 0, rank1: 2 }, 1, 10, value);
   expect(stretches(heat.firstSteps, heat.lastSteps)).toEqual([
     { from: 0, to: 2, start: 0, end: 20 },
@@ -173,19 +173,19 @@ test("neighbours of one width are drawn in one stroke", () => {
   expect(stretches(Uint32Array.of(0, 1, 5), Uint32Array.of(0, 1, 5))).toHaveLength(2);
 });
 
-test("of every fourth step each stands for those up to the next", () => {
+test("if every fourth step is kept, each covers the steps up to the next", () => {
   const heat = { ...heatOf({ step0: 0, step1: 4, rank0: 0, rank1: 1 }, 1, 1, value), firstSteps: Uint32Array.of(0, 4, 8, 16), lastSteps: Uint32Array.of(0, 4, 8, 16) };
   const found = pieceOf(heat, "max", { window: ALL, stepSpan: 1, rankSpan: 1 });
   expect([...(found?.heat.lastSteps ?? [])]).toEqual([3, 7, 8, 16]);
 });
 
-test("a level of memory stands until the next one", () => {
+test("a memory value is held until the next", () => {
   const heat = { ...heatOf({ step0: 0, step1: 6, rank0: 0, rank1: 2 }, 1, 1, (rank, step) => (step % 3 === 1 ? rank * 10 + step : Number.NaN)), unit: "bytes" as const };
   const found = pieceOf(heat, "max", { window: ALL, stepSpan: 1, rankSpan: 1 });
   expect([...(found?.heat.cells ?? [])]).toEqual([Number.NaN, 1, 1, 1, 4, 4, Number.NaN, 11, 11, 11, 14, 14]);
 });
 
-test.each([1, 3, 10])("put together bit by bit it is the same as asked for at once (columns of %i steps)", (span) => {
+test.each([1, 3, 10])("appended data equals data requested at once (columns of %i steps)", (span) => {
   const ranks = { rank0: 0, rank1: 5 };
   let known = piece({ step0: 0, step1: 30, ...ranks }, 2, span, value);
   for (let end = 31; end < 200; end += 1 + (end % 7)) {
@@ -203,7 +203,7 @@ test.each([1, 3, 10])("put together bit by bit it is the same as asked for at on
   }
 });
 
-test("late ranks are asked for again, other ranks or a gap mean asking for all", () => {
+test("late ranks are requested again; other ranks or a gap require a full request", () => {
   const ranks = { rank0: 0, rank1: 3 };
   const known = piece({ step0: 0, step1: 100, ...ranks }, 1, 1, (rank, step) => (rank === 2 && step >= 70 ? Number.NaN : value(rank, step)));
   expect(openFrom(known)).toBe(70);
@@ -214,13 +214,13 @@ test("late ranks are asked for again, other ranks or a gap mean asking for all",
   expect(late && cellOf(late, 2, 70)?.value).toBe(value(2, 70));
 });
 
-test("means of steps that are put together leave out what is not known", () => {
+test("means of merged steps ignore unknown values", () => {
   const heat = heatOf({ step0: 0, step1: 4, rank0: 0, rank1: 1 }, 1, 1, (_rank, step) => [1, Number.NaN, 5, 7][step] ?? 0);
   expect([...grouped(heat, 2, "mean").cells]).toEqual([1, 6]);
   expect([...grouped(heat, 2, "max").cells]).toEqual([1, 7]);
 });
 
-test("what a cell says depends on what is behind it", () => {
+test("the text of a cell depends on its aggregation", () => {
   const one = piece({ step0: 0, step1: 4, rank0: 0, rank1: 2 }, 1, 1, () => 61.2e6);
   const many = piece({ step0: 0, step1: 40, rank0: 0, rank1: 20 }, 10, 20, () => 61.2e6);
   const cell = cellOf(one, 1, 3);

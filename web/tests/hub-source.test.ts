@@ -26,19 +26,19 @@ async function trouble(question: Promise<unknown>): Promise<[Trouble, string]> {
   throw new Error("it was answered");
 }
 
-test("only an answer of the hub's own kind is one", async () => {
+test("only valid hub responses are accepted", async () => {
   answer('{"schema": 1, "a": 2}');
   expect(await source().get("runs", { first: 3, none: undefined })).toEqual({ schema: 1, a: 2 });
   expect(asked).toEqual(["http://127.0.0.1/below/api/v1/runs?first=3"]);
   answer('{"schema": 2}');
-  expect(await trouble(source().get("runs"))).toEqual(["version", "The hub speaks version 2 of its language, this page version 1."]);
+  expect(await trouble(source().get("runs"))).toEqual(["version", "The hub uses API version 2, this page version 1."]);
   for (const body of ["<!doctype html><title>Sign in</title>", "", "[]", "null", '"text"', '{"a": 1}', "{"]) {
     answer(body, { headers: { "Content-Type": "text/html; charset=utf-8" } });
-    expect(await trouble(source().get("runs"))).toEqual(["foreign", "The answer (200, text/html) is not the hub’s."]);
+    expect(await trouble(source().get("runs"))).toEqual(["foreign", "The response (200, text/html) is not from a Stepscope hub."]);
   }
 });
 
-test("what was expected is asked for once, and told once", async () => {
+test("an early request is made once and used once", async () => {
   answer('{"schema": 1, "a": 2}');
   const hub = source();
   hub.expect("runs/night", { bins: 3 });
@@ -56,7 +56,7 @@ test("what was expected is asked for once, and told once", async () => {
   expect((await trouble(hub.get("runs/night")))[0]).toBe("unreachable");
 });
 
-test("what was refused before a sign-in is asked for anew", async () => {
+test("requests refused before a sign-in are repeated", async () => {
   answer('{"schema": 1, "error": "no"}', { status: 401 });
   const hub = source();
   for (const path of ["runs/a", "runs/b", "runs/c"]) hub.expect(path);
@@ -70,7 +70,7 @@ test("what was refused before a sign-in is asked for anew", async () => {
   expect(await hub.get("runs/c")).toEqual({ schema: 1, a: 3 });
 });
 
-test("the first questions are those that an open run asks", async () => {
+test("the first requests are those of an open run", async () => {
   const [hub, paths] = [source(), [] as string[]];
   answer('{"schema": 1, "first": [], "last": [], "findings": [], "events": [], "over": true}');
   for (const [path, params] of firstQuestions("a b/\ud800")) hub.expect(path, params);
@@ -82,19 +82,19 @@ test("the first questions are those that an open run asks", async () => {
   expect(asked.filter((address) => paths.includes(address))).toEqual(paths);
 });
 
-test("each refusal says what it is", async () => {
+test("each refusal has its own kind", async () => {
   const said: [number, Trouble][] = [[400, "wrong"], [401, "refused"], [404, "missing"], [429, "busy"], [500, "fault"], [503, "busy"]];
   for (const [status, expected] of said) {
     answer('{"schema": 1, "error": "why"}', { status });
     expect(await trouble(source().get("runs"))).toEqual([expected, "why"]);
   }
   answer("<html>Bad gateway</html>", { status: 502, headers: { "Content-Type": "text/html" } });
-  expect(await trouble(source().get("runs"))).toEqual(["foreign", "The answer (502, text/html) is not the hub’s."]);
+  expect(await trouble(source().get("runs"))).toEqual(["foreign", "The response (502, text/html) is not from a Stepscope hub."]);
   vi.stubGlobal("fetch", () => Promise.reject(new TypeError("Failed to fetch")));
   expect((await trouble(source().get("runs")))[0]).toBe("unreachable");
 });
 
-test("a wrong token is no, anything else is trouble", async () => {
+test("a wrong token returns false, any other failure throws", async () => {
   answer('{"schema": 1, "seconds": 1}');
   expect(await source().signIn("right")).toBe(true);
   answer('{"schema": 1, "error": "no"}', { status: 401 });
@@ -103,7 +103,7 @@ test("a wrong token is no, anything else is trouble", async () => {
   expect(await trouble(source().signIn("any"))).toEqual(["busy", "too many wrong tokens"]);
 });
 
-test("no name walks up the path", async () => {
+test("no name escapes the path", async () => {
   answer("{}");
   for (const name of [".", ".."]) {
     expect((await trouble(source().get(`runs/${name}/steps`)))[0]).toBe("missing");
@@ -113,7 +113,7 @@ test("no name walks up the path", async () => {
   expect(asked).toEqual([]);
 });
 
-test("the token itself is sent only where its cookie is not kept", async () => {
+test("the token is sent only if the cookie is not kept", async () => {
   for (const kept of [true, false]) {
     const sent: (string | null)[] = [];
     vi.stubGlobal("fetch", (_address: string, how: RequestInit) => {

@@ -23,7 +23,7 @@ test("one key, two keys, and a wrong one in between", () => {
   expect(typed("x", "Escape")).toEqual(["Escape"]);
 });
 
-test("how old something is, and when it began", () => {
+test("ages and start times", () => {
   expect([-5, 400, 89_000, 95_000, 3_600_000, 7_200_000, 400_000_000].map(roughly)).toEqual(["0 s", "0 s", "89 s", "2 min", "60 min", "2 h", "5 days"]);
   expect([-1, 21_999, 184_000, 7_500_000, 273_600_000].map(elapsed)).toEqual(["0 s", "21 s", "3 min 4 s", "2 h 5 min", "3 d 4 h"]);
   const now = new Date(2026, 10, 15, 18, 0).getTime();

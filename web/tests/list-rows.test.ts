@@ -23,7 +23,7 @@ const ROWS = [
 const VIEW: ListView = { search: "", status: "", column: "created_wall_ns", down: true };
 const ids = (view: Partial<ListView>): string[] => chosenRows(ROWS, { ...VIEW, ...view }).map((one) => one.id);
 
-test("newest first, names with their numbers, what has no figure last whichever way", () => {
+test("newest first, natural order of names, rows without a value always last", () => {
   expect(ids({})).toEqual(["other", "run-9", "run-10"]);
   expect(ids({ column: "name", down: false })).toEqual(["other", "run-9", "run-10"]);
   expect(ids({ column: "median_step_ms", down: true })).toEqual(["run-9", "run-10", "other"]);
@@ -31,7 +31,7 @@ test("newest first, names with their numbers, what has no figure last whichever 
   expect(ids({ column: "ranks", down: true })).toEqual(["run-9", "run-10", "other"]);
 });
 
-test("every word of the search has to be somewhere", () => {
+test("every search word must match", () => {
   expect(ids({ search: "RANK slow" })).toEqual(["run-10"]);
   expect(ids({ search: "run failed" })).toEqual(["run-9"]);
   expect(ids({ search: ".*" })).toEqual([]);
@@ -39,13 +39,13 @@ test("every word of the search has to be somewhere", () => {
   expect(statuses(ROWS)).toEqual([["failed", 2], ["finished", 1]]);
 });
 
-test("the newest take the place of what was known of them, unless something is gone", () => {
+test("the newest rows replace known ones, unless rows disappeared", () => {
   const fresh = row("run-9", 2, { steps: 9 });
   expect(withNewest(ROWS, [row("new", 4), fresh], 4)?.map((one) => [one.id, one.steps])).toEqual([["new", 1], ["run-9", 9], ["run-10", 1], ["other", 1]]);
   expect([withNewest(ROWS, [fresh], 1), withNewest(ROWS, [fresh], 5)]).toEqual([null, null]);
 });
 
-test("a run that goes while the list is open goes from its own row, however old it was", async () => {
+test("a run removed while the list is open disappears from it, however old", async () => {
   vi.stubGlobal("document", { hidden: true, addEventListener: () => undefined, removeEventListener: () => undefined });
   let there = Array.from({ length: 2500 }, (_none, at) => row(`run-${at}`, 2500 - at));
   const asked: number[] = [];
@@ -73,7 +73,7 @@ test("a run that goes while the list is open goes from its own row, however old 
   vi.unstubAllGlobals();
 });
 
-test("two are compared, a third takes the place of the first", () => {
+test("a third selected run replaces the first", () => {
   expect(toggled(toggled(toggled([], "a"), "b"), "c")).toEqual(["b", "c"]);
   expect(toggled(["a", "b"], "a")).toEqual(["b"]);
 });

@@ -28,7 +28,7 @@ test.each([
   expect(plainLine(printed)).toBe(shown);
 });
 
-test("whatever is printed, nothing that steers is left", () => {
+test("no control characters are left, whatever is printed", () => {
   let seed = 3;
   const random = (below: number): number => {
     seed = (seed * 1103515245 + 12345) & 0x7fffffff;
@@ -42,7 +42,7 @@ test("whatever is printed, nothing that steers is left", () => {
   }
 });
 
-test("lines have their place in bytes, and letters are never cut", () => {
+test("lines have byte offsets, and characters are never split", () => {
   const found = cutLines(encode("früh\n\nspät\noff"), 100, { begun: true, ended: true });
   expect(found.lines.map((line) => [line.offset, line.end, line.text, line.open])).toEqual([
     [100, 106, "früh", false],
@@ -60,7 +60,7 @@ test("lines have their place in bytes, and letters are never cut", () => {
   }
 });
 
-test("however a log is cut into pieces, its lines are the same", () => {
+test("the lines do not depend on how a log is split into pieces", () => {
   const text = Array.from({ length: 40 }, (_none, at) => `line ${at} ${"ü".repeat(at)}`).join("\n") + "\n";
   const data = encode(text);
   const whole = cutLines(data, 0, { begun: true, ended: true }).lines;
@@ -79,12 +79,12 @@ test("however a log is cut into pieces, its lines are the same", () => {
   expect(lineAt(whole, data.length)).toBe(40);
 });
 
-test("of a long line the beginning is shown, and how much is not", () => {
+test("a long line is truncated, with the number of hidden bytes", () => {
   const line = lineOf(encode("x".repeat(10_000)), 5, 5 + 10_001);
   expect([line.text.length, line.more]).toEqual([4096, 5904]);
 });
 
-/** A file that a hub would give in pieces. */
+/** A file that a hub returns in pieces. */
 function readerOf(file: { data: Uint8Array }, asked: Params[] = []): LogReader {
   return new LogReader((params) => {
     asked.push(params);
@@ -103,7 +103,7 @@ function readerOf(file: { data: Uint8Array }, asked: Params[] = []): LogReader {
 
 const texts = (log: LogLines): string[] => log.lines.map((line) => line.text);
 
-test("a log is read around a place, and on to both sides up to its ends", async () => {
+test("a log is read around a position, then in both directions to its ends", async () => {
   const all = Array.from({ length: 9000 }, (_none, at) => `step ${at} of a log that is long enough`);
   const file = { data: encode(all.join("\n") + "\n") };
   const reader = readerOf(file);
@@ -119,7 +119,7 @@ test("a log is read around a place, and on to both sides up to its ends", async 
   expect(reader.log.value.end).toBe(file.data.length);
 });
 
-test("the end is followed, and a line that was not ended yet is read anew", async () => {
+test("the end is followed, and an unfinished line is read again", async () => {
   const file = { data: encode("one\ntwo\nthr") };
   const reader = readerOf(file);
   await reader.open(null);
@@ -133,7 +133,7 @@ test("the end is followed, and a line that was not ended yet is read anew", asyn
   expect(texts(reader.log.value)).toEqual(["new"]);
 });
 
-test("a line of ten megabytes is cut, its neighbours are there, and more of it can be had", async () => {
+test("a line of ten megabytes is truncated, its neighbors are loaded, and more of it can be shown", async () => {
   const file = { data: encode(`before\n${"x".repeat(10_000_000)}\nafter\n`) };
   for (const place of [5_000_000, null]) {
     const asked: Params[] = [];
@@ -153,7 +153,7 @@ test("a line of ten megabytes is cut, its neighbours are there, and more of it c
   }
 });
 
-test("a moment's place is never behind what was printed later: the note before it, or the beginning", () => {
+test("the position of a time is never after later output: the last record before it, or the start", () => {
   const marks = [
     { wallNs: 10, bytes: 100 },
     { wallNs: 20, bytes: 200 },
@@ -171,7 +171,7 @@ test("a moment's place is never behind what was printed later: the note before i
   expect(marksOf({ ...samples, series: [{ node: "a", rank: 0, pid: 1, values: {} }] }, 0, 1)).toEqual([]);
 });
 
-test("of a run without steps the main log is shown, or whichever has something", () => {
+test("a run without steps shows the main log, or another that has output", () => {
   const file = (path: string, size: number, changed: number) => ({ path, size, changed_wall_ns: changed });
   expect(logOf(null)).toBe("logs/main.log");
   expect(logOf([file("logs/main.log", 5, 1), file("logs/rank-0.log", 5, 2)])).toBe("logs/main.log");

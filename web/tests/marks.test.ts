@@ -3,7 +3,7 @@ import { placed, type Mark } from "../src/charts/marks";
 
 const mark = (key: string, first: number, last: number): Mark => ({ key, first, last, tone: "warning", title: key });
 
-test("marks that overlap stand in different rows, others share one", () => {
+test("overlapping marks are in different rows, others share one", () => {
   const { marks, left } = placed([mark("a", 0, 99), mark("b", 0, 49), mark("c", 50, 99)], [-0.5, 99.5], 0, 4);
   expect(marks.map(({ mark: { key }, row, from, to }) => [key, row, from, to])).toEqual([
     ["a", 0, 0, 1],
@@ -13,7 +13,7 @@ test("marks that overlap stand in different rows, others share one", () => {
   expect(left).toBe(0);
 });
 
-test("what is outside is not shown, what is cut says so, what is tiny can still be hit", () => {
+test("marks outside are hidden, cut marks are flagged, tiny marks have a minimum width", () => {
   const { marks } = placed([mark("before", 0, 9), mark("cut", 5, 15), mark("dot", 19, 19)], [9.5, 19.5], 0.2, 4);
   expect(marks.map(({ mark: { key }, cutFrom, cutTo }) => [key, cutFrom, cutTo])).toEqual([
     ["cut", true, false],
@@ -24,7 +24,7 @@ test("what is outside is not shown, what is cut says so, what is tiny can still 
   expect((dot?.to ?? 0) - (dot?.from ?? 0)).toBeCloseTo(0.2);
 });
 
-test("what finds no row is counted, and rows never overlap", () => {
+test("marks that do not fit are counted, and marks never overlap", () => {
   let seed = 7;
   const random = (most: number): number => (seed = (seed * 16_807) % 2_147_483_647) % most;
   const many = Array.from({ length: 60 }, (_, at) => {

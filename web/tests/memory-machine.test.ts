@@ -25,15 +25,15 @@ const creep: Finding = {
   confidence: 0.95,
 };
 
-test("a forecast goes through what was measured and ends where the hub says", () => {
+test("a forecast follows the measurements and ends at the hub's step", () => {
   const [forecast] = forecasts([creep, { ...creep, kind: "drift" }, { ...creep, evidence: {} }]);
   expect(forecasts([creep, { ...creep, kind: "drift" }, { ...creep, evidence: {} }])).toHaveLength(1);
   if (forecast === undefined) throw new Error("no forecast");
   expect(foreseen(forecast, 100)).toBe(1000 * MIB);
   expect(foreseen(forecast, 400)).toBe(1300 * MIB);
   expect(foreseen(forecast, -1)).toBeNull();
-  expect(forecastWords(forecast)).toBe("1.00 MiB more a step; full at step 400, after another 2 min 0 s");
-  expect(forecastWords({ ...forecast, endStep: null })).toBe("1.00 MiB more a step; when it is full is not known");
+  expect(forecastWords(forecast)).toBe("1.00 MiB more per step; full at step 400, after another 2 min 0 s");
+  expect(forecastWords({ ...forecast, endStep: null })).toBe("1.00 MiB more per step; when it is full is unknown");
   const chart = memoryChart([0, 100], [{ name: "in use", values: [900 * MIB, 1000 * MIB] }], false, forecast, 400);
   expect(chart.data).toEqual([
     [0, 100, 400],
@@ -42,14 +42,14 @@ test("a forecast goes through what was measured and ends where the hub says", ()
   ]);
 });
 
-test("a forecast has the pace and the two ends of the finding, which lie within its steps", () => {
+test("a forecast has the slope and both ends of the finding", () => {
   const [forecast] = forecasts([{ ...creep, evidence: { ...creep.evidence, first_bytes: 910 * MIB, last_bytes: 990 * MIB, first_step: 10, last_step: 90 } }]);
   if (forecast === undefined) throw new Error("no forecast");
   expect([0, 10, 90, 100].map((step) => foreseen(forecast, step))).toEqual([900 * MIB, 910 * MIB, 990 * MIB, 1000 * MIB]);
   expect([forecast.firstBytes, forecast.lastBytes]).toEqual([900 * MIB, 1000 * MIB]);
 });
 
-test("the forecast is laid through the line that is drawn, and says when in the finding's own words", () => {
+test("the forecast is shifted to the drawn line and uses the finding's duration", () => {
   const [forecast] = forecasts([{ ...creep, title: "It grows; at this pace it runs out at step 400, after another 10 min 34 s.", evidence: { ...creep.evidence, which: "host_rss", runs_out_in_s: 634.5 } }]);
   if (forecast === undefined) throw new Error("no forecast");
   const x = [-5, 0, 50, 100];
@@ -59,10 +59,10 @@ test("the forecast is laid through the line that is drawn, and says when in the 
   ];
   expect(foreseen(throughDrawn(forecast, x, curves), 0)).toBe(950 * MIB);
   expect(foreseen(throughDrawn(forecast, x, []), 100)).toBe(1000 * MIB);
-  expect(forecastWords(forecast)).toBe("1.00 MiB more a step; full at step 400, after another 10 min 34 s");
+  expect(forecastWords(forecast)).toBe("1.00 MiB more per step; full at step 400, after another 10 min 34 s");
 });
 
-test("device figures that nobody told are no lines", () => {
+test("missing device metrics have no lines", () => {
   const { x, curves } = deviceCurves(stepsOf([{ first: 0, last: 3, memory: 5 }, { first: 4, memory: null }]));
   expect(x).toEqual([1.5, 4]);
   expect(curves).toEqual([{ name: "in use, fullest rank", values: [5, null] }]);
@@ -70,7 +70,7 @@ test("device figures that nobody told are no lines", () => {
 
 const samples = (kind: string, series: SamplesDocument["series"]): SamplesDocument => ({ kind, stat: "mean", wall_ns: [T0, T0 + 1e9], bin_ns: 1e9, series, left_out: 0 });
 
-test("process memory is without mapped files, the worst ranks by name and the median of all", () => {
+test("process memory excludes mapped files; worst ranks by name, plus the median", () => {
   const series = [0, 1, 2, 3].map((rank) => ({ node: "n", rank, values: { rss: [100 + 10 * rank, 200 + 10 * rank], rss_file: [50, null] } }));
   const { x, curves, median, ranks } = hostCurves(samples("process", series), clock, 2);
   expect([x, median, ranks]).toEqual([[0, 1], true, 4]);
@@ -82,7 +82,7 @@ test("process memory is without mapped files, the worst ranks by name and the me
   expect(hostCurves(samples("process", series.slice(0, 2)), clock, 2).median).toBe(false);
 });
 
-test("the worst end of a figure decides who is shown", () => {
+test("the bad end of a metric decides which curves are shown", () => {
   const curves = [1, 5, 3].map((value) => ({ name: String(value), values: [value, null, value] }));
   expect(picked(curves, 2, "high").map(({ name }) => name)).toEqual(["5", "3"]);
   expect(picked(curves, 2, "low").map(({ name }) => name)).toEqual(["1", "3"]);
@@ -92,7 +92,7 @@ test("the worst end of a figure decides who is shown", () => {
   expect(new Set(Array.from({ length: 12 }, (_, at) => JSON.stringify(lineLook(at)))).size).toBe(12);
 });
 
-test("only figures that some machine tells are offered; lines lie over steps or time", () => {
+test("only available metrics are offered; lines are over steps or time", () => {
   const told = samples("host", [
     { node: "a", values: { cpu_percent: [10, 20], load1: [null, null] } },
     { node: "b", values: { cpu_percent: [90, 80] } },
@@ -107,13 +107,13 @@ test("only figures that some machine tells are offered; lines lie over steps or 
   expect(new Set(FIGURES.map(({ kind, field }) => `${kind}/${field}`)).size).toBe(FIGURES.length);
 });
 
-test("a node is named by its host, and by its number where it goes by one", () => {
+test("a node is named by its host, and by its number if it has one", () => {
   expect(whose({ node: "a", host: "a", values: {} })).toBe("a");
   expect(whose({ node: "1", host: "gpu07", values: {} })).toBe("gpu07 (node 1)");
   expect(whose({ node: "1", host: "gpu07", index: 3, values: {} })).toBe("gpu07 (node 1) GPU 3");
 });
 
-test("figures on an axis are short", () => {
+test("numbers on an axis are short", () => {
   expect([0, 20e6, 1.5e9, 250e3].map((at) => tick(at, duration))).toEqual(["0", "20 ms", "1.5 s", "250 µs"]);
   expect([1024 ** 3, 1.25 * 1024 ** 3].map((at) => tick(at, bytes))).toEqual(["1 GiB", "1.25 GiB"]);
 });

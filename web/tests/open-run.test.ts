@@ -9,7 +9,7 @@ function steps(first: number, last: number): StepsDocument {
   return { first: numbers, last: numbers, steps: of(1), ranks: of(1), quantiles: [0.5], ns: { wall: of([1]) }, mean_ns: { wall: of(1) }, worst: of([]), start_wall_ns: of(0), device_mean_ns: {}, memory_bytes: {} };
 }
 
-/** A hub that says what it is told to. */
+/** A scripted hub. */
 class Hub {
   last = 4;
   over = false;
@@ -61,7 +61,7 @@ const known = (run: OpenRun): number[] => run.steps.value?.first ?? [];
 
 afterEach(() => vi.useRealTimers());
 
-test("steps between the question and the stream are not lost", async () => {
+test("steps between the load and the stream are not lost", async () => {
   const [hub, run] = await opened();
   hub.last = 7;
   hub.say("reset", { why: "first", attempt: 0, last_step: 7 });
@@ -73,7 +73,7 @@ test("steps between the question and the stream are not lost", async () => {
   expect(hub.asked).toBe(asked);
 });
 
-test("what the stream tells while everything is asked for anew stays", async () => {
+test("news during a reload is kept", async () => {
   const [hub, run] = await opened();
   hub.held = [];
   hub.say("reset", { why: "behind", attempt: 0, last_step: 4 });
@@ -86,7 +86,7 @@ test("what the stream tells while everything is asked for anew stays", async () 
   expect(known(run)).toEqual([0, 1, 2, 3, 4, 5, 6, 7]);
 });
 
-test("another attempt while an answer is under way is asked for once more", async () => {
+test("a new attempt during a load triggers another load", async () => {
   const [hub, run] = await opened();
   hub.held = [];
   hub.say("reset", { why: "behind", attempt: 0, last_step: 4 });
@@ -100,7 +100,7 @@ test("another attempt while an answer is under way is asked for once more", asyn
   expect(known(run)).toEqual([0, 1]);
 });
 
-test("a run that is over is not followed; one that ends is left after the last word", async () => {
+test("an ended run is not followed; following stops after the last message", async () => {
   const past = new Hub();
   past.over = true;
   const [, one] = await opened(past);
@@ -127,7 +127,7 @@ test("a run that is over is not followed; one that ends is left after the last w
   expect(last.connection.value).toBe("ended");
 });
 
-test("a session that is over is seen by any question, and a sign-in goes on from there", async () => {
+test("any request detects an expired session, and a sign-in resumes", async () => {
   const [hub, run] = await opened();
   hub.trouble = "refused";
   await expect(run.get("ranks")).rejects.toThrow("no");
@@ -138,7 +138,7 @@ test("a session that is over is seen by any question, and a sign-in goes on from
   expect([run.connection.value, known(run).length, hub.following]).toEqual(["live", 10, 1]);
 });
 
-test("a hub that is gone before anything is shown is trouble, afterwards a lost connection", async () => {
+test("an unreachable hub is a failure at first, later a lost connection", async () => {
   const dead = new Hub();
   dead.trouble = "unreachable";
   const [, never] = await opened(dead);
@@ -154,7 +154,7 @@ test("a hub that is gone before anything is shown is trouble, afterwards a lost 
   expect(past.following).toBe(0);
 });
 
-test.each([-3_600_000, 3_600_000])("setting the time of day by %i ms moves nothing", async (setMs) => {
+test.each([-3_600_000, 3_600_000])("changing the wall clock by %i ms has no effect", async (setMs) => {
   const hub = new Hub();
   const [, run] = await opened(hub);
   hub.say("heartbeat", { wall_ns: 5_000_000_000 * 1e6 });
@@ -167,14 +167,14 @@ test.each([-3_600_000, 3_600_000])("setting the time of day by %i ms moves nothi
   vi.restoreAllMocks();
 });
 
-test("a run that is not there is asked for once", async () => {
+test("a missing run is requested once", async () => {
   const hub = new Hub();
   hub.trouble = "missing";
   const [, run] = await opened(hub);
   expect([hub.asked, run.trouble.value?.trouble]).toEqual([1, "missing"]);
 });
 
-test("what was not asked for before the hub went is said to be in the report", async () => {
+test("data not loaded before the hub shut down refers to the report", async () => {
   const past = new Hub();
   past.about = () => ({ over: true, leaving: true, status: "finished" });
   const [, run] = await opened(past);

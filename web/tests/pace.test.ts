@@ -4,7 +4,7 @@ import { lastStepEndNs, newestStep, paceNow, stalledMs, stepsPerSecond } from ".
 
 const SECOND = 1e9;
 
-/** One step each second, from the first second of the clock on. */
+/** One step per second, starting at the first second of the clock. */
 function steps(many: number): StepsDocument {
   const numbers = Array.from({ length: many }, (_, at) => at);
   const of = <T>(value: T): T[] => numbers.map(() => value);
@@ -23,13 +23,13 @@ function steps(many: number): StepsDocument {
   };
 }
 
-test("how far and how fast", () => {
+test("progress and speed", () => {
   expect([stepsPerSecond(null), stepsPerSecond(steps(0)), stepsPerSecond(steps(1)), stepsPerSecond(steps(100))]).toEqual([null, null, null, 1]);
   expect([newestStep(null, null), newestStep({ newest_step: 7 } as Status, steps(3)), newestStep({ newest_step: 1 } as Status, steps(3))]).toEqual([-1, 7, 2]);
   expect(lastStepEndNs(steps(3))).toBe(4 * SECOND);
 });
 
-test("a run that stands still is told from one that is slow, and steps that come are believed before any clock", () => {
+test("a stalled run differs from a slow one, and arriving steps override any clock", () => {
   const run = steps(9); // the last ended at ten seconds
   expect(stalledMs(run, null, 15_000, null)).toBeNull();
   expect(stalledMs(run, null, 21_000, null)).toBe(11_000);
@@ -43,6 +43,6 @@ test("a run that stands still is told from one that is slow, and steps that come
   expect(stalledMs(null, null, 0, null)).toBeNull();
 });
 
-test("there is no pace once steps stop coming", () => {
+test("there is no pace once steps stop arriving", () => {
   expect([paceNow(null, null), paceNow(steps(9), null), paceNow(steps(9), 5000), paceNow(steps(9), 5001)]).toEqual([null, 1, 1, null]);
 });

@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 import { ownPhases, phaseProperty } from "../src/charts/palette";
 
-test("own phases of a run differ in colour as long as there are colours, in the order in which it told of them", () => {
-  // By a checksum of their names these three had one colour.
+test("user-defined phases get different colors, in their reported order, while there are enough", () => {
+  // With colors from a checksum of the names, these three would have been equal.
   const names = ["🔥 augment 数据", "טעינת נתונים", "a_very_long_phase_name_that_some"];
   ownPhases(["forward", ...names, "other"]);
   expect(names.map(phaseProperty)).toEqual(["--phase-own-0", "--phase-own-1", "--phase-own-2"]);

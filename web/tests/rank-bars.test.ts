@@ -20,11 +20,11 @@ test("whole step and work first, then phases by how far the worst is from the me
   const found = pairs(ranks);
   expect(found.map(({ name }) => name)).toEqual(["wall", "work", "forward", "comm", "input"]);
   expect(found[2]).toEqual({ name: "forward", median: 12, worst: 80, worstRank: 2, least: null, leastRank: null });
-  // Who waits least is who the others wait for.
+  // The rank that waits least is the one the others wait for.
   expect(found[3]).toMatchObject({ worstRank: 0, least: 10, leastRank: 2 });
 });
 
-test("ranks that made no step do not count", () => {
+test("ranks without steps are ignored", () => {
   expect(pairs({ rank: [0], mean_ns: { wall: [0] } })).toEqual([]);
   expect(pairs({ rank: [], mean_ns: {} })).toEqual([]);
 });
@@ -37,7 +37,7 @@ test("one rank: shares of its step", () => {
   ]);
 });
 
-test("a summary tells the same of very many ranks, and nonsense in it is left out", () => {
+test("a summary gives the same for very many ranks, and invalid entries are ignored", () => {
   const summary = { phases: { forward: { median_ms: 1, worst_ms: 3, worst_rank: 7 }, comm: { median_ms: 5, worst_ms: 9, worst_rank: 1 }, odd: { median_ms: null } } };
   expect(pairsOfSummary(summary).map(({ name, worst, worstRank }) => [name, worst, worstRank])).toEqual([
     ["comm", 9e6, 1],
@@ -46,7 +46,7 @@ test("a summary tells the same of very many ranks, and nonsense in it is left ou
   expect(pairsOfSummary({})).toEqual([]);
 });
 
-test("of devices that were timed, with the host beside them; none unless all phases were", () => {
+test("timed devices, with host times; empty unless all phases were timed", () => {
   const row = (median_ms: number, worst_ms: number, share: number) => ({ median_ms, worst_ms, worst_rank: 1, share });
   const phases = { forward: { ...row(1, 2, 0.1), device: row(8, 15, 0.7) }, h2d: { ...row(3, 3, 0.9), device: row(0.5, 0.5, 0.3) } };
   const found = devicePairs({ phases });
@@ -65,7 +65,7 @@ test("median", () => {
   expect(median([])).toBeNaN();
 });
 
-test("means say of which steps they are", () => {
+test("means name their steps", () => {
   expect(windowWords({ steps: 256, stride: 1 }, 99)).toBe("mean of all steps");
   expect(windowWords({ steps: 256, stride: 1 }, 5000)).toBe("mean of the last 256 steps");
   expect(windowWords({ steps: 256, stride: 4 }, 5000)).toBe("mean of one in 4 of the last 1,024 steps");

@@ -6,7 +6,7 @@ const { comparison, comparisonAt, othersWall } = await import("../src/panels/ran
 
 type Steps = RankDocument["steps"];
 
-/** Of each rank, what `forward` and `comm` took in each step. */
+/** `forward` and `comm` times of each rank in each step. */
 const RANKS = [
   { forward: [10, 20, 30, 40, 50, 60], comm: [5, 5, 0, 5, 5, 5] },
   { forward: [30, 10, 20, 70, 10, 10], comm: [1, 2, 3, 4, 5, 6] },
@@ -31,7 +31,7 @@ function all(ranks: number, size: number): StepsDocument {
   return { first, last, steps: first.map(() => size), ranks: first.map(() => ranks), quantiles: [], ns: {}, mean_ns: { wall: forward.map((ns, at) => ns + (comm[at] ?? 0)), work: forward, forward, comm }, worst: [], start_wall_ns: [], device_mean_ns: {}, memory_bytes: {} };
 }
 
-test("of two ranks the others are the other one, however the steps are binned", () => {
+test("with two ranks, the others are the other one, however the steps are binned", () => {
   for (const [mine, theirs] of [[1, 1], [2, 1], [1, 3], [2, 3], [3, 2]] as const) {
     const rows = new Map(comparison(own(0, mine), all(2, theirs)).map((row) => [row.phase, row]));
     expect(rows.get("forward")?.own).toBeCloseTo(35);
@@ -43,7 +43,7 @@ test("of two ranks the others are the other one, however the steps are binned", 
   expect(line.map((ns) => Math.round(ns ?? -1))).toEqual([31, 12, 23, 74, 15, 16]);
 });
 
-test("of more ranks it is the mean of all but this one, and the phases add up", () => {
+test("with more ranks, it is the mean of all others, and the phases add up", () => {
   for (const rank of [0, 1, 2]) {
     const rows = comparison(own(rank, 1), all(3, 1));
     const rest = RANKS.filter((_, at) => at !== rank);
@@ -53,7 +53,7 @@ test("of more ranks it is the mean of all but this one, and the phases add up", 
   }
 });
 
-test("only steps that are known of both are compared; nobody else: nothing to compare with", () => {
+test("only steps known for both are compared; without other ranks there is no comparison", () => {
   const steps = all(2, 1);
   const late: StepsDocument = { ...steps, first: steps.first.slice(3), last: steps.last.slice(3), ranks: [2, 2, 2], mean_ns: Object.fromEntries(Object.entries(steps.mean_ns).map(([name, ns]) => [name, ns.slice(3)])) };
   const [wall] = comparison(own(0, 1), late);
@@ -63,7 +63,7 @@ test("only steps that are known of both are compared; nobody else: nothing to co
   expect(comparison(own(0, 1), all(1, 1))[0]?.others).toBeNull();
 });
 
-test("the chosen step has its own figures, and the others' where they are of the same steps", () => {
+test("the selected step has its own figures, and the others' if they cover the same steps", () => {
   expect(comparisonAt(own(0, 1), all(2, 1), 3)).toEqual({
     first: 3,
     last: 3,

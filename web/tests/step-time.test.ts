@@ -12,7 +12,7 @@ const PHASES = ["forward", "comm"];
 const steps = stepsOf([{ first: 0, last: 1, forward: 20, comm: 10 }, { first: 2, forward: 50, comm: 10, rank: 3 }]);
 const shown = { whose: "mean", slowest: true, spread: false, whole: false } as const;
 
-test("the stack of the mean ends at the step's own time, and each phase is what lies between two rows", () => {
+test("the mean stack ends at the step time, and each phase is the difference of two rows", () => {
   const { data, options } = stepTimeChart(steps, PHASES, shown);
   expect(options.series.map(({ label }) => label)).toEqual(["step", "comm", "forward", "slowest rank"]);
   expect(data).toEqual([
@@ -23,13 +23,13 @@ test("the stack of the mean ends at the step's own time, and each phase is what 
   ]);
 });
 
-test("the worst rank's phases are of one step of one rank, the median's of each phase by itself", () => {
+test("the worst rank's phases are from one step of one rank, medians are per phase", () => {
   expect(phaseValues(steps, "forward", "worst")).toEqual([25, 55]);
   expect(phaseValues(steps, "comm", "worst")).toEqual([5, 5]);
   expect(phaseValues(steps, "comm", "median")).toEqual([10, 10]);
 });
 
-test("the box at the cursor names the steps and who worked longest", () => {
+test("the tooltip names the steps and the rank that worked longest", () => {
   const tip = stepTip(steps, PHASES, { ...shown, whose: "worst" }, 1);
   expect(tip?.title).toBe("Step 2");
   expect(tip?.rows[0]).toMatchObject({ name: "step, rank 3", strong: true });
@@ -38,7 +38,7 @@ test("the box at the cursor names the steps and who worked longest", () => {
   expect(stepTip(steps, PHASES, shown, 9)).toBeNull();
 });
 
-test("the table has what the hub said, and its phases add up", () => {
+test("the table has the hub's data, and its phases add up", () => {
   const table = stepTable(steps, PHASES);
   const at = (name: string): number => table.columns.indexOf(name);
   for (const row of table.rows) {
@@ -48,28 +48,28 @@ test("the table has what the hub said, and its phases add up", () => {
   expect(stepWords(steps, PHASES)).toBe("Step time over steps 0 to 2: 40 ns a step on average; forward takes 75% of it");
 });
 
-test("on a GPU the stack says whose clock it is by, and an untimed step shows the last that was timed", () => {
+test("with a GPU the clock is named, and an untimed step shows the last timed one", () => {
   const gpu = stepsOf([{ first: 0 }, { first: 1, device: 7 }, { first: 2, device: null }, { first: 66, device: null }, { first: 67, device: 9 }]);
   expect(phaseValues(gpu, "forward", "device")).toEqual([0, 7, 7, 0, 9]);
   const device = { ...shown, whose: "device" } as const;
   expect(stepTip(gpu, ["forward"], device, 1)).toMatchObject({ note: "phases as timed on the device", rows: [{ name: "step, mean" }, { name: "forward", value: "7 ns" }, { name: "slowest rank" }] });
-  expect(stepTip(gpu, ["forward"], device, 2)?.note).toBe("not timed on the device: phases of the last step that was");
+  expect(stepTip(gpu, ["forward"], device, 2)?.note).toBe("not timed on the device; phases are from the last timed step");
   const table = stepTable(gpu, PHASES);
   const column = table.columns.indexOf("device_forward_mean_ns");
   expect(table.rows.map((row) => row[column])).toEqual([null, 7, null, null, 9]);
   expect(stepWords(gpu, PHASES)).toContain("; on the host forward takes 75% of it");
 });
 
-test("what the stack is of", () => {
+test("description of the stack", () => {
   expect(aboutWords("mean", true, false)).toBe("mean over ranks, by phase");
-  expect(aboutWords("median", true, false)).toBe("median rank, by phase; medians need not add up");
+  expect(aboutWords("median", true, false)).toBe("median rank, by phase; medians may not add up");
   expect(aboutWords("mean", false, false)).toBe("by phase");
   expect(aboutWords("worst", true, true)).toBe("host time by phase, worst rank");
   expect(aboutWords("mean", false, true)).toBe("host time by phase");
-  expect(aboutWords("device", true, true)).toBe("device time by phase, mean over ranks; it need not add up to the step");
+  expect(aboutWords("device", true, true)).toBe("device time by phase, mean over ranks; may not add up to the step");
 });
 
-test("findings with steps are marked, and a click says which", () => {
+test("findings with steps are marked and can be clicked", () => {
   const chosen: string[] = [];
   const finding = { severity: "warning", title: "T", ranks: [3], phase: null, cost: null, evidence: {}, advice: [], confidence: 1 } as const;
   const findings = [
@@ -85,7 +85,7 @@ test("findings with steps are marked, and a click says which", () => {
   expect(around(0, 95, { first: 0, last: 99 })).toBeNull();
 });
 
-test("events are marked at their steps: a death, a hang after the last step; a calm end is none", () => {
+test("deaths and hangs are marked at their steps; a normal end is not", () => {
   const at = (second: number): number => 1e18 + second * 1e9;
   const event = (number: number, wall_ns: number, name: string, more = {}) => ({ number, node: "n", wall_ns, event: name, ...more });
   const clock = new StepClock(stepsOf([{ first: 0 }, { first: 1 }, { first: 2, wall: 1e9 }]));
@@ -108,7 +108,7 @@ test("events are marked at their steps: a death, a hang after the last step; a c
   ]);
 });
 
-test("a hang is marked in the step that it stands in, in the words of what was found of it", () => {
+test("a hang is marked in its step, with the title of its finding", () => {
   const clock = new StepClock(stepsOf([{ first: 0 }, { first: 1 }, { first: 2, wall: 1e9 }]));
   const hang = { number: 7, node: "n", wall_ns: 1e18 + 99e9, event: "hang", kind: "hang_deadlock", culprits: [1, 0], title: "Ranks 0 and 1 wait for each other." };
   const found = { kind: "hang_deadlock", severity: "critical", title: "Ranks 0 and 1 waited for each other.", ranks: [0, 1], phase: null, steps: [3, 3] as [number, number], cost: null, evidence: {}, advice: [], confidence: 1 } as const;

@@ -1,4 +1,4 @@
-/** Columns of steps for tests: `at(i)` says what bin i is like. */
+/** Columns of steps for tests: `at(i)` describes bin i. */
 
 import type { StepsDocument } from "../src/api/documents";
 
@@ -11,7 +11,7 @@ export interface Bin {
   start?: number;
   rank?: number;
   memory?: number | null;
-  /** Forward on the device; where no bin has it, no device was timed. */
+  /** Forward on the device; if no bin has it, no device was timed. */
   device?: number | null;
 }
 

@@ -2,13 +2,13 @@ import { expect, test } from "vitest";
 import { corrected, devicePhases, joined } from "../src/run/steps";
 import { single, stepsOf } from "./steps-sample";
 
-test("new steps go behind what is known, and what both have is taken anew", () => {
+test("new steps are appended and replace overlapping ones", () => {
   const known = joined(single(4), stepsOf([{ first: 3, forward: 50 }, { first: 4 }]));
   expect(known.first).toEqual([0, 1, 2, 3, 4]);
   expect(known.mean_ns["forward"]).toEqual([30, 30, 30, 50, 30]);
 });
 
-test("a step that is another now takes its own place; one of a longer bin stays", () => {
+test("a corrected step replaces the old one; steps inside longer bins stay", () => {
   const known = stepsOf([{ first: 0, last: 3 }, { first: 4 }, { first: 5 }, { first: 6 }]);
   const again = stepsOf([0, 5, 9].map((first) => ({ first, forward: 50, comm: 20, rank: 1, memory: 7 })));
   again.mean_ns["eval"] = [1, 2, 3];
@@ -20,7 +20,7 @@ test("a step that is another now takes its own place; one of a longer bin stays"
   expect(found.memory_bytes["allocated"]).toEqual([null, null, 7, null]);
 });
 
-test("device times come with the steps that were timed, and may come late", () => {
+test("device times arrive with the timed steps, possibly late", () => {
   const known = joined(single(2), stepsOf([{ first: 2, device: 7 }, { first: 3, device: null }]));
   expect(known.device_mean_ns).toEqual({ forward: [null, null, 7, null] });
   expect(devicePhases(known)).toEqual(["forward"]);

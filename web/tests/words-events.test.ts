@@ -12,15 +12,15 @@ const event = (name: string, more: Record<string, unknown> = {}): RunEvent => ({
 
 test("events are sentences", () => {
   const said: [string, Record<string, unknown>, string][] = [
-    ["rank_start", { rank: 3, host: "b" }, "Rank 3 began on b."],
-    ["rank_end", { rank: 3, state: "vanished", collective: { op: "all_reduce" } }, "Rank 3 is gone without a word; its last call was all_reduce."],
-    ["rank_end", { rank: 3, state: "vanished", oom_kill: true }, "Rank 3 was killed by the kernel for want of memory."],
+    ["rank_start", { rank: 3, host: "b" }, "Rank 3 started on b."],
+    ["rank_end", { rank: 3, state: "vanished", collective: { op: "all_reduce" } }, "Rank 3 vanished; its last call was all_reduce."],
+    ["rank_end", { rank: 3, state: "vanished", oom_kill: true }, "Rank 3 was killed by the kernel (out of memory)."],
     ["agent_end", { host: "vm", end: { exit_code: -9, status: "crashed" } }, "Recording ended on vm: crashed, ended by SIGKILL."],
-    ["hang", { title: "Rank 1 sleeps." }, "The job stands still. Rank 1 sleeps."],
-    ["hang", { title: "Rank 1 sleeps.", steps: [41, 41] }, "The job stands still in step 41. Rank 1 sleeps."],
-    ["hang_over", { seconds: 61 }, "The job goes on after 61.0 s of standing still."],
-    ["node_lost", { host: "b", silent_s: 12.5 }, "Node 2 (b) has not been heard of for 12.5 s."],
-    ["node_absent", { nodes: [1, 2, 3, 7] }, "Not heard of yet: nodes 1–3 and 7."],
+    ["hang", { title: "Rank 1 sleeps." }, "The job hangs. Rank 1 sleeps."],
+    ["hang", { title: "Rank 1 sleeps.", steps: [41, 41] }, "The job hangs in step 41. Rank 1 sleeps."],
+    ["hang_over", { seconds: 61 }, "The job continues after a hang of 61.0 s."],
+    ["node_lost", { host: "b", silent_s: 12.5 }, "Node 2 (b) has been silent for 12.5 s."],
+    ["node_absent", { nodes: [1, 2, 3, 7] }, "Not connected yet: nodes 1–3 and 7."],
     ["clock_skew", { host: "b", offset_ns: -2e9 }, "The clock of node 2 (b) is 2.00 s behind; times are corrected."],
     ["warning", { message: "the disk is full" }, "The disk is full."],
     ["note", { rank: 0, step: 7, values: { loss: 0.25 } }, "Rank 0 noted in step 7: loss 0.25"],
@@ -30,7 +30,7 @@ test("events are sentences", () => {
   for (const [name, more, words] of said) expect([name, eventText(event(name, more))]).toEqual([name, words]);
 });
 
-test("an event of any kind is a sentence, whatever is missing or odd in it", () => {
+test("any event is a sentence, even if fields are missing or odd", () => {
   const odd = { rank: "x", end: 3, nodes: "no", counts: [], values: [1, { a: null }], git: 7, message: null, host: {}, seconds: "long", ignored: { foreign: 2 }, title: 5, state: "<b>" };
   for (const name of Object.keys(EVENTS)) {
     for (const more of [{}, odd]) {
@@ -42,30 +42,30 @@ test("an event of any kind is a sentence, whatever is missing or odd in it", () 
   }
 });
 
-test("ranks that begin together are one row, and the newest is first", () => {
+test("ranks that start together share a row, newest first", () => {
   const rows = eventRows([event("agent_start"), ...[2, 0, 1].map((rank) => event("rank_start", { rank })), event("rank_end", { rank: 0, state: "exited" }), event("rank_end", { rank: 1, state: "vanished" })]);
   expect(rows.map((row) => [row.text, row.severity, row.ranks])).toEqual([
-    ["Rank 1 is gone without a word.", "critical", [1]],
-    ["Rank 0 ended in order.", "info", [0]],
-    ["Ranks 0–2 began.", "info", [0, 1, 2]],
-    ["Recording began.", "info", []],
+    ["Rank 1 vanished.", "critical", [1]],
+    ["Rank 0 exited normally.", "info", [0]],
+    ["Ranks 0–2 started.", "info", [0, 1, 2]],
+    ["Recording started.", "info", []],
   ]);
   expect(eventRows([])).toEqual([]);
 });
 
-test("ranks that are gone together are several, and killed ones are called that", () => {
+test("several vanished or killed ranks share a sentence", () => {
   const gone = (more: Record<string, unknown>): string | undefined => eventRows([1, 0].map((rank) => event("rank_end", { rank, state: "vanished", ...more })))[0]?.text;
-  expect(gone({})).toBe("Ranks 0 and 1 are gone without a word.");
-  expect(gone({ oom_kill: true })).toBe("Ranks 0 and 1 were killed by the kernel for want of memory.");
+  expect(gone({})).toBe("Ranks 0 and 1 vanished.");
+  expect(gone({ oom_kill: true })).toBe("Ranks 0 and 1 were killed by the kernel (out of memory).");
 });
 
-test("a run is called failed or crashed in one place only: by its status", () => {
+test("only the status calls a run failed or crashed", () => {
   expect(eventText(event("agent_end", { host: "vm", end: { exit_code: 1, status: "failed" } }))).toBe("Recording ended on vm: exit code 1.");
   expect(endText({ exit_code: 1, status: "failed", wall_ns: 0 }, "crashed")).toMatch(/^crashed, exit code 1, /);
   expect(endText({ exit_code: 0, status: "finished", wall_ns: 0 }, null)).toMatch(/^finished, 1 /);
 });
 
-test("errors: who began it, who follows", () => {
+test("errors: original and consequences", () => {
   const errors = errorsOf([
     { rank: 1, pid: 5, type: "ValueError", message: "bad <b>", step: 7, victim: false, traceback: "…" },
     { rank: 0, type: "RuntimeError", message: "", victim: true },
@@ -75,19 +75,19 @@ test("errors: who began it, who follows", () => {
   const { own, followed } = toldFirst(errors);
   expect(own.map(errorText)).toEqual(["Rank 1 raised ValueError in step 7: bad <b>"]);
   expect(followed.map(errorText)).toEqual(["Rank 0 raised RuntimeError", "The launcher raised ChildFailedError: x (rank 0 ended by SIGTERM, rank 1 exit code 1)"]);
-  // Of two ranks one is left: its launcher is no process of the job, and a rank that told twice is one.
-  expect(followedText([...followed, ...followed], own)).toBe("After that rank 0 ended, and the launcher: Rank 0 raised RuntimeError");
+  // One of two ranks is left: the launcher is not a rank, and a rank that reported twice counts once.
+  expect(followedText([...followed, ...followed], own)).toBe("After that, rank 0 and the launcher ended: Rank 0 raised RuntimeError");
   expect(followedText(followed.slice(1), own)).toBe("The launcher raised ChildFailedError: x (rank 0 ended by SIGTERM, rank 1 exit code 1)");
   expect([errorsOf(null), attemptsOf(undefined)]).toEqual([[], []]);
 });
 
-test("a rank begins at no step, and nothing is at a step before the first has ended", () => {
+test("rank_start has no step, nor do events before the first step ended", () => {
   const steps = { first: 0, step: (wallNs: number) => wallNs / 10 };
   const at = (event: string, wallNs: number) => stepOfEvent({ event, wall_ns: wallNs }, steps);
   expect([at("rank_start", 65), at("note", 65), at("note", 9), at("note", 10)]).toEqual([null, 6, null, 1]);
 });
 
-test("a user without a name is a number, and called so", () => {
+test("a user without a name is shown as a uid", () => {
   expect([whoText({ user: "0", host: "vm" }), whoText({ user: "ada", host: "vm" }), whoText({ user: null, host: "vm" })]).toEqual(["uid 0 on vm", "ada on vm", "vm"]);
 });
 
@@ -98,10 +98,10 @@ test("a long message is cut between characters, not within one", () => {
 
 test("attempts", () => {
   const [one, two] = attemptsOf([{ attempt: 0, world_size: 4, first_step: 0, last_step: 99, seconds: 60, end: "rank 1 raised ValueError" }, { attempt: 1, end: null }]);
-  expect([one, two].map((attempt) => attempt && attemptText(attempt))).toEqual(["Attempt 0 of 4 ranks: steps 0–99 in 60.0 s; rank 1 raised ValueError", "Attempt 1: no step is known of, still running"]);
+  expect([one, two].map((attempt) => attempt && attemptText(attempt))).toEqual(["Attempt 0 of 4 ranks: steps 0–99 in 60.0 s; rank 1 raised ValueError", "Attempt 1: no known steps, still running"]);
 });
 
-test("collectives are sorted, what is not known last", () => {
+test("collectives are sorted, unknown values last", () => {
   const op = (name: string, exposed: number | null) => ({ op: name, count: 1, bytes: 8, exposed_ms: exposed, overlapped_ms: 0 });
   const group: CollectiveGroup = { name: "0", kind: "world", description: "", backend: "gloo", size: 2, ranks: [0, 1], timed: true, ops: [op("b", 1), op("a", null), op("c", 3)], arrivals: null };
   const rows = exchangeRows([group]);
@@ -117,23 +117,23 @@ test("how collectives were measured on a device", () => {
   const measured = { steps: 230, of: 230, missed: 0, last_unread: 0, exposed_ms: null };
   const how = "Measured on the device (NCCL's Flight Recorder) in";
   expect([measuredText(null), measuredText(undefined), measuredText(measured)]).toEqual(["", "", `${how} 230 of 230 steps.`]);
-  expect(measuredText({ ...measured, steps: 212, missed: 18, exposed_ms: 4.2 })).toBe(`${how} 212 of 230 steps; 18 steps were overwritten before they could be read; the computation waits 4.20 ms of a step for it.`);
+  expect(measuredText({ ...measured, steps: 212, missed: 18, exposed_ms: 4.2 })).toBe(`${how} 212 of 230 steps; 18 steps were overwritten before they could be read; the computation waits for it 4.20 ms per step.`);
   expect(measuredText({ ...measured, steps: 228, missed: 1, last_unread: 1 })).toBe(`${how} 228 of 230 steps; 1 step was overwritten before it could be read; the last step was not read.`);
 });
 
-test("a share takes more than a few", () => {
+test("percentages need more than a few values", () => {
   expect([timesOf(1, 3), timesOf(19, 19), timesOf(5, 20), timesOf(900, 1200)]).toEqual(["1 of 3", "19 of 19", "25% of 20", "75% of 1,200"]);
 });
 
-test("less than a byte is not none", () => {
+test("less than a byte is not zero", () => {
   expect([binary(0), binary(0.36), binary(0.6), binary(4)]).toEqual(["0 B", "<1 B", "1 B", "4 B"]);
 });
 
-test("what is odd about a node", () => {
+test("problems of a node", () => {
   const node: NodeRow = { node: "1", hosts: ["b"], ranks: 4, live_ranks: 4, rank_spans: [[4, 7]], number: 1, address: null, offset_ns: 0, rtt_ns: 1, heard_wall_ns: 100e9, bye: null, refused: 0, sample: { mem_total: 100, mem_available: 50 } };
   expect(problemsOf(node, 101e9, true)).toEqual([]);
-  expect(problemsOf({ ...node, live_ranks: 3, refused: 2, offset_ns: -5e9, sample: { mem_total: 100, mem_available: 1, net_drops_ps: 2 } }, 160e9, true)).toEqual(["not heard of for 60.0 s", "1 rank ended", "2 frames refused", "its clock is off; times are corrected", "its memory is nearly full", "dropped packets"]);
-  expect(problemsOf(node, 160e9, false)).toEqual(["never said how it ended"]);
+  expect(problemsOf({ ...node, live_ranks: 3, refused: 2, offset_ns: -5e9, sample: { mem_total: 100, mem_available: 1, net_drops_ps: 2 } }, 160e9, true)).toEqual(["silent for 60.0 s", "1 rank ended", "2 frames refused", "clock is off; times are corrected", "memory is nearly full", "dropped packets"]);
+  expect(problemsOf(node, 160e9, false)).toEqual(["did not report how it ended"]);
   expect(problemsOf({ ...node, bye: { status: "failed" } }, 160e9, false)).toEqual(["ended: failed"]);
 });
 

@@ -20,7 +20,7 @@ const finding = (more: Partial<Finding>): Finding => ({
   ...more,
 });
 
-test("the end of a key says the unit", () => {
+test("the suffix of a key gives the unit", () => {
   const said: [string, number, string][] = [
     ["excess_ms", 30.051, "30.1 ms"],
     ["excess_ms", -0.113, "−113 µs"],
@@ -42,11 +42,11 @@ test("the end of a key says the unit", () => {
   expect(figureOf("excess_ms", Number.NaN)).toBe("–");
 });
 
-test("keys are read as words", () => {
+test("keys become words", () => {
   expect(["excess_ms", "peak_allocated_bytes", "own_cpu_percent", "toString", "x"].map(nameOf)).toEqual(["longer by", "peak allocated", "own CPU", "toString", "x"]);
 });
 
-test("evidence of the demo becomes rows, nested where it is", () => {
+test("evidence of the demo becomes nested rows", () => {
   const rows = evidenceRows({
     compared: "work",
     excess_ms: 30.051,
@@ -61,14 +61,14 @@ test("evidence of the demo becomes rows, nested where it is", () => {
     "what was compared: work",
     "longer by: 30.1 ms",
     "median by rank: rank 0 5.96 ms, rank 2 36.1 ms",
-    "longer by, in each phase: forward 30.4 ms, between steps −2.00 ms",
+    "longer by, per phase: forward 30.4 ms, between steps −2.00 ms",
     "waiting was measured: yes",
     "hosts: vm",
     "waiting ranks: 0 and 2–4",
   ]);
 });
 
-test("alike things are a table, places are one line, and much is cut", () => {
+test("similar records become a table, places one line, and long lists are cut", () => {
   const groups = Array.from({ length: 30 }, (_, at) => ({ group: `g${at}`, transfer_ms: at, at: { file: "a.py", line: 3, function: "f" } }));
   expect(shown("groups", groups, 0)).toMatchObject({ form: "table", columns: ["group", "transfer", "place"], left: 6 });
   expect(flat(shown("at", { file: "a.py", line: 3, function: "f" }, 0))).toBe("a.py:3 in f");
@@ -76,7 +76,7 @@ test("alike things are a table, places are one line, and much is cut", () => {
   expect(flat(long)).toMatch(/^0, 1, .*23 and 76 more$/);
 });
 
-test("whatever comes is shown, without end or failure", () => {
+test("any value is shown, without endless recursion or failure", () => {
   const deep: Record<string, unknown> = {};
   let at = deep;
   for (let level = 0; level < 5000; level += 1) at = at["inner"] = {} as Record<string, unknown>;
@@ -88,16 +88,16 @@ test("whatever comes is shown, without end or failure", () => {
   expect(text.join()).not.toContain("[object");
 });
 
-test("a price is told as the summary tells it", () => {
+test("a cost is worded as in the summary", () => {
   expect(priceOf(finding({}), false)).toEqual({ words: ["61% of the time", "2.65 s", "without it a step takes 17.4 ms instead of 44.5 ms on average, 2.56× as fast"], left: 1 / 2.557 });
   expect(priceOf(finding({}), true)?.words[1]).toBe("2.65 s so far");
   expect(priceOf(finding({ cost: { share: 0.004, seconds: 1, rank_hours: 0, if_fixed: null } }), false)).toBeNull();
   expect(priceOf(finding({ cost: null }), false)).toBeNull();
-  expect(priceOf(finding({ kind: "hang_input", cost: { share: 0, seconds: 13.4, rank_hours: 0, if_fixed: null } }), false)).toEqual({ words: ["13.4 s of standing still"], left: null });
+  expect(priceOf(finding({ kind: "hang_input", cost: { share: 0, seconds: 13.4, rank_hours: 0, if_fixed: null } }), false)).toEqual({ words: ["13.4 s without progress"], left: null });
   expect(priceOf(finding({ kind: "hang_input", cost: { share: 0, seconds: 13.4, rank_hours: 0, if_fixed: null } }), true)).toBeNull(); // the card of the hang counts
 });
 
-test("pictures show the culprit among its peers, and where the time is", () => {
+test("charts show the culprit among its peers, and the phases", () => {
   const evidence = { compared: "work", median_ms_by_rank: { "0": 6, "1": 6, "2": 36 }, peers_median_ms: 6, excess_ms_by_phase: { forward: 30, input: 0.01, comm: -29 } };
   const [ranks, phases, ...rest] = picturesOf(finding({ ranks: [2], evidence }));
   expect(rest).toEqual([]);
@@ -105,14 +105,14 @@ test("pictures show the culprit among its peers, and where the time is", () => {
   expect(phases).toMatchObject({ bars: [{ name: "forward", text: "+30.0 ms" }, { name: "comm", text: "−29.0 ms" }] });
 });
 
-test("of many ranks the culprits and the longest are drawn", () => {
+test("with many ranks, the culprits and the slowest are drawn", () => {
   const median_ms_by_rank = Object.fromEntries(Array.from({ length: 64 }, (_, rank) => [rank, rank === 50 ? 1 : rank]));
   const [picture] = picturesOf(finding({ ranks: [50], evidence: { median_ms_by_rank } }));
   expect(picture?.form === "bars" && picture.bars.map((bar) => bar.name)).toEqual(["rank 50", ...[55, 56, 57, 58, 59, 60, 61, 62, 63].map((rank) => `rank ${rank}`)]);
   expect(picture).toMatchObject({ note: "and 54 more ranks" });
 });
 
-test("memory is drawn to where it ends, slow steps where they are", () => {
+test("memory is drawn up to its limit, slow steps at their positions", () => {
   const creep = finding({ kind: "memory_creep", steps: [0, 100], evidence: { first_bytes: 1e9, last_bytes: 2e9, bytes_per_step: 1e7, runs_out_at_step: 200 } });
   expect(picturesOf(creep)).toMatchObject([{ form: "slope", points: [[0, 1e9], [100, 2e9], [200, 3e9]], end: { step: 200 } }]);
   const placed = { ...creep, evidence: { ...creep.evidence, first_step: 10, last_step: 90 } };
@@ -122,7 +122,7 @@ test("memory is drawn to where it ends, slow steps where they are", () => {
   expect(picturesOf(finding({ kind: "change_point", evidence: { before_ms: 39, after_ms: 80 } }))).toMatchObject([{ form: "bars", bars: [{ name: "afterwards", tone: "culprit" }, { name: "before" }] }]);
 });
 
-test("ranks are told as everywhere", () => {
+test("ranks in words", () => {
   expect([[1], [3, 2, 0], [0, 1, 2, 3, 10], []].map(spansText)).toEqual(["1", "0, 2 and 3", "0–3 and 10", "none"]);
   expect([ranksText([1]), ranksText([2, 1], true)]).toEqual(["rank 1", "Ranks 1 and 2"]);
   expect(spansText(Array.from({ length: 20 }, (_, at) => at * 2))).toBe("0, 2, 4, 6, 8, 10, 12, 14 and 12 more");

@@ -17,15 +17,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="stepscope.agent", description="Drain rings and sample this node.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--session", type=Path, required=True)
-    parser.add_argument("--interval", type=float, default=0.2, help="seconds between looks at the rings")
-    parser.add_argument("--hang-after", type=float, default=HangPolicy.after_s, help="seconds without progress; 0: off")
-    parser.add_argument("--on-hang", default=HangPolicy.action, help="report, abort or a command")
+    parser.add_argument("--interval", type=float, default=0.2, help="seconds between reads of the rings")
     parser.add_argument(
-        "--hub", metavar="URL", help="send everything there; the key is STEPSCOPE_KEY or the user's own"
+        "--hang-after",
+        type=float,
+        default=HangPolicy.after_s,
+        help="seconds without progress before a hang is reported; 0: off",
     )
-    parser.add_argument("--node", type=int, default=0, help="number of this node, for the hub")
+    parser.add_argument("--on-hang", default=HangPolicy.action, help="report, abort, or a command")
+    parser.add_argument(
+        "--hub", metavar="URL", help="send all data to this hub; the key is STEPSCOPE_KEY or the user's key file"
+    )
+    parser.add_argument("--node", type=int, default=0, help="number of this node at the hub")
     parser.add_argument("--nnodes", type=int, default=1)
-    parser.add_argument("--run-name", default="", help="what the run is called at the hub")
+    parser.add_argument("--run-name", default="", help="name of the run at the hub")
     args = parser.parse_args()
     policy = HangPolicy(after_s=args.hang_after, action=args.on_hang)
     name = args.run_name or args.run_dir.name

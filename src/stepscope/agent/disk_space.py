@@ -262,7 +262,7 @@ class DiskKeeper:
         most = max(self._limit // _LOG_SHARE, 1) if self._nearly else ALL_BYTES
         if not bound_logs(self._run_dir, all_bytes=min(most, ALL_BYTES)):
             self._logs_whole = True
-            message = "this file system cannot drop the middle of a long log: logs are kept whole"
+            message = "this file system cannot drop the middle of a long log; logs are kept in full"
             self._journal.event("warning", message=message)
 
     def _compare(self, used: int) -> None:
@@ -270,16 +270,16 @@ class DiskKeeper:
             self._nearly = True
             self._samples.save_space()
             self._warn(
-                f"the run takes {bytes_text(used)} of the {bytes_text(self._limit)} that --max-disk allows: from now "
-                "on logs are kept shorter, and samples of the past one in ten minutes; steps are all kept"
+                f"the run uses {bytes_text(used)} of the {bytes_text(self._limit)} that --max-disk allows: from now on "
+                "logs are shortened and past samples reduced to one per ten minutes; all steps are kept"
             )
         if used >= self._limit:
             self._journal.samples_wanted = False
             if not self._told_full:
                 self._told_full = True
                 self._warn(
-                    f"the run takes the {bytes_text(self._limit)} that --max-disk allows: no more samples are "
-                    "recorded; steps still are, and the job goes on"
+                    f"the run uses all of the {bytes_text(self._limit)} that --max-disk allows: no more samples are "
+                    "recorded; steps still are, and the job continues"
                 )
         elif used < _ROOM_AGAIN * self._limit:
             self._journal.samples_wanted = True

@@ -63,10 +63,10 @@ class Journal:
         self._refused = True
         message = f"cannot write to {self._run_dir}: {error.strerror}"
         self.event("warning", message=message)
-        say(f"{message}; steps stay in their rings until it can be written")
+        say(f"{message}; steps stay in their rings until it is writable again")
 
     def accepted(self) -> None:
         """Note that steps were written."""
         if self._refused and not self._recovered:
             self._recovered = True
-            self.event("warning", message=f"{self._run_dir} can be written again")
+            self.event("warning", message=f"{self._run_dir} is writable again")

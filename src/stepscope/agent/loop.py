@@ -337,7 +337,9 @@ class Agent:
         self._gpu.request()
         if self._gpu.silent() and not self._gpu_said:
             self._gpu_said = True
-            self._journal.event("warning", message="the GPU driver (NVML) does not answer; there are no GPU samples")
+            self._journal.event(
+                "warning", message="the GPU driver (NVML) does not respond; no GPU samples are recorded"
+            )
 
     def _copy_output(self, *, last: bool = False) -> bool:
         try:
@@ -384,7 +386,7 @@ class Agent:
         for event, fields in self._shipper.news() if self._shipper is not None else ():
             self._journal.event(event, **fields)
             if event in ("hub_refused", "hub_lost"):  # the user may have to act on it
-                say(f"{fields['why']}; recording goes on here")
+                say(f"{fields['why']}; recording continues on this node")
 
     def _ship_rest(self, ending: Ending) -> None:
         """Send the hub what it is missing after everything is written, and tell the launcher whether it has it all.
@@ -424,7 +426,7 @@ class Agent:
             time.sleep(0.01)
         for drain in self._rings.known.values():
             rank, pid = drain.header.identity.rank, drain.header.pid
-            self._journal.event("warning", message=f"rank {rank} (process {pid}) still ran when the job was over")
+            self._journal.event("warning", message=f"rank {rank} (process {pid}) was still running when the job ended")
 
     def _write_all(self, *, last: bool) -> bool:
         self._look_for_rings()

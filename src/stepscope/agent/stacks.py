@@ -17,6 +17,9 @@ would end, is never interrupted.
 
 A forked child (a DataLoader worker) inherits its parent's handler and writes to its parent's file: processes that share
 a file must be asked one after the other.
+
+Why not py-spy or ``process_vm_readv`` in general: they need a debugger's rights and knowledge of the interpreter's
+internals. (py-spy is tried for ranks that do not answer.)
 """
 
 from __future__ import annotations

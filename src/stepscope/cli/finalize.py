@@ -133,14 +133,14 @@ def _save_summary(
         # The hub's resources take a quarter of a second to load: import them only where they are used.
         from stepscope.hub.report_copy import KnownRun, add_copy
 
-        with progress_bar(f"making {REPORT_FILE}", None, quiet=quiet) as told:
+        with progress_bar(f"writing {REPORT_FILE}", None, quiet=quiet) as told:
             why = add_copy(run_dir, KnownRun(data=run, summary=summary), told)
         if why:
             copied = (run_dir / REPORT_FILE).is_file()
-            summary["notices"].append(f"{REPORT_FILE} was not made: {why}.")
+            summary["notices"].append(f"{REPORT_FILE} was not written: {why}.")
             save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
             if asked:
-                raise RunError(f"{run_dir / REPORT_FILE} was not made: {why}")
+                raise RunError(f"{run_dir / REPORT_FILE} was not written: {why}")
     return copied
 
 
@@ -151,7 +151,7 @@ def _write_page(
     from stepscope.hub.report_copy import KnownRun, write_copy
 
     known = None if over is None else KnownRun(data=over, summary=summary)
-    with progress_bar(f"making {path.name}", None, quiet=quiet) as told:
+    with progress_bar(f"writing {path.name}", None, quiet=quiet) as told:
         write_copy(run_dir, path, known=known, redact=redact, progress=told)
 
 
@@ -160,15 +160,15 @@ def _spool_notice(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
     hub = meta.get("hub")
     if not isinstance(hub, Mapping):
         return []
-    whole = f"This is only what node {hub.get('node')} of the run {hub.get('run')} recorded"
-    return [f"{whole}, and it is not delivered yet: `stepscope send {run_dir}`."]
+    part = f"This is only the data of node {hub.get('node')} of the run {hub.get('run')}"
+    return [f"{part}, and not all of it has been sent yet; run `stepscope send {run_dir}`."]
 
 
 def _barred(run_dir: Path, *, made_here: bool, quiet: bool) -> str | None:
     barred = writing_barred(run_dir, made_here=made_here)
     if barred:
         return barred
-    with progress_bar("watching whether it is still written to", None, quiet=quiet) as told:
+    with progress_bar("checking whether it is still being written", None, quiet=quiet) as told:
         return sealing_barred(run_dir, read_meta(run_dir), progress=told)
 
 
@@ -189,7 +189,7 @@ READING_SHARE = 0.2
 def follow_run(run_dir: Path) -> None:
     """Follow until the run is over or the user presses Ctrl-C."""
     watched: tuple[Watched, ...] = ()
-    say(f"following {run_dir}; Ctrl-C ends this, not the run")
+    say(f"following {run_dir}; Ctrl-C stops following, not the run")
     try:
         while processes_alive(run_dir):
             started_s = time.monotonic()

@@ -57,5 +57,5 @@ def _redirect(link: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Stepscope</title>'
         f'<meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={address}"></head>'
-        f'<body><p><a href="{address}" rel="noreferrer">To the page</a></p></body></html>\n'
+        f'<body><p><a href="{address}" rel="noreferrer">Open the page</a></p></body></html>\n'
     )

@@ -45,10 +45,10 @@ HIDDEN = ("attach",)
 EXAMPLES = """\
 examples:
   stepscope run train.py --epochs 3                    one process, your script unchanged
-  stepscope run --nproc-per-node 4 train.py            torchrun for you
+  stepscope run --nproc-per-node 4 train.py            starts torchrun for you
   stepscope run torchrun --nproc-per-node 4 train.py   or any launcher
-  stepscope demo                                       four ranks here and now, one of them slow
-  stepscope watch                                      the run that goes on, on the terminal
+  stepscope demo                                       four ranks on this machine, one of them slow
+  stepscope watch                                      the active run, in the terminal
   stepscope report runs/NAME                           the summary of a run, finished or not
 """
 
@@ -67,7 +67,7 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
     """The parser of the whole command line, or of some commands only."""
     parser = _Parser(
         prog="stepscope",
-        description="Which rank and which phase holds your PyTorch run back.",
+        description="Find the rank and the phase that slow down your PyTorch run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

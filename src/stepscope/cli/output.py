@@ -142,7 +142,7 @@ def protect_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> No
     taken = {_file_identity(path): path for path in inputs}
     for path in wanted:
         if _file_identity(path) in taken:
-            raise UsageError(f"{path} is one of the files to be read, and would be lost: write to another")
+            raise UsageError(f"{path} is an input file and would be overwritten; write to another file")
 
 
 def write_page(path: Path, text: str) -> None:

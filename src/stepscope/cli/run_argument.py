@@ -20,7 +20,7 @@ def locate_run(path: Path | None, *, prefer_live: bool = False) -> Path:
         newest = newest_run(RUNS_FOLDER, prefer_live=prefer_live)
         if newest is None:
             raise UsageError(f"no runs in {RUNS_FOLDER} yet; name a run directory, or record one with `stepscope run`")
-        say(f"{newest}, the newest run")
+        say(f"using {newest}, the newest run")
         return newest
     named = RUNS_FOLDER / path
     return named if not path.exists() and named.is_dir() else path

@@ -60,14 +60,14 @@ SLOW_STEPS = "a few slow steps"
 ADVICE = {
     EVERY_STEP["other"]: (
         'Put "with stepscope.phase(name):" around parts of the loop to see which of them it is.',
-        "Usual ones: .item(), printing and logging every step, metrics, copies between tensors and numpy.",
+        "Usual causes: .item(), printing and logging every step, metrics, copies between tensors and numpy.",
     ),
     EVERY_STEP["input"]: (
-        "Waits this short are what making a batch costs in Python: larger batches, or batches sliced from one tensor.",
+        "Waits this short are the cost of making a batch in Python: use larger batches, or slice them from one tensor.",
     ),
     EVERY_STEP["h2d"]: ("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.",),
     **{words: (STOPS_ADVICE[phase],) for phase, words in STOPS.items()},
-    SLOWEST_RANK: ("No rank is slow for good: look for work that varies from batch to batch (sequence lengths).",),
+    SLOWEST_RANK: ("No rank is always slow: look for work that varies from batch to batch (sequence lengths).",),
     SLOW_STEPS: ('See what they have in common: stepscope sql "select * from steps order by wall_ns desc limit 5".',),
 }
 
@@ -102,18 +102,18 @@ def find_insufficient(run: RunData, window: Window, view: View, *, reached: bool
 def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> tuple[str, tuple[str, ...]]:
     if not run.ranks and reached:
         return (
-            "Nothing was recorded: no process that the recorder got into trained a PyTorch model.",
+            "Nothing was recorded: no process with the recorder loaded trained a PyTorch model.",
             (
-                "It begins with the first forward that needs gradients, backward or optimizer.step().",
-                "If the training runs in a process beyond a container, ssh or python -I, it cannot be seen from here.",
+                "Recording begins with the first forward that needs gradients, backward or optimizer.step().",
+                "A process in a container, behind ssh or under python -I cannot be recorded from here.",
             ),
         )
     if not run.ranks:
         return (
-            "Nothing was recorded: the recorder never got into a training process.",
+            "Nothing was recorded: the recorder was not loaded in any training process.",
             (
-                "Its way in is the environment (PYTHONPATH): python -I or -E, env -i, a container, ssh keep it out.",
-                "Where that cannot be changed, import stepscope; stepscope.init() at the top of the script does it.",
+                "It is loaded through PYTHONPATH: python -I or -E, env -i, a container or ssh can prevent that.",
+                'If you cannot change that, put "import stepscope; stepscope.init()" at the top of the script.',
             ),
         )
     if not window.ranks:
@@ -130,10 +130,10 @@ def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> 
             "No step is complete on all ranks yet, so ranks cannot be compared.",
             ("Look again when every rank has finished some steps.",),
         )
-    apart = f" ({seen - steady} of {seen} set apart as warm-up)" if seen > steady else ""
+    apart = f" ({seen - steady} of {seen} set aside as warm-up)" if seen > steady else ""
     cannot = "bottlenecks and stragglers" if len(window.ranks) > 1 else "bottlenecks"
     few = f"Only {count_text(steady, 'steady step')}" if steady else "No steady step"
-    title = f"{few} to judge by{apart}: {cannot} cannot be told from chance."
+    title = f"{few} to judge by{apart}: {cannot} cannot be separated from noise."
     if sum(one.reason == "compile" for one in window.warmup) > seen / 2:
         return title, ("torch.compile compiled in most steps: shapes that change each step (mark them dynamic).",)
     return title, (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)
@@ -172,24 +172,24 @@ def _advice(view: View, name: str) -> tuple[str, ...]:
     if name != EVERY_STEP["comm"]:
         return ADVICE.get(name, ())
     if view.window.stages:
-        return ("Stages of a pipeline wait while it fills and drains: more microbatches in a step make that less.",)
+        return ("Pipeline stages wait while the pipeline fills and drains: more microbatches per step reduce that.",)
     setting = None if view.accumulates else accumulation_setting(frameworks_of(view.facts))
     ddp = "no_sync() between steps" if view.facts.get("ddp") and not view.accumulates else None
     fewer = f", or {setting or ddp}," if setting or ddp else ""
-    return (f"The ranks are alike, so it is the exchange itself: larger batches{fewer} need fewer.",)
+    return (f"The ranks are alike, so the exchange itself is slow: larger batches{fewer} need fewer exchanges.",)
 
 
 def _large_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
     if name == SLOW_STEPS:
         return f"{share} of the time went into a few slow steps: {_worst_step(view, saved_ns)}."
     if name == SLOWEST_RANK:
-        return f"{share} of the time goes by waiting for whichever rank is slowest; it is not always the same one."
+        return f"{share} of the time is spent waiting for whichever rank is slowest; it is not always the same one."
     if name in STOPS.values():
         return f"{share} of the time is {name}: {_now_and_then(view, name)}."
     per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)}"
     if name == EVERY_STEP["other"]:
         return f"{share} of the step is outside input, forward, backward and optimizer: {per_step}."
-    return f"{share} of the step goes by while {name}: {per_step}."
+    return f"{share} of the step is spent {name}: {per_step}."
 
 
 def _small_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
@@ -198,9 +198,9 @@ def _small_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
     if name == SLOWEST_RANK:
         return f"No lasting bottleneck found; {name} takes {share} of the time."
     if name in STOPS.values():
-        return f"No bottleneck found. Beside the training itself the most goes to {name}: {_now_and_then(view, name)}."
+        return f"No bottleneck found. Apart from training, most time goes to {name}: {_now_and_then(view, name)}."
     per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)} per step"
-    return f"No bottleneck found. Beside the training itself the most goes to {name}: {per_step}."
+    return f"No bottleneck found. Apart from training, most time goes to {name}: {per_step}."
 
 
 def _now_and_then(view: View, name: str) -> str:

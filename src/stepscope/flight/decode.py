@@ -358,7 +358,7 @@ def decode_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
     if isinstance(raw, dict) and isinstance(parts := raw.get(RECORDERS), list):
         found = [_recorder_dump(one, source=source, rank=rank) for one in parts[:MOST_RECORDERS]]
         if not found:
-            raise DumpError("no dump of a Flight Recorder: it combines none")
+            raise DumpError("not a Flight Recorder dump: it combines none")
         return merged(found)
     return _recorder_dump(raw, source=source, rank=rank)
 
@@ -368,7 +368,7 @@ def _recorder_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
     builder = builder_for(raw)
     rows = raw.get("entries") or []
     if not isinstance(rows, list):
-        raise DumpError("no dump of a Flight Recorder: its entries are no list")
+        raise DumpError("not a Flight Recorder dump: its entries are not a list")
     for row in rows:
         if isinstance(row, dict):
             builder.add_row(row)
@@ -378,7 +378,7 @@ def _recorder_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
 def builder_for(raw: Any) -> Builder:
     """A builder for the entries of a dump, based on the data around them."""
     if not isinstance(raw, dict) or not ("entries" in raw or "pg_status" in raw or "pg_config" in raw):
-        raise DumpError("no dump of a Flight Recorder: it has neither entries nor groups")
+        raise DumpError("not a Flight Recorder dump: it has neither entries nor groups")
     return Builder(_config(raw.get("pg_config"))[1])
 
 

@@ -254,7 +254,7 @@ def _devices(case: Case) -> Verdict | None:
         healthy=False,
         kind="hang_device",
         title=(
-            f"The device of {ranks_text(lagging)} stands still: {what} of {group.name} has ended on its peers and not "
+            f"The device of {ranks_text(lagging)} is stuck: {what} of {group.name} has ended on its peers and not "
             "there."
         ),
         culprits=tuple(accuse(case, r, device_reason(*case.lagging[r])) for r in lagging) if decided else (),
@@ -294,13 +294,13 @@ def _diverged(case: Case) -> Verdict | None:
         title = (
             f"{ranks_text(suspects, start=True)} are not at the same {left.differs} in collective {left.sequence} of "
         )
-        title += f"{group.name}, and it cannot be told which side is wrong."
+        title += f"{group.name}, and which side is wrong cannot be determined."
         return Verdict(title=title, undecidable=True, suspects=suspects, victims=_rest(case, suspects), **about)
-    title = f"{ranks_text(left.ranks, start=True)} left the path of the others at collective {left.sequence} of "
+    title = f"{ranks_text(left.ranks, start=True)} diverged from the others at collective {left.sequence} of "
     title += f"{group.name}: another {left.differs}."
     if past:
         what = call_name(group.progress[others[0]].operation(left.sequence), left.sequence)
-        title = f"{ranks_text(past, start=True)} went past {what} of {group.name} without calling it."
+        title = f"{ranks_text(past, start=True)} skipped {what} of {group.name}."
     return Verdict(
         title=title,
         culprits=tuple(accuse_diverged(case, group, left, rank, past=bool(past)) for rank in left.ranks),
@@ -318,7 +318,7 @@ def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
     told = (
         f"Number {sequence} ended all the same: NCCL does not compare calls. What the ranks sent from then on did not "
     )
-    return (f"{told}fit together, until they stood still in {what}.",)
+    return (f"{told}fit together, until they hung in {what}.",)
 
 
 def _at_the_end(case: Case) -> Verdict | None:
@@ -432,9 +432,9 @@ def _all_joined(case: Case) -> Verdict | None:
         kind="hang_unknown" if on_host else "hang_device",
         title=(
             f"{ranks_text(members, start=True)} called {call_name(operation, sequence)} of {group.name}, and it hangs: "
-            f"{'the network, or it was still under way' if on_host else 'its device or the network stands still'}."
+            f"{'the network, or it was still under way' if on_host else 'its device or the network is stuck'}."
         ),
-        culprits=(accuse(case, rank, "called it, and its device never came to the end"),) if alone else (),
+        culprits=(accuse(case, rank, "called it, but its device never finished it"),) if alone else (),
         undecidable=not alone,
         suspects=() if alone else tuple(members),
         victims=tuple(sorted(case.waiting - {rank})) if alone else (),
@@ -453,7 +453,7 @@ def _in_p2p(case: Case) -> Verdict | None:
     return Verdict(
         healthy=False,
         kind="hang_unknown",
-        title=f"{ranks_text(inside, start=True)} wait in send or recv, which the recorder does not tell more about.",
+        title=f"{ranks_text(inside, start=True)} wait in send or recv, about which the recorder has no details.",
         undecidable=True,
         suspects=tuple(inside),
     )
@@ -525,10 +525,10 @@ def _and(words: Sequence[str]) -> str:
 
 def _healthy_title(case: Case) -> str:
     if not case.dumps:
-        return "There is no dump to judge by."
+        return "There is no dump to analyze."
     if case.waiting:
-        return f"Nothing stands for sure in the dumps of {ranks_text(case.dumps)}."
-    return f"Nothing stands: all that {ranks_text(case.dumps)} called has ended."
+        return f"The dumps of {ranks_text(case.dumps)} do not contain enough information to decide."
+    return f"Nothing is pending: every call of {ranks_text(case.dumps)} has ended."
 
 
 def _flight_note(case: Case) -> tuple[str, ...]:
@@ -536,5 +536,5 @@ def _flight_note(case: Case) -> tuple[str, ...]:
         return ()
     edge = most_telling_edge(case.edges, {edge.waited for edge in case.edges})
     who = ranks_text(_waiters(case.edges, {edge.waited for edge in case.edges}), start=True)
-    when_so = "as happens when dumps are not taken at the same instant; stacks would tell a stop from that."
-    return (f"{who} had come to {in_group(edge)} before the others, {when_so}",)
+    when_so = "as happens when dumps are not taken at the same instant; stacks would distinguish that from a hang."
+    return (f"{who} had reached {in_group(edge)} before the others, {when_so}",)

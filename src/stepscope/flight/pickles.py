@@ -36,16 +36,16 @@ class PlainUnpickler(pickle.Unpickler):
     """Refuses every name that a pickle requests."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"refers to {module}.{name}")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("asks for an object from elsewhere")
+        raise pickle.UnpicklingError("refers to an external object")
 
 
 def load_plain(data: bytes) -> Any:
     """The dictionaries, lists, tuples, strings and numbers in a pickle; DumpError for anything else."""
     if len(data) > MAX_BYTES:
-        raise DumpError(f"larger than any dump: {len(data)} bytes")
+        raise DumpError(f"too large for a dump: {len(data)} bytes")
     answer: list[Any] = []
     failure: list[BaseException] = []
 

@@ -167,7 +167,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
         if len(files) > MAX_FILES:
             raise UsageError(f"more than {MAX_FILES} files; give the folder of one job")
     if not files:
-        raise UsageError("there are no files in there")
+        raise UsageError("no files found there")
     return list(files)
 
 
@@ -201,7 +201,7 @@ def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:
                     done += 1
         except BrokenProcessPool:
             if workers == 1:
-                yield _Found(path=str(files[done]), problem="reading it ends the process that does.")
+                yield _Found(path=str(files[done]), problem="it crashes the process that reads it.")
                 done += 1
             workers = 1  # one file at a time: the next failure identifies the file
 
@@ -272,8 +272,8 @@ def _what(data: bytes) -> str:
     """What a file contains instead: often a sentence from a server that had no dump."""
     text = data[: QUOTED * 4].decode(errors="replace").strip()
     if text.isprintable() and "\ufffd" not in text:
-        return f"no dump; it says “{text[:QUOTED]}”"
-    return "no dump: neither a pickle nor JSON"
+        return f"not a dump; it says “{text[:QUOTED]}”"
+    return "not a dump: neither a pickle nor JSON"
 
 
 def _about_dump(found: _Found) -> bool:
@@ -306,7 +306,7 @@ def _one_per_rank(dumps: list[Dump]) -> tuple[tuple[Dump, ...], list[str]]:
     nameless = [dump for dump in sorted(dumps, key=lambda dump: dump.source) if dump.rank < 0]
     free = (rank for rank in range(len(dumps)) if rank not in kept)
     for dump, rank in zip(nameless, list(free), strict=False):
-        problems.append(f"{_short(dump.source)}: nothing tells its rank; taken for rank {rank}.")
+        problems.append(f"{_short(dump.source)}: its rank is unknown; assuming rank {rank}.")
         kept[rank] = replace(dump, rank=rank)
     return tuple(kept[rank] for rank in sorted(kept)), problems
 

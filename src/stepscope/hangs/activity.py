@@ -94,7 +94,7 @@ PROMPTS = ("/ipykernel/kernelapp.py", "/IPython/terminal/")
 CELLS = ("/IPython/core/interactiveshell.py",)
 """… below a frame of one of these."""
 FOR_PROCESS = "waits for a process that it started"
-FOR_USER = "waits for somebody to run the next cell"
+FOR_USER = "waits for the user to run the next cell"
 WAITS = (
     ("socket.py", "waits for a socket"),
     ("ssl.py", "waits for a socket"),
@@ -107,7 +107,7 @@ WAITS = (
     ("multiprocessing/synchronize.py", "waits for a lock between processes"),
     ("queue.py", "waits in a queue"),
     ("threading.py", "waits for a thread or a lock"),
-    ("concurrent/futures/", "waits for a thread of its own"),
+    ("concurrent/futures/", "waits for one of its threads"),
     ("asyncio/", "waits in an event loop"),
     ("filelock/", "waits for a file lock"),
 )
@@ -196,7 +196,7 @@ def wait_words(frames: Sequence[Frame], source: str) -> str:
     for part, words in WAITS if inner is not None else ():
         if inner is not None and _is_in(inner, (f"/{part}",)):
             return words
-    return "stands still"
+    return "is blocked"
 
 
 def _inner(frames: Sequence[Frame]) -> Frame | None:
@@ -393,7 +393,7 @@ def _alone(rank: RankEvidence, frames: Sequence[Frame], source: str, *, pending:
     if rank.process_state == "D":
         return "disk", "waits for a disk"
     if not frames:
-        return "unknown", "did not say where it is"
+        return "unknown", "did not report where it is"
     return "blocked", wait_words(frames, source)
 
 

@@ -284,14 +284,14 @@ def evidence_to_dict(kept: EvidenceFile) -> dict[str, Any]:
 def evidence_from_dict(raw: object) -> EvidenceFile:
     """Decode a file; ValueError for anything but the result of ``evidence_to_dict``. Unknown keys are ignored."""
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        raise ValueError("not the evidence of a standstill")
+        raise ValueError("not evidence of a hang")
     file = decoded(_File, raw)
     if not 0 <= file.world_size <= LARGEST_WORLD or len(file.ranks) > MOST_RANKS or file.number < 1:
-        raise ValueError("evidence of a world that cannot be")
+        raise ValueError("evidence with an invalid world size or number")
     if any(not 0 <= rank.rank < LARGEST_WORLD or rank.pid < 0 for rank in file.ranks):
-        raise ValueError("evidence of a rank that cannot be")
+        raise ValueError("evidence with an invalid rank")
     if any(not 0 <= group.size <= LARGEST_WORLD for group in file.groups):
-        raise ValueError("evidence of a group that cannot be")
+        raise ValueError("evidence with an invalid group size")
     stacks = [stack.threads for stack in file.stacks]
     return EvidenceFile(
         number=file.number,
@@ -366,7 +366,7 @@ def _rank(row: _Rank, stacks: list[tuple[ThreadStack, ...]], groups: tuple[Proce
 
 def _at(values: Any, number: int) -> Any:
     if not 0 <= number < len(values):
-        raise ValueError(f"evidence without its part {number}")
+        raise ValueError(f"evidence lacks part {number}")
     return values[number]
 
 

@@ -34,7 +34,7 @@ RARELY_S = 60.0
 """Maximum time until the next check of a job whose collectives end."""
 AT_REST_S = 60.0
 """Time between two checks of an idle notebook: each one requests its stack."""
-FIRST = "No step was made yet."
+FIRST = "No step has completed yet."
 
 KNOWN: dict[Activity, str] = {
     "compile": "compiles",
@@ -71,7 +71,7 @@ def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     who = "The process" if evidence.world_size <= 1 else "Every rank of this host"
     return NotAHang(
         reason=f"{who} {FOR_USER}.",
-        evidence=("Its stack says so: nothing of a cell is in it.",),
+        evidence=("Its stack shows no running cell.",),
         look_again_s=max(AT_REST_S, evidence.threshold_s),
     )
 
@@ -85,7 +85,7 @@ def under_way(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
     silent_s = min((one.silent_s for one in evidence.ranks), default=0.0)
     return NotAHang(
         reason=f"Rank {rank} makes progress in its collectives.",
-        evidence=(f"{ended[rank]:,} were called or ended between two looks at its Flight Recorder.",),
+        evidence=(f"{ended[rank]:,} were called or ended between two reads of its Flight Recorder.",),
         look_again_s=max(LOOK_AGAIN_S, evidence.threshold_s, min(silent_s / 4, RARELY_S)),
     )
 
@@ -104,7 +104,7 @@ def unfinished(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
     sign = "Every device has begun it." if begun else "It is not known whether every device has begun it."
     return NotAHang(
         reason=f"All ranks have called {what}, and their devices have not finished it yet.",
-        evidence=(sign, f"That is taken for a hang after {seconds_text(patience_s)} without a sign."),
+        evidence=(sign, f"It counts as a hang after {seconds_text(patience_s)} without progress."),
         look_again_s=max(LOOK_AGAIN_S, min(evidence.threshold_s, left_s)),
     )
 
@@ -126,7 +126,7 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     left_s, doing, excuse = best
     who = "The process" if evidence.world_size <= 1 else f"Rank {doing.rank}"
     place = place_text(doing.at, evidence.source_lines)
-    until = f"That is taken for a hang after {seconds_text(excuse.patience * evidence.threshold_s)} without a sign."
+    until = f"It counts as a hang after {seconds_text(excuse.patience * evidence.threshold_s)} without progress."
     return NotAHang(
         reason=f"{who} {excuse.what}{f' at {place}' if place else ''}.",
         evidence=(*excuse.signs, until),
@@ -144,7 +144,7 @@ def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
     if doing.state == "input":
         return _slow_input(rank, signs)
     if doing.state == "collective" and alone and rank.step is None:
-        return _Excuse(what="waits for ranks that have not been heard of yet", patience=STILL, signs=(FIRST,))
+        return _Excuse(what="waits for ranks that have not reported yet", patience=STILL, signs=(FIRST,))
     if doing.state == "blocked":
         return _program(rank, doing)
     if doing.state == "device":
@@ -194,18 +194,18 @@ def _signs(rank: RankEvidence, doing: Doing) -> tuple[str, ...]:
         signs.append(f"It reads and writes {rank.io_bytes_s / 1e6:.1f} MB/s.")
     compilers = [worker for worker in rank.workers if worker.kind == "compiler" and is_busy(worker)]
     if compilers:
-        signs.append(f"A compiler that it started is at work: {one_line(compilers[0].name, 60)}.")
+        signs.append(f"A compiler that it started is running: {one_line(compilers[0].name, 60)}.")
     if doing.moved and not (doing.state == "input" and not doing.busy):
-        signs.append("Its stack moved between two looks.")
+        signs.append("Its stack changed between two checks.")
     return tuple(signs)
 
 
 def _on_device(doing: Doing) -> str:
     if not doing.behind:
-        return "Its device has not finished what it was given: a kernel may take its time."
+        return "Its device has not finished its work: a kernel may be slow."
     return (
-        f"Its device has not begun {collective_text(doing.waiting_in)}, which others have: it is still at what came "
-        "before, and a kernel may take its time."
+        f"Its device has not begun {collective_text(doing.waiting_in)}, which others have: it is still busy with "
+        "earlier work, perhaps a slow kernel."
     )
 
 
@@ -214,4 +214,4 @@ def _told_by(rank: RankEvidence, doing: Doing) -> str:
     if rank.phase == phases.get(doing.state):
         return f"it is in the phase {rank.phase}"
     frame = next((frame for thread in rank.threads if thread.main for frame in thread.frames), None)
-    return f"its stack says so (in {frame.function})" if frame is not None else "a compiler that it started is at work"
+    return f"its stack says so (in {frame.function})" if frame is not None else "a compiler that it started is running"

@@ -133,7 +133,7 @@ def alike(doings: Sequence[Doing]) -> bool:
 
 def unanswered(situation: Situation) -> tuple[str, ...]:
     mute = [rank for rank, evidence in situation.ranks.items() if not evidence.threads and evidence.alive]
-    return (f"No stack could be had of {ranks_text(mute)}.",) if mute else ()
+    return (f"No stack trace is available for {ranks_text(mute)}.",) if mute else ()
 
 
 # -- ranks on other hosts ---------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def rule_elsewhere(situation: Situation) -> Ruling | None:
     where = f"{hosts} hosts" if hosts > 1 else situation.evidence.host
     title = (
         f"{who} on {where} {verb} in {collective_text(shared)} for {ranks_text(elsewhere)} "
-        "on other hosts: which of them holds the job up cannot be told from here."
+        "on other hosts: which of them is blocking the job cannot be determined here."
     )
     return Ruling(
         kind="rank_lost",
@@ -178,14 +178,14 @@ def _unheard(situation: Situation, lost: Sequence[LostHost]) -> Ruling:
     silent = more_than_text(min(one.silent_s for one in lost))
     return Ruling(
         kind="rank_lost",
-        title=f"{who} not been heard of for {silent}{situation.wait_for(guilty)}.",
+        title=f"{who} been silent for {silent}{situation.wait_for(guilty)}.",
         culprits=tuple(
-            Culprit(rank=rank, reason=f"is on host {host}, of which nothing was heard any more")
+            Culprit(rank=rank, reason=f"is on host {host}, which stopped reporting")
             for rank, host in sorted(guilty.items())
         ),
         victims=situation.waiting,
         collective=situation.shared(situation.waiting),
-        evidence=("Nothing came from its agent either: the machine is gone, or the way to it.",),
+        evidence=("Its agent is silent, too: the machine or the network to it is down.",),
     )
 
 
@@ -583,10 +583,9 @@ def _unknown(situation: Situation) -> Ruling:
         verb = "waits" if len(situation.waiting) == 1 else "wait"
         parts.append(f"{ranks_text(situation.waiting)} {verb} in {collective_text(shared)}")
     if silent:
-        could = "could not be learnt"
-        parts.append(f"what {ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} {could}")
+        parts.append(f"what {ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} is unknown")
     told = f": {listed(parts)}" if parts else ""
-    title = f"The job stands still and it cannot be told why{told}."
+    title = f"The job hangs for an unknown reason{told}."
     return _with(situation, "hang_unknown", (), title, undecidable=True, evidence=unanswered(situation))
 
 

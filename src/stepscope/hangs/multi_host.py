@@ -205,7 +205,7 @@ def _gone(one: GoneRank, declared_ns: int) -> RankEvidence:
 def _with_excuse(record: HangRecord, evidence: Evidence, answer: NotAHang) -> HangRecord:
     """With all hosts together it was not a hang: a rank was working, perhaps for too long."""
     hosts = sorted({*evidence.hosts.values()} - {record.host})
-    said = f"With the ranks of {listed(hosts[:HOSTS_NAMED])} it is none: {one_line(answer.reason, REASON_CHARS)}"
+    said = f"With the ranks of {listed(hosts[:HOSTS_NAMED])} it is not a hang: {one_line(answer.reason, REASON_CHARS)}"
     return replace(record, evidence=(*record.evidence, said))
 
 

@@ -58,25 +58,25 @@ BY_KIND = {
         "Look for a branch, an early return or an exception handler that only some ranks take.",
     ),
     "hang_mismatch": (
-        "Compare what decides on this call (shapes, dtypes, a condition) on a culprit and on another rank.",
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL checks each call against the other ranks', at a price.",
+        "Compare what determines this call (shapes, dtypes, a condition) on a culprit and on another rank.",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL checks each call against the other ranks', at some cost.",
     ),
     "hang_deadlock": (
-        "The ranks enter their groups in different orders: make all of them take the groups in the same one.",
-        "Or a rank left out a call: look for a branch, an early return or an exception handler that only some take.",
+        "The ranks enter their groups in different orders: make all of them use the groups in the same order.",
+        "Or a rank skipped a call: look for a branch, an early return or an exception handler that only some take.",
     ),
     "hang_device": (
         "dmesg shows the Xid errors of a GPU that failed; CUDA_LAUNCH_BLOCKING=1 shows which kernel does not end.",
     ),
-    "rank_crashed": ("The others wait for a rank that is gone: end the job, and look into its log for the reason.",),
-    "rank_lost": ("Look at the hosts of those ranks: what their own watchdog found is in hangs/ if it got through.",),
-    "hang_unknown": ("py-spy dump --native --pid PID shows where the ranks are in C, if it may be used here.",),
+    "rank_crashed": ("The others wait for a rank that is gone: end the job, and check its log for the reason.",),
+    "rank_lost": ("Look at the hosts of those ranks: what their own watchdog found is in hangs/ if it arrived.",),
+    "hang_unknown": ("py-spy dump --native --pid PID shows where the ranks are in C, if permitted here.",),
 }
 
 
 def advice_for(record: HangRecord) -> tuple[str, ...]:
     if record.over == "recovered":
-        return (*_where(record), "If that is to be expected, a longer threshold keeps it from being reported.")
+        return (*_where(record), "If this is expected, a longer threshold avoids the report.")
     if record.kind == "hang_input":
         return (*_where(record), *_of_input(record))
     if record.kind == "hang_host":
@@ -84,9 +84,9 @@ def advice_for(record: HangRecord) -> tuple[str, ...]:
     if record.kind == "hang_deadlock" and (left_out := _left_out(record)):
         return left_out
     if record.kind == "rank_crashed" and record.over is not None:
-        return (*_where(record), "Look into its log for the reason.")
+        return (*_where(record), "Check its log for the reason.")
     if record.kind == "rank_lost" and record.culprits:
-        return (*_where(record), "Look at that host and at the way to it: power, kernel log, network.")
+        return (*_where(record), "Check that host and its connection: power, kernel log, network.")
     return (*_where(record), *BY_KIND.get(record.kind, ()))
 
 
@@ -109,21 +109,21 @@ def _left_out(record: HangRecord) -> tuple[str, ...]:
         call = f"{row['op']} number {row['sequence']} of {group_name(row['group'], row['description'])}"
         wait = "waited" if record.over is not None else "waits" if len(waiters) == 1 else "wait"
         told = (
-            f"{ranks_text(row['waited'], start=True)} went on to step {min(late):,} without {call}, in which "
+            f"{ranks_text(row['waited'], start=True)} continued to step {min(late):,} without {call}, in which "
             f"{ranks_text(row['waiters'])} {wait} in step {max(early):,}"
             f"{f', at {at}' if at else ''}: look for a branch that only some ranks take."
         )
-        return told, "If it was to come later there, make all ranks take the groups in the same order."
+        return told, "If it comes later there by design, make all ranks use the groups in the same order."
     return ()
 
 
 def _of_input(record: HangRecord) -> tuple[str, ...]:
     reasons = " ".join(culprit.reason for culprit in record.culprits)
     if "SIGSTOP" in reasons:
-        lets = "lets" if record.over is None else "would have let"
-        return (f"Somebody stopped the worker process: kill -CONT its pid {lets} it go on.",)
+        resumes = "resumes" if record.over is None else "would have resumed"
+        return (f"The worker process was stopped: kill -CONT its pid {resumes} it.",)
     if "died" in reasons or "are gone" in reasons or "were gone" in reasons:
-        return ("A worker that died silently was often killed for want of memory (dmesg) or by a full /dev/shm.",)
+        return ("A worker that died silently was often killed for lack of memory (dmesg) or by a full /dev/shm.",)
     if _makes_batches_itself(record):
         return (
             "The training process makes its batches itself (num_workers=0): look at what that line waits for.",
@@ -151,10 +151,10 @@ def _of_host(record: HangRecord) -> tuple[str, ...]:
     reason = first.reason if first is not None else ""
     if first is not None and "stopped" in reason:
         if record.over is not None:
-            return ("SIGSTOP comes from a person or a debugger; kill -CONT would have let it go on.",)
-        return (f"kill -CONT {pids.get(first.rank, 'PID')} lets it go on; SIGSTOP comes from a person or a debugger.",)
+            return ("SIGSTOP is sent by a user or a debugger; kill -CONT would have resumed it.",)
+        return (f"kill -CONT {pids.get(first.rank, 'PID')} resumes it; SIGSTOP is sent by a user or a debugger.",)
     if "GIL" in reason:
-        return ("The C call at that line never gives the GIL back: it stops all threads of the process.",)
+        return ("The C call at that line never releases the GIL: it blocks all threads of the process.",)
     if "disk" in reason:
         return ("The disk or network file system does not answer: look at dmesg and at its server.",)
     return ()
@@ -296,7 +296,7 @@ def title_of(record: HangRecord) -> str:
     seconds, record = stood_s(record), told_of(record)
     if record.over == "recovered":
         then = record.title.replace(" never called ", " had not called ", 1)
-        return f"The job stood still for {seconds_text(seconds)} and came back. {then}"
+        return f"The job hung for {seconds_text(seconds)} and recovered. {then}"
     if record.victims or record.kind not in ("hang_host", "hang_input"):
         return record.title
     # Written once and read while it lasts: for a hang that continues, say only what stays true.
@@ -366,7 +366,7 @@ GROUPS_SHOWN = 6
 FRAMES_SHOWN = 6
 SIZES_CHARS = 60
 FILES_SHOWN = 3
-ENDINGS = {"recovered": "then went on", "ended": "until the job ended", "aborted": "until the job was ended for it"}
+ENDINGS = {"recovered": "then continued", "ended": "until the job ended", "aborted": "until the job was aborted"}
 
 
 def hang_lines(
@@ -388,7 +388,7 @@ def hang_lines(
     lines += _labelled("culprit", _culprits(record), width)
     lines += _labelled("waiting", _waiting(record), width)
     lines += _labelled("cycle", _cycle(record), width)
-    lines += _labelled("told by", record.evidence, width)
+    lines += _labelled("evidence", record.evidence, width)
     lines += _labelled("since", [_since(record, now_wall_ns, steps or steps_of(record))], width)
     lines += _labelled("done", [record.action] if record.action else (), width)
     for number, group in enumerate(record.stacks[:GROUPS_SHOWN]):
@@ -437,7 +437,7 @@ def _culprits(record: HangRecord) -> list[str]:
     if len(alike) > CULPRITS_SHOWN:
         texts.append(f"… and {len(alike) - CULPRITS_SHOWN} more places")
     if not texts and record.undecidable:
-        texts.append("cannot be told from what is known here")
+        texts.append("cannot be determined from what is known here")
     return texts
 
 
@@ -471,7 +471,7 @@ def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] |
         return f"nothing has happened for {seconds_text(long_s)}{where}{usual}"
     if record.over is None:
         return f"nothing happened for {seconds_text(stood_s(record))}{where} when this was written{usual}"
-    return f"it stood still for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"
+    return f"it hung for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"
 
 
 def _step_text(seconds: float) -> str:

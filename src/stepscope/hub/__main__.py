@@ -12,12 +12,12 @@ from stepscope.records.text import say
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="stepscope.hub", description="Receive what other nodes send; show the run.")
+    parser = argparse.ArgumentParser(prog="stepscope.hub", description="Receive data from other nodes; serve the run.")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--fd", type=int, required=True, help="the socket to listen on")
-    parser.add_argument("--caller-fd", type=int, help="a connection that was accepted on it already")
+    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the listening socket")
+    parser.add_argument("--caller-fd", type=int, help="file descriptor of a connection already accepted on it")
     parser.add_argument("--nnodes", type=int, default=1)
-    parser.add_argument("--name", default="", help="what the run was to be called")
+    parser.add_argument("--name", default="", help="requested name of the run")
     parser.add_argument("--tls-cert", type=Path)
     parser.add_argument("--tls-key", type=Path)
     args = parser.parse_args()

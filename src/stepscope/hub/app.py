@@ -43,9 +43,9 @@ __all__ = ["make_app", "resources_of"]
 UNBUILT_PAGE = """\
 Stepscope hub.
 
-This is the hub of one or more training runs. Its page was not built (`make page` does it); its HTTP API begins at
-/api/v1/runs; /api/v1/openapi.json lists it, and docs/api.md of Stepscope explains it. Everything but this needs the
-reader's token:
+This is the hub of one or more training runs. Its page was not built; run `make page` to build it. The HTTP API starts
+at /api/v1/runs; /api/v1/openapi.json lists it, and docs/api.md in Stepscope describes it. All requests except this
+one need the reader's token:
 
     curl -H "Authorization: Bearer $(jq -r .token runs/NAME/hub.json)" URL/api/v1/runs
 """
@@ -126,10 +126,10 @@ def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) 
         return openapi(resources, ingest=ingest)
 
     resources = (
-        Resource(path="/healthz", about="Whether the hub is there.", answer=healthz, open=True),
+        Resource(path="/healthz", about="Whether the hub is running.", answer=healthz, open=True),
         Resource(
             path="/metrics",
-            about="Figures of the open runs and of the hub, for Prometheus.",
+            about="Metrics of the open runs and the hub, for Prometheus.",
             answer=lambda _asked: Body(data=metrics().encode(), media_type=CONTENT_TYPE, headers={}),
             media_types=("text/plain",),
         ),
@@ -144,7 +144,7 @@ def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) 
             path="/api/v1/runs/{run}/stream",
             about="Server-sent events: reset, steps, events, findings, status, heartbeat, end. Last-Event-ID resumes.",
             answer=stream,
-            parameters=(Parameter(name="after", about="as Last-Event-ID", kind="text", default=""),),
+            parameters=(Parameter(name="after", about="same as Last-Event-ID", kind="text", default=""),),
             media_types=(MEDIA_TYPE,),
         ),
     )
@@ -153,10 +153,10 @@ def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) 
 
 async def _refused(_request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    why = {404: "there is no such resource", 405: "not by this method"}.get(status, "that cannot be answered")
+    why = {404: "there is no such resource", 405: "method not allowed"}.get(status, "the request cannot be handled")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     return failure(status, why, headers=headers)
 
 
 async def _fault(_request: Request, _error: Exception) -> Response:
-    return failure(500, "the hub made a mistake")
+    return failure(500, "internal error in the hub")

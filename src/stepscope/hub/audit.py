@@ -248,7 +248,7 @@ class AuditLog:
         try:
             about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_nlink > 1:
-                raise OSError(errno.EINVAL, "it is not an ordinary file of yours")
+                raise OSError(errno.EINVAL, "not a regular file owned by this user")
             if stat.S_IMODE(about.st_mode) != 0o600:
                 os.fchmod(fd, 0o600)
             try:

@@ -85,7 +85,7 @@ def serve_run(settings: HubSettings) -> int:
     os.nice(NICE)
     about = read_hub_file(settings.run_dir)
     if about is None:
-        raise HubError(f"nothing in {settings.run_dir} says where its hub is to listen")
+        raise HubError(f"{settings.run_dir} contains no valid hub.json, so the hub's address is unknown")
     with socket.socket(fileno=settings.fd) as listening:
         listening.set_inheritable(False)
         orphaned = run_loop(_Hub(settings, about, listening).run())

@@ -318,7 +318,7 @@ async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any
     }
     widest = max(whole["steps"])
     if widest > 1:
-        left_out.append(f"Steps are in {len(whole['first']):,} bins of up to {widest:,} steps.")
+        left_out.append(f"Steps are grouped into {len(whole['first']):,} bins of up to {widest:,} steps.")
 
 
 def _worst(rows: list[list[dict[str, Any]]], names: list[str], places: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -362,10 +362,10 @@ async def add_files(
         cut += len(asked) > 1
         found[path] = {"size": size, "pieces": pieces}
     if cut:
-        left_out.append(f"Of {cut:,} files only the first and the last {most // 1024:,} kB are here.")
+        left_out.append(f"Only the first and last {most // 1024:,} kB of {cut:,} files are included.")
     for folder, what in OTHERS.items():
         if rest := sum(path.startswith(folder) for path in sizes if path not in found):
-            left_out.append(f"Not here: {count_text(rest, what)}.")
+            left_out.append(f"Not included: {count_text(rest, what)}.")
     return found
 
 
@@ -384,7 +384,7 @@ STAGES = 6
 CURVE_BINS = 512
 MEAN_PART = 4
 """Maps of means are used less often, and have fewer cells by this factor."""
-REDACTED_FILES = "This copy is redacted: logs and other files of the run are not here."
+REDACTED_FILES = "This copy is redacted: it has no logs or other files of the run."
 
 Contents = dict[str, Any]
 
@@ -407,10 +407,10 @@ async def gather(
     await add_steps(ask, plan, blobs, answers, left_out)
     progress(2, STAGES)
     answers["ranks"] = await ask.document("ranks", limit=plan.rank_rows, order="work")
-    _told(left_out, len(answers["ranks"].get("rank", ())), answers["ranks"].get("total", 0), "ranks stand in the table")
+    _told(left_out, len(answers["ranks"].get("rank", ())), answers["ranks"].get("total", 0), "ranks are in the table")
     chosen = _chosen(answers, plan.ranks)
     await _ranks(ask, plan, blobs, answers, chosen)
-    _told(left_out, len(chosen), answers["ranks"].get("total", 0), "ranks have curves of their own")
+    _told(left_out, len(chosen), answers["ranks"].get("total", 0), "ranks have their own curves")
     progress(3, STAGES)
     for kind in WHO:
         answers[f"samples/{kind}"] = await _samples(ask, kind, plan, left_out)
@@ -450,7 +450,7 @@ def _cut(document: dict[str, Any], key: str, name: str, most: int, left_out: lis
         if size > most:
             break
         kept += 1
-    _told(left_out, kept, len(rows), f"{name} are here")
+    _told(left_out, kept, len(rows), f"{name} are included")
     return {**document, key: rows[:kept]}
 
 
@@ -459,7 +459,7 @@ async def _events(ask: Asker, plan: Plan, left_out: list[str]) -> dict[str, Any]
     events = found.get("events", [])
     if len(events) > plan.events:
         first = plan.events // 4
-        left_out.append(f"{plan.events:,} of {len(events):,} events are here, the first and the last.")
+        left_out.append(f"{plan.events:,} of {len(events):,} events are included, the first and the last.")
         events = [*events[:first], *events[first - plan.events :]]
     return {**found, "events": events}
 
@@ -524,7 +524,12 @@ async def _samples(ask: Asker, kind: str, plan: Plan, left_out: list[str]) -> di
     limit = max(1, min(len(series), plan.sample_values // (fields * LEAST_BINS)))
     bins = max(LEAST_BINS, min(CURVE_BINS, plan.sample_values // (fields * limit)))
     found = await ask.document("samples", kind=kind, bins=bins, limit=limit)
-    _told(left_out, len(found["series"]), len(found["series"]) + found["left_out"], f"curves of kind “{kind}” are here")
+    _told(
+        left_out,
+        len(found["series"]),
+        len(found["series"]) + found["left_out"],
+        f"curves of kind “{kind}” are included",
+    )
     for one in found["series"]:
         one["values"] = {name: rounded(column) for name, column in one["values"].items()}
     return found
@@ -559,7 +564,7 @@ async def _maps(
             found[f"{value}/mean"] = await _layers(ask, blobs, about, value=value, stat="mean", rows=rows, cells=cells)
     work = found["work"][0] if "work" in found else None
     if work is not None and (work["rows"] < about.get("ranks", 0) or work["first_steps"] != work["last_steps"]):
-        left_out.append(f"The map of ranks and steps has {work['rows']:,} × {len(work['first_steps']):,} cells.")
+        left_out.append(f"The rank × step map has {work['rows']:,} × {len(work['first_steps']):,} cells.")
     return found
 
 
@@ -603,7 +608,7 @@ def _map(data: bytes, unit: str, blobs: Blobs) -> dict[str, Any]:
 #
 # The event loop ends with the call.  The file is written completely or not at all.
 
-UNBUILT = "the page was not built (`make page` does it)"
+UNBUILT = "the page was not built; run `make page`"
 SCHEMA = 1
 M_ARENA_MAX = -8
 """As in ``malloc.h``."""
@@ -633,7 +638,7 @@ def add_copy(run_dir: Path, known: KnownRun, progress: Progress = no_progress) -
     _give_back()
     made = asyncio.run(_outcome(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress)))
     if not isinstance(made, bytes):
-        return str(made) if isinstance(made, StepscopeError) else f"a fault of ours, {made!r}"
+        return str(made) if isinstance(made, StepscopeError) else f"internal error: {made!r}"
     try:
         file_io.write_bytes(run_dir / REPORT_FILE, made)
     except OSError as error:

@@ -200,13 +200,13 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.stage == "idle":  # arrived together with the rest of a body that was answered early
             self._stage("head", self._limits.head_s)
         elif self.stage != "head":
-            raise _WrongError("a request before the answer to the last")
+            raise _WrongError("a request before the previous one was answered")
         self._head = self._body = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.stage != "head":
-            raise _WrongError("headers behind the body")
+            raise _WrongError("headers after the body")
         self._head += len(name) + len(value) + 4
         if self._head + len(self.url) > self._limits.head_bytes:
             self._fail(431, "head_large")
@@ -522,7 +522,7 @@ class _Faults(logging.Handler):
                 place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
                 trace = trace.tb_next
             what = message.strip() if error is None else f"{type(error).__name__}: {error}"
-            say(f"the hub made a mistake: {what}{place}")
+            say(f"internal error in the hub: {what}{place}")
 
 
 def run_loop(main: Coroutine[Any, Any, Result]) -> Result:

@@ -85,7 +85,7 @@ def make_certificate(hosts: Sequence[str] = (), *, folder: Path | None = None) -
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(data)
     except OSError as error:
-        raise HubError(f"cannot keep the hub's certificate: {error.strerror}") from error
+        raise HubError(f"cannot store the hub's certificate: {error.strerror}") from error
     return TlsFiles(certificate=place / "hub.crt", key=place / "hub.key", fingerprint=_fingerprint(certificate))
 
 
@@ -100,11 +100,11 @@ def user_certificate(certificate: Path, key: Path) -> TlsFiles:
         except OSError as error:
             raise UsageError(f"{flag} {path}: {error.strerror}") from error
     if key.stat().st_mode & _READ_BY_ALL:
-        raise UsageError(f"--tls-key {key}: everybody may read it; `chmod 600` it")
+        raise UsageError(f"--tls-key {key}: other users can read it; run `chmod 600` on it")
     try:
         first = x509.load_pem_x509_certificate(texts["--tls-cert"])
     except ValueError as error:
-        raise UsageError(f"--tls-cert {certificate}: not a certificate in PEM") from error
+        raise UsageError(f"--tls-cert {certificate}: not a PEM certificate") from error
     if first.not_valid_after_utc < datetime.datetime.now(datetime.timezone.utc):
         raise UsageError(f"--tls-cert {certificate}: expired on {first.not_valid_after_utc:%Y-%m-%d}")
     tls = TlsFiles(certificate=certificate, key=key, fingerprint=_fingerprint(first))
@@ -126,8 +126,8 @@ def server_context(tls: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise HubError("it is not the key of that certificate") from error
-        raise HubError("not a private key in PEM, or one that is locked with a password") from error
+            raise HubError("the key does not match the certificate") from error
+        raise HubError("not a PEM private key, or it is encrypted with a password") from error
     except OSError as error:
         raise HubError(f"cannot be read: {error.strerror}") from error
     return context

@@ -36,11 +36,11 @@ LOOPBACK = "127.0.0.1"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="stepscope.notebook", description="Serve the run of a notebook to it.")
+    parser = argparse.ArgumentParser(prog="stepscope.notebook", description="Serve a notebook's run to the notebook.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--owner", type=int, required=True, help="the process that trains")
-    parser.add_argument("--owner-ticks", type=int, required=True, help="when it was started")
+    parser.add_argument("--owner", type=int, required=True, help="PID of the training process")
+    parser.add_argument("--owner-ticks", type=int, required=True, help="start time of that process, in clock ticks")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

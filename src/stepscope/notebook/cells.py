@@ -98,7 +98,7 @@ def _frame_attributes(title: str, height: int) -> str:
 
 TIMEOUT_S = 300.0
 HEIGHT = 900
-HINT = "If nothing is below, the notebook is not trusted yet or cannot show frames; `{making}` makes a file of it."
+HINT = "If nothing appears below, the notebook is not trusted yet or cannot show frames; `{making}` writes a file."
 
 
 def show(run: str | os.PathLike[str] | None = None, *, height: int = HEIGHT) -> None:
@@ -139,7 +139,7 @@ def _page_of(run_dir: Path) -> str | None:
         done = _run_stepscope("report", "--quiet", str(run_dir), "--html", str(made))
         if done.returncode == 0:
             return made.read_text()
-        print(done.stderr.strip() or "stepscope: the page cannot be made", file=sys.stderr)
+        print(done.stderr.strip() or "stepscope: cannot create the page", file=sys.stderr)
     return None
 
 
@@ -181,8 +181,8 @@ ENV_JUPYTER_PID = "JPY_PARENT_PID"
 """The pid of the server that started the kernel."""
 
 UNFRAMED = (
-    "VS Code shows no live page in a cell: open the link. If the kernel is not on the machine of your browser, forward "
-    "port {port} first (the PORTS view does it)."
+    "VS Code cannot show a live page in a cell; open the link. If the kernel is not on the machine of your browser, "
+    "forward port {port} first (in the PORTS view)."
 )
 
 
@@ -204,14 +204,14 @@ def page_address(port: int, *, url: str, proxy: bool | None, framed: bool = True
     given = url or ("" if proxy is not None else environment.get(ENV_URL, ""))
     if given:
         base = given.replace("{port}", str(port)).rstrip("/")
-        hint = f"If the frame below is empty, nothing at {base} leads to port {port} here."
+        hint = f"If the frame below is empty, {base} does not forward to port {port} on the kernel's machine."
     elif proxy or (proxy is None and framed and environment.get(ENV_HUB_PREFIX)):
         base = f"{_jupyter_prefix(environment).rstrip('/')}/proxy/{port}"
-        hint = "If it is not below, Jupyter’s server lacks jupyter-server-proxy (`pip install` it there)."
+        hint = "If the frame below is empty, Jupyter’s server lacks jupyter-server-proxy (`pip install` it there)."
     else:
         base = f"http://127.0.0.1:{port}"
         hint = (
-            "If the frame below is empty, open the link; if Jupyter is not on the machine of your browser, that takes "
+            "If the frame below is empty, open the link; if Jupyter is not on the machine of your browser, use "
             f"live(proxy=True) or `ssh -L {port}:127.0.0.1:{port}`."
         )
     return PageAddress(base=base, hint=hint if framed else UNFRAMED.format(port=port))
@@ -238,7 +238,7 @@ def _told_by_server(pid: str) -> str:
 
 PATIENCE_S = 30.0
 """How long the server may take to listen."""
-AFTERWARDS = "{hint} In a terminal: `{watch}`. When the kernel has ended: {show}."
+AFTERWARDS = "{hint} In a terminal: `{watch}`. After the kernel has ended: {show}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +351,7 @@ def _first_line(reading: int) -> dict[str, str]:
     while not said.endswith(b"\n"):
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not select.select([reading], [], [], left_s)[0]:
-            return {"error": f"its server said nothing for {PATIENCE_S:g} s"}
+            return {"error": f"its server did not respond for {PATIENCE_S:g} s"}
         piece = os.read(reading, 1 << 16)
         if not piece:
             return {}

@@ -67,7 +67,7 @@ def find_asset(name: str) -> Asset | None:
 
 DATA_ID = "stepscope-data"
 """Id of the element that the page looks for (``web/src/api/copy-bytes.ts``)."""
-NOSCRIPT = "This page draws a training run with JavaScript. The same figures without it: stepscope report RUN."
+NOSCRIPT = "This page needs JavaScript. Without it, run: stepscope report RUN."
 _ASSET_LINK = re.compile(r'(?:src|href)="\./(assets/[^"]+)"')
 _END_OF_SCRIPT = re.compile(rb"<(?=/script|script|!--)", re.IGNORECASE)
 _END_OF_STYLE = re.compile(rb"<(?=/style)", re.IGNORECASE)

@@ -98,7 +98,7 @@ def _join_run(name: str | None, runs: Path) -> tuple[Path, Path, str]:
         finally:
             os.close(lock)
         time.sleep(0.01)
-    raise RingNoSpace(f"the other ranks do not say where their run is ({path})")
+    raise RingNoSpace(f"the other ranks did not publish their run directory ({path})")
 
 
 def _session(name: str) -> Path:
@@ -135,7 +135,7 @@ def _begin_run(
         clock = clock_now()
         os.pwrite(lock, b"%s\n%s\n" % (os.fsencode(clock), os.fsencode(run_dir)), 0)
         if name is not None and run_dir.name != name:
-            warn(f"a run named {name} exists already; this one is {run_dir.name}")
+            warn(f"a run named {name} already exists; this one is named {run_dir.name}")
         warn(f"recording to {run_dir}")
     else:
         run_dir, clock = earlier
@@ -263,7 +263,7 @@ def summary() -> dict[str, Any]:
         )
         result: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError, LookupError) as error:
-        warn(f"no summary: {error}")
+        warn(f"no summary available: {error}")
         return {}
     return result
 

@@ -7,6 +7,9 @@ library until the script itself imports torch; then the hooks are installed.
 Ranks are the process that the launcher started, and each process that a launcher gave its own rank.  Their Python
 children (DataLoader workers, compile workers) inherit the claim (``ENV_CLAIM``) and are helpers: they leave nothing
 behind, unless they turn out to train themselves.  Then they have a log from there on.
+
+Why PYTHONPATH and sitecustomize: this reaches every rank whatever starts it, and ``sys.argv``, ``__main__`` and the
+working directory stay the script's own. The price: ``python -I`` and ``-E`` ignore it.
 """
 
 from __future__ import annotations

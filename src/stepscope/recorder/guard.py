@@ -70,8 +70,8 @@ def _note_failure(name: str) -> None:
         error: Any = sys.exc_info()[1]
         frame = traceback.extract_tb(error.__traceback__)[-1]
         warn(
-            f"a hook of ours failed and was ignored: {type(error).__name__}: {error} "
-            f"({name}, {os.path.basename(frame.filename)}:{frame.lineno}); the run goes on"  # noqa: PTH119
+            f"a Stepscope hook failed and was ignored: {type(error).__name__}: {error} "
+            f"({name}, {os.path.basename(frame.filename)}:{frame.lineno}); the run continues"  # noqa: PTH119
         )
     if _listener is not None:
         _listener(_count)

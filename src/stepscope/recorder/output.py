@@ -16,6 +16,16 @@ MOST_HELD are lost.
 
 ``stepscope run --native-output`` turns everything but terminals into the first case: each rank's descriptors 1 and 2
 become a file of the run, which a helper process forwards to the original destination (``agent/output_forwarder.py``).
+
+Why native output is not captured by default (tried on Linux):
+
+A pipe and a process that empties it: if that process is killed, the job's writes fail with EPIPE (and SIGPIPE kills
+children that do not ignore it); if it is stopped, the job blocks after 64 KB; what is in the pipe is lost when a
+cgroup is OOM-killed. A pseudo-terminal: EIO and ``isatty`` False once the other side is gone, not the controlling
+terminal, its own window size. A file in between cannot block, but a full disk fails the job's ``print``: that is
+``--native-output``. LD_PRELOAD of ``write`` misses ``fputs``, ``fprintf`` and glibc's own messages, which call the
+kernel inside libc. Replacing C's ``stderr`` loses its descriptor. ptrace, seccomp and eBPF need rights that a job
+does not have. NCCL_DEBUG_FILE takes NCCL's lines away from the terminal; torch's C++ logs only to stderr.
 """
 
 from __future__ import annotations

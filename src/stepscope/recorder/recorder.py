@@ -211,7 +211,7 @@ class Recorder:
         if slot is None:
             slot = len(self._names)
             if slot >= PHASE_SLOTS:
-                guard.warn(f"more than {PHASE_SLOTS - FIRST_USER_SLOT} phase names: {name!r} is booked as other")
+                guard.warn(f"more than {PHASE_SLOTS - FIRST_USER_SLOT} phase names: {name!r} counts as other")
                 self._names[name] = OTHER  # warn only once
                 return OTHER
             self._names[name] = slot
@@ -384,9 +384,9 @@ class Recorder:
             fallback.parent.mkdir(mode=folder_mode(self._run_dir), exist_ok=True)
             ring = RingWriter(fallback, self.identity, capacity=self._capacity)
         except (RingNoSpace, OSError) as error:
-            guard.warn(f"this process is not recorded: {reason}; and the fallback: {error}")
+            guard.warn(f"this process is not recorded: {reason}; the fallback failed too: {error}")
             return None
-        guard.warn(f"{reason}; its steps are recorded on disk instead, at {fallback}")
+        guard.warn(f"{reason}; steps are recorded on disk instead, at {fallback}")
         return ring
 
     def _offer_stacks(self, ring: RingWriter) -> None:
@@ -465,7 +465,7 @@ class Recorder:
         if self.ring is not None:
             self.ring.header[HOOK_FAILURES_WORD] = count
         if count >= MAX_FAILURES and not self._broken:
-            guard.warn("too many failures of our own: this process is not recorded any further")
+            guard.warn("too many internal failures: recording of this process has stopped")
             self._broken = True
             self.ledger.close()
 

@@ -133,7 +133,7 @@ def groups_to_json(groups: Sequence[ProcessGroup], limit: int) -> bytes:
 def groups_from_json(raw: object) -> tuple[ProcessGroup, ...]:
     """Read what ``groups_to_json`` wrote (parsed); ValueError for invalid rows."""
     if not isinstance(raw, list):
-        raise ValueError("groups are a JSON list")  # noqa: TRY004  # like every other error in the data
+        raise ValueError("groups must be a JSON list")  # noqa: TRY004  # like every other error in the data
     return tuple(_group(row) for row in raw)
 
 

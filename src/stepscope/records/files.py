@@ -101,7 +101,7 @@ def make_session(base: Path, name: str, *, exist_ok: bool = False) -> Path:
         base.mkdir(mode=PRIVATE, exist_ok=True)
         found = base.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _OTHERS_MAY_WRITE:
-            raise RingNoSpace(f"{base} is not a folder of ours alone")
+            raise RingNoSpace(f"{base} is not a private folder of this user")
         if stat.S_IMODE(found.st_mode) != PRIVATE:
             base.chmod(PRIVATE)
         session.mkdir(mode=PRIVATE, exist_ok=exist_ok)

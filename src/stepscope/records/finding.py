@@ -150,7 +150,7 @@ def _plain(raw: Any, name: str) -> Any:
         return [_plain(value, name) for value in raw]
     odd = (type(raw) is int and abs(raw) > _LARGEST) or (type(raw) is float and not math.isfinite(raw))
     if odd or not (raw is None or type(raw) in (int, float, bool)):
-        raise ValueError(f"{name} has a number that is none")
+        raise ValueError(f"{name} has an invalid number")
     return raw
 
 

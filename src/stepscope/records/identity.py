@@ -55,7 +55,7 @@ class RankIdentity:
     @classmethod
     def from_dict(cls, raw: object) -> RankIdentity:
         if not isinstance(raw, dict):
-            raise ValueError("an identity is a JSON object")  # noqa: TRY004  # like every other error in the data
+            raise ValueError("an identity must be a JSON object")  # noqa: TRY004  # like every other error in the data
         known: dict[str, Any] = {}
         for name, default, kind in _FIELDS:
             value: Any = raw.get(name, default)

@@ -219,7 +219,7 @@ _HOST_CHARS = 64
 def checked_name(name: str) -> str:
     """The name a user chose; UsageError if it cannot name a folder."""
     if not name or name.startswith(".") or len(name) > MAX_NAME or any(c == "/" or not c.isprintable() for c in name):
-        raise UsageError(f"{name!r} cannot name a run: it must be a plain folder name")
+        raise UsageError(f"{name!r} is not a valid run name: it must be a plain folder name")
     return name
 
 

@@ -53,7 +53,7 @@ def render_flight_html(document: Document) -> str:
 def _verdict(document: Document) -> Iterator[str]:
     yield "<dl>"
     if document["kind"]:
-        sure = "; it cannot be told who is to blame" if document["undecidable"] else ""
+        sure = "; the culprit cannot be determined" if document["undecidable"] else ""
         yield _pair("kind", escaped(document["kind"] + sure))
     for one in document["reasons"]:
         at = f"<br><code>{escaped(place_text(one['at']))}</code>" if one["at"] else ""
@@ -74,8 +74,8 @@ def _parted(document: Document) -> Iterator[str]:
     split = document["first_divergence"]
     if not split:
         return
-    how = "not all came" if split["differs"] == "missing" else f"another {split['differs']}"
-    yield f"<h2>Where they parted: collective {split['sequence']} of {escaped(group_text(split))} ({escaped(how)})</h2>"
+    how = "not all ranks called it" if split["differs"] == "missing" else f"another {split['differs']}"
+    yield f"<h2>Divergence: collective {split['sequence']} of {escaped(group_text(split))} ({escaped(how)})</h2>"
     for side in split["call_sites"]:
         yield f"<p>{ranks_of(side['ranks'])}: <code>{escaped(call_text(side))}</code></p>"
         if side["frames"]:
@@ -101,14 +101,14 @@ def _grid(document: Document) -> Iterator[str]:
 
 def _waits(document: Document) -> Iterator[str]:
     if document["wait_for"]:
-        yield "<h2>Who waits for whom</h2><table><tr><th>wait</th><th>for</th><th>in</th></tr>"
+        yield "<h2>Waiting ranks</h2><table><tr><th>wait</th><th>for</th><th>in</th></tr>"
         for row in sorted(document["wait_for"], key=lambda row: -len(row["waiters"])):
             what = f"{row['op']} {row['sequence']} of {group_text(row)}"
             cells = (ranks_of(row["waiters"]), ranks_of(row["waited"]), escaped(what))
             yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
         yield "</table>"
     if document["cycle"]:
-        yield "<p>In a circle:</p><ol>" + "".join(f"<li>{escaped(one)}</li>" for one in document["cycle"]) + "</ol>"
+        yield "<p>Cycle:</p><ol>" + "".join(f"<li>{escaped(one)}</li>" for one in document["cycle"]) + "</ol>"
 
 
 def _groups(document: Document) -> Iterator[str]:

@@ -84,7 +84,7 @@ def troubled(row: Mapping[str, Any]) -> bool:
 
 def _verdict(document: Document, width: int) -> Iterator[str]:
     if document["kind"]:
-        sure = "; it cannot be told who is to blame" if document["undecidable"] else ""
+        sure = "; the culprit cannot be determined" if document["undecidable"] else ""
         yield from _wrapped("kind", document["kind"] + sure, width)
     for one in document["reasons"][:CULPRITS_SHOWN]:
         yield from _wrapped("culprit", f"rank {one['rank']} {printable(one['reason'])}", width)
@@ -108,8 +108,8 @@ def _parted(document: Document, width: int) -> Iterator[str]:
     split = document["first_divergence"]
     if not split:
         return
-    how = "not all came" if split["differs"] == "missing" else f"another {split['differs']}"
-    yield from _wrapped("parted", f"at collective {split['sequence']} of {group_text(split)}: {how}", width)
+    how = "not all ranks called it" if split["differs"] == "missing" else f"another {split['differs']}"
+    yield from _wrapped("diverged", f"at collective {split['sequence']} of {group_text(split)}: {how}", width)
     for side in split["call_sites"]:
         yield from _wrapped("", f"{ranks_of(side['ranks'])}: {call_text(side)}", width)
         if side["at"]:
@@ -159,7 +159,7 @@ def _waits(document: Document, width: int) -> Iterator[str]:
     if len(rows) > WAITS_SHOWN:
         yield from _wrapped("", f"… and {len(rows) - WAITS_SHOWN} more", width)
     for place, sentence in enumerate(document["cycle"]):
-        yield from _wrapped("circle" if place == 0 else "", printable(sentence), width)
+        yield from _wrapped("cycle" if place == 0 else "", printable(sentence), width)
 
 
 def _groups(document: Document, width: int) -> Iterator[str]:

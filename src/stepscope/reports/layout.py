@@ -146,7 +146,7 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
     spent = duration_text(seconds) + ("" if over else " so far")
     most_share, most_seconds = cost.get("most_share"), cost.get("most_seconds")
     if most_share and most_seconds is not None and most_share > share:
-        gain = f"; what helps gains {share_text(share)}, typically"
+        gain = f"; a fix typically gains {share_text(share)}"
         then = f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
         return f"at most {share_text(most_share)} of the time ({duration_text(most_seconds)}){gain}{then}."
     return f"{'up to ' if cost.get('up_to') else ''}{share_text(share)} of the time ({spent}){then}."

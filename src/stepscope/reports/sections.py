@@ -84,7 +84,7 @@ def _attempt_line(row: Mapping[str, Any]) -> str:
     hosts = row["hosts"]
     on = f" on {row['host_count']} hosts" if row["host_count"] > 1 else f" on {hosts[0]}" if hosts else ""
     if not row["ranks"]:
-        parts = ["nothing of it was recorded"]
+        parts = ["nothing was recorded"]
     else:
         first, last = row["first_step"], row["last_step"]
         steps = "no step" if last is None else f"step {first}" if first == last else f"steps {first}–{last}"
@@ -101,14 +101,14 @@ def _attempt_end(run: RunData, attempt: Attempt, after: Attempt | None) -> str |
     """How the attempt ended, without a full stop; None: it still runs."""
     failures = failures_in(run, attempt)
     began_it = [failure for failure in failures if not failure.victim and not failure.taken]
-    told = _told(failures, attempt) + _where(attempt, began_it) if failures else "ended in order"
+    told = _told(failures, attempt) + _where(attempt, began_it) if failures else "ended normally"
     alive = sorted({series.identity.host for series in attempt.series if series.state in ALIVE})
     if any(map(_is_known, began_it)) or (after is None and not alive):
         return told
     if after is None:
         return None
     if alive:
-        return f"{_hosts(alive)} not heard of any more"
+        return f"{_hosts(alive)} no longer heard from"
     missed = any(failure.taken and failure.type for failure in failures)  # the others noticed that the rank vanished
     change = _membership(attempt, after)
     return told if began_it and missed and not change.endswith(JOINED) else change or told
@@ -120,7 +120,7 @@ def _is_known(failure: Failure) -> bool:
 
 def _told(failures: Sequence[Failure], attempt: Attempt) -> str:
     if all(failure.victim for failure in failures):
-        return "its ranks were ended"
+        return "its ranks were stopped"
     text = crash_text(failures, attempt)
     return text[0].lower() + text[1:]
 
@@ -215,7 +215,7 @@ def node_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]
     odd = [row for row in rows if _is_odd_node(row)]
     items = [(f"node {row['node']}", _node_facts(row)) for row in odd[:NODES_SHOWN]]
     if len(odd) > NODES_SHOWN:
-        items.append(("", [f"… and {len(odd) - NODES_SHOWN:,} more of which something was lost or is odd"]))
+        items.append(("", [f"… and {len(odd) - NODES_SHOWN:,} more with lost data or other problems"]))
     rest = [row for row in rows if not _is_odd_node(row)]
     if rest:
         steps = sorted({row["steps"] for row in rest if row["ranks"]}) or [0]
@@ -307,10 +307,10 @@ def hang_section(
     ``led_by``: the headline of the page; ``now_wall_ns``: the current time, for a live run.
     """
     if now_wall_ns is not None and any(row["over"] is None for row in rows):
-        earlier = f" (and stood still {count_text(len(rows) - 1, 'time')} before)" if len(rows) > 1 else ""
-        lines = [f"The job stands still now{earlier}"]
+        earlier = f" (and hung {count_text(len(rows) - 1, 'time')} before)" if len(rows) > 1 else ""
+        lines = [f"The job hangs now{earlier}"]
     else:
-        lines = ["The job stood still" if len(rows) == 1 else f"The job stood still {len(rows)} times"]
+        lines = ["The job hung" if len(rows) == 1 else f"The job hung {len(rows)} times"]
     for row in rows[:HANGS_SHOWN]:
         record = HangRecord.from_dict({**row, "schema": 1})
         first_last = row.get("steps")

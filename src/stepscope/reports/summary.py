@@ -60,18 +60,16 @@ def notices_of(run: RunData, window: Window) -> list[str]:
     attempts = attempts_of(run)
     if current and attempts[-1].number > window.attempt:
         notices.append(
-            f"Nothing of attempt {attempts[-1].number} was recorded; all figures are of attempt {window.attempt}."
+            f"Nothing was recorded in attempt {attempts[-1].number}; all figures are from attempt {window.attempt}."
         )
     notices += _missing(current, window)
     notices += _gaps(run)
     died = sum(event.get("event") == "hub_start" for event in run.events) - 1
     if died > 0:
-        notices.append(f"The hub died {count_text(died, 'time')} and was started again; nothing is lost by that.")
+        notices.append(f"The hub died {count_text(died, 'time')} and was restarted; no data was lost.")
     failures = sum(series.hook_failures for series in current)
     if failures:
-        notices.append(
-            f"{count_text(failures, 'time')} a hook of ours failed and was passed over; times may be missing."
-        )
+        notices.append(f"A Stepscope hook failed {count_text(failures, 'time')} and was skipped; times may be missing.")
     devices = {series.identity.device for series in current if series.identity.device in HOST_ONLY}
     notices += [f"On {device} only host times are recorded, no device times." for device in sorted(devices)]
     return [*notices, *_replays(window), *remarks_on(window)]
@@ -94,7 +92,7 @@ def _missing(current: Sequence[RankSeries], window: Window) -> Iterable[str]:
         yield f"{named_ranks(idle)} recorded no step and {verb} not compared."
     world = max((series.identity.world_size for series in current), default=0)
     if 0 < len(current) < world:
-        yield f"Of {count_text(world, 'rank')} only {len(current)} left a recording here."
+        yield f"Only {len(current)} of {count_text(world, 'rank')} left a recording here."
     running = any(series.state in ("starting", "running") for series in current)
     if window.left_out and not running:
         were = "was" if window.left_out == 1 else "were"
@@ -115,7 +113,7 @@ def _gaps(run: RunData) -> list[str]:
             # A sample that represents a minute may lie anywhere in that minute.
             if after - before > (GAP_S + 2 * span_s) * 1e9:
                 restarted = any(before < start <= after for start in starts)
-                why = "the agent was gone and started again" if restarted else "the agent did not get to it"
+                why = "the agent stopped and was restarted" if restarted else "the agent was delayed"
                 seconds = duration_text((after - before) / 1e9)
                 found.append(f"For {seconds} there are no samples of host {node}: {why}.")
     more = len(found) - GAPS_SHOWN

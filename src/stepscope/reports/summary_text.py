@@ -221,7 +221,7 @@ def _followers(evidence: Mapping[str, Any]) -> str:
 
 def _doubt(finding: Mapping[str, Any]) -> str:
     if finding["evidence"].get("wait_measured") is False:
-        return "waiting for peers was not measured, so culprit and victim are told apart by the phases alone."
+        return "waiting for peers was not measured, so culprit and victim are distinguished by the phases alone."
     return "few steps, or no single phase that explains it."
 
 
@@ -268,7 +268,7 @@ def _attempts(page: Page, summary: Summary) -> None:
     if not rows:
         return
     page.lines.append(
-        page.paint(f"{len(rows)} attempts; all figures are of attempt {summary['run']['attempt']}", "bold")
+        page.paint(f"{len(rows)} attempts; all figures are from attempt {summary['run']['attempt']}", "bold")
     )
     for label, text in attempt_items(rows):
         page.labelled(label, [text])
@@ -369,7 +369,7 @@ def _command(words: Sequence[str], columns: int) -> str:
 def _warmup(warmup: Mapping[str, Any]) -> str:
     reasons = {reason: count for reason, count in warmup["reasons"].items() if reason != "first"}
     why = f" ({', '.join(f'{count} {reason}' for reason, count in reasons.items())})" if reasons else ""
-    return f"{count_text(warmup['count'], 'step')} set apart, {duration_text(warmup['seconds'])}{why}"
+    return f"{count_text(warmup['count'], 'step')} set aside, {duration_text(warmup['seconds'])}{why}"
 
 
 def _phases(page: Page, summary: Summary) -> None:
@@ -392,7 +392,7 @@ def _phases(page: Page, summary: Summary) -> None:
         shown = row["device"] if on_device else row
         rare = not shown["median_ms"] and not shown["worst_ms"]
         if rare and not shown["steps"]:
-            continue  # occurred only in steps that were set apart
+            continue  # occurred only in steps that were set aside
         values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(shown["median_ms"])]
         if several:
             values.append("" if rare else _worst(shown))

@@ -246,7 +246,7 @@ def _queue(document: Document) -> Iterator[str]:
         return
     stream = table["rows"][0]["stream"]
     points = [(row["start_ns"], row["max_length"]) for row in table["rows"] if row["stream"] == stream]
-    yield f"<h2>Launched and not begun, on stream {escaped(str(stream))} of rank {escaped(rank)}</h2>"
+    yield f"<h2>Launched but not started, on stream {escaped(str(stream))} of rank {escaped(rank)}</h2>"
     curve = Curve(look="c1", name="queue length", points=points)
     yield curves([curve], number_text, "0", ns_text(points[-1][0] - points[0][0]))
 

@@ -239,7 +239,7 @@ def _ranks(page: Page, document: Document) -> None:
     title = f"{title}, per step" if document["steps"]["marked"] else title
     _section(page, title, table_lines(RANK_COLUMNS, rows, page.width - 2))
     if any((row["wait_ns"] or 0) > (row["comm_ns"] or 0) for row in rows):
-        page.labelled("wait", ["adds up collectives: of two at a time both count there, in comm once"])
+        page.labelled("wait", ["sums collectives: two at once both count here, but once in comm"])
         page.blank()
 
 
@@ -250,7 +250,7 @@ def _collectives(page: Page, document: Document) -> None:
     waits_ns = sum(collectives["wait_ns"].values())
     parts = [
         f"{count_text(collectives['count'], 'collective')} on several ranks",
-        f"waiting for the last {ns_text(waits_ns)}, all ranks together",
+        f"waits for the last rank: {ns_text(waits_ns)} in total",
         f"transfer {ns_text(collectives['transfer_ns'])}",
     ]
     page.items("comm", parts)

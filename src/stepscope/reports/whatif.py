@@ -91,15 +91,15 @@ def _causes(found: WhatIf) -> Iterator[str]:
     more = ", …" if len(found.worst_workers) > SHOWN else ""
     who = f"{'rank' if len(found.worst_workers) == 1 else 'ranks'} {ranks}{more}"
     if workers >= EXPLAINS:
-        yield f"{who} of {len(found.by_worker)} workers: at the usual pace there, {_won(workers)} comes back."
+        yield f"{who} of {len(found.by_worker)} workers: at the usual pace there, {_won(workers)} is saved."
     if stage >= EXPLAINS and len(found.by_stage) > 1:
         yield (
-            f"the last pipeline stage: at the usual pace there, {_won(stage)} comes back. It has the loss to compute; "
+            f"the last pipeline stage: at the usual pace there, {_won(stage)} is saved. It has the loss to compute; "
             "give it fewer layers."
         )
     if max(workers, stage) < EXPLAINS:
         yield (
-            f"neither the worst workers ({who}: {_won(workers)} comes back) nor the last stage ({_won(stage)}): it is "
+            f"neither the worst workers ({who}: {_won(workers)} is saved) nor the last stage ({_won(stage)}): it is "
             "spread over the job, as with uneven sequence lengths or pauses of each rank in turn."
         )
 
@@ -145,7 +145,7 @@ def _map(found: WhatIf, width: int) -> Iterator[str]:
             for first in range(0, len(lanes), per_column)
         ]
         yield f"  {f'stage {stage}':<{LABEL}}" + "".join(_shade(cell, highest) * broad for cell in cells)
-    several = f", {per_column} to a column" if per_column > 1 else ""
+    several = f", {per_column} per column" if per_column > 1 else ""
     yield " " * (2 + LABEL) + f"data-parallel ranks {lanes[0]} to {lanes[-1]}{several}; █ is {highest:.2f}×, ░ near 1"
 
 

@@ -2,6 +2,11 @@
 
 Each process has one memory-mapped file with one writer (``RingWriter``, in the training process) and any number of
 readers (``RingReader``, in the agent). Standard library only.
+
+Why words and not records: packing a 256-byte record with its crc32 took 26 µs between kernels against 3 µs in a tight
+loop, and ``time.thread_time_ns`` alone 15 µs. So the process writes words only; the reader does the arithmetic, there
+is no checksum, and the agent samples CPU time. A thread in the training process would compete for the GIL exactly
+when the loop is host-bound, and a socket can block; writing mapped memory can do neither and survives the process.
 """
 
 from stepscope.ring.layout import RingState

@@ -349,7 +349,7 @@ class RingReader:
         with path.open("rb") as file:
             head = file.read(FIXED.size)
             if len(head) < FIXED.size or not head.startswith(MAGIC):
-                raise RingForeign(f"{path} is not a ring (or not yet one)")
+                raise RingForeign(f"{path} is not a ring, or not complete yet")
             _, version, header_bytes, capacity, *about = FIXED.unpack(head)
             self._pid, self._ticks, self._mono, self._wall = about
             if version != VERSION:

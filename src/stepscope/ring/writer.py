@@ -67,7 +67,7 @@ class RingWriter:
     def __init__(self, path: Path, identity: RankIdentity, *, capacity: int = DEFAULT_CAPACITY) -> None:
         """Create the file; raise RingNoSpace if it cannot be created or its bytes cannot be reserved."""
         if sys.byteorder != "little":
-            raise RingNoSpace("rings are little endian; this machine is not")
+            raise RingNoSpace("rings need a little-endian machine")
         size = HEADER_BYTES + capacity * WORD_BYTES
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -107,7 +107,7 @@ class RingWriter:
 
     def set_phase_name(self, slot: int, name: str) -> None:
         if not FIRST_USER_SLOT <= slot < PHASE_SLOTS:
-            raise ValueError(f"slot {slot} is not a user's")
+            raise ValueError(f"slot {slot} is not a user slot")
         at = NAMES_OFFSET + (slot - FIRST_USER_SLOT) * NAME_BYTES
         text = name.encode()[:NAME_BYTES].decode(errors="ignore").encode()
         self._map[at : at + NAME_BYTES] = text.ljust(NAME_BYTES, b"\0")

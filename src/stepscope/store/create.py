@@ -67,7 +67,7 @@ def create_run(
     except OSError as error:
         raise RunUnwritable(f"cannot create a run in {root}: {error.strerror}") from error
     if run_dir.name != wanted:
-        notices.append(f"a run named {wanted} exists already; this one is {run_dir.name}")
+        notices.append(f"a run named {wanted} already exists; this one is named {run_dir.name}")
     session, problem = _make_session(run_dir, session_root() if sessions is None else sessions)
     if problem:
         notices.append(f"{problem}; the rings are kept in {session}")
@@ -84,7 +84,7 @@ def create_run(
 def create_run_at(run_dir: Path, session: Path, command: Sequence[str], *, version: str = "") -> RunPaths:
     """Make a run without a launcher, at paths that its ranks already chose (``stepscope.init()``)."""
     if (run_dir / META).exists():
-        raise RunUnwritable(f"{run_dir} is a run already")
+        raise RunUnwritable(f"{run_dir} is already a run")
     try:
         run_dir.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     except OSError as error:

@@ -57,14 +57,14 @@ def read_meta(run_dir: Path) -> dict[str, Any]:
     try:
         text = read_document(path)
     except (FileNotFoundError, NotADirectoryError):
-        what = "is no run: it holds no run.json" if run_dir.is_dir() else "does not exist"
+        what = "is not a run: it contains no run.json" if run_dir.is_dir() else "does not exist"
         raise NotARun(f"{run_dir} {what}") from None
     except OSError as error:
         raise NotARun(f"{path} cannot be read: {error.strerror}") from error
     try:
         meta = json.loads(text)
     except (ValueError, RecursionError):
-        raise NotARun(f"{path} is damaged or cut off: it is not JSON") from None
+        raise NotARun(f"{path} is damaged or cut off: it is not valid JSON") from None
     if not isinstance(meta, dict) or not isinstance(meta.get("name"), str) or not isinstance(meta.get("schema"), int):
         raise NotARun(f"{path} was not written by Stepscope")
     if meta["schema"] != RUN_SCHEMA:
@@ -130,7 +130,7 @@ class NodeInfo:
     def from_dict(cls, raw: object) -> NodeInfo:
         """Parse a node; ValueError if a value is invalid.  Unknown keys are ignored."""
         if not isinstance(raw, dict):
-            raise ValueError("a node is a JSON object")  # noqa: TRY004  # like any other invalid input
+            raise ValueError("a node must be a JSON object")  # noqa: TRY004  # like any other invalid input
         known: dict[str, Any] = {}
         for own in fields(cls):
             if own.name in raw:

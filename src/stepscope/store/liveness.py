@@ -194,7 +194,7 @@ def sealing_barred(
         return None
     age_s = _age_s(run_dir, first)
     if -APART_S < age_s < ABANDONED_S:
-        return f"it is recorded {where}, and was written to {max(0.0, age_s):.0f} s ago"
+        return f"it is being recorded {where}; last write {max(0.0, age_s):.0f} s ago"
     watch_s = int(WATCH_S if age_s >= 0 else ABANDONED_S)
     changed_ns = _changed_ns(run_dir)
     for second in range(watch_s):
@@ -202,7 +202,7 @@ def sealing_barred(
         sleep(1.0)
         if read_lease(run_dir) != first or (first is None and _changed_ns(run_dir) != changed_ns):
             ahead = f"; {_ahead(-age_s)}" if age_s < 0 else ""
-            return f"it is recorded {where}, and still being written to{ahead}"
+            return f"it is still being recorded {where}{ahead}"
     return None
 
 
@@ -244,7 +244,7 @@ def _changed_ns(run_dir: Path) -> int | None:
 
 
 def _ahead(seconds: float) -> str:
-    return f"its clock is {duration_text(seconds)} ahead of this one: check the time of day of both machines"
+    return f"its clock is {duration_text(seconds)} ahead of this one; check the time on both machines"
 
 
 def _pid_namespace() -> str:

@@ -41,23 +41,23 @@ __all__ = ["Loaded", "load_run", "open_run"]
 
 CLOCK_OFF_S = 1.0
 REFUSED = {
-    "tls": "no TLS that it speaks, or its certificate was not taken",
-    "key": "joins with another key",
-    "join": "joins to another run",
+    "tls": "TLS failed or the certificate was rejected",
+    "key": "joins with a different key",
+    "join": "joins to a different run",
     "join_rate": "joins too often",
     "token": "wrong tokens",
-    "frame": "no frames of ours",
-    "rank": "ranks that another node has",
-    "spool": "frames in another's name",
-    "node_taken": "a number that another node has",
+    "frame": "invalid frames",
+    "rank": "ranks that another node already has",
+    "spool": "frames in another node's name",
+    "node_taken": "a node number already in use",
     "connections": "too many connections",
-    "connection_rate": "connections too often",
-    "body_large": "too large",
-    "body_slow": "too slow",
-    "head_slow": "too slow to begin",
+    "connection_rate": "too frequent connections",
+    "body_large": "requests too large",
+    "body_slow": "requests too slow",
+    "head_slow": "requests too slow to start",
     "head_large": "headers too large",
-    "http": "no HTTP",
-    "disk": "the disk was full",
+    "http": "invalid HTTP",
+    "disk": "disk full",
 }
 """The hub's reasons for refusing a request, in words."""
 SHOWN = 8
@@ -87,7 +87,7 @@ def node_notices(
     badly = [node for node in nodes if node.bye is not None and node.bye.get("status") not in ("finished", "orphaned")]
     notices += _some([_ended_notice(node) for node in badly if node.node], "more nodes ended badly")
     bad = [f"{_who(node)}: {count_text(node.refused, 'frame')} refused." for node in nodes if node.refused]
-    notices += _some(bad, "more nodes sent what was refused")
+    notices += _some(bad, "more nodes sent refused frames")
     if refused:
         counts = sorted(refused.items(), key=lambda one: -one[1])
         reasons = ", ".join(f"{REFUSED.get(why, why.replace('_', ' '))} ({count:,})" for why, count in counts)
@@ -103,16 +103,16 @@ def _absent_notices(meta: Mapping[str, Any], nodes: Sequence[NodeInfo]) -> list[
     if not missing:
         return []
     if len(missing) == 1:
-        return [f"Node {missing[0]} never joined; there is nothing of it here."]
+        return [f"Node {missing[0]} never joined; its data is missing."]
     shown = ", ".join(str(number) for number in missing[:SHOWN])
     more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
-    return [f"Nodes {shown}{more} never joined; there is nothing of them here."]
+    return [f"Nodes {shown}{more} never joined; their data is missing."]
 
 
 def _lost_notice(node: NodeInfo, hosts: Mapping[str, str]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.heard_wall_ns / 1e9))
-    after = f"; host {hosts[node.replaced_by]} took its place" if node.replaced_by in hosts else ""
-    return f"{_who(node)} was lost: it was last heard of at {when} and never said how it ended{after}."
+    after = f"; host {hosts[node.replaced_by]} replaced it" if node.replaced_by in hosts else ""
+    return f"{_who(node)} was lost: it last sent data at {when} and never reported how it ended{after}."
 
 
 def _ended_notice(node: NodeInfo) -> str:
@@ -125,7 +125,7 @@ def _ended_notice(node: NodeInfo) -> str:
 def _clock_notice(node: NodeInfo) -> str:
     seconds = (node.offset_ns or 0) / 1e9
     way = "ahead" if seconds > 0 else "behind"
-    return f"{_who(node)}: its clock is {abs(seconds):,.1f} s {way}; times are shown by this host's."
+    return f"{_who(node)}: its clock is {abs(seconds):,.1f} s {way}; times are shown by this host's clock."
 
 
 def _who(node: NodeInfo) -> str:
@@ -193,7 +193,7 @@ def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress:
             continue  # the run was sealed while we read it
         if _form(path, read_meta(path)) == form:
             return loaded
-    raise NotARun(f"{path} is damaged: a part of it is missing")
+    raise NotARun(f"{path} is damaged: part of it is missing")
 
 
 def _finish(path: Path) -> None:
@@ -201,7 +201,7 @@ def _finish(path: Path) -> None:
         with locked(path):
             locks.finish_stage(path)
     except OSError as error:
-        raise RunUnwritable(f"{path} was being sealed and cannot be: {error.strerror or error}") from error
+        raise RunUnwritable(f"cannot finish sealing {path}: {error.strerror or error}") from error
 
 
 def _form(path: Path, meta: dict[str, Any]) -> tuple[bool, int]:
@@ -377,11 +377,11 @@ def _git(events: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _deaths(meta: dict[str, Any], events: list[dict[str, Any]]) -> list[str]:
     notices = []
     if agent_alive(events) is False:
-        notices.append("The agent died before the run ended; from then on there are no host and GPU samples.")
+        notices.append("The agent died before the run ended; there are no host and GPU samples after that.")
     elif not any(event.get("event") == "agent_start" for event in events):
         notices.append("No agent wrote to this run; there are no host and GPU samples.")
     if meta.get("end") is None and meta.get("launcher") is not None and not launcher_alive(meta):
-        notices.append("The launcher died before it could say how the run ended.")
+        notices.append("The launcher died before it could record how the run ended.")
     return notices
 
 

@@ -80,7 +80,7 @@ def _take(path: Path, folder: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise LockBusy(f"another process has {folder} locked") from None
+        raise LockBusy(f"another process holds the lock on {folder}") from None
     except OSError:
         os.close(fd)
         raise
@@ -97,7 +97,7 @@ def locked(folder: Path, *, wait_s: float = WAIT_S, sleep: Callable[[float], Non
             break
         except LockBusy:
             if time.monotonic() >= deadline_s:
-                raise LockBusy(f"another process has {folder} locked for more than {wait_s:.0f} s") from None
+                raise LockBusy(f"another process has held the lock on {folder} for more than {wait_s:.0f} s") from None
         sleep(_PAUSE_S)
     try:
         yield
@@ -121,8 +121,8 @@ def writing_barred(run_dir: Path, *, made_here: bool = False) -> str | None:
             return "it belongs to another user"
         odd = next(_irregular_files(run_dir), None)
     except OSError as error:
-        return f"it cannot be looked through ({error.strerror})"
-    return None if odd is None else f"{odd.relative_to(run_dir)} in it is not an ordinary file or folder"
+        return f"it cannot be searched ({error.strerror})"
+    return None if odd is None else f"{odd.relative_to(run_dir)} in it is not a regular file or folder"
 
 
 def _irregular_files(folder: Path, depth: int = 2) -> Iterator[Path]:

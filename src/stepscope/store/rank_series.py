@@ -407,7 +407,7 @@ def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] 
         if ring.lost:
             notices.append(f"Rank {rank}: {ring.lost:,} records were overwritten before they could be read.")
         if ring.torn:
-            notices.append(f"Rank {rank}: {ring.torn:,} records could not be read whole.")
+            notices.append(f"Rank {rank}: {ring.torn:,} records could not be read completely.")
         notes += _notes_of(ring, rank)
         series.append(
             RankSeries(
@@ -577,7 +577,7 @@ def _number(rings: Sequence[RingRecords], notices: list[str]) -> list[tuple[Ring
             wanted, rank = rank, rank + 1
             while (attempt, rank) in taken or (attempt, rank) in claimed:
                 rank += 1
-            notices.append(f"Process {ring.about.pid} also said it was rank {wanted}; it is shown as rank {rank}.")
+            notices.append(f"Process {ring.about.pid} also claimed to be rank {wanted}; it is shown as rank {rank}.")
         taken.add((attempt, rank))
         numbered.append((ring, rank))
     return numbered

@@ -15,7 +15,7 @@ from stepscope.terminal.feed import Feed
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="stepscope.terminal", description="Show a job on the terminal it runs on.")
+    parser = argparse.ArgumentParser(prog="stepscope.terminal", description="Show a running job on its own terminal.")
     parser.add_argument("--run-dir", type=Path, required=True)
     run_dir: Path = parser.parse_args().run_dir
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the job; the launcher ends us with SIGTERM
@@ -23,7 +23,7 @@ def main() -> int:
     def where() -> RunAddress:
         about = read_hub_file(run_dir)
         if about is None:
-            raise HubError("the run has no hub any more")
+            raise HubError("the run no longer has a hub")
         return address_from_hub_file(about, run_dir.name)
 
     feed = Feed(where)

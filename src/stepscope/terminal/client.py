@@ -53,7 +53,7 @@ class RunAddress:
         """Raise UsageError for an invalid address, HubError for an invalid token."""
         split_url(self.url)
         if not _TOKEN.fullmatch(self.token):
-            raise HubError("that is no token: it is empty, or has characters that no token has")
+            raise HubError("invalid token: it is empty or contains invalid characters")
 
 
 def address_from_hub_file(about: HubFile, run: str) -> RunAddress:
@@ -66,19 +66,19 @@ def token_from(file: Path | None, environ: Mapping[str, str] | None = None) -> s
     if file is None:
         token = environ.get(ENV_TOKEN, "").strip()
         if not token:
-            raise UsageError(f"the hub wants a token: --token-file FILE, or {ENV_TOKEN} in the environment")
+            raise UsageError(f"the hub requires a token: pass --token-file FILE or set {ENV_TOKEN}")
         return token
     try:
         return file.read_text(errors="replace").strip()
     except OSError as error:
-        raise UsageError(f"cannot read the token {file}: {error.strerror}") from None
+        raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
 
 
 def fingerprint_from(said: str) -> str:
     """Normalize a fingerprint as written by `hub.json`, ``serve`` or ``openssl``."""
     plain = said.replace(":", "").lower()
     if plain and not _FINGERPRINT.fullmatch(plain):
-        raise UsageError("--fingerprint is the SHA-256 of the hub's certificate: 64 hexadecimal digits")
+        raise UsageError("--fingerprint must be the SHA-256 of the hub's certificate: 64 hexadecimal digits")
     return plain
 
 
@@ -200,7 +200,7 @@ class HubReader:
         data = response.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             self.forget()
-            raise HubError(f"{self._where} gives a longer answer than there can be")
+            raise HubError(f"the response of {self._where} is too long")
         self._check(response, lambda: data)
         if response.will_close:
             self.forget()
@@ -210,8 +210,8 @@ class HubReader:
         if response.status == 200:
             return
         if response.status == 401:
-            raise HubRefused(f"{self._where} does not take this token")
-        why = _reason(body()) or f"it answers {response.status}"
+            raise HubRefused(f"{self._where} rejected this token")
+        why = _reason(body()) or f"HTTP status {response.status}"
         if response.status == 404:
             raise HubMissing(f"{self._where}: {why}")
         raise HubError(f"{self._where}: {why}")
@@ -247,7 +247,7 @@ class HubReader:
     def _check_certificate(self, sock: Any) -> None:
         wanted = self._place.fingerprint
         if wanted and hashlib.sha256(sock.getpeercert(binary_form=True) or b"").hexdigest() != wanted:
-            raise HubRefused(f"{self._where} has another certificate than the one whose fingerprint was given")
+            raise HubRefused(f"the certificate of {self._where} does not match --fingerprint")
 
     def _let_go(self, connection: http.client.HTTPConnection, handle: socket.socket) -> None:
         connection.close()
@@ -258,12 +258,12 @@ class HubReader:
     def _trouble(self, error: Exception) -> HubError:
         verify = getattr(error, "verify_message", "")
         if verify:
-            return HubRefused(f"{self._where} has a certificate that nobody here trusts ({verify}): give --fingerprint")
+            return HubRefused(f"the certificate of {self._where} is not trusted ({verify}): pass --fingerprint")
         if isinstance(error, TimeoutError):
             return HubError(f"{self._where} does not answer")
         if isinstance(error, OSError):
             return HubError(f"{self._where} cannot be reached: {error.strerror or type(error).__name__}")
-        return HubError(f"{self._where} answers with something else than HTTP")
+        return HubError(f"the response of {self._where} is not HTTP")
 
 
 def _reason(body: bytes) -> str:
@@ -322,7 +322,7 @@ class PrivateHub:
         words += ["--audit-log", str(place / "audit.jsonl")]  # only this process reads there
         with self._lock:
             if self._closed:
-                raise HubError("nobody looks any more")
+                raise HubError("the view was closed")
             with (place / "stderr").open("wb") as errors:
                 self._process = process = subprocess.Popen(
                     helper_command("stepscope", *words),
@@ -367,4 +367,4 @@ def _last_line(path: Path) -> str:
         said = path.read_text(errors="replace").strip().splitlines()
     except OSError:
         said = []
-    return said[-1].removeprefix("stepscope: ") if said else "it says nothing"
+    return said[-1].removeprefix("stepscope: ") if said else "the server printed no error"

@@ -289,7 +289,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise HubError("the hub says something that this version does not understand") from None
+        raise HubError("this version does not understand the hub's response") from None
 
 
 # -- event stream -----------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Feed:
             link: Link = "lost"
             try:
                 last_id = self._once(self._where(), last_id)
-                why = "the hub has gone"
+                why = "the hub closed the connection"
             except HubRefused as error:
                 link, why = "refused", str(error)
             except HubMissing as error:
@@ -189,7 +189,7 @@ class Feed:
 
         self._change(change)
         if message.event == "gone":
-            raise HubMissing("the run is no longer there")
+            raise HubMissing("the run no longer exists")
         if message.event == "reset" or (self._now.over and not before.over):
             # A job that restarted, or is over, has other figures than before. Steps between our request and the first
             # message of the stream are in neither, so load again.

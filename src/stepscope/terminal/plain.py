@@ -66,7 +66,7 @@ class PlainView:
         lost = known.link == "lost"
         if lost != self._lost:
             self._lost = lost
-            yield news_line(step, f"○ {known.why}; trying again" if lost else "● the hub is there again")
+            yield news_line(step, f"○ {known.why}; retrying" if lost else "● connected to the hub again")
         yield from self._events(known)
         yield from self._findings(known)
         still = still_s(known, now_wall_ns)

@@ -151,7 +151,7 @@ def link_words(known: Snapshot, *, frozen: bool = False, now_wall_ns: int = 0) -
     if known.link == "lost":
         away_s = (now_wall_ns - known.seen_wall_ns) / 1e9
         ago = f" {duration_text(away_s)}" if known.seen_wall_ns and away_s >= 1 else ""
-        return f"○ no hub{ago}, trying", "bold yellow"
+        return f"○ no hub{ago}, retrying", "bold yellow"
     if known.link == "refused":
         return "✖ refused", "bold red"
     if known.link == "missing":
@@ -183,9 +183,8 @@ def ranks_words(status: Status) -> tuple[str, str]:
     """Number of ranks, or how many of them live or hang (``7 of 8 ranks``), and the style."""
     most = max(status.ranks, status.world_size)
     if not status.over and status.still_ranks:
-        verb = "stands" if status.still_ranks == 1 else "stand"
         some = f"{status.still_ranks:,} of " if status.still_ranks < most else ""
-        return f"{some}{count_text(most, 'rank')} {verb} still", "bold red"
+        return f"{some}{count_text(most, 'rank')} hung", "bold red"
     if not status.over and status.live_ranks < most:
         return f"{status.live_ranks:,} of {count_text(most, 'rank')}", ""
     return count_text(status.ranks, "rank"), ""
@@ -270,9 +269,9 @@ def _no_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
     if known.run is None:
         said = "Opening the run …"
     elif known.over:
-        said = "The run is over, and there is not enough of it to judge."
+        said = "The run ended with too little data for a verdict."
     elif known.step < 0:
-        said = "No step yet: the job is starting, or it is not a training loop that is known by itself."
+        said = "No step yet: the job is starting, or its training loop was not recognized."
     else:
         said = "Nothing found so far."
     return [columns([("● ", "dim"), (line, "")], width) for line in wrapped(said, width - 2, height)[:1]]
@@ -288,7 +287,7 @@ def draw_findings(known: Snapshot, width: int, height: int) -> list[Text]:
     """Draw at most ``height`` lines; findings that do not fit are counted."""
     found = known.findings.findings if known.findings is not None else ()
     if not found:
-        return [columns([("nothing was found so far", "dim")], width)][:height]
+        return [columns([("no findings so far", "dim")], width)][:height]
     lines: list[Text] = []
     for at, one in enumerate(found):
         marked = [(f"{MARKS.get(one.severity, '●')} ", STYLES.get(one.severity, ""))]
@@ -450,7 +449,7 @@ def _cpu(percent: Sequence[float], hosts: int) -> list[tuple[str, str]]:
 
 
 def _busy_text(busy: Sequence[float]) -> str:
-    least = f" (least {min(busy):.0f}%)" if len(busy) > 1 else ""
+    least = f" (min {min(busy):.0f}%)" if len(busy) > 1 else ""
     return f"{count_text(len(busy), 'GPU')} {_mean(busy):.0f}%{least}"
 
 
@@ -497,19 +496,19 @@ KILLS = 3
 """Number of Ctrl-C that kill a job that does not react, the same as without the view."""
 KEY_HELP = (
     ("↑ ↓", "choose a rank; PgUp, PgDn, Home, End"),
-    ("Enter", "look at that rank: its phases and what it printed; Esc: back"),
+    ("Enter", "show that rank: its phases and its output; Esc: back"),
     ("s", "sort the ranks by work, wait, step time, number"),
-    ("v", "all that was found, in full"),
-    ("l", "what the job printed"),
-    ("e", "what happened"),
-    ("f", "freeze: nothing moves until f again"),
+    ("v", "all findings in full"),
+    ("l", "the job's output"),
+    ("e", "events"),
+    ("f", "freeze the view; f again resumes it"),
     ("h  p  ?", "this page"),
 )
 HELP_NOTES = (
-    "Step: the median; phases and table: means; all of the steps whose number is said.",
-    "The bars: the mean over all ranks, and beside it the rank that works longest.",
-    "Work is a step without the wait for peers: the rank that works longest is the",
-    "one that the others wait for. ✖ ▲ ● at a rank: a finding names it.",
+    "Step times are medians, phases and table are means, over the steps shown.",
+    "Bars: the mean over all ranks, then the rank that works longest.",
+    "Work is the step time without waiting for peers: the others wait for the rank",
+    "that works longest. ✖ ▲ ● mark ranks that a finding names.",
 )
 
 
@@ -536,8 +535,8 @@ def draw_keys(width: int, *, beside_job: bool, pane: str, interrupts: int = 0) -
 
 
 def draw_help(width: int, height: int, *, beside_job: bool) -> list[Text]:
-    leaving = [("q", "leave the view; the job goes on"), ("Ctrl-C", "end the job, as without the view")]
-    rows = [*KEY_HELP, *(leaving if beside_job else [("q  Ctrl-C", "leave; the run goes on")])]
+    leaving = [("q", "leave the view; the job continues"), ("Ctrl-C", "end the job, as without the view")]
+    rows = [*KEY_HELP, *(leaving if beside_job else [("q  Ctrl-C", "leave; the run continues")])]
     lines = [columns([(f" {key:<11}", "bold"), (words, "")], width) for key, words in rows]
     notes = [columns([(f" {note}", "dim")], width) for note in ("", *HELP_NOTES)]
     return [*lines, *notes][:height]

@@ -183,7 +183,7 @@ def _step_rows(steps: Steps) -> tuple[StepRow, ...]:
     count = len(steps.first)
     lengths = {len(steps.last), *(len(values) for values in steps.mean_ns.values())}
     if lengths != {count} or (count and "wall" not in steps.mean_ns):
-        raise HubError("the hub says something that this version does not understand")
+        raise HubError("this version does not understand the hub's response")
     return tuple(
         StepRow(
             first=steps.first[at],

@@ -338,7 +338,7 @@ def draw_ranks(
     lines = [columns([(words, "dim") for words, _ in _row_parts(title, width)], width)]
     table = known.ranks
     if table is None or not table.rank:
-        said = f"no rank has made a step{'' if known.over else ' yet'}" if known.run is not None else ""
+        said = f"no rank has finished a step{'' if known.over else ' yet'}" if known.run is not None else ""
         return [*lines, columns([(f"  {said}", "dim")], width)][: max(0, height)]
     marks = marks_of(known)
     held = range(len(table.rank)) if table.order == order else range(0)

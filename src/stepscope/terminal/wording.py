@@ -22,18 +22,18 @@ __all__ = ["EVENT_KINDS", "event_words", "finding_line", "news_line", "severity_
 # -- events -----------------------------------------------------------------------------------------------------------
 
 _RANK_ENDS = {
-    "exited": "ended in order",
-    "exception": "ended by an exception",
-    "vanished": "is gone without a word",
-    "running": "still ran when it was last heard of",
+    "exited": "exited normally",
+    "exception": "ended with an exception",
+    "vanished": "vanished",
+    "running": "was still running when last seen",
 }
-_REFUSALS = {"key": "another key", "token": "a wrong token"}
+_REFUSALS = {"key": "a different key", "token": "a wrong token"}
 
 
 def event_words(event: Event, *, over: bool = False) -> str:
     """An event in words. ``over``: whether the run is over, so that a hang is described in the past tense."""
     if event.event == "hang" and over:
-        return f"The job stood still{_in_steps(event)}. {past_title(str(event.kind), event.title)}".rstrip()
+        return f"The job hung{_in_steps(event)}. {past_title(str(event.kind), event.title)}".rstrip()
     if event.event in EVENT_KINDS:
         return EVENT_KINDS[event.event][1](event)
     said = event.message or event.title or event.reason or event.why or event.action
@@ -67,7 +67,7 @@ def _rank_or_host(event: Event) -> str:
 
 def _rank_end(event: Event) -> str:
     how = _RANK_ENDS.get(event.state, event.state or "ended")
-    how = "was killed by the kernel for want of memory" if event.oom_kill else how
+    how = "was killed by the kernel (out of memory)" if event.oom_kill else how
     call = f"; its last call was {_in(event.collective, 'op') or 'a collective'}" if event.collective else ""
     return f"{_rank(event)} {how}{_on(event)}{call}."
 
@@ -99,7 +99,7 @@ def _clock_skew(event: Event) -> str:
 
 
 def _absent(event: Event) -> str:
-    return f"Not heard of yet: node{'' if len(event.nodes) == 1 else 's'} {', '.join(map(str, event.nodes))}."
+    return f"Not connected yet: node{'' if len(event.nodes) == 1 else 's'} {', '.join(map(str, event.nodes))}."
 
 
 def _in_steps(event: Event) -> str:
@@ -110,12 +110,12 @@ def _in_steps(event: Event) -> str:
 
 def _on_hang_end(event: Event) -> str:
     code = event.exit_code
-    return f"The command for hangs ended{f', {_code(code)}' if isinstance(code, int) else ''}."
+    return f"The --on-hang command ended{f', {_code(code)}' if isinstance(code, int) else ''}."
 
 
 def _context(event: Event) -> str:
     if not isinstance(event.git, Mapping):
-        return "The code is in no git repository."
+        return "The code is not in a git repository."
     changes = ", with changes" if event.git.get("dirty") is True else ""
     return f"The code is at commit {_said(event.git.get('commit'))[:10]}{changes}."
 
@@ -128,7 +128,7 @@ def _note(event: Event) -> str:
 def _refused_in_all(event: Event) -> str:
     counts = event.counts if isinstance(event.counts, Mapping) else {}
     said = ", ".join(f"{_refusal(str(why))} {times}×" for why, times in counts.items())
-    return f"Turned away in all: {said or 'some'}."
+    return f"Rejected in total: {said or 'some'}."
 
 
 def _refusal(reason: str) -> str:
@@ -145,7 +145,7 @@ def _flat(value: Any) -> str:
 
 def _sentence(text: str) -> str:
     start = _capital(text.strip())
-    return start if start.endswith((".", "!", "?", "…")) else f"{start or 'A warning without words'}."
+    return start if start.endswith((".", "!", "?", "…")) else f"{start or 'A warning without text'}."
 
 
 def _capital(text: str) -> str:
@@ -161,49 +161,47 @@ def _said(value: Any) -> str:
 
 
 EVENT_KINDS: Mapping[str, tuple[str, Callable[[Event], str]]] = {
-    "agent_start": ("info", lambda event: f"Recording began{_on(event)}."),
+    "agent_start": ("info", lambda event: f"Recording started{_on(event)}."),
     "agent_end": ("info", lambda event: f"Recording ended{_on(event)}{_end(event)}."),
-    "hub_start": ("info", lambda event: "The hub of the job began."),
+    "hub_start": ("info", lambda event: "The job's hub started."),
     "node_joined": ("info", lambda event: f"{_node(event)} joined{', late' if event.late is True else ''}."),
-    "node_replaced": ("warning", lambda event: f"{_node(event)} took the place of {_said(event.before) or 'another'}."),
+    "node_replaced": ("warning", lambda event: f"{_node(event)} replaced {_said(event.before) or 'another'}."),
     "node_absent": ("warning", _absent),
-    "node_lost": ("critical", lambda event: f"{_node(event)} has not been heard of for {_seconds(event.silent_s)}."),
+    "node_lost": ("critical", lambda event: f"{_node(event)} has been silent for {_seconds(event.silent_s)}."),
     "node_back": ("info", lambda event: f"{_node(event)} is back after {_seconds(event.silent_s)}."),
     "node_bye": ("info", lambda event: f"{_node(event)} ended{_end(event)}."),
     "clock_skew": ("warning", _clock_skew),
     "hub_lost": (
         "warning",
-        lambda event: f"The hub cannot be reached: {event.why or 'it does not answer'}. Recording goes on.",
+        lambda event: f"The hub cannot be reached: {event.why or 'it does not answer'}. Recording continues.",
     ),
-    "hub_found": ("info", lambda event: f"The hub is there again after {_seconds(event.away_s)}."),
-    "hub_refused": ("critical", lambda event: f"The hub does not take this node in: {event.why}."),
+    "hub_found": ("info", lambda event: f"The hub is reachable again after {_seconds(event.away_s)}."),
+    "hub_refused": ("critical", lambda event: f"The hub rejected this node: {event.why}."),
     "refused": (
         "warning",
         lambda event: (
-            f"Somebody at {_said(event.source) or 'an unknown address'} was turned away: "
+            f"A connection from {_said(event.source) or 'an unknown address'} was rejected: "
             f"{event.why or _refusal(event.reason)}."
         ),
     ),
     "refusals": (
         "warning",
         lambda event: (
-            f"Turned away for {_refusal(event.reason)}: "
+            f"Rejected for {_refusal(event.reason)}: "
             f"{count_text(event.count if isinstance(event.count, int) else 0, 'time')} so far."
         ),
     ),
     "refused_in_all": ("info", _refused_in_all),
-    "rank_start": ("info", lambda event: f"{_rank(event)} began{_on(event)}."),
+    "rank_start": ("info", lambda event: f"{_rank(event)} started{_on(event)}."),
     "rank_end": ("critical", _rank_end),
-    "hang": ("critical", lambda event: f"The job stands still{_in_steps(event)}. {event.title}".rstrip()),
-    "hang_over": ("warning", lambda event: f"The job goes on after {_seconds(event.seconds)} of standing still."),
+    "hang": ("critical", lambda event: f"The job hangs{_in_steps(event)}. {event.title}".rstrip()),
+    "hang_over": ("warning", lambda event: f"The job continues after a hang of {_seconds(event.seconds)}."),
     "not_a_hang": ("info", lambda event: f"No progress for a while, but no hang: {event.reason}"),
-    "on_hang": ("warning", lambda event: f"Because of the hang Stepscope {event.action or 'did what it was told to'}."),
+    "on_hang": ("warning", lambda event: f"Because of the hang, Stepscope {event.action or 'acted as configured'}."),
     "on_hang_end": ("info", _on_hang_end),
     "probes": (
         "info",
-        lambda event: (
-            event.message or f"Packets that came to the port of the probes and were none: {_flat(event.ignored)}."
-        ),
+        lambda event: event.message or f"Ignored packets on the probe port: {_flat(event.ignored)}.",
     ),
     "context": ("info", _context),
     "warning": ("warning", lambda event: _sentence(event.message)),

@@ -76,7 +76,7 @@ def _without_nccl(view: JobView) -> list[Finding]:
         Finding(
             kind="ddp_without_nccl",
             severity="warning",
-            title=f"The ranks compute on GPUs but exchange by {backends[row]}, by way of the host's memory.",
+            title=f"The ranks compute on GPUs but communicate with {backends[row]}, through host memory.",
             ranks=view.culprits(where),
             phase="comm",
             steps=view.span,
@@ -101,11 +101,11 @@ def find_start_up(view: JobView) -> list[Finding]:
             kind="start_up",
             severity="info",
             title=(
-                f"Most of this is start-up: a single call of {name} takes {ms_text(call_ns / 1e6)}, "
+                f"Most of this is start-up: a single {name} call takes {ms_text(call_ns / 1e6)}, "
                 f"{share_text(float(shares[row]))} of the trace, which has no profiler steps."
             ),
             evidence={"call": name, "call_ms": round(call_ns / 1e6, 3), "call_share": round(float(shares[row]), 4)},
-            advice=("Trace later steps: schedule(wait=…, warmup=…, active=…), and step() after each.",),
+            advice=("Trace later steps: use schedule(wait=…, warmup=…, active=…) and call step() after each.",),
             confidence=view.confidence(),
         )
     ]
@@ -123,11 +123,11 @@ def find_truncated(view: JobView) -> list[Finding]:
             title=(
                 f"The trace of rank {cut[0].rank} ends early: {cut[0].meta.truncated}."
                 if len(cut) == 1
-                else f"The traces of {count_text(len(cut), 'rank')} end early: what came after is not known."
+                else f"The traces of {count_text(len(cut), 'rank')} end early: what came after is unknown."
             ),
             ranks=tuple(one.rank for one in cut),
             evidence={"reasons": {str(one.rank): one.meta.truncated for one in cut}},
-            advice=("A rank that was killed while it wrote leaves such a file; everything before the cut is used.",),
+            advice=("A rank killed while writing leaves such a file; everything before the cut is used.",),
         )
     ]
 
@@ -193,7 +193,7 @@ def verdict_of(job: JobAnalysis) -> str:
         return first.title
     view = view_of(job)
     if not view.analyses:
-        return "The trace holds nothing to judge by."
+        return "The trace contains nothing to analyze."
     everywhere = np.ones(len(view.ranks), np.bool_)
     step = ms_text(view.typical(view.per_step(view.step_ns), everywhere) / 1e6)
     if not view.stepped:
@@ -201,7 +201,7 @@ def verdict_of(job: JobAnalysis) -> str:
     else:
         seen = f"{count_text(int(view.steps.min()), 'step')} of {step}"
     if not is_judged(job):
-        return f"Too little to judge by: {seen}{_spent(view)}."
+        return f"Too little data: {seen}{_spent(view)}."
     of = f" on {count_text(len(view.ranks), 'rank')}" if len(view.ranks) > 1 else ""
     return f"Nothing stands out: {seen}{of}{_spent(view)}."
 
@@ -226,8 +226,8 @@ def _spent(view: JobView) -> str:
 
     busy_ns = view.each(lambda one: one.pace.work.span_ns - one.pace.work.idle_ns)
     parts = {
-        "is communication that shows": share(view.each(lambda one: one.pace.work.exposed_comm_ns)),
-        "copies that nothing hides": share(view.each(lambda one: one.pace.work.exposed_memory_ns)),
+        "exposed communication": share(view.each(lambda one: one.pace.work.exposed_comm_ns)),
+        "exposed copies": share(view.each(lambda one: one.pace.work.exposed_memory_ns)),
         "idle": share(np.maximum(view.step_ns - busy_ns, 0)),
     }
     computing = share_text(share(view.each(lambda one: one.pace.work.compute_ns)))

@@ -269,7 +269,7 @@ def _table(steps: tuple[JobStep, ...]) -> Table:
         for rank, before, cause in (key,)
     ]
     columns = ("rank", "before", "cause", "mostly", "time_ns", "time_share", "steps")
-    note = "Where a rank waited for another, the path goes on at the one that came last; its length is the steps'."
+    note = "Where a rank waited for another, the path continues on the last to arrive; it is as long as the steps."
     return table_of("job_path", "Critical path over all ranks", columns, rows, limit=200, note=note)
 
 
@@ -474,8 +474,8 @@ def distributed_table(analyses: Sequence[RankAnalysis], collectives: Collectives
     """One row per rank, without a limit."""
     rows = [(*_times(each), *_exchanged(each, collectives), *_steps(each)) for each in analyses]
     note = (
-        "overlap_share: of communication, how much was hidden behind compute; wait and transfer: of collectives that"
-        " other ranks' traces have too; pace: of a step, on the device where that takes longer; step…: on the host"
+        "overlap_share: share of communication hidden behind compute; wait and transfer: of collectives that are also"
+        " in other ranks' traces; pace: of a step, on the device if that takes longer; step…: on the host"
     )
     return table_of("distributed", "Ranks side by side", COLUMNS, rows, limit=len(rows), note=note)
 

@@ -260,7 +260,7 @@ def _of_work(name: str, title: str, labels: tuple[str, ...], found: list[Change]
             (*each.label, each.status, each.before_count, each.after_count, *_split(each, step_change_ns))
             for each in found
         ),
-        note="step_share: of the change of the step time; by_count: what comes of their number, by_length: the rest.",
+        note="step_share: of the change in step time; by_count: due to their number; by_length: the rest.",
     )
 
 
@@ -295,7 +295,7 @@ def _of_operators(name: str, title: str, labels: tuple[str, ...], found: list[Ch
             (*each.label, each.status, each.before_count, each.after_count, *_side_by_side(each, step_change_ns))
             for each in found
         ),
-        note="Self times, which add up: of the host over all threads, of the device over all streams.",
+        note="Self times, which add up: host over all threads, device over all streams.",
     )
 
 
@@ -409,7 +409,7 @@ def _made_up(changes: Changes, part: str) -> str:
     least = min(changes.parts, key=lambda each: each.change_ns * sign)
     if own <= abs(changes.step.change_ns) or least.change_ns * sign >= 0:
         return ""
-    return f", partly made up by {ms_text(abs(least.change_ns) / 1e6)} {_more(-sign)} in {least.name}"
+    return f", partly offset by {ms_text(abs(least.change_ns) / 1e6)} {_more(-sign)} in {least.name}"
 
 
 def _more(sign: int) -> str:
@@ -557,14 +557,14 @@ def _summary(one: Side, other: Side, step: StepPart, parts: list[StepPart]) -> T
     ]
     return table_of(
         "diff_summary",
-        "What a step is made of, before and after",
+        "Parts of a step, before and after",
         ("figure", "before_ns", "after_ns", "change_ns", "change_share", "step_share"),
         (
             (*part, part.change_ns, _ratio(part.change_ns, part.before_ns), _ratio(part.change_ns, step.change_ns))
             for part in rows
         ),
         note="Compute, exposed communication, exposed copies, idle and outside (of the device's span) add up to the "
-        "step, which is as long as the host's or, where that is longer, the device's span of its work.",
+        "step: the host's or, if longer, the device's span of its work.",
     )
 
 
@@ -605,7 +605,7 @@ def _counts(one: Side, other: Side, kernels: list[Change], operators: list[Chang
     ]
     return table_of(
         "diff_counts",
-        "How many in a step, before and after",
+        "Counts per step, before and after",
         ("figure", "before", "after", "change"),
         ((name, round(old, 3), round(new, 3), round(new - old, 3)) for name, old, new in rows),
     )
@@ -654,18 +654,17 @@ def _notices(
     for name, side in (("first", one), ("second", other)):
         fewest = min((len(each.steps) for each in side.analyses), default=0)
         if not side.stepped:
-            out.append(f"The {name} has no profiler steps: all of its trace is taken as one step.")
+            out.append(f"The {name} has no profiler steps: its whole trace counts as one step.")
         elif fewest < ENOUGH_STEPS:
             out.append(
-                f"The {name} has only {count_text(fewest, 'step')} that count: how much steps differ by themselves is "
-                "not known."
+                f"The {name} has only {count_text(fewest, 'usable step')}: the variation between steps is unknown."
             )
     everyone = {each.rank for each in (*before, *after)}
     if not ranks:
         out.append("No rank is in both: the means over all ranks of each are compared.")
     elif len(ranks) < len(everyone):
         verb = "is" if len(ranks) == 1 else "are"
-        out.append(f"{named_ranks(ranks)} {verb} compared; the others are in one of the two only.")
+        out.append(f"{named_ranks(ranks)} {verb} compared; the others are in only one of the two.")
     devices = [
         sorted({each.pace.device.device_name for each in side.analyses if each.pace.device.device_name})
         for side in (one, other)

@@ -82,7 +82,7 @@ def _kept(path: Path, cache: Cache | None, spare: Cache) -> list[tuple[int, Path
             folder = entry.folder.absolute()
             return [(place, folder, replace(meta, path=str(path))) for place, meta in enumerate(metas)]
     read_traces(path)  # raises the reason if the path is bad
-    raise TraceError(f"{path} cannot be kept for a query: there is no room for it in {tempfile.gettempdir()}")
+    raise TraceError(f"{path} cannot be prepared for queries: not enough space in {tempfile.gettempdir()}")
 
 
 def _prepared(entry: Entry) -> list[TraceMeta] | None:

@@ -98,7 +98,7 @@ def read_meta(path: Path) -> JobShape:
     values = _json(path, text) if text.lstrip().startswith("{") else _flat_yaml(path, text)
     sizes = {name: _count(path, name, values.get(name, 1)) for name in SIZES}
     if not {"dp_size", "pp_size"} <= values.keys():
-        raise TraceError(f"{path} says neither how many ranks nor how many stages: it needs dp_size and pp_size")
+        raise TraceError(f"{path} does not give the numbers of ranks and stages: it needs dp_size and pp_size")
     world = sizes["dp_size"] * sizes["pp_size"] * sizes["tp_size"] * sizes["dsp_size"]
     if "world_size" in values and _count(path, "world_size", values["world_size"]) != world:
         raise TraceError(
@@ -111,9 +111,9 @@ def _json(path: Path, text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path} begins like JSON but is none") from error
+        raise TraceError(f"{path} is not valid JSON") from error
     if not isinstance(values, dict):
-        raise TraceError(f"{path} is no object of names and values")
+        raise TraceError(f"{path} is not a JSON object")
     return values
 
 
@@ -127,7 +127,7 @@ def _flat_yaml(path: Path, text: str) -> dict[str, Any]:
         if match is None or not value or value.startswith(_STRUCTURED):
             raise TraceError(f"{path}, line {number}: not of the form `name: value`")
         if match["name"] in values:
-            raise TraceError(f"{path}, line {number}: {match['name']} is there twice")
+            raise TraceError(f"{path}, line {number}: {match['name']} appears twice")
         values[match["name"]] = _scalar(value)
     return values
 
@@ -178,7 +178,7 @@ def read_table(path: Path) -> Table:
     import duckdb
 
     if not path.is_file():
-        raise TraceError(f"{path} is not a file" if path.exists() else f"{path} is not there")
+        raise TraceError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
     source = f"read_parquet({sql_input_path(path)})"
     kinds = "[" + ", ".join(f"'{kind}'" for kind in KINDS) + "]"
     try:
@@ -205,7 +205,7 @@ def read_table(path: Path) -> Table:
 def _check_types(path: Path, types: Mapping[str, str]) -> None:
     missing = [name for name in (*WHOLE, "optype", *TIMES) if name not in types]
     if missing:
-        raise TraceError(f"{path} is no operation trace: it has no column {', '.join(missing)}")
+        raise TraceError(f"{path} is not an operation trace: it has no column {', '.join(missing)}")
     wanted = dict.fromkeys(WHOLE, _INTEGER_TYPES) | dict.fromkeys((*TIMES, *CHUNKS), _NUMBER_TYPES)
     for name, allowed in (wanted | {"optype": ("VARCHAR",)}).items():
         if name in types and types[name] not in allowed:
@@ -221,7 +221,7 @@ def _checked(path: Path, fetched: Mapping[str, Any], names: list[str]) -> Table:
     columns["kind"] = columns.pop("optype").astype(np.int64) - 1
     known = columns["kind"] >= 0
     if not known.any():
-        raise TraceError(f"{path} holds no operation of a kind the model knows (forward-compute, optimizer …)")
+        raise TraceError(f"{path} contains no operation of a known kind (forward-compute, optimizer …)")
     columns = {name: values[known] for name, values in columns.items()}
     for name in TIMES:
         _refuse(path, ~np.isfinite(columns[name]), f"{name} is not a number")
@@ -297,10 +297,10 @@ def read_trace(path: Path, shape: JobShape) -> Trace:
     notes = []
     if table.unknown:
         names = ", ".join(table.unknown_names)
-        notes.append(f"{table.unknown:,} operations of kinds the model does not know are left out: {names}")
+        notes.append(f"{table.unknown:,} operations of unknown kinds are left out: {names}")
     if not whole.all():
         left_out = f"{int((~whole).sum())} of {len(whole)} steps are left out"
-        notes.append(f"{left_out}: they lack operations or have some too many")
+        notes.append(f"{left_out}: they have missing or extra operations")
     if len(lanes) < shape.dp_size:
         notes.append(f"the trace holds {len(lanes)} of the {shape.dp_size} data-parallel ranks of the job")
     chunks = 1 + max((op.chunk for op in operations if op.kind in (FORWARD, BACKWARD)), default=0)
@@ -338,7 +338,7 @@ def _ranks(path: Path, columns: Columns) -> dict[tuple[int, int], int]:
     workers, worker_of = np.unique(lane_of * stages + columns["stage"], return_inverse=True)
     pairs = np.unique(worker_of * len(names) + name_of)
     if len(pairs) != len(workers) or len(names) != len(workers):
-        raise TraceError(f"{path}: data-parallel rank and stage together must stand for one rank each")
+        raise TraceError(f"{path}: each pair of data-parallel rank and stage must be one rank")
     if len(workers) != len(lanes) * stages:
         raise TraceError(f"{path}: some data-parallel ranks lack a pipeline stage")
     found = (divmod(int(pair), len(names)) for pair in pairs)
@@ -365,7 +365,7 @@ def _cells(path: Path, columns: Columns) -> tuple[NDArray[np.bool_], Any]:
         row = int(np.flatnonzero(count[cell] > 1)[0])
         raise TraceError(
             f"{path}: step {columns['step'][row]}, rank {columns['rank'][row]}: {KINDS[columns['kind'][row]]} "
-            f"number {columns['seq_id'][row]} is there {count[cell[row]]} times"
+            f"number {columns['seq_id'][row]} appears {count[cell[row]]} times"
         )
     return count.reshape(len(keys), len(steps), len(lanes)) > 0, cell
 

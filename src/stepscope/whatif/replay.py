@@ -146,7 +146,7 @@ def _pipeline(graph: _Graph, stage: int) -> None:
         for index, number in _matched(graph, stage, kind, list(computing.values())):
             compute = computing.get(number)
             if compute is None:
-                raise TraceError(f"stage {stage}: {kind} has no computing number {number} to go with")
+                raise TraceError(f"stage {stage}: {kind} has no matching computing operation {number}")
             if kind.endswith("send"):
                 graph.after[index].add(compute)
             else:

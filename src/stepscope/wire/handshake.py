@@ -127,9 +127,9 @@ def read_hello(body: bytes, proof: str, key: bytes, certificate: bytes) -> str |
     said = _object(body)
     nonce = said.get("nonce")
     if said.get("version") != VERSION:
-        raise FrameError("an agent of another version wants to join: install the same Stepscope on all nodes")
+        raise FrameError("the agent has a different version; install the same Stepscope on all nodes")
     if not isinstance(nonce, str) or not _HEX.fullmatch(nonce):
-        raise FrameError("an agent said nothing of ours")
+        raise FrameError("an agent sent an invalid message")
     return nonce
 
 
@@ -141,10 +141,10 @@ def write_challenge(challenge: str, nonce: str, key: bytes, certificate: bytes) 
 def read_challenge(body: bytes, proof: str, nonce: str, key: bytes, certificate: bytes) -> str:
     """Return the challenge. Raise FrameError if the hub does not have the key or the content is invalid."""
     if len(body) > HELLO_BYTES or not signed(key, proof, "challenge", nonce.encode(), body, certificate):
-        raise FrameError("whoever answers there does not have our key")
+        raise FrameError("it does not have this node's key")
     challenge = _object(body).get("challenge")
     if not isinstance(challenge, str) or not _CHALLENGE.fullmatch(challenge):
-        raise FrameError("the hub said something that makes no sense")
+        raise FrameError("the hub sent an invalid answer")
     return challenge
 
 
@@ -160,17 +160,17 @@ def read_join(body: bytes, proof: str, key: bytes, certificate: bytes) -> Join |
         return None
     said = _object(body)
     if said.get("version") != VERSION:
-        raise FrameError(f"an agent of another version ({said.get('stepscope', 'unknown')}) wants to join")
+        raise FrameError(f"the agent has a different version ({said.get('stepscope', 'unknown')})")
     texts: dict[str, Any] = {
         name: said.get(name) for name in ("run", "host", "spool", "nonce", "challenge", "stepscope")
     }
     if not all(isinstance(text, str) and len(text) <= _LONGEST_HOST for text in texts.values()):
-        raise FrameError("an agent said nothing of ours")
+        raise FrameError("an agent sent an invalid message")
     if not (_HEX.fullmatch(said["spool"]) and _HEX.fullmatch(said["nonce"])) or not isinstance(said.get("meta"), dict):
-        raise FrameError("an agent said nothing of ours")
+        raise FrameError("an agent sent an invalid message")
     numbers: dict[str, Any] = {name: _number(said.get(name)) for name in ("node", "nnodes", "probe_port")}
     if not 0 <= numbers["probe_port"] < 1 << 16:
-        raise FrameError("an agent said nothing of ours")
+        raise FrameError("an agent sent an invalid message")
     return Join(**texts, **numbers, meta=said["meta"])
 
 
@@ -182,7 +182,7 @@ def write_welcome(welcome: Welcome, nonce: str, key: bytes, certificate: bytes) 
 def read_welcome(body: bytes, proof: str, nonce: str, key: bytes, certificate: bytes) -> Welcome:
     """Raise FrameError if the hub does not have the key or the content is invalid."""
     if len(body) > _WELCOME_BYTES or not signed(key, proof, "welcome", nonce.encode(), body, certificate):
-        raise FrameError("whoever answers there does not have our key")
+        raise FrameError("it does not have this node's key")
     said = _object(body)
     try:
         return Welcome(
@@ -195,7 +195,7 @@ def read_welcome(body: bytes, proof: str, nonce: str, key: bytes, certificate: b
             local=said["local"] is True,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise FrameError("the hub said something that makes no sense") from error
+        raise FrameError("the hub sent an invalid answer") from error
 
 
 def positions_of(said: Any) -> Positions:
@@ -216,13 +216,13 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         said = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise FrameError("what came is no JSON") from error
+        raise FrameError("the message is not valid JSON") from error
     if not isinstance(said, dict):
-        raise FrameError("what came is no JSON object")
+        raise FrameError("the message is not a JSON object")
     return said
 
 
 def _number(value: object) -> int:
     if type(value) is not int or not 0 <= value <= _LARGEST:
-        raise FrameError("a number is none")
+        raise FrameError("a number is invalid")
     return value

@@ -122,7 +122,7 @@ class KeyRing:
             why = f"cannot read the key {path}: {error.strerror}" if isinstance(error, OSError) else str(error)
             if why != self._told:
                 self._told = why
-                self._tell(f"{why}; continuing with the key from before")
+                self._tell(f"{why}; continuing with the previous key")
 
     def _state(self) -> tuple[int, ...]:
         """Return a value that differs if the file may have changed."""
@@ -138,7 +138,7 @@ def rotate_key(environ: Mapping[str, str]) -> Path:
 
     def changed(lines: list[str]) -> list[str]:
         if len(lines) >= _MOST_KEYS:
-            raise UsageError("the old key still works; end it with `stepscope key retire`, then rotate again")
+            raise UsageError("the old key is still accepted; remove it with `stepscope key retire`, then rotate again")
         return [secrets.token_hex(32), *lines]
 
     return _change(environ, changed)
@@ -149,7 +149,7 @@ def retire_key(environ: Mapping[str, str]) -> Path:
 
     def changed(lines: list[str]) -> list[str]:
         if len(lines) < _MOST_KEYS:
-            raise UsageError("there is no old key to retire; `stepscope key rotate` makes a new one")
+            raise UsageError("there is no old key to retire; `stepscope key rotate` creates a new one")
         return lines[:1]
 
     return _change(environ, changed)
@@ -157,11 +157,9 @@ def retire_key(environ: Mapping[str, str]) -> Path:
 
 def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]]) -> Path:
     if environ.get(ENV_KEY):
-        raise UsageError(
-            f"{ENV_KEY} is set, which a running job cannot read again; only a key in a file can be changed"
-        )
+        raise UsageError(f"{ENV_KEY} is set, and a running job cannot reread it; only a key file can be changed")
     path = key_path(environ)
-    kept_secret(path, "key", "check the folder")
+    kept_secret(path, "key", "use a writable folder")
     path = path.resolve()  # keep a symbolic link
     try:
         with path.open("rb") as file:
@@ -212,7 +210,7 @@ def kept_secret(path: Path, what: str, instead: str) -> str:
             beside.unlink()
         return _read(path, what)
     except OSError as error:
-        raise UsageError(f"cannot make the {what} {path}: {error.strerror}; {instead} instead") from error
+        raise UsageError(f"cannot create the {what} {path}: {error.strerror}; {instead} instead") from error
 
 
 def sign(key: bytes, purpose: str, *said: bytes) -> str:
@@ -236,7 +234,7 @@ def _digest(secret: str) -> bytes:
 def _lines(path: Path, text: str) -> list[str]:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if len(lines) > _MOST_KEYS:
-        raise UsageError(f"the key {path} has {len(lines)} lines; it may have two, the new key and the old one")
+        raise UsageError(f"the key {path} has {len(lines)} lines; at most two are allowed, the new key and the old one")
     if any(len(line) < SHORTEST for line in lines):
         raise UsageError(f"a line of the key {path} is too short for a secret: at least {SHORTEST} characters")
     return lines
@@ -245,11 +243,11 @@ def _lines(path: Path, text: str) -> list[str]:
 def _read(path: Path, what: str, *, whole: bool = False) -> str:
     """Read a secret. ``whole``: another process may be writing it; require a line end as proof that it is complete."""
     if path.stat().st_mode & 0o077:
-        raise UsageError(f"others may read the {what} {path}; `chmod 600` it, or remove it to get another")
+        raise UsageError(f"other users can read the {what} {path}; `chmod 600` it, or remove it to create a new one")
     written = path.read_text(errors="replace")
     text = written.strip()
     if len(text) < SHORTEST:
-        raise UsageError(f"the {what} {path} is empty or cut off; remove it to get another")
+        raise UsageError(f"the {what} {path} is empty or cut off; remove it to create a new one")
     if whole and not written.endswith("\n"):
-        raise UsageError(f"the last line of the {what} {path} has no line end, so it may be cut off")
+        raise UsageError(f"the last line of the {what} {path} has no newline, so it may be cut off")
     return text

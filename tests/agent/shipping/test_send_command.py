@@ -49,7 +49,7 @@ def test_it_sends_and_removes(kept: Any, hub: Any, capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("stepscope: sent ")
-    assert err.endswith(f" in 1 frame to {hub.url}; {kept.run_dir} is removed\n")
+    assert err.endswith(f" in 1 frame to {hub.url}; {kept.run_dir} was removed\n")
 
 
 def test_it_goes_on_where_the_agent_stopped(kept: Any, hub: Any) -> None:
@@ -83,7 +83,7 @@ def test_what_no_frame_takes_stays(kept: Any, hub: Any, capsys: pytest.CaptureFi
     kept.write("logs/what is this", b"x")
     hub.start()
     assert run_command(["send", str(kept.run_dir)]) == 3
-    assert f"; no frame takes logs/what is this, so {kept.run_dir} stays\n" in capsys.readouterr().err
+    assert f"; cannot send logs/what is this, so {kept.run_dir} is kept\n" in capsys.readouterr().err
     assert kept.run_dir.exists()
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_nobody_meant_to_send_stays(kept: Any, hub: Any) -> None:
     meta = read_meta(kept.run_dir)
     del meta["hub"]
     write_meta(kept.run_dir, meta)
-    with pytest.raises(UsageError, match="name one with --to URL"):
+    with pytest.raises(UsageError, match="specify one with --to URL"):
         run_command(["send", str(kept.run_dir)])
     assert run_command(["send", str(kept.run_dir), "--to", hub.url]) == 0
     assert hub.spool().byes == [END]
@@ -110,13 +110,13 @@ def test_what_must_not_be_sent(kept: Any, hub: Any, new_hub: Any, tmp_path: Path
     words = ["send", str(kept.run_dir)]
     with pytest.raises(NotARun):
         run_command(["send", str(tmp_path / "nothing")])
-    with pytest.raises(UsageError, match="is no address of a hub"):
+    with pytest.raises(UsageError, match="is not the URL of a hub"):
         run_command([*words, "--to", "nonsense"])
     local = new_hub(key=hub.key, local=True).start()
-    with pytest.raises(UsageError, match="that is the run itself"):
+    with pytest.raises(UsageError, match="this is the run itself"):
         run_command([*words, "--to", local.url])
     (kept.run_dir / "inbox").mkdir()
-    with pytest.raises(UsageError, match="a run of several nodes itself"):
+    with pytest.raises(UsageError, match="is the run of all nodes"):
         run_command(words)
     (kept.run_dir / "inbox").rmdir()
     meta = read_meta(kept.run_dir)
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_is_its_agent_s(kept: Any, hub: Any) -> None:
     try:
         launcher = {"pid": sleeper.pid, "start_ticks": _ticks(sleeper.pid)}
         write_meta(kept.run_dir, {**meta, "end": None, "launcher": launcher})
-        with pytest.raises(UsageError, match="its agent sends it"):
+        with pytest.raises(UsageError, match="its agent is sending it"):
             run_command(["send", str(kept.run_dir)])
     finally:
         sleeper.communicate(b"\n")

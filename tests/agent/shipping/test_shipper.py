@@ -90,7 +90,7 @@ def test_a_hub_that_takes_frames_and_never_answers_holds_nobody_up(spool: Any, h
     ship = shipper(spool, hub)
     until(lambda: len(hub.paths) == 2)
     done = ship.finish(BYE, 0.2)
-    assert done == Delivered(whole=False, left_bytes=1000, why="there was no time for more")
+    assert done == Delivered(whole=False, left_bytes=1000, why="the time limit was reached")
     hub.stop()
 
 
@@ -108,26 +108,26 @@ def test_a_full_disk_at_the_hub_is_told(spool: Any, hub: Any) -> None:
     hub.faults.extend([507] * 1000)
     spool.write("logs/main.log", b"x")
     done = shipper(spool, hub).finish(BYE, 0.5)
-    assert (done.whole, done.why) == (False, "the hub takes nothing: its disk is full")
+    assert (done.whole, done.why) == (False, "the hub accepts no data: its disk is full")
     assert hub.spool().byes == []
 
 
 def test_what_cannot_be_sent_keeps_the_folder(spool: Any, hub: Any) -> None:
     spool.write("logs/what is this", b"x")
     done = shipper(spool, hub).finish(BYE, PATIENCE_S)
-    assert (done.whole, done.why) == (False, "no frame takes logs/what is this")
+    assert (done.whole, done.why) == (False, "cannot send logs/what is this")
     assert hub.spool().byes == [BYE]
 
 
 @pytest.mark.faults
 def test_without_a_key_it_says_so(spool: Any, hub: Any) -> None:
     def no_key() -> bytes:
-        raise UsageError("others may read the key")
+        raise UsageError("other users can read the key")
 
     to = Destination(url=hub.url, run="job", node=1, nnodes=2)
     ship = Shipper(spool.run_dir, to, keys=no_key)
     ship.start()
-    assert ship.finish(BYE, 0.2).why == "others may read the key"
+    assert ship.finish(BYE, 0.2).why == "other users can read the key"
 
 
 def test_it_stops_without_a_word(spool: Any, hub: Any) -> None:
@@ -247,7 +247,7 @@ def test_an_agent_that_is_told_not_to_wait_says_what_is_left(node: Node, secure_
     agent.terminate()
     said, _ = agent.communicate(timeout=PATIENCE_S)
     assert json.loads(said)["delivered"] is False
-    assert json.loads(said)["why"] == "the hub takes nothing: its disk is full"
+    assert json.loads(said)["why"] == "the hub accepts no data: its disk is full"
 
 
 @pytest.mark.faults

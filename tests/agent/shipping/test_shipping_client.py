@@ -92,7 +92,7 @@ def test_an_idle_connection_that_was_closed_is_opened_again(hub: Any) -> None:
 @pytest.mark.faults
 def test_another_key_is_refused_by_either_side(new_hub: Any, certificates: Any) -> None:
     hub = new_hub(tls=certificates(), key=b"x" * 32).start()
-    with client(hub.url) as ours, pytest.raises(HubError, match=r"does not take us: another key$"):
+    with client(hub.url) as ours, pytest.raises(HubError, match=r"rejected this node: another key$"):
         ours.join(who(), patience_s=5)
     assert hub.joins == []
     with client(hub.url) as ours:
@@ -105,7 +105,7 @@ def test_another_key_is_refused_by_either_side(new_hub: Any, certificates: Any) 
         text = b'{"version":1,"run":"r","token":"t","positions":{"rings":{},"files":{}}}'
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX-Stepscope-Proof: 00\r\n\r\n" % len(text) + text)
 
-    with listening(say_yes) as url, client(url) as ours, pytest.raises(HubError, match="does not have our key"):
+    with listening(say_yes) as url, client(url) as ours, pytest.raises(HubError, match="does not have this node's key"):
         ours.join(who(), patience_s=5)
 
 
@@ -129,7 +129,7 @@ def test_one_in_the_middle_is_found_out(new_hub: Any, certificates: Any, careles
 
     middle._join = pass_on
     middle.start()
-    why = "does not have our key" if careless else "another key"
+    why = "does not have this node's key" if careless else "another key"
     with client(middle.url) as ours, pytest.raises(HubError, match=why):
         ours.join(who(), patience_s=5)
     assert len(hub.joins) == careless
@@ -146,7 +146,7 @@ def test_the_token_goes_to_nobody_with_another_certificate(new_hub: Any, certifi
         other.port = hub.port
         other._frame = lambda request, *_: (seen.append(request.headers["Authorization"]), (401, {}, ""))[1]
         other.start()
-        with pytest.raises(HubError, match="another certificate than before") as caught:
+        with pytest.raises(HubError, match="different certificate than before") as caught:
             ours.send(welcome.run, FRAME, patience_s=5)
         assert seen == []
         assert welcome.token not in str(caught.value)
@@ -226,7 +226,7 @@ def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
         while True:
             connection.sendall(bytes(1 << 16))
 
-    with listening(pour) as url, client(url) as ours, pytest.raises(HubError, match="something else than HTTP"):
+    with listening(pour) as url, client(url) as ours, pytest.raises(HubError, match="did not answer with valid HTTP"):
         ours.join(who(), patience_s=5)
 
 
@@ -239,7 +239,7 @@ def test_what_a_stranger_says_is_cleaned(new_hub: Any) -> None:
 
     with listening(answer) as url, client(url) as ours, pytest.raises(HubError) as caught:
         ours.join(who(), patience_s=5)
-    assert str(caught.value).endswith(f"does not take us: no\\x1b[31m\\n{'x' * 192}")
+    assert str(caught.value).endswith(f"rejected this node: no\\x1b[31m\\n{'x' * 192}")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_what_a_stranger_says_is_cleaned(new_hub: Any) -> None:
     ["", "host:1", "ftp://a", "http://", "http://a:b", "http://u:p@a", "https://a:99999", "http://a/?q", "http://[a"],
 )
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(UsageError, match="is no address of a hub"):
+    with pytest.raises(UsageError, match="is not the URL of a hub"):
         HubClient(url, KEY)
 
 
@@ -269,12 +269,12 @@ def test_nothing_of_the_run_is_said_before_the_hub_has_proved_itself(status: byt
 
     def answer(connection: socket.socket) -> None:
         heard.append(connection.recv(1 << 16))
-        text = b'{"version": 2, "challenge": "00000000000000000000", "error": "a token is needed"}'
+        text = b'{"version": 2, "challenge": "00000000000000000000", "error": "token required"}'
         connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(text)) + text)
         heard.append(connection.recv(1 << 16))
 
     join = replace(who(), run="secret-run", host="secret-host", meta={"command": ["secret"], "user": "secret"})
-    with listening(answer) as url, client(url) as ours, pytest.raises(HubError, match=r"ha(s|ve) our key"):
+    with listening(answer) as url, client(url) as ours, pytest.raises(HubError, match=r"ha(s|ve) this node's key"):
         ours.join(join, patience_s=5)
     assert b"POST /api/v1/hello HTTP/1.1\r\n" in heard[0]
     assert not any(b"secret" in said for said in heard)

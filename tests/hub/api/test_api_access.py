@@ -85,7 +85,7 @@ def test_every_answer_is_safe_for_a_browser(hub: Any, path: str) -> None:
 def test_only_reading_is_possible(hub: Any) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         answer = hub.get("/api/v1/runs/demo", method=method)
-        assert (answer.status, answer.json["error"]) == (405, "not by this method")
+        assert (answer.status, answer.json["error"]) == (405, "method not allowed")
     assert hub.get("/api/v1/runs/demo", method="HEAD").status == 200
 
 

@@ -209,7 +209,7 @@ def test_a_run_that_goes_away_says_so(serve: Any, growing: Growing, tmp_path: Pa
         found = messages(stream.iter_lines())
         assert until(found, "status")[-1][2]["over"] is True
         growing.run_dir.rename(tmp_path / "elsewhere")
-        assert until(found, "gone")[-1][2]["why"] == "the run is no longer there"
+        assert until(found, "gone")[-1][2]["why"] == "the run no longer exists"
         assert list(found) == []
 
 
@@ -239,7 +239,7 @@ def test_a_hub_that_ends_with_its_run_says_how_it_ended_and_that_it_goes(serve: 
         *before, status, end = list(found)
         assert [event for event, _, _ in before] == ["steps"]
         assert (status[0], status[2]["status"], status[2]["over"]) == ("status", "failed", True)
-        assert end == ("end", status[1], {"schema": 1, "why": "the run is over, and its hub ends with it"})
+        assert end == ("end", status[1], {"schema": 1, "why": "the run is over and its hub is stopping"})
     about = hub.get(path).json
     assert (about["status"], about["over"], about["leaving"], about["newest_step"]) == ("failed", True, True, 21)
     assert hub.get(f"{path}/summary").json["live"] is True

@@ -140,10 +140,10 @@ def test_open_shows_the_page_and_hides_the_token_from_the_machine(
     ("words", "why"),
     [
         (["nowhere"], "not a folder"),
-        ([".", "--port", "70000"], "no such port"),
-        ([".", "--tls-cert", "x.pem"], "belong together"),
-        ([".", "--tls-cert", "x.pem", "--tls-key", "x.key", "--no-tls"], "contradict"),
-        ([".", "--token-file", "open"], "others may read the token"),
+        ([".", "--port", "70000"], "must be from 0 to 65535"),
+        ([".", "--tls-cert", "x.pem"], "must be used together"),
+        ([".", "--tls-cert", "x.pem", "--tls-key", "x.key", "--no-tls"], "cannot be used together"),
+        ([".", "--token-file", "open"], "other users can read the token"),
         ([".", "--token-file", "short"], "cut off"),
     ],
 )
@@ -194,9 +194,9 @@ def _of_host(run: Any, host: str) -> Any:
     ("words", "why"),
     [
         (["--trust-header", "X-User", "--host", "0.0.0.0"], "loopback only"),
-        (["--trust-header", "Authorization"], "not a name"),
+        (["--trust-header", "Authorization"], "not a usable header name"),
         (["--trust-header", "X-User", "--proxy-user", "nobody-of-that-name"], "no such user"),
-        (["--proxy-user", "root"], "belongs to"),
+        (["--proxy-user", "root"], "needs --trust-header"),
     ],
 )
 def test_a_proxy_is_trusted_on_this_machine_only(

@@ -1,12 +1,12 @@
 /**
- * The data inside report.html, as `stepscope.hub.report_copy` writes it: base64 of gzip of a head, a JSON and blobs.
+ * The data inside report.html, as written by `stepscope.hub.report_copy`: base64 of gzip of a header, JSON and blobs.
  *
- * Whatever is wrong with it (cut off in the mail, changed, of a later version) is one Failure that says so.
+ * Any defect (truncated, altered, written by a later version) raises a Failure that describes it.
  */
 
 import { Failure } from "./source";
 
-/** The element it stands in. */
+/** Id of the element that holds the data. */
 export const DATA_ID = "stepscope-data";
 const MAGIC = 0x50435453; // "STCP", little endian
 const HEAD_BYTES = 12;
@@ -15,7 +15,7 @@ const UNKNOWN = 0;
 const ZERO = 1;
 const FIRST = 2;
 
-/** Times, or any figures above zero, as logarithms; see the Python side. */
+/** Times, or other positive numbers, as logarithms; see the Python side. */
 export interface PackedTimes {
   times: [at: number, length: number];
   least: number;
@@ -46,7 +46,7 @@ export interface Copy {
   row: Record<string, unknown>;
   left_out: string[];
   answers: Record<string, unknown>;
-  /** By value one of the whole run, and another of the newest steps where the first is of bins of them. */
+  /** By value: a map of the whole run, and one of the newest steps if the first one is binned. */
   maps: Record<string, PackedMap[]>;
   files: Record<string, PackedFile>;
   blobs: Uint8Array;
@@ -59,17 +59,17 @@ export const isRecord = (value: unknown): value is Record<string, unknown> =>
 export async function readCopy(base64: string): Promise<Copy> {
   const bytes = await unzipped(decoded(base64));
   const head = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  if (bytes.length < HEAD_BYTES || head.getUint32(0, true) !== MAGIC) throw damaged("it is not what Stepscope puts there");
+  if (bytes.length < HEAD_BYTES || head.getUint32(0, true) !== MAGIC) throw damaged("it was not written by Stepscope");
   if (head.getUint16(4, true) !== VERSION) throw damaged("another version of Stepscope wrote it");
   const end = HEAD_BYTES + head.getUint32(8, true);
-  if (end > bytes.length) throw damaged("a part of it is missing");
+  if (end > bytes.length) throw damaged("part of it is missing");
   let found: unknown;
   try {
     found = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(HEAD_BYTES, end)));
   } catch {
     throw damaged("it cannot be read");
   }
-  if (!isRecord(found) || typeof found["run"] !== "string" || !isRecord(found["answers"])) throw damaged("it says nothing of a run");
+  if (!isRecord(found) || typeof found["run"] !== "string" || !isRecord(found["answers"])) throw damaged("it contains no run");
   return {
     run: found["run"],
     name: typeof found["name"] === "string" ? found["name"] : found["run"],
@@ -85,11 +85,11 @@ export async function readCopy(base64: string): Promise<Copy> {
   };
 }
 
-/** NaN where nothing is known. Figures have four digits: more are not in there. */
+/** NaN: unknown. Values are rounded to four digits, their precision. */
 export function unpackTimes(packed: PackedTimes, blobs: Uint8Array): Float64Array {
   const [at, length] = packed.times;
   const count = length / 2;
-  if (!Number.isInteger(count) || at < 0 || at + length > blobs.length) throw damaged("a part of it is missing");
+  if (!Number.isInteger(count) || at < 0 || at + length > blobs.length) throw damaged("part of it is missing");
   const values: number[] = [];
   const valueOf = (code: number): number => {
     if (code === UNKNOWN) return Number.NaN;
@@ -107,7 +107,7 @@ export function unpackTimes(packed: PackedTimes, blobs: Uint8Array): Float64Arra
 export const isPacked = (value: unknown): value is PackedTimes =>
   isRecord(value) && Array.isArray(value["times"]) && typeof value["least"] === "number" && typeof value["step"] === "number";
 
-/** A document with all its columns put back; null where nothing is known. */
+/** A document with all columns unpacked; null: unknown. */
 export function unpacked(value: unknown, blobs: Uint8Array): unknown {
   if (isPacked(value)) return Array.from(unpackTimes(value, blobs), (time) => (Number.isNaN(time) ? null : time));
   if (!isRecord(value)) return value;
@@ -115,7 +115,7 @@ export function unpacked(value: unknown, blobs: Uint8Array): unknown {
 }
 
 export function damaged(why: string): Failure {
-  return new Failure("fault", `The data inside this file cannot be used: ${why}. Was the file cut off on its way? Ask for it again.`);
+  return new Failure("fault", `The data in this file cannot be used: ${why}. It may have been truncated in transit; get a new copy.`);
 }
 
 function decoded(base64: string): Uint8Array<ArrayBuffer> {
@@ -123,7 +123,7 @@ function decoded(base64: string): Uint8Array<ArrayBuffer> {
   try {
     text = atob(base64.trim());
   } catch {
-    throw damaged("it is not whole");
+    throw damaged("it is incomplete");
   }
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
@@ -132,12 +132,12 @@ function decoded(base64: string): Uint8Array<ArrayBuffer> {
 
 async function unzipped(bytes: Uint8Array<ArrayBuffer>): Promise<Uint8Array> {
   if (typeof DecompressionStream === "undefined") {
-    throw new Failure("fault", "This browser is too old to open the data inside this file; one of 2023 or later can.");
+    throw new Failure("fault", "This browser is too old to open this file. Use one released in 2023 or later.");
   }
   try {
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Uint8Array(await new Response(stream).arrayBuffer());
   } catch {
-    throw damaged("it is not whole");
+    throw damaged("it is incomplete");
   }
 }

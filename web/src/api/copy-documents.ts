@@ -1,4 +1,4 @@
-/** Lists inside report.html, answered as the hub would: sorted, filtered, a page at a time. */
+/** Lists inside report.html, with the hub's sorting, filtering and paging. */
 
 import { isRecord } from "./copy-bytes";
 import type { EventsDocument, RankDocument, RanksDocument, SamplesDocument } from "./documents";
@@ -12,7 +12,7 @@ export function whole(params: Params, name: string, otherwise: number): number {
   return Number.isFinite(value) ? value : otherwise;
 }
 
-/** `FIRST-LAST`, or one number; all if it is not given. */
+/** `FIRST-LAST` or one number; everything if missing. */
 export function span(params: Params, name: string): [number, number] {
   const [first = "", last = first] = text(params, name).split("-");
   return first === "" ? [0, Infinity] : [Number(first), Number(last)];
@@ -21,7 +21,7 @@ export function span(params: Params, name: string): [number, number] {
 export function ranksOf(kept: RanksDocument, params: Params): RanksDocument {
   const order = text(params, "order") || "rank";
   const key = order === "rank" ? kept.rank.map((rank) => -rank) : kept.mean_ns[order];
-  if (key === undefined) throw new Failure("wrong", `Ranks cannot be put in the order of ${order}.`);
+  if (key === undefined) throw new Failure("wrong", `Ranks cannot be sorted by ${order}.`);
   const [low, high] = span(params, "ranks");
   const places = kept.rank
     .map((_, at) => at)
@@ -34,7 +34,7 @@ export function ranksOf(kept: RanksDocument, params: Params): RanksDocument {
   return { ...(Object.fromEntries(taken) as RanksDocument), mean_ns: Object.fromEntries(means) as Record<string, number[]>, start, order };
 }
 
-/** The curves have few enough points already; only the stretch is cut out. */
+/** The curves have few points already; only cut out the range. */
 export function rankOf(kept: RankDocument, params: Params): RankDocument {
   const from = whole(params, "first", 0);
   const to = whole(params, "last", Infinity);

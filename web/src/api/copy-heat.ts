@@ -1,4 +1,4 @@
-/** The map rank × step inside report.html: a part of it, in as many cells as are asked for. */
+/** The rank × step map inside report.html: a part of it, in the requested number of cells. */
 
 import { damaged, isPacked, unpackTimes, type PackedMap } from "./copy-bytes";
 import type { Heat } from "./documents";
@@ -8,16 +8,16 @@ export interface HeatWindow {
   steps: [number, number];
   rows: number;
   columns: number;
-  /** Of the cells that become one their mean; else the most. */
+  /** Merge cells by their mean instead of their maximum. */
   mean: boolean;
 }
 
-/** The map whole, with its cells put back; throws a Failure when they do not fit. */
+/** The whole map with its cells unpacked; throws a Failure if they do not match its edges. */
 export function unpackMap(packed: PackedMap, blobs: Uint8Array): Heat {
   const edges = [packed.first_ranks, packed.last_ranks, packed.first_steps, packed.last_steps];
   if (!edges.every(Array.isArray) || !isPacked(packed.cells)) throw damaged("its map cannot be read");
   const cells = Float32Array.from(unpackTimes(packed.cells, blobs));
-  if (cells.length !== packed.first_ranks.length * packed.first_steps.length) throw damaged("its map is cut off");
+  if (cells.length !== packed.first_ranks.length * packed.first_steps.length) throw damaged("its map is truncated");
   return {
     unit: packed.unit === "bytes" ? "bytes" : "ns",
     exact: packed.exact === true,
@@ -64,7 +64,7 @@ export function cutMap(whole: Heat, { ranks, steps, rows, columns, mean }: HeatW
   };
 }
 
-/** Those that lie in the span, put together to at most so many: from, and up to before. */
+/** Indices in the span, merged into at most `most` groups of [from, end). */
 function groups(first: Uint32Array, last: Uint32Array, [low, high]: [number, number], most: number): [number, number][] {
   let from = 0;
   while (from < first.length && (last[from] ?? 0) < low) from += 1;

@@ -1,4 +1,4 @@
-/** Steps inside report.html: whichever are asked for, in as many bins as are asked for, joined as the hub joins bins. */
+/** Steps inside report.html: the requested range in the requested number of bins, merged as the hub merges bins. */
 
 import { damaged, isPacked, isRecord, unpackTimes } from "./copy-bytes";
 import type { StepsDocument, WorstRank } from "./documents";
@@ -24,7 +24,7 @@ export class CopySteps {
   private readonly attempt: number;
   private readonly count: number;
 
-  /** Throws a Failure when the columns do not belong together. */
+  /** Throws a Failure if the columns are inconsistent. */
   constructor(document: unknown, blobs: Uint8Array) {
     if (!isRecord(document)) throw damaged("it has no steps");
     const column = (name: string): unknown[] => (Array.isArray(document[name]) ? document[name] : []);
@@ -38,7 +38,7 @@ export class CopySteps {
     this.memory = new Map(Object.entries(isRecord(document["memory_bytes"]) ? document["memory_bytes"] : {}) as [string, (number | null)[]][]);
     this.worst = worstOf(document["worst"], blobs, this.count);
     if (PLAIN.some((name) => this.columns[name].length !== this.count) || [...this.memory.values()].some((one) => !Array.isArray(one))) {
-      throw damaged("its steps do not fit together");
+      throw damaged("its steps are inconsistent");
     }
   }
 
@@ -68,7 +68,7 @@ export class CopySteps {
     };
   }
 
-  /** Of several bins the least and the most are exact, those between are means. */
+  /** Over several bins, minimum and maximum are exact; quantiles in between are means. */
   private row(values: Float64Array, from: number, end: number): number[] {
     const wide = this.quantiles.length;
     return this.quantiles.map((share, place) => {
@@ -92,7 +92,7 @@ export class CopySteps {
     return weight > 0 ? Math.round(total / weight) : 0;
   }
 
-  /** Of the bins in which a device was timed; null where it was in none. */
+  /** Mean over the bins in which a device was timed; null if there are none. */
   private deviceMean(values: Float64Array, from: number, end: number): number | null {
     let total = 0;
     let weight = 0;
@@ -127,9 +127,9 @@ export class CopySteps {
 function unpackedColumns(columns: unknown, blobs: Uint8Array, length: number): Map<string, Float64Array> {
   const found = new Map<string, Float64Array>();
   for (const [name, packed] of Object.entries(isRecord(columns) ? columns : {})) {
-    // A run without a step has empty lists there.
+    // A run without steps has empty lists here.
     const values = isPacked(packed) ? unpackTimes(packed, blobs) : new Float64Array(0);
-    if (values.length !== length) throw damaged("its steps do not fit together");
+    if (values.length !== length) throw damaged("its steps are inconsistent");
     found.set(name, values);
   }
   return found;
@@ -140,7 +140,7 @@ function worstOf(packed: unknown, blobs: Uint8Array, count: number): Worst | nul
   const { names, places, rank, step } = packed as unknown as Worst;
   const values = unpackTimes(packed["values"], blobs);
   if (!Array.isArray(names) || !Array.isArray(rank) || !Array.isArray(step) || values.length !== count * places * names.length) {
-    throw damaged("its steps do not fit together");
+    throw damaged("its steps are inconsistent");
   }
   return { names, places, rank, step, values };
 }

@@ -1,4 +1,4 @@
-/** What the hub says, as docs/api.md has it. Times are nanoseconds, wall clocks nanoseconds since 1970, memory bytes. */
+/** The hub's documents (docs/api.md). Times are in nanoseconds, wall clocks in nanoseconds since 1970, memory in bytes. */
 
 import type { Hang } from "./hang-documents";
 
@@ -37,7 +37,7 @@ export interface Cost {
   seconds: number;
   rank_hours: number;
   if_fixed: { step_ms: number; speedup: number } | null;
-  /** Not all of it can be gained. */
+  /** Not all of it can be recovered. */
   up_to?: boolean;
 }
 
@@ -64,15 +64,15 @@ export interface FindingsDocument {
 export interface Status {
   status: string;
   over: boolean;
-  /** Whether its hub ends with it, in a moment. */
+  /** Whether its hub is about to shut down with it. */
   leaving?: boolean;
-  /** When it was over; null until that is known, missing in copies that were made before it was told. */
+  /** When it ended; null until known, missing in older copies. */
   ended_wall_ns?: number | null;
   attempt: number;
   world_size: number;
   ranks: number;
   live_ranks: number;
-  /** Of those that live how many stand still; a hub of an older version does not say it. */
+  /** How many live ranks are hung; missing from older hubs. */
   still_ranks?: number;
   states: Record<string, number>;
   step: number;
@@ -104,7 +104,7 @@ export interface RunDocument extends Status {
   info: Record<string, unknown>;
 }
 
-/** One of the ranks that worked longest in a bin; phases by their names beside these. */
+/** One of the ranks that worked longest in a bin; the other keys are phases. */
 export interface WorstRank {
   rank: number;
   step: number;
@@ -121,11 +121,11 @@ export interface StepsDocument {
   steps: number[];
   ranks: number[];
   quantiles: number[];
-  /** By `wall`, `work` and phase: a row of quantiles for each bin. */
+  /** By `wall`, `work` and phase: a row of quantiles per bin. */
   ns: Record<string, number[][]>;
-  /** By `wall`, `work` and phase: the mean over ranks (and steps of the bin). The phases add up to the wall. */
+  /** By `wall`, `work` and phase: the mean over ranks and the steps of the bin. The phases add up to `wall`. */
   mean_ns: Record<string, number[]>;
-  /** By phase, on the device: over the ranks and steps that were timed; null where none was. Nothing where no device is timed. */
+  /** By phase, on the device: mean over the timed ranks and steps, null if there are none. Empty if no device is timed. */
   device_mean_ns: Record<string, (number | null)[]>;
   worst: WorstRank[][];
   start_wall_ns: number[];
@@ -142,7 +142,7 @@ export interface RanksDocument {
   pid: number[];
   local_rank: number[];
   state: string[];
-  /** What it is at while the job stands still; a hub of an older version does not say it. */
+  /** What the rank is doing while the job is hung; missing from older hubs. */
   standing?: (string | null)[];
   last_step: number[];
   live_step: number[];
@@ -217,7 +217,7 @@ export interface CollectiveOp {
   bytes: number | null;
   exposed_ms: number | null;
   overlapped_ms: number | null;
-  /** These five are not in recordings of earlier versions. */
+  /** These five are missing in recordings of earlier versions. */
   device?: boolean;
   transfer_ms?: number | null;
   wait_ms?: number | null;
@@ -226,7 +226,7 @@ export interface CollectiveOp {
   [more: string]: unknown;
 }
 
-/** Where collectives were timed on the device: in how many steps. */
+/** In how many steps collectives were timed on the device. */
 export interface MeasuredOnDevice {
   steps: number;
   of: number;
@@ -258,7 +258,7 @@ export interface NodeRow {
   hosts: string[];
   ranks: number;
   live_ranks: number;
-  /** First and last rank of each stretch of neighbours. */
+  /** First and last rank of each range of consecutive ranks. */
   rank_spans: [number, number][];
   number: number | null;
   address: string | null;
@@ -286,11 +286,11 @@ export interface SummaryDocument {
   summary: Record<string, unknown>;
 }
 
-/** The map rank × step: `cells[row * columns + column]`, NaN where nothing is known. */
+/** The rank × step map: `cells[row * columns + column]`, NaN: unknown. */
 export interface Heat {
   unit: "ns" | "bytes";
   exact: boolean;
-  /** The first step of which the hub can have this value, whatever was asked for. */
+  /** The first step for which the hub has this value, independent of the request. */
   knownFrom: number;
   firstRanks: Uint32Array;
   lastRanks: Uint32Array;
@@ -302,7 +302,7 @@ export interface Heat {
 /** A piece of a file of the run. */
 export interface FilePiece {
   text: string;
-  /** The bytes behind the text, where they are known: a piece may begin and end within a letter. */
+  /** The bytes of the text, if known: a piece may begin and end within a character. */
   data?: Uint8Array;
   offset: number;
   size: number;

@@ -1,4 +1,4 @@
-/** The run inside report.html: the same answers as a hub's, out of the file, and nothing is ever asked over a network. */
+/** The run inside report.html: the same documents as from a hub, without network requests. */
 
 import { damaged, isRecord, readCopy, unpacked, type Copy } from "./copy-bytes";
 import { eventsOf, rankOf, ranksOf, samplesOf, span, text, whole } from "./copy-documents";
@@ -7,9 +7,9 @@ import { CopySteps } from "./copy-steps";
 import type { EventsDocument, FilePiece, Heat, RankDocument, RanksDocument, SamplesDocument } from "./documents";
 import { Failure, type Follower, type Params, type Source } from "./source";
 
-/** What must be there for anything to be shown. */
+/** Required documents. */
 const NEEDED = ["", "steps", "findings", "events"];
-const ELSEWHERE = "stepscope serve shows all of the run.";
+const ELSEWHERE = "use stepscope serve to see the whole run.";
 
 export class FileSource implements Source {
   readonly kind = "file";
@@ -19,12 +19,12 @@ export class FileSource implements Source {
 
   constructor(readonly copy: Copy) {
     for (const name of NEEDED) {
-      if (!isRecord(copy.answers[name])) throw damaged("the most important parts are missing");
+      if (!isRecord(copy.answers[name])) throw damaged("essential parts are missing");
     }
     this.steps = new CopySteps(copy.answers["steps"], copy.blobs);
   }
 
-  /** Rejects with a Failure when the data cannot be used. */
+  /** Rejects with a Failure if the data cannot be used. */
   static async open(base64: string): Promise<FileSource> {
     return new FileSource(await readCopy(base64));
   }
@@ -41,13 +41,13 @@ export class FileSource implements Source {
     const value = text(params, "value") || "work";
     if (!Object.hasOwn(this.copy.maps, value)) throw new Failure("wrong", `There is no map of ${value} in this copy.`);
     const mean = text(params, "stat") === "mean";
-    // Where a cell is one step of one rank there is but one map.
+    // If each cell is one step of one rank, there is only one map.
     const name = mean && Object.hasOwn(this.copy.maps, `${value}/mean`) ? `${value}/mean` : value;
     const first = whole(params, "first", 0);
     return guarded(() => {
       const layers = this.maps.get(name) ?? (this.copy.maps[name] ?? []).map((packed) => unpackMap(packed, this.copy.blobs));
       this.maps.set(name, layers);
-      // As the hub does: single steps where all that is asked for is there one by one.
+      // Like the hub: individual steps if they are available for the whole range.
       const map = layers.findLast((layer) => layer === layers[0] || first >= (layer.firstSteps[0] ?? Infinity));
       if (map === undefined) throw damaged("its map is missing");
       return cutMap(map, {
@@ -63,14 +63,14 @@ export class FileSource implements Source {
   async file(run: string, path: string, params: Params = {}): Promise<FilePiece> {
     this.check(run);
     const kept = Object.hasOwn(this.copy.files, path) ? this.copy.files[path] : undefined;
-    if (kept === undefined || !Array.isArray(kept.pieces)) throw new Failure("missing", `This file is not in this copy; ${ELSEWHERE}`);
+    if (kept === undefined || !Array.isArray(kept.pieces)) throw new Failure("missing", `This copy does not include this file; ${ELSEWHERE}`);
     const most = whole(params, "most", Infinity);
     const tail = params["tail"] === undefined ? null : whole(params, "tail", 0);
     const wanted = tail === null ? whole(params, "offset", 0) : Math.max(0, kept.size - tail);
     const last = kept.pieces.at(-1);
-    // Of the end as much as there is; from the middle on what is there, or nothing.
+    // For a tail, as much as there is; for an offset, the piece that contains it, or nothing.
     const piece = kept.pieces.find(([offset, , length]) => wanted >= offset && wanted < offset + length) ?? (tail !== null || wanted >= kept.size ? last : undefined);
-    if (piece === undefined) throw new Failure("missing", `This part of the file is not in this copy; ${ELSEWHERE}`);
+    if (piece === undefined) throw new Failure("missing", `This copy does not include this part of the file; ${ELSEWHERE}`);
     const [offset, at, length] = piece;
     const skip = Math.min(Math.max(0, wanted - offset), length);
     const bytes = this.copy.blobs.subarray(at + skip, at + Math.min(length, skip + most));
@@ -87,7 +87,7 @@ export class FileSource implements Source {
   }
 
   private check(run: string): void {
-    if (run !== this.copy.run) throw new Failure("missing", `Only the run ${this.copy.name} is in this file.`);
+    if (run !== this.copy.run) throw new Failure("missing", `This file contains only the run ${this.copy.name}.`);
   }
 
   private answer(resource: string, params: Params): unknown {
@@ -102,7 +102,7 @@ export class FileSource implements Source {
         return this.samples(text(params, "kind") || "host", text(params, "stat") || "mean", params);
     }
     if (resource.startsWith("ranks/")) {
-      if (!Object.hasOwn(this.copy.answers, resource)) throw new Failure("missing", `The curves of this rank are not in this copy; ${ELSEWHERE}`);
+      if (!Object.hasOwn(this.copy.answers, resource)) throw new Failure("missing", `This copy does not include the curves of this rank; ${ELSEWHERE}`);
       return rankOf(this.document(resource) as RankDocument, params);
     }
     return this.document(resource);
@@ -114,18 +114,18 @@ export class FileSource implements Source {
   }
 
   private document(resource: string): unknown {
-    if (!Object.hasOwn(this.copy.answers, resource)) throw new Failure("missing", `This is not in this copy; ${ELSEWHERE}`);
+    if (!Object.hasOwn(this.copy.answers, resource)) throw new Failure("missing", `This copy does not include this data; ${ELSEWHERE}`);
     const known = this.kept.get(resource) ?? unpacked(this.copy.answers[resource], this.copy.blobs);
     this.kept.set(resource, known);
     return known;
   }
 }
 
-/** A part that has another form than it should is one that cannot be used, not a fault of the page. */
+/** Report malformed parts as damaged data, not as a bug of the page. */
 function guarded<T>(answer: () => T): T {
   try {
     return answer();
   } catch (error) {
-    throw error instanceof Failure ? error : damaged("a part of it has another form than it should");
+    throw error instanceof Failure ? error : damaged("part of it is malformed");
   }
 }

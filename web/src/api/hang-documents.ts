@@ -1,13 +1,13 @@
-/** A time the job stood still, as `/hangs` tells it (docs/schema.md, hangs/HOST-N.json). */
+/** A hang, as returned by `/hangs` (docs/schema.md, hangs/HOST-N.json). */
 
 export interface Place {
   file: string;
-  /** 0: not known. */
+  /** 0: unknown. */
   line: number;
   function: string;
 }
 
-/** A collective that somebody waits in. */
+/** A collective in which a rank waits. */
 export interface Call {
   group: string;
   description: string;
@@ -28,7 +28,7 @@ export interface ThreadStack {
 export interface StackGroup {
   ranks: number[];
   threads: ThreadStack[];
-  /** Not the ranks themselves but their DataLoader workers. */
+  /** Stacks of the ranks' DataLoader workers, not of the ranks. */
   workers_of: boolean;
 }
 
@@ -57,7 +57,7 @@ export interface Side {
   frames: Place[];
 }
 
-/** What the Flight Recorders said together (docs/flight.md); empty where there were none. */
+/** The combined result of the Flight Recorders (docs/flight.md); empty if there were none. */
 export interface FlightDocument {
   title: string;
   undecidable: boolean;
@@ -86,7 +86,7 @@ export interface Hang {
   victims: number[];
   undecidable: boolean;
   collective: Call | null;
-  /** Of a deadlock: sentences, the last of which closes it. */
+  /** The wait cycle of a deadlock: sentences, the last of which closes it. */
   cycle: string[];
   evidence: string[];
   ranks: RankThere[];
@@ -97,7 +97,7 @@ export interface Hang {
   action: string;
   hosts: string[];
   parts: { host: string; number: number; kind: string; title: string }[];
-  /** The first and the last of the steps that were under way. */
+  /** First and last of the steps in progress. */
   steps: [number, number] | null;
   file: string;
 }

@@ -1,4 +1,4 @@
-/** The hub's bytes for the map rank × step (docs/api.md, "heat"). */
+/** Decode the hub's binary rank × step map (docs/api.md, "heat"). */
 
 import type { Heat } from "./documents";
 
@@ -6,7 +6,7 @@ export const HEAT_TYPE = "application/vnd.stepscope.heat";
 const MAGIC = 0x4d485453; // "STHM", little endian
 const HEAD_BYTES = 16;
 
-/** Throws a RangeError for anything else than a whole map. */
+/** Throws a RangeError for anything but a complete map. */
 export function readHeat(bytes: ArrayBuffer, unit: string | null, knownFrom: string | null): Heat {
   const head = new DataView(bytes);
   if (bytes.byteLength < HEAD_BYTES || head.getUint32(0, true) !== MAGIC || head.getUint16(4, true) !== 1) {
@@ -15,7 +15,7 @@ export function readHeat(bytes: ArrayBuffer, unit: string | null, knownFrom: str
   const rows = head.getUint32(8, true);
   const columns = head.getUint32(12, true);
   if (bytes.byteLength !== HEAD_BYTES + 8 * (rows + columns) + 4 * rows * columns) {
-    throw new RangeError("a map of ranks and steps that is cut off");
+    throw new RangeError("truncated map of ranks and steps");
   }
   let at = HEAD_BYTES;
   const edges = (count: number): Uint32Array => {

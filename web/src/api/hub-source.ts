@@ -1,4 +1,4 @@
-/** The run as its hub tells it over HTTP. Addresses are relative, so that a proxy may put the hub below any path. */
+/** A run from its hub over HTTP. URLs are relative, so that a proxy may serve the hub below any path. */
 
 import { encoded } from "../address";
 import type { FilePiece, Heat } from "./documents";
@@ -6,7 +6,7 @@ import { HEAT_TYPE, readHeat } from "./heat-bytes";
 import { aborted, Failure, type Follower, type Params, type Source } from "./source";
 import { follow } from "./stream";
 
-/** What `schema` of an answer has to be (docs/api.md). */
+/** The supported `schema` of a response (docs/api.md). */
 const SCHEMA = 1;
 const JSON_TYPE = "application/json";
 const TROUBLES: Record<number, Failure["trouble"]> = { 400: "wrong", 401: "refused", 404: "missing", 429: "busy", 503: "busy" };
@@ -15,11 +15,11 @@ export class HubSource implements Source {
   readonly kind = "hub";
   private token = "";
   /**
-   * Whether the token itself is sent: only where no cookie is kept, as in a frame of another site. A proxy on the way
-   * (Jupyter's) may take such a header for its own.
+   * Whether the token is sent as a header: only if the cookie is not kept, as in a frame of another site. A proxy such as
+   * Jupyter's may take the header for its own.
    */
   private bearing = false;
-  /** By address, what was asked for before anybody wanted it. */
+  /** Early requests by URL, see `expect`. */
   private readonly early = new Map<string, Promise<Response>>();
 
   constructor(private readonly base: string) {}
@@ -36,12 +36,12 @@ export class HubSource implements Source {
     const schema = typeof said === "object" && said !== null && "schema" in said ? said.schema : null;
     if (schema === null) throw foreign(response);
     if (schema !== SCHEMA) {
-      throw new Failure("version", `The hub speaks version ${String(schema)} of its language, this page version ${SCHEMA}.`);
+      throw new Failure("version", `The hub uses API version ${String(schema)}, this page version ${SCHEMA}.`);
     }
     return said as T;
   }
 
-  /** Ask for a document that will be wanted in a moment: whoever asks for it first gets this answer, or hears why not. */
+  /** Request a document early; the first `get` for it receives this response or its failure. */
   expect(path: string, params: Params = {}): void {
     let address: string;
     try {
@@ -88,11 +88,11 @@ export class HubSource implements Source {
         body: JSON.stringify({ token }),
       });
     } catch {
-      throw new Failure("unreachable", "The hub does not answer.");
+      throw new Failure("unreachable", "The hub is not responding.");
     }
     if (response.status === 401) return false;
     if (!response.ok) throw await failed(response);
-    await response.arrayBuffer(); // an answer that nobody reads holds its connection
+    await response.arrayBuffer(); // an unread response keeps its connection busy
     this.early.clear();
     this.token = token;
     return true;
@@ -107,16 +107,16 @@ export class HubSource implements Source {
       response = await (early ?? this.fetched(address, () => ({ headers: this.headers(accept), signal: signal ?? null })));
     } catch (error) {
       if (aborted(error)) throw error;
-      throw new Failure("unreachable", "The hub does not answer.");
+      throw new Failure("unreachable", "The hub is not responding.");
     }
     if (response.ok) return response;
-    this.early.clear(); // what was refused may be granted the next time
+    this.early.clear(); // a refused request may succeed next time
     throw await failed(response);
   }
 
-  /** With the cookie; once that turns out not to be kept, with the token. */
+  /** Send the cookie; if it turns out not to be kept, send the token. */
   private async fetched(address: string, how: () => RequestInit): Promise<Response> {
-    const bore = this.bearing; // several questions may find it out at once
+    const bore = this.bearing; // several requests may notice at once
     const response = await fetch(address, how());
     if (response.status !== 401 || this.token === "" || bore) return response;
     this.bearing = true;
@@ -128,8 +128,8 @@ export class HubSource implements Source {
   }
 
   private address(path: string, params: Params): string {
-    // A browser would walk up such a path, to another question; no run and no file is called so.
-    if (path.split("/").some((word) => word === "." || word === "..")) throw new Failure("missing", "There is no such thing here.");
+    // A browser would resolve such a path to another resource; no run or file has such a name.
+    if (path.split("/").some((word) => word === "." || word === "..")) throw new Failure("missing", "Not found.");
     const url = new URL(`api/v1/${path}`, this.base);
     for (const [name, value] of Object.entries(params)) {
       if (value !== undefined) url.searchParams.set(name, String(value));
@@ -138,24 +138,24 @@ export class HubSource implements Source {
   }
 }
 
-/** Read to its end: an answer that nobody reads holds its connection. */
+/** Read the body: an unread response keeps its connection busy. */
 async function whole(response: Response): Promise<Response> {
   const { status, headers } = response;
   return new Response(await response.arrayBuffer(), { status, headers });
 }
 
-/** What the hub says went wrong; or that it was not the hub. */
+/** The hub's error message, or a note that the response is not from a hub. */
 async function failed(response: Response): Promise<Failure> {
   try {
     const said = (await response.json()) as { error?: unknown };
     if (typeof said.error === "string") return new Failure(TROUBLES[response.status] ?? "fault", said.error);
   } catch {
-    // A proxy's own page, say.
+    // Such as a proxy's error page.
   }
   return foreign(response);
 }
 
 function foreign(response: Response): Failure {
   const what = response.headers.get("Content-Type")?.split(";")[0] ?? "nothing";
-  return new Failure("foreign", `The answer (${response.status}, ${what}) is not the hub’s.`);
+  return new Failure("foreign", `The response (${response.status}, ${what}) is not from a Stepscope hub.`);
 }

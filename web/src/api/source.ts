@@ -1,10 +1,10 @@
-/** Where the page gets a run from: a hub over HTTP, or the data inside report.html. The page knows only this. */
+/** The interface to a run's data: a hub over HTTP, or the data inside report.html. */
 
 import type { FilePiece, Heat, StepsDocument, RunEvent, FindingsDocument, Status } from "./documents";
 
 export type Params = Record<string, string | number | undefined>;
 
-/** What a stream tells; see docs/api.md, "Live". */
+/** Messages of a stream; see docs/api.md, "Live". */
 export type News =
   | { event: "reset"; data: { why: string; attempt: number; last_step: number } }
   | { event: "steps"; data: StepsDocument }
@@ -17,9 +17,9 @@ export type News =
   | { event: "end"; data: { why: string } };
 
 /**
- * How the connection to the source is. Tried again by itself: `lost`, and `busy`, when too many others follow. Not
- * any more: `over`, the run is, and the hub still answers; `ended`, the hub went with its run; `refused`, the session is
- * over; `gone`, the run was removed; `file`, there never was one.
+ * State of the connection. Retried automatically: `lost`; `busy` (too many viewers). Final: `over` (the run ended, the hub
+ * still responds); `ended` (the hub shut down with its run); `refused` (the session expired); `gone` (the run was
+ * removed); `file` (there is no connection).
  */
 export type Connection = "connecting" | "live" | "lost" | "busy" | "over" | "ended" | "refused" | "gone" | "file";
 
@@ -33,18 +33,18 @@ export interface Source {
   /** A JSON document below `/api/v1/`, e.g. `runs/night/steps`. Rejects with a Failure. */
   get<T>(path: string, params?: Params, signal?: AbortSignal): Promise<T>;
   heat(run: string, params: Params, signal?: AbortSignal): Promise<Heat>;
-  /** A piece of a file of the run; `params` as docs/api.md has them: offset, tail, most. */
+  /** A piece of a file of the run; `params` as in docs/api.md: offset, tail, most. */
   file(run: string, path: string, params?: Params, signal?: AbortSignal): Promise<FilePiece>;
-  /** What is new, until the function that comes back is called. It reconnects by itself and goes on where it was. */
+  /** Receive news until the returned function is called. Reconnects automatically and resumes where it was. */
   follow(run: string, follower: Follower): () => void;
-  /** Trade the reader's token for a session. False: it is the wrong one. */
+  /** Exchange a token for a session. False: wrong token. */
   signIn(token: string): Promise<boolean>;
 }
 
-/** `foreign`: somebody else answered in the hub's place; `version`: a hub whose answers this page does not know. */
+/** `foreign`: the response is not from a hub; `version`: the hub's API version is not supported. */
 export type Trouble = "refused" | "missing" | "wrong" | "unreachable" | "busy" | "foreign" | "version" | "fault";
 
-/** A question that was not answered, and why in words. */
+/** A failed request, with the reason as text. */
 export class Failure extends Error {
   constructor(
     readonly trouble: Trouble,

@@ -1,17 +1,17 @@
 /**
- * Server-sent events over fetch: EventSource can neither send a token nor say why it was refused.
+ * Server-sent events over fetch: EventSource can neither send a token nor report why it was refused.
  *
- * It reconnects with `Last-Event-ID`, waits a little longer each time (less when somebody comes back to the page), and
- * gives up only when there is nothing to hope for.
+ * Reconnects with `Last-Event-ID` and increasing delays (shorter when the page becomes visible again), and stops only in a
+ * final state.
  */
 
 import type { Connection, Follower, News } from "./source";
 
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10_000;
-/** The hub says something every five seconds; a connection that is silent for longer is dead. */
+/** The hub sends something every five seconds; a connection silent for this long is dead. */
 const SILENCE_MS = 15_000;
-/** A hub that is full says how long to wait; not for ever, whatever it says. */
+/** Limit for the delay that a full hub asks for. */
 const LONGEST_ASKED_MS = 60_000;
 const FINAL: readonly Connection[] = ["refused", "gone", "ended"];
 
@@ -19,7 +19,7 @@ export type Open = (headers: Record<string, string>, signal: AbortSignal) => Pro
 
 interface Outcome {
   connection: Connection;
-  /** What the hub wants us to wait. */
+  /** Delay requested by the hub. */
   askedMs?: number;
 }
 
@@ -86,7 +86,7 @@ async function once(open: Open, lastId: string, seen: (id: string) => void, foll
   }
 }
 
-/** Why there is no stream; null: there is one. Of a proxy's own pages none means anything but "not now". */
+/** Why there is no stream; null: there is one. Error pages of a proxy only mean "not now". */
 function refused(response: Response): Outcome | null {
   const type = response.headers.get("Content-Type") ?? "";
   if (response.ok) return type.startsWith("text/event-stream") ? null : { connection: "lost" };
@@ -98,7 +98,7 @@ function refused(response: Response): Outcome | null {
   return seconds > 0 ? { connection: "busy", askedMs: Math.min(1000 * seconds, LONGEST_ASKED_MS) } : { connection: "busy" };
 }
 
-/** Puts the pieces of a stream together into messages. */
+/** Assembles the chunks of a stream into messages. */
 export class Messages {
   private rest = "";
 
@@ -132,7 +132,7 @@ export class Messages {
   }
 }
 
-/** Shorter when the network comes back, or somebody looks again. */
+/** Wait; ends early when the network returns or the page becomes visible. */
 function pause(ms: number, stop: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     const done = (): void => {

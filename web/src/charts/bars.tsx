@@ -1,4 +1,4 @@
-/** Bars with their names and figures beside them: a list for those who hear it, a picture for those who see it. */
+/** Bars with names and values; an accessible list with a graphical bar in each item. */
 
 import type { ComponentChildren } from "preact";
 import { phaseProperty } from "./palette";
@@ -9,7 +9,7 @@ export interface BarRow {
   key: string;
   value: number;
   text: string;
-  /** The one in question: told by a sign and by weight, not by colour alone. */
+  /** The one in question: marked by a sign and weight, not only by color. */
   culprit?: boolean;
   phase?: string | undefined;
 }
@@ -19,7 +19,7 @@ interface BarsProps {
   rows: readonly BarRow[];
   /** A line across all bars. */
   mark?: { value: number; name: string } | undefined;
-  /** What the longest bar stands for; else the largest of the values. */
+  /** Value of the full width; default: the largest value. */
   most?: number | undefined;
 }
 

@@ -1,17 +1,17 @@
 /**
- * Figures as colours, for the map of ranks and steps.
+ * Values as colors, for the map of ranks and steps.
  *
- * The stops stand in styles/tokens.css, in even steps of lightness; between them colours are mixed in OKLab, so that equal
- * differences look equal. The range comes from the figures' own quantiles: one step of a minute does not make all others
- * look alike. What lies beyond its ends has the colour of the end, and the legend says so.
+ * The stops are in styles/tokens.css, in even steps of lightness; colors in between are mixed in OKLab, so that equal
+ * differences look equal. The range comes from quantiles of the values, so that one very long step does not make all others
+ * look alike. Values beyond the range get the color of its end, and the legend says so.
  */
 
 export interface Range {
-  /** Figures up to this have the first colour … */
+  /** Values up to this have the first color … */
   low: number;
-  /** … and from this on the last. */
+  /** … and values from this on the last. */
   high: number;
-  /** The least and the most there are. */
+  /** Minimum and maximum. */
   least: number;
   most: number;
 }
@@ -19,14 +19,14 @@ export interface Range {
 export const STOPS = 7;
 const SAMPLE = 16_384;
 const QUANTILES = [0.01, 0.5, 0.99] as const;
-/** The range reaches at least so far below and above the median: noise is not to look like a fault, nor usual like much. */
+/** The range extends at least this far below and above the median, so that noise does not look like a problem. */
 const LEAST_BELOW = 0.04;
 const LEAST_ABOVE = 0.16;
-/** A new range within so much of the old one leaves the colours as they are. */
+/** If the new range differs from the old one by less than this, the colors stay. */
 const STEADY_SHARE = 0.08;
 export const SHADES = 256;
 
-/** Of the figures that are known; null where none is. */
+/** Range of the known values; null if there are none. */
 export function robustRange(cells: Float32Array): Range | null {
   const every = Math.max(1, Math.floor(cells.length / SAMPLE));
   const found = new Float32Array(Math.ceil(cells.length / every));
@@ -41,14 +41,14 @@ export function robustRange(cells: Float32Array): Range | null {
     if (at % every === 0) found[taken++] = value;
   }
   if (least > most) return null;
-  // Every n-th cell may fall on unknown ones only. A typed array is sorted by the engine, without a call for each two figures.
+  // The sampled cells may all be unknown. Typed arrays sort natively, without a comparator.
   const sample = taken === 0 ? Float32Array.of(least, most) : found.subarray(0, taken).sort();
   const [low, middle, high] = QUANTILES.map((share) => sample[Math.round(share * (sample.length - 1))] ?? 0) as [number, number, number];
   const size = Math.abs(middle);
   return { low: Math.min(low, middle - size * LEAST_BELOW), high: Math.max(high, middle + size * LEAST_ABOVE) || 1, least, most };
 }
 
-/** The old range while the new one is hardly another: colours do not flicker while a run goes on. */
+/** Keep the old range if the new one is similar, so that colors do not flicker during a run. */
 export function steadied(before: Range | null, now: Range | null): Range | null {
   if (before === null || now === null) return now ?? before;
   const width = before.high - before.low;
@@ -56,7 +56,7 @@ export function steadied(before: Range | null, now: Range | null): Range | null 
   return moved <= width * STEADY_SHARE ? { ...now, low: before.low, high: before.high } : now;
 }
 
-/** From 0 (the first colour) to 1 (the last); NaN stays NaN. */
+/** From 0 (first color) to 1 (last color); NaN stays NaN. */
 export function shareOf(value: number, range: Range): number {
   if (Number.isNaN(value)) return value;
   const width = range.high - range.low;
@@ -64,7 +64,7 @@ export function shareOf(value: number, range: Range): number {
   return Math.min(1, Math.max(0, (value - range.low) / width));
 }
 
-/** `SHADES` colours between the stops (`#rrggbb`), as pixels of an ImageData: red in the lowest byte. */
+/** `SHADES` colors between the stops (`#rrggbb`), as pixels of an ImageData: red in the lowest byte. */
 export function shades(stops: readonly string[]): Uint32Array {
   const points = stops.map((stop) => toLab(channels(stop)));
   const found = new Uint32Array(SHADES);
@@ -79,7 +79,7 @@ export function shades(stops: readonly string[]): Uint32Array {
   return found;
 }
 
-/** Each figure's pixel; what is not known stays clear. Whether all is known. */
+/** Write a pixel for each value; unknown values stay transparent. Returns whether all are known. */
 export function coloured(cells: Float32Array, range: Range, colours: Uint32Array, pixels: Uint32Array): boolean {
   let whole = true;
   const scale = range.high > range.low ? (SHADES - 1) / (range.high - range.low) : 0;

@@ -1,4 +1,4 @@
-/** Lets something that is no uPlot move its cursor together with the charts of a name. */
+/** Synchronizes the cursor of a non-uPlot element with the charts of a sync group. */
 
 import uPlot from "uplot";
 
@@ -7,16 +7,16 @@ interface Client {
 }
 
 export interface CursorLink {
-  /** Say where our cursor is; null: nowhere. */
+  /** Publish our cursor position; null: none. */
   tell: (x: number | null) => void;
   close: () => void;
 }
 
-/** `heard`: where the charts' cursor is, by their x; null: nowhere. */
+/** `heard`: called with the x of the charts' cursor; null: none. */
 export function linkCursor(together: string, heard: (x: number | null) => void): CursorLink {
   const group = uPlot.sync(together);
   let telling = false;
-  /** No cursor is shown: while the map is dragged that is said with every movement. */
+  /** No cursor is shown; dragging the map would otherwise publish this with every movement. */
   let nowhere = false;
   const client: Client = {
     pub: (type, from, x) => {
@@ -26,7 +26,7 @@ export function linkCursor(together: string, heard: (x: number | null) => void):
       else if (type === "mousemove") heard(from.posToVal(x, "x"));
     },
   };
-  // uPlot calls nothing but `pub` of those who listen.
+  // uPlot only calls `pub` on its subscribers.
   const listener = client as unknown as uPlot;
   group.sub(listener);
   return {

@@ -1,18 +1,18 @@
-/** Many curves of the same figure: the worst few of them by name, and the median of all. */
+/** Many curves of one metric: the worst few by name, and the median of all. */
 
 import type uPlot from "uplot";
 import { token } from "../ui/theme";
 
 export interface Curve {
-  /** Whose it is, in words. */
+  /** The owner, in words. */
   name: string;
   values: readonly (number | null)[];
 }
 
-/** Steps of an axis of bytes. */
+/** Tick increments for an axis in bytes. */
 export const BINARY = Array.from({ length: 60 }, (_, power) => 2 ** power);
 
-/** One value alone makes no line: it is drawn as a point. */
+/** A single value is drawn as a point, since it makes no line. */
 const LONE: uPlot.Series.Points = { show: (plot, at) => lone(plot.data[at] ?? []), size: 7 };
 
 export function lone(values: ArrayLike<number | null | undefined>): boolean {
@@ -22,7 +22,7 @@ export function lone(values: ArrayLike<number | null | undefined>): boolean {
 const COLOURS = 6;
 const DASHES: (number[] | undefined)[] = [undefined, [6, 4], [2, 3]];
 
-/** Where a curve is at its end counts as much as where it was on the way. */
+/** The last value counts as much as the mean. */
 function weight({ values }: Curve): number {
   let [sum, known, last] = [0, 0, 0];
   for (const value of values) {
@@ -34,7 +34,7 @@ function weight({ values }: Curve): number {
   return known === 0 ? Number.NaN : (sum / known + last) / 2;
 }
 
-/** The `most` worst, worst first; `bad` says which end that is. Those without any value are left out. */
+/** The `most` worst curves, worst first; `bad`: which end is worse. Curves without values are left out. */
 export function picked(curves: readonly Curve[], most: number, bad: "high" | "low"): Curve[] {
   const sign = bad === "high" ? -1 : 1;
   return curves
@@ -45,7 +45,7 @@ export function picked(curves: readonly Curve[], most: number, bad: "high" | "lo
     .map(({ curve }) => curve);
 }
 
-/** At each point the median of the curves that have a value there. */
+/** The median at each point, over the curves that have a value there. */
 export function medianCurve(curves: readonly Curve[]): (number | null)[] {
   const length = Math.max(0, ...curves.map(({ values }) => values.length));
   return Array.from({ length }, (_, at) => {
@@ -56,7 +56,7 @@ export function medianCurve(curves: readonly Curve[]): (number | null)[] {
   });
 }
 
-/** Colour and dashes of line `at`: eighteen that differ. */
+/** Color and dashes of line `at`; eighteen combinations. */
 export function lineLook(at: number): { property: string; dash: number[] | undefined } {
   return { property: `--series-${at % COLOURS}`, dash: DASHES[Math.floor(at / COLOURS) % DASHES.length] };
 }

@@ -1,7 +1,7 @@
 /**
- * Fingers (and the mouse, which is one) on a map or a chart: where each of them is, and what two of them ask for.
+ * Pointers (fingers or the mouse) on a map or chart: their positions, and the pinch gesture of two.
  *
- * One that moves while the other is down brings things nearer or further away, and moves them along with it.
+ * Moving one finger while another is down zooms and pans.
  */
 
 export interface Point {
@@ -9,7 +9,7 @@ export interface Point {
   y: number;
 }
 
-/** What was at `from` goes to `to`, and `by` times as much is seen: below 1 comes nearer. */
+/** Content at `from` moves to `to`, and the visible range is multiplied by `by`; below 1 zooms in. */
 export interface Pinch {
   from: Point;
   to: Point;
@@ -18,11 +18,11 @@ export interface Pinch {
 
 export interface Moved {
   before: Point;
-  /** Null while there is one finger, or more than two. */
+  /** Null unless exactly two fingers are down. */
   pinch: Pinch | null;
 }
 
-/** Fingers closer than this would have things jump. */
+/** Minimum distance; with closer fingers the zoom would jump. */
 const LEAST_PX = 20;
 
 export class Fingers {
@@ -44,7 +44,7 @@ export class Fingers {
     return this.down.delete(id);
   }
 
-  /** Null when that one is not down. */
+  /** Null if that pointer is not down. */
   move(id: number, at: Point): Moved | null {
     const before = this.down.get(id);
     if (before === undefined) return null;
@@ -54,10 +54,10 @@ export class Fingers {
   }
 }
 
-/** Two fingers there do not scroll the page. */
+/** Prevent two fingers on the element from scrolling the page. */
 export function keepPage(element: HTMLElement, options: AddEventListenerOptions = {}): void {
   const touched = (event: TouchEvent): void => {
-    // A browser that is scrolling already refuses to stop, and says so on the console.
+    // A browser that is already scrolling refuses and logs a warning.
     if (event.touches.length > 1 && event.cancelable) event.preventDefault();
   };
   element.addEventListener("touchmove", touched, { ...options, passive: false });

@@ -1,8 +1,8 @@
 /**
- * The canvas of the map: keeps which part is seen, draws it at most once a frame, and turns movements into another part.
+ * The canvas of the map: keeps the visible window, draws it at most once per frame, and applies movements.
  *
- * What is seen moves at once, with the pictures that are here; `rested` is told a moment after the last movement, so that the
- * other charts, the address and the hub do not have to follow each pixel.
+ * The view moves at once with the loaded pieces; `rested` is called shortly after the last movement, so that other charts,
+ * the address and the hub need not follow each pixel.
  */
 
 import { HeatPicture, type Scene } from "./heat-picture";
@@ -10,9 +10,9 @@ import { held, moved, pointAt, rested, same, showing, zoomed, type At, type Box,
 import { axisLeft, RIGHT_PX } from "./margins";
 
 export interface HeatHooks {
-  /** Another part is seen, or on other pixels. */
+  /** The visible part or its size in pixels changed. */
   seen: (window: HeatWindow, pixels: { width: number; height: number }) => void;
-  /** It has been still for a moment. */
+  /** The view came to rest. */
   rested: (window: HeatWindow) => void;
 }
 
@@ -24,7 +24,7 @@ export class HeatCanvas {
   window: HeatWindow;
   all: HeatWindow;
   box: Box = { left: 0, top: TOP, width: 1, height: 1 };
-  /** Milliseconds that the last frame took to draw, for measurements. */
+  /** Drawing time of the last frame in milliseconds, for measurements. */
   drawMs = 0;
 
   private readonly picture: HeatPicture;
@@ -48,7 +48,7 @@ export class HeatCanvas {
     if (this.restTimer !== null) clearTimeout(this.restTimer);
   }
 
-  /** The element has another size, or the screen another density. */
+  /** The size of the element or the pixel density changed. */
   resize(width: number, height: number, scale: number): void {
     const left = axisLeft(width);
     this.scale = scale;
@@ -63,7 +63,7 @@ export class HeatCanvas {
     this.due();
   }
 
-  /** More ranks or steps than before; `window` null: what was seen, as far as it is there. */
+  /** The total range changed; `window` null: keep the visible part. */
   reach(all: HeatWindow, window: HeatWindow | null): void {
     this.all = all;
     const next = held(window ?? this.window, all);
@@ -72,7 +72,7 @@ export class HeatCanvas {
     this.changed();
   }
 
-  /** Somebody moves it now. */
+  /** Whether the user is moving it. */
   moving(): boolean {
     return this.restTimer !== null;
   }
@@ -97,7 +97,7 @@ export class HeatCanvas {
     this.move(zoomed(this.window, this.all, at, by));
   }
 
-  /** So that the cell is seen. */
+  /** Move so that the cell is visible. */
   follow(at: At): void {
     const next = showing(this.window, this.all, at);
     if (!same(next, this.window)) this.move(next);

@@ -1,8 +1,8 @@
 /**
- * The map of one run: brings together the run's signals, the canvas, what is asked of the hub and what a person does.
+ * The map of one run: connects the run's signals, the canvas, the loader and user input.
  *
- * The panel reads the signals here. The steps that are seen are `run.view`, which all charts share; which ranks are seen is
- * known here only.
+ * The panel reads these signals. The visible steps are `run.view`, shared by all charts; the visible ranks are kept only
+ * here.
  */
 
 import { batch, effect, signal, untracked } from "@preact/signals";
@@ -24,7 +24,7 @@ export interface Pointed {
   piece: Piece;
   x: number;
   y: number;
-  /** By the keyboard: it is told to those who hear the page. */
+  /** Moved by keyboard: announce it to screen readers. */
   keyed: boolean;
 }
 
@@ -39,9 +39,9 @@ export class HeatControl {
   readonly mode = signal<DragMode>("choose");
   readonly held = signal(false);
   readonly near = signal(false);
-  /** What is seen begins before the first step of which this value is known: this one; null: it does not. */
+  /** First step with this value, if the visible range starts before it; else null. */
   readonly knownFrom = signal<number | null>(null);
-  /** What is seen is not yet as fine as it can be. */
+  /** Finer data for the visible part is still loading. */
   readonly busy = signal(true);
   loader: HeatLoader;
   readonly heat: HeatCanvas;
@@ -71,7 +71,7 @@ export class HeatControl {
       }),
       effect(() => {
         void theme.value;
-        // The colours of the new theme are there when its style sheet is in force.
+        // The colors are available once the new theme's style sheet applies.
         queueMicrotask(() => this.heat.show({ inks: inksOf(token) }));
       }),
       effect(() => this.heat.show({ rank: run.rank.value, step: run.step.value, marks: marksOf(run) })),
@@ -111,7 +111,7 @@ export class HeatControl {
     this.heat.move(this.heat.all);
   }
 
-  /** True: the key was for us. */
+  /** Whether the key was handled. */
   key(key: string): boolean {
     const moves: Record<string, [number, number]> = {
       ArrowLeft: [-1, 0],
@@ -133,7 +133,7 @@ export class HeatControl {
     return true;
   }
 
-  /** To the neighbour of the cell that is pointed at; the first time to the rank that was found, or to the middle. */
+  /** Move to a neighboring cell; the first time to the rank of a finding, or to the middle. */
   private step(columns: number, rows: number): void {
     const now = this.pointed.peek();
     const { all } = this.heat;
@@ -177,7 +177,7 @@ export class HeatControl {
     return null;
   }
 
-  /** In a cell of several ranks and steps, the rank and step that were pointed at. */
+  /** Select rank and step; in a cell of several, those under the pointer. */
   private choose(at: At): void {
     batch(() => {
       this.run.rank.value = at.rank;
@@ -201,7 +201,7 @@ export class HeatControl {
     this.recolour(this.range.peek());
   }
 
-  /** The run went on, or other steps are looked at. */
+  /** The run progressed, or the view changed. */
   private follow(): void {
     const all = allOf(this.run);
     const view = this.run.view.value;
@@ -241,10 +241,10 @@ export class HeatControl {
   private refresh(): void {
     const best = this.loader.best();
     this.busy.value = !this.loader.settled();
-    // What has been drawn stays when the hub has let go of it.
+    // Drawn data stays even if the hub has dropped it.
     const from = Math.min(this.loader.knownFrom, best?.window.step0 ?? Infinity);
     this.knownFrom.value = from > Math.max(this.heat.all.step0, this.heat.window.step0) ? from : null;
-    // What is not known of the best piece shows nothing, not an older and coarser figure.
+    // Unknown cells of the best piece stay empty instead of showing older, coarser values.
     this.heat.show({ pieces: best === null ? this.loader.pieces() : [best] });
     if (best !== null) this.piece.value = best;
   }
@@ -266,7 +266,7 @@ function allOf(run: OpenRun): HeatWindow {
   return { step0: steps?.first[0] ?? 0, step1: last + 1, rank0: 0, rank1: Math.max(1, status?.world_size ?? 0, status?.ranks ?? 0) };
 }
 
-/** Ranks that findings name, each by the worst of them; not where it is most ranks, which tells no rank from another. */
+/** Ranks named by findings, with the worst severity; findings that name most ranks are ignored. */
 export function marksOf(run: OpenRun): RankMark[] {
   const found = new Map<number, Severity>();
   const most = Math.max(2, (run.status.value?.ranks ?? 0) / 2);

@@ -1,9 +1,9 @@
 /**
- * Mouse, fingers and keys on the map.
+ * Mouse and touch gestures on the map.
  *
- * Dragging chooses a stretch, as on the charts above, or moves the map, whichever is set (the other one with Alt); Ctrl and
- * the wheel come nearer; Shift and the wheel do so in steps only; a sideways wheel moves along the steps. Two fingers come
- * nearer and move it, one finger moves it sideways. The plain wheel, and one finger up and down, stay the page's.
+ * Dragging selects a range, as in the charts above, or moves the map, depending on the mode (Alt: the other one). Ctrl+wheel
+ * zooms, Shift+wheel zooms steps only, a sideways wheel moves along the steps. Two fingers zoom and move, one finger moves
+ * sideways. The plain wheel and vertical movement of one finger scroll the page.
  */
 
 import { Fingers, keepPage, pointOn, type Pinch, type Point } from "./fingers";
@@ -14,17 +14,17 @@ export type DragMode = "choose" | "move";
 
 export interface GestureHooks {
   mode: () => DragMode;
-  /** What the pointer is on; null: nothing. */
+  /** The cell under the pointer; null: none. */
   pointed: (at: At | null, x: number, y: number) => void;
   chosen: (at: At) => void;
-  /** The rectangle that is being drawn. */
+  /** The rectangle being selected. */
   stretch: (box: Box | null) => void;
 }
 
 const NEARER = 0.8;
-/** So many pixels are a drag, fewer are a click. */
+/** From this many pixels on it is a drag, below a click. */
 const DRAG = 5;
-/** A rectangle lower than this chooses steps only, one narrower ranks only. */
+/** A rectangle lower than this selects only steps, one narrower only ranks. */
 const FLAT = 10;
 
 interface Drag {
@@ -34,7 +34,7 @@ interface Drag {
   dragged: boolean;
 }
 
-/** Until the function that comes back is called. */
+/** Active until the returned function is called. */
 export function attachGestures(heat: HeatCanvas, hooks: GestureHooks): () => void {
   const { canvas } = heat;
   const fingers = new Fingers();

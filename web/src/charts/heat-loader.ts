@@ -1,10 +1,10 @@
 /**
- * The pieces of the map that are here, and those that are on their way.
+ * Loads and caches pieces of the map.
  *
- * `look` says what is seen: if no piece here shows it well, the hub is asked for one, a moment after the last movement.
- * `newer` says that the run went on: only the new steps (and the last few, which may have been incomplete) are asked for and
- * put behind the piece that is seen. All is asked for again when cells would be narrower than a pixel, and once a minute.
- * Of the pieces the last used ones are kept, up to a number of cells.
+ * `look` sets the visible part: if no cached piece shows it well, one is requested shortly after the last movement. `newer`
+ * means that the run progressed: only the new steps (and the last few, which may have been incomplete) are requested and
+ * appended to the visible piece. The whole piece is requested again if cells would be narrower than a pixel, and once a
+ * minute. The most recently used pieces are kept, up to a number of cells.
  */
 
 import { aborted, type Failure, type Source } from "../api/source";
@@ -13,10 +13,10 @@ import { appended, openFrom, pieceOf, type Asked, type Piece, type Stat } from "
 import { paramsOf, questionFor, serves, type Pixels } from "./heat-question";
 import { same, type HeatWindow } from "./heat-window";
 
-/** After the last movement, and the longest it may be put off. */
+/** Delay after the last movement, and its maximum. */
 const SETTLE_MS = 70;
 const LONGEST_MS = 220;
-/** Between two questions for new steps. */
+/** Between two requests for new steps. */
 const TIP_MS = 300;
 const WHOLE_MS = 60_000;
 const MOST_CELLS = 3 << 20;
@@ -26,24 +26,24 @@ const RETRY_MS = 2000;
 
 export interface Seen {
   window: HeatWindow;
-  /** All that there is now. */
+  /** The whole range. */
   all: HeatWindow;
   pixels: Pixels;
 }
 
 export class HeatLoader {
-  /** The piece of all there is: drawn below everything, it is what is seen before the rest is here. */
+  /** The piece for the whole range: drawn below the others, and visible until they are loaded. */
   whole: Piece | null = null;
   failure: Failure | null = null;
-  /** The first step that the hub has of this value, as it last said. */
+  /** First step for which the hub has this value, from its last response. */
   knownFrom = 0;
-  /** Questions and the cells that came, for tests and measurements. */
+  /** Requests and received cells, for tests and measurements. */
   readonly counts = { asked: 0, appended: 0, cells: 0 };
 
-  /** The last used one last. */
+  /** Most recently used last. */
   private parts: Piece[] = [];
   private seen: Seen | null = null;
-  /** The last question that was answered, however: it is not asked again by itself. */
+  /** The last request that was answered in any way; it is not repeated automatically. */
   private answered: Asked | null = null;
   private asking: { asked: Asked; stop: AbortController } | null = null;
   private tipping: AbortController | null = null;
@@ -69,24 +69,24 @@ export class HeatLoader {
     this.parts = [];
   }
 
-  /** In the order in which they are drawn: the best last. */
+  /** In drawing order: the best last. */
   pieces(): Piece[] {
     return this.whole === null ? this.parts : [this.whole, ...this.parts];
   }
 
-  /** The piece that shows what is seen as well as it can be shown, but for steps that `newer` brings; null: there is none. */
+  /** The piece that shows the visible part in the best resolution, except for steps that `newer` adds; null: none. */
   best(): Piece | null {
     const seen = this.seen;
     if (seen === null) return null;
     return this.pieces().findLast((piece) => serves(piece, reached(piece, seen), seen.pixels)) ?? null;
   }
 
-  /** Whether everything that is seen is here. */
+  /** Whether everything visible is loaded. */
   settled(): boolean {
     return (this.best() !== null || this.nothing()) && this.asking === null && this.timer === null;
   }
 
-  /** Whether the hub has said that it knows nothing of what is seen. */
+  /** Whether the hub has no data for the visible part. */
   private nothing(): boolean {
     const { seen, answered } = this;
     return seen !== null && answered !== null && this.failure === null && alike(answered, questionFor(within(seen), seen.all, seen.pixels));
@@ -115,7 +115,7 @@ export class HeatLoader {
     }, wait);
   }
 
-  /** The run made steps: up to `all.step1` of what is seen. */
+  /** The run has new steps, up to `all.step1`. */
   newer(): void {
     if (this.tipTimer !== null || this.tipping !== null) return;
     this.tipTimer = setTimeout(
@@ -132,7 +132,7 @@ export class HeatLoader {
     if (this.seen !== null) this.look(this.seen);
   }
 
-  /** What came may show what is seen by now: then nothing more is asked for, and whoever is told finds it settled. */
+  /** Check whether the new data settles the visible part before notifying. */
   private tell(): void {
     if (this.seen !== null) this.look(this.seen);
     this.told();
@@ -143,7 +143,7 @@ export class HeatLoader {
     this.timer = this.waitingMs = null;
   }
 
-  /** What was put behind it bit by bit is asked for anew once in a while. */
+  /** A piece that grew by appending is requested again after a while. */
   private stale(piece: Piece): boolean {
     return piece.grown && performance.now() - (this.born.get(piece.asked) ?? 0) > WHOLE_MS;
   }
@@ -187,7 +187,7 @@ export class HeatLoader {
     this.counts.appended += 1;
     const asked = { ...piece.asked, stepSpan: 1, window: { ...piece.asked.window, step0: first, step1: last } };
     try {
-      // Where the hub has means of bins only, means go behind them.
+      // If the hub has only means of bins, append means.
       const heat = await this.source.heat(this.run, paramsOf(asked, this.value, piece.heat.exact ? this.stat : "mean"), stop.signal);
       this.counts.cells += heat.cells.length;
       this.knownFrom = heat.knownFrom;
@@ -214,7 +214,7 @@ export class HeatLoader {
     const { window } = piece.asked;
     if (window.step0 <= all.step0 && window.step1 >= all.step1 && window.rank0 <= all.rank0 && window.rank1 >= all.rank1) {
       this.whole = piece;
-      // Those of before are what was known then.
+      // Keep the previous data.
       this.parts = this.parts.filter((one) => !one.grown);
       return;
     }
@@ -225,12 +225,12 @@ export class HeatLoader {
   }
 }
 
-/** The same part in cells of other sizes is another picture. */
+/** Whether two requests are equal; the same part with other cell sizes differs. */
 function alike(one: Asked, two: Asked): boolean {
   return same(one.window, two.window) && one.stepSpan === two.stepSpan && one.rankSpan === two.rankSpan;
 }
 
-/** What of the window has to be in a piece: the newest steps may still be put behind one that reached the end. */
+/** The part of the window that a piece must cover: newest steps can still be appended to a piece that reached the end. */
 function reached(piece: Piece, seen: Seen): HeatWindow {
   const window = within(seen);
   const end = piece.asked.window.step1;
@@ -238,7 +238,7 @@ function reached(piece: Piece, seen: Seen): HeatWindow {
   return piece.open && near ? { ...window, step1: Math.min(window.step1, end) } : window;
 }
 
-/** What of the window there is. */
+/** The part of the window with data. */
 function within({ window, all }: Seen): HeatWindow {
   return {
     step0: Math.max(window.step0, all.step0),

@@ -1,8 +1,8 @@
 /**
- * Pieces of the map as pictures, one pixel for a cell, and which of them have to be drawn.
+ * Pieces of the map as images, one pixel per cell, and which of them must be drawn.
  *
- * A picture is made once for each range of colours. Nothing is drawn below one that hides it: where a piece knows every cell
- * of what is seen, a frame is one picture that is stretched.
+ * An image is made once per color range. Hidden images are not drawn: if a piece has every visible cell, a frame is a single
+ * stretched image.
  */
 
 import { coloured, type Range } from "./colour-scale";
@@ -12,14 +12,14 @@ import type { HeatWindow } from "./heat-window";
 interface Painted {
   canvas: HTMLCanvasElement;
   with: string;
-  /** Nothing is seen through it. */
+  /** It is fully opaque. */
   solid: boolean;
 }
 
 export class HeatPaint {
   private readonly painted = new WeakMap<Piece, Painted>();
 
-  /** Those that are seen, in the order in which they are drawn; `hidden`: nothing is seen of what lies below them. */
+  /** The visible ones in drawing order; `hidden`: they fully cover what lies below. */
   shown(pieces: readonly Piece[], window: HeatWindow, range: Range, shades: Uint32Array): { pieces: Piece[]; hidden: boolean } {
     const found: Piece[] = [];
     for (const piece of pieces.toReversed()) {

@@ -1,6 +1,6 @@
 /**
- * Draws the map of ranks and steps: the pictures of its pieces, stretched to where they belong; around them the axes, the
- * marks of what was found, where one host ends, what is chosen and pointed at.
+ * Draws the map of ranks and steps: the images of its pieces, axes, marks of findings, host boundaries, the selection and
+ * the pointer.
  */
 
 import type { Severity } from "../api/documents";
@@ -24,7 +24,7 @@ export interface Inks {
   shades: Uint32Array;
 }
 
-/** The colours of the theme of now; `token` reads one of styles/tokens.css. */
+/** The colors of the current theme; `token` reads one of styles/tokens.css. */
 export function inksOf(token: (name: string) => string): Inks {
   return {
     text: token("--text"),
@@ -57,14 +57,14 @@ export interface Scene {
   range: Range | null;
   inks: Inks;
   marks: RankMark[];
-  /** Which ranks each node has; none where there is but one. */
+  /** Ranks of each node; empty if there is only one. */
   nodes: Span[];
   rank: number | null;
   step: number | null;
   pointed: Cell | null;
-  /** What other charts point at. */
+  /** The cursor of other charts. */
   linkedStep: number | null;
-  /** A rectangle that is being drawn, in CSS pixels. */
+  /** The rectangle being selected, in CSS pixels. */
   stretch: Box | null;
 }
 
@@ -123,7 +123,7 @@ export class HeatPicture {
     }
   }
 
-  /** Where nothing is known. */
+  /** Pattern for cells without data. */
   private hatched(inks: Inks, scale: number): CanvasPattern | string {
     const of = `${inks.none} ${inks.hatch} ${scale}`;
     if (this.pattern.of !== of) {
@@ -178,7 +178,7 @@ export class HeatPicture {
       const { firstRank, lastRank, firstStep, lastStep } = scene.pointed;
       const [left, top] = [xOf(window, box, firstStep), yOf(window, box, firstRank)];
       const [width, height] = [Math.max(2, xOf(window, box, lastStep + 1) - left), Math.max(2, yOf(window, box, lastRank + 1) - top)];
-      // Lines only: a tint would be another colour than the legend's.
+      // Lines only: a tint would change the colors of the legend.
       context.globalAlpha = 0.6;
       context.fillStyle = inks.text;
       for (const y of [top, top + height]) context.fillRect(box.left, y - 0.5, box.width, 1);
@@ -238,7 +238,7 @@ export class HeatPicture {
     }
   }
 
-  /** A shape for each severity: colour is not all that tells them apart. */
+  /** A shape for each severity, in addition to the color. */
   private drawMarks({ marks, inks }: Scene, window: HeatWindow, box: Box): void {
     const { context } = this;
     const x = box.left - 3;
@@ -259,7 +259,7 @@ export class HeatPicture {
   }
 }
 
-/** Which cells of a stretch lie within `from` to `to`. */
+/** The cells of a run that lie within `from` to `to`. */
 function seenCells(stretch: { from: number; to: number; start: number; end: number }, from: number, to: number): [number, number] {
   const width = (stretch.end - stretch.start) / (stretch.to - stretch.from);
   const first = stretch.from + Math.max(0, Math.floor((from - stretch.start) / width));

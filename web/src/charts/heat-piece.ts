@@ -1,6 +1,5 @@
 /**
- * A piece of the map of ranks and steps that the hub gave: where each of its cells lies, what a cell says, new columns
- * behind it.
+ * A piece of the map of ranks and steps from the hub: positions of its cells, their values, and appended columns.
  */
 
 import type { Heat } from "../api/documents";
@@ -8,10 +7,10 @@ import type { HeatWindow } from "./heat-window";
 
 export type Stat = "max" | "mean";
 
-/** A question for a piece; what comes may be less, or coarser, where the hub has no more. */
+/** A request for a piece; the response may be smaller or coarser if the hub has no more. */
 export interface Asked {
   window: HeatWindow;
-  /** Steps and ranks that a cell may hold at most. */
+  /** Maximum steps and ranks per cell. */
   stepSpan: number;
   rankSpan: number;
 }
@@ -20,18 +19,18 @@ export interface Piece {
   heat: Heat;
   stat: Stat;
   asked: Asked;
-  /** What it covers. */
+  /** The covered range. */
   window: HeatWindow;
-  /** Whether it went up to the newest step when it was asked for: steps that come go behind it. */
+  /** Whether it reached the newest step when requested, so that new steps are appended. */
   open: boolean;
-  /** Whether some did. */
+  /** Whether steps were appended. */
   grown: boolean;
-  /** Steps and ranks of a cell; the last column and row may be narrower. */
+  /** Steps and ranks per cell; the last column and row may be narrower. */
   stepSpan: number;
   rankSpan: number;
 }
 
-/** Neighbours of the same width, that can be drawn in one stroke: cells `from` to `to` lie at `start` to `end`. */
+/** Adjacent cells of equal width that can be drawn at once: cells `from` to `to` lie at `start` to `end`. */
 export interface Stretch {
   from: number;
   to: number;
@@ -62,7 +61,7 @@ export function pieceOf(heat: Heat, stat: Stat, asked: Asked, open = false): Pie
   };
 }
 
-/** Of a very large job only every n-th step is kept: each then stands for those up to the next. */
+/** For very large jobs only every n-th step is kept; each covers the steps up to the next. */
 function closed(first: Uint32Array, last: Uint32Array): Uint32Array {
   let every = Infinity;
   for (let at = 1; at < first.length; at += 1) every = Math.min(every, (first[at] ?? 0) - (first[at - 1] ?? 0));
@@ -74,7 +73,7 @@ function closed(first: Uint32Array, last: Uint32Array): Uint32Array {
 
 const LONGEST_CARRIED = 64;
 
-/** Memory is sampled in some steps only: a level stands until the next one, for a while. */
+/** Memory is sampled only in some steps: a value is held until the next, up to a limit. */
 function carried(cells: Float32Array, columns: number): Float32Array {
   const found = cells.slice();
   for (let row = 0; row < cells.length; row += columns) {
@@ -112,11 +111,11 @@ export interface Cell {
   lastRank: number;
   firstStep: number;
   lastStep: number;
-  /** NaN: not known. */
+  /** NaN: unknown. */
   value: number;
 }
 
-/** The cell that holds a step of a rank; null where the piece has none. */
+/** The cell for a rank and step; null if the piece has none. */
 export function cellOf(piece: Piece, rank: number, step: number): Cell | null {
   const { heat } = piece;
   const row = placeOf(heat.firstRanks, heat.lastRanks, rank);
@@ -145,7 +144,7 @@ function placeOf(first: Uint32Array, last: Uint32Array, wanted: number): number 
   return -1;
 }
 
-/** The cells within a window, for their range. */
+/** The cells within a window, to compute their range. */
 export function cellsWithin(piece: Piece, window: HeatWindow): Float32Array {
   const { heat } = piece;
   const columns = heat.firstSteps.length;
@@ -165,11 +164,11 @@ function within(first: Uint32Array, last: Uint32Array, from: number, to: number)
   return [start, end];
 }
 
-/** How many of the newest steps are asked for once more: ranks that are late, and waits that are booked later. */
+/** How many of the newest steps are requested again, for late ranks and for waits that are recorded later. */
 const AGAIN_STEPS = 8;
 const MOST_AGAIN = 64;
 
-/** From which step on a piece has to be asked for again when the run moved on: the first of a column. */
+/** First step to request again when the run progresses: the start of a column. */
 export function openFrom(piece: Piece): number {
   const { heat } = piece;
   const columns = heat.firstSteps.length;
@@ -184,8 +183,8 @@ export function openFrom(piece: Piece): number {
 }
 
 /**
- * The piece with `more` behind it, which begins with one of its columns or right behind the last, step by step. Null when
- * the two do not fit: other ranks, or a gap; then the whole has to be asked for.
+ * Append `more`, which has individual steps and starts at a column of the piece or right after the last. Null if they do not
+ * fit (other ranks, or a gap); then the whole piece must be requested.
  */
 export function appended(piece: Piece, more: Heat): Piece | null {
   const { heat } = piece;
@@ -212,7 +211,7 @@ export function appended(piece: Piece, more: Heat): Piece | null {
   return joined && { ...joined, stepSpan: Math.max(joined.stepSpan, piece.stepSpan) };
 }
 
-/** Columns of `span` steps each, from the first on. */
+/** Merge into columns of `span` steps each. */
 export function grouped(heat: Heat, span: number, stat: Stat): Heat {
   const columns = heat.firstSteps.length;
   const rows = heat.firstRanks.length;

@@ -1,4 +1,4 @@
-/** What to ask the hub for a part of the map: no more cells than pixels, a little beyond the edges, always cut at the same places. */
+/** Request for a part of the map: no more cells than pixels, slightly beyond the edges, aligned to a fixed grid. */
 
 import type { Params } from "../api/source";
 import type { Asked, Piece } from "./heat-piece";
@@ -8,9 +8,9 @@ import type { HeatWindow } from "./heat-window";
 const MOST_CELLS = 1 << 20;
 const MOST_ROWS = 2048;
 const MOST_COLUMNS = 4096;
-/** Beyond each edge, so that a short move needs no question. */
+/** Margin beyond each edge, so that a short move needs no request. */
 const BEYOND = 0.15;
-/** Cells narrower than a pixel would be left out when drawn. */
+/** Cells narrower than a pixel would be lost when drawn. */
 const LEAST_PIXELS = 0.999;
 
 export interface Pixels {
@@ -18,7 +18,7 @@ export interface Pixels {
   height: number;
 }
 
-/** For what is seen of `all` on so many pixels. */
+/** The request for the visible part of `all` at this pixel size. */
 export function questionFor(seen: HeatWindow, all: HeatWindow, pixels: Pixels): Asked {
   const steps = beyond(seen.step0, seen.step1, all.step0, all.step1);
   const ranks = beyond(seen.rank0, seen.rank1, all.rank0, all.rank1);
@@ -55,7 +55,7 @@ export function paramsOf(asked: Asked, value: string, stat: string): Params {
   };
 }
 
-/** Whether a piece shows that window as well as the hub could on these pixels. */
+/** Whether a piece shows that window as well as the hub could at this pixel size. */
 export function serves(piece: Piece, seen: HeatWindow, pixels: Pixels): boolean {
   const { asked } = piece;
   const covers =

@@ -1,8 +1,7 @@
 /**
- * Which part of the map is looked at, and what a point of the screen means in it.
+ * The visible part of the map, and the conversion of screen positions.
  *
- * Step n is the stretch from n to n + 1, and so is rank n: a window has fractions while it is moved, and whole numbers
- * when it rests.
+ * Step n covers n to n + 1, and so does rank n. A window has fractions while it moves and whole numbers at rest.
  */
 
 import { heldSpan, movedSpan, zoomedSpan, type Span } from "./span";
@@ -14,7 +13,7 @@ export interface HeatWindow {
   rank1: number;
 }
 
-/** Where the map lies within its canvas, in CSS pixels. */
+/** Position of the map within its canvas, in CSS pixels. */
 export interface Box {
   left: number;
   top: number;
@@ -46,18 +45,18 @@ export function yOf(window: HeatWindow, box: Box, rank: number): number {
   return box.top + ((rank - window.rank0) / (window.rank1 - window.rank0)) * box.height;
 }
 
-/** The step and rank below a point; null outside the map. */
+/** Step and rank at a point; null outside the map. */
 export function pointAt(window: HeatWindow, box: Box, x: number, y: number): At | null {
   if (x < box.left || y < box.top || x >= box.left + box.width || y >= box.top + box.height) return null;
   return { step: Math.floor(stepAtX(window, box, x)), rank: Math.floor(rankAtY(window, box, y)) };
 }
 
-/** Within `all`, and no smaller than some cells. */
+/** Limit to `all` and to a minimum size. */
 export function held(window: HeatWindow, all: HeatWindow): HeatWindow {
   return joined(heldSpan(steps(window), steps(all), LEAST_STEPS), heldSpan(ranks(window), ranks(all), LEAST_RANKS));
 }
 
-/** `by` below 1 comes nearer; the point (`step`, `rank`) stays where it is. */
+/** Zoom; `by` below 1 zooms in. The point (`step`, `rank`) stays in place. */
 export function zoomed(window: HeatWindow, all: HeatWindow, at: At, by: { steps: number; ranks: number }): HeatWindow {
   return held(joined(zoomedSpan(steps(window), at.step, by.steps), zoomedSpan(ranks(window), at.rank, by.ranks)), all);
 }
@@ -78,13 +77,13 @@ function joined([step0, step1]: Span, [rank0, rank1]: Span): HeatWindow {
   return { step0, step1, rank0, rank1 };
 }
 
-/** Moved as little as it takes to have that cell in it. */
+/** Move just enough to include the cell. */
 export function showing(window: HeatWindow, all: HeatWindow, at: At): HeatWindow {
   const by = (from: number, to: number, place: number): number => (place < from ? place - from : place + 1 > to ? place + 1 - to : 0);
   return moved(window, all, by(window.step0, window.step1, at.step), by(window.rank0, window.rank1, at.rank));
 }
 
-/** Whole steps and ranks: what it rests on. */
+/** Round to whole steps and ranks. */
 export function rested(window: HeatWindow, all: HeatWindow): HeatWindow {
   return held(
     {
@@ -101,7 +100,7 @@ export function same(one: HeatWindow, two: HeatWindow): boolean {
   return one.step0 === two.step0 && one.step1 === two.step1 && one.rank0 === two.rank0 && one.rank1 === two.rank1;
 }
 
-/** Round numbers to write at an axis, about `most` of them, whole ones only. */
+/** About `most` round integers for an axis. */
 export function ticks(from: number, to: number, most: number): number[] {
   const rough = Math.max(1, (to - from) / Math.max(1, most));
   const power = 10 ** Math.floor(Math.log10(rough));

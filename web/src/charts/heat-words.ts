@@ -1,4 +1,4 @@
-/** What the map says, in words: for the tooltip, for those who hear the page, and for what a colour means. */
+/** Texts of the map: tooltip, accessible description and legend. */
 
 import type { Heat } from "../api/documents";
 import { bytes, count, duration } from "../ui/format";
@@ -18,7 +18,7 @@ export function valueWords(value: string): string {
   return VALUE_WORDS[value] ?? value;
 }
 
-/** The same phase by the device's clock. */
+/** Key of the same phase in device time. */
 export function onDevice(phase: string): string {
   return `${ON_DEVICE}${phase}`;
 }
@@ -35,7 +35,7 @@ export function placeWords(cell: Cell): string {
   return `${span("rank", cell.firstRank, cell.lastRank)}, ${span("step", cell.firstStep, cell.lastStep)}`;
 }
 
-/** `61.2 ms`, or how it comes about where several steps are behind it. */
+/** `61.2 ms`, or how the value was aggregated for cells of several steps. */
 export function cellWords(cell: Cell, piece: Piece): string {
   if (Number.isNaN(cell.value)) return "not known";
   const single = cell.firstRank === cell.lastRank && cell.firstStep === cell.lastStep;
@@ -46,7 +46,7 @@ export function cellWords(cell: Cell, piece: Piece): string {
   return cell.firstRank === cell.lastRank ? `${said} on average` : `${said}, the highest of the ranks' averages`;
 }
 
-/** What one cell of the picture is. */
+/** What one cell represents. */
 export function grainWords(piece: Piece): string {
   const steps = piece.stepSpan === 1 ? "one step" : `${count(piece.stepSpan)} steps`;
   const ranks = piece.rankSpan === 1 ? "one rank" : `${count(piece.rankSpan)} ranks`;

@@ -1,8 +1,8 @@
 /**
- * The uPlot behind a `Plot`: made once, given new data after that, and made anew only when its series or the theme change.
+ * The uPlot instance of a `Plot`: created once, then updated, and rebuilt only when its series or the theme change.
  *
- * It says where the plotting area lies and which x it shows (`frame`, for marks beside it), and where the cursor is while it
- * is this chart's own (`at`, for the box of figures); charts that only move along show their line and no box.
+ * Reports the plotting area and visible x range (`frame`, for the marks), and the cursor position while the cursor is in this
+ * chart (`at`, for the tooltip); synchronized charts show only the line.
  */
 
 import { signal } from "@preact/signals";
@@ -14,30 +14,30 @@ import { complete } from "./plot-options";
 import { ENDLESS, type Span } from "./span";
 
 export interface Chart {
-  /** Without size, cursor, axes' colours: those are of the box. */
+  /** Without size, cursor and axis colors, which `Plot` adds. */
   options: Omit<uPlot.Options, "width" | "height">;
   data: uPlot.AlignedData;
   /**
-   * Each value holds from its own x to the next one's, and the last x only closes the last: `blocks` in columns.ts makes
-   * such data. Otherwise values are points.
+   * Each value holds from its own x to the next, and the last x only closes the last value, as made by `edges` and `closed`
+   * in columns.ts. Otherwise values are points.
    */
   blocks?: boolean;
-  /** Another one makes the chart anew even if the series are the same. */
+  /** A new key rebuilds the chart even if the series are the same. */
   key?: string;
 }
 
-/** What the chart's owner wants to hear, and which x are to be seen; looked up each time, so that it is never stale. */
+/** Callbacks and visible range from the owner; read on each use, so that they are never stale. */
 export interface Wishes {
   onChoose?: ((x: number) => void) | undefined;
   onStretch?: ((first: number, last: number) => void) | undefined;
   onWhole?: (() => void) | undefined;
-  /** Exactly this stretch of x; null or missing: all that there is. */
+  /** Exact visible x range; null or missing: everything. */
   range?: Span | null | undefined;
-  /** Which x there are: fingers move it no further. Missing: nobody knows. */
+  /** Full x range, the limit for touch gestures. Missing: unknown. */
   all?: Span | null | undefined;
 }
 
-/** In CSS pixels from the left of the box. */
+/** In CSS pixels from the left edge of the box. */
 export interface Frame {
   left: number;
   width: number;
@@ -54,9 +54,9 @@ export interface At {
   top: number;
 }
 
-/** A pointer that moved less between down and up has clicked. */
+/** Smaller pointer movements count as a click. */
 const CLICK_PX = 4;
-/** What nobody sees is drawn so late: a print, or a picture of the whole page, has it too. */
+/** Charts out of view are drawn after this delay, so that prints and full-page screenshots include them. */
 const UNSEEN_MS = 3000;
 
 export class HeldPlot {
@@ -68,7 +68,7 @@ export class HeldPlot {
   private shape = "";
   private own = false;
   private pressed: number | null = null;
-  /** What fingers have moved it to, while they do. */
+  /** The range during a touch gesture. */
   private fingered: Span | null = null;
   private inSight = true;
   private due: (() => void) | null = null;
@@ -76,7 +76,7 @@ export class HeldPlot {
 
   constructor(private readonly box: HTMLElement) {}
 
-  /** Draw now, or once the chart comes into sight or a while later; the last drawing takes the place of those before. */
+  /** Draw now, or when the chart becomes visible, or after a delay; a new request replaces pending ones. */
   whenSeen(draw: () => void): void {
     if (this.inSight || this.plot === null) {
       this.due = null;
@@ -142,7 +142,7 @@ export class HeldPlot {
     if (this.late !== null) clearTimeout(this.late);
   }
 
-  /** The keyboard moves the cursor, chooses and zooms; whether this key was one of ours. */
+  /** Handle a key: move the cursor, select, zoom. Returns whether it was handled. */
   key(name: string): boolean {
     const plot = this.plot;
     const xs = plot?.data[0];
@@ -174,7 +174,7 @@ export class HeldPlot {
     if (this.plot !== null) this.place(this.plot, -10, -10);
   }
 
-  /** Here and in the charts that move along; uPlot has that, only its types do not say so. */
+  /** Set the cursor here and in synchronized charts; uPlot supports this, but its types do not show it. */
   private place(plot: uPlot, left: number, top: number): void {
     const set = plot.setCursor as (to: { left: number; top: number }, fire: boolean, publish: boolean) => void;
     set({ left, top }, true, true);
@@ -189,7 +189,7 @@ export class HeldPlot {
     return true;
   }
 
-  /** The first and the last index that can be seen now. */
+  /** First and last visible index. */
   private indices(xs: ArrayLike<number>, count: number): [number, number] {
     const frame = this.frame.value;
     if (frame === null) return [0, count - 1];
@@ -224,7 +224,7 @@ export class HeldPlot {
     attachFingers(over, { movable: () => this.movable(), show: (span) => this.move(span), rested: (span) => this.rest(span) });
   }
 
-  /** What fingers can move; a forecast may go further than the steps. */
+  /** The range for touch gestures; a forecast may extend beyond the steps. */
   private movable(): Movable | null {
     const frame = this.frame.value;
     if (frame === null || this.wishes.onStretch === undefined) return null;
@@ -241,7 +241,7 @@ export class HeldPlot {
 
   private rest(span: Span): void {
     this.wishes.onStretch?.(...(this.wishes.all ? rested(span) : span));
-    // By then the owner's wish is here; where it is the one before, nothing else would put the chart back.
+    // The owner has updated its range by then; if it is unchanged, reset the chart to it.
     requestAnimationFrame(() => {
       this.fingered = null;
       this.plot?.setData(this.plot.data);
@@ -292,7 +292,7 @@ export class HeldPlot {
   }
 }
 
-/** What of a series cannot be changed by new data alone. */
+/** Properties of a series that require a rebuild. */
 function looks(series: uPlot.Series): unknown[] {
   const { label, scale, show, width, dash, stroke, fill } = series;
   return [label, scale, show, width, dash, typeof stroke === "function" ? "" : stroke, typeof fill === "function" ? "" : fill];

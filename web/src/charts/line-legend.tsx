@@ -1,12 +1,12 @@
-/** Which line is whose: its colour and dashes beside its name. */
+/** Legend of lines: color, dashes and name. */
 
 import { lineLook } from "./curves";
 
 export interface LegendLine {
   name: string;
-  /** Number of its look; null: the median, in the colour of text. */
+  /** Index of its style; null: the median, in the text color. */
   look: number | null;
-  /** If there is something to do with it. */
+  /** Makes the entry a button. */
   onChoose?: () => void;
 }
 

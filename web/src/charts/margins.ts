@@ -1,11 +1,11 @@
-/** Room beside what is drawn over steps: the same in all charts and the map, so that their steps lie below each other. */
+/** Margins of everything drawn over steps: equal in all charts and the map, so that their steps are aligned. */
 
 const NARROW_PX = 520;
 
-/** For the axis at the left; a narrow window has no room for a broad one. */
+/** Space for the left axis; smaller in a narrow window. */
 export function axisLeft(width: number): number {
   return width < NARROW_PX ? 60 : 68;
 }
 
-/** For half of the last step's number. */
+/** Space for half of the last step's label. */
 export const RIGHT_PX = 20;

@@ -1,4 +1,4 @@
-/** The marks above a chart: buttons over their steps, with shape and colour by how bad it is and their sentence inside. */
+/** The marks above a chart: buttons over their steps, with shape and color by severity, and their text. */
 
 import type { Signal } from "@preact/signals";
 import { useSignal } from "@preact/signals";

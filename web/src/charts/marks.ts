@@ -1,14 +1,14 @@
-/** Stretches of steps that something is said about, laid in rows above a chart so that none covers another. */
+/** Layout of marked step ranges in rows above a chart, without overlaps. */
 
 import type { Severity } from "../api/documents";
 
 export interface Mark {
   key: string;
-  /** First and last step; the same for something that happened at one. */
+  /** First and last step; equal for an event at one step. */
   first: number;
   last: number;
   tone: Severity | "event";
-  /** The sentence. */
+  /** The text. */
   title: string;
   onChoose?: () => void;
 }
@@ -16,15 +16,15 @@ export interface Mark {
 export interface Placed {
   mark: Mark;
   row: number;
-  /** Shares of the width, 0 to 1. */
+  /** Fractions of the width, 0 to 1. */
   from: number;
   to: number;
-  /** Whether it begins before or ends after what is seen. */
+  /** Whether it begins before or ends after the visible range. */
   cutFrom: boolean;
   cutTo: boolean;
 }
 
-/** At most so many rows; `left` counts what found no place. `least`: the share of the width that a mark takes up at least. */
+/** Limited number of rows; `left` counts marks that did not fit. `least`: minimum width of a mark, as a fraction. */
 export function placed(marks: readonly Mark[], range: readonly [number, number], least: number, rows: number): { marks: Placed[]; left: number } {
   const [start, end] = range;
   const ends: number[] = [];

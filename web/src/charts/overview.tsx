@@ -1,6 +1,6 @@
 /**
- * The whole run as a slim strip, and on it the window that is looked at: drag it, drag its edges, or drag beside it for a new
- * one. The arrow keys move it, plus and minus zoom, Home and End go to the ends, Escape shows all.
+ * The whole run as a narrow strip with the visible window: drag it, drag its edges, or drag outside it to select a new one.
+ * Arrow keys move it, plus and minus zoom, Home and End go to the ends, Escape shows everything.
  */
 
 import { useEffect, useRef } from "preact/hooks";
@@ -11,7 +11,7 @@ import "./overview.css";
 import { moved, newest, resized, unlessAll, zoomed } from "./window";
 
 interface OverviewProps {
-  /** First steps of bins and a value for each. */
+  /** First step and value of each bin. */
   first: readonly number[];
   values: readonly number[];
   whole: View;
@@ -75,7 +75,7 @@ export function Overview({ first, values, whole, view, onView }: OverviewProps) 
         style={{ left: share(shown.first), width: share(whole.first + shown.last - shown.first + 1) }}
         role="slider"
         tabIndex={0}
-        aria-label="Steps that are shown; arrow keys move, plus and minus zoom, Escape shows all"
+        aria-label="Visible steps; arrow keys move, plus and minus zoom, Escape shows all"
         aria-valuemin={whole.first}
         aria-valuemax={whole.last}
         aria-valuenow={shown.first}
@@ -88,7 +88,7 @@ export function Overview({ first, values, whole, view, onView }: OverviewProps) 
 
 export type Drag = { kind: "move"; from: number; view: View } | { kind: "edge"; edge: "first" | "last"; view: View } | { kind: "new"; from: number };
 
-/** What a pointer that goes down at a step will do: `reach` is how near, in steps, an edge is taken hold of. */
+/** The drag that starts at a step; `reach`: how close, in steps, a pointer grabs an edge. */
 export function begun(view: View | null, at: number, reach: number): Drag {
   if (view === null) return { kind: "new", from: at };
   const [left, right] = [view.first - 0.5, view.last + 0.5];
@@ -104,7 +104,7 @@ export function dragged(drag: Drag, at: number, whole: View): View {
   return resized({ first: Math.round(drag.from), last: Math.round(drag.from) }, at < drag.from ? "first" : "last", at, whole);
 }
 
-/** Undefined: no key of ours; null: all. */
+/** Undefined: key not handled; null: show everything. */
 export function keyed(key: string, view: View, whole: View): View | null | undefined {
   const length = view.last - view.first + 1;
   const by = Math.max(1, Math.round(length / 10));
@@ -144,7 +144,7 @@ function paint(canvas: HTMLCanvasElement, first: readonly number[], values: read
   if (draw === null || width === 0) return;
   draw.clearRect(0, 0, width, height);
   const sorted = values.filter((value) => Number.isFinite(value)).sort((one, two) => one - two);
-  // One step that compiles is not to press the rest of the run flat; it is cut at the top.
+  // Cut outliers at the top, so that a compiling step does not flatten the rest.
   const top = Math.min(sorted.at(-1) ?? 1, 1.6 * (sorted[Math.floor(sorted.length * 0.98)] ?? 1)) || 1;
   draw.fillStyle = token("--muted");
   draw.globalAlpha = 0.5;

@@ -1,15 +1,15 @@
 /**
- * Fingers on a chart: two come nearer and move it, one moves it sideways, as on the map. One finger up and down stays the
- * page's, and a tap is a click.
+ * Touch gestures on a chart: two fingers zoom and move, one moves sideways, as on the map. Vertical movement of one finger
+ * scrolls the page, and a tap is a click.
  *
- * What is seen moves at once; that it has been moved is told when the last finger is lifted, so that the other charts, the
- * address and the hub do not have to follow each pixel.
+ * The view moves at once; the change is reported when the last finger is lifted, so that other charts, the address and the
+ * hub need not follow each pixel.
  */
 
 import { Fingers, keepPage, pointOn, type Moved } from "./fingers";
 import { heldSpan, movedSpan, zoomedSpan, type Span } from "./span";
 
-/** Which x are seen, which there are, and how few can be seen. */
+/** Visible x range, full range, and minimum size. */
 export interface Movable {
   span: Span;
   all: Span;
@@ -17,16 +17,16 @@ export interface Movable {
 }
 
 export interface FingerHooks {
-  /** Null: it cannot be moved. */
+  /** Null: not movable. */
   movable: () => Movable | null;
   show: (span: Span) => void;
   rested: (span: Span) => void;
 }
 
-/** One finger that moved less has not moved. */
+/** Smaller movements of one finger are ignored. */
 const DRAG = 5;
 
-/** What is seen after a movement on a plotting area that is `width` pixels wide. */
+/** The visible range after a movement on a plotting area `width` pixels wide. */
 export function fingered({ span, all, smallest }: Movable, width: number, { before, pinch }: Moved, now: number): Span {
   const length = (span[1] - span[0]) / width;
   if (pinch === null) return movedSpan(span, all, (before.x - now) * length);
@@ -34,7 +34,7 @@ export function fingered({ span, all, smallest }: Movable, width: number, { befo
   return heldSpan(zoomedSpan(slid, slid[0] + pinch.to.x * length, pinch.by), all, smallest);
 }
 
-/** For as long as the element is there. */
+/** Attach for the lifetime of the element. */
 export function attachFingers(over: HTMLElement, hooks: FingerHooks): void {
   const fingers = new Fingers();
   let start = 0;

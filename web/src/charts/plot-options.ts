@@ -1,4 +1,4 @@
-/** What all charts have in common: axes, colours, cursor. */
+/** Options common to all charts: axes, colors, cursor. */
 
 import type uPlot from "uplot";
 import { count } from "../ui/format";
@@ -9,14 +9,14 @@ export interface Setting {
   width: number;
   height: number;
   together: string | undefined;
-  /** Whether dragging chooses a stretch. */
+  /** Whether dragging selects a range. */
   drags: boolean;
   /** Whether the points under the cursor are marked. */
   points: boolean;
 }
 
 const FONT = "12px system-ui, sans-serif";
-/** Steps are whole. */
+/** Tick increments: whole steps only. */
 const WHOLE = [1, 2, 5].flatMap((digit) => Array.from({ length: 12 }, (_, power) => digit * 10 ** power)).sort((one, two) => one - two);
 
 export function complete(options: Omit<uPlot.Options, "width" | "height">, setting: Setting, range: () => readonly [number, number] | null): uPlot.Options {
@@ -53,12 +53,12 @@ export function complete(options: Omit<uPlot.Options, "width" | "height">, setti
   };
 }
 
-/** Cursors move together; a stretch that is dragged is one chart's own. */
+/** Synchronize cursors, but not the selection by dragging. */
 function moves(type: string): boolean {
   return type === "mousemove" || type === "mouseleave" || type === "mouseenter";
 }
 
-/** Exactly the stretch that is wanted; one point alone gets room at both sides. */
+/** The exact wanted range; a single point gets space at both sides. */
 export function seen(wanted: readonly [number, number] | null, least: number | null, most: number | null): [number, number] {
   const [from, to] = wanted ?? [least ?? 0, most ?? 1];
   return to > from ? [from, to] : [from - 0.5, from + 0.5];

@@ -1,9 +1,9 @@
 /**
- * A chart over steps (or time): uPlot in a box that knows its size, the theme and the keyboard.
+ * A chart over steps (or time): uPlot with resizing, themes and keyboard control.
  *
- * `make` gives the options and the data anew whenever `deps` change; the chart is only rebuilt when its series do, and
- * otherwise gets new data. The cursor has a box with its figures. Left and right move it, Enter chooses its step, plus and
- * minus zoom around it, Escape takes it away; dragging chooses a stretch, a double click all of it. Two fingers come nearer.
+ * `make` returns options and data whenever `deps` change; the chart is rebuilt only if its series change, otherwise its data
+ * is replaced. The cursor has a tooltip. Left and right move it, Enter selects its step, plus and minus zoom around it,
+ * Escape removes it; dragging selects a range, a double click shows everything. Two fingers zoom.
  */
 
 import { useSignal } from "@preact/signals";
@@ -22,20 +22,20 @@ export type { Mark } from "./marks";
 export type { Tip } from "./tip";
 
 interface PlotProps extends Wishes {
-  /** For those who cannot see it: what it shows, in a sentence. */
+  /** Accessible description in a sentence. */
   label: string;
   height?: number;
   make: () => Chart;
   deps: readonly unknown[];
-  /** Charts with the same name move their cursors together. */
+  /** Charts with the same name share their cursor. */
   together?: string;
-  /** What the box at the cursor says of entry `index` of the data; without it, the series and their values. */
+  /** Tooltip for entry `index` of the data; default: the series and their values. */
   tip?: (index: number) => Tip | null;
-  /** How a value is written in that box where there is no `tip`. */
+  /** Format of values in the default tooltip. */
   format?: (value: number) => string;
-  /** Findings and events over their steps. */
+  /** Findings and events at their steps. */
   marks?: readonly Mark[];
-  /** A line at the step that was chosen. */
+  /** The selected step, marked by a line. */
   chosen?: number | null;
 }
 
@@ -57,7 +57,7 @@ export function Plot({ label, height = 200, make, deps, together, tip, format, m
 
   useEffect(() => {
     if (held === null) return;
-    // What cannot be seen is drawn when it can: most charts of a screen are above or below.
+    // Draw only when visible: most charts of a screen are above or below.
     held.whenSeen(() => {
       chart.current = make();
       held.show(chart.current, height, now, together);

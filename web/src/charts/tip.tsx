@@ -1,4 +1,4 @@
-/** The box of figures beside the cursor, and the same in words for those who move it with the keyboard. */
+/** The tooltip at the cursor, and the same as text for keyboard users. */
 
 import type { Signal } from "@preact/signals";
 import type { At, Frame } from "./held-plot";
@@ -6,7 +6,7 @@ import type { At, Frame } from "./held-plot";
 export interface Tip {
   title: string;
   rows: { name: string; value: string; colour?: string; strong?: boolean }[];
-  /** A last line, e.g. what a click does. */
+  /** A last line, such as what a click does. */
   note?: string;
 }
 

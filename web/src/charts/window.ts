@@ -1,4 +1,4 @@
-/** A window on the steps of a run: moved, resized, zoomed; always inside the run and never less than a step. */
+/** A window of steps: moved, resized, zoomed; always inside the run and at least one step. */
 
 import type { View } from "../run/open-run";
 
@@ -8,7 +8,7 @@ export function moved(view: View, by: number, whole: View): View {
   return { first, last: Math.min(first + length, whole.last) };
 }
 
-/** `factor` below 1 shows less. The middle stays where it is, or the end if that is the newest step. */
+/** Zoom; `factor` below 1 zooms in. The middle stays in place, or the end if it is the newest step. */
 export function zoomed(view: View, factor: number, whole: View): View {
   const all = whole.last - whole.first + 1;
   const before = view.last - view.first + 1;
@@ -20,19 +20,19 @@ export function zoomed(view: View, factor: number, whole: View): View {
   return moved({ first, last: first + length - 1 }, 0, whole);
 }
 
-/** One edge is put somewhere else; it may be drawn across the other one. */
+/** Move one edge; it may cross the other. */
 export function resized(view: View, edge: "first" | "last", to: number, whole: View): View {
   const step = Math.min(Math.max(Math.round(to), whole.first), whole.last);
   const other = edge === "first" ? view.last : view.first;
   return { first: Math.min(step, other), last: Math.max(step, other) };
 }
 
-/** The newest so many steps. */
+/** The newest steps. */
 export function newest(length: number, whole: View): View {
   return { first: Math.max(whole.first, whole.last - length + 1), last: whole.last };
 }
 
-/** All of it is no window. */
+/** Null if the view covers everything. */
 export function unlessAll(view: View, whole: View): View | null {
   return view.first <= whole.first && view.last >= whole.last ? null : view;
 }

@@ -1,4 +1,4 @@
-/** Which log of a run is shown where no rank is chosen. Pure. */
+/** Which log of a run is shown if no rank is selected. Pure. */
 
 const MAIN = "logs/main.log";
 
@@ -8,7 +8,7 @@ export interface FileRow {
   changed_wall_ns: number;
 }
 
-/** Which of its logs says most: the main one unless it is empty; null: they are not listed. */
+/** The main log unless it is empty, else the last changed one. `files` null: not listed yet. */
 export function logOf(files: readonly FileRow[] | null): string {
   const logs = (files ?? []).filter((file) => file.path.startsWith("logs/") && file.path.endsWith(".log") && file.size > 0);
   if (logs.length === 0 || logs.some((file) => file.path === MAIN)) return MAIN;

@@ -1,41 +1,41 @@
 /**
- * A stretch of a log: its lines, each with its place in the file in bytes.
+ * A part of a log: its lines, each with its byte offset in the file.
  *
- * Pieces come from the hub as bytes and are cut at line ends, so that a letter is never cut apart. Of a very long line only
- * the beginning is kept, with how long it is. At most `MOST_LINES` lines are held: those farthest from what is read go first.
+ * The hub's pieces are bytes and are split at line ends, so that no character is split. Of a very long line only the start
+ * is kept, with its full length. At most `MOST_LINES` lines are kept; those farthest from the reader are dropped first.
  */
 
 import { plainLine } from "./plain-text";
 
 export interface LogLine {
-  /** Of its first byte. */
+  /** Offset of its first byte. */
   offset: number;
-  /** Behind its last, with the line end. */
+  /** Offset after its last byte, including the line end. */
   end: number;
   text: string;
-  /** Bytes that are not in the text. */
+  /** Bytes not included in `text`. */
   more: number;
-  /** The file ends within it: its rest may still come. */
+  /** The file ends within this line: more may follow. */
   open: boolean;
 }
 
 export interface LogLines {
   lines: LogLine[];
-  /** What of the file they are: from `start` to before `end`. */
+  /** The byte range in the file: [start, end). */
   start: number;
   end: number;
 }
 
 export const MOST_LINES = 2000;
-/** Bytes of a line that are shown at first. */
+/** Bytes of a line shown initially. */
 export const LONGEST = 4096;
 const NEWLINE = 10;
 
 export const NO_LINES: LogLines = { lines: [], start: 0, end: 0 };
 
 /**
- * The whole lines within bytes that begin at `offset` of the file. `begun`: they begin with a line's beginning; `ended`: a
- * last line without an end is one nevertheless (the file ends there).
+ * The complete lines in bytes that start at `offset` of the file. `begun`: the data starts at a line start; `ended`: the
+ * file ends here, so a last line without line end counts.
  */
 export function cutLines(data: Uint8Array, offset: number, { begun, ended }: { begun: boolean; ended: boolean }): LogLines {
   let from = begun ? 0 : data.indexOf(NEWLINE) + 1;
@@ -53,14 +53,14 @@ export function cutLines(data: Uint8Array, offset: number, { begun, ended }: { b
   return { lines, start, end: offset + from };
 }
 
-/** A line of `data`, of which only a part may be shown; `end` is the byte behind it in the file. */
+/** A line from `data`, possibly truncated; `end` is the offset after it in the file. */
 export function lineOf(data: Uint8Array, offset: number, end: number, longest = LONGEST): LogLine {
   const shown = data.length > longest ? wholeLetters(data.subarray(0, longest)) : data;
   const newline = end - offset > data.length ? 1 : 0;
   return { offset, end, text: plainLine(new TextDecoder().decode(shown)), more: Math.max(0, end - offset - newline - shown.length), open: false };
 }
 
-/** Without the beginning of a letter whose rest is cut off. */
+/** Drop an incomplete UTF-8 character at the end. */
 export function wholeLetters(data: Uint8Array): Uint8Array {
   let at = data.length - 1;
   while (at >= 0 && data.length - at <= 4 && ((data[at] ?? 0) & 0xc0) === 0x80) at -= 1;
@@ -69,7 +69,7 @@ export function wholeLetters(data: Uint8Array): Uint8Array {
   return at >= 0 && data.length - at < length ? data.subarray(0, at) : data;
 }
 
-/** Where to read on: a line that was not ended is read anew. */
+/** Where to continue reading: an unfinished line is read again. */
 export function laterFrom(known: LogLines): number {
   const last = known.lines.at(-1);
   return last?.open ? last.offset : known.end;
@@ -88,7 +88,7 @@ export function withEarlier(known: LogLines, more: LogLines): LogLines {
   return { lines: kept, start: more.lines[0]?.offset ?? known.start, end: kept.at(-1)?.end ?? known.end };
 }
 
-/** Before which line a place lies; as many as there are lines: behind all of them. */
+/** Index of the line before which an offset lies; `lines.length`: after all of them. */
 export function lineAt(lines: readonly LogLine[], offset: number): number {
   let [low, high] = [0, lines.length];
   while (low < high) {

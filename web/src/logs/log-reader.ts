@@ -1,4 +1,4 @@
-/** Reads a log from the hub in pieces: around a place, its end, what comes before and after; what a very long line hides. */
+/** Reads a log from the hub in pieces: around a position, the end, before and after, and more of a truncated line. */
 
 import { batch, signal } from "@preact/signals";
 import type { FilePiece } from "../api/documents";
@@ -9,10 +9,10 @@ import { cutLines, laterFrom, lineOf, LONGEST, NO_LINES, withEarlier, withLater,
 export type ReadPiece = (params: Params, signal: AbortSignal) => Promise<FilePiece>;
 
 const PIECE = 64 << 10;
-/** The end of a very long line is looked for in larger pieces, and not for ever. */
+/** The end of a very long line is searched in larger pieces, up to a limit. */
 const STRIDE = 4 << 20;
 const FARTHEST = 64 << 20;
-/** Of one line, at most so much is ever shown. */
+/** At most this much of one line is shown. */
 export const MOST_SHOWN = 1 << 20;
 
 export class LogReader {
@@ -29,7 +29,7 @@ export class LogReader {
     this.stop.abort();
   }
 
-  /** Around a place; null: the end. */
+  /** Open around a position; null: at the end. */
   open(at: number | null): Promise<void> {
     this.stop.abort();
     this.stop = new AbortController();
@@ -37,7 +37,7 @@ export class LogReader {
     return this.once(async (signal) => {
       const asked = at === null ? { tail: PIECE } : { offset: Math.max(0, at - PIECE / 2), most: PIECE };
       const piece = await this.piece(asked, signal);
-      // The hub gives the end of a file from the start of a line on, where there is one in it.
+      // The hub starts a tail at a line start if there is one.
       const begun = piece.offset === 0 || (at === null && bytesOf(piece).length < PIECE);
       let found = cutLines(bytesOf(piece), piece.offset, { begun, ended: reachesEnd(piece) });
       if (found.lines.length === 0 && this.size.peek() > 0) found = await this.around(Math.min(at ?? this.size.peek(), this.size.peek()), signal);
@@ -63,7 +63,7 @@ export class LogReader {
     });
   }
 
-  /** More of a line that was cut. */
+  /** Show more of a truncated line. */
   more(line: LogLine): Promise<void> {
     return this.once(async (signal) => {
       const shown = Math.max(LONGEST, line.end - line.offset - line.more);
@@ -75,14 +75,14 @@ export class LogReader {
     });
   }
 
-  /** What has been written since. */
+  /** Read what was written since. */
   async follow(): Promise<void> {
     const before = this.size.peek();
     await this.later();
     if (this.size.peek() - this.log.peek().end > STRIDE || this.size.peek() < before) await this.open(null);
   }
 
-  /** The same with a piece more behind it. */
+  /** The lines extended by one piece at the end. */
   private async behind(known: LogLines, signal: AbortSignal): Promise<LogLines> {
     const from = laterFrom(known);
     const piece = await this.piece({ offset: from, most: PIECE }, signal);
@@ -101,13 +101,13 @@ export class LogReader {
     return withEarlier(known, more);
   }
 
-  /** The line that a place lies in, where it is so long that no piece has its ends. */
+  /** The line at a position, if it is so long that no piece contains its ends. */
   private async around(at: number, signal: AbortSignal): Promise<LogLines> {
     const found = one(await this.longLine(await this.beginning(Math.max(0, at - 1), signal), signal));
     return this.before(await this.behind(found, signal), signal);
   }
 
-  /** Where the line begins that has this byte. */
+  /** Start of the line that contains this byte. */
   private async beginning(at: number, signal: AbortSignal): Promise<number> {
     let end = at;
     while (end > 0 && at - end < FARTHEST) {
@@ -140,7 +140,7 @@ export class LogReader {
     return piece;
   }
 
-  /** One question at a time: what is asked meanwhile is asked by scrolling again. */
+  /** One request at a time; others are dropped, and scrolling repeats them. */
   private async once(question: (signal: AbortSignal) => Promise<void>): Promise<void> {
     if (this.busy) return;
     this.busy = true;

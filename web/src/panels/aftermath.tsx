@@ -1,4 +1,4 @@
-/** How the run ended or began anew, below the verdict: exceptions with their tracebacks, attempts, notices. */
+/** Below the verdict: exceptions with their tracebacks, attempts, notices. */
 
 import type { OpenRun } from "../run/open-run";
 import { useSummary } from "../run/summary";
@@ -17,7 +17,7 @@ export function Aftermath({ run }: { run: OpenRun }) {
   if (errors.length + attempts.length + notices.length === 0) return null;
   return (
     <div class="aftermath">
-      {own.length > 0 && <h3>What the processes said</h3>}
+      {own.length > 0 && <h3>Errors</h3>}
       {own.slice(0, SHOWN).map((error, at) => (
         <Ended key={`${error.rank} ${error.pid} ${error.attempt}`} error={error} open={at === 0 && run.findings.value?.verdict?.kind === "rank_crashed"} />
       ))}
@@ -28,7 +28,7 @@ export function Aftermath({ run }: { run: OpenRun }) {
       {attempts.length > 0 && (
         <details class="fold">
           <summary>
-            {attempts.length} attempts; all figures are of attempt {attempts.at(-1)?.attempt}
+            {attempts.length} attempts; all figures are from attempt {attempts.at(-1)?.attempt}
           </summary>
           <ol class="plain-list">
             {attempts.map((one) => (
@@ -42,7 +42,7 @@ export function Aftermath({ run }: { run: OpenRun }) {
       )}
       {notices.length > 0 && (
         <details class="fold" open={notices.length <= 2}>
-          <summary>{notices.length === 1 ? "A notice" : `${notices.length} notices`}</summary>
+          <summary>{notices.length === 1 ? "1 notice" : `${notices.length} notices`}</summary>
           <ul class="plain-list">
             {notices.slice(0, 50).map((line) => (
               <li key={line}>{line}</li>
@@ -63,7 +63,7 @@ function Ended({ error, open }: { error: RankError; open: boolean }) {
           {error.traceback}
         </pre>
       ) : (
-        <p class="muted">It left no traceback.</p>
+        <p class="muted">No traceback.</p>
       )}
     </details>
   );

@@ -1,4 +1,4 @@
-/** Ranks that wait for each other, as a ring of arrows; each arrow says in what. */
+/** A cycle of waiting ranks, drawn as a ring of arrows and as a list. */
 
 import { circleOf } from "../words/hang";
 
@@ -27,7 +27,7 @@ function Ring({ ranks, label }: { ranks: readonly number[]; label: string }) {
     const angle = (place / ranks.length) * 2 * Math.PI - Math.PI / 2;
     return [middle + radius * Math.cos(angle), middle + radius * Math.sin(angle)];
   };
-  // An arrow ends before the disc of the one it points to.
+  // Arrows end before the disc of their target.
   const gap = 20 / radius;
   const arc = (place: number): string => {
     const step = (2 * Math.PI) / ranks.length;

@@ -1,4 +1,4 @@
-/** What the ranks exchange, by process group: how often, how much, how long it blocks, and who is waited for. */
+/** Collectives by process group: how often, how much, how long they block, and which rank arrives last. */
 
 import { useSignal } from "@preact/signals";
 import type { CollectiveGroup, CollectivesDocument } from "../api/documents";
@@ -14,9 +14,9 @@ import "./collectives.css";
 
 const ROWS = 50;
 const LATE = 6;
-/** The groups that block longest come first. */
+/** Groups with details; those that block longest come first. */
 const FOLDS = 8;
-/** Of a group whose ranks are all named: groups along a mesh have the same name. */
+/** Up to this size a group's ranks are listed: groups along a mesh have the same name. */
 const SMALL = 16;
 const COLUMNS: readonly (readonly [SortBy, string, boolean])[] = [
   ["group", "Group", false],
@@ -24,7 +24,7 @@ const COLUMNS: readonly (readonly [SortBy, string, boolean])[] = [
   ["count", "Per step", true],
   ["bytes", "Bytes", true],
   ["transferMs", "Transfer", true],
-  ["exposedMs", "Blocks, and runs beside", true],
+  ["exposedMs", "Blocking and overlapped", true],
 ];
 
 export function CollectivesPanel({ run }: { run: OpenRun }) {
@@ -43,7 +43,7 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
     <Card
       title="Collectives"
       class="half collectives"
-      about={rows.length > 0 ? "what the ranks exchange in a step" : undefined}
+      about={rows.length > 0 ? "communication per step" : undefined}
       {...(rows.length === 0 ? {} : { csv: {
         name: `${run.name}-collectives`,
         make: () => ({
@@ -53,7 +53,7 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
       } })}
     >
       {rows.length === 0 ? (
-        <Nothing>{status === null ? "Reading the run …" : alone ? "One rank alone exchanges nothing." : failure !== null ? failure.message : value === null ? "Asking …" : status.over ? "No exchange was seen." : "No exchange was seen yet."}</Nothing>
+        <Nothing>{status === null ? "Loading the run …" : alone ? "A single rank has no collectives." : failure !== null ? failure.message : value === null ? "Loading …" : status.over ? "No collectives were recorded." : "No collectives recorded yet."}</Nothing>
       ) : (
         <>
           <div class="scrolls" tabIndex={0} role="region" aria-label="Collectives by group">
@@ -78,7 +78,7 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
             </table>
           </div>
           <p class="muted small">
-            <span class="swatch blocked" aria-hidden="true" /> blocks the rank, waiting for late ranks included <span class="swatch beside" aria-hidden="true" /> runs beside the computation
+            <span class="swatch blocked" aria-hidden="true" /> blocking, including the wait for late ranks <span class="swatch beside" aria-hidden="true" /> overlapped with computation
             {rows.length > ROWS ? `; ${countOf(rows.length - ROWS, "more row")} in the CSV` : ""}
             {value !== null && value.groups_left_out > 0 ? `; ${countOf(value.groups_left_out, "more group")} not shown` : ""}
           </p>
@@ -113,7 +113,7 @@ function Line({ row, longest }: { row: ExchangeRow; longest: number }) {
       </td>
       <td>
         {row.exposedMs === null && row.overlappedMs === null ? (
-          <span class="muted">{row.waitMs !== null ? `${duration(row.waitMs * 1e6)} of waiting` : row.timed ? "not known" : `not told by ${row.backend}`}</span>
+          <span class="muted">{row.waitMs !== null ? `${duration(row.waitMs * 1e6)} waiting` : row.timed ? "unknown" : `not reported by ${row.backend}`}</span>
         ) : (
           <>
             <span class="exchange" aria-hidden="true">
@@ -122,7 +122,7 @@ function Line({ row, longest }: { row: ExchangeRow; longest: number }) {
             </span>
             <span class="exchange-text">
               {duration((row.exposedMs ?? 0) * 1e6)}
-              <span class="hidden"> blocked,</span> <span class="muted">+ {duration((row.overlappedMs ?? 0) * 1e6)} beside</span>
+              <span class="hidden"> blocking,</span> <span class="muted">+ {duration((row.overlappedMs ?? 0) * 1e6)} overlapped</span>
             </span>
           </>
         )}
@@ -131,7 +131,7 @@ function Line({ row, longest }: { row: ExchangeRow; longest: number }) {
   );
 }
 
-/** Who came last, where that is known. */
+/** Which rank arrived last, if known. */
 function Late({ run, group }: { run: OpenRun; group: CollectiveGroup }) {
   const arrivals = arrivalsOf(group.arrivals);
   if (arrivals === null || arrivals.ranks.length === 0) return null;
@@ -140,10 +140,10 @@ function Late({ run, group }: { run: OpenRun; group: CollectiveGroup }) {
   return (
     <details class="fold">
       <summary>
-        Who came last in {groupTitle(group)} of {ranksText(group.ranks)}: rank {late[0]?.rank}, in {timesOf(late[0]?.last ?? 0, arrivals.collectives)}
+        Last to arrive in {groupTitle(group)} of {ranksText(group.ranks)}: rank {late[0]?.rank}, in {timesOf(late[0]?.last ?? 0, arrivals.collectives)}
       </summary>
       <Bars
-        label={`How often each rank came last in ${groupTitle(group)}`}
+        label={`How often each rank arrived last in ${groupTitle(group)}`}
         most={arrivals.collectives}
         rows={late.map((one, at) => ({
           key: String(one.rank),
@@ -154,8 +154,8 @@ function Late({ run, group }: { run: OpenRun; group: CollectiveGroup }) {
         }))}
       />
       <p class="muted small">
-        Of {countOf(arrivals.steps, "step")} whose collectives were kept one by one. The exchange itself takes {duration((arrivals.transferMs ?? 0) * 1e6)} of a step; between the first rank and the last there are{" "}
-        {duration((arrivals.skewMs ?? 0) * 1e6)}.
+        From {countOf(arrivals.steps, "step")} with individually recorded collectives. The transfer takes {duration((arrivals.transferMs ?? 0) * 1e6)} per step; the last rank arrives{" "}
+        {duration((arrivals.skewMs ?? 0) * 1e6)} after the first.
       </p>
     </details>
   );

@@ -1,4 +1,4 @@
-/** What ran: command, code, machines, environment, what the script has set up; and where ranks differ in it. */
+/** Context of the run: command, code, machines, environment and settings, and where ranks differ. */
 
 import type { ComponentChildren } from "preact";
 import { useSignal } from "@preact/signals";
@@ -26,7 +26,7 @@ export function ContextPanel({ run }: { run: OpenRun }) {
   const rank = useAnswer<RankDocument>(run, lowest === undefined ? null : `ranks/${lowest}`, { bins: 1 }, 60_000).value;
   if (about === null) return null;
   const { context } = about;
-  // The run is asked for once, maybe before its first rank; how it stands is told as it changes.
+  // The run document is loaded once, possibly before its first rank; the status is updated.
   const worldSize = Math.max(about.world_size, run.status.value?.world_size ?? 0);
   const facts = isRecord(summary?.["facts"]) && Object.keys(summary["facts"]).length > 0 ? summary["facts"] : (rank?.facts ?? {});
   const differ = Array.isArray(summary?.["facts_differ"]) ? summary["facts_differ"].map(String) : [];
@@ -43,7 +43,7 @@ export function ContextPanel({ run }: { run: OpenRun }) {
       )}
       <div class="context-parts">
         <Part title="Run">
-          <Pairs left={0} rows={texts({ began: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endText(context.end, run.status.value?.over === true ? run.status.value.status : null), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === about.id ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt}, counted from 0` : "" })} />
+          <Pairs left={0} rows={texts({ started: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endText(context.end, run.status.value?.over === true ? run.status.value.status : null), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === about.id ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt} (counted from 0)` : "" })} />
         </Part>
         <Part title="Software">
           <Pairs left={0} rows={texts({ python: context.python, torch: rank?.identity["torch"], backend: rank?.identity["backend"], stepscope: context.stepscope, platform: context.platform, interpreter: context.executable })} />
@@ -90,7 +90,7 @@ function Git({ git }: { git: Record<string, unknown> | null }) {
   if (git === null) {
     return (
       <Part title="Code">
-        <p class="muted">It was in no git repository.</p>
+        <p class="muted">Not in a git repository.</p>
       </Part>
     );
   }
@@ -98,7 +98,7 @@ function Git({ git }: { git: Record<string, unknown> | null }) {
   const changes = String(git["diff_stat"] ?? "");
   return (
     <Part title="Code">
-      <Pairs left={0} rows={texts({ branch: git["branch"], state: git["dirty"] === true ? "with changes that are not committed" : "as committed" })} />
+      <Pairs left={0} rows={texts({ branch: git["branch"], state: git["dirty"] === true ? "uncommitted changes" : "clean" })} />
       {commit && (
         <p class="commit">
           <code>{commit}</code> <CopyButton text={commit} what="the commit" />
@@ -106,7 +106,7 @@ function Git({ git }: { git: Record<string, unknown> | null }) {
       )}
       {changes && (
         <details class="fold">
-          <summary>What is changed</summary>
+          <summary>Changes</summary>
           <pre class="traceback" tabIndex={0}>
             {changes}
           </pre>
@@ -116,7 +116,7 @@ function Git({ git }: { git: Record<string, unknown> | null }) {
   );
 }
 
-/** Of a run that goes on: its agent has looked, and says so in an event. */
+/** For an active run: the agent reports git in an event. */
 function gitOf(events: readonly RunEvent[]): Record<string, unknown> | null {
   const said = events.find((event) => event.event === "context")?.["git"];
   return isRecord(said) ? said : null;
@@ -131,7 +131,7 @@ function Environment({ of }: { of: Record<string, string> }) {
     <details class="fold environment">
       <summary>Environment, {countOf(all.length, "variable")}</summary>
       {all.length === 0 ? (
-        <Nothing>No variable that explains a run was set.</Nothing>
+        <Nothing>No relevant variables were set.</Nothing>
       ) : (
         <>
           <label>
@@ -159,14 +159,14 @@ function Environment({ of }: { of: Record<string, string> }) {
               </tbody>
             </table>
           </div>
-          {found.length === 0 && <p class="muted">None has that in it.</p>}
+          {found.length === 0 && <p class="muted">No matches.</p>}
         </>
       )}
     </details>
   );
 }
 
-/** Those that are known. */
+/** Rows for the values that are known. */
 function texts(of: Readonly<Record<string, unknown>>): Row[] {
   return Object.entries(of)
     .filter(([, value]) => value !== null && value !== undefined && value !== "")

@@ -1,4 +1,4 @@
-/** At the end of a copy (report.html): when it was made, of what, and what of the run is not in it. */
+/** At the end of a copy (report.html): when it was created, and what it leaves out. */
 
 import { FileSource } from "../api/file-source";
 import type { OpenRun } from "../run/open-run";
@@ -11,12 +11,12 @@ export function CopyNotice({ run }: { run: OpenRun }) {
   return (
     <Card title="About this copy">
       <p>
-        Made {copy.made_wall_ns > 0 ? dateTime(copy.made_wall_ns) : "at an unknown time"} by Stepscope {copy.stepscope}
-        {copy.over ? "" : ", while the run went on: it shows how it stood then"}. Times are exact to an eighth of a percent, and this file asks nobody for anything.
+        Created {copy.made_wall_ns > 0 ? dateTime(copy.made_wall_ns) : "at an unknown time"} by Stepscope {copy.stepscope}
+        {copy.over ? "" : ", while the run was active; it shows the state at that time"}. Times are accurate to an eighth of a percent. This file makes no network requests.
       </p>
       {copy.left_out.length > 0 && (
         <>
-          <p>To keep it small, not all of the run is in it; in the run’s folder, “stepscope serve” shows the rest:</p>
+          <p>To keep it small, it leaves out the following; “stepscope serve” in the run’s folder shows everything:</p>
           <ul>
             {copy.left_out.map((line) => (
               <li key={line}>{line}</li>

@@ -1,4 +1,4 @@
-/** What happened, in sentences, the newest first; by kind, by severity, by rank. */
+/** Events as sentences, newest first, with filters by kind, severity and rank. */
 
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
@@ -14,7 +14,7 @@ import { countOf } from "../words/ranks";
 import { RankButton } from "./rank-button";
 import "./events.css";
 
-/** Of rows in the page at once: more are there when they are asked for. */
+/** Rows shown at first; a button shows more. */
 const PAGE = 60;
 const RANK_BUTTONS = 3;
 
@@ -23,7 +23,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
   const serious = useSignal(false);
   const ofRank = useSignal(false);
   const shown = useSignal(PAGE);
-  /** What was there when somebody stopped to read; null: what comes is shown. */
+  /** The events at the time when following was turned off; null: new events are shown. */
   const held = useSignal<readonly RunEvent[] | null>(null);
   const all = run.events.value;
   const events = held.value ?? all;
@@ -40,7 +40,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
     <Card
       title="Events"
       class="half events"
-      about={rows.length > 0 ? "the newest first" : undefined}
+      about={rows.length > 0 ? "newest first" : undefined}
       {...(rows.length === 0 ? {} : { csv: { name: `${run.name}-events`, make: () => table(events, stepClock) } })}
       tools={
         rows.length > 0 && (
@@ -57,7 +57,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
               </select>
             </label>
             <label class="check">
-              <input type="checkbox" checked={serious.value} onChange={(event) => (serious.value = event.currentTarget.checked)} /> only what is wrong
+              <input type="checkbox" checked={serious.value} onChange={(event) => (serious.value = event.currentTarget.checked)} /> only problems
             </label>
             {rank !== null && (
               <label class="check">
@@ -65,7 +65,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
               </label>
             )}
             {run.status.value?.over === false && (
-              <button type="button" class="quiet" aria-pressed={held.value === null} title="Show events as they come" onClick={() => (held.value = held.value === null ? all : null)}>
+              <button type="button" class="quiet" aria-pressed={held.value === null} title="Show new events as they arrive" onClick={() => (held.value = held.value === null ? all : null)}>
                 {held.value === null ? "Following" : fresh > 0 ? `Follow (${count(fresh)} new)` : "Follow"}
               </button>
             )}
@@ -74,7 +74,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
       }
     >
       {chosen.length === 0 ? (
-        <Nothing>{rows.length > 0 ? "No event is of that kind." : run.status.value === null ? "Reading the run …" : run.status.value.over ? "Nothing was written down." : "Nothing has happened yet."}</Nothing>
+        <Nothing>{rows.length > 0 ? "No matching events." : run.status.value === null ? "Loading the run …" : run.status.value.over ? "No events were recorded." : "No events yet."}</Nothing>
       ) : (
         <div class="events-list" tabIndex={0} role="region" aria-label="List of events">
           <ol>

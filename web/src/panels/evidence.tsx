@@ -1,4 +1,4 @@
-/** What a finding rests on, in words: names and figures, nested where they are. */
+/** The evidence for a finding: names and values, nested like the data. */
 
 import { evidenceRows, type Row, type Shown } from "../words/evidence";
 import "./evidence.css";

@@ -1,4 +1,4 @@
-/** What was found and what happened, as marks over steps; a click goes to the steps and the rank that it is about. */
+/** Findings and events as marks over steps; a click selects their steps and rank. */
 
 import { batch } from "@preact/signals";
 import type { Finding, RunEvent } from "../api/documents";
@@ -19,13 +19,13 @@ export function findingMarks(findings: readonly Finding[], choose: (finding: Fin
   });
 }
 
-/** A tenth more at both sides, so that one sees what it was like before. */
+/** A tenth more at both sides, to show the steps before and after. */
 export function around(first: number, last: number, whole: View): View | null {
   const more = Math.max(2, Math.round((last - first + 1) / 10));
   return unlessAll({ first: Math.max(whole.first, first - more), last: Math.min(whole.last, last + more) }, whole);
 }
 
-/** Show what a finding is about. */
+/** Show the steps and the rank of a finding. */
 export function goTo(run: OpenRun, finding: Finding, whole: View): void {
   batch(() => {
     if (finding.steps !== null) run.view.value = around(finding.steps[0], finding.steps[1], whole);
@@ -34,11 +34,11 @@ export function goTo(run: OpenRun, finding: Finding, whole: View): void {
   });
 }
 
-/** Those that explain a curve: hangs, ranks that died, a hub that could not be reached. Neighbours are told together. */
+/** Events that explain a curve: hangs, dead ranks, an unreachable hub. Equal events at one step are merged. */
 export function eventMarks(events: readonly RunEvent[], findings: readonly Finding[], clock: StepClock, whole: View, choose: (step: number, rank: number | null) => void): Mark[] {
   const groups = new Map<string, { step: number; words: string; where: string; ranks: number[] }>();
   for (const event of events) {
-    // What was found of a hang knows its step, and whether it is over; the event is of the moment in which it was declared.
+    // The finding about a hang knows its steps and whether it is over; the event only its declaration.
     const found = event.event === "hang" ? hangOf(event, findings) : undefined;
     const words = found?.title ?? said(event);
     if (words === null) continue;
@@ -56,7 +56,7 @@ export function eventMarks(events: readonly RunEvent[], findings: readonly Findi
   });
 }
 
-/** What stood still or died after the last whole step is marked at that one. */
+/** Hangs and deaths after the last complete step are marked at that step. */
 function stepOf(event: RunEvent, clock: StepClock, whole: View): number | null {
   const span = clock.span;
   if (span === null || event.wall_ns < span[0]) return null;
@@ -68,13 +68,13 @@ function within(step: number, whole: View): number {
   return Math.min(whole.last, Math.max(whole.first, step));
 }
 
-/** Of several of the same ranks the first that was found: they are told the gravest first. */
+/** If several findings match, the first: they are sorted by severity. */
 function hangOf(event: RunEvent, findings: readonly Finding[]): Finding | undefined {
   const culprits = JSON.stringify(numbersIn(event["culprits"]).sort((one, two) => one - two));
   return findings.find(({ kind, ranks }) => kind === event["kind"] && JSON.stringify(ranks) === culprits);
 }
 
-/** `in step 41, which did not end`: there is no curve above it. */
+/** `in step 41, which did not end`: the chart has no such step. */
 function inText(steps: [number, number], whole: View): string {
   return `in ${stepsText(steps)}${steps[1] > whole.last ? ", which did not end" : ""}`;
 }
@@ -85,11 +85,11 @@ function said(event: RunEvent): string | null {
   const text = (name: string): string => (typeof event[name] === "string" ? (event[name] as string) : "");
   switch (event.event) {
     case "hang":
-      return text("title") || "the job stands still";
+      return text("title") || "the job hangs";
     case "hang_over":
-      return "the job goes on";
+      return "the job continues";
     case "rank_end":
-      if (event["oom_kill"] === true) return "killed by the kernel for want of memory";
+      if (event["oom_kill"] === true) return "killed by the kernel (out of memory)";
       return CALM_ENDS.has(text("state")) ? null : `ended: ${text("state")}`;
     case "hub_lost":
       return "the hub could not be reached";

@@ -1,4 +1,4 @@
-/** One finding: its price, what it rests on, what to do, where to look. The verdict and all others are drawn with it. */
+/** One finding: cost, evidence, advice and links. Used for the verdict and all other findings. */
 
 import type { Finding } from "../api/documents";
 import type { OpenRun } from "../run/open-run";
@@ -16,12 +16,12 @@ import { chooseRank } from "./rank-button";
 
 const RANKS_SHOWN = 4;
 
-/** The same finding at the next look, though its figures have moved. */
+/** Identifies a finding across checks, although its figures change. */
 export function findingKey({ kind, ranks, phase }: Pick<Finding, "kind" | "ranks" | "phase">): string {
   return JSON.stringify([kind, ranks, phase]);
 }
 
-/** Whether it is told in the past; of a run that goes on, a standstill of an earlier attempt is, too. */
+/** Whether to use the past tense: the run has ended, or the hang belongs to an earlier attempt. */
 export function isOver({ evidence }: Pick<Finding, "evidence">, live: boolean): boolean {
   return !live || typeof evidence["over"] === "string";
 }
@@ -56,7 +56,7 @@ export function FindingBody({ run, finding, live }: { run: OpenRun; finding: Fin
       </div>
       <Jumps run={run} finding={finding} />
       <details class="fold">
-        <summary>What it rests on</summary>
+        <summary>Evidence</summary>
         <p class="muted">
           {kindOf(finding.kind, isOver(finding, live)).meaning} <Sure confidence={finding.confidence} />
         </p>
@@ -69,15 +69,15 @@ export function FindingBody({ run, finding, live }: { run: OpenRun; finding: Fin
 function Sure({ confidence }: { confidence: number }) {
   return (
     <>
-      How sure it is: {sureness(confidence)} ({Math.round(confidence * 100)}%).
+      Confidence: {sureness(confidence)} ({Math.round(confidence * 100)}%).
     </>
   );
 }
 
-/** Who, where and when, in a row of small words. */
+/** Severity, kind, ranks, phase and steps in one line. */
 export function FindingFacts({ finding, live }: { finding: Finding; live: boolean }) {
   const { ranks, phase, steps } = finding;
-  const facts = [finding.kind === "healthy" ? null : kindOf(finding.kind, isOver(finding, live)).name, ranks.length > 0 ? ranksText(ranks) : null, phase, steps === null ? null : finding.kind === "rank_crashed" ? `last whole step ${count(steps[1])}` : stepsText(steps)];
+  const facts = [finding.kind === "healthy" ? null : kindOf(finding.kind, isOver(finding, live)).name, ranks.length > 0 ? ranksText(ranks) : null, phase, steps === null ? null : finding.kind === "rank_crashed" ? `last complete step ${count(steps[1])}` : stepsText(steps)];
   return (
     <p class="facts">
       <span class={`severity ${lookOf(finding)}`}>{severityWord(lookOf(finding))}</span>
@@ -92,7 +92,7 @@ export function FindingFacts({ finding, live }: { finding: Finding; live: boolea
 
 function Jumps({ run, finding }: { run: OpenRun; finding: Finding }) {
   const { kind, ranks } = finding;
-  // A step that never ended is in no chart.
+  // A step that never ended is not in any chart.
   const steps = finding.steps !== null && finding.steps[0] > (run.status.value?.newest_step ?? Infinity) ? null : finding.steps;
   const chosen = run.rank.value;
   const view = run.view.value;
@@ -123,7 +123,7 @@ function Jumps({ run, finding }: { run: OpenRun; finding: Finding }) {
             tell(looking ? "All steps are shown again." : `The charts below show ${stepsText(steps)}.`);
           }}
         >
-          Show {kind === "rank_crashed" ? "the last whole step" : steps[0] === steps[1] ? `step ${count(steps[0])}` : "these steps"}
+          Show {kind === "rank_crashed" ? "the last complete step" : steps[0] === steps[1] ? `step ${count(steps[0])}` : "these steps"}
         </button>
       )}
     </div>

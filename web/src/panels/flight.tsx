@@ -1,4 +1,4 @@
-/** What the Flight Recorders knew: which rank came how far in the last collectives, where they parted, who waits for whom. */
+/** Flight Recorder results: each rank's progress in the last collectives, the divergence, and which ranks wait for which. */
 
 import { useEffect, useRef } from "preact/hooks";
 import type { FlightDocument, Side } from "../api/hang-documents";
@@ -11,15 +11,15 @@ import "./flight.css";
 const ROWS = 64;
 const GROUPS = 40;
 
-/** Nothing where no recorder answered. */
+/** Renders nothing if no recorder responded. */
 export function FlightView({ flight, culprits, now }: { flight: Partial<FlightDocument>; culprits: readonly number[]; now: boolean }) {
   const { grid, first_divergence: parted, wait_for: waits = [], groups = [], problems = [], ranks = [], world = 0 } = flight;
   if (!grid && !parted && groups.length === 0) return null;
   return (
     <div class="flight">
-      <h3>{now ? "What the Flight Recorders say" : "What the Flight Recorders said"}</h3>
+      <h3>Flight Recorders</h3>
       <p class="muted small">
-        Of {ranks.length === world ? `all ${world}` : `${ranks.length} of ${world}`} ranks. {flight.undecidable === true ? "By these alone it cannot be told who is to blame." : flight.title}
+        From {ranks.length === world ? `all ${world}` : `${ranks.length} of ${world}`} ranks. {flight.undecidable === true ? "These records alone do not show which rank is responsible." : flight.title}
       </p>
       {parted && (
         <div>
@@ -63,7 +63,7 @@ function SideLine({ side, odd }: { side: Side; odd: boolean }) {
 
 function Grid({ grid, odd, now }: { grid: NonNullable<FlightDocument["grid"]>; odd: ReadonlySet<number>; now: boolean }) {
   const used = Object.entries(MARKS).filter(([mark]) => grid.rows.some(([, marks]) => marks.includes(mark)));
-  // The last numbers are the ones that matter; on a narrow window they are the ones at the far end.
+  // The last numbers matter most; scroll to them in a narrow window.
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
     if (box.current !== null) box.current.scrollLeft = box.current.scrollWidth;
@@ -71,7 +71,7 @@ function Grid({ grid, odd, now }: { grid: NonNullable<FlightDocument["grid"]>; o
   return (
     <figure class="flight-figure">
       <figcaption class="muted small">
-        The last collectives of {groupName(grid)}, by number; one row for ranks that came equally far.
+        The last collectives of {groupName(grid)}, by number; one row for ranks with equal progress.
       </figcaption>
       <div class="scrolls" ref={box} tabIndex={0} role="region" aria-label="Ranks and collectives">
         <table class="flight-grid">
@@ -124,14 +124,14 @@ function Cell({ mark, meaning, quiet = false }: { mark: Mark; meaning: string; q
 }
 
 function markOf(letter: string): Mark {
-  return MARKS[letter] ?? { sign: "?", look: "unknown", meaning: "not known" };
+  return MARKS[letter] ?? { sign: "?", look: "unknown", meaning: "unknown" };
 }
 
 function Groups({ groups }: { groups: FlightDocument["groups"] }) {
   const rows = groupsInTrouble(groups);
   return (
     <details class="fold">
-      <summary>{groups.length} groups, and how far each of them came</summary>
+      <summary>Progress of {groups.length} groups</summary>
       <div class="scrolls" tabIndex={0} role="region" aria-label="Groups">
         <table>
           <thead>

@@ -1,4 +1,4 @@
-/** The job stands still, or stood: who holds it up, at which line, who waits for whom, where everybody is. */
+/** A current or past hang: which rank blocks the job, at which line, which ranks wait, and where each rank is. */
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
@@ -21,14 +21,14 @@ import "./hang.css";
 
 const SHOWN = 5;
 
-/** Nothing where the job never stood still. */
+/** Renders nothing if the job never hung. */
 export function HangPanel({ run }: { run: OpenRun }) {
   const goesOn = run.status.value?.over === false;
-  // Of a run that goes on an event says when there is something to ask for.
+  // For an active run, an event tells when there is a hang to load.
   const told = !goesOn || run.events.value.some((event) => event.event === "hang") || run.findings.value?.findings.some((finding) => finding.kind.startsWith("hang_"));
   const hangs = useAnswer<HangsDocument>(run, told ? "hangs" : null, {}, 3000).value?.hangs ?? [];
   if (hangs.length === 0) return null;
-  // The last one first: it is the one that may still last.
+  // The last one first: it may be ongoing.
   const [latest, ...earlier] = [...hangs].reverse();
   if (latest === undefined) return null;
   return (
@@ -40,17 +40,17 @@ export function HangPanel({ run }: { run: OpenRun }) {
 }
 
 function HangCard({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
-  const word = now ? "The job stands still now" : hang.over === "recovered" ? "The job stood still, and went on" : "The job stood still";
-  // The verdict right above has said it, and that it stands still now: here is where everybody is.
+  const word = now ? "The job hangs now" : hang.over === "recovered" ? "The job hung and recovered" : "The job hung";
+  // The verdict right above has the same title; show only the details here.
   const said = run.findings.value?.findings[0]?.kind === hang.kind;
   return (
-    <section class={`card hang ${now ? "now" : ""}`} aria-label={now ? "The job stands still" : "The job stood still"}>
+    <section class={`card hang ${now ? "now" : ""}`} aria-label={now ? "The job hangs" : "The job hung"}>
       <div class="hang-head" role={now ? "alert" : undefined}>
         <SeverityMark look={hang.over === "recovered" ? "warning" : "critical"} large />
         <div>
           {!said && <p class="hang-word">{word}</p>}
           {said && now && <p class="hidden">{word}</p>}
-          <h2>{!said ? hang.title : now ? "Who, where and since when" : word}</h2>
+          <h2>{!said ? hang.title : now ? "Details of the hang" : word}</h2>
         </div>
       </div>
       <Since run={run} hang={hang} now={now} />
@@ -61,12 +61,12 @@ function HangCard({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }
 
 function EarlierHangs({ run, hangs }: { run: OpenRun; hangs: readonly Hang[] }) {
   return (
-    <section class="card" aria-label="Earlier standstills">
-      <h2>It also stood still before</h2>
+    <section class="card" aria-label="Earlier hangs">
+      <h2>Earlier hangs</h2>
       {hangs.slice(0, SHOWN).map((hang) => (
         <Folded key={`${hang.host} ${hang.number}`} run={run} hang={hang} />
       ))}
-      {hangs.length > SHOWN && <p class="muted">and {hangs.length - SHOWN} more, in the folder hangs/ of the run</p>}
+      {hangs.length > SHOWN && <p class="muted">and {hangs.length - SHOWN} more in the run’s hangs/ folder</p>}
     </section>
   );
 }
@@ -90,23 +90,23 @@ function Folded({ run, hang }: { run: OpenRun; hang: Hang }) {
   );
 }
 
-/** While it lasts the seconds are counted, by the run's clock. */
+/** How long it has lasted, updated every second by the run's clock. */
 function Since({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
   const nowMs = useNow(now ? 1000 : 0, run.now);
   return (
     <p class="hang-since">
-      {sinceText(hang, now ? nowMs * 1e6 : null)} <span class="muted">Last heard of {dateTime(hang.stopped_wall_ns)}.</span> {hang.action && <span>Stepscope {hang.action}.</span>}
+      {sinceText(hang, now ? nowMs * 1e6 : null)} <span class="muted">Last activity: {dateTime(hang.stopped_wall_ns)}.</span> {hang.action && <span>Stepscope {hang.action}.</span>}
     </p>
   );
 }
 
-/** `said`: its title stands above already, so that what is in it is not said again. */
+/** `said`: the title is already shown above, so do not repeat its content. */
 function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boolean; said: boolean }) {
   const guilty = hang.culprits.map((one) => one.rank);
   return (
     <>
       <div class="hang-sides">
-        <Side title={hang.undecidable ? "Who is to blame cannot be told" : now ? "Who holds it up" : "Who held it up"}>
+        <Side title={hang.undecidable ? "The culprit cannot be determined" : now ? "What blocks the job" : "What blocked the job"}>
           <ul class="who">
             {culpritsOf(hang)
               .slice(0, SHOWN)
@@ -120,11 +120,11 @@ function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boo
                   )}
                 </li>
               ))}
-            {hang.culprits.length === 0 && <li class="muted">{hang.undecidable ? "What is known here does not say." : "Nobody is named."}</li>}
+            {hang.culprits.length === 0 && <li class="muted">{hang.undecidable ? "The available data does not identify the rank." : "No rank was identified."}</li>}
           </ul>
         </Side>
         {hang.victims.length > 0 && (
-          <Side title={now ? "Who waits" : "Who waited"}>
+          <Side title={now ? "Waiting" : "Waited"}>
             <p>
               {ranksText(hang.victims, true)}
               {hang.collective !== null && (
@@ -137,12 +137,12 @@ function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boo
           </Side>
         )}
         {hang.cycle.length > 0 && (
-          <Side title="In a circle">
+          <Side title="Wait cycle">
             <Circle cycle={hang.cycle} />
           </Side>
         )}
         {hang.evidence.length > 0 && (
-          <Side title={`Told by, as it was at ${clock(hang.declared_wall_ns)}`}>
+          <Side title={`Evidence, as of ${clock(hang.declared_wall_ns)}`}>
             <ul class="plain-list">
               {hang.evidence.map((line) => (
                 <li key={line}>{line}</li>
@@ -153,7 +153,7 @@ function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boo
       </div>
       {hang.parts.length > 1 && (
         <details class="fold">
-          <summary>Judged together from {hang.parts.length} hosts; what each saw by itself</summary>
+          <summary>Combined from {hang.parts.length} hosts; what each host saw</summary>
           <ul class="plain-list">
             {hang.parts.slice(0, 64).map((part) => (
               <li key={`${part.host} ${part.number}`}>
@@ -167,7 +167,7 @@ function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boo
       <StacksView stacks={hang.stacks} culprits={guilty} />
       <FlightView flight={hang.flight} culprits={guilty} now={now} />
       <p class="muted small">
-        {now && `${kindOf(hang.kind).meaning} `}All of it is in <code>{hang.file}</code> of the run.
+        {now && `${kindOf(hang.kind).meaning} `}Full record: <code>{hang.file}</code> in the run’s folder.
       </p>
     </>
   );

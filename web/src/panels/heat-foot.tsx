@@ -1,4 +1,4 @@
-/** Below the map: what the colours mean, and how far back it goes. */
+/** Below the map: the color legend, and how far back the data goes. */
 
 import type { Heat } from "../api/documents";
 import type { Range } from "../charts/colour-scale";
@@ -27,7 +27,7 @@ function Legend({ run, range, unit }: { run: OpenRun; range: Range; unit: Heat["
           {range.least < range.low ? "≤ " : ""}
           {figure(range.low, unit)}
         </span>
-        <span class="heat-ramp" role="img" aria-label="Colours from little to much" />
+        <span class="heat-ramp" role="img" aria-label="Color scale from low to high" />
         <span>
           {range.most > range.high ? "≥ " : ""}
           {figure(range.high, unit)}
@@ -36,18 +36,18 @@ function Legend({ run, range, unit }: { run: OpenRun; range: Range; unit: Heat["
       {range.most > range.high && <span>highest {figure(range.most, unit)}</span>}
       <span>
         <span class="swatch heat-none" />
-        not known
+        no data
       </span>
       {marksOf(run).length > 0 && <span>▶ named by a finding</span>}
     </>
   );
 }
 
-/** Of steps further back the hub has only work and length: there the map is empty, and says why. */
+/** For older steps the hub has only work and step time: explain why the map is empty there. */
 function KnownFrom({ run, from, last, value }: { run: OpenRun; from: number; last: number; value: string }) {
   return (
     <span class="heat-note" role="status">
-      {valueWords(value)}: known from step {count(from)} on. Of earlier steps only work and whole step are kept.
+      {valueWords(value)}: available from step {count(from)} on. For earlier steps only work and whole step are kept.
       <button
         type="button"
         class="quiet"
@@ -55,7 +55,7 @@ function KnownFrom({ run, from, last, value }: { run: OpenRun; from: number; las
           run.view.value = { first: from, last };
         }}
       >
-        Show what is known
+        Show these steps
       </button>
     </span>
   );

@@ -1,4 +1,4 @@
-/** Every rank in every step as a colour: which rank is slow, since when, and whether it is one or a whole host. */
+/** Every rank in every step as a color: which rank is slow, since when, and whether a whole host is. */
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useId, useMemo, useRef } from "preact/hooks";
@@ -22,7 +22,7 @@ const TALLEST = 380;
 const AXES = 28;
 const NODES_MS = 30_000;
 
-/** A map of one rank would say what the chart of its steps says: it is left out. */
+/** Omitted for a single rank: the chart of its steps shows the same. */
 export function HeatMap({ run }: { run: OpenRun }) {
   const status = run.status.value;
   const ranks = Math.max(status?.world_size ?? 0, status?.ranks ?? 0);
@@ -34,7 +34,7 @@ export function HeatMap({ run }: { run: OpenRun }) {
       </Card>
     );
   }
-  // Another attempt, or the end, is another map.
+  // A new attempt, or the end of the run, needs a new map.
   return <Map key={`${status.attempt} ${status.over}`} run={run} ranks={ranks} />;
 }
 
@@ -97,7 +97,7 @@ function Map({ run, ranks }: { run: OpenRun; ranks: number }) {
           }}
         />
         <p id={help} class="hidden">
-          Arrow keys move from cell to cell, Enter picks the rank and step, plus and minus come nearer and go back, Home shows all.
+          Arrow keys move from cell to cell, Enter selects the rank and step, plus and minus zoom, Home shows everything.
         </p>
         {now && <HeatTip control={now} nodes={spansOf(nodes)} />}
         {now && <HeatSpoken control={now} />}
@@ -108,15 +108,15 @@ function Map({ run, ranks }: { run: OpenRun; ranks: number }) {
   );
 }
 
-/** The main fact for those who cannot see it. */
+/** Accessible description. */
 function summary(run: OpenRun, ranks: number, value: string, control: HeatControl | null): string {
   const range = control?.range.value;
   const unit = control?.piece.value?.heat.unit ?? "ns";
   const marked = marksOf(run).map((mark) => mark.rank);
   return [
-    `Map of ${valueWords(value)} of ${count(ranks)} ranks over steps.`,
+    `Map of ${valueWords(value)} for ${count(ranks)} ranks over steps.`,
     range ? `From ${figure(range.least, unit)} to ${figure(range.most, unit)}.` : "",
-    marked.length ? `Something was found at ${marked.length === 1 ? "rank" : "ranks"} ${spans(marked)}.` : "",
+    marked.length ? `Findings for ${marked.length === 1 ? "rank" : "ranks"} ${spans(marked)}.` : "",
   ].join(" ");
 }
 

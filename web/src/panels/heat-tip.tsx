@@ -1,4 +1,4 @@
-/** What the map says of the cell below the pointer: seen beside it, and heard when the keyboard moved there. */
+/** The value of the cell under the pointer: as a tooltip, and read aloud for keyboard users. */
 
 import { useSignal, useSignalEffect } from "@preact/signals";
 import { useRef } from "preact/hooks";
@@ -25,7 +25,7 @@ export function HeatTip({ control, nodes }: { control: HeatControl; nodes: Span[
   );
 }
 
-/** Said when the keys come to rest, not for each cell on the way. */
+/** Announced when the keys come to rest, not for each cell on the way. */
 export function HeatSpoken({ control }: { control: HeatControl }) {
   const words = useSignal("");
   const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);

@@ -1,4 +1,4 @@
-/** What may be done with the map: which figure, of a cell the worst or the mean, nearer and back, what dragging does. */
+/** Tools of the map: metric, maximum or mean per cell, zoom, drag mode. */
 
 import type { Signal } from "@preact/signals";
 import type { HeatControl } from "../charts/heat-control";
@@ -10,7 +10,7 @@ interface HeatToolsProps {
   value: Signal<string>;
   stat: Signal<Stat>;
   choices: string[];
-  /** Those of them that are times of the host where a device has its own. */
+  /** Choices that are host times while the device is timed too. */
   hosts: string[];
 }
 
@@ -19,7 +19,7 @@ export function HeatTools({ control, value, stat, choices, hosts }: HeatToolsPro
   return (
     <>
       <select
-        aria-label="Which figure"
+        aria-label="Metric"
         value={value.value}
         onChange={(event) => {
           value.value = event.currentTarget.value;
@@ -33,7 +33,7 @@ export function HeatTools({ control, value, stat, choices, hosts }: HeatToolsPro
         ))}
       </select>
       <select
-        aria-label="Of several steps or ranks in a cell"
+        aria-label="Aggregation within a cell"
         value={stat.value}
         onChange={(event) => {
           stat.value = event.currentTarget.value === "mean" ? "mean" : "max";
@@ -42,11 +42,11 @@ export function HeatTools({ control, value, stat, choices, hosts }: HeatToolsPro
         <option value="max">highest</option>
         <option value="mean">mean</option>
       </select>
-      <span class="heat-buttons" role="group" aria-label="Part of the map">
-        <button type="button" title="Go back (−)" aria-label="Zoom out" onClick={() => control.zoom(2)} disabled={!control.near.value}>
+      <span class="heat-buttons" role="group" aria-label="Zoom">
+        <button type="button" title="Zoom out (−)" aria-label="Zoom out" onClick={() => control.zoom(2)} disabled={!control.near.value}>
           −
         </button>
-        <button type="button" title="Come nearer (+)" aria-label="Zoom in" onClick={() => control.zoom(0.5)}>
+        <button type="button" title="Zoom in (+)" aria-label="Zoom in" onClick={() => control.zoom(0.5)}>
           +
         </button>
         <button type="button" title="All ranks and steps (Home)" onClick={() => control.all()} disabled={!control.near.value}>
@@ -56,15 +56,15 @@ export function HeatTools({ control, value, stat, choices, hosts }: HeatToolsPro
       <button
         type="button"
         aria-pressed={moves}
-        title="Dragging moves the map; else it chooses a stretch. Alt does the other."
+        title="Drag to move the map instead of selecting a range. Alt switches to the other mode."
         onClick={() => {
           control.mode.value = moves ? "choose" : "move";
         }}
       >
         Pan
       </button>
-      <button type="button" aria-pressed={control.held.value} title="Keep what each colour means" onClick={() => control.hold(!control.held.value)}>
-        Hold colours
+      <button type="button" aria-pressed={control.held.value} title="Keep the current color scale" onClick={() => control.hold(!control.held.value)}>
+        Lock colors
       </button>
     </>
   );

@@ -1,14 +1,14 @@
-/** Which steps the hub's means of ranks are of: its window of the newest ones, whatever stretch is looked at. */
+/** Which steps the hub's means over ranks cover: its window of the newest steps, independent of the visible range. */
 
 import type { OpenRun } from "../run/open-run";
 import { count } from "../ui/format";
 
 export function lastStepsWords(run: OpenRun): string {
   const words = windowWords(run.about.value?.info["window"], run.status.value?.newest_step ?? -1);
-  return run.view.value === null ? words : `${words}, not of the stretch chosen`;
+  return run.view.value === null ? words : `${words}, not of the selected range`;
 }
 
-/** `mean of the last 256 steps`; of a run that is not longer, of all; where too many ranks are held, of some of them. */
+/** `mean of the last 256 steps`; of all steps of a short run; of every n-th step with very many ranks. */
 export function windowWords(window: unknown, newest: number): string {
   const { steps, stride } = (typeof window === "object" && window !== null ? window : {}) as Record<string, unknown>;
   if (typeof steps !== "number" || newest < 0) return "mean of the last steps";

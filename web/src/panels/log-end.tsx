@@ -33,7 +33,7 @@ export function LogEnd({ run, rank }: { run: OpenRun; rank: RankDocument }) {
   );
 }
 
-/** Null for anything that is no such file, or is another rank's whose process had the same number. */
+/** Null if it is not an error file, or belongs to another rank whose process had the same pid. */
 export function errorOf(text: string, rank: number): ErrorFile | null {
   let found: Partial<ErrorFile> | null;
   try {

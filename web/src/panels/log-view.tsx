@@ -1,4 +1,4 @@
-/** The lines of a log in a box that scrolls: earlier and later ones are loaded at its edges, and a mark says "here". */
+/** The lines of a log in a scrolling box: more lines are loaded at its edges, and a mark shows the selected step. */
 
 import { useSignal, type Signal } from "@preact/signals";
 import { Fragment } from "preact";
@@ -9,10 +9,10 @@ import { bytes, count } from "../ui/format";
 
 interface LogViewProps {
   reader: LogReader;
-  /** Byte of the file at which the mark stands; null: none. */
+  /** Byte offset of the mark; null: none. */
   here: number | null;
   said: string;
-  /** Stays at the end while lines come. */
+  /** Stay at the end while lines arrive. */
   follows: boolean;
   wanted: string;
   label: string;
@@ -29,7 +29,7 @@ export function LogView({ reader, here, said, follows, wanted, label }: LogViewP
   const found = useMemo(() => matches(lines, wanted), [lines, wanted]);
   const now = useSignal(0);
 
-  // The mark, or the end, comes into sight when another place is shown.
+  // Scroll to the mark, or to the end, when the position changes.
   useLayoutEffect(() => {
     const place = box.current;
     if (place === null) return;
@@ -39,7 +39,7 @@ export function LogView({ reader, here, said, follows, wanted, label }: LogViewP
     atEnd.current = sign === null;
   }, [reader, here]);
 
-  // What is read stays where it is when lines come in above it; at the end, the end stays.
+  // Keep the scroll position when lines are added above; at the end, stay at the end.
   useLayoutEffect(() => {
     const place = box.current;
     if (place === null) return;
@@ -82,7 +82,7 @@ export function LogView({ reader, here, said, follows, wanted, label }: LogViewP
               Earlier ({bytes(start)})
             </button>
           ) : (
-            "beginning of the log"
+            "start of the log"
           )}
         </div>
         {lines.map((line, at) => (
@@ -136,7 +136,7 @@ function Found({ found, now, box }: { found: number[]; now: Signal<number>; box:
   };
   return (
     <p class="log-note" role="status">
-      {found.length === 0 ? "Not in the lines that are loaded. " : `${count(Math.min(now.value, found.length - 1) + 1)} of ${count(found.length)} lines `}
+      {found.length === 0 ? "Not found in the loaded lines. " : `${count(Math.min(now.value, found.length - 1) + 1)} of ${count(found.length)} lines `}
       {found.length > 0 && (
         <>
           <button type="button" class="quiet" aria-label="Previous match" onClick={() => go(-1)}>
@@ -156,12 +156,12 @@ export function matches(lines: readonly LogLine[], wanted: string): number[] {
   return word === "" ? [] : lines.flatMap((line, at) => (line.text.toLowerCase().includes(word) ? [at] : []));
 }
 
-/** The text with what was looked for marked. */
+/** The text with the matches marked. */
 function marked(text: string, wanted: string) {
   const [low, word] = [text.toLowerCase(), wanted.toLowerCase()];
   const parts = [];
   let from = 0;
-  // Letters whose small form is longer would shift what is marked.
+  // If lowercasing changes the length, positions would be wrong: mark nothing.
   for (let at = low.length === text.length ? low.indexOf(word) : -1; at >= 0; at = low.indexOf(word, from)) {
     parts.push(text.slice(from, at), <mark key={at}>{text.slice(at, at + word.length)}</mark>);
     from = at + word.length;

@@ -1,4 +1,4 @@
-/** What the chosen rank printed: at the chosen step, or its end, which is followed while the run goes on. */
+/** Output of the selected rank: at the selected step, or the end of the log, followed while the run is active. */
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
@@ -16,7 +16,7 @@ import "./logs.css";
 import { rankOf } from "./rank";
 
 const FOLLOW_MS = 1000;
-/** Notes of so long before and after a step are asked for. */
+/** Log sizes are requested for this long before and after a step. */
 const AROUND_NS = 120e9;
 
 export function LogsPanel({ run }: { run: OpenRun }) {
@@ -58,11 +58,11 @@ function Logs({ run, rank }: { run: OpenRun; rank: number }) {
   return (
     <Card title={title} about={aboutWords(step, moment, live)} tools={<Tools reader={reader} wanted={wanted} name={`${run.name}-rank-${rank}`} />}>
       {step !== null && here === null && !place.asking && (
-        <p class="log-note">{moment === null ? `When step ${count(step)} was is not known any more.` : "This run has no note of how long its logs were."} Shown is the end of the log.</p>
+        <p class="log-note">{moment === null ? `The time of step ${count(step)} is no longer known.` : "This run has no record of its log sizes."} Showing the end of the log.</p>
       )}
       {reader.failure.value && <p class="log-note">{reader.failure.value.message}</p>}
       {reader.log.value.lines.length === 0 ? (
-        <Nothing>{live ? "It has printed nothing so far." : "It printed nothing."}</Nothing>
+        <Nothing>{live ? "No output so far." : "No output."}</Nothing>
       ) : (
         <LogView reader={reader} here={here} said={step === null ? "" : `step ${count(step)} begins about here${moment === null ? "" : `, ${clock(moment)}`}`} follows={live && step === null} wanted={wanted.value} label={title} />
       )}
@@ -73,25 +73,25 @@ function Logs({ run, rank }: { run: OpenRun; rank: number }) {
 
 function absence(trouble: string | null, reader: LogReader | null, known: boolean): string {
   const failure = reader?.failure.value;
-  if (failure?.trouble === "missing" || (known && reader === null)) return "There is no log of this rank: it printed nothing, or its output is not kept.";
-  return failure?.message ?? trouble ?? "Reading its output …";
+  if (failure?.trouble === "missing" || (known && reader === null)) return "This rank has no log: it printed nothing, or its output is not kept.";
+  return failure?.message ?? trouble ?? "Loading the output …";
 }
 
 function aboutWords(step: number | null, moment: number | null, live: boolean): string {
   if (step !== null) return moment === null ? `step ${count(step)}` : `at step ${count(step)}, ${clock(moment)}`;
-  return live ? "as it comes" : "its end";
+  return live ? "live" : "end of the log";
 }
 
 function Tools({ reader, wanted, name }: { reader: LogReader; wanted: { value: string }; name: string }) {
   return (
     <>
       <span class="log-search">
-        <input type="search" placeholder="search" aria-label="Search in the lines that are loaded" value={wanted.value} onInput={(event) => (wanted.value = event.currentTarget.value)} />
+        <input type="search" placeholder="search" aria-label="Search the loaded lines" value={wanted.value} onInput={(event) => (wanted.value = event.currentTarget.value)} />
       </span>
       <button
         type="button"
         class="quiet"
-        title="Download the lines that are loaded"
+        title="Download the loaded lines"
         onClick={() =>
           download(
             `${name}.txt`,
@@ -109,7 +109,7 @@ function Tools({ reader, wanted, name }: { reader: LogReader; wanted: { value: s
   );
 }
 
-/** When the step began in that rank; by the word of all ranks where its own is not there any more. */
+/** Start of the step in that rank, or in all ranks if its own is no longer available. */
 function momentOf(run: OpenRun, rank: RankDocument, step: number): number | null {
   const at = rank.steps.first.findIndex((first, bin) => first <= step && step <= (rank.steps.last[bin] ?? first));
   const own = rank.steps.start_wall_ns[at];
@@ -117,7 +117,7 @@ function momentOf(run: OpenRun, rank: RankDocument, step: number): number | null
   return run.steps.value === null ? null : new StepClock(run.steps.value).wall(step);
 }
 
-/** Where in the log that moment is; `value` null: not known. */
+/** Position of that time in the log; `value` null: unknown. */
 function usePlace(run: OpenRun, rank: RankDocument | null, moment: number | null): { value: number | null; asking: boolean } {
   const node = typeof rank?.now["node"] === "string" ? rank.now["node"] : null;
   const pid = typeof rank?.identity["pid"] === "number" ? rank.identity["pid"] : null;
@@ -131,7 +131,7 @@ function usePlace(run: OpenRun, rank: RankDocument | null, moment: number | null
   return { value: placeAt(marksOf(found.value, rank.rank, pid), moment), asking: false };
 }
 
-/** Reads on while something comes. */
+/** Read new output periodically. */
 export function useFollowing(reader: LogReader | null, follows: boolean): void {
   const busy = useRef(false);
   useEffect(() => {

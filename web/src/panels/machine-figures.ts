@@ -1,4 +1,4 @@
-/** What the agents see of machines and GPUs: which figures there are, and their curves over steps or time. */
+/** Machine and GPU metrics from the agents, and their curves over steps or time. */
 
 import type uPlot from "uplot";
 import type { SampleSeries, SamplesDocument } from "../api/documents";
@@ -12,12 +12,12 @@ export interface Figure {
   kind: "host" | "gpu";
   field: string;
   name: string;
-  /** Which end is the worse one. */
+  /** Whether high or low values are bad. */
   bad: "high" | "low";
   format: (value: number) => string;
-  /** Of the values, for tables. */
+  /** Unit of the values, for tables. */
   unit: string;
-  /** The axis goes up to here at least. */
+  /** Minimum upper end of the axis. */
   top?: number;
 }
 
@@ -39,7 +39,7 @@ const host = (field: string, name: string, bad: Figure["bad"], format: Figure["f
 const gpu = (...told: Parameters<typeof host>): Figure => ({ ...host(...told), kind: "gpu" });
 
 export const FIGURES: readonly Figure[] = [
-  gpu("util_percent", "GPU utilisation", "low", percent, "%", 100),
+  gpu("util_percent", "GPU utilization", "low", percent, "%", 100),
   gpu("mem_used", "GPU memory in use", "high", bytes, "bytes"),
   gpu("power_w", "GPU power", "low", (value) => `${digits(value)} W`, "W"),
   gpu("sm_clock_mhz", "GPU clock", "low", (value) => `${Math.round(value)} MHz`, "MHz"),
@@ -48,32 +48,32 @@ export const FIGURES: readonly Figure[] = [
   gpu("mem_util_percent", "GPU memory bus", "low", percent, "%", 100),
   gpu("mem_clock_mhz", "GPU memory clock", "low", (value) => `${Math.round(value)} MHz`, "MHz"),
   host("cpu_percent", "CPU", "high", percent, "%", 100),
-  host("own_cpu_percent", "CPU of the job", "high", percent, "%", 100),
+  host("own_cpu_percent", "CPU used by the job", "high", percent, "%", 100),
   host("mem_available", "memory available", "low", bytes, "bytes"),
   host("net_rx_bps", "network in", "high", rate, "bytes/s"),
   host("net_tx_bps", "network out", "high", rate, "bytes/s"),
   host("ib_rx_bps", "InfiniBand in", "high", rate, "bytes/s"),
   host("ib_tx_bps", "InfiniBand out", "high", rate, "bytes/s"),
-  host("tcp_retrans_ps", "TCP segments sent again", "high", often, "1/s"),
+  host("tcp_retrans_ps", "TCP retransmissions", "high", often, "1/s"),
   host("net_errors_ps", "network errors", "high", often, "1/s"),
   host("net_drops_ps", "packets dropped", "high", often, "1/s"),
   host("ib_errors_ps", "InfiniBand errors", "high", often, "1/s"),
   host("disk_read_bps", "disk read", "high", rate, "bytes/s"),
-  host("disk_write_bps", "disk written", "high", rate, "bytes/s"),
+  host("disk_write_bps", "disk write", "high", rate, "bytes/s"),
   host("cpu_pressure", "waiting for a CPU (pressure)", "high", share, "share", 1),
   host("io_pressure", "waiting for a disk (pressure)", "high", share, "share", 1),
   host("memory_pressure", "waiting for memory (pressure)", "high", share, "share", 1),
   host("swap_used", "swap in use", "high", bytes, "bytes"),
   host("load1", "load", "high", plain, ""),
-  host("procs_running", "tasks that want a CPU", "high", plain, ""),
+  host("procs_running", "runnable tasks", "high", plain, ""),
 ];
 
-/** The figures that the machines of this run tell, in the order of the list. */
+/** The metrics available in this run, in the order of the list. */
 export function known(documents: readonly (SamplesDocument | null)[]): Figure[] {
   return FIGURES.filter(({ kind, field }) => documents.some((one) => one?.kind === kind && one.series.some(({ values }) => values[field]?.some((value) => value !== null))));
 }
 
-/** A node by its host, and by its number where it goes by one. */
+/** A node's host, and its number if it has one. */
 export function nodeName({ node, host }: SampleSeries): string {
   return host === undefined || host === node ? node : `${host} (node ${node})`;
 }
@@ -86,15 +86,15 @@ export interface MachineLines {
   /** Steps, or seconds since 1970. */
   x: number[];
   curves: Curve[];
-  /** Whether the first curve is the median of all. */
+  /** Whether the first curve is the overall median. */
   median: boolean;
-  /** How many there are in all. */
+  /** Total number of curves. */
   of: number;
   /** Samples before the first step or after the last. */
   outside: number;
 }
 
-/** The curves of a figure; over steps if there is a clock. `only`: of this node alone. */
+/** The curves of a metric, over steps if there is a clock. `only`: restrict to this node. */
 export function machineLines(samples: SamplesDocument, figure: Figure, clock: StepClock | null, only: string | null, most: number): MachineLines {
   const all = samples.series.flatMap((series): Curve[] => {
     const values = series.values[figure.field];
@@ -126,7 +126,7 @@ export function machineChart(lines: MachineLines, figure: Figure, timed: boolean
   };
 }
 
-/** The last values in words: for those who cannot see the chart. */
+/** Accessible description with the last values. */
 export function machineWords(lines: MachineLines, figure: Figure): string {
   const last = (values: Curve["values"]): number | null => values.findLast((value): value is number => value !== null) ?? null;
   const [worst] = lines.median ? lines.curves.slice(1) : lines.curves;

@@ -1,4 +1,4 @@
-/** What hosts and GPUs did while the steps ran: one figure, a line for each node or device. */
+/** Host and GPU metrics: one metric at a time, a line for each node or device. */
 
 import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
@@ -18,7 +18,7 @@ import { curveTable, moments } from "./memory-figures";
 
 const MOST_LINES = 12;
 const CALM_MS = 1000;
-/** Where a hub has more samples than it gives out at once, this many nodes are asked for. */
+/** If a hub has too many samples for one response, only this many nodes are requested. */
 const FEW_NODES = 16;
 
 export function Machine({ run }: { run: OpenRun }) {
@@ -59,7 +59,7 @@ export function Machine({ run }: { run: OpenRun }) {
   return (
     <Card
       title="Hosts and GPUs"
-      about={`${figure.name}, by ${figure.kind === "gpu" ? "device" : "node"}${lines.median ? `: the worst ${MOST_LINES} of ${count(lines.of)}` : ""}${few.value === null ? "" : `; only the first ${FEW_NODES} nodes are asked for`}`}
+      about={`${figure.name}, by ${figure.kind === "gpu" ? "device" : "node"}${lines.median ? `: the worst ${MOST_LINES} of ${count(lines.of)}` : ""}${few.value === null ? "" : `; only the first ${FEW_NODES} nodes`}`}
       tools={
         <>
           <label>
@@ -94,7 +94,7 @@ export function Machine({ run }: { run: OpenRun }) {
     >
       {lines.x.length === 0 ? (
         <Nothing>
-          There is no sample of these steps (machines are looked at once a second). {lines.outside > 0 && "Those before and after can be seen over time."}
+          There are no samples for these steps (machines are sampled once per second). {lines.outside > 0 && "Use “over time” to see those before and after."}
         </Nothing>
       ) : (
         <Plot
@@ -129,12 +129,12 @@ function named({ kind, field }: Figure): string {
   return `${kind}/${field}`;
 }
 
-/** Of a job on GPUs their utilisation, else the CPU. */
+/** GPU utilization if there is any, else CPU. */
 function preferred(figures: readonly Figure[]): Figure | null {
   return figures.find(({ field }) => field === "util_percent") ?? figures.find(({ field }) => field === "cpu_percent") ?? figures[0] ?? null;
 }
 
-/** Which figures there are: asked rarely, and without the curves. */
+/** The available metrics: requested rarely and without curves. */
 function useKnown(run: OpenRun, nodes: string | null) {
   const some = { bins: 1, limit: 64, ...(nodes === null ? {} : { nodes }) };
   const ask = (kind: Figure["kind"]) => ({ ...some, kind, fields: FIGURES.filter((one) => one.kind === kind).map(({ field }) => field).join(",") });
@@ -143,7 +143,7 @@ function useKnown(run: OpenRun, nodes: string | null) {
   const gpus = useAnswer<SamplesDocument>(run, resource, ask("gpu"), 30_000);
   const tooMany = hosts.failure?.trouble === "wrong";
   const asked = hosts.value !== null && gpus.value !== null;
-  const why = asked ? "The agents left no samples of machines in this run: it was too short (they look once a second), or they could not look." : "Asking for what the machines did …";
+  const why = asked ? "This run has no machine samples: it was too short (they are taken once per second), or sampling failed." : "Loading the machine samples …";
   return { figures: known([gpus.value, hosts.value]), tooMany, why: hosts.failure?.message ?? why };
 }
 

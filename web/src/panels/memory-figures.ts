@@ -1,4 +1,4 @@
-/** Memory over steps: of the devices, of the processes, and where a growth leads to. */
+/** Memory over steps, of devices and processes, and a forecast if it grows. */
 
 import type uPlot from "uplot";
 import type { Finding, SamplesDocument, StepsDocument } from "../api/documents";
@@ -10,7 +10,7 @@ import { bytes, count, duration, tick } from "../ui/format";
 import { token } from "../ui/theme";
 import { median } from "./rank-bars";
 
-/** A straight line through memory that grows (`memory_creep`), and where it ends. */
+/** A straight line through growing memory (`memory_creep`), and when it runs out. */
 export interface Forecast {
   which: string;
   title: string;
@@ -20,7 +20,7 @@ export interface Forecast {
   firstBytes: number;
   lastBytes: number;
   perStep: number;
-  /** Null: not known when it is full. */
+  /** Step at which memory runs out; null: unknown. */
   endStep: number | null;
   inSeconds: number | null;
 }
@@ -32,7 +32,7 @@ export function forecasts(findings: readonly Finding[]): Forecast[] {
     const [perStep, firstBytes, lastBytes] = [number("bytes_per_step"), number("first_bytes"), number("last_bytes")];
     if (perStep === null || firstBytes === null || lastBytes === null) return [];
     const [firstStep, lastStep] = finding.steps;
-    // The line was laid through the stretch without warm-up: on it to both ends.
+    // The line was fitted without the warm-up: extend it to both ends.
     const onLine = (from: number, known: number | null, to: number): number => from + perStep * (to - (known ?? to));
     return [
       {
@@ -51,12 +51,12 @@ export function forecasts(findings: readonly Finding[]): Forecast[] {
   });
 }
 
-/** What it says of step `step`; null before the stretch that it was found in. */
+/** The forecast for a step; null before the steps of the finding. */
 export function foreseen(forecast: Forecast, step: number): number | null {
   return step < forecast.firstStep ? null : forecast.lastBytes + forecast.perStep * (step - forecast.lastStep);
 }
 
-/** Which line is the one that was found to grow: of the processes', which grew most. */
+/** The curve that grows; among processes, the one that grew most. */
 function grownCurve({ which }: Forecast, curves: readonly Curve[]): Curve | null {
   const wanted = DEVICE_LINES.find(([key]) => `device_${key}` === which)?.[1];
   if (wanted !== undefined) return curves.find(({ name }) => name === wanted) ?? null;
@@ -68,8 +68,8 @@ function grownCurve({ which }: Forecast, curves: readonly Curve[]): Curve | null
 }
 
 /**
- * The same pace laid through what is drawn: the finding goes by the lowest points of stretches, which lie below the line.
- * Half of what was measured lies above it, half below.
+ * Shift the line to the drawn curve, with the same slope: the finding uses local minima, which lie below the curve. Half of
+ * the points then lie above the line, half below.
  */
 export function throughDrawn(forecast: Forecast, x: readonly number[], curves: readonly Curve[]): Forecast {
   const values = grownCurve(forecast, curves)?.values ?? [];
@@ -81,8 +81,8 @@ export function throughDrawn(forecast: Forecast, x: readonly number[], curves: r
 }
 
 export function forecastWords(forecast: Forecast): string {
-  const pace = `${bytes(forecast.perStep)} more a step`;
-  if (forecast.endStep === null) return `${pace}; when it is full is not known`;
+  const pace = `${bytes(forecast.perStep)} more per step`;
+  if (forecast.endStep === null) return `${pace}; when it is full is unknown`;
   const said = /, after another ([^,;]+)\.$/.exec(forecast.title)?.[1];
   const when = forecast.inSeconds === null ? "" : `, after another ${said ?? duration(forecast.inSeconds * 1e9)}`;
   return `${pace}; full at step ${count(forecast.endStep)}${when}`;
@@ -92,10 +92,10 @@ export const DEVICE_LINES: readonly [string, string][] = [
   ["allocated_median", "in use, median rank"],
   ["allocated", "in use, fullest rank"],
   ["peak_allocated", "peak, fullest rank"],
-  ["reserved", "held by the allocator, most"],
+  ["reserved", "held by the allocator, max"],
 ];
 
-/** The device figures that there are, as curves over the middle of each bin. */
+/** The available device metrics as curves; x is the middle of each bin. */
 export function deviceCurves(steps: StepsDocument): { x: number[]; curves: Curve[] } {
   const curves = DEVICE_LINES.flatMap(([key, name]) => {
     const values = steps.memory_bytes[key];
@@ -104,7 +104,7 @@ export function deviceCurves(steps: StepsDocument): { x: number[]; curves: Curve
   return { x: steps.first.map((first, at) => (first + (steps.last[at] ?? first)) / 2), curves };
 }
 
-/** Memory of the processes without the pages of files that they have mapped: the worst few ranks, and the median of all. */
+/** Process memory without mapped file pages: the worst few ranks, and the median of all. */
 export function hostCurves(samples: SamplesDocument, clock: StepClock, most: number): { x: number[]; curves: Curve[]; ranks: number; median: boolean } {
   const own = samples.series.flatMap((series): (Curve & { rank: number })[] => {
     const [resident, files] = [series.values["rss"], series.values["rss_file"]];
@@ -119,7 +119,7 @@ export function hostCurves(samples: SamplesDocument, clock: StepClock, most: num
   return { x, curves: curves.map(({ name }, at) => ({ name, values: columns[at] ?? [] })), ranks: own.length, median: curves.length > worst.length };
 }
 
-/** Curves and, if there is one, the forecast up to `until`. The first curve is the median where `middle` says so. */
+/** Curves and the forecast, if any, up to `until`. `middle`: the first curve is the median. */
 export function memoryChart(x: readonly number[], curves: readonly Curve[], middle: boolean, found: Forecast | null, until: number): Chart {
   const forecast = found === null ? null : throughDrawn(found, x, middle ? curves.slice(1) : curves);
   const series: uPlot.Series[] = [{ label: "step" }];
@@ -131,7 +131,7 @@ export function memoryChart(x: readonly number[], curves: readonly Curve[], midd
   const xs = end !== null && end > (x.at(-1) ?? -Infinity) ? [...x, end] : [...x];
   const rows: (number | null)[][] = curves.map(({ values }) => (xs.length > x.length ? [...values, null] : [...values]));
   if (forecast !== null) {
-    series.push({ label: "at this pace", stroke: token("--critical"), width: 2, dash: [7, 5], points: { show: false }, spanGaps: true });
+    series.push({ label: "at this rate", stroke: token("--critical"), width: 2, dash: [7, 5], points: { show: false }, spanGaps: true });
     rows.push(xs.map((step) => foreseen(forecast, step)));
   }
   return {
@@ -145,13 +145,13 @@ export function memoryChart(x: readonly number[], curves: readonly Curve[], midd
   };
 }
 
-/** A row of a table: at which step and when, as in the charts: the middle of step 7 is 7; null: not known. */
+/** Step and time of a table row. As in the charts, the middle of step 7 is 7. Null: unknown. */
 export interface Moment {
   step: number | null;
   seconds: number | null;
 }
 
-/** Places of a chart over steps, as moments; `timed`: of one over seconds since 1970. */
+/** Convert x values of a chart over steps (`timed`: over seconds since 1970) to moments. */
 export function moments(x: readonly number[], clock: StepClock | null, timed = false): Moment[] {
   const rounded = (value: number | null, by: number): number | null => (value === null ? null : Math.round(value * by) / by);
   return x.map((at) => {
@@ -171,7 +171,7 @@ export function curveTable(rows: readonly Moment[], curves: readonly Curve[], un
   };
 }
 
-/** Curves of different steps below each other: what, step, when, line, bytes. */
+/** Curves over different steps in one long table: what, step, time, line, bytes. */
 export function memoryTable(parts: readonly { what: string; rows: readonly Moment[]; curves: readonly Curve[] }[]): Csv {
   return {
     columns: ["what", "step", "unix_seconds", "line", "bytes"],

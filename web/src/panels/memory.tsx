@@ -1,4 +1,4 @@
-/** Memory over steps, of the devices and of the processes; and if it grows without end, when it will be full. */
+/** Memory over steps, of devices and processes; if it keeps growing, when it runs out. */
 
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
@@ -19,7 +19,7 @@ import "./memory.css";
 
 const WORST = 4;
 const CALM_MS = 1000;
-/** A forecast of a length of so many runs at most is shown whole without being asked for. */
+/** A forecast up to this multiple of the run's length is shown by default. */
 const NEAR = 2;
 
 export function Memory({ run }: { run: OpenRun }) {
@@ -28,7 +28,7 @@ export function Memory({ run }: { run: OpenRun }) {
   if (all === null || whole === null) {
     return (
       <Card title="Memory" class="half">
-        <Nothing>{run.about.value === null ? "Reading the run …" : "No step has ended yet."}</Nothing>
+        <Nothing>{run.about.value === null ? "Loading the run …" : "No step has ended yet."}</Nothing>
       </Card>
     );
   }
@@ -55,12 +55,12 @@ function MemoryOf({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole
       {device.curves.length > 0 ? (
         <Part run={run} whole={whole} heading="Device" x={device.x} curves={device.curves} median={false} forecast={ofDevice} />
       ) : (
-        <p class="muted memory-none">Device: no memory of an accelerator was recorded in these steps (the ranks compute on the CPU, or sampling is off).</p>
+        <p class="muted memory-none">Device: no accelerator memory was recorded in these steps (the ranks run on the CPU, or sampling is off).</p>
       )}
       {host !== null && host.curves.length > 0 && host.x.length > 0 ? (
         <Part run={run} whole={whole} heading="Processes" about="without mapped files" x={host.x} curves={host.curves} median={host.median} forecast={ofHost} />
       ) : (
-        <p class="muted memory-none">{samples.failure?.message ?? (samples.value === null ? "Asking for the processes’ memory …" : "Processes: there are no samples of these steps.")}</p>
+        <p class="muted memory-none">{samples.failure?.message ?? (samples.value === null ? "Loading process memory …" : "Processes: no samples for these steps.")}</p>
       )}
     </Card>
   );
@@ -94,11 +94,11 @@ function Part({ run, whole, heading, about, x, curves, median, forecast }: PartP
       {forecast !== null && (
         <p class={`forecast ${forecast.severity}`}>
           <span>
-            <strong>{forecastWords(forecast)}.</strong> By the lowest points after the warm-up; the dashed line has this pace.
+            <strong>{forecastWords(forecast)}.</strong> Based on the lowest points after warm-up; the dashed line shows this rate.
           </span>
           {far !== null && view === null && (
             <button type="button" class="quiet" aria-pressed={shown} onClick={() => (toEnd.value = !shown)}>
-              {shown ? "only these steps" : "show up to then"}
+              {shown ? "only these steps" : "show until then"}
             </button>
           )}
         </p>

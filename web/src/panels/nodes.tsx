@@ -1,4 +1,4 @@
-/** The nodes of a job: who is there, whose clock is off, who has not been heard of; the odd ones first. */
+/** The nodes of a job with their problems, such as a wrong clock or silence; those with problems first. */
 
 import { useSignal } from "@preact/signals";
 import type { NodeRow, NodesDocument } from "../api/documents";
@@ -11,7 +11,7 @@ import "./nodes.css";
 
 const PAGE = 40;
 
-/** Nothing where there is one node only. */
+/** Renders nothing for a single node. */
 export function NodesPanel({ run }: { run: OpenRun }) {
   const shown = useSignal(PAGE);
   const { value } = useAnswer<NodesDocument>(run, "nodes", { limit: 2000 }, 5000);
@@ -27,7 +27,7 @@ export function NodesPanel({ run }: { run: OpenRun }) {
     <Card
       title="Nodes"
       class="nodes"
-      about={`${countOf(value.total, "node")}${odd > 0 ? `, ${count(odd)} of them odd` : ", all well"}`}
+      about={`${countOf(value.total, "node")}${odd > 0 ? `, ${count(odd)} with problems` : ", no problems"}`}
       csv={{
         name: `${run.name}-nodes`,
         make: () => ({
@@ -54,10 +54,10 @@ export function NodesPanel({ run }: { run: OpenRun }) {
           <thead>
             <tr>
               <th scope="col">Node</th>
-              <th scope="col">Odd</th>
+              <th scope="col">Problems</th>
               <th scope="col" class="number">Ranks</th>
-              {joined && <th scope="col" class="number">Heard of</th>}
-              {joined && <th scope="col" class="number">Clock ahead</th>}
+              {joined && <th scope="col" class="number">Last heard</th>}
+              {joined && <th scope="col" class="number">Clock offset</th>}
               {joined && <th scope="col" class="number">Round trip</th>}
               <th scope="col" class="number">CPU</th>
               <th scope="col" class="number">Memory</th>
@@ -79,7 +79,7 @@ export function NodesPanel({ run }: { run: OpenRun }) {
       )}
       {refused.length > 0 && (
         <p class="muted small">
-          Strangers that were turned away:{" "}
+          Rejected connections:{" "}
           {refused
             .slice(0, 8)
             .map(([why, times]) => `${why.replaceAll("_", " ")} ${count(times)}×`)
@@ -120,7 +120,7 @@ function Line({ node, odd, now, live, joined }: { node: NodeRow; odd: readonly s
   );
 }
 
-/** `8–15`: which ranks are there, where that is short; else how many. */
+/** The ranks (`8–15`) if that is short, else their number. */
 function spansOf(node: NodeRow): string {
   const spans = node.rank_spans.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`));
   return spans.length > 0 && spans.length <= 3 ? spans.join(", ") : count(node.ranks);

@@ -1,4 +1,4 @@
-/** A small picture of what a finding rests on (words/pictures.ts). */
+/** A small chart of a finding's evidence (words/pictures.ts). */
 
 import { Bars } from "../charts/bars";
 import { count } from "../ui/format";

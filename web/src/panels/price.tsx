@@ -1,4 +1,4 @@
-/** What it costs, in one line, and how much of the time would be left. */
+/** The cost of a finding in one line, and the time that would remain without it. */
 
 import type { Finding } from "../api/documents";
 import { percent } from "../ui/format";

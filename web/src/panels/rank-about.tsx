@@ -1,14 +1,14 @@
-/** Who a rank is, what it does now, and what its script has set up. */
+/** A rank's identity, current state and settings. */
 
 import type { RankDocument } from "../api/documents";
 import { bytes, clock, count, cutText, duration } from "../ui/format";
 
-/** What it does now, in a sentence. */
+/** The current state of a rank, in a sentence. */
 export function stateWords(rank: RankDocument, nowWallNs: number): string {
   const now = rank.now as Partial<{ state: string; standing: string | null; live_phase: string | null; live_step: number; live_since_wall_ns: number; ended_wall_ns: number | null; last_step: number }>;
   const ended = now.ended_wall_ns;
   if (typeof ended === "number") {
-    const how = { exited: "Ended in order", exception: "Ended by an exception", vanished: "Killed, or vanished" }[now.state ?? ""] ?? `Ended (${now.state})`;
+    const how = { exited: "Exited normally", exception: "Ended with an exception", vanished: "Killed or vanished" }[now.state ?? ""] ?? `Ended (${now.state})`;
     return `${how} at ${clock(ended)}, after step ${count(now.last_step)}.`;
   }
   if (now.state !== "running") return now.state === "starting" ? "Starting; no step yet." : `State: ${now.state}.`;
@@ -45,7 +45,7 @@ const LONGEST = 160;
 export function Facts({ facts }: { facts: Record<string, unknown> }) {
   const groups = Object.entries(facts).map(([name, value]): [string, [string, string][]] => [name, pairsOf(name, value)]);
   const known = groups.filter(([, rows]) => rows.length > 0);
-  if (known.length === 0) return <p class="muted">Nothing is known yet of what its script has set up.</p>;
+  if (known.length === 0) return <p class="muted">No settings recorded yet.</p>;
   return <Pairs rows={known.flatMap(([, rows]) => rows).slice(0, MOST_FACTS)} />;
 }
 
@@ -62,7 +62,7 @@ function Pairs({ rows }: { rows: [string, string][] }) {
   );
 }
 
-/** `loader.num_workers` and the like, one below the other. */
+/** Flatten to rows such as `loader.num_workers`. */
 export function pairsOf(name: string, value: unknown): [string, string][] {
   if (value === null || value === undefined) return [];
   if (typeof value === "object" && !Array.isArray(value)) {

@@ -1,4 +1,4 @@
-/** Worst against median rank, phase by phase: the figures behind the bars. */
+/** Worst and median rank by phase: the figures behind the bars. */
 
 import type { RanksDocument } from "../api/documents";
 import { ordered } from "../charts/palette";
@@ -9,12 +9,12 @@ export interface Pair {
   median: number;
   worst: number;
   worstRank: number;
-  /** Of `comm`: who waits least is who the others wait for. */
+  /** For `comm`: the rank that waits least is the one the others wait for. */
   least: number | null;
   leastRank: number | null;
 }
 
-/** The median rank's time on the host, beside what a phase took on the device. */
+/** Device time of a phase, plus the median rank's host time. */
 export interface DevicePair extends Pair {
   host: number;
 }
@@ -25,7 +25,7 @@ export interface Share {
   share: number;
 }
 
-/** `wall` and `work` first, then the phases, those that differ most first. Ranks without a step are left out. */
+/** `wall` and `work` first, then the phases by difference, largest first. Ranks without steps are left out. */
 export function pairs(ranks: Pick<RanksDocument, "rank" | "mean_ns">): Pair[] {
   const walls = ranks.mean_ns["wall"] ?? [];
   const rows = ranks.rank.flatMap((_, at) => ((walls[at] ?? 0) > 0 ? [at] : []));
@@ -48,17 +48,17 @@ export function pairs(ranks: Pick<RanksDocument, "rank" | "mean_ns">): Pair[] {
   return [...["wall", "work"].filter((name) => ranks.mean_ns[name] !== undefined).map(pair), ...timed];
 }
 
-/** The same from a summary, where there are too many ranks to ask for all of them. */
+/** The same from a summary, if there are too many ranks to request. */
 export function pairsOfSummary(summary: Record<string, unknown>): Pair[] {
   return phaseRows(summary).flatMap(([name, row]) => pairOf(name, row)).sort(byDifference);
 }
 
-/** The same of the devices; none unless every phase was timed there, as in summary.txt. */
+/** The same for the devices; empty unless every phase was timed there, as in summary.txt. */
 export function devicePairs(summary: Record<string, unknown>): DevicePair[] {
   return deviceRows(summary).flatMap(({ name, device, host }) => pairOf(name, device).map((pair) => ({ ...pair, host }))).sort(byDifference);
 }
 
-/** Of one rank: which part of the time on its device each phase is, the largest first. */
+/** For one rank: each phase's share of the device time, largest first. */
 export function deviceShares(summary: Record<string, unknown>): (Share & { host: number })[] {
   return deviceRows(summary)
     .flatMap(({ name, device, host }) => {
@@ -88,7 +88,7 @@ function pairOf(name: string, row: Row): Pair[] {
 
 const byDifference = (one: Pair, two: Pair): number => two.worst - two.median - (one.worst - one.median);
 
-/** Of one rank: which part of its step each phase is, the largest first. */
+/** For one rank: each phase's share of the step, largest first. */
 export function shares(ranks: Pick<RanksDocument, "rank" | "mean_ns">): Share[] {
   const wall = ranks.mean_ns["wall"]?.[0] ?? 0;
   if (!(wall > 0)) return [];
@@ -111,7 +111,7 @@ export function shareTable(found: readonly (Share & { host: number })[]): Csv {
   return { columns: ["name", "device_share", "device_median_ns", "host_median_ns"], rows: found.map(({ name, share, ns, host }) => [name, share, ns, host]) };
 }
 
-/** Of phases by the device's clock, the host's median beside it. */
+/** Phases timed on the device also get the host's median. */
 export function pairTable(found: readonly (Pair | DevicePair)[]): Csv {
   const timed = found.some((pair) => "host" in pair);
   return {

@@ -1,13 +1,13 @@
-/** `rank 3`, to be pressed: it is then the chosen rank everywhere; pressed again, none is. */
+/** A `rank 3` button that selects the rank everywhere; pressed again, it deselects it. */
 
 import type { OpenRun } from "../run/open-run";
 import { tell } from "../ui/toast";
 
-/** What is chosen stands further down, where it may not be seen: so it is said, too. */
+/** The selected rank is shown further down, possibly out of view, so confirm with a toast. */
 export function chooseRank(run: OpenRun, rank: number): void {
   const before = run.rank.peek() === rank;
   run.rank.value = before ? null : rank;
-  tell(before ? "No rank is chosen any more." : `Rank ${rank} is shown below.`);
+  tell(before ? "No rank is selected." : `Rank ${rank} is shown below.`);
 }
 
 export function RankButton({ run, rank }: { run: OpenRun; rank: number }) {

@@ -1,4 +1,4 @@
-/** The charts of one rank: its phases beside the mean of the other ranks, what its device did, its memory. */
+/** The charts of one rank: phases compared with the mean of the others, device times, memory. */
 
 import uPlot from "uplot";
 import type { RankDocument } from "../api/documents";
@@ -14,7 +14,7 @@ export type RankSteps = RankDocument["steps"];
 
 const MEMORY = ["allocated", "reserved", "peak_allocated"];
 
-/** Phases stacked; the line is what the other ranks took for the same steps. */
+/** Stacked phases; the line is the mean of the other ranks for the same steps. */
 export function rankChart(steps: RankSteps, values: Record<string, (number | null)[]>, phases: readonly string[], others: (number | null)[]): Chart {
   const drawn = stepped();
   const sums = stacked(

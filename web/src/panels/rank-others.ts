@@ -1,8 +1,8 @@
 /**
- * One rank beside the mean of all others, over the steps that are known of both.
+ * One rank compared with the mean of all others, over the steps known for both.
  *
- * The hub tells the mean over all ranks: n times that less what this rank took is what the others took together. So the
- * phases of the others add up to their step, and of two ranks "the others" is the other one.
+ * The hub returns the mean over all ranks; n times that minus this rank's time is the total of the others. So the phases of
+ * the others add up to their step, and with two ranks "the others" is the other one.
  */
 
 import type { RankDocument, StepsDocument } from "../api/documents";
@@ -10,7 +10,7 @@ import { ordered } from "../charts/palette";
 
 type RankSteps = RankDocument["steps"];
 
-/** Steps that a bin of the rank and a bin of all ranks share. */
+/** Steps shared by a bin of the rank and a bin of all ranks. */
 interface Piece {
   own: number;
   all: number;
@@ -20,7 +20,7 @@ interface Piece {
 export interface PhaseRow {
   phase: string;
   own: number;
-  /** Null: nobody else made these steps. */
+  /** Null: no other rank has these steps. */
   others: number | null;
 }
 
@@ -37,7 +37,7 @@ function pieces(steps: RankSteps, all: StepsDocument | null): Piece[] {
   return found;
 }
 
-/** What the others took in each bin of all ranks; null where there is none, or it is not known of the rank. */
+/** Time of the others in each bin of all ranks; null if there are none, or this rank's time is unknown. */
 function byBin(shared: readonly Piece[], own: readonly number[], all: StepsDocument, name: string): (number | null)[] {
   const sums = all.first.map(() => ({ own: 0, steps: 0 }));
   for (const piece of shared) {
@@ -53,7 +53,7 @@ function byBin(shared: readonly Piece[], own: readonly number[], all: StepsDocum
   });
 }
 
-/** Of each bin of the rank, how long the others' steps were; null where that is not known. */
+/** For each bin of the rank, the others' step time; null: unknown. */
 export function othersWall(steps: RankSteps, all: StepsDocument | null): (number | null)[] {
   const shared = pieces(steps, all);
   const others = all === null ? [] : byBin(shared, steps.wall_ns, all, "wall");
@@ -67,7 +67,7 @@ export function othersWall(steps: RankSteps, all: StepsDocument | null): (number
   return sums.map((sum) => (sum.steps > 0 ? sum.ns / sum.steps : null));
 }
 
-/** By phase, the means of a step of the rank and of the others; of the steps that are known of both, where there are any. */
+/** By phase, the mean per step of the rank and of the others, over the steps known for both, if any. */
 export function comparison(steps: RankSteps, all: StepsDocument | null): PhaseRow[] {
   const known = pieces(steps, all).filter((piece) => (all?.ranks[piece.all] ?? 0) > 1);
   const alone = known.length === 0;
@@ -89,13 +89,13 @@ export function comparison(steps: RankSteps, all: StepsDocument | null): PhaseRo
 }
 
 export interface StepRows {
-  /** More than one where steps are not known one by one any more. */
+  /** A range of several steps if they are no longer known individually. */
   first: number;
   last: number;
   rows: PhaseRow[];
 }
 
-/** The same of the one step that was chosen; the others only where their figures are of exactly these steps. Null: not known. */
+/** The same for the selected step; the others only if their figures cover exactly these steps. Null: unknown. */
 export function comparisonAt(steps: RankSteps, all: StepsDocument | null, step: number): StepRows | null {
   const at = steps.first.findIndex((first, own) => first <= step && step <= (steps.last[own] ?? first));
   const [first, last] = [steps.first[at], steps.last[at]];
@@ -107,7 +107,7 @@ export function comparisonAt(steps: RankSteps, all: StepsDocument | null, step: 
   return { first, last, rows: comparison(own, same) };
 }
 
-/** Also those that only others have: else theirs would not add up. */
+/** Includes phases that only the others have, so that theirs add up. */
 function phasesOf(steps: RankSteps, all: StepsDocument | null): string[] {
   const names = [...Object.keys(steps.phase_ns), ...Object.keys(all?.mean_ns ?? {})];
   return ordered([...new Set(names)].filter((name) => name !== "wall" && name !== "work"));

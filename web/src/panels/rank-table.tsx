@@ -1,4 +1,4 @@
-/** The ranks by what they cost, the worst first; any of them can be looked for by its number. */
+/** Ranks by cost, worst first, with a search by number. */
 
 import { useSignal } from "@preact/signals";
 import type { RanksDocument } from "../api/documents";
@@ -39,7 +39,7 @@ export function RankTable({ run }: { run: OpenRun }) {
             type="search"
             inputMode="numeric"
             placeholder="rank"
-            aria-label="Look for a rank by its number"
+            aria-label="Find a rank by its number"
             class="rank-search"
             value={wanted.value}
             onInput={(event) => (wanted.value = event.currentTarget.value)}
@@ -66,7 +66,7 @@ export function RankTable({ run }: { run: OpenRun }) {
           },
       }}
     >
-      {answer !== null && answer.rank.length === 0 && <Nothing>{number === null ? "No rank has made a step yet." : `There is no rank ${number}.`}</Nothing>}
+      {answer !== null && answer.rank.length === 0 && <Nothing>{number === null ? "No rank has completed a step yet." : `There is no rank ${number}.`}</Nothing>}
       {answer !== null && answer.rank.length > 0 && <Rows run={run} answer={answer} phases={phases} />}
       {number === null && total > SHOWN && (
         <button type="button" class="quiet" onClick={() => (long.value = !long.value)}>

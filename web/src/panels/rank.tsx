@@ -1,4 +1,4 @@
-/** The chosen rank: its steps beside the mean of the other ranks, its device and memory, who it is, what it does now. */
+/** The selected rank: its steps compared with the mean of the others, device, memory, identity and current state. */
 
 import { useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
@@ -21,7 +21,7 @@ import "./rank.css";
 
 const CLOCK_MS = 1000;
 
-/** The rank that is looked at: the chosen one, or the only one there is. */
+/** The selected rank, or the only one. */
 export function rankOf(run: OpenRun): number | null {
   const status = run.status.value;
   return run.rank.value ?? (status !== null && status.ranks === 1 && status.world_size <= 1 ? 0 : null);
@@ -48,14 +48,14 @@ function OneRank({ run, rank, several }: { run: OpenRun; rank: number; several: 
   if (answer.value === null || answer.value.rank !== rank) {
     return (
       <Card title={title} tools={tools}>
-        <Nothing>{answer.failure === null ? "Asking for the rank …" : answer.failure.trouble === "missing" ? `There is no rank ${rank}, or it has made no step yet.` : answer.failure.message}</Nothing>
+        <Nothing>{answer.failure === null ? "Loading the rank …" : answer.failure.trouble === "missing" ? `Rank ${rank} does not exist or has not completed a step yet.` : answer.failure.message}</Nothing>
       </Card>
     );
   }
   return <Known run={run} rank={answer.value} several={several} tools={tools} />;
 }
 
-/** To other ranks, and away. */
+/** Buttons for other ranks, and to close. */
 function Ways({ run, rank }: { run: OpenRun; rank: number }) {
   const worst = useAnswer<RanksDocument>(run, "ranks", { order: "work", limit: 1 }, 5000).value?.rank[0];
   const last = Math.max(run.status.value?.world_size ?? 0, run.status.value?.ranks ?? 0) - 1;
@@ -73,7 +73,7 @@ function Ways({ run, rank }: { run: OpenRun; rank: number }) {
         </button>
       </span>
       {worst !== undefined && worst !== rank && (
-        <button type="button" title={`Rank ${worst} works longest`} onClick={() => go(worst)}>
+        <button type="button" title={`Rank ${worst} takes longest`} onClick={() => go(worst)}>
           Worst rank
         </button>
       )}
@@ -119,7 +119,7 @@ function Known({ run, rank, several, tools }: KnownProps) {
   return (
     <Card title={`Rank ${rank.rank}`} about={<State run={run} rank={rank} />} tools={tools} csv={{ name: `${run.name}-rank-${rank.rank}`, make: () => rankTable(steps, phases, others) }}>
       {steps.first.length === 0 ? (
-        <Nothing>None of these steps is kept one by one any more.</Nothing>
+        <Nothing>Individual data for these steps is no longer available.</Nothing>
       ) : (
         <div class="rank-charts">
           {run.step.value !== null && <AtStep step={run.step.value} clock={clock} found={comparisonAt(steps, several ? all : null, run.step.value)} />}
@@ -131,7 +131,7 @@ function Known({ run, rank, several, tools }: KnownProps) {
           {device.length > 0 && (
             <>
               <h3>
-                Phases on the device <span class="muted">they need not add up to the step</span>
+                Phases on the device <span class="muted">may not add up to the step</span>
               </h3>
               <Plot label={`Device times of rank ${rank.rank}`} height={150} make={() => rankChart(steps, steps.device_ns, device, [])} deps={[steps]} format={duration} {...common} />
             </>
@@ -155,7 +155,7 @@ function Known({ run, rank, several, tools }: KnownProps) {
   );
 }
 
-/** While it runs, how long it has been where it is. */
+/** The state, with the time spent in it, updated while the run is active. */
 function State({ run, rank }: { run: OpenRun; rank: RankDocument }) {
   const now = useSignal(run.now() * 1e6);
   const over = run.status.value?.over ?? true;
@@ -169,14 +169,14 @@ function State({ run, rank }: { run: OpenRun; rank: RankDocument }) {
 }
 
 function AtStep({ step, clock, found }: { step: number; clock: string; found: StepRows | null }) {
-  if (found === null) return <Nothing>Step {count(step)} is not among the steps shown of this rank.</Nothing>;
+  if (found === null) return <Nothing>Step {count(step)} is not among the steps shown for this rank.</Nothing>;
   const title = found.first === found.last ? `Step ${count(found.first)}` : `Steps ${count(found.first)}–${count(found.last)}, mean`;
   return <Compared title={`${title}${clock}`} rows={found.rows} />;
 }
 
-/** Of a stretch, which: the same rank stands elsewhere with the mean of all steps. */
+/** Names the range, if one is selected: other panels show the mean of all steps. */
 export function meanTitle(steps: { first: readonly number[]; last: readonly number[] }, stretch: boolean): string {
-  return stretch ? `Mean of steps ${count(steps.first[0])}–${count(steps.last.at(-1))}` : "Mean of a step";
+  return stretch ? `Mean of steps ${count(steps.first[0])}–${count(steps.last.at(-1))}` : "Mean per step";
 }
 
 function Compared({ title, rows }: { title: string; rows: PhaseRow[] }) {

@@ -1,4 +1,4 @@
-/** What a run without a step printed: all that is known of it. Its main process's output, or that of whoever wrote last. */
+/** Output of a run without steps: of the main process, or of the process that wrote last. */
 
 import { useEffect, useMemo } from "preact/hooks";
 import { logOf, type FileRow } from "../logs/log-choice";
@@ -15,7 +15,7 @@ export function RunOutput({ run }: { run: OpenRun }) {
   const path = logOf(answer.value?.files ?? null);
   const reader = useMemo(() => new LogReader((params, signal) => run.source.file(run.name, path, params, signal)), [run, path]);
   const known = answer.value !== null || answer.failure !== null;
-  // A log that was not there when it was asked for may have come since.
+  // A missing log may appear later.
   const there = answer.value?.files.some((file) => file.path === path) ?? known;
   useEffect(() => {
     if (there) void reader.open(null);
@@ -28,7 +28,7 @@ export function RunOutput({ run }: { run: OpenRun }) {
       {lines > 0 ? (
         <LogView reader={reader} here={null} said="" follows={live} wanted="" label="Output of the run" />
       ) : (
-        <Nothing>{!known ? "Reading its output …" : live ? "It has printed nothing so far." : "It printed nothing, or its output was not kept."}</Nothing>
+        <Nothing>{!known ? "Loading the output …" : live ? "No output so far." : "There was no output, or it was not kept."}</Nothing>
       )}
     </Card>
   );

@@ -1,4 +1,4 @@
-/** Stacks of a job that stands still: alike ones once, the user's own lines before those of libraries. */
+/** Stacks of a hung job: equal stacks are grouped, and user code is emphasized over libraries. */
 
 import { useState } from "preact/hooks";
 import type { Place, StackGroup, ThreadStack } from "../api/hang-documents";
@@ -16,7 +16,7 @@ export function StacksView({ stacks, culprits }: { stacks: readonly StackGroup[]
   return (
     <div class="stacks">
       <div class="stacks-head">
-        <h3>Stacks, alike ones once</h3>
+        <h3>Stacks, equal ones grouped</h3>
         {threads > 1 && (
           <label>
             <input type="checkbox" checked={others} onChange={(event) => setOthers(event.currentTarget.checked)} /> all threads
@@ -26,7 +26,7 @@ export function StacksView({ stacks, culprits }: { stacks: readonly StackGroup[]
       {groups.slice(0, MOST).map((group, at) => (
         <StackFold key={`${group.workers_of} ${group.ranks.join()} ${at}`} group={group} culprit={group.ranks.some((rank) => culprits.includes(rank))} first={at < OPEN} others={others} />
       ))}
-      {groups.length > MOST && <p class="muted">and {groups.length - MOST} more kinds of stacks</p>}
+      {groups.length > MOST && <p class="muted">and {groups.length - MOST} more different stacks</p>}
     </div>
   );
 }
@@ -44,7 +44,7 @@ function StackFold({ group, culprit, first, others }: { group: StackGroup; culpr
         </strong>{" "}
         <code>{placeText(place)}</code>
       </summary>
-      {main === undefined ? <p class="muted">No stack could be had.</p> : <Frames thread={main} />}
+      {main === undefined ? <p class="muted">No stack available.</p> : <Frames thread={main} />}
       {others &&
         rest.slice(0, 32).map((thread, at) => (
           <div key={at}>
@@ -71,7 +71,7 @@ function Frames({ thread }: { thread: ThreadStack }) {
   );
 }
 
-/** Of what was called through only the innermost is shown, until somebody wants to see the rest. */
+/** Library frames: only the innermost is shown until expanded. */
 function Libraries({ frames, innermost }: { frames: readonly Place[]; innermost: boolean }) {
   const [all, setAll] = useState(false);
   const shown = all ? frames : frames.slice(0, innermost ? 1 : 0);

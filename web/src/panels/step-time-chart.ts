@@ -1,4 +1,4 @@
-/** The figures of the step time chart: whose they are, stacked by phase, and as a table. */
+/** Data of the step time chart: stacked by phase, and as a table. */
 
 import uPlot from "uplot";
 import type { StepsDocument } from "../api/documents";
@@ -11,7 +11,7 @@ import type { Csv } from "../ui/csv";
 import { count, duration, tick } from "../ui/format";
 import { token } from "../ui/theme";
 
-/** Of the mean over ranks, of the middle of all ranks by phase, of the rank that worked longest, or of the devices, their mean. */
+/** Mean over ranks, median over ranks by phase, the rank that worked longest, or the mean over devices. */
 export type Whose = "mean" | "median" | "worst" | "device";
 
 export const WHOSE: Record<Exclude<Whose, "device">, string> = { mean: "mean over ranks", median: "median rank", worst: "worst rank" };
@@ -20,13 +20,13 @@ export interface Shown {
   whose: Whose;
   slowest: boolean;
   spread: boolean;
-  /** The whole height of the highest step, even if all others become flat. */
+  /** Show the full height of the highest step, even if it flattens all others. */
   whole: boolean;
 }
 
-/** With more blocks than this, a line over them is drawn thin. */
+/** With more blocks than this, lines are drawn thin. */
 const CROWDED = 200;
-/** Short steps are timed on the device now and then, one in so many at least: what one took stands until the next. */
+/** Short steps are timed on the device at least once in this many steps; a value is held until the next. */
 const HELD_STEPS = 64;
 
 /** The value of a phase in each bin. */
@@ -45,16 +45,16 @@ function held(steps: StepsDocument, values: readonly (number | null)[]): number[
   });
 }
 
-/** What the stack is of, beside the title. On a GPU nobody is to take the one for the other. */
+/** Text next to the title. With a GPU it always says whether times are of the host or the device. */
 export function aboutWords(whose: Whose, several: boolean, timed: boolean): string {
-  if (whose === "device") return `device time by phase${several ? ", mean over ranks" : ""}; it need not add up to the step`;
+  if (whose === "device") return `device time by phase${several ? ", mean over ranks" : ""}; may not add up to the step`;
   const which = several ? WHOSE[whose] : "";
-  const odd = whose === "median" ? "; medians need not add up" : "";
+  const odd = whose === "median" ? "; medians may not add up" : "";
   if (timed) return `host time by phase${which && `, ${which}`}${odd}`;
   return `${which && `${which}, `}by phase${odd}`;
 }
 
-/** Each series is the sum of the phases up to its own, the highest drawn first: what stays visible of it is its own phase. */
+/** Each series is the cumulative sum up to its phase; the highest is drawn first, so only its own phase stays visible. */
 export function stepTimeChart(steps: StepsDocument, phases: readonly string[], shown: Shown): Chart {
   const sums = stacked(
     phases.map((phase) => phaseValues(steps, phase, shown.whose)),
@@ -93,7 +93,7 @@ export function stepTimeChart(steps: StepsDocument, phases: readonly string[], s
   };
 }
 
-/** What is seen of the data decides how high the axis goes: the stack, which is the first row, and the last row. */
+/** Height of the axis from the visible data: the stack (first row) and the lines (last row). */
 export function heightOf(data: uPlot.AlignedData, x: uPlot.Scale | undefined, whole: boolean): Ceiling {
   const xs = data[0];
   const [least, most] = [x?.min ?? -Infinity, x?.max ?? Infinity];
@@ -106,7 +106,7 @@ export function heightOf(data: uPlot.AlignedData, x: uPlot.Scale | undefined, wh
   return ceiling(stack, lines, whole);
 }
 
-/** A small arrow where something is higher than the axis goes. */
+/** Draw a small arrow where a value exceeds the axis. */
 function drawBeyond(plot: uPlot): void {
   const top = plot.scales["y"]?.max;
   const xs = plot.data[0];
@@ -152,7 +152,7 @@ export function stepTip(steps: StepsDocument, phases: readonly string[], shown: 
 
 function deviceNote(steps: StepsDocument, phases: readonly string[], at: number): string {
   if (phases.some((phase) => (steps.device_mean_ns[phase]?.[at] ?? null) !== null)) return "phases as timed on the device";
-  return "not timed on the device: phases of the last step that was";
+  return "not timed on the device; phases are from the last timed step";
 }
 
 function wallOf(steps: StepsDocument, whose: Whose, at: number): number | undefined {
@@ -164,7 +164,7 @@ function quantileAt(steps: StepsDocument, wanted: number, at: number): number | 
   return steps.ns["wall"]?.[at]?.[steps.quantiles.indexOf(wanted)];
 }
 
-/** The phases of the mean add up to its step; sums over this table are sums over the hub's answer. */
+/** The mean phases add up to the mean step, as in the hub's data. */
 export function stepTable(steps: StepsDocument, phases: readonly string[]): Csv {
   const median = quantile(steps, "wall", 0.5);
   const slowest = quantile(steps, "wall", 1);
@@ -189,7 +189,7 @@ export function stepTable(steps: StepsDocument, phases: readonly string[]): Csv 
   };
 }
 
-/** The main fact in a sentence, for those who cannot see the chart. */
+/** Accessible description: the main fact in a sentence. */
 export function stepWords(steps: StepsDocument, phases: readonly string[]): string {
   const weight = (name: string): number => steps.first.reduce((sum, _, at) => sum + (steps.mean_ns[name]?.[at] ?? 0) * (steps.steps[at] ?? 1), 0);
   const all = steps.steps.reduce((sum, held) => sum + held, 0);

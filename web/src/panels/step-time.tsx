@@ -1,4 +1,4 @@
-/** How long steps took, where the time went, and what was found where. */
+/** Step time by phase, with findings and events marked at their steps. */
 
 import { useComputed, useSignal, useSignalEffect, type Signal } from "@preact/signals";
 import { useMemo, useRef } from "preact/hooks";
@@ -20,7 +20,7 @@ import { aboutWords, heightOf, stepTable, stepTimeChart, stepTip, stepWords, WHO
 import "./step-time.css";
 
 const LAST = 200;
-/** How often a window that follows the run moves; each move is a change of the address, of which browsers allow few. */
+/** How often a following window moves; each move changes the address, which browsers limit. */
 const FOLLOW_MS = 500;
 const NO_TIME = new Set(["wall", "work"]);
 
@@ -29,7 +29,7 @@ export function StepTime({ run }: { run: OpenRun }) {
   if (whole === null || run.steps.value === null) {
     return (
       <Card title="Step time">
-        <Nothing>{run.about.value === null ? "Reading the run …" : run.status.value?.over === true ? "No step was recorded in this run." : "No step has ended yet."}</Nothing>
+        <Nothing>{run.about.value === null ? "Loading the run …" : run.status.value?.over === true ? "No step was recorded in this run." : "No step has ended yet."}</Nothing>
       </Card>
     );
   }
@@ -99,7 +99,7 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
         <Legend phases={phases} slowest={choice.slowest} spread={choice.spread} />
         {(height.beyond > 0 || shown.value.whole) && (
           <button type="button" class="quiet" aria-pressed={shown.value.whole} onClick={() => (shown.value = { ...shown.value, whole: !shown.value.whole })}>
-            {height.beyond > 0 ? `▲ ${count(height.beyond)} higher, up to ${duration(height.most)}: show whole height` : "whole height"}
+            {height.beyond > 0 ? `▲ ${count(height.beyond)} higher, up to ${duration(height.most)}: show full height` : "full height"}
           </button>
         )}
         <Windows run={run} whole={whole} following={following} look={look} />
@@ -108,10 +108,10 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
   );
 }
 
-/** Which clock the stack is by. */
+/** Choose host or device time. */
 function Clocks({ onDevice }: { onDevice: Signal<boolean> }) {
   return (
-    <span class="heat-buttons" role="group" aria-label="Whose clock">
+    <span class="heat-buttons" role="group" aria-label="Clock">
       {[false, true].map((device) => (
         <button key={String(device)} type="button" aria-pressed={onDevice.value === device} onClick={() => (onDevice.value = device)}>
           {device ? "device" : "host"}
@@ -129,7 +129,7 @@ function Choices({ shown, device }: { shown: Signal<Shown>; device: boolean }) {
     <>
       {!device && (
         <label>
-          <span class="hidden">Whose time</span>
+          <span class="hidden">Ranks</span>
           <select value={shown.value.whose} onChange={(event) => set({ whose: event.currentTarget.value as Whose })}>
             {Object.entries(WHOSE).map(([name, words]) => (
               <option key={name} value={name}>
@@ -153,7 +153,7 @@ function Legend({ phases, slowest, spread }: { phases: readonly string[]; slowes
   return (
     <ul class="legend step-time-legend" aria-label="Phases">
       {phases.map((phase) => (
-        <li key={phase} title={PHASE_MEANING[phase] ?? "a phase of the script's own"}>
+        <li key={phase} title={PHASE_MEANING[phase] ?? "user-defined phase"}>
           <span class="swatch" style={{ background: `var(${phaseProperty(phase)})` }} />
           {phase}
         </li>
@@ -213,7 +213,7 @@ function Windows({ run, whole, following, look }: WindowsProps) {
   );
 }
 
-/** While it is on, the window stays as long as it is and ends with the newest step. */
+/** While following, the window keeps its length and ends with the newest step. */
 function useFollowing(run: OpenRun, following: Signal<boolean>): void {
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null);
   const end = useComputed(() => extent(run.steps.value)?.last ?? -1);

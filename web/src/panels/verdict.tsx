@@ -1,4 +1,4 @@
-/** First of all: what is wrong, what it costs, why we say so, what to do; then all else that was found. */
+/** The verdict: what is wrong, what it costs, the evidence and the advice; then all other findings. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Finding, FindingsDocument } from "../api/documents";
@@ -15,12 +15,12 @@ import "./verdict.css";
 export function VerdictPanel({ run }: { run: OpenRun }) {
   const found = run.findings.value;
   const [first, ...others] = found?.findings ?? [];
-  // A hub that was gone before its last look never says that the words were its last.
+  // A hub that shut down before its last check never marks its findings as final.
   const live = (found?.live ?? false) && run.status.value?.over !== true;
   return (
     <section class={`card verdict ${first === undefined ? "" : lookOf(first)}`} aria-label="Verdict">
       <Announced found={found} />
-      {found === null ? <p class="muted">Reading the run …</p> : first === undefined ? <NothingYet run={run} found={found} live={live} /> : <Lead run={run} finding={first} found={found} live={live} />}
+      {found === null ? <p class="muted">Loading the run …</p> : first === undefined ? <NothingYet run={run} found={found} live={live} /> : <Lead run={run} finding={first} found={found} live={live} />}
       <Aftermath run={run} />
       {others.length > 0 && <Others run={run} findings={others} live={live} />}
     </section>
@@ -33,7 +33,7 @@ function Lead({ run, finding, found, live }: { run: OpenRun; finding: Finding; f
       <div class="verdict-head">
         <SeverityMark look={lookOf(finding)} large />
         <div>
-          {live && finding.kind.startsWith("hang_") && <p class="hang-word">The job stands still now</p>}
+          {live && finding.kind.startsWith("hang_") && <p class="hang-word">The job hangs now</p>}
           <h2>{finding.title}</h2>
           <FindingFacts finding={finding} live={live} />
         </div>
@@ -47,10 +47,10 @@ function Lead({ run, finding, found, live }: { run: OpenRun; finding: Finding; f
 function Judged({ found, live }: { found: FindingsDocument; live: boolean }) {
   if (!found.live || found.judged === undefined) return null;
   const { step, ranks, of_ranks: all } = found.judged;
-  const more = !live ? ` ${ELSEWHERE}` : isStop(found.findings[0]?.kind ?? "") ? "" : " It is said when two looks agree, and withdrawn when it is gone.";
+  const more = !live ? ` ${ELSEWHERE}` : isStop(found.findings[0]?.kind ?? "") ? "" : " A finding appears when two checks agree, and disappears when it no longer holds.";
   return (
     <p class="muted small">
-      Judged up to step {count(Math.max(0, step))}{stillIn(found.findings) === null ? "" : ", the last that ended"}, {ranks < all ? `${count(ranks)} of ${countOf(all, "rank")}` : countOf(all, "rank")}.{more}
+      Based on data up to step {count(Math.max(0, step))}{stillIn(found.findings) === null ? "" : ", the last that ended"}, {ranks < all ? `${count(ranks)} of ${countOf(all, "rank")}` : countOf(all, "rank")}.{more}
     </p>
   );
 }
@@ -72,7 +72,7 @@ function NothingYet({ run, found, live }: { run: OpenRun; found: FindingsDocumen
         <p class="muted">{more}</p>
         {judged !== undefined && judged.looks > 0 && (
           <p class="muted small">
-            {countOf(judged.looks, "look")}{live ? " so far" : " while it ran"}, the last at step {count(Math.max(0, judged.step))}, at {count(judged.ranks)} of {countOf(judged.of_ranks, "rank")}.
+            {countOf(judged.looks, "check")}{live ? " so far" : " while it ran"}, the last at step {count(Math.max(0, judged.step))} with {count(judged.ranks)} of {countOf(judged.of_ranks, "rank")}.
           </p>
         )}
       </div>
@@ -80,25 +80,25 @@ function NothingYet({ run, found, live }: { run: OpenRun; found: FindingsDocumen
   );
 }
 
-const ELSEWHERE = "What is said of the whole run stands in summary.txt and report.html of its folder.";
+const ELSEWHERE = "The verdict on the whole run is in summary.txt and report.html in its folder.";
 
 /**
- * A heading and a sentence for a run of which nothing was found. `known`: whether it goes on; or is over, and all of it was
- * judged (`final`), or its hub went before that (`unfinal`); or nobody knows, since the hub is silent (`lost`).
+ * A heading and a sentence for a run without findings. `known`: the run is active (`live`); it ended and was fully analyzed
+ * (`final`), or its hub shut down before that (`unfinal`); or its state is unknown because the hub is silent (`lost`).
  */
 export function nothingText(known: "live" | "lost" | "unfinal" | "final", steps: number, ranks: number, worldSize: number): [string, string] {
   const live = known === "live";
-  if (known === "unfinal" && steps > 0) return ["The run is over; the final verdict was not told here.", ELSEWHERE];
-  if (known === "lost" && steps > 0) return ["What became of the run is not known here.", `Nothing had been found when its hub was last heard. ${ELSEWHERE.replace("stands", "will stand")}`];
+  if (known === "unfinal" && steps > 0) return ["The run has ended; the final verdict did not reach this page.", ELSEWHERE];
+  if (known === "lost" && steps > 0) return ["The state of the run is unknown.", `There were no findings at the last update. ${ELSEWHERE.replace(" is in ", " will be in ")}`];
   if (ranks === 0) {
     return live
-      ? ["No rank has reported yet.", "They do when their first step begins; imports and the setting up of process groups come before."]
-      : ["Nothing was recorded.", "No process told of a step: the script makes none, or the recorder never got into it (python -I or -E, env -i, a container or ssh between keep it out)."];
+      ? ["No rank has reported yet.", "Ranks report when their first step begins, after imports and the setup of process groups."]
+      : ["Nothing was recorded.", "No process reported a step: the script has none, or the recorder was not loaded (python -I or -E, env -i, a container or ssh prevent it)."];
   }
   const who = worldSize > ranks ? `${count(ranks)} of ${countOf(worldSize, "rank")}` : countOf(ranks, "rank");
-  if (steps === 0) return [`${who} and no step ${live ? "yet" : "at all"}.`, live ? "The first step often takes long: compilation, caches, the first batch." : "A process was reached, but no training step was seen in it."];
+  if (steps === 0) return [`${who}, no steps${live ? " yet" : ""}.`, live ? "The first step often takes long: compilation, caches, the first batch." : "The recorder was loaded, but saw no training step."];
   return live
-    ? ["Nothing wrong so far.", `${countOf(steps, "step")} of ${who}. A finding is shown once two looks agree.`]
+    ? ["Nothing wrong so far.", `${countOf(steps, "step")} of ${who}. A finding is shown once two checks agree.`]
     : ["Nothing was found.", `${countOf(steps, "step")} of ${who}.`];
 }
 
@@ -114,7 +114,7 @@ function Others({ run, findings, live }: { run: OpenRun; findings: readonly Find
 }
 
 function OtherFinding({ run, finding, live }: { run: OpenRun; finding: Finding; live: boolean }) {
-  // What is folded is not drawn: a run may have dozens, each with its pictures.
+  // Collapsed findings are not rendered: a run may have dozens, each with charts.
   const [open, setOpen] = useState(false);
   return (
     <details class={`other ${finding.severity}`} open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
@@ -133,10 +133,10 @@ function OtherFinding({ run, finding, live }: { run: OpenRun; finding: Finding; 
   );
 }
 
-/** For so long the words stand there to be read aloud; whoever comes by later is told by the heading. */
+/** How long the text stays in the live region; later, the heading has it. */
 const SAID_MS = 8000;
 
-/** Said to those who hear the page when it is another finding, not when its figures moved nor when the page was only opened. */
+/** Announce a new verdict to screen readers, but not changed figures or the first one after opening. */
 function Announced({ found }: { found: FindingsDocument | null }) {
   const finding = found?.findings[0];
   const key = found === null ? null : finding === undefined ? "" : findingKey(finding);

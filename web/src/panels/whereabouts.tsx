@@ -1,4 +1,4 @@
-/** Where every rank is: alike ones in one row, culprits first; with what the kernel says of their processes. */
+/** Where each rank is: equal ones in one row, culprits first, with the kernel's state of their processes. */
 
 import type { Hang } from "../api/hang-documents";
 import type { OpenRun } from "../run/open-run";
@@ -12,13 +12,13 @@ import { RankButton } from "./rank-button";
 const ROWS = 30;
 const BUTTONS = 3;
 
-/** `now`: it lasts, and the silence grows. */
+/** `now`: the hang is ongoing, so the silence grows. */
 export function WhereaboutsTable({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
   const nowMs = useNow(now ? 1000 : 0, run.now);
   const sinceNs = now ? Math.max(0, nowMs * 1e6 - hang.declared_wall_ns) : 0;
   const rows = whereabouts(hang, now);
   if (rows.length === 0) return null;
-  const title = now ? "Where everybody is" : "Where everybody was";
+  const title = now ? "Where each rank is" : "Where each rank was";
   const several = hang.hosts.length > 1;
   return (
     <div>

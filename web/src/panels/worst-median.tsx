@@ -1,6 +1,6 @@
 /**
- * By phase, the rank that takes longest beside the median rank: who is slow, and in what. Where the devices were timed, by
- * their clock, as in summary.txt: the host runs ahead of them.
+ * By phase, the slowest rank compared with the median rank. If the devices were timed, by their clock, as in summary.txt:
+ * the host runs ahead of them.
  */
 
 import { useComputed } from "@preact/signals";
@@ -13,10 +13,10 @@ import { lastStepsWords } from "./last-steps";
 import { devicePairs, deviceShares, pairs, pairsOfSummary, pairTable, rankTable, shares, shareTable, type DevicePair, type Pair, type Share } from "./rank-bars";
 import "./worst-median.css";
 
-/** Beyond it the hub's summary says who is worst: an answer with every rank would be megabytes. */
+/** With more ranks, use the hub's summary: a response with every rank would be megabytes. */
 const MOST_RANKS = 2048;
 const NAMES: Record<string, string> = { wall: "whole step", work: "own work" };
-const MEANINGS: Record<string, string> = { wall: "the step from its start to the next one's", work: "the step without the wait for peers" };
+const MEANINGS: Record<string, string> = { wall: "from the start of a step to the start of the next", work: "the step without the wait for peers" };
 
 export function WorstMedian({ run }: { run: OpenRun }) {
   const ready = useComputed(() => run.steps.value !== null).value;
@@ -30,16 +30,16 @@ export function WorstMedian({ run }: { run: OpenRun }) {
   const found = waits ? null : allPairs(ranks.value, summary.value?.summary ?? {}, many, timed);
   const parts = alone === null || !timed ? [] : deviceShares(summary.value?.summary ?? {});
   const onDevice = parts.length > 0 || (found ?? []).some((pair) => "host" in pair);
-  const which = many ? "by the summary" : lastStepsWords(run);
+  const which = many ? "from the summary" : lastStepsWords(run);
   return (
     <Card
-      title={alone === null ? "Worst against median rank" : "Where a step’s time goes"}
+      title={alone === null ? "Worst vs. median rank" : "Where a step’s time goes"}
       about={onDevice ? `phases: device time, median step${alone === null && !many ? `; whole step: ${which}` : ""}` : `${timed ? "host time " : ""}per step, ${which}`}
       class="half"
       csv={{ name: `${run.name}-worst-median`, make: () => (alone === null ? pairTable(found ?? []) : parts.length > 0 ? shareTable(parts) : rankTable(alone)) }}
     >
       {found === null ? (
-        <Nothing>{failure === null ? "Asking for the ranks …" : failure.message}</Nothing>
+        <Nothing>{failure === null ? "Loading the ranks …" : failure.message}</Nothing>
       ) : found.length === 0 ? (
         <Nothing>No rank has finished a step yet.</Nothing>
       ) : alone !== null ? (
@@ -51,7 +51,7 @@ export function WorstMedian({ run }: { run: OpenRun }) {
   );
 }
 
-/** The phases by the devices' clock where they were timed; what is of whole steps is always the host's. */
+/** Phases by the devices' clock if they were timed; whole steps are always host time. */
 function allPairs(ranks: RanksDocument | null, summary: Record<string, unknown>, many: boolean, timed: boolean): (Pair | DevicePair)[] {
   const onHost = many || ranks === null ? pairsOfSummary(summary) : pairs(ranks);
   const onDevice = timed ? devicePairs(summary) : [];
@@ -72,7 +72,7 @@ function Pairs({ run, found }: { run: OpenRun; found: readonly (Pair | DevicePai
       <tbody>
         {found.map((pair) => (
           <tr key={pair.name} class={NAMES[pair.name] === undefined ? "" : "wm-whole"}>
-            <th scope="row" title={MEANINGS[pair.name] ?? PHASE_MEANING[pair.name] ?? "a phase of the script's own"}>
+            <th scope="row" title={MEANINGS[pair.name] ?? PHASE_MEANING[pair.name] ?? "user-defined phase"}>
               {NAMES[pair.name] ?? pair.name}
             </th>
             <td class="wm-wm-pair-bars">
@@ -103,7 +103,7 @@ function Pairs({ run, found }: { run: OpenRun; found: readonly (Pair | DevicePai
   );
 }
 
-/** What is less of its phase, or of a whole step, is no news. */
+/** Smaller differences, as shares of the phase or of the step, are ignored. */
 const ALIKE = 0.05;
 const SMALL = 0.005;
 
@@ -120,7 +120,7 @@ function Difference({ run, pair, step }: { run: OpenRun; pair: Pair; step: numbe
       </>
     );
   }
-  if (worst - median <= Math.max(ALIKE * median, SMALL * step)) return <span class="muted">all alike</span>;
+  if (worst - median <= Math.max(ALIKE * median, SMALL * step)) return <span class="muted">all similar</span>;
   const times = median > 0 && worst / median >= 1.5 ? `, ${digits(worst / median)}×` : "";
   return (
     <>

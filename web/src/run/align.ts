@@ -1,9 +1,9 @@
 /**
- * Wall clock and steps laid beside each other: what the machines did at a step, and which step it was at a time.
+ * Maps wall clock time to steps and back.
  *
- * Bins say when their first step began. Between two of these moments steps pass evenly; behind the last one a bin goes on as
- * long as its steps took. Clocks may be set back: a bin that begins before its neighbour is taken to begin with it, so that a
- * later moment is never an earlier step. Before the first step and after the last there is none.
+ * Each bin has the start time of its first step. Times in between are interpolated; the last bin ends after the duration of
+ * its steps. Clocks may be set back: a bin that starts before its predecessor is assumed to start with it, so that a later
+ * time is never an earlier step. There is no step before the first and after the last.
  */
 
 import type { StepsDocument } from "../api/documents";
@@ -21,17 +21,17 @@ export class StepClock {
     this.put(began + Math.max(1, took), (columns.last[end] ?? 0) + 1);
   }
 
-  /** Which step it was, with the part of it that had passed; null before the first and after the last. */
+  /** The step at a time, with its elapsed fraction; null before the first and after the last. */
   step(wallNs: number): number | null {
     return between(this.walls, this.steps, wallNs);
   }
 
-  /** When that step began, on the hub's clock. */
+  /** Start of a step on the hub's clock. */
   wall(step: number): number | null {
     return between(this.steps, this.walls, step);
   }
 
-  /** From the start of the first step to the end of the last; null where there is no step. */
+  /** From the start of the first step to the end of the last; null if there are no steps. */
   get span(): [number, number] | null {
     const [first, last] = [this.walls[0], this.walls.at(-1)];
     return first === undefined || last === undefined || this.walls.length < 2 ? null : [first, last];
@@ -42,7 +42,7 @@ export class StepClock {
     const [lastWall, lastStep] = [this.walls.at(-1) ?? -Infinity, this.steps.at(-1) ?? -Infinity];
     if (step <= lastStep) return;
     if (wall <= lastWall) {
-      // Two steps at one moment would be no function of it: the later bin is left to its neighbours.
+      // Two steps at one time would be ambiguous: skip the later bin.
       return;
     }
     this.walls.push(wall);
@@ -66,9 +66,8 @@ function between(xs: readonly number[], ys: readonly number[], x: number): numbe
 type Values = (number | null)[];
 
 /**
- * Curves over time put onto steps: x in the middle of step s is s, as in all charts over steps, and what lies before the first
- * and after the last step is left out; so are moments of which no curve has a value, or a chart of none would look like one
- * of some. `columns` are cut in the same way.
+ * Map curves over time to steps: the middle of step s has x = s, as in all charts over steps. Points before the first and
+ * after the last step are dropped, and points at which no curve has a value. `columns` are cut in the same way.
  */
 export function ontoSteps(clock: StepClock, wallNs: readonly number[], columns: readonly (readonly (number | null)[])[]): { x: number[]; columns: Values[]; outside: number } {
   const x: number[] = [];

@@ -1,4 +1,4 @@
-/** One question, asked again when its answer may be another, but not too often. */
+/** A request that is repeated when its answer may have changed, at a limited rate. */
 
 import { aborted, Failure } from "../api/source";
 
@@ -9,7 +9,7 @@ export interface Answer<T> {
 
 export class Asker<T> {
   question: (stop: AbortSignal) => Promise<T> | null = () => null;
-  /** Whether it was asked since the run was over: the answer is the last one. */
+  /** Whether the request was made after the run ended, so that its answer is final. */
   askedLast = false;
   private readonly stop = new AbortController();
   private timer: ReturnType<typeof setTimeout> | null = null;
@@ -54,7 +54,7 @@ export class Asker<T> {
       const value = await question;
       if (!this.stop.signal.aborted) this.answer.value = { value, failure: null };
     } catch (error) {
-      // What was known stays on the screen: it is still the best there is.
+      // Keep the previous answer on the screen.
       if (!aborted(error) && !this.stop.signal.aborted) this.answer.value = { value: this.answer.value.value, failure: asFailure(error) };
     }
     this.busy = false;

@@ -1,4 +1,4 @@
-/** Keeps the address and what is looked at the same: whoever opens the link sees the same steps and the same rank. */
+/** Synchronizes the address with the selected steps and rank, so that a link reproduces the view. */
 
 import { batch, effect } from "@preact/signals";
 import { go, route } from "../route";
@@ -6,11 +6,11 @@ import { count } from "../ui/format";
 import { tell } from "../ui/toast";
 import type { OpenRun } from "./open-run";
 
-/** Until the function that comes back is called. */
+/** Active until the returned function is called. */
 export function bindRoute(run: OpenRun): () => void {
   const fromAddress = effect(() => {
     const { screen, runs, first, last, step, rank } = route.value;
-    if (screen !== "run" || runs[0] !== run.name) return; // another screen: this one is about to go
+    if (screen !== "run" || runs[0] !== run.name) return; // another screen: this one is about to close
     batch(() => {
       const view = run.view.peek();
       if ((view?.first ?? null) !== first || (view?.last ?? null) !== last) {
@@ -27,7 +27,7 @@ export function bindRoute(run: OpenRun): () => void {
     if (now.screen !== "run" || now.runs[0] !== run.name) return;
     if (Object.entries(next).some(([name, value]) => now[name as keyof typeof next] !== value)) go(next);
   });
-  // A link of another day may name what this run never had.
+  // A stale link may name ranks or steps that this run does not have.
   const possible = effect(() => {
     const about = run.about.value;
     if (about === null || about.world_size === 0) return;

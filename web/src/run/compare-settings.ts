@@ -1,4 +1,4 @@
-/** What two runs were started with, flattened to names and texts, so that only what differs needs to be shown. */
+/** Settings of two runs, flattened to names and texts, so that only the differences need to be shown. */
 
 export type Settings = Map<string, string>;
 
@@ -9,7 +9,7 @@ export interface SettingsDifference {
 
 const DEEPEST = 4;
 
-/** `{loader: {workers: 4}}` becomes `loader.workers: 4`; lists are one text; nothing and null are left out. */
+/** `{loader: {workers: 4}}` becomes `loader.workers: 4`; lists become one text; empty values are left out. */
 export function flattened(value: unknown, name = "", into: Settings = new Map(), depth = 0): Settings {
   if (value === null || value === undefined || value === "") return into;
   if (typeof value === "object" && !Array.isArray(value) && depth < DEEPEST) {
@@ -32,11 +32,11 @@ export function settingsDifference(one: Settings, two: Settings): SettingsDiffer
 
 export interface Word {
   text: string;
-  /** Whether the other text has it not, or less often. */
+  /** Whether the other text lacks it, or has it less often. */
   own: boolean;
 }
 
-/** A text in words, those that the other lacks marked. */
+/** Split a text into words and mark those that the other text lacks. */
 export function ownWords(text: string, other: string | null): Word[] {
   const left = new Map<string, number>();
   for (const word of (other ?? "").split(/(\s+)/)) left.set(word, (left.get(word) ?? 0) + 1);

@@ -1,12 +1,10 @@
 /**
- * Two runs beside one another: figures of each, and whether a difference is more than the steps of one run differ
- * among themselves.
+ * Compare two runs: figures of each, and whether a difference exceeds the step-to-step spread.
  *
- * The spread of a run is half of what lies between the first and the third quartile of its newest steps, or half of
- * what the medians of four stretches of it lie apart, if that is more: a run that drifts is not a quiet one. What
- * most steps do not have at all (an evaluation, a checkpoint) has neither: there it is not known, and a difference is
- * shown without a judgement. A difference below the larger of both spreads is said to be within it. That is a
- * statement about size, not a test.
+ * The spread of a run is half the interquartile range of its newest steps, or half the range of the medians of four
+ * consecutive parts if that is larger, so that a drifting run does not look quiet. For phases that most steps do not
+ * have (an evaluation, a checkpoint) the spread is unknown, and a difference is shown without a judgment. A difference
+ * below the larger of both spreads is reported as within it. This is a statement about size, not a statistical test.
  */
 
 import type { StepsDocument } from "../api/documents";
@@ -18,19 +16,19 @@ export interface Pair {
   one: number | null;
   two: number | null;
   better: Better;
-  /** What the steps of either run differ by themselves, in the same unit; null: not known for this figure. */
+  /** The larger step-to-step spread of both runs, in the same unit; null: unknown for this figure. */
   spread: number | null;
-  /** Said in place of which is the better one, where nobody could know. */
+  /** Shown instead of a judgment if none is possible. */
   unjudged?: string;
 }
 
 export interface Difference {
-  /** `two` less `one`. */
+  /** `two` minus `one`. */
   by: number;
-  /** Of `one`; null where that is nothing. */
+  /** Relative to `one`; null if that is zero. */
   share: number | null;
   within: boolean;
-  /** Which is the better one; null when they are the same, it is within the spread, or nobody can judge. */
+  /** The better run; null if they are equal, within the spread, or cannot be judged. */
   winner: "one" | "two" | null;
 }
 
@@ -44,10 +42,10 @@ export function difference(pair: Pair): Difference | null {
 }
 
 const STRETCHES = 4;
-/** Fewer steps have no spread that could be spoken of. */
+/** With fewer steps the spread is unknown. */
 const LEAST_STEPS = 8;
 
-/** Of one run, by `wall` and phase, in nanoseconds, from its newest steps one by one (see above). */
+/** The spread of one run for `wall` or a phase, in nanoseconds, from its newest individual steps (see above). */
 export function spreadNs(steps: StepsDocument, name: string): number | null {
   const values = steps.mean_ns[name];
   if (values === undefined || values.length < LEAST_STEPS || steps.steps.some((many) => many !== 1)) return null;
@@ -59,20 +57,20 @@ export function spreadNs(steps: StepsDocument, name: string): number | null {
   return Math.max(half, (Math.max(...medians) - Math.min(...medians)) / 2);
 }
 
-/** Whether so few of the steps have any of it that their spread says nothing of it. */
+/** Whether fewer than half of the steps have this phase, so that the spread is meaningless. */
 export function seldom(steps: StepsDocument, name: string): boolean {
   const values = steps.mean_ns[name];
   return values !== undefined && values.length > 0 && values.filter((value) => value > 0).length * 2 < values.length;
 }
 
-/** The larger of both; null unless both are known. */
+/** The larger spread of both runs; null unless both are known. */
 export function eitherSpreadNs(one: StepsDocument | null, two: StepsDocument | null, name: string): number | null {
   const found = [one, two].map((steps) => (steps === null ? null : spreadNs(steps, name)));
   const [first = null, second = null] = found;
   return first === null || second === null ? null : Math.max(first, second);
 }
 
-/** Between neighbours, in proportion. */
+/** Linearly interpolated quantile. */
 export function quantileOf(values: readonly number[], share: number): number {
   const sorted = [...values].sort((one, two) => one - two);
   const place = share * (sorted.length - 1);
@@ -86,7 +84,7 @@ export interface Curve {
   y: number[];
 }
 
-/** Step time over steps, or over the share of the run in percent; of each bin the mean over its ranks. */
+/** Step time (mean over ranks) by step, or by share of the run in percent. */
 export function curve(steps: StepsDocument, by: "step" | "share"): Curve {
   const first = steps.first[0] ?? 0;
   const length = (steps.last.at(-1) ?? 0) - first + 1;
@@ -94,7 +92,7 @@ export function curve(steps: StepsDocument, by: "step" | "share"): Curve {
   return { x, y: steps.mean_ns["wall"] ?? [] };
 }
 
-/** Up to where a chart has to reach; a few steps far beyond all others, such as the first, would hide the rest. */
+/** Upper limit of the chart's axis; a few outliers, such as the first step, would flatten the rest. */
 export function ceiling(values: readonly number[]): { top: number; beyond: number } {
   const most = values.reduce((one, two) => Math.max(one, two), 0);
   const usual = values.length < LEAST_STEPS ? most : quantileOf(values, 0.98);
@@ -106,9 +104,9 @@ export function ceiling(values: readonly number[]): { top: number; beyond: numbe
 /** The headline: which is faster, and by how much. */
 export function verdictOf(pair: Pair, one: string, two: string, shown: (value: number) => string): string {
   const found = difference(pair);
-  if (found === null || pair.one === null || pair.two === null) return "One of the two has no steps to compare yet.";
-  const figures = (first: number, second: number): string => `${shown(first)} against ${shown(second)} a step (median)`;
-  if (found.winner === null) return `No difference beyond the spread of the steps: ${figures(pair.one, pair.two)}.`;
+  if (found === null || pair.one === null || pair.two === null) return "One of the runs has no steps to compare yet.";
+  const figures = (first: number, second: number): string => `${shown(first)} vs. ${shown(second)} per step (median)`;
+  if (found.winner === null) return `No difference beyond the step-to-step spread: ${figures(pair.one, pair.two)}.`;
   const [fast, slow] = found.winner === "one" ? [one, two] : [two, one];
   const [less, more] = [Math.min(pair.one, pair.two), Math.max(pair.one, pair.two)];
   const times = more / less;
@@ -118,10 +116,10 @@ export function verdictOf(pair: Pair, one: string, two: string, shown: (value: n
 
 const CUT_SHORT: Readonly<Record<string, string>> = { crashed: "crashed", failed: "failed", interrupted: "was interrupted" };
 
-/** What the headline has to be read with: a run that did not get to its end was compared all the same. */
+/** Notes for the headline about runs that did not finish. */
 export function cutShort(one: string, two: string): string[] {
   return Object.entries({ A: one, B: two }).flatMap(([name, status]) => {
     const ended = CUT_SHORT[status];
-    return ended === undefined ? [] : [`${name} ${ended}: its figures are of the steps that it made.`];
+    return ended === undefined ? [] : [`${name} ${ended}; its figures cover the steps it completed.`];
   });
 }

@@ -1,4 +1,4 @@
-/** One of two runs that are compared: what is asked of it, and the figures that are laid beside the other's. */
+/** One of two compared runs: the data it needs, and the figures that are compared. */
 
 import type { RunDocument, StepsDocument, SummaryDocument } from "../api/documents";
 import type { Source } from "../api/source";
@@ -9,10 +9,10 @@ import { BINS } from "./steps";
 import { ordered } from "../charts/palette";
 import { peersText } from "../words/context";
 
-/** Steps one by one, for the spread. */
+/** Individual steps, for the spread. */
 const NEWEST = 512;
 const MS = 1e6;
-/** A peak of memory is one figure without a spread; two that differ by less than this share are not told apart. */
+/** Peak memory is one figure without a spread; relative differences below this count as equal. */
 const ALIKE = 0.02;
 
 export interface ComparedRun {
@@ -42,7 +42,7 @@ const TIMES: [string, string][] = [
   ["longest", "max_ms"],
 ];
 
-/** Step times. The tail, which a few steps decide, differs by no less than the others do. */
+/** Step times. The tail depends on a few steps and varies at least as much as the median. */
 export function stepPairs(one: ComparedRun, two: ComparedRun): Pair[] {
   const wall = eitherSpreadNs(one.newest, two.newest, "wall");
   return TIMES.map(([name, key]) => ({
@@ -54,7 +54,7 @@ export function stepPairs(one: ComparedRun, two: ComparedRun): Pair[] {
   }));
 }
 
-/** What the steps differ by, as a pace: of two medians that differ by just so much, the paces do. */
+/** Steps per second; its spread is that of the median step time, as a share. */
 export function pacePair(one: ComparedRun, two: ComparedRun): Pair {
   const [a, b] = [one, two].map((run) => figure(run.summary, "steps", "per_second"));
   const [median] = stepPairs(one, two);
@@ -63,21 +63,21 @@ export function pacePair(one: ComparedRun, two: ComparedRun): Pair {
   return { name: "steps per second", one: a ?? null, two: b ?? null, better: "more", spread: share === null ? null : share * Math.max(a ?? 0, b ?? 0) };
 }
 
-/** By phase, the mean over ranks; one that only one of them has is nothing in the other. */
+/** Phases, mean over ranks; a phase that only one run has is zero in the other. */
 export function phasePairs(one: ComparedRun, two: ComparedRun): Pair[] {
   const names = [one, two].flatMap((run) => Object.keys(part(run.summary, "phases")));
   return ordered([...new Set(names)]).map((name) => {
     const [a, b] = [one, two].map((run) => figure(run.summary, "phases", name, "mean_ms") ?? 0);
     const pair: Pair = { name, one: times(a ?? null, MS), two: times(b ?? null, MS), better: "less", spread: eitherSpreadNs(one.newest, two.newest, name) };
     const rare = [one, two].some((run) => seldom(run.newest, name));
-    return rare ? { ...pair, spread: null, unjudged: "not judged: most steps have none of it" } : pair;
+    return rare ? { ...pair, spread: null, unjudged: "not judged: most steps do not have this phase" } : pair;
   });
 }
 
 export function memoryPairs(one: ComparedRun, two: ComparedRun): Pair[] {
   const kinds: [string, string][] = [
-    ["device, at most", "device_peak"],
-    ["process with mapped files, at most", "rss_peak"],
+    ["device, peak", "device_peak"],
+    ["process with mapped files, peak", "rss_peak"],
   ];
   return kinds
     .map(([name, key]): Pair => {
@@ -89,7 +89,7 @@ export function memoryPairs(one: ComparedRun, two: ComparedRun): Pair[] {
     .filter((pair) => pair.one !== null || pair.two !== null);
 }
 
-/** What it was started with, and what it found. */
+/** How the run was started, and its environment. */
 export function settingsOf(run: ComparedRun): Settings {
   const { context, world_size } = run.about;
   const [rank] = Array.isArray(run.summary["ranks"]) ? (run.summary["ranks"] as Record<string, unknown>[]) : [];

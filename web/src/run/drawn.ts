@@ -1,6 +1,6 @@
 /**
- * Tells the browser's own timeline when a step came to the screen, so that benchmarks (bench/page.py) can say how long that
- * took: `performance.mark("stepscope:drawn", {detail: {step}})`. Only the last mark is kept.
+ * Marks in the browser's timeline when a step was drawn, so that benchmarks (bench/page.py) can measure the delay:
+ * `performance.mark("stepscope:drawn", {detail: {step}})`. Only the last mark is kept.
  */
 
 import { useEffect } from "preact/hooks";
@@ -8,12 +8,12 @@ import type { OpenRun } from "./open-run";
 
 const DRAWN = "stepscope:drawn";
 
-/** Draws nothing itself; stands last on the screen, so that all charts had their turn. */
+/** Renders nothing; placed last on the screen, after all charts. */
 export function Drawn({ run }: { run: OpenRun }): null {
   const step = run.steps.value?.last.at(-1) ?? null;
   useEffect(() => {
     if (step === null) return;
-    // Charts draw before the next frame; the one after it begins when that frame was handed to the screen.
+    // Charts draw before the next frame; the frame after it starts once that one was presented.
     requestAnimationFrame(() =>
       requestAnimationFrame(() => {
         performance.clearMarks(DRAWN);

@@ -1,4 +1,4 @@
-/** Which runs of a list are shown, and in which order. */
+/** Filter and sort the list of runs. */
 
 import type { RunRow } from "../api/documents";
 
@@ -13,7 +13,7 @@ export interface ListView {
   down: boolean;
 }
 
-/** All words of the search are somewhere in the name, the status or the verdict; runs without a figure come last. */
+/** Rows that contain all search words in name, status or verdict; rows without a value in the sort column come last. */
 export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
   const found = rows.filter((row) => {
@@ -25,7 +25,7 @@ export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
   return found.sort((one, two) => order(one[view.column], two[view.column], sign) || two.created_wall_ns - one.created_wall_ns);
 }
 
-/** How many runs have which status, the most frequent first. */
+/** Number of runs per status, most frequent first. */
 export function statuses(rows: readonly RunRow[]): [string, number][] {
   const found = new Map<string, number>();
   for (const row of rows) found.set(row.status, (found.get(row.status) ?? 0) + 1);
@@ -33,8 +33,8 @@ export function statuses(rows: readonly RunRow[]): [string, number][] {
 }
 
 /**
- * The newest runs as they are now, before those that were known. Null where these are not as many as the hub has: older ones
- * are gone, or have come, and nobody knows which.
+ * The refreshed newest runs, followed by the known older ones. Null if the count does not match the hub's: older runs were
+ * added or removed, and the whole list must be loaded.
  */
 export function withNewest(known: readonly RunRow[], newest: readonly RunRow[], total: number): RunRow[] | null {
   const fresh = new Set(newest.map((row) => row.id));
@@ -42,7 +42,7 @@ export function withNewest(known: readonly RunRow[], newest: readonly RunRow[], 
   return rows.length === total ? rows : null;
 }
 
-/** At most two are chosen to be compared; a third takes the place of the first. */
+/** At most two runs are selected for comparison; a third replaces the first. */
 export function toggled(chosen: readonly string[], id: string): string[] {
   return chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id].slice(-2);
 }

@@ -1,8 +1,8 @@
 /**
- * The run that is looked at: what is known of it, kept up with its hub.
+ * The open run: its data, kept up to date with the hub.
  *
- * Panels read the signals. What comes over the stream is put in at once; what has to be asked for (`ask` below) is asked
- * again when the run moved on, at most every few seconds. Nothing here grows with the length of the run.
+ * Panels read the signals. News from the stream is applied at once; other resources (`useAnswer` below) are requested again
+ * when the run progresses, at most every few seconds. Nothing here grows with the length of the run.
  */
 
 import { batch, computed, signal, useSignal, useSignalEffect } from "@preact/signals";
@@ -22,47 +22,47 @@ export interface View {
 }
 
 const MOST_EVENTS = 2000;
-/** Of a run that is over a hub may still say that it ends with it. */
+/** After the end of a run, how long to wait for a hub's announcement that it shuts down too. */
 const LAST_WORD_MS = 2000;
-/** For so long at most a hub that ends with its run still answers. */
+/** How long a hub that shuts down with its run still responds, at most. */
 const LAST_ANSWERS_MS = 6000;
-const NOT_LOADED = "It was not asked for before the hub ended with its run; report.html in the run’s folder has it.";
+const NOT_LOADED = "Not loaded before the hub shut down. See report.html in the run’s folder.";
 
 export class OpenRun {
   readonly about = signal<RunDocument | null>(null);
   readonly status = signal<Status | null>(null);
   readonly findings = signal<FindingsDocument | null>(null);
   readonly events = signal<RunEvent[]>([]);
-  /** The whole run in at most twice `BINS` bins; the newest steps one by one while it goes on. */
+  /** The whole run in at most twice `BINS` bins; the newest steps individually while it is active. */
   readonly steps = signal<StepsDocument | null>(null);
-  /** Whether devices are timed: times of the host are then called so. */
+  /** Whether devices are timed; host times are then labeled as such. */
   readonly timed = computed(() => this.steps.value !== null && devicePhases(this.steps.value).length > 0);
-  /** The steps that are looked at; null: all of them, and those that come. */
+  /** The visible steps; null: all, including new ones. */
   readonly view = signal<View | null>(null);
-  /** The steps of `view` as fine as they are known, a bin more at each side; the whole run while there is no view. */
+  /** The steps of `view` in the finest known resolution, plus a bin at each side; the whole run if there is no view. */
   readonly seen = signal<StepsDocument | null>(null);
   readonly rank = signal<number | null>(null);
   readonly step = signal<number | null>(null);
   readonly connection = signal<Connection>("connecting");
   readonly trouble = signal<Failure | null>(null);
-  /** When the hub was last heard, by `performance.now()`. */
+  /** Time of the hub's last response, by `performance.now()`. */
   heardMs = performance.now();
-  /** From when on nobody is there to be asked. */
+  /** When the hub will no longer respond. */
   private emptyMs = Infinity;
-  /** When it last brought steps; null: not since they were asked for. */
+  /** When steps last arrived by stream; null: none since loading. */
   movedMs: number | null = null;
-  /** What the run's clock is ahead of `performance.now()`; null: the hub did not say what time it is there. */
+  /** Offset of the run's clock from `performance.now()`; null: unknown. */
   private aheadMs: number | null = null;
-  /** Counts what came: whoever asks for more by itself asks again when it is another number. */
+  /** Increases with each update, which triggers repeated requests. */
   readonly beat = signal(0);
 
   private stopFollowing: (() => void) | null = null;
   private leaving: ReturnType<typeof setTimeout> | null = null;
   private readonly closed = new AbortController();
   private loading: Promise<void> | null = null;
-  /** Whether the answer that is under way is too old already. */
+  /** Whether the pending load is already outdated. */
   private stale = false;
-  /** What the stream told while everything was asked for anew: the answer may be older. */
+  /** News received during a load, whose answer may be older. */
   private meanwhile: News[] = [];
 
   constructor(
@@ -70,7 +70,7 @@ export class OpenRun {
     readonly name: string,
   ) {}
 
-  /** Load it and follow it, until `close`; again after a sign-in, or when somebody is tired of waiting. */
+  /** Load and follow the run until `close`; called again after sign-in or by "Try now". */
   async open(): Promise<void> {
     this.unfollow();
     this.emptyMs = Infinity;
@@ -78,7 +78,7 @@ export class OpenRun {
       await this.load();
     } catch (error) {
       if (aborted(error)) return;
-      // Once something is shown it stays: the stream tells when there is more.
+      // Keep what is shown; the stream reports when there is more.
       if (this.about.value === null) this.trouble.value = asFailure(error);
       else if (asFailure(error).trouble !== "refused") this.follow();
       return;
@@ -88,7 +88,7 @@ export class OpenRun {
     else this.follow();
   }
 
-  /** Now, by the run's clock: neither the time of day here nor there may be set, or be wrong, and change it. */
+  /** Current time by the run's clock; unaffected by changes of either wall clock. */
   readonly now = (): number => (this.aheadMs === null ? Date.now() : performance.now() + this.aheadMs);
 
   close(): void {
@@ -136,7 +136,7 @@ export class OpenRun {
     this.stopFollowing = null;
   }
 
-  /** A question without an answer says how the connection is, where no stream is open that would. */
+  /** A failed request updates the connection state if no stream is open to do so. */
   private missed(failure: Failure): void {
     if (this.about.value === null || this.closed.signal.aborted) return;
     if (failure.trouble === "refused") this.connection.value = "refused";
@@ -146,7 +146,7 @@ export class OpenRun {
     }
   }
 
-  /** Everything anew; whoever asks while it is under way gets the same answer. */
+  /** Load everything; concurrent calls share one load. */
   private load(): Promise<void> {
     this.loading ??= this.loadOnce().finally(() => {
       this.loading = null;
@@ -158,7 +158,7 @@ export class OpenRun {
 
   private async loadOnce(): Promise<void> {
     const stop = this.closed.signal;
-    // Whoever is not let in, or asks for a run that is not there, hears so once.
+    // First one request, so that a refusal or a missing run is reported once.
     const first = this.about.peek() === null ? await this.get<RunDocument>("", {}, stop) : null;
     const [about, steps, findings, events] = await Promise.all([
       first ?? this.get<RunDocument>("", {}, stop),
@@ -179,7 +179,7 @@ export class OpenRun {
     });
   }
 
-  /** The API begins with the oldest; of a long run only the last ones are kept here. */
+  /** The API returns the oldest events first; only the last `MOST_EVENTS` are kept. */
   private async newestEvents(stop: AbortSignal): Promise<RunEvent[]> {
     const first = await this.get<EventsDocument>("events", { limit: MOST_EVENTS }, stop);
     if (!(first.total > MOST_EVENTS)) return first.events;
@@ -197,14 +197,14 @@ export class OpenRun {
       this.beat.value += 1;
     });
     if (news.event === "reset") {
-      // The first only says where the stream begins: what came between our question and it is missing here.
+      // The first reset only says where the stream starts; steps between our load and that point are missing.
       const known = this.steps.value?.last.at(-1) ?? -1;
       if (news.data.why !== "first" || news.data.last_step > known) this.reload();
     } else if (news.event === "steps" && (this.steps.value?.first.length ?? 0) > 2 * BINS) {
       if (this.loading === null) this.reload();
     } else if (news.event === "status") {
       if (news.data.over && this.leaving === null) this.leave();
-      // What is said of a run that has ended is another page than what was said while it went on.
+      // The documents of an ended run differ from those of an active one.
       if (news.data.over && this.about.value?.over === false) this.reload();
     }
   }
@@ -217,7 +217,7 @@ export class OpenRun {
     else if (news.event === "status") this.status.value = news.data;
   }
 
-  /** Nothing more will come: no connection is held for it. */
+  /** Close the stream: nothing more will arrive. */
   private leave(): void {
     this.leaving = setTimeout(() => {
       this.leaving = null;
@@ -227,14 +227,14 @@ export class OpenRun {
     }, LAST_WORD_MS);
   }
 
-  /** Not answered: what is shown stays. */
+  /** Load again; on failure keep what is shown. */
   private reload(): void {
     this.stale = this.loading !== null;
     if (!this.stale) this.load().catch(() => undefined);
   }
 }
 
-/** What is asked first about a run, as `OpenRun` asks for it. */
+/** The first requests of `OpenRun`. */
 export function firstQuestions(name: string): [string, Params][] {
   return [
     [pathOf(name, ""), {}],
@@ -250,8 +250,8 @@ function pathOf(name: string, resource: string): string {
 }
 
 /**
- * Ask the run for a resource, and again when it moved on, at most every `everyMs`; `resource` null: do not ask.
- * A new question takes the place of the old one at once.
+ * Request a resource of the run, and again when the run progresses, at most every `everyMs`; `resource` null: no request.
+ * A new request replaces the old one at once.
  */
 export function useAnswer<T>(run: OpenRun, resource: string | null, params: Params = {}, everyMs = 2000): Answer<T> {
   return useAsked(run, JSON.stringify([resource, params]), everyMs, (stop) =>
@@ -259,7 +259,7 @@ export function useAnswer<T>(run: OpenRun, resource: string | null, params: Para
   );
 }
 
-/** The same for any question, e.g. `run.source.heat(…)`; `key` says which one it is. */
+/** The same for any request, such as `run.source.heat(…)`, identified by `key`. */
 export function useAsked<T>(
   run: OpenRun,
   key: string,
@@ -268,7 +268,7 @@ export function useAsked<T>(
 ): Answer<T> {
   const answer = useSignal<Answer<T>>({ value: null, failure: null });
   const asker = useMemo(() => new Asker(answer, everyMs), [run, key]);
-  // A hub that ends with its run is asked once more for everything, then for nothing that is known already.
+  // When a hub shuts down with its run, everything is requested once more, then nothing that is already known.
   asker.question = (stop) => {
     if (run.connection.peek() === "ended" && asker.askedLast && answer.peek().value !== null) return null;
     asker.askedLast = run.status.peek()?.over === true;
@@ -277,9 +277,9 @@ export function useAsked<T>(
   useEffect(() => () => asker.close(), [asker]);
   useSignalEffect(() => {
     void run.beat.value;
-    // Nothing is asked about a run that may not be there.
+    // Make no requests for a run that may not exist.
     if (run.about.value === null) return;
-    // A hub that ends with its run is there for a moment only.
+    // The hub may shut down soon after the run.
     asker.due(run.status.value?.over === true);
   });
   useEffect(() => {

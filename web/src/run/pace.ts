@@ -1,13 +1,13 @@
-/** How far a run is and how fast it goes, from the steps that are known. */
+/** Progress and speed of a run, from the known steps. */
 
 import type { Status, StepsDocument } from "../api/documents";
 
-/** The newest step that any rank made; -1: none yet. The status alone is told only when it changes. */
+/** The newest step completed by any rank; -1: none yet. The status alone is only sent when it changes. */
 export function newestStep(status: Status | null, steps: StepsDocument | null): number {
   return Math.max(status?.newest_step ?? -1, steps?.last.at(-1) ?? -1);
 }
 
-/** Steps in a second over the last few bins, by the clock of the ranks; null where there are too few to say. */
+/** Steps per second over the last few bins, by the ranks' clock; null if there are too few. */
 export function stepsPerSecond(steps: StepsDocument | null, over = 20): number | null {
   if (steps === null) return null;
   const end = steps.first.length - 1;
@@ -20,21 +20,21 @@ export function stepsPerSecond(steps: StepsDocument | null, over = 20): number |
 const LEAST_QUIET_MS = 3000;
 const QUIET_TIMES = 5;
 
-/** The same, while steps come: of a job whose ranks have ended, or that stands still, there is no pace. */
+/** The same, but null if no new steps arrive: the ranks ended, or the job hangs. */
 export function paceNow(steps: StepsDocument | null, quietMs: number | null): number | null {
   const pace = stepsPerSecond(steps);
   return pace === null || (quietMs !== null && quietMs > Math.max(LEAST_QUIET_MS, (QUIET_TIMES * 1000) / pace)) ? null : pace;
 }
 
 const LEAST_STALL_MS = 10_000;
-/** So many times longer than a step takes, and it is no longer only a slow one. */
+/** After this multiple of the step time it is a stall, not only a slow step. */
 const STALL_TIMES = 10;
 
 /**
- * For how long no step has ended, where that is far longer than one takes; null: they come.
+ * How long no step has ended, if that is much longer than a step takes; null: steps arrive.
  *
- * `quietMs`: since steps last came here, null when none came since the page was opened. Then only the clocks tell, and
- * ours may differ from that of the ranks: steps that come are believed before any clock.
+ * `quietMs`: time since steps last arrived, null if none did since the page was opened. Only then the clocks are compared,
+ * since ours may differ from the ranks'.
  */
 export function stalledMs(steps: StepsDocument | null, quietMs: number | null, nowMs: number, createdNs: number | null): number | null {
   const ended = lastStepEndNs(steps);
@@ -44,7 +44,7 @@ export function stalledMs(steps: StepsDocument | null, quietMs: number | null, n
   return idle > limit ? idle : null;
 }
 
-/** When the newest step that is known had ended, about: its start and what it took the slowest rank. */
+/** Approximate end of the newest known step: its start plus the time of the slowest rank. */
 export function lastStepEndNs(steps: StepsDocument | null): number | null {
   const start = steps?.start_wall_ns.at(-1);
   if (steps === null || start === undefined) return null;

@@ -1,8 +1,8 @@
 /**
- * The list of runs, kept up with its hub while somebody looks.
+ * The list of runs, kept up to date while the page is visible.
  *
- * All pages are asked for once; after that only the newest runs, often while one of them goes on and seldom otherwise,
- * and never so often that the hub would be busy with it. All of them again when older ones are gone.
+ * All pages are loaded once, then only the newest runs: often while one of them is active, otherwise rarely, and never so
+ * often that it loads the hub. Everything is loaded again if older runs disappeared.
  */
 
 import { signal } from "@preact/signals";
@@ -14,7 +14,7 @@ import { asFailure } from "./open-run";
 const PAGE = 1000;
 const SOON_MS = 3000;
 const SELDOM_MS = 20_000;
-/** Of the time at most goes into asking. */
+/** Maximum share of the time spent on requests. */
 const SHARE = 0.1;
 
 export class RunFeed {
@@ -71,7 +71,7 @@ export class RunFeed {
       while (rows.length < total && runs.length === PAGE) {
         if (known.length === 0) this.rows.value = rows;
         ({ runs, total } = await this.page(rows.length));
-        const there: Set<string> = new Set(rows.map((row) => row.id)); // a run that came meanwhile has moved all others
+        const there: Set<string> = new Set(rows.map((row) => row.id)); // a new run shifts all others
         rows = [...rows, ...runs.filter((row) => !there.has(row.id))];
       }
     }

@@ -1,9 +1,9 @@
-/** A signal read now and then: for panels that need not be drawn again with every step of a fast run. */
+/** A throttled signal, for panels that need not redraw with every step of a fast run. */
 
 import { useSignal, useSignalEffect, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
-/** Its value of now, and again at most every `everyMs`; the last one is never missed. */
+/** The current value, updated at most every `everyMs`; the last value is never missed. */
 export function useSlowly<T>(source: ReadonlySignal<T>, everyMs: number): T {
   const shown = useSignal(source.peek());
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null);

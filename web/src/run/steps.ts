@@ -1,11 +1,11 @@
-/** Columns of steps: joined as they come, bounded, turned into rows for charts. */
+/** Columns of steps: merged as they arrive, and read by charts. */
 
 import type { StepsDocument } from "../api/documents";
 
-/** How many bins the hub is asked for; twice as many may come to stand before it is asked anew. */
+/** Bins requested from the hub; after growing to twice as many, they are requested again. */
 export const BINS = 600;
 
-/** `more` behind `known`; what both have is taken from `more`. */
+/** Append `more` to `known`; where they overlap, `more` wins. */
 export function joined(known: StepsDocument, more: StepsDocument): StepsDocument {
   const from = more.first[0];
   if (from === undefined) return known;
@@ -14,14 +14,14 @@ export function joined(known: StepsDocument, more: StepsDocument): StepsDocument
   return merged(known, more, (one, two) => [...one.slice(0, keep), ...two]);
 }
 
-/** `known` with the steps of `again` in the place of what was said of them; a step that is part of a longer bin stays. */
+/** Replace steps of `known` by those of `again`; steps inside longer bins stay. */
 export function corrected(known: StepsDocument, again: StepsDocument): StepsDocument {
   const anew = new Map(again.first.map((step, at) => [step, at]));
   const places = known.first.map((first, at) => (known.last[at] === first ? (anew.get(first) ?? -1) : -1));
   return merged(known, again, (one, two) => one.map((value, at) => two[places[at] ?? -1] ?? value));
 }
 
-/** Both, column by column; a name that only one of them has counts as nothing in the other. */
+/** Merge column by column; a column that only one has is empty in the other. */
 function merged(known: StepsDocument, more: StepsDocument, join: <T>(one: T[], two: T[]) => T[]): StepsDocument {
   const columns = <T>(one: Record<string, T[]>, two: Record<string, T[]>, none: T): Record<string, T[]> => {
     const found: Record<string, T[]> = {};
@@ -47,12 +47,12 @@ function merged(known: StepsDocument, more: StepsDocument, join: <T>(one: T[], t
   };
 }
 
-/** The phases with any time on a device; none where no device was timed. */
+/** The phases with time on a device; empty if no device was timed. */
 export function devicePhases(steps: StepsDocument): string[] {
   return Object.keys(steps.device_mean_ns).filter((name) => steps.device_mean_ns[name]?.some((value) => (value ?? 0) > 0));
 }
 
-/** Which bin holds that step; -1: none. */
+/** Index of the bin that contains a step; -1: none. */
 export function binOf(steps: StepsDocument, step: number): number {
   let low = 0;
   let high = steps.first.length - 1;
@@ -65,7 +65,7 @@ export function binOf(steps: StepsDocument, step: number): number {
   return -1;
 }
 
-/** The step that began last at that time, by the word of the bins; null before the first. */
+/** The last step started by that time, according to the bins; null before the first. */
 export function stepAt(steps: StepsDocument, wallNs: number): number | null {
   let found: number | null = null;
   for (let at = 0; at < steps.first.length; at += 1) {

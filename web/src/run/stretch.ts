@@ -1,8 +1,8 @@
 /**
- * The steps of the stretch that is looked at, as fine as the screen can show them.
+ * The steps of the visible range, in the finest resolution that the screen can show.
  *
- * The whole run is there already (`run.steps`); of a stretch the hub is asked. It is asked for a little more than is seen, so
- * that a window that follows the run or is dragged a little does not ask each time, and the newest steps come from the stream.
+ * The whole run is already loaded (`run.steps`); a range is requested from the hub, slightly larger than the view, so that
+ * following the run or a small drag needs no new request. The newest steps come from the stream.
  */
 
 import { useEffect, useMemo } from "preact/hooks";
@@ -13,12 +13,12 @@ import { joined } from "./steps";
 
 export interface Question {
   first: number;
-  /** Null: up to the newest. */
+  /** Null: up to the newest step. */
   last: number | null;
   bins: number;
 }
 
-/** Few different questions for many windows: edges on a raster of about a quarter of the window. */
+/** Round the range to a grid of about a quarter of the window, so that many windows share one request. */
 export function question(view: View, whole: View, pixels: number): Question {
   const length = view.last - view.first + 1;
   const raster = 2 ** Math.max(0, Math.floor(Math.log2(Math.max(1, length / 4))));
@@ -30,7 +30,7 @@ export function question(view: View, whole: View, pixels: number): Question {
   return { first, last, bins: Math.min(4096, Math.max(64, bins)) };
 }
 
-/** The wall clock of a view, for samples: as `question`, a little more than is seen, and the same for neighbouring windows. */
+/** The wall clock range of a view, for samples; rounded like `question`. */
 export function wallSpan(view: View | null, whole: View, clock: StepClock): { first_ns?: string; last_ns?: string } {
   if (view === null) return {};
   const { first, last } = question(view, whole, 1);
@@ -39,13 +39,13 @@ export function wallSpan(view: View | null, whole: View, clock: StepClock): { fi
   return { ...(from === null ? {} : { first_ns: second(from) }), ...(to === null ? {} : { last_ns: second(to + 1e9) }) };
 }
 
-/** First and last step that are known; null before the first. */
+/** First and last known step; null if there are none. */
 export function extent(steps: StepsDocument | null): View | null {
   const [first, last] = [steps?.first[0], steps?.last.at(-1)];
   return first === undefined || last === undefined ? null : { first, last };
 }
 
-/** `fine`, and behind it what of `all` is newer. */
+/** `fine` plus the newer part of `all`. */
 export function completed(fine: StepsDocument, all: StepsDocument): StepsDocument {
   const end = fine.last.at(-1);
   if (end === undefined) return all;
@@ -53,7 +53,7 @@ export function completed(fine: StepsDocument, all: StepsDocument): StepsDocumen
   return from < 0 ? fine : joined(fine, sliced(all, from, all.first.length));
 }
 
-/** Only the bins that have a step in the view, and one more at each side. */
+/** The bins with a step in the view, plus one at each side. */
 export function within(steps: StepsDocument, view: View): StepsDocument {
   let from = steps.last.findIndex((last) => last >= view.first);
   if (from < 0) from = steps.first.length;
@@ -80,8 +80,8 @@ function sliced(steps: StepsDocument, from: number, to: number): StepsDocument {
 }
 
 /**
- * The finest that is known of what is looked at, and `asking`: whether something finer is on its way. One panel asks, and
- * the others find it in `run.seen`.
+ * The finest known data for the view; `asking`: whether finer data is being loaded. One panel requests it, the others read
+ * `run.seen`.
  */
 export function useStretch(run: OpenRun, pixels: number): { steps: StepsDocument | null; asking: boolean } {
   const all = run.steps.value;
@@ -104,13 +104,13 @@ function params(wanted: Question): Record<string, number> {
   return { first: wanted.first, bins: wanted.bins, ...(wanted.last === null ? {} : { last: wanted.last }) };
 }
 
-/** Whether what is there already has each step of the view by itself. */
+/** Whether the loaded data already has each step of the view individually. */
 function finest(all: StepsDocument | null, view: View): boolean {
   if (all === null) return false;
   return all.first.every((first, at) => (all.last[at] ?? 0) < view.first || first > view.last || all.steps[at] === 1);
 }
 
-/** An answer to the question before may still be there. */
+/** Whether the answer, which may be to the previous request, covers the view. */
 function covers(steps: StepsDocument, view: View): boolean {
   const [first, last] = [steps.first[0], steps.last.at(-1)];
   return first !== undefined && last !== undefined && first <= view.first + 1 && last >= view.first;

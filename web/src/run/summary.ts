@@ -1,6 +1,6 @@
 /**
- * What only the summary knows, asked for once however many panels want it. Of a run that goes on the hub has to make it
- * anew, so it is asked seldom.
+ * The run's summary, requested once for all panels. For an active run the hub must compute it each time, so it is requested
+ * rarely.
  */
 
 import { effect, signal, type Signal } from "@preact/signals";
@@ -20,7 +20,7 @@ interface Shared {
 
 const known = new WeakMap<OpenRun, Shared>();
 
-/** Null until it is there. */
+/** Null until loaded. */
 export function useSummary(run: OpenRun): SummaryDocument | null {
   let shared = known.get(run);
   if (shared === undefined) known.set(run, (shared = { answer: signal(null), users: 0, stop: () => undefined }));
@@ -43,7 +43,7 @@ function keep(run: OpenRun, answer: Signal<SummaryDocument | null>): () => void 
   const done = effect(() => {
     const about = run.about.value;
     void run.beat.value;
-    // Another attempt, a death or the end is worth another question at once.
+    // Request again at once after a new attempt, a death or the end.
     const status = run.status.value;
     const state = JSON.stringify([status?.over, status?.attempt, status?.status]);
     const now = performance.now();
@@ -55,7 +55,7 @@ function keep(run: OpenRun, answer: Signal<SummaryDocument | null>): () => void 
         answer.value = found;
       },
       (error: unknown) => {
-        // It is asked again at the next beat after a pause; until then what was known stays.
+        // Requested again at the next beat after a pause; until then the old answer stays.
         if (!aborted(error)) asked = "";
       },
     );

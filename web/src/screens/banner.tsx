@@ -1,4 +1,4 @@
-/** Below the bar while what is shown is not of now, or the end has come: why, how old it is, and what to do. */
+/** Shown below the bar if the data is out of date or the run has ended: why, how old the data is, and what to do. */
 
 import type { ComponentChildren } from "preact";
 import type { OpenRun } from "../run/open-run";
@@ -13,30 +13,30 @@ export function Banner({ run }: { run: OpenRun }) {
       return <Lost run={run} />;
     case "busy":
       return (
-        <Strip tone="warning" title="Too many follow this hub already.">
+        <Strip tone="warning" title="Too many viewers are connected to this hub.">
           <p>
-            What is shown is as it was <Heard run={run} />. It goes on by itself as soon as somebody else leaves. <Again run={run} />
+            Showing data from <Heard run={run} />. Updates resume when another viewer disconnects. <Again run={run} />
           </p>
         </Strip>
       );
     case "refused":
       return (
-        <Strip tone="warning" title="The session is over.">
+        <Strip tone="warning" title="Your session has expired.">
           <p>
-            What is shown is as it was <Heard run={run} />, and stays. Sign in to go on from here.
+            Showing data from <Heard run={run} />. Sign in to continue.
           </p>
           <SignInForm source={run.source} onDone={() => void run.open()} focus={false} />
           <details>
-            <summary>Where the token is</summary>
+            <summary>Where to find the token</summary>
             <WhereTheTokenIs />
           </details>
         </Strip>
       );
     case "gone":
       return (
-        <Strip tone="critical" title="The run is no longer there.">
+        <Strip tone="critical" title="The run is no longer available.">
           <p>
-            Its folder was moved, renamed or removed. What is shown stays until you leave this page. <Again run={run} /> <a href="#/">All runs</a>
+            Its folder was moved, renamed or removed. This page keeps its data until you leave it. <Again run={run} /> <a href="#/">All runs</a>
           </p>
         </Strip>
       );
@@ -49,9 +49,9 @@ export function Banner({ run }: { run: OpenRun }) {
 
 function Lost({ run }: { run: OpenRun }) {
   return (
-    <Strip tone="warning" title="The hub does not answer.">
+    <Strip tone="warning" title="The hub is not responding.">
       <p>
-        Last heard <Heard run={run} />; what is shown is as it was then. It goes on by itself as soon as the hub is back. <Again run={run} />
+        Last update <Heard run={run} />. The page reconnects when the hub is back. <Again run={run} />
       </p>
     </Strip>
   );
@@ -60,15 +60,15 @@ function Lost({ run }: { run: OpenRun }) {
 function Ended({ run }: { run: OpenRun }) {
   const how = run.status.value?.status ?? "over";
   return (
-    <Strip tone="info" title={how === "finished" ? "The run has finished." : `The run is over: ${how}.`}>
+    <Strip tone="info" title={how === "finished" ? "The run has finished." : `The run has ended: ${how}.`}>
       <p>
-        Its hub ended with it; what is shown stays. The whole of it is <code>report.html</code> in the run’s folder, and <code>stepscope serve</code> shows it like this again.
+        Its hub has shut down; this page keeps its data. The full report is <code>report.html</code> in the run’s folder; <code>stepscope serve</code> shows the run in this view again.
       </p>
     </Strip>
   );
 }
 
-/** The words are read once, not with every second that passes. */
+/** Only the title is a live region, so that screen readers do not repeat the age every second. */
 function Strip({ tone, title, children }: { tone: string; title: string; children: ComponentChildren }) {
   return (
     <section class={`banner ${tone}`} aria-label={title}>

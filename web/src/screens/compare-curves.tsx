@@ -1,4 +1,4 @@
-/** The step times of two runs over one another: by step, or by how far each run is. */
+/** The step times of two runs in one chart: by step, or by share of the run. */
 
 import { useSignal } from "@preact/signals";
 import uPlot from "uplot";
@@ -14,7 +14,7 @@ export function CompareCurves({ pair: [one, two] }: { pair: [ComparedRun, Compar
   if (one.steps.first.length === 0 && two.steps.first.length === 0) {
     return (
       <Card title="Step time over the run">
-        <Nothing>Neither run has made a step yet.</Nothing>
+        <Nothing>Neither run has completed a step yet.</Nothing>
       </Card>
     );
   }
@@ -22,7 +22,7 @@ export function CompareCurves({ pair: [one, two] }: { pair: [ComparedRun, Compar
   return (
     <Card
       title="Step time over the run"
-      about={`mean over ranks${beyond > 0 ? `; ${beyond === 1 ? "one point lies" : `${beyond} points lie`} above the top` : ""}`}
+      about={`mean over ranks${beyond > 0 ? `; ${beyond === 1 ? "one point is" : `${beyond} points are`} off the chart` : ""}`}
       tools={
         <>
           <button type="button" class="quiet" aria-pressed={by.value === "step"} onClick={() => void (by.value = "step")}>

@@ -1,4 +1,4 @@
-/** Figures of two runs in a table: both, their difference, and in words which is the better one. */
+/** Figures of two runs in a table: both values, their difference, and which run is better. */
 
 import { difference, type Pair } from "../run/compare";
 import { Card, Nothing } from "../ui/card";
@@ -7,14 +7,14 @@ import { digits, percent } from "../ui/format";
 interface Kind {
   pairs: Pair[];
   shown: (value: number) => string;
-  /** What B is when it is better, and when it is worse. */
+  /** Words for B if it is better, and if it is worse. */
   words: [string, string];
 }
 
 interface FiguresProps extends Kind {
   title: string;
   about?: string;
-  /** Rows of another unit below them. */
+  /** More rows below, in another unit. */
   more?: Kind;
   bars?: boolean;
   half?: boolean;
@@ -49,7 +49,7 @@ export function Figures({ title, about, more, bars = false, half = false, ...kin
                   B
                 </th>
                 {bars && <td class="bars-head" />}
-                <th scope="col">B against A</th>
+                <th scope="col">B vs. A</th>
               </tr>
             </thead>
             <tbody>
@@ -94,8 +94,8 @@ function InWords({ pair, shown, words }: { pair: Pair } & Pick<Kind, "shown" | "
   }
   if (found.winner === null) {
     return (
-      <span class="muted" title={`The steps of the runs differ by ±${shown(pair.spread ?? 0)} among themselves`}>
-        ≈ {figures}, within the spread of the steps
+      <span class="muted" title={`Steps within a run vary by ±${shown(pair.spread ?? 0)}`}>
+        ≈ {figures}, within the step-to-step spread
       </span>
     );
   }
@@ -107,7 +107,7 @@ function InWords({ pair, shown, words }: { pair: Pair } & Pick<Kind, "shown" | "
   );
 }
 
-/** From here on a share is said as how many times as much it is. */
+/** From this share on, the difference is written as a factor. */
 const MANY = 3;
 
 function shareWords(share: number | null): string {

@@ -1,4 +1,4 @@
-/** What two runs were started with: only what differs, and how much is the same. */
+/** The settings of two runs: those that differ, and how many are the same. */
 
 import { ownWords, settingsDifference } from "../run/compare-settings";
 import { settingsOf, type ComparedRun } from "../run/compared-run";
@@ -8,12 +8,12 @@ export function CompareSettings({ pair: [one, two] }: { pair: [ComparedRun, Comp
   const { differ, same } = settingsDifference(settingsOf(one), settingsOf(two));
   return (
     <Card
-      title="What was different"
+      title="Differences in setup"
       about="command, code, environment, versions and settings"
       csv={{ name: "compare-settings", make: () => ({ columns: ["setting", "a", "b"], rows: differ.map(({ name, one: a, two: b }) => [name, a, b]) }) }}
     >
       {differ.length === 0 ? (
-        <Nothing>Nothing that is known of them differs.</Nothing>
+        <Nothing>No known differences.</Nothing>
       ) : (
         <div class="scrolls">
           <table class="settings">
@@ -42,7 +42,7 @@ export function CompareSettings({ pair: [one, two] }: { pair: [ComparedRun, Comp
       )}
       {same.length > 0 && (
         <details class="same">
-          <summary>The same in both: {same.length}</summary>
+          <summary>Same in both: {same.length}</summary>
           <p class="muted">{same.join(", ")}</p>
         </details>
       )}
@@ -50,9 +50,9 @@ export function CompareSettings({ pair: [one, two] }: { pair: [ComparedRun, Comp
   );
 }
 
-/** Of a long text the words that the other lacks stand out. */
+/** In a long text, words that the other side lacks are marked. */
 function Value({ text, other }: { text: string | null; other: string | null }) {
-  if (text === null) return <span class="muted">not there</span>;
+  if (text === null) return <span class="muted">not set</span>;
   const words = ownWords(text, other);
   if (words.length < 4) return <code>{text}</code>;
   return <code>{words.map(({ text: word, own }, at) => (own ? <mark key={at}>{word}</mark> : word))}</code>;

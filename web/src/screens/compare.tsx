@@ -1,4 +1,4 @@
-/** Two runs beside one another: which is faster, where the difference lies, and what they were started with. */
+/** Two runs side by side: which is faster, where the difference lies, and how they were started. */
 
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
@@ -38,14 +38,14 @@ export function CompareScreen({ source, one, two }: CompareProps) {
   const { pair, failure, again } = usePair(source, one, two);
   const swap = (): void => go({ screen: "compare", runs: [two, one] });
   useEffect(() => setTab(`${one} and ${two}`, "none"), [one, two]);
-  useShortcuts("Two runs", [
-    { keys: "s", words: "swap the sides", act: swap },
-    { keys: "g l", words: "the list of runs", act: () => go(LIST) },
+  useShortcuts("Compare runs", [
+    { keys: "s", words: "swap sides", act: swap },
+    { keys: "g l", words: "go to the list of runs", act: () => go(LIST) },
   ]);
   if (failure !== null && (pair === null || failure.trouble === "refused")) return <TroubleScreen failure={failure} source={source} what={`${one} and ${two}`} onAgain={again} />;
   return (
     <>
-      <ScreenBar home title="Two runs">
+      <ScreenBar home title="Compare runs">
         <span class="space" />
         <PageTools />
       </ScreenBar>
@@ -53,17 +53,17 @@ export function CompareScreen({ source, one, two }: CompareProps) {
         {pair === null && <p class="nothing">Opening both runs …</p>}
         {pair !== null && (
           <>
-            {failure !== null && <p class="banner warning">What is shown is not of now: {failure.message}</p>}
+            {failure !== null && <p class="banner warning">The data is out of date: {failure.message}</p>}
             <Headline pair={pair} />
             <div class="sides">
               <Side run={pair[0]} letter="A" source={source} onPick={(id) => location.assign(compareLink(id, two))} />
-              <button type="button" class="icon-button swap" aria-label="Swap the sides" title="Swap the sides (s)" onClick={swap}>
+              <button type="button" class="icon-button swap" aria-label="Swap sides" title="Swap sides (s)" onClick={swap}>
                 <Icon name="swap" />
               </button>
               <Side run={pair[1]} letter="B" source={source} onPick={(id) => location.assign(compareLink(one, id))} />
             </div>
             <CompareCurves pair={pair} />
-            <Figures title="Step time" about="of the steady steps, each the mean of its ranks" pairs={stepPairs(...pair)} shown={duration} words={["faster", "slower"]} half />
+            <Figures title="Step time" about="steady steps, mean over ranks" pairs={stepPairs(...pair)} shown={duration} words={["faster", "slower"]} half />
             <Figures
               title="Pace and memory"
               pairs={[pacePair(...pair)]}
@@ -88,8 +88,8 @@ function Headline({ pair: [one, two] }: { pair: [ComparedRun, ComparedRun] }) {
   return (
     <section class="card headline" aria-label="Which is faster">
       <p>{verdictOf(median, `A (${short(one.about.name)})`, `B (${short(two.about.name)})`, duration)}</p>
-      {winner !== null && median.spread !== null && <p class="muted">More than the spread of the steps, which is ±{duration(median.spread)}.</p>}
-      {winner !== null && median.spread === null && <p class="muted">Too few single steps are known to say how much they differ among themselves.</p>}
+      {winner !== null && median.spread !== null && <p class="muted">This exceeds the step-to-step spread of ±{duration(median.spread)}.</p>}
+      {winner !== null && median.spread === null && <p class="muted">Too few individual steps are available to estimate the step-to-step spread.</p>}
       {cutShort(one.about.status, two.about.status).map((words) => (
         <p key={words} class="muted">
           {words}
@@ -97,7 +97,7 @@ function Headline({ pair: [one, two] }: { pair: [ComparedRun, ComparedRun] }) {
       ))}
       {one.about.world_size !== two.about.world_size && (
         <p class="muted">
-          They have {count(one.about.world_size)} and {count(two.about.world_size)} ranks: a step is not the same work.
+          They have {count(one.about.world_size)} and {count(two.about.world_size)} ranks, so a step is not the same amount of work.
         </p>
       )}
     </section>
@@ -148,7 +148,7 @@ function short(name: string): string {
   return name.length > 40 ? `${name.slice(0, 39)}…` : name;
 }
 
-/** Both runs, and again every few seconds while one of them goes on. */
+/** Load both runs, and again every few seconds while one of them is active. */
 function usePair(source: Source, one: string, two: string): { pair: [ComparedRun, ComparedRun] | null; failure: Failure | null; again: () => void } {
   const pair = useSignal<[ComparedRun, ComparedRun] | null>(null);
   const failure = useSignal<Failure | null>(null);

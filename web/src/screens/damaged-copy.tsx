@@ -1,4 +1,4 @@
-/** In the place of a report.html whose data cannot be used: what is wrong with it, and what to do. */
+/** Shown if the data in a report.html cannot be used: what is wrong, and what to do. */
 
 import type { Failure } from "../api/source";
 
@@ -8,7 +8,7 @@ export function DamagedCopy({ failure }: { failure: Failure }) {
       <h1>This copy of a run cannot be opened</h1>
       <p role="alert">{failure.message}</p>
       <p>
-        Whoever has the run makes another with <code>stepscope report RUN --html FILE</code>; packed (zip), it comes through any mail as it is.
+        Create a new copy where the run is stored: <code>stepscope report RUN --html FILE</code>. Send it as a zip file so that mail servers do not alter it.
       </p>
     </main>
   );

@@ -1,4 +1,4 @@
-/** A run without a single step: what is known of it all the same, and why there may be none. */
+/** A run without steps: what is known about it, and why it may have none. */
 
 import type { RanksDocument, RunDocument } from "../api/documents";
 import { RunOutput } from "../panels/run-output";
@@ -10,7 +10,7 @@ import { roughly } from "../ui/when";
 import "./empty-run.css";
 
 const MOST_ROWS = 12;
-/** By then a script has usually made a step; if not, it may never tell us of one. */
+/** Most scripts complete a step by then; later than that, the recorder may not recognize the steps. */
 const LATE_S = 120;
 
 export function EmptyRun({ run }: { run: OpenRun }) {
@@ -18,7 +18,7 @@ export function EmptyRun({ run }: { run: OpenRun }) {
   const about = run.about.value;
   const now = useNow(1000, run.now);
   const ranks = useAnswer<RanksDocument>(run, "ranks", { limit: 10_000 }).value;
-  // Processes that have begun count as ranks only with their first step.
+  // Processes count as ranks only from their first step on.
   const info = useAnswer<RunDocument>(run, "").value?.info ?? about?.info ?? {};
   if (status === null || about === null) return null;
   const began = about.context.created_wall_ns;
@@ -30,7 +30,7 @@ export function EmptyRun({ run }: { run: OpenRun }) {
         {ranks !== null && ranks.rank.length > 0 && <WhereTheyAre ranks={ranks} />}
         {(status.over || ageMs > LATE_S * 1000) && (
           <p class="muted">
-            Steps are seen at the optimizer’s. A script that has none can say them itself: <code>with stepscope.step():</code> around each.
+            Steps are detected at calls of the optimizer. Without an optimizer, wrap each step in <code>with stepscope.step():</code>.
           </p>
         )}
       </Card>
@@ -40,22 +40,22 @@ export function EmptyRun({ run }: { run: OpenRun }) {
 }
 
 function words(begun: number, hosts: number, expected: number, ageMs: number): string {
-  if (begun === 0) return `${ageMs > 0 ? `It was started ${roughly(ageMs)} ago.` : "It was started."} None of its processes has told of itself: they are importing torch, or have not come to their first step.`;
-  const age = ageMs > 0 ? ` It was started ${roughly(ageMs)} ago.` : "";
+  if (begun === 0) return `${ageMs > 0 ? `Started ${roughly(ageMs)} ago. ` : ""}No process has reported yet: they may be importing torch or may not have reached their first step.`;
+  const age = ageMs > 0 ? ` Started ${roughly(ageMs)} ago.` : "";
   const of = expected > begun ? ` of ${count(expected)}` : "";
   const where = hosts > 1 ? ` on ${count(hosts)} hosts` : "";
-  return `${count(begun)}${of} ${begun === 1 && !of ? "process has" : "processes have"} begun${where}, and ${begun === 1 && !of ? "has" : "have"} made no step yet: compilation, caches and the first batch come before. Charts appear with the first.${age}`;
+  return `${count(begun)}${of} ${begun === 1 && !of ? "process has" : "processes have"} started${where}, but no step is complete yet. Compilation, caches and the first batch can delay it. Charts appear with the first step.${age}`;
 }
 
 function overWords(begun: number): string {
-  return begun === 0 ? "No process told of itself. What it printed says more." : `${begun === 1 ? "A process was" : `${count(begun)} processes were`} reached, but no step was seen. What was printed, and how each rank ended, says why.`;
+  return begun === 0 ? "No process reported. See the output below." : `${begun === 1 ? "A process" : `${count(begun)} processes`} reported, but no step was seen. See the output below and how each rank ended.`;
 }
 
 function number(value: unknown): number {
   return typeof value === "number" ? value : 0;
 }
 
-/** Ranks by what they do now. */
+/** Ranks grouped by their current activity. */
 function WhereTheyAre({ ranks }: { ranks: RanksDocument }) {
   const groups = new Map<string, number[]>();
   ranks.rank.forEach((rank, at) => {
@@ -65,12 +65,12 @@ function WhereTheyAre({ ranks }: { ranks: RanksDocument }) {
   const rows = [...groups].sort((one, two) => two[1].length - one[1].length).slice(0, MOST_ROWS);
   return (
     <table class="empty-ranks">
-      <caption class="hidden">What the ranks do now</caption>
+      <caption class="hidden">Current activity of the ranks</caption>
       <thead>
         <tr>
           <th scope="col">Ranks</th>
           <th scope="col" class="number">
-            How many
+            Count
           </th>
           <th scope="col">Now</th>
         </tr>

@@ -1,4 +1,4 @@
-/** The keys there are, in a dialog: the browser keeps the focus inside it and gives it back afterwards. */
+/** Keyboard shortcuts in a modal dialog; the browser keeps the focus inside and restores it afterwards. */
 
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
@@ -32,7 +32,7 @@ export function HelpDialog() {
     >
       <div class="help-body">
         <header class="help-head">
-          <h2 id="help-title">Keys</h2>
+          <h2 id="help-title">Keyboard shortcuts</h2>
           <button type="button" class="icon-button" aria-label="Close" onClick={close}>
             <Icon name="cross" />
           </button>
@@ -62,20 +62,20 @@ export function HelpDialog() {
                 <kbd>←</kbd>
                 <kbd>→</kbd>
               </dt>
-              <dd>to the step before or after, and with Page up and Page down by ten</dd>
+              <dd>previous or next step; Page Up and Page Down move by ten</dd>
             </div>
             <div>
               <dt>
                 <kbd>Enter</kbd>
               </dt>
-              <dd>choose that step</dd>
+              <dd>select that step</dd>
             </div>
             <div>
               <dt>
                 <kbd>+</kbd>
                 <kbd>−</kbd>
               </dt>
-              <dd>fewer steps, more steps</dd>
+              <dd>zoom in, zoom out</dd>
             </div>
           </dl>
         </section>

@@ -1,4 +1,4 @@
-/** What every screen has at its top right: a link to exactly this, the theme, the keys. */
+/** Tools at the top right of every screen: link to this view, theme, keyboard shortcuts. */
 
 import { settle } from "../route";
 import { copied } from "../ui/clipboard";
@@ -11,19 +11,19 @@ import { showHelp } from "./help";
 export function PageTools() {
   const other = theme.value === "dark" ? "light" : "dark";
   useShortcuts("Everywhere", [
-    { keys: "c", words: "copy a link to exactly what is shown", act: () => void copyLink() },
-    { keys: "t", words: "light or dark", act: switchTheme },
-    { keys: "?", words: "these keys", act: showHelp },
+    { keys: "c", words: "copy a link to this view", act: () => void copyLink() },
+    { keys: "t", words: "switch between light and dark", act: switchTheme },
+    { keys: "?", words: "show these shortcuts", act: showHelp },
   ]);
   return (
     <div class="tools">
-      <button type="button" class="icon-button" title="Copy a link to exactly what is shown (c)" aria-label="Copy link" onClick={() => void copyLink()}>
+      <button type="button" class="icon-button" title="Copy a link to this view (c)" aria-label="Copy link" onClick={() => void copyLink()}>
         <Icon name="link" />
       </button>
       <button type="button" class="icon-button" title={`Use the ${other} theme (t)`} aria-label={`Use the ${other} theme`} onClick={switchTheme}>
         <Icon name={other === "dark" ? "moon" : "sun"} />
       </button>
-      <button type="button" class="icon-button" title="Keys (?)" aria-label="Keys" onClick={showHelp}>
+      <button type="button" class="icon-button" title="Keyboard shortcuts (?)" aria-label="Keyboard shortcuts" onClick={showHelp}>
         <Icon name="keys" />
       </button>
     </div>
@@ -32,5 +32,5 @@ export function PageTools() {
 
 async function copyLink(): Promise<void> {
   settle();
-  tell((await copied(location.href)) ? "Link copied: it names the run, the steps and the rank." : "This browser does not let a page copy; take the link from its address bar.");
+  tell((await copied(location.href)) ? "Link copied. It includes the run, the steps and the rank." : "The browser does not allow copying here. Copy the link from the address bar.");
 }

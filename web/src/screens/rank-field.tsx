@@ -1,4 +1,4 @@
-/** Choose a rank by its number. */
+/** Select a rank by its number. */
 
 import { useSignal } from "@preact/signals";
 import type { OpenRun } from "../run/open-run";

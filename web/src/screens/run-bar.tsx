@@ -1,4 +1,4 @@
-/** Above a run: its name, how it stands, how far it is and how fast, and whether what is shown is of now. */
+/** The bar above a run: name, status, progress, speed, and whether the data is current. */
 
 import { useEffect } from "preact/hooks";
 import type { Severity } from "../api/documents";
@@ -36,23 +36,23 @@ export function RunBar({ run }: { run: OpenRun }) {
   );
 }
 
-/** Of a run whose hub is silent nobody knows how it stands: then that is said instead. */
+/** The status of the run; if the hub is silent, the status of the connection instead. */
 function Standing({ run }: { run: OpenRun }) {
   const status = run.status.value;
   const connection = run.connection.value;
   if (connection === "file") {
     return (
       <>
-        <StatusChip status={status?.status ?? "unfinished"} /> <Chip tone="" shape="▤" words="a copy" />
+        <StatusChip status={status?.status ?? "unfinished"} /> <Chip tone="" shape="▤" words="copy" />
       </>
     );
   }
   if (status === null) return <Chip tone="" shape="…" words="opening" />;
   if (status.over) return <StatusChip status={status.status} />;
   if (connection === "lost") return <Chip tone="warning" shape="▲" words="connection lost" />;
-  if (connection === "busy") return <Chip tone="warning" shape="▲" words="not followed" />;
+  if (connection === "busy") return <Chip tone="warning" shape="▲" words="not live" />;
   if (connection === "refused") return <Chip tone="critical" shape="✖" words="signed out" />;
-  if (connection === "gone") return <Chip tone="critical" shape="✖" words="no longer there" />;
+  if (connection === "gone") return <Chip tone="critical" shape="✖" words="not available" />;
   if (status.ranks > 0 && status.live_ranks === 0) return <Chip tone="" shape="…" words="ending" />;
   return (
     <>
@@ -65,7 +65,7 @@ function Standing({ run }: { run: OpenRun }) {
 function Pace({ run }: { run: OpenRun }) {
   const status = run.status.value;
   const steps = run.steps.value;
-  // Of a run that goes on and whose hub is silent, or of a copy, only what it had reached is true.
+  // For a copy, or an active run with a silent hub, only the progress reached so far is certain.
   const known = status?.over === true || ["live", "connecting", "over", "ended", "file"].includes(run.connection.value);
   const going = status !== null && !status.over && known && run.connection.value !== "file";
   const now = useNow(going ? 1000 : 0, run.now);
@@ -79,13 +79,13 @@ function Pace({ run }: { run: OpenRun }) {
   const stalled = going && status.live_ranks > 0 ? stalledMs(steps, quiet, now, began) : null;
   const pace = going && status.live_ranks > 0 && stalled === null ? paceNow(steps, quiet) : null;
   return (
-    <ul class="bar-facts" aria-label="How far it is">
+    <ul class="bar-facts" aria-label="Progress">
       {still === null ? <li>{step < 0 ? (status.over ? "no step" : "no step yet") : `step ${count(step)}`}</li> : <li title={stillTitle(step)}>in {stepsText(still)}</li>}
       <li class={going && (status.still_ranks ?? 0) > 0 ? "stalled" : undefined}>{ranksWords(status, going)}</li>
       {stalled !== null && <li class="stalled">no step for {elapsed(stalled)}</li>}
       {pace !== null && <li>{digits(pace)} steps/s</li>}
-      {known && began !== null && end !== null && end > began && <li title="since it was started">{going ? elapsed((end - began) / 1e6) : duration(end - began)}</li>}
-      {status.attempt > 0 && <li title="The job was started anew so many times; what is shown is the last attempt">attempt {status.attempt + 1}</li>}
+      {known && began !== null && end !== null && end > began && <li title="time since the start">{going ? elapsed((end - began) / 1e6) : duration(end - began)}</li>}
+      {status.attempt > 0 && <li title="The job was restarted; this is its latest attempt">attempt {status.attempt + 1}</li>}
     </ul>
   );
 }
@@ -96,16 +96,16 @@ function useRunKeys(run: OpenRun): void {
     if (most > 0) run.rank.value = run.rank.value === null ? (by > 0 ? 0 : most - 1) : (run.rank.value + by + most) % most;
   };
   useShortcuts("This run", [
-    { keys: "/", words: "look for a rank", act: () => document.querySelector<HTMLElement>("[data-search]")?.focus() },
-    { keys: "[", words: "the rank before", act: () => turn(-1) },
-    { keys: "]", words: "the next rank", act: () => turn(1) },
-    { keys: "a", words: "all steps, and those that come", act: () => void (run.view.value = null) },
-    { keys: "Escape", words: "let go of the step, then of the rank", act: () => void ((run.step.value === null ? run.rank : run.step).value = null) },
-    ...(run.source.kind === "hub" ? [{ keys: "g l", words: "the list of runs", act: () => go(LIST) }] : []),
+    { keys: "/", words: "find a rank", act: () => document.querySelector<HTMLElement>("[data-search]")?.focus() },
+    { keys: "[", words: "previous rank", act: () => turn(-1) },
+    { keys: "]", words: "next rank", act: () => turn(1) },
+    { keys: "a", words: "show all steps, including new ones", act: () => void (run.view.value = null) },
+    { keys: "Escape", words: "deselect the step, then the rank", act: () => void ((run.step.value === null ? run.rank : run.step).value = null) },
+    ...(run.source.kind === "hub" ? [{ keys: "g l", words: "go to the list of runs", act: () => go(LIST) }] : []),
   ]);
 }
 
-/** The tab says the name, how far it is and whether something is wrong. */
+/** Show name, progress and severity in the browser tab. */
 function useTab(run: OpenRun): void {
   const status = run.status.value;
   const step = newestStep(status, run.steps.value);
@@ -113,7 +113,7 @@ function useTab(run: OpenRun): void {
   const broken = run.connection.value === "lost" || run.connection.value === "refused";
   const mark = severity !== undefined ? MARKS[severity] : broken ? "none" : status?.over === false ? "live" : "none";
   const still = stillIn(run.findings.value?.findings ?? []);
-  const where = status === null ? "" : status.over ? ` · ${status.status}` : still !== null ? ` · still in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
+  const where = status === null ? "" : status.over ? ` · ${status.status}` : still !== null ? ` · hung in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
   const title = `${run.about.value?.id ?? run.name}${where}`;
   const colours = theme.value;
   useEffect(() => setTab(title, mark), [title, mark, colours]);

@@ -1,4 +1,4 @@
-/** The runs of a hub: found, sorted, opened, and two of them chosen to be compared. */
+/** The runs of a hub: search, sort, open, and select two for comparison. */
 
 import { signal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
@@ -16,9 +16,9 @@ import { ScreenBar } from "./screen-bar";
 import { TroubleScreen } from "./trouble";
 import "./run-list.css";
 
-/** More rows take longer to draw at every letter of a search than a list is worth. */
+/** With more rows, redrawing at every keystroke of a search would be slow. */
 const PER_PAGE = 50;
-/** Kept while the page is open: who comes back from a run finds the list as it was. */
+/** Kept while the page is open, so that the list is unchanged on return from a run. */
 const view = signal<ListView>({ search: "", status: "", column: "created_wall_ns", down: true });
 const page = signal(0);
 const chosen = signal<string[]>([]);
@@ -31,10 +31,10 @@ export function RunList({ source }: { source: Source }) {
   }, [feed]);
   const colours = theme.value;
   useEffect(() => setTab("Runs", "none"), [colours, feed.failure.value]);
-  useShortcuts("The list", [{ keys: "/", words: "search", act: () => document.querySelector<HTMLElement>("[data-search]")?.focus() }]);
+  useShortcuts("List of runs", [{ keys: "/", words: "search", act: () => document.querySelector<HTMLElement>("[data-search]")?.focus() }]);
   const rows = feed.rows.value;
   const [only] = rows ?? [];
-  // Who opened the hub's bare address wants its run; the mark still leads to the list.
+  // The hub's bare address opens its only run; the logo still leads to the list.
   useEffect(() => {
     if (rows?.length === 1 && only !== undefined && route.value.bare) instead({ screen: "run", runs: [only.id] });
   }, [rows?.length]);
@@ -51,7 +51,7 @@ export function RunList({ source }: { source: Source }) {
       <main id="main" class="run-list" tabIndex={-1} aria-busy={rows === null}>
         {failure !== null && (
           <p class="banner warning" role="status">
-            The list is not of now, for the hub does not answer as it should; it is asked again by itself.
+            The list is out of date because the hub is not responding correctly. Retrying automatically.
           </p>
         )}
         {rows === null && <p class="nothing">Looking for runs …</p>}
@@ -111,7 +111,7 @@ function Found({ feed }: { feed: RunFeed }) {
         </span>
       </div>
       {found.length === 0 ? (
-        <p class="nothing card">No run fits. {<button type="button" onClick={() => change({ search: "", status: "" })}>Show all</button>}</p>
+        <p class="nothing card">No matching runs. {<button type="button" onClick={() => change({ search: "", status: "" })}>Show all</button>}</p>
       ) : (
         <RunTable
           rows={found.slice(at * PER_PAGE, (at + 1) * PER_PAGE)}
@@ -136,7 +136,7 @@ const SORTS: [Column, string][] = [
   ["ranks", "most ranks first"],
 ];
 
-/** Words from the beginning of the alphabet, figures from the largest. */
+/** Default order: text ascending, numbers descending. */
 function sortedBy(column: Column): Pick<ListView, "column" | "down"> {
   return { column, down: !["name", "status", "verdict"].includes(column) };
 }
@@ -165,7 +165,7 @@ function Pages({ at, pages }: { at: number; pages: number }) {
   );
 }
 
-/** Stays in sight while one or two runs are chosen. */
+/** Stays visible while one or two runs are selected. */
 function Chosen({ feed }: { feed: RunFeed }) {
   const [one, two] = chosen.value;
   if (one === undefined) return null;
@@ -173,7 +173,7 @@ function Chosen({ feed }: { feed: RunFeed }) {
   return (
     <div class="list-chosen" role="status">
       <span class="list-names">
-        <bdi>{name(one)}</bdi> {two === undefined ? <span class="muted">and another: choose it to compare the two</span> : <>and <bdi>{name(two)}</bdi></>}
+        <bdi>{name(one)}</bdi> {two === undefined ? <span class="muted">selected: choose another run to compare</span> : <>and <bdi>{name(two)}</bdi></>}
       </span>
       {two !== undefined && (
         <a class="button primary" href={compareLink(one, two)}>
@@ -191,10 +191,10 @@ function NoRuns() {
   return (
     <section class="card no-runs" aria-labelledby="no-runs">
       <h2 id="no-runs">No runs yet</h2>
-      <p>Put this before the command that you train with, and it appears here while it runs:</p>
+      <p>Start your training with this command, and the run appears here:</p>
       <pre>stepscope run train.py</pre>
       <p class="muted">
-        To see one now: <code>stepscope demo</code>. This list looks for new runs by itself.
+        For an example, run <code>stepscope demo</code>. This list updates automatically.
       </p>
     </section>
   );

@@ -1,4 +1,4 @@
-/** Another run in the place of this one; the list is asked for when somebody opens it. */
+/** Replace this run by another; the list is loaded when the field gets focus or the pointer. */
 
 import { useSignal } from "@preact/signals";
 import type { RunRow, RunsDocument } from "../api/documents";
@@ -14,12 +14,12 @@ export function RunPicker({ source, now, onPick }: { source: Source; now: string
       (found) => {
         rows.value = found.runs;
       },
-      () => undefined, // the one that is shown can still be looked at
+      () => undefined, // the current run stays selectable
     );
   };
   return (
     <label class="run-picker">
-      <span class="muted">Another run</span>{" "}
+      <span class="muted">Change run</span>{" "}
       <select value={now} onFocus={load} onPointerEnter={load} onChange={(event) => onPick(event.currentTarget.value)}>
         {!rows.value?.some((row) => row.id === now) && <option value={now}>{now}</option>}
         {rows.value?.map((row) => (

@@ -1,4 +1,4 @@
-/** A run: its verdict, then everything that it rests on. */
+/** The screen of a run: its verdict, then all data behind it. */
 
 import { useEffect, useMemo } from "preact/hooks";
 import type { Source } from "../api/source";
@@ -55,7 +55,7 @@ export function RunScreen({ source, name }: { source: Source; name: string }) {
   );
 }
 
-/** What there is only of a run that has made steps. */
+/** Panels that need at least one step. */
 function Figures({ run }: { run: OpenRun }) {
   return (
     <>

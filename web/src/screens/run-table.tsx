@@ -1,4 +1,4 @@
-/** Runs as a table; where it is narrow, each run's figures stand below its name. */
+/** Table of runs; on narrow screens each run's figures are below its name. */
 
 import type { RunRow } from "../api/documents";
 import { runLink } from "../route";
@@ -21,7 +21,7 @@ interface RunTableProps {
 const HEADS: [Column, string, string][] = [
   ["name", "Run", ""],
   ["status", "Status", "wide"],
-  ["created_wall_ns", "Begun", "wide"],
+  ["created_wall_ns", "Started", "wide"],
   ["ranks", "Ranks", "wide number"],
   ["steps", "Steps", "wide number"],
   ["median_step_ms", "Median step", "wide number"],
@@ -33,7 +33,7 @@ export function RunTable({ rows, view, onSort, chosen, onChoose }: RunTableProps
   return (
     <div class="card run-table">
       <table>
-        <caption class="hidden">Runs; the heads of the columns sort them</caption>
+        <caption class="hidden">Runs; column headings sort the table</caption>
         <thead>
           <tr>
             <td class="pick" />

@@ -1,14 +1,14 @@
-/** The top of every screen: past it with one key, the mark that leads home, a heading, and what else the screen has. */
+/** The top of every screen: skip link, logo that links to the list, heading, and the screen's own content. */
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import "./screen-bar.css";
 
-/** The heading gets the focus when one screen takes the place of another, so that it is read and Tab goes on from there. */
+/** After the first screen, a new screen focuses its heading: screen readers read it, and Tab starts there. */
 let shownBefore = false;
 
 interface ScreenBarProps {
-  /** Whether there is a list to go to. */
+  /** Whether there is a list of runs. */
   home: boolean;
   title: string;
   children?: ComponentChildren;
@@ -26,11 +26,11 @@ export function ScreenBar({ home, title, children }: ScreenBarProps) {
         class="skip"
         href="#main"
         onClick={(event) => {
-          event.preventDefault(); // what is behind the # is the run
+          event.preventDefault(); // the fragment holds the route
           document.querySelector<HTMLElement>("main")?.focus();
         }}
       >
-        To the content
+        Skip to content
       </a>
       <header class="bar">
         {home ? (
@@ -53,7 +53,7 @@ export function ScreenBar({ home, title, children }: ScreenBarProps) {
   );
 }
 
-/** Steps, one of which takes longer. */
+/** Bars for steps, one longer than the others. */
 function Logo() {
   return (
     <svg class="logo" viewBox="0 0 18 18" width="18" height="18" aria-hidden="true" focusable="false">

@@ -1,4 +1,4 @@
-/** Those who have the hub's token may look. The address stays as it is: after it one is where one wanted to be. */
+/** Sign in with the hub's token. The address does not change, so the requested view opens afterwards. */
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
@@ -8,7 +8,7 @@ import { asFailure } from "../run/open-run";
 interface SignInFormProps {
   source: Source;
   onDone: () => void;
-  /** Whether the field takes the focus: where there is nothing else to do. */
+  /** Whether the field takes the focus: if there is nothing else on the screen. */
   focus: boolean;
 }
 
@@ -30,7 +30,7 @@ export function SignInForm({ source, onDone, focus }: SignInFormProps) {
         if (field.current !== null) field.current.value = "";
         onDone();
       } else {
-        trouble.value = "That is not this hub’s token. A hub that was started anew may have another.";
+        trouble.value = "This is not the hub’s token. A restarted hub may have a new one.";
         field.current?.select();
       }
     } catch (error) {
@@ -40,11 +40,11 @@ export function SignInForm({ source, onDone, focus }: SignInFormProps) {
   };
   return (
     <form class="sign-in" onSubmit={(event) => void submit(event)}>
-      {/* For those who keep their tokens in a password manager. */}
+      {/* For password managers. */}
       <input type="text" autocomplete="username" value="stepscope" hidden readOnly />
       <label for="token">Token</label>
       <div class="sign-in-row">
-        {/* Not kept in a signal: it stands in the field alone, and only until it is sent. */}
+        {/* Not kept in a signal: the token is only in this field, until it is sent. */}
         <input id="token" ref={field} type="password" autocomplete="current-password" spellcheck={false} aria-describedby="token-trouble" aria-invalid={trouble.value !== ""} />
         <button type="submit" class="primary" disabled={busy.value}>
           {busy.value ? "…" : "Sign in"}
@@ -57,18 +57,17 @@ export function SignInForm({ source, onDone, focus }: SignInFormProps) {
   );
 }
 
-/** Where a token is to be found. */
 export function WhereTheTokenIs() {
   return (
     <ul class="hints">
       <li>
-        of <code>stepscope serve</code>: in the file that it names when it starts, usually <code>~/.config/stepscope/serve-PORT.token</code>
+        for <code>stepscope serve</code>: in the file named at startup, usually <code>~/.config/stepscope/serve-PORT.token</code>
       </li>
       <li>
-        of a run that goes on: in <code>hub.json</code> in the run’s folder, behind <code>token</code>
+        for an active run: <code>token</code> in <code>hub.json</code> in the run’s folder
       </li>
       <li>
-        one that was made for you with <code>stepscope token create</code>
+        or a token made for you with <code>stepscope token create</code>
       </li>
     </ul>
   );

@@ -1,4 +1,4 @@
-/** In the place of a screen that cannot be shown: what happened, and what to do. */
+/** Shown in place of a screen that cannot be displayed: what happened, and what to do. */
 
 import { useEffect, useState } from "preact/hooks";
 import type { ComponentChildren } from "preact";
@@ -14,24 +14,24 @@ import "./trouble.css";
 interface TroubleProps {
   failure: Failure;
   source: Source;
-  /** What was asked for, to be named: a run. */
+  /** What was requested, such as the name of a run. */
   what: string;
   onAgain: () => void;
 }
 
 const AGAIN_S = 5;
-/** What may pass by itself. */
+/** May be temporary: retry automatically. */
 const PASSING: readonly Trouble[] = ["unreachable", "busy", "foreign"];
-/** Of which the title says all that the hub could. */
+/** The title is enough; the hub's message adds nothing. */
 const CLEAR: readonly Trouble[] = ["missing", "unreachable"];
 const TITLES: Record<Trouble, string> = {
   refused: "Sign in",
-  missing: "There is no such run here",
-  wrong: "That cannot be asked",
-  unreachable: "The hub does not answer",
+  missing: "Run not found",
+  wrong: "Invalid request",
+  unreachable: "The hub is not responding",
   busy: "The hub is busy",
-  foreign: "That was not the hub",
-  version: "This page and its hub are of different versions",
+  foreign: "Unexpected response",
+  version: "This page and its hub have different versions",
   fault: "Something went wrong",
 };
 
@@ -58,9 +58,9 @@ function WhatToDo({ failure, source, onAgain }: Omit<TroubleProps, "what">) {
   if (failure.trouble === "refused") {
     return (
       <>
-        <p>Only those who have this hub’s token may look. It is asked for once in twelve hours.</p>
+        <p>You need the hub’s token to view this page. A session lasts twelve hours.</p>
         <SignInForm source={source} onDone={onAgain} focus />
-        <p class="muted">The token is</p>
+        <p class="muted">Where to find the token:</p>
         <WhereTheTokenIs />
       </>
     );
@@ -80,7 +80,7 @@ function WhatToDo({ failure, source, onAgain }: Omit<TroubleProps, "what">) {
   );
 }
 
-/** It is tried again by itself, while somebody looks. */
+/** Retry automatically while the page is visible. */
 function Countdown({ onAgain }: { onAgain: () => void }) {
   const now = useNow(1000, () => performance.now());
   const [begun] = useState(now);
@@ -88,10 +88,10 @@ function Countdown({ onAgain }: { onAgain: () => void }) {
   useEffect(() => {
     if (left === 0) onAgain();
   }, [left === 0]);
-  return <span class="muted">{left > 0 ? `again by itself in ${left} s` : "trying …"}</span>;
+  return <span class="muted">{left > 0 ? `retrying in ${left} s` : "retrying …"}</span>;
 }
 
-/** What the hub says begins small and ends without a stop. */
+/** Turn a message of the hub, which has no capital and no period, into a sentence. */
 function sentence(words: string): string {
   return `${words.charAt(0).toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}`;
 }
@@ -99,18 +99,18 @@ function sentence(words: string): string {
 const ADVICE: Record<Exclude<Trouble, "refused">, ComponentChildren> = {
   missing: (
     <p>
-      Its folder may have been moved, renamed or removed, or this hub may serve another folder: <code>stepscope list</code> says which runs there are.
+      Its folder may have been moved, renamed or removed, or this hub may serve another folder. <code>stepscope list</code> shows the runs that exist.
     </p>
   ),
   wrong: <p>The link may come from another version of this page. Open the run from the list.</p>,
   unreachable: (
     <>
-      <p>The hub of a run ends with the run, and a hub can be stopped. To look at runs that are over, start one in the folder that holds them:</p>
+      <p>A run’s hub shuts down when the run ends. To view finished runs, start a hub for the folder that contains them:</p>
       <pre>stepscope serve runs</pre>
     </>
   ),
-  busy: <p>Too many look at once, or too many wrong tokens came from this address. It passes.</p>,
-  foreign: <p>A proxy on the way, or something else on the same port, answered in the hub’s place. If there is a sign-in of its own, reload the page to see it.</p>,
-  version: <p>Stepscope was updated on one side. Reload the page; if that does not help, start the hub anew.</p>,
-  fault: <p>Try again. If it stays so, what the hub printed says more.</p>,
+  busy: <p>There are too many viewers, or too many wrong tokens came from this address. Wait a moment.</p>,
+  foreign: <p>A proxy or another service on the same port responded instead of the hub. If it has a sign-in page, reload this page to see it.</p>,
+  version: <p>Stepscope was updated on one side. Reload the page; if that does not help, restart the hub.</p>,
+  fault: <p>Try again. If the error persists, check the hub’s output.</p>,
 };

@@ -1,4 +1,4 @@
-/** One panel of a screen: a heading, what may be done with it, its figures as CSV, and what it shows. */
+/** A panel of a screen: heading, tools, CSV download and content. */
 
 import type { ComponentChildren } from "preact";
 import { useId } from "preact/hooks";
@@ -6,11 +6,11 @@ import { csvText, download, type Csv } from "./csv";
 
 interface CardProps {
   title: string;
-  /** A sentence beside the title: what is seen, in which unit. */
+  /** Text next to the title: what is shown, in which unit. */
   about?: ComponentChildren;
   /** Buttons and choices. */
   tools?: ComponentChildren;
-  /** The figures behind it, and what their file is called. */
+  /** The figures of the panel, and the name of their file. */
   csv?: { name: string; make: () => Csv | null };
   class?: string;
   children: ComponentChildren;
@@ -46,7 +46,7 @@ export function Card({ title, about, tools, csv, class: more = "", children }: C
   );
 }
 
-/** In the place of a panel's content while there is none, with the reason. */
+/** Shown instead of a panel's content if there is none, with the reason. */
 export function Nothing({ children }: { children: ComponentChildren }) {
   return <p class="nothing">{children}</p>;
 }

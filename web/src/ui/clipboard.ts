@@ -1,4 +1,4 @@
-/** Copy a text; over plain HTTP browsers have only the old way. */
+/** Copy a text; over plain HTTP only `execCommand` works. */
 
 export async function copied(text: string): Promise<boolean> {
   try {

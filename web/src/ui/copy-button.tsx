@@ -1,11 +1,11 @@
-/** Puts a text onto the clipboard and says so. */
+/** Button that copies a text to the clipboard and confirms it. */
 
 import { useEffect, useState } from "preact/hooks";
 import { copied } from "./clipboard";
 
 interface CopyProps {
   text: string;
-  /** What is copied, for those who hear it: `the command`. */
+  /** What is copied, for the accessible label: `the command`. */
   what: string;
 }
 

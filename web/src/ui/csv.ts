@@ -1,4 +1,4 @@
-/** A chart's figures as a file that a spreadsheet opens. */
+/** A panel's figures as a CSV file. */
 
 export interface Csv {
   columns: string[];
@@ -9,7 +9,7 @@ export function csvText({ columns, rows }: Csv): string {
   return [columns, ...rows].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
 }
 
-/** A text that a spreadsheet would take for a formula gets a quote before it. */
+/** Text that a spreadsheet would take for a formula gets a leading quote. */
 function cell(value: string | number | null): string {
   if (value === null || (typeof value === "number" && Number.isNaN(value))) return "";
   if (typeof value === "number") return String(value);

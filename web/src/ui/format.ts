@@ -1,4 +1,4 @@
-/** Figures as people read them; three significant digits, and the unit beside them. */
+/** Numbers as text: three significant digits and a unit. */
 
 export function duration(ns: number | null | undefined): string {
   if (ns === null || ns === undefined || Number.isNaN(ns)) return "–";
@@ -14,7 +14,7 @@ export function duration(ns: number | null | undefined): string {
   return `${sign}${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3600)} h`;
 }
 
-/** In powers of two, as the findings' sentences have them. */
+/** Binary units with three digits: `1.50 GiB`. */
 export function bytes(count: number | null | undefined): string {
   if (count === null || count === undefined || Number.isNaN(count)) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -27,7 +27,7 @@ export function bytes(count: number | null | undefined): string {
   return at === 0 ? `${Math.round(value)} B` : `${digits(value)} ${units[at]}`;
 }
 
-/** In binary units, as the sentences of findings have them: `512 MiB`, `1.6 GiB`. */
+/** Binary units as in the texts of findings: `512 MiB`, `1.6 GiB`. */
 export function binary(count: number | null | undefined): string {
   if (count === null || count === undefined || Number.isNaN(count)) return "–";
   if (count > 0 && count < 0.5) return "<1 B";
@@ -46,7 +46,7 @@ export function percent(share: number | null | undefined): string {
   return `${Math.abs(value) < 9.95 && value !== 0 ? value.toFixed(1) : Math.round(value)}%`;
 }
 
-/** Made once: to make one takes longer than all else that an axis needs. */
+/** Created once: creating a formatter is slow. */
 const GROUPED = new Intl.NumberFormat("en-GB");
 const SECONDS = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const DATE = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
@@ -74,7 +74,7 @@ export function dateTime(wallNs: number): string {
   return `${DATE.format(when)}, ${SECONDS.format(when)}`;
 }
 
-/** `0–3, 7`: neighbours together, at most so many pieces. */
+/** `0–3, 7`: consecutive numbers as ranges, at most `most` of them. */
 export function spans(numbers: readonly number[], most = 6): string {
   const sorted = [...numbers].sort((one, two) => one - two);
   const pieces: string[] = [];
@@ -87,12 +87,12 @@ export function spans(numbers: readonly number[], most = 6): string {
   return pieces.length > most ? `${pieces.slice(0, most).join(", ")} and ${pieces.length - most} more` : pieces.join(", ");
 }
 
-/** A figure on an axis: zero has no unit, and nothing but zeros behind the point is left out. */
+/** A number on an axis: zero has no unit, and trailing zeros are removed. */
 export function tick(value: number, format: (value: number) => string): string {
   return value === 0 ? "0" : format(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }
 
-/** At most so many characters, and a sign that there are more; one that takes two units, such as an emoji, stays whole. */
+/** At most `longest` characters, then an ellipsis; surrogate pairs are not split. */
 export function cutText(text: string, longest: number): string {
   if (text.length <= longest) return text;
   const half = /[\uD800-\uDBFF]/.test(text.charAt(longest - 1));

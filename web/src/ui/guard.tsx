@@ -1,4 +1,4 @@
-/** Around a screen: a fault of ours, or data that has another form than it should, is told; the page is never blank. */
+/** Error boundary around a screen: shows bugs and malformed data instead of a blank page. */
 
 import type { ComponentChildren } from "preact";
 import { useErrorBoundary } from "preact/hooks";
@@ -8,10 +8,10 @@ export function Guard({ children }: { children: ComponentChildren }) {
   if (fault === undefined) return <>{children}</>;
   return (
     <main class="trouble">
-      <h1>The page made a mistake</h1>
-      <p role="alert">What there is cannot be drawn: {fault instanceof Error ? fault.message : String(fault)}</p>
+      <h1>Internal error in the page</h1>
+      <p role="alert">The data cannot be displayed: {fault instanceof Error ? fault.message : String(fault)}</p>
       <p>
-        The same figures as text: <code>stepscope report RUN</code>.
+        For the same figures as text, run <code>stepscope report RUN</code>.
       </p>
       <p>
         <button type="button" class="primary" onClick={again}>

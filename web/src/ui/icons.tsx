@@ -1,4 +1,4 @@
-/** Small line drawings for buttons; always beside a label, seen or not. */
+/** Icons for buttons, which always have a visible or hidden label. */
 
 const PATHS = {
   link: "M6.5 9.5 9.5 6.5M7 4.5 8.6 2.9a3.2 3.2 0 0 1 4.5 4.5L11.5 9M9 11.5l-1.6 1.6a3.2 3.2 0 0 1-4.5-4.5L4.5 7",

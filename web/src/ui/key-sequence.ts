@@ -1,13 +1,13 @@
-/** Which shortcut a key means, given the one before it: `g` and then `l` is one. */
+/** Match a key to a shortcut, given the keys before it: `g` then `l` is one shortcut. */
 
 export interface Shortcut {
-  /** Keys as `KeyboardEvent.key` names them, one after the other, divided by blanks: `g l`. */
+  /** Names from `KeyboardEvent.key`, separated by spaces: `g l`. */
   keys: string;
   words: string;
   act: () => void;
 }
 
-/** The shortcut that is meant, and what of the keys has to be remembered for the next. */
+/** The matching shortcut, and the keys to remember for the next one. */
 export function matched(shortcuts: readonly Shortcut[], before: string, key: string): { found: Shortcut | null; rest: string } {
   for (const typed of before ? [`${before} ${key}`, key] : [key]) {
     const found = shortcuts.find((one) => one.keys === typed);

@@ -1,8 +1,8 @@
-/** The time, for what says how old something is: it moves only while somebody looks. */
+/** The current time, for displayed ages; updated only while the page is visible. */
 
 import { useEffect, useState } from "preact/hooks";
 
-/** Milliseconds, anew every `everyMs`, 0: as it was; `clock`: what says them, since 1970 unless another is given. */
+/** Milliseconds, updated every `everyMs` (0: never). `clock`: the source, by default the time since 1970. */
 export function useNow(everyMs: number, clock: () => number = Date.now): number {
   const [now, setNow] = useState(clock);
   useEffect(() => {

@@ -1,4 +1,4 @@
-/** How bad it is: a sign of its own shape, a colour and a word. */
+/** Severity as a shape, a color and a word. */
 
 import type { Severity } from "../api/documents";
 
@@ -7,7 +7,7 @@ export type Look = Severity | "healthy";
 const MARKS: Record<Look, [string, string]> = {
   critical: ["✖", "critical"],
   warning: ["▲", "warning"],
-  info: ["●", "for information"],
+  info: ["●", "info"],
   healthy: ["✔", "healthy"],
 };
 

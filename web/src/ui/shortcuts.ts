@@ -1,4 +1,4 @@
-/** Keys for those who would rather not reach for the mouse. Screens say which they have; `?` shows them all. */
+/** Keyboard shortcuts. Each screen registers its own; `?` lists them all. */
 
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
@@ -10,12 +10,12 @@ export interface Keys {
 }
 
 const FORGET_MS = 1500;
-/** Those of what is on the screen now. */
+/** The shortcuts of the components that are mounted. */
 export const allKeys = signal<readonly Keys[]>([]);
 let before = "";
 let beforeMs = 0;
 
-/** While the component is there; what they do may change from one drawing to the next. */
+/** Register shortcuts while the component is mounted; their actions may change between renders. */
 export function useShortcuts(title: string, shortcuts: Shortcut[]): void {
   const latest = useRef(shortcuts);
   latest.current = shortcuts;

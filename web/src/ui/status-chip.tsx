@@ -1,4 +1,4 @@
-/** How a run stands, or how the connection to it is: a shape and a word, so that colour is never alone. */
+/** Status of a run or of its connection: a shape and a word, not only a color. */
 
 import "./status-chip.css";
 

@@ -1,4 +1,4 @@
-/** The tab of the browser: its title and its mark say how things stand, also while another tab is in front. */
+/** Title and icon of the browser tab show the state of the run, even in the background. */
 
 import { token } from "./theme";
 

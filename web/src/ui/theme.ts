@@ -1,4 +1,4 @@
-/** Light or dark: as the system has it until somebody chooses. Charts draw again when `theme` changes. */
+/** Light or dark theme: the system's until the user chooses. Charts redraw when `theme` changes. */
 
 import { signal } from "@preact/signals";
 
@@ -23,11 +23,11 @@ export function switchTheme(): void {
   try {
     localStorage.setItem(KEPT, theme.value);
   } catch {
-    // A file or a frame may have no storage: the choice then holds for this page.
+    // A file or a frame may have no storage; the choice then lasts until the page is closed.
   }
 }
 
-/** A colour of styles/tokens.css as it is in the theme of now, e.g. `--phase-forward`. */
+/** A color of styles/tokens.css in the current theme, such as `--phase-forward`. */
 export function token(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

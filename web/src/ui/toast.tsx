@@ -1,4 +1,4 @@
-/** A word about what just happened, seen for a moment and read aloud. */
+/** A short message about what just happened, shown for a moment and read by screen readers. */
 
 import { signal } from "@preact/signals";
 import "./toast.css";
@@ -15,7 +15,7 @@ export function tell(words: string): void {
   }, SHOWN_MS);
 }
 
-/** Stands once on the page, also while empty: a live region has to be there before its words are. */
+/** Mounted once, also while empty: a live region must exist before its text. */
 export function Toast() {
   return (
     <div class="toast" role="status" data-shown={said.value !== ""}>

@@ -1,7 +1,7 @@
-/** Moments and stretches of time as people say them. */
+/** Points in time and durations in words. */
 
 const DAY_MS = 86_400_000;
-// Made once: to find out how a language writes a date takes longer than to write hundreds of them.
+// Created once: creating a formatter takes longer than formatting hundreds of dates.
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 const DAY_AND_YEAR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
@@ -24,7 +24,7 @@ export function elapsed(ms: number): string {
   return minutes > 0 ? `${minutes} min ${seconds % 60} s` : `${seconds} s`;
 }
 
-/** When a run began, as a list says it: near days by their name, the year only where it is another. */
+/** When a run started, for a list: recent days by name, the year only if it is not this year. */
 export function began(wallNs: number, nowMs: number): string {
   const when = new Date(wallNs / 1e6);
   const now = new Date(nowMs);

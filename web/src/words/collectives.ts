@@ -1,20 +1,20 @@
-/** What the ranks exchange, as rows of a table that can be sorted. Pure. */
+/** Collectives as rows of a sortable table. Pure. */
 
 import type { CollectiveGroup, MeasuredOnDevice } from "../api/documents";
 import { count, duration, percent } from "../ui/format";
 import { isRecord } from "./evidence";
 import { groupName } from "./hang";
 
-/** Fewer have no share: one of three is not "33%". */
+/** Below this, no percentage: one of three is not "33%". */
 const SHARE_FROM = 20;
 
-/** Who was waited for in a group: see docs/schema.md, arrivals. */
+/** Which ranks arrived last in a group: see docs/schema.md, arrivals. */
 export interface Arrivals {
   steps: number;
   collectives: number;
   transferMs: number | null;
   skewMs: number | null;
-  /** Those that came last most often first. */
+  /** Sorted by how often they arrived last. */
   ranks: { rank: number; last: number; lateMs: number; waitMs: number }[];
 }
 
@@ -31,9 +31,9 @@ export interface ExchangeRow {
   bytes: number | null;
   exposedMs: number | null;
   overlappedMs: number | null;
-  /** The exchange itself, per step. */
+  /** The transfer itself, per step. */
   transferMs: number | null;
-  /** For later ranks, per step, on the average; known where the device was timed. */
+  /** Mean wait for later ranks, per step; known if the device was timed. */
   waitMs: number | null;
   algorithmPerS: number | null;
   busPerS: number | null;
@@ -41,7 +41,7 @@ export interface ExchangeRow {
 
 export type SortBy = "group" | "op" | "count" | "bytes" | "exposedMs" | "overlappedMs" | "transferMs";
 
-/** Of one that nobody named, what it is for: `data`. */
+/** The name of a group, or its purpose (`data`) if it has none. */
 export function groupTitle(group: Pick<CollectiveGroup, "name" | "description" | "kind">): string {
   if (!group.name && !group.description) return group.kind;
   return groupName({ group: group.name, description: group.description });
@@ -70,7 +70,7 @@ export function exchangeRows(groups: readonly CollectiveGroup[]): ExchangeRow[] 
   );
 }
 
-/** Texts from A on, figures from the largest on; what is not known last. */
+/** Text ascending, numbers descending; unknown values last. */
 export function sorted(rows: readonly ExchangeRow[], by: SortBy, backwards: boolean): ExchangeRow[] {
   const sign = backwards ? -1 : 1;
   return [...rows].sort((one, two) => {
@@ -81,14 +81,14 @@ export function sorted(rows: readonly ExchangeRow[], by: SortBy, backwards: bool
   });
 }
 
-/** How it was measured, where that was on the device; as `summary.txt` has it. */
+/** How collectives were measured on the device; the same text as in `summary.txt`. */
 export function measuredText(measured: MeasuredOnDevice | null | undefined): string {
   if (!measured) return "";
   const { steps, of, missed, last_unread: last, exposed_ms: exposed } = measured;
   const parts = [`Measured on the device (NCCL's Flight Recorder) in ${count(steps)} of ${count(of)} steps`];
   if (missed > 0) parts.push(missed === 1 ? "1 step was overwritten before it could be read" : `${count(missed)} steps were overwritten before they could be read`);
   if (last > 0) parts.push(last === 1 ? "the last step was not read" : `the last ${count(last)} steps were not read`);
-  if (exposed !== null) parts.push(`the computation waits ${duration(exposed * 1e6)} of a step for it`);
+  if (exposed !== null) parts.push(`the computation waits for it ${duration(exposed * 1e6)} per step`);
   return `${parts.join("; ")}.`;
 }
 

@@ -1,4 +1,4 @@
-/** What explains a run, in words: its command as a shell takes it, its mesh, its machines. Pure. */
+/** The context of a run in words: command, mesh, machines. Pure. */
 
 import type { RunContext } from "../api/documents";
 import { binary, dateTime } from "../ui/format";
@@ -6,25 +6,25 @@ import { codeText } from "./endings";
 import { isRecord, type Row } from "./evidence";
 import { countOf, numbersIn, spansText } from "./ranks";
 
-/** As it can be pasted into a shell. */
+/** The command, quoted for a shell. */
 export function commandText(words: readonly string[] | null): string {
   return (words ?? []).map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
 }
 
-/** `status`: how it ended by all that is known; the launcher alone cannot tell a crash from a failure. */
+/** `status`: the run's final status; the launcher alone cannot distinguish a crash from a failure. */
 export function endText(end: RunContext["end"], status: string | null): string {
   if (end === null) return "";
   const code = end.exit_code === null || end.exit_code === 0 ? "" : `, ${codeText(end.exit_code)}`;
   return `${status ?? end.status}${code}, ${dateTime(end.wall_ns)}`;
 }
 
-/** `ada on node-7`; a user without a name has only a number. */
+/** `ada on node-7`; a user without a name is shown as `uid N`. */
 export function whoText({ user, host }: Pick<RunContext, "user" | "host">): string {
   const who = user && /^\d+$/.test(user) ? `uid ${user}` : user;
   return [who, host].filter(Boolean).join(" on ");
 }
 
-/** `dp 4 × tp 2`; empty: there is none. */
+/** `dp 4 × tp 2`; empty: no mesh. */
 export function meshText(mesh: unknown): string {
   if (!isRecord(mesh)) return "";
   const names = Array.isArray(mesh["names"]) ? mesh["names"].map(String) : [];
@@ -33,7 +33,7 @@ export function meshText(mesh: unknown): string {
     .join(" × ");
 }
 
-/** Ranks that do the same work on other data, from runs of `[first, count, step]`. */
+/** Ranks that do the same work on other data, from ranges of `[first, count, step]`. */
 export function peersText(peers: unknown): string {
   if (!Array.isArray(peers)) return "";
   const runs = peers.filter((run): run is number[] => Array.isArray(run) && run.length === 3 && run.every((one) => typeof one === "number"));
@@ -44,7 +44,7 @@ export function peersText(peers: unknown): string {
   return `${countOf(many, "rank")}: ${spansText(ranks)}`;
 }
 
-/** Hosts and GPUs from a summary's `host`; `only`: what the host of a run of one is called, which goes by a number while it goes on. */
+/** Hosts and GPUs from a summary's `host`; `only`: the host name for a single node, which has only a number while active. */
 export function machineRows(host: unknown, only: string | null = null): Row[] {
   if (!isRecord(host)) return [];
   const rows: Row[] = [];
@@ -58,7 +58,7 @@ export function machineRows(host: unknown, only: string | null = null): Row[] {
   return rows;
 }
 
-/** `8 × NVIDIA H100, 80.0 GB`; the odd ones by name. */
+/** `8 × NVIDIA H100, 80.0 GB`; single ones by name. */
 function alike(things: readonly (readonly [string, string])[]): string {
   const by = new Map<string, string[]>();
   for (const [what, name] of things) by.set(what, [...(by.get(what) ?? []), name]);

@@ -1,4 +1,4 @@
-/** How processes and attempts ended, in sentences; read from a summary with care: it may be of another version. Pure. */
+/** How processes and attempts ended, in sentences. The summary may be from another version, so it is read defensively. Pure. */
 
 import { count, cutText, duration } from "../ui/format";
 import { isRecord } from "./evidence";
@@ -11,7 +11,7 @@ export interface RankError {
   type: string;
   message: string;
   step: number | null;
-  /** Of the script that started the ranks and did not train itself. */
+  /** Raised by the script that started the ranks and does not train itself. */
   script: boolean;
   victim: boolean;
   exitCodes: Record<string, number>;
@@ -48,13 +48,13 @@ export function errorsOf(value: unknown): RankError[] {
   }));
 }
 
-/** Those that began it, and those that follow from it: launchers only report what became of their ranks. */
+/** Original errors, and those that follow from them: launchers only report how their ranks ended. */
 export function toldFirst(errors: readonly RankError[]): { own: RankError[]; followed: RankError[] } {
   const own = errors.filter((error) => !error.victim && (error.rank !== null || error.script));
   return { own, followed: errors.filter((error) => !own.includes(error)) };
 }
 
-/** `After that rank 0 ended too, and so did the launcher`: launchers are no ranks, and a rank may have told twice. */
+/** `After that, rank 0 and the launcher ended`: launchers are not ranks, and a rank may have reported twice. */
 export function followedText(followed: readonly RankError[], own: readonly RankError[]): string {
   const began = new Set(own.map((error) => error.rank));
   const ranks = [...new Set(followed.map((error) => error.rank))].filter((rank): rank is number => rank !== null && !began.has(rank));
@@ -62,7 +62,7 @@ export function followedText(followed: readonly RankError[], own: readonly RankE
   const first = errorText(followed[0]);
   if (ranks.length === 0) return first;
   const who = ranks.length === 1 ? `rank ${ranks[0]}` : `${ranks.length} other ranks`;
-  return `After that ${who} ended${launcher ? ", and the launcher" : ""}: ${first}`;
+  return `After that, ${who}${launcher ? " and the launcher" : ""} ended: ${first}`;
 }
 
 /** `Rank 1 raised ValueError in step 6: no such label`. */
@@ -99,7 +99,7 @@ export function attemptsOf(value: unknown): Attempt[] {
 
 export function attemptText(one: Attempt): string {
   const who = one.world_size === null ? "" : ` of ${countOf(one.world_size, "rank")}`;
-  const steps = one.first_step === null || one.last_step === null ? "no step is known of" : `steps ${count(one.first_step)}–${count(one.last_step)}`;
+  const steps = one.first_step === null || one.last_step === null ? "no known steps" : `steps ${count(one.first_step)}–${count(one.last_step)}`;
   const long = one.seconds === null ? "" : ` in ${duration(one.seconds * 1e9)}`;
   return `Attempt ${one.attempt}${who}: ${steps}${long}${one.end === null ? ", still running" : `; ${one.end}`}`;
 }

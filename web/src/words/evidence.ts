@@ -1,6 +1,6 @@
 /**
- * Evidence of whatever form as rows that can be read: names humanised, figures with their units, lists of alike things as
- * tables, what is nested nested. Nothing is shown as JSON, and however much there is, little of it is shown.
+ * Evidence of any shape as readable rows: names in words, numbers with units, lists of similar records as tables, nested
+ * values nested. Nothing is shown as JSON, and the amount is limited.
  */
 
 import { cutText } from "../ui/format";
@@ -55,7 +55,7 @@ function listed(key: string, values: readonly unknown[], depth: number): Shown {
   if (values.every((one) => !isRecord(one) && !Array.isArray(one))) {
     const some = values.slice(0, MOST_ROWS).map((one) => plain(key, one));
     const left = values.length - some.length;
-    // Sentences stand below each other, words beside each other.
+    // Sentences become a list, words one line.
     if (some.some((one) => one.length > 40)) return { form: "list", items: some.map(text), left };
     return text(some.join(", ") + (left > 0 ? ` and ${left} more` : ""));
   }
@@ -70,7 +70,7 @@ function nested(key: string, value: Record<string, unknown>, depth: number): Sho
   if (place !== null) return text(place);
   const entries = Object.entries(value).filter(([, one]) => !empty(one));
   const byRank = /_by_rank$/.test(key) || (entries.length > 0 && entries.every(([name]) => /^\d+$/.test(name)));
-  // What belongs to ranks or phases has the unit of the whole: `excess_ms_by_phase`.
+  // Values by rank or phase have the unit of the key: `excess_ms_by_phase`.
   const whole = /_by_|^shares$|^opportunities$/.test(key);
   const rows = entries.slice(0, MOST_ROWS).map(([name, one]) => ({
     key: name,
@@ -87,7 +87,7 @@ function table(values: readonly Record<string, unknown>[], depth: number): Shown
   return { form: "table", columns: columns.map(nameOf), rows, left: values.length - rows.length };
 }
 
-/** `train.py:41 in step` of what has a file and a line; null: it is no place. */
+/** `train.py:41 in step` for a value with file and line; null: not a place. */
 export function placeText(value: unknown): string | null {
   if (!isRecord(value) || typeof value["file"] !== "string" || typeof value["line"] !== "number") return null;
   if (Object.keys(value).some((key) => !["file", "line", "function", "text", "share", "seen", "steps"].includes(key))) return null;

@@ -1,11 +1,11 @@
-/** Flight Recorders' findings in words and signs; the marks are those of `stepscope flight --json`. Pure. */
+/** Flight Recorder results in words and signs; the marks are those of `stepscope flight --json`. Pure. */
 
 import type { FlightDocument, Side } from "../api/hang-documents";
 import { groupName } from "./hang";
 import { ranksText, spansText } from "./ranks";
 
 export interface Mark {
-  /** Not by colour alone. */
+  /** A sign in addition to the color. */
   sign: string;
   look: "ended" | "started" | "waiting" | "other" | "missing" | "unknown";
   meaning: string;
@@ -14,15 +14,15 @@ export interface Mark {
 export const MARKS: Readonly<Record<string, Mark>> = {
   c: { sign: "", look: "ended", meaning: "ended" },
   s: { sign: "▸", look: "started", meaning: "started" },
-  w: { sign: "…", look: "waiting", meaning: "called, and waits" },
+  w: { sign: "…", look: "waiting", meaning: "called and waits" },
   x: { sign: "≠", look: "other", meaning: "waits in another call" },
   d: { sign: "≠", look: "other", meaning: "ended another call" },
   m: { sign: "·", look: "missing", meaning: "not called" },
   "-": { sign: "", look: "unknown", meaning: "no longer known" },
-  "?": { sign: "?", look: "unknown", meaning: "no recorder answered" },
+  "?": { sign: "?", look: "unknown", meaning: "no recorder response" },
 };
 
-/** The meaning of a mark; `now`: they still wait. */
+/** The meaning of a mark; `now`: the ranks still wait. */
 export function meaningOf(mark: Mark, now: boolean): string {
   return now ? mark.meaning : mark.meaning.replace("waits", "waited");
 }
@@ -39,7 +39,7 @@ export function sideText(side: Side): string {
 
 export function partedText(parted: NonNullable<FlightDocument["first_divergence"]>): string {
   const where = `number ${parted.sequence} of ${groupName(parted)}`;
-  return parted.differs === "missing" ? `Not all came to ${where}: ${ranksText(parted.ranks)} did not.` : `They parted at ${where}: another ${parted.differs}.`;
+  return parted.differs === "missing" ? `${ranksText(parted.ranks, true)} did not call ${where}.` : `The ranks diverged at ${where}: another ${parted.differs}.`;
 }
 
 export interface GroupRow {
@@ -52,7 +52,7 @@ export interface GroupRow {
   trouble: boolean;
 }
 
-/** The groups with those first in which somebody called what others have not, or what never ended. */
+/** The groups; first those with calls that have not ended. */
 export function groupsInTrouble(groups: FlightDocument["groups"]): GroupRow[] {
   const rows = groups.map((group): GroupRow => {
     const ranks = Object.entries(group.ranks);

@@ -1,14 +1,14 @@
-/** A standstill in words: who, since when, in what, where everybody is. Pure. */
+/** A hang in words: which ranks, since when, in which call, and where each rank is. Pure. */
 
 import type { Call, Hang, Place, RankThere } from "../api/hang-documents";
 import { duration, stepsText } from "../ui/format";
 
-/** Of processes, by the kernel's letter. */
-const STATES: Readonly<Record<string, string>> = { R: "runs", S: "sleeps", D: "waits for a disk", T: "is stopped", t: "is stopped by a debugger", Z: "is dead", X: "is dead", I: "idles" };
-const STATES_THEN: typeof STATES = { R: "ran", S: "slept", D: "waited for a disk", T: "was stopped", t: "was stopped by a debugger", Z: "was dead", X: "was dead", I: "idled" };
-const ENDINGS = { recovered: "then it went on", ended: "until the job ended", aborted: "until the job was ended for it" };
+/** Process states by the kernel's letter. */
+const STATES: Readonly<Record<string, string>> = { R: "runs", S: "sleeps", D: "waits for a disk", T: "is stopped", t: "is stopped by a debugger", Z: "is dead", X: "is dead", I: "is idle" };
+const STATES_THEN: typeof STATES = { R: "ran", S: "slept", D: "waited for a disk", T: "was stopped", t: "was stopped by a debugger", Z: "was dead", X: "was dead", I: "was idle" };
+const ENDINGS = { recovered: "then continued", ended: "until the job ended", aborted: "until the job was aborted" };
 
-/** As `group_name` of the records says it: torch calls a group "undefined" whose maker gave it no name. */
+/** Like `group_name` of the records: torch calls a group without a name "undefined". */
 export function groupName(call: { group: string; description: string }): string {
   if (call.description && call.description !== "undefined") return call.description;
   return /^\d+$/.test(call.group) ? `group ${call.group}` : call.group || "a group";
@@ -23,18 +23,18 @@ export function callText(call: Call | null, sizes = true): string {
   return `${call.op || "a collective"}${number} of ${groupName(call)}${peer}${shape ? `, ${shape}` : ""}`;
 }
 
-/** For how long it stands, or stood as far as is known. `nowNs` as below. */
+/** Duration of the hang, as far as known. `nowNs` as below. */
 function stoodNs(hang: Hang, nowNs: number | null): number {
   return Math.max(hang.over_wall_ns ?? nowNs ?? 0, hang.declared_wall_ns) - hang.stopped_wall_ns;
 }
 
-/** `nowNs`: while it lasts, the time by the clock of whoever looks, which may be another; null: the run is over. */
+/** `nowNs`: the current time by the viewer's clock while the hang lasts; null: the run has ended. */
 export function sinceText(hang: Hang, nowNs: number | null): string {
   const long = duration(stoodNs(hang, nowNs));
   const where = hang.steps ? ` in ${stepsText(hang.steps)}` : "";
   const usual = hang.step_s ? `; a step usually takes ${duration(hang.step_s * 1e9)}` : "";
-  if (hang.over === null && nowNs === null) return `Nothing had happened for ${long}${where} when this was written; nobody saw how it ended${usual}.`;
-  return hang.over === null ? `Nothing has happened for ${long}${where}${usual}.` : `It stood still for ${long}${where}, ${ENDINGS[hang.over]}${usual}.`;
+  if (hang.over === null && nowNs === null) return `Nothing had happened for ${long}${where} when this was written; how it ended is unknown${usual}.`;
+  return hang.over === null ? `Nothing has happened for ${long}${where}${usual}.` : `It hung for ${long}${where}, ${ENDINGS[hang.over]}${usual}.`;
 }
 
 export interface Culprits {
@@ -43,7 +43,7 @@ export interface Culprits {
   at: Place | null;
 }
 
-/** Those of the same reason together. */
+/** Culprits grouped by reason and place. */
 export function culpritsOf(hang: Hang): Culprits[] {
   const found = new Map<string, Culprits>();
   for (const { rank, reason, at } of hang.culprits) {
@@ -69,7 +69,7 @@ export interface Whereabouts {
   workers: Record<string, unknown>[];
 }
 
-/** Where every rank is, those in the same call at the same line together; culprits first. `now`: it still is there. */
+/** Where each rank is, grouped by call and line, culprits first. `now`: the hang is ongoing. */
 export function whereabouts(hang: Hang, now: boolean): Whereabouts[] {
   const guilty = new Set(hang.culprits.map((one) => one.rank));
   const found = new Map<string, RankThere[]>();
@@ -87,11 +87,11 @@ function there(ranks: RankThere[], guilty: ReadonlySet<number>, now: boolean): W
   const [first] = ranks;
   const shares = ranks.map((one) => one.cpu_share).filter((share): share is number => share !== null);
   const states = now ? STATES : STATES_THEN;
-  const state = first === undefined || !first.alive ? (now ? "is gone" : "was gone") : (states[first.process_state] ?? (first.process_state || "not known"));
+  const state = first === undefined || !first.alive ? (now ? "is gone" : "was gone") : (states[first.process_state] ?? (first.process_state || "unknown"));
   return {
     ranks: ranks.map((one) => one.rank),
     hosts: [...new Set(ranks.map((one) => one.host).filter(Boolean))],
-    doing: first?.waiting_in ? callText(first.waiting_in) : first?.alive === false ? "" : "in no collective",
+    doing: first?.waiting_in ? callText(first.waiting_in) : first?.alive === false ? "" : "not in a collective",
     at: first?.at ?? null,
     steps: unique(ranks.map((one) => one.step)),
     phases: [...new Set(ranks.map((one) => one.phase).filter(Boolean))],
@@ -103,7 +103,7 @@ function there(ranks: RankThere[], guilty: ReadonlySet<number>, now: boolean): W
   };
 }
 
-/** The stops of a circle of waits, from its sentences; null: they say something else. */
+/** The ranks of a wait cycle, parsed from its sentences; null: they do not form a cycle. */
 export function circleOf(cycle: readonly string[]): { rank: number; how: string }[] | null {
   const stops = cycle.map((line) => /^rank (\d+) wait(?:s|ed) for rank (\d+)(?: in (.*))?$/.exec(line));
   if (stops.length < 2 || stops.some((stop) => stop === null)) return null;
@@ -111,7 +111,7 @@ export function circleOf(cycle: readonly string[]): { rank: number; how: string 
   return closed ? stops.map((stop) => ({ rank: Number(stop?.[1]), how: stop?.[3] ?? "" })) : null;
 }
 
-/** The worker processes of a rank that say something: where each is. */
+/** State and place of a worker process. */
 export function workerText(worker: Readonly<Record<string, unknown>>, now: boolean): string {
   const does = (now ? STATES : STATES_THEN)[String(worker["state"] ?? "")] ?? "";
   const at = typeof worker["at"] === "string" ? ` at ${worker["at"]}` : "";

@@ -1,8 +1,8 @@
-/** Keys of documents as people read them, and their figures with the unit that the key's end says: `_ms`, `_bytes`, `_share` … */
+/** Readable names for the keys of documents, and values with the unit given by the key's suffix: `_ms`, `_bytes`, `_share` … */
 
 import { binary, dateTime, digits, duration, percent } from "../ui/format";
 
-/** Where the key alone would not be understood. */
+/** Names for keys that are not clear by themselves. */
 const NAMES: Readonly<Record<string, string>> = {
   action: "what was done",
   after_ms: "afterwards",
@@ -12,46 +12,46 @@ const NAMES: Readonly<Record<string, string>> = {
   between: "between steps",
   clock: "clock",
   compared: "what was compared",
-  cycle: "circle",
+  cycle: "cycle",
   excess_ms: "longer by",
-  excess_ms_by_phase: "longer by, in each phase",
-  excess_share: "longer by, of the step",
+  excess_ms_by_phase: "longer by, per phase",
+  excess_share: "longer by, share of the step",
   explains: "also explains",
-  extra_ms_by_phase: "extra in each phase",
+  extra_ms_by_phase: "extra per phase",
   extra_ms: "extra",
-  first_bytes: "at the beginning",
-  first_ms: "at the beginning",
+  first_bytes: "at the start",
+  first_ms: "at the start",
   first_step: "from step",
   last_bytes: "at the end",
   last_ms: "at the end",
   last_step: "to step",
-  last_in_steps: "came last in steps",
+  last_in_steps: "arrived last in steps",
   large: "a fifth of the time or more",
   lockstep: "ranks wait for each other",
   median_ms_by_rank: "median by rank",
-  ms_per_1000_steps: "growth in 1,000 steps",
+  ms_per_1000_steps: "growth per 1,000 steps",
   of_ranks: "of ranks",
   opportunity: "largest opportunity",
-  opportunities: "what is left to gain, at most",
-  others_rtt_us: "round trip of the others",
+  opportunities: "possible gain, at most",
+  others_rtt_us: "round trip of others",
   over: "how it ended",
-  p: "chance of an accident (p)",
+  p: "probability by chance (p)",
   peers_median_ms: "median of the peers",
   place: "place in the code",
   runs_out_at_step: "runs out at step",
-  runs_out_in_s: "runs out after another",
+  runs_out_in_s: "runs out in",
   rtt_us: "round trip",
-  steps_used: "steps looked at",
-  stood_s: "stood still for",
-  stopped_wall_ns: "last heard of",
-  threshold_s: "looked into after",
-  told_by: "told by",
+  steps_used: "steps analyzed",
+  stood_s: "hung for",
+  stopped_wall_ns: "last activity",
+  threshold_s: "examined after",
+  told_by: "evidence",
   usual_ms: "usually",
-  util_percent: "utilisation",
+  util_percent: "utilization",
   victims: "waiting ranks",
   wait_measured: "waiting was measured",
   wall_ns: "when",
-  wander_ms: "natural wander",
+  wander_ms: "normal variation",
   which: "which memory",
   z: "standard errors (z)",
 };
@@ -62,7 +62,7 @@ type Unit = (value: number) => string;
 
 const rounded = (value: number, unit: string): string => `${short(value)} ${unit}`;
 
-/** By how the key ends, the longest end first. */
+/** By suffix of the key, longest first. */
 const UNITS: readonly (readonly [string, Unit])[] = [
   ["_wall_ns", dateTime],
   ["_ms_per_step", (value) => `${duration(value * 1e6)} per step`],
@@ -103,15 +103,15 @@ export function nameOf(key: string): string {
   return words.map((word) => (Object.hasOwn(WORDS, word) ? WORDS[word] : word)).join(" ") || key;
 }
 
-/** A figure with its unit; a negative one keeps its sign. */
+/** A number with its unit; the sign of negative numbers is kept. */
 export function figureOf(key: string, value: number): string {
   if (!Number.isFinite(value)) return "–";
-  // The kernel's and torch's own names may end like a unit and are none.
+  // Names from the kernel or torch may end like a unit without having one.
   const unit = UNITS.find(([end]) => key.endsWith(end))?.[1];
   return unit === undefined ? short(value) : unit(value).replace(/^-/, "−");
 }
 
-/** A bare number: whole ones whole, others in three digits. */
+/** A number without unit: integers in full, others with three digits. */
 export function short(value: number): string {
   if (Number.isInteger(value)) return value.toLocaleString("en-GB").replace(/^-/, "−");
   const size = Math.abs(value);

@@ -1,4 +1,4 @@
-/** What is odd about a node, in words. Pure. */
+/** Problems of a node, in words. Pure. */
 
 import type { NodeRow } from "../api/documents";
 import { duration } from "../ui/format";
@@ -9,7 +9,7 @@ const SILENT_NS = 30e9;
 const SKEW_NS = 1e9;
 const FULL = 0.05;
 
-/** Of now by the hub's clock: when it last heard of any of them. */
+/** The current time by the hub's clock: its last contact with any node. */
 export function hubNow(nodes: readonly NodeRow[]): number {
   return Math.max(0, ...nodes.flatMap((node) => [node.heard_wall_ns ?? 0, node.sample?.["wall_ns"] ?? 0]));
 }
@@ -19,17 +19,17 @@ export function usedMemory(node: NodeRow): number | null {
   return typeof total === "number" && typeof left === "number" && total > 0 ? 1 - left / total : null;
 }
 
-/** `live`: the run goes on, so that whoever is silent should not be. */
+/** `live`: the run is active, so that silence is a problem. */
 export function problemsOf(node: NodeRow, nowNs: number, live: boolean): string[] {
   const found: string[] = [];
-  if (live && node.bye === null && node.heard_wall_ns !== null && nowNs - node.heard_wall_ns > SILENT_NS) found.push(`not heard of for ${duration(nowNs - node.heard_wall_ns)}`);
+  if (live && node.bye === null && node.heard_wall_ns !== null && nowNs - node.heard_wall_ns > SILENT_NS) found.push(`silent for ${duration(nowNs - node.heard_wall_ns)}`);
   if (live && node.live_ranks < node.ranks) found.push(`${countOf(node.ranks - node.live_ranks, "rank")} ended`);
   if (isRecord(node.bye) && typeof node.bye["status"] === "string" && !["finished", "orphaned"].includes(node.bye["status"])) found.push(`ended: ${node.bye["status"]}`);
-  if (!live && node.bye === null && node.number !== null && node.number > 0) found.push("never said how it ended");
+  if (!live && node.bye === null && node.number !== null && node.number > 0) found.push("did not report how it ended");
   if (node.refused > 0) found.push(`${countOf(node.refused, "frame")} refused`);
-  if (Math.abs(node.offset_ns ?? 0) > SKEW_NS) found.push("its clock is off; times are corrected");
+  if (Math.abs(node.offset_ns ?? 0) > SKEW_NS) found.push("clock is off; times are corrected");
   const used = usedMemory(node);
-  if (used !== null && used > 1 - FULL) found.push("its memory is nearly full");
+  if (used !== null && used > 1 - FULL) found.push("memory is nearly full");
   for (const [key, word] of [["net_errors_ps", "network errors"], ["net_drops_ps", "dropped packets"], ["ib_errors_ps", "InfiniBand errors"]] as const) {
     if ((node.sample?.[key] ?? 0) > 0) found.push(word);
   }

@@ -1,4 +1,4 @@
-/** Small pictures of what a finding rests on: bars to compare, steps on a line, memory on its way up. Pure: values in, values out. */
+/** Data for small charts of a finding's evidence: bars, steps on a line, growing memory. Pure. */
 
 import type { Finding } from "../api/documents";
 import { binary, duration, percent } from "../ui/format";
@@ -12,7 +12,7 @@ export interface Bar {
   value: number;
   text: string;
   tone: Tone;
-  /** Of a phase: its colour is taken. */
+  /** Use the color of this phase. */
   phase?: string;
 }
 
@@ -28,26 +28,26 @@ export function picturesOf(finding: Finding): Picture[] {
   const of = finding.evidence;
   const found = [byRank(finding), byPhase(of, "excess_ms_by_phase"), byPhase(of, "extra_ms_by_phase"), strip(finding), slope(finding)];
   for (const [title, keys] of Object.entries(COMPARED)) found.push(compared(of, title, keys));
-  if (finding.kind === "healthy") found.push(shares(of["opportunities"], "What is left to gain, at most"));
+  if (finding.kind === "healthy") found.push(shares(of["opportunities"], "Possible gain, at most"));
   if (finding.kind === "compute_bound") found.push(shares(of["shares"], "Share of the time"));
   if (finding.kind.endsWith("_bound")) found.push(share(finding));
   return found.filter((one): one is Picture => one !== null);
 }
 
-/** Two or three figures of the same kind beside each other: the first is the one in question. */
+/** Two or three figures of the same kind to compare; the first is the one in question. */
 const COMPARED: Readonly<Record<string, readonly string[]>> = {
-  "A step": ["after_ms", "before_ms"],
-  "Steps, last and first": ["last_ms", "first_ms"],
+  "Step time": ["after_ms", "before_ms"],
+  "Step time, last and first": ["last_ms", "first_ms"],
   "Round trip": ["rtt_us", "others_rtt_us"],
   "Packets lost": ["loss_share", "others_loss_share"],
-  "Speed of the link": ["speed_bps", "others_speed_bps"],
-  "The exchange": ["exposed_ms", "exchange_ms", "compute_ms"],
-  "Memory of the device": ["needed_bytes", "used_bytes", "total_bytes"],
+  "Link speed": ["speed_bps", "others_speed_bps"],
+  "Communication": ["exposed_ms", "exchange_ms", "compute_ms"],
+  "Device memory needed": ["needed_bytes", "used_bytes", "total_bytes"],
   "Device memory": ["peak_bytes", "typical_bytes", "total_bytes"],
-  "The allocator": ["reserved_bytes", "peak_allocated_bytes", "total_bytes"],
-  "Memory of the host": ["available_bytes", "total_bytes"],
-  "Processors in use": ["cpu_percent", "own_cpu_percent"],
-  "Utilisation of the GPUs": ["util_percent", "lowest_percent", "highest_percent"],
+  "Allocator": ["reserved_bytes", "peak_allocated_bytes", "total_bytes"],
+  "Host memory": ["available_bytes", "total_bytes"],
+  "CPU usage": ["cpu_percent", "own_cpu_percent"],
+  "GPU utilization": ["util_percent", "lowest_percent", "highest_percent"],
   "Steps per second": ["steps_per_second_during", "steps_per_second_before"],
 };
 
@@ -72,10 +72,10 @@ function byRank({ evidence, ranks }: Finding): Picture | null {
   const left = figures.length - bars.length;
   return {
     form: "bars",
-    title: evidence["compared"] === "work" ? "Median work in a step, without the wait for peers" : `Median ${String(evidence["compared"] ?? "time")} in a step`,
+    title: evidence["compared"] === "work" ? "Median work per step, without the wait for peers" : `Median ${String(evidence["compared"] ?? "time")} per step`,
     bars,
     note: left > 0 ? `and ${left} more ranks` : "",
-    ...(typeof peers === "number" ? { mark: { value: peers, name: `median of the peers: ${duration(peers * 1e6)}` } } : {}),
+    ...(typeof peers === "number" ? { mark: { value: peers, name: `median of peers: ${duration(peers * 1e6)}` } } : {}),
   };
 }
 
@@ -86,13 +86,13 @@ function byPhase(of: Readonly<Record<string, unknown>>, key: string): Picture | 
     .filter(([, ms]) => Math.abs(ms) >= largest * TRIVIAL && ms !== 0)
     .sort((one, two) => two[1] - one[1])
     .map(([phase, ms]): Bar => ({ name: phase === "between" ? "between steps" : phase, value: ms, text: signed(ms), tone: "plain", phase: phase === "between" ? "other" : phase }));
-  return bars.length === 0 ? null : { form: "bars", title: key.startsWith("excess") ? "Longer than the peers by, in each phase" : "Extra time, in each phase", bars, note: key.startsWith("excess") ? wholeText(of) : "" };
+  return bars.length === 0 ? null : { form: "bars", title: key.startsWith("excess") ? "Longer than peers, by phase" : "Extra time, by phase", bars, note: key.startsWith("excess") ? wholeText(of) : "" };
 }
 
-/** The title has the work as a whole, which is not the sum of medians of its parts. */
+/** The title has the total work, which is not the sum of the medians of its phases. */
 function wholeText(of: Readonly<Record<string, unknown>>): string {
   const whole = of["excess_ms"];
-  return typeof whole === "number" && of["compared"] === "work" ? `all its work: ${signed(whole)}. Each phase is compared by itself, so they need not add up to it` : "";
+  return typeof whole === "number" && of["compared"] === "work" ? `total work: ${signed(whole)}. Phases are compared separately and may not add up to it` : "";
 }
 
 function shares(value: unknown, title: string): Picture | null {
@@ -107,12 +107,12 @@ function share({ evidence, phase }: Finding): Picture | null {
   const part = phase === null ? null : evidence[`${phase}_share`];
   if (typeof part !== "number" || phase === null) return null;
   const [low, high] = [evidence["lowest_share"], evidence["highest_share"]];
-  const note = typeof low === "number" && typeof high === "number" ? `from ${percent(low)} to ${percent(high)} over the ranks` : "";
+  const note = typeof low === "number" && typeof high === "number" ? `from ${percent(low)} to ${percent(high)} across ranks` : "";
   const bars: Bar[] = [
     { name: phase, value: part, text: percent(part), tone: "culprit", phase },
-    { name: "all else", value: 1 - part, text: percent(1 - part), tone: "plain" },
+    { name: "everything else", value: 1 - part, text: percent(1 - part), tone: "plain" },
   ];
-  return { form: "bars", title: "Share of the time of the median rank", bars, note, most: 1 };
+  return { form: "bars", title: "Share of the median rank’s time", bars, note, most: 1 };
 }
 
 function strip({ evidence, kind, steps }: Finding): Picture | null {
@@ -120,7 +120,7 @@ function strip({ evidence, kind, steps }: Finding): Picture | null {
   const numbers = Array.isArray(at) ? at.filter((one): one is number => typeof one === "number") : [];
   if (numbers.length === 0 || steps === null) return null;
   const [first, last] = [Math.min(steps[0], ...numbers), Math.max(steps[1], ...numbers)];
-  return last > first ? { form: "strip", title: "The slow steps", steps: numbers, first, last } : null;
+  return last > first ? { form: "strip", title: "Slow steps", steps: numbers, first, last } : null;
 }
 
 function slope({ evidence, steps }: Finding): Picture | null {
@@ -136,7 +136,7 @@ function slope({ evidence, steps }: Finding): Picture | null {
   ];
   return {
     form: "slope",
-    title: `From ${binary(first)} to ${binary(last)}: ${binary(rate)} more in each step`,
+    title: `From ${binary(first)} to ${binary(last)}: ${binary(rate)} more per step`,
     points: known ? [...points, [ends, last + (ends - to) * rate]] : points,
     end: known ? { step: ends, text: `runs out at step ${ends.toLocaleString("en-GB")}` } : null,
   };

@@ -1,19 +1,19 @@
-/** What a finding costs, in figures that can be drawn and words that can be read. Pure. */
+/** The cost of a finding, as figures to draw and as words. Pure. */
 
 import type { Finding } from "../api/documents";
 import { digits, duration, percent } from "../ui/format";
 import { isStop } from "./kinds";
 
 export interface Price {
-  /** Each a few words, e.g. `61% of the time`. */
+  /** Short phrases such as `61% of the time`. */
   words: string[];
-  /** What would be left of the time; null: not known. */
+  /** Share of the time that would remain; null: unknown. */
   left: number | null;
 }
 
 const TRIVIAL = 0.01;
 
-/** Null: it costs no time, or nothing worth a word. `live`: more may be lost. */
+/** Null: it costs no time, or too little to mention. `live`: the cost may still grow. */
 export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: boolean): Price | null {
   if (cost === null || typeof cost !== "object") return null;
   const { share, seconds, rank_hours: hours } = cost;
@@ -21,14 +21,14 @@ export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: bo
   const most = kind === "healthy" ? "at most " : cost.up_to ? "up to " : "";
   const words: string[] = [];
   if (isStop(kind)) {
-    // While it lasts the card of the hang counts the seconds; the look's figure would stand still beside them.
+    // During a hang its card counts the seconds; this figure would not move.
     if (live && kind.startsWith("hang_")) return null;
-    if (seconds) words.push(kind === "rank_crashed" ? `${duration(seconds * 1e9)} to be done again` : `${duration(seconds * 1e9)} of standing still`);
+    if (seconds) words.push(kind === "rank_crashed" ? `${duration(seconds * 1e9)} of training lost` : `${duration(seconds * 1e9)} without progress`);
   } else if (share && share >= TRIVIAL && typeof seconds === "number") {
     words.push(`${most}${percent(share)} of the time`, `${duration(seconds * 1e9)}${soFar}`);
   }
   if (words.length === 0) return null;
-  if (hours && hours >= 0.1) words.push(`${digits(hours)} hours of ranks`);
+  if (hours && hours >= 0.1) words.push(`${digits(hours)} rank-hours`);
   const fixed = cost.if_fixed;
   if (!fixed?.step_ms || !fixed.speedup || isStop(kind)) return { words, left: null };
   const now = duration(fixed.step_ms * fixed.speedup * 1e6);
@@ -36,7 +36,7 @@ export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: bo
   return { words, left: 1 / fixed.speedup };
 }
 
-/** How sure it is, in words. */
+/** The confidence in words. */
 export function sureness(confidence: number): string {
-  return confidence >= 0.9 ? "nearly certain" : confidence >= 0.75 ? "likely" : confidence >= 0.5 ? "probable, with doubts" : "a guess";
+  return confidence >= 0.9 ? "nearly certain" : confidence >= 0.75 ? "likely" : confidence >= 0.5 ? "possible" : "a guess";
 }

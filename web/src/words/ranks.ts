@@ -1,4 +1,4 @@
-/** Words for ranks, the same in every sentence: `rank 1`, `ranks 0, 2 and 3`, `ranks 0–7 and 10`. */
+/** Ranks in words: `rank 1`, `ranks 0, 2 and 3`, `ranks 0–7 and 10`. */
 
 const SPANS_SHOWN = 8;
 
@@ -26,7 +26,7 @@ export function countOf(count: number, word: string): string {
   return `${count.toLocaleString("en-GB")} ${word}${count === 1 ? "" : "s"}`;
 }
 
-/** The numbers in what came from outside; nothing else. */
+/** The finite numbers in an untrusted list. */
 export function numbersIn(value: unknown): number[] {
   return Array.isArray(value) ? value.filter((one): one is number => typeof one === "number" && Number.isFinite(one)) : [];
 }

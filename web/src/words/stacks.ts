@@ -1,8 +1,8 @@
-/** Stacks as people read them: which lines are their own, what was called through, who is at the same place. Pure. */
+/** Stacks for display: user code, library frames in between, and groups at the same place. Pure. */
 
 import type { Place, StackGroup, ThreadStack } from "../api/hang-documents";
 
-/** As flight/stacks.py has it: installed, Python's own, torch's, or ours. */
+/** Files of installed packages, Python, torch or Stepscope; the same rule as in flight/stacks.py. */
 const NOT_USERS =
   /(?:^|\/)(?:site-packages|dist-packages)\/|^<|(?:^|\/)lib(?:64)?\/python\d[\d.]*\/|(?:^|\/)python\d+\.zip\/|(?:^|\/)torch\/(?:distributed|nn|autograd|utils|optim|multiprocessing|cuda|fx|jit|_\w+)(?:\/|\.py)|(?:^|\/)stepscope\/(?:recorder|agent|cli|flight|hangs|ring|records)\//;
 const OURS = /(?:^|\/)stepscope\/recorder\/(?:hooks\/)?\w+\.py$/;
@@ -11,7 +11,7 @@ export function isUsers(file: string): boolean {
   return file !== "" && !NOT_USERS.test(file);
 }
 
-/** Of a library from its package on, of the user's own the last folder and the file. */
+/** A library file from its package on; a user file with its last folder. */
 export function shortFile(file: string): string {
   const at = file.lastIndexOf("-packages/");
   return at >= 0 ? file.slice(at + "-packages/".length) : file.split("/").slice(-2).join("/");
@@ -23,7 +23,7 @@ export function placeText(place: Place | null): string {
   return place.function && place.function !== "<module>" ? `${where} in ${place.function}` : where;
 }
 
-/** Lines that stand together: the user's own one by one, what lies between in one piece. */
+/** Consecutive frames of user code, or of libraries in between. */
 export interface Piece {
   users: boolean;
   frames: Place[];
@@ -45,15 +45,15 @@ export function mainThread(threads: readonly ThreadStack[]): ThreadStack | null 
   return threads.find((thread) => thread.main) ?? null;
 }
 
-/** Where it is: the innermost line of the user's own, else of anybody's. */
+/** The innermost line of user code, else the innermost line. */
 export function placeOf(threads: readonly ThreadStack[]): Place | null {
   const frames = (mainThread(threads) ?? threads[0])?.frames ?? [];
   return frames.find((frame) => isUsers(frame.file)) ?? frames[0] ?? null;
 }
 
 /**
- * Those whose main threads are the same to the line together, though their helper threads may not be; groups with one of
- * `first` before the others, then the smallest, which are the odd ones.
+ * Merge groups whose main threads are equal to the line, even if helper threads differ. Groups with a rank in `first` come
+ * first, then small groups, which are the exceptions.
  */
 export function alike(groups: readonly StackGroup[], first: readonly number[]): StackGroup[] {
   const found = new Map<string, StackGroup>();

@@ -80,7 +80,7 @@ class OnHang:
     def _start(self, record: HangRecord, file: Path) -> str:
         self.poll()
         if self._running is not None:
-            return "did not start the command: it still runs from an earlier hang"
+            return "did not start the command: it is still running from an earlier hang"
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}  # set by us
         environment |= {
             ENV_RUN_DIR: str(self._run_dir),

@@ -333,7 +333,7 @@ class Watchdog:
         seconds = round(now_s - stop.moved_s, 1)
         self._update(replace(record, over="recovered", over_wall_ns=run_clock.wall_ns()))
         self._journal.event("hang_over", number=record.number, seconds=seconds)
-        _say(f"the job goes on after {seconds:g} s; it was a stall")
+        _say(f"the job resumed after {seconds:g} s; it was a stall")
 
     def _update(self, record: HangRecord) -> None:
         self._records[record.number] = record
@@ -361,7 +361,7 @@ def _given_up(ranks: tuple[int, ...]) -> tuple[str, ...]:
     if not ranks:
         return ()
     dumps = "dump" if len(ranks) == 1 else "dumps"
-    return (f"NCCL's watchdog gave up, too: it wrote the {dumps} of {ranks_text(ranks)} before this look.",)
+    return (f"NCCL's watchdog timed out too: it had already written the {dumps} of {ranks_text(ranks)}.",)
 
 
 def _say(text: str) -> None:

@@ -211,7 +211,7 @@ class Probes:
         if self._told_blocked or not silent or time.monotonic() - self._began_s < BLOCKED_S:
             return None
         self._told_blocked = True
-        return "no agent of another node answers probes: UDP is blocked, so round trips are not known"
+        return "no agent on another node answers probes; UDP may be blocked, so round trips are unknown"
 
     @property
     def ignored(self) -> dict[str, int]:

@@ -41,7 +41,9 @@ WELCOME_BYTES = 64 << 20
 ANSWER_BYTES = 8 << 20
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 _WHY_CHARS = 200
-UNPROVED = "it does not prove that it has our key, so nothing was sent; is it a hub, with the Stepscope of this node?"
+UNPROVED = (
+    "it did not prove that it has this node's key, so nothing was sent; check that it is a hub of the same version"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +95,11 @@ class HubClient:
             path = _run_path(join.run, "join")
             status, proof, text, _ = self._ask(path, body, headers, deadline_s, WELCOME_BYTES)
             if status != 200:
-                why = plain(_object(text).get("why")) or f"it answers {status}"
-                raise HubRefused(f"{self._where} does not take us: {why}")
+                why = plain(_object(text).get("why")) or f"HTTP status {status}"
+                raise HubRefused(f"{self._where} rejected this node: {why}")
             welcome = read_welcome(text, proof, join.nonce, self._key, self._certificate)
             if not _TOKEN.fullmatch(welcome.token):
-                raise HubError(f"{self._where} gives no token")
+                raise HubError(f"{self._where} sent no valid token")
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self._trouble(error) from None
@@ -118,7 +120,7 @@ class HubClient:
         if status != 200:
             said = plain(_object(text).get("why"))
             raise (KeyRefused if status == 403 else HubRefused)(
-                f"{self._where} does not take us: {said or f'{UNPROVED} (it answers {status})'}"
+                f"{self._where} rejected this node: {said or f'{UNPROVED} (HTTP status {status})'}"
             )
         return read_challenge(text, proof, nonce, self._key, self._certificate)
 
@@ -181,7 +183,7 @@ class HubClient:
     def _check_certificate(self) -> None:
         if self._certificate != self._pinned:
             self.close()
-            raise HubError(f"{self._where} has another certificate than before")
+            raise HubError(f"{self._where} has a different certificate than before")
 
     def _ask(
         self,
@@ -201,7 +203,7 @@ class HubClient:
         with connection.getresponse() as response:
             text = response.read(most + 1)
             if len(text) > most:
-                raise http.client.HTTPException("a longer answer than there can be")
+                raise http.client.HTTPException("the answer is too long")
             return response.status, response.headers.get(PROOF_HEADER, ""), text, sent_ns
 
     def _trouble(self, error: Exception) -> HubError:
@@ -209,7 +211,7 @@ class HubClient:
             return HubError(f"{self._where} does not answer")
         if isinstance(error, OSError):
             return HubError(f"{self._where} cannot be reached: {error.strerror or type(error).__name__}")
-        return HubError(f"{self._where} answers with something else than HTTP")
+        return HubError(f"{self._where} did not answer with valid HTTP")
 
 
 class _Stream:
@@ -256,7 +258,7 @@ def _run_path(run: str, what: str) -> str:
 
 def split_url(url: str) -> tuple[bool, str, int, str]:
     """Return whether it is TLS, host, port, and the path prefix. Raise UsageError if the address is invalid."""
-    wrong = UsageError(f"{url!r} is no address of a hub; one looks like https://HOST:29555")
+    wrong = UsageError(f"{url!r} is not the URL of a hub; use the form https://HOST:29555")
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -305,13 +307,13 @@ def encrypted(sock: socket.socket, host: str, deadline_s: float, *, trusted: boo
         sock.close()
         if isinstance(error, OSError):
             raise
-        raise ConnectionError(f"no TLS with {host}") from error
+        raise ConnectionError(f"cannot establish TLS with {host}") from error
 
 
 def _left(deadline_s: float) -> float:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        raise TimeoutError("too late")
+        raise TimeoutError("timed out")
     return left_s
 
 

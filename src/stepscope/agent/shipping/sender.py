@@ -243,7 +243,7 @@ class Sender:
     def unsent(self) -> str:
         """Return a sentence on what no frame can hold; empty if there is nothing."""
         names = sorted(self._outgoing.unsent)
-        return f"no frame takes {', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else ""
+        return f"cannot send {', '.join(names[:3])}{' …' if len(names) > 3 else ''}" if names else ""
 
     def close(self) -> None:
         if self._client is not None:
@@ -347,7 +347,7 @@ class Sender:
             if said.get("peers") is not None:
                 self.peers = peers_of(said["peers"])
         except (KeyError, TypeError, ValueError, OverflowError, FrameError):
-            raise HubError("what answers there is no hub") from None
+            raise HubError("the answer is not from a Stepscope hub") from None
         self._outgoing.acked(batch)
         self._sent_s = time.monotonic()
         self._tries = 0
@@ -361,21 +361,21 @@ class Sender:
     def _refused(self, answer: Answer) -> Turn:
         if answer.status in (429, 507):
             if answer.status == 507:
-                self._away("the hub takes nothing: its disk is full")
+                self._away("the hub accepts no data: its disk is full")
             else:
-                self.trouble = "the hub takes nothing: it has too much to do"
+                self.trouble = "the hub accepts no data: it is overloaded"
             return Turn(wait_s=_seconds(answer.said.get("retry_s")) * random.uniform(1.0, 1.25))
         if answer.status == 401:
             self._welcome = None
-            self.trouble = "the hub does not know us"
+            self.trouble = "the hub does not recognize this node"
         elif answer.status == 409:
             self._outgoing.rewind(_positions(answer))
-            self.trouble = "the hub misses what came before"
+            self.trouble = "the hub is missing earlier data"
         elif answer.status == 413:
             self._outgoing.shrink(for_good=True)
-            self.trouble = "the hub finds our frames too large"
+            self.trouble = "the hub rejected a frame as too large"
         else:
-            raise HubError(f"the hub refuses what we send: {answer.why or f'it answers {answer.status}'}")
+            raise HubError(f"the hub rejected a frame: {answer.why or f'HTTP status {answer.status}'}")
         # Retry immediately the first time, but pause if the hub repeats its answer.
         first, pause_s = not self._tries, self._pause_s()
         return Turn(wait_s=0.0 if first else pause_s)
@@ -399,7 +399,7 @@ def _positions(answer: Answer) -> Positions:
     try:
         return positions_of(answer.said["positions"])
     except (KeyError, TypeError, ValueError, FrameError):
-        raise HubError("the hub does not say where it is") from None
+        raise HubError("the hub did not report which data it has") from None
 
 
 def _seconds(said: object) -> float:
@@ -422,7 +422,7 @@ SILENCE_S = 8.0
 """At the end, give up on a hub that is silent for this long. One that was restarted would have answered."""
 THREAD_GRACE_S = 1.0
 JOIN_LOOK_S = 0.2
-OUT_OF_TIME = "there was no time for more"
+OUT_OF_TIME = "the time limit was reached"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,7 +523,7 @@ class Shipper:
         if self._delivered is not None:
             return self._delivered
         # The thread waits for an answer, or died of a bug; in both cases its state cannot be read, so count again.
-        why = OUT_OF_TIME if self._thread.is_alive() else "sending failed, which is a fault of Stepscope's"
+        why = OUT_OF_TIME if self._thread.is_alive() else "sending failed because of a bug in Stepscope"
         return Delivered(whole=False, left_bytes=Outgoing(self._run_dir).left_bytes(), why=why)
 
     def stop(self) -> None:

@@ -21,12 +21,12 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 HELP = "show who read your runs, and which nodes sent what"
 EPILOG = """\
 examples:
-  stepscope audit                    all runs in runs/, and what `stepscope serve` was asked for
+  stepscope audit                    all runs in runs/, and requests to `stepscope serve`
   stepscope audit runs/NAME          one run
-  stepscope audit audit.jsonl        a file that `stepscope serve --audit-log` wrote
+  stepscope audit audit.jsonl        a file written by `stepscope serve --audit-log`
   stepscope audit --json             every field, for other programs
 
-Repeated requests are counted and shown as one line for ten minutes.  docs/security.md explains the fields.
+Repeated requests within ten minutes are counted and shown as one line.  docs/security.md explains the fields.
 """
 DEFAULT = Path("runs")
 COLUMNS = ("time", "who", "from", "did", "run", "what", "status", "times")

@@ -28,22 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phase",
         choices=("input", "forward", "backward", "optimizer"),
         default="forward",
-        help=f"where rank {SLOW_RANK} is slow (default: forward)",
+        help=f"phase in which rank {SLOW_RANK} is slow (default: forward)",
     )
-    parser.add_argument(
-        "--slow-ms", type=float, default=30.0, help="by how much, in ms per step (default: 30; 0 = not at all)"
-    )
-    parser.add_argument("--live", action="store_true", help="show it on the terminal while it goes on")
+    parser.add_argument("--slow-ms", type=float, default=30.0, help="delay in ms per step (default: 30; 0 = none)")
+    parser.add_argument("--live", action="store_true", help="show the run live in the terminal")
 
 
 def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
-        raise UsageError(f"the demo trains a model with torch, and {sys.executable} has none")
+        raise UsageError(f"the demo needs torch, which is not installed for {sys.executable}")
     print(
         f"{RANKS} ranks train a small model on this machine for {args.steps} steps; "
-        f"rank {SLOW_RANK} loses {args.slow_ms:g} ms in {args.phase} at each.\n"
-        "Nothing in the script knows of Stepscope, and since all wait for the slowest, every rank's steps take the\n"
-        "same time. Starting them takes some seconds.\n",
+        f"rank {SLOW_RANK} loses {args.slow_ms:g} ms in {args.phase} in each step.\n"
+        "The script does not use Stepscope. All ranks wait for the slowest one, so their steps take the same time.\n"
+        "Starting them takes a few seconds.\n",
         file=sys.stderr,
     )
     command = [

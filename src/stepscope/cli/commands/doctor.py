@@ -65,7 +65,9 @@ def checks(runs: Path) -> Iterator[Check]:
 def _torch() -> Check:
     if importlib.util.find_spec("torch") is None:
         return Check(
-            state="bad", what=f"torch is not installed for {sys.executable}", advice="install Stepscope beside torch"
+            state="bad",
+            what=f"torch is not installed for {sys.executable}",
+            advice="install Stepscope in the same environment as torch",
         )
     version = importlib.metadata.version("torch")
     if int(version.split(".")[0]) < 2:
@@ -80,7 +82,9 @@ def _shared_memory() -> Check:
     what = f"{root}: {free / 2**20:,.0f} MiB free; a rank's ring takes {needed / 2**20:.0f} MiB"
     if free < 8 * needed:
         return Check(
-            state="weak", what=what, advice="rings that find no room go to the run directory (docker: --shm-size=1g)"
+            state="weak",
+            what=what,
+            advice="rings that do not fit are kept in the run directory (docker: --shm-size=1g)",
         )
     return Check(state="good", what=what)
 
@@ -93,8 +97,8 @@ def _stale_sessions() -> Iterator[Check]:
     if stale:
         yield Check(
             state="weak",
-            what=f"{len(stale)} session(s) of runs that died are left in {root}",
-            advice="`stepscope report RUN` reads them into their run; what belongs to no run can be deleted",
+            what=f"{len(stale)} session(s) of crashed runs are left in {root}",
+            advice="`stepscope report RUN` adds them to their run; sessions without a run can be deleted",
         )
 
 
@@ -113,7 +117,8 @@ def _runs(runs: Path) -> Check:
         what = f"{folder} is not writable" if folder.is_dir() else f"{folder} is not a folder"
         return Check(state="bad", what=what, advice="choose another folder with --dir")
     return Check(
-        state="good", what=f"runs go to {runs.absolute()} ({shutil.disk_usage(folder).free / 2**30:,.0f} GiB free)"
+        state="good",
+        what=f"runs are stored in {runs.absolute()} ({shutil.disk_usage(folder).free / 2**30:,.0f} GiB free)",
     )
 
 
@@ -123,15 +128,15 @@ def _kept(runs: Path) -> Iterator[Check]:
     variables = ", ".join(names) if names else "none"
     yield Check(
         state="good",
-        what=f"kept in run.json: user, host, working directory, and the command with secrets as {REDACTED}; "
-        f"of {len(os.environ)} environment variables {len(names)}: {variables}",
-        advice="kept in logs/ and errors/ as they are: output and tracebacks; "
-        "to send a report away: `stepscope report RUN --html FILE --redact`",
+        what=f"stored in run.json: user, host, working directory, the command with secrets as {REDACTED}, and "
+        f"{len(names)} of {len(os.environ)} environment variables: {variables}",
+        advice="output and tracebacks are stored unchanged in logs/ and errors/; "
+        "to share a report: `stepscope report RUN --html FILE --redact`",
     )
     yield Check(
         state="good",
-        what=f"a new run in {runs.absolute()} is readable by you alone "
-        f"(folders {PRIVATE:04o}, files {PRIVATE & 0o666:04o}), unless `run --share` opens it",
+        what=f"only you can read a new run in {runs.absolute()} "
+        f"(folders {PRIVATE:04o}, files {PRIVATE & 0o666:04o}), unless you share it with `run --share`",
     )
     shared = sorted(path.parent.name for path in runs.glob(f"*/{META}") if _others_can_read(path.parent))
     if shared:
@@ -139,7 +144,7 @@ def _kept(runs: Path) -> Iterator[Check]:
         yield Check(
             state="weak",
             what=f"other users can read {len(shared)} run(s) in {runs}: {', '.join(shared[:MOST_NAMED])}{more}",
-            advice="`chmod -R go= RUN` closes one",
+            advice="`chmod -R go= RUN` makes a run private",
         )
 
 
@@ -156,7 +161,7 @@ def _gpu() -> Check:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return Check(state="weak", what="no NVIDIA driver: no GPU figures, host times only")
+        return Check(state="weak", what="no NVIDIA driver: no GPU metrics, host times only")
     count = pynvml.nvmlDeviceGetCount()
     pynvml.nvmlShutdown()
     return Check(state="good", what=f"{count} NVIDIA GPU(s) visible through NVML")
@@ -166,12 +171,12 @@ def _pidfd() -> Check:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
-        return Check(state="weak", what="no pidfd: the death of a rank is seen by polling, a fifth of a second late")
-    return Check(state="good", what="the death of a rank is seen at once (pidfd)")
+        return Check(state="weak", what="no pidfd: the exit of a rank is detected by polling, up to 0.2 s late")
+    return Check(state="good", what="the exit of a rank is detected immediately (pidfd)")
 
 
 def _injection() -> Iterator[Check]:
     if sys.flags.ignore_environment:
         yield Check(state="bad", what="Python ignores PYTHONPATH here", advice="do not start the job with -E or -I")
     elif importlib.util.find_spec("sitecustomize") is not None:
-        yield Check(state="good", what="a sitecustomize of yours exists; it runs after ours, as always")
+        yield Check(state="good", what="you have a sitecustomize module; it runs after Stepscope's")

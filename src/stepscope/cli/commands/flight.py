@@ -13,16 +13,16 @@ from stepscope.errors import DumpError
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
-HELP = "read Flight Recorder dumps: which rank hangs the job"
+HELP = "read Flight Recorder dumps: which rank is blocking the job"
 EPILOG = """\
-Dumps of any version of torch, pickled or JSON, of NCCL or gloo, whatever their names; beside them, if there are any,
-stacks (stacks_N.txt, as faulthandler writes them), errors (err_N.txt) and torchtitan's structured_logs/.
+Reads dumps of any torch version, pickled or JSON, NCCL or gloo, with any file names; also, if they are in the same
+folder, stacks (stacks_N.txt, written by faulthandler), errors (err_N.txt) and torchtitan's structured_logs/.
 
 examples:
-  stepscope flight comm_traces/                         all in a folder
-  stepscope flight /tmp/nccl_trace_rank_*               or by name
-  stepscope flight dumps/ --json                        the same for programs
-  stepscope flight dumps/ --html hang.html              and as a page with the picture
+  stepscope flight comm_traces/                         all dumps in a folder
+  stepscope flight /tmp/nccl_trace_rank_*               dumps by name
+  stepscope flight dumps/ --json                        the result as JSON
+  stepscope flight dumps/ --html hang.html              also write a page with a diagram
 """
 WIDEST = 100
 PAGE = b"<!doctype html>"
@@ -31,7 +31,7 @@ PAGE = b"<!doctype html>"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="DIR|FILE", type=Path, nargs="+", help="folders or files of one job")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the same to this file")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write the result as a page to this file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar("reading dumps") as told:
         reading = read_paths(args.paths, progress=told)
     if not reading.dumps:
-        raise DumpError(" ".join(["there is no dump in there:", *reading.problems[:4]]))
+        raise DumpError(" ".join(["no dump found:", *reading.problems[:4]]))
     verdict = judge(
         reading.dumps,
         stacks=reading.stacks,

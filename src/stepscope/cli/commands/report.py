@@ -19,15 +19,15 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 HELP = "show the summary of a run: finished, killed or still running"
 EPILOG = """\
 examples:
-  stepscope report                      of the newest run in runs/
-  stepscope report runs/NAME            the summary, as at the end of `stepscope run`
-  stepscope report runs/NAME --json     the document of summary.json (docs/schema.md)
-  stepscope report --follow             a line whenever something is found, while the run goes on
-  stepscope report runs/NAME --html     report.html in the run: its page in one file, to look at or to send
-  stepscope report NAME --html a.html   the same, elsewhere; also of a run that goes on
-  stepscope report NAME --html --redact to send away: without hosts, users, paths and values (docs/security.md)
+  stepscope report                       the newest run in runs/
+  stepscope report runs/NAME             the summary, as at the end of `stepscope run`
+  stepscope report runs/NAME --json      the document of summary.json (docs/schema.md)
+  stepscope report --follow              print findings as they appear, while the run is active
+  stepscope report runs/NAME --html      write report.html into the run: its page as a single file
+  stepscope report NAME --html a.html    the same, in another file; also for an active run
+  stepscope report NAME --html --redact  to share: without hosts, users, paths and values (docs/security.md)
 
-A run that is over is sealed and its summary saved beside it; one that cannot be written is only shown.
+A finished run is sealed and its summary is saved in it; if the run is not writable, the summary is only shown.
 """
 WIDEST = 100
 
@@ -35,22 +35,22 @@ WIDEST = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print summary.json instead of text")
-    parser.add_argument("--follow", action="store_true", help="while the run goes on, say what is found as it is found")
+    parser.add_argument("--follow", action="store_true", help="print findings as they appear, while the run is active")
     parser.add_argument(
         "--html",
         metavar="FILE",
         nargs="?",
         const="",
-        help="make the page in one file (default: report.html in the run)",
+        help="write the page as a single file (default: report.html in the run)",
     )
     parser.add_argument(
         "--redact",
         action="store_true",
-        help="replace host names, users, paths, addresses and command-line values in what is printed and in the page; "
-        f"the page has no logs, and is {REDACTED_FILE} in the run unless --html says otherwise",
+        help="replace host names, users, paths, addresses and command-line values in the output and in the page; "
+        f"the page contains no logs and is {REDACTED_FILE} in the run unless --html names a file",
     )
-    parser.add_argument("--quiet", action="store_true", help="print nothing; the files are written")
-    parser.add_argument("--no-color", action="store_true", help="plain text even on a terminal")
+    parser.add_argument("--quiet", action="store_true", help="print nothing; still write the files")
+    parser.add_argument("--no-color", action="store_true", help="no colors, even on a terminal")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if page is not None:
         say(f"{page}: {page.stat().st_size / 1e6:.1f} MB, opens in any browser")
     if args.redact:
-        say("redacted; exception messages, source lines and names that you chose are kept: read it before you send it")
+        say("redacted except for exception messages, source lines and names that you chose; read it before you send it")
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
     return 0
 

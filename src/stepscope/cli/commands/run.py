@@ -38,8 +38,8 @@ examples:
   stepscope run --nnodes 2 --node-rank 0 --master-addr node0 --name big --nproc-per-node 8 train.py
   srun stepscope run train.py
 
-Options of ours stand before the script; everything from the script on is the job's own.
-The exit code is the job's own.  STEPSCOPE=0 runs the job as if Stepscope were not there.
+Stepscope's options come before the script; everything from the script on is passed to the job.
+The exit code is the job's.  STEPSCOPE=0 runs the job without Stepscope.
 """
 
 OPTIONS_BEFORE_JOB = (
@@ -66,27 +66,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-hang",
         metavar="report|abort|CMD",
         default=REPORT,
-        help="when the job hangs: only tell (default), end it, or start a command with STEPSCOPE_HANG_FILE set",
+        help="when the job hangs: only report it (default), end it, or run a command with STEPSCOPE_HANG_FILE set",
     )
     parser.add_argument(
         "--hang-after",
         type=_seconds,
         metavar="SECONDS",
-        help="look into a job without progress for so long, or for five steps (default: 10; 0 = never)",
+        help="inspect a job without progress for this long, or five steps if longer (default: 10; 0 = never)",
     )
     parser.add_argument(
         "--live",
         action="store_true",
-        help="show the run on the terminal while it goes on; what the job prints goes to logs/terminal.log",
+        help="show the run live in the terminal; the job's output goes to logs/terminal.log",
     )
     parser.add_argument(
         "--native-output",
         "--native_output",
         action="store_true",
-        help="keep what native code (NCCL, CUDA, the C library) prints in each rank's log, too: output goes by way of "
-        "files in the run, unless it goes to a terminal",
+        help="also keep output of native code (NCCL, CUDA, the C library) in each rank's log; output then passes "
+        "through files in the run, unless it goes to a terminal",
     )
-    parser.add_argument("--quiet", action="store_true", help="no summary on the terminal; the files are written")
+    parser.add_argument("--quiet", action="store_true", help="print no summary; still write the files")
     parser.add_argument(
         "--share",
         choices=tuple(SHARED_WITH),
@@ -97,22 +97,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_disk",
         type=_size,
         metavar="SIZE",
-        help="what the run may take on disk, on each node: 10G, 500M (default: 20G; 0 = no limit); near it samples get "
-        "coarser and logs shorter, and every step is kept",
+        help="maximum size of the run on each node's disk: 10G, 500M (default: 20G; 0 = no limit); near the limit "
+        "samples get coarser and logs shorter, but every step is kept",
     )
-    parser.add_argument("--no-html", "--no_html", action="store_true", help="no report.html at the end")
-    _add_nodes(parser.add_argument_group("several nodes", "the same line on every node, but for --node-rank"))
-    _add_hub(parser.add_argument_group("the hub", "what other nodes send to, and what shows the run while it lasts"))
+    parser.add_argument("--no-html", "--no_html", action="store_true", help="do not write report.html at the end")
+    _add_nodes(parser.add_argument_group("several nodes", "the same command on every node, except for --node-rank"))
+    _add_hub(
+        parser.add_argument_group("the hub", "receives the data of other nodes and serves the page of the active run")
+    )
 
 
 def _add_nodes(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--nnodes", metavar="N", default="", help="how many nodes, or the least and the most (1:4)")
+    group.add_argument("--nnodes", metavar="N", default="", help="number of nodes, or minimum and maximum (1:4)")
     group.add_argument(
-        "--node-rank", "--node_rank", metavar="K", default="", help="which of them this is; node 0 has the hub"
+        "--node-rank", "--node_rank", metavar="K", default="", help="rank of this node; node 0 runs the hub"
     )
-    group.add_argument("--master-addr", "--master_addr", metavar="HOST", default="", help="where node 0 is")
+    group.add_argument("--master-addr", "--master_addr", metavar="HOST", default="", help="address of node 0")
     group.add_argument(
-        "--master-port", "--master_port", type=_port, metavar="P", help=f"of torchrun there (default: {MASTER_PORT})"
+        "--master-port",
+        "--master_port",
+        type=_port,
+        metavar="P",
+        help=f"torchrun's port on node 0 (default: {MASTER_PORT})",
     )
 
 
@@ -122,26 +128,26 @@ def _add_hub(group: argparse._ArgumentGroup) -> None:
         "--hub_host",
         metavar="ADDR",
         default="",
-        help="where it listens (default: on loopback; with several nodes, everywhere)",
+        help="address to listen on (default: loopback; with several nodes, all interfaces)",
     )
     group.add_argument(
         "--hub-port",
         "--hub_port",
         type=_port,
         metavar="P",
-        help=f"on which port (default: {DEFAULT_PORT} with several nodes, by the job's number under Slurm, else any)",
+        help=f"port to listen on (default: {DEFAULT_PORT} with several nodes, from the job ID under Slurm, else any)",
     )
     group.add_argument(
-        "--tls-cert", "--tls_cert", type=Path, metavar="FILE", help="its certificate (default: one made for the run)"
+        "--tls-cert", "--tls_cert", type=Path, metavar="FILE", help="TLS certificate (default: generated for the run)"
     )
-    group.add_argument("--tls-key", "--tls_key", type=Path, metavar="FILE", help="the key of that certificate")
-    group.add_argument("--no-tls", "--no_tls", action="store_true", help="plain HTTP, also between nodes")
-    group.add_argument("--no-hub", "--no_hub", action="store_true", help="no hub: every node keeps what it records")
+    group.add_argument("--tls-key", "--tls_key", type=Path, metavar="FILE", help="private key of that certificate")
+    group.add_argument("--no-tls", "--no_tls", action="store_true", help="plain HTTP, even between nodes")
+    group.add_argument("--no-hub", "--no_hub", action="store_true", help="no hub: every node keeps its own data")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.live and args.no_hub:
-        raise UsageError("--live shows what the hub knows: not with --no-hub")
+        raise UsageError("--live needs the hub and cannot be used with --no-hub")
     after_s = seconds_from(os.environ) if args.hang_after is None else args.hang_after
     step = slurm_step(os.environ)
     flags = NodeOptions(count=args.nnodes, rank=args.node_rank, address=args.master_addr)
@@ -149,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     launches = args.nproc_per_node is not None or starts_ranks(args.job)
     tasks = step is not None and step.tasks > 1 and not launches and not flags.count
     if step is not None and step.tasks_here > 1 and args.nproc_per_node is not None:
-        raise UsageError("--nproc-per-node starts all ranks of a node from one task: `srun --ntasks-per-node 1 …`")
+        raise UsageError("--nproc-per-node starts all ranks of a node from one task; use `srun --ntasks-per-node 1 …`")
     torchrun = None
     if args.nproc_per_node is not None or (nodes.several and not tasks):
         port = args.master_port or (step.master_port if step is not None else MASTER_PORT)
@@ -193,9 +199,7 @@ def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep |
     if nodes.id not in ("", "none"):
         return default_name(command, "".join(c if c.isalnum() or c in "._" else "-" for c in nodes.id))
     if nodes.several and not alone:
-        raise UsageError(
-            f"a job of {nodes.count} nodes needs a --name, the same on each of them: by it they find one another"
-        )
+        raise UsageError(f"a job on {nodes.count} nodes needs a --name, the same on every node, to identify the run")
     return None
 
 
@@ -211,11 +215,11 @@ def _size(text: str) -> int:
     """Bytes: a number, optionally followed by K, M, G or T (powers of 1,024)."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple(_UNITS) else (text, "")
     if not (number.isascii() and number.replace(".", "", 1).isdigit()):
-        raise argparse.ArgumentTypeError(f"{text} is no size, as 10G or 500M are")
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 10G or 500M")
     return int(float(number) * (1 << 10 * (_UNITS.find(unit) + 1 if unit else 0)))
 
 
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text} is no port")
+        raise argparse.ArgumentTypeError(f"{text} is not a port")
     return int(text)

@@ -25,14 +25,14 @@ from stepscope.wire.keys import load_keys
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
-HELP = "send what a node of a run still holds to the run's hub"
+HELP = "send the remaining data of a node to the run's hub"
 EPILOG = """\
 examples:
-  stepscope send runs/NAME.node1                          to the hub it was meant for
+  stepscope send runs/NAME.node1                          to the run's own hub
   stepscope send runs/NAME.node1 --to https://HOST:29555  to `stepscope serve` on another machine
 
-A node that cannot reach its hub keeps its records in a folder beside the runs.  This sends what the hub does not have
-and, once it has everything, removes the folder.  It can be broken off and started again at any time.
+A node that cannot reach its hub keeps its data in a folder next to the runs.  This command sends what the hub does
+not have, then removes the folder.  It can be interrupted and repeated at any time.
 """
 GIVE_UP_S = 30.0
 """Give up when the hub accepts nothing for this long."""
@@ -40,8 +40,8 @@ UNKNOWN_END = {"exit_code": None, "status": "unknown"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN", type=Path, help="the folder that a node kept, like runs/NAME.node1")
-    parser.add_argument("--to", metavar="URL", help="another hub than the one it was meant for")
+    parser.add_argument("path", metavar="RUN", type=Path, help="folder of the node, such as runs/NAME.node1")
+    parser.add_argument("--to", metavar="URL", help="send to this hub instead of the run's own")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
     split_url(to.url)
     load_keys()
     if (run_dir / INBOX).exists():
-        raise UsageError(f"{run_dir} is a run of several nodes itself, not what one of them kept")
+        raise UsageError(f"{run_dir} is the run of all nodes, not the folder of one node")
     if meta.get("sealed") is True:
-        raise RunError(f"{run_dir} was sealed here and can no longer be sent; `stepscope report` reads it")
+        raise RunError(f"{run_dir} was sealed here and can no longer be sent; read it with `stepscope report`")
     if processes_alive(run_dir) and not clock_ahead_s(run_dir, meta):
-        raise UsageError(f"{run_dir} is still being written, and its agent sends it")
-    with progress_bar("watching whether it is still written to", None) as told:
+        raise UsageError(f"{run_dir} is still being written; its agent is sending it")
+    with progress_bar("checking whether it is still being written", None) as told:
         barred = writing_barred(run_dir) or sealing_barred(run_dir, meta, progress=told)
     if barred:
-        raise RunError(f"{run_dir} is not sent from here: {barred}")
+        raise RunError(f"{run_dir} cannot be sent from here: {barred}")
     _drain(run_dir, meta)
     sender = Sender(run_dir, to, load_keys)
     try:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         sender.close()
     done = f"sent {bytes_text(sender.counts.sent_bytes)} in {count_text(sender.counts.frames, 'frame')} to {to.url}"
     if unsent := sender.unsent():
-        say(f"{done}; {unsent}, so {run_dir} stays")
+        say(f"{done}; {unsent}, so {run_dir} is kept")
         return RunError.exit_code
     if Destination.from_meta(meta) is None:
         say(done)
@@ -77,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(run_dir)
     except OSError as error:
         raise RunError(f"{done}, but {run_dir} cannot be removed: {error.strerror}") from error
-    say(f"{done}; {run_dir} is removed")
+    say(f"{done}; {run_dir} was removed")
     return 0
 
 
 def _destination(run_dir: Path, meta: Mapping[str, Any], url: str | None) -> Destination:
     to = Destination.from_meta(meta)
     if to is None and url is None:
-        raise UsageError(f"{run_dir} does not say which hub it belongs to: name one with --to URL")
+        raise UsageError(f"{run_dir} does not name its hub; specify one with --to URL")
     if to is None:
         return Destination(url=str(url), run=str(meta["name"]), node=0, nnodes=1)
     return to if url is None else replace(to, url=url)
@@ -106,7 +106,7 @@ def _deliver(sender: Sender, end: Mapping[str, Any]) -> None:
     if sender.trouble:
         raise HubError(sender.trouble)
     if sender.local:
-        raise UsageError("that is the run itself, which its hub reads where it is: there is nothing to send")
+        raise UsageError("this is the run itself, which its hub reads in place; there is nothing to send")
     total, frames, taken_s = sender.left_bytes(), 0, time.monotonic()
     with progress_bar("sending", bytes_text) as told:
         while not turn.delivered:

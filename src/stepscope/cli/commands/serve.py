@@ -31,14 +31,14 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 HELP = "serve a run, or a folder of runs, over HTTP"
 EPILOG = """\
 examples:
-  stepscope serve                       the runs in runs/, for this machine only
+  stepscope serve                       the runs in runs/, on this machine only
   stepscope serve runs/NAME             one run
-  stepscope serve --open                and shows them in your browser
-  stepscope serve --host 0.0.0.0        for others, too: TLS, with a certificate made for it
-  stepscope serve runs --accept         takes what nodes still hold (stepscope send)
+  stepscope serve --open                also open the page in your browser
+  stepscope serve --host 0.0.0.0        for other machines, too: TLS with a generated certificate
+  stepscope serve runs --accept         also accept data from `stepscope send`
 
-On a terminal it prints a link that opens the page signed in.  Everything needs the reader's token, which stands in a
-file that only you can read.  It is another each time, unless --token-file names a file that keeps it:
+On a terminal it prints a link that opens the page and signs you in.  Every request needs the reader's token, which is
+in a file that only you can read.  Each start makes a new token, unless --token-file names a file that keeps it:
   curl -H "Authorization: Bearer $(cat ~/.config/stepscope/serve-7070.token)" http://127.0.0.1:7070/api/v1/runs
 """
 DEFAULT = Path("runs")
@@ -49,35 +49,43 @@ ANYWHERE = ("", "0.0.0.0", "::")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", metavar="DIR", type=Path, nargs="?", default=DEFAULT, help="a run, or a folder of runs")
-    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
-    parser.add_argument("--port", metavar="N", type=int, default=DEFAULT_PORT, help="0: any that is free")
-    parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="certificate in PEM; with --tls-key")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        type=int,
+        default=DEFAULT_PORT,
+        help="port to listen on (default: 7070; 0 = any free port)",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="certificate in PEM format; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", type=Path, help="its private key")
-    parser.add_argument("--no-tls", action="store_true", help="plain HTTP even where others can listen in")
+    parser.add_argument("--no-tls", action="store_true", help="plain HTTP, even for other machines")
     parser.add_argument(
         "--token-file",
         metavar="FILE",
         type=Path,
-        help="keeps the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token)",
+        help="file for the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token)",
     )
     parser.add_argument(
         "--trust-header",
         metavar="NAME",
-        help="believe a reverse proxy on this machine that names the user it has authenticated in this header",
+        help="trust a reverse proxy on this machine that passes the authenticated user in this header",
     )
     parser.add_argument(
-        "--proxy-user", metavar="USER", help="as whom that proxy runs (default: you, or root); with --trust-header"
+        "--proxy-user", metavar="USER", help="user that runs the proxy (default: you or root); needs --trust-header"
     )
     parser.add_argument(
         "--audit-log",
         metavar="FILE",
         type=Path,
-        help="where to write who read and sent what (default: ~/.config/stepscope/audit.jsonl); see `stepscope audit`",
+        help="file that logs who read and sent what (default: ~/.config/stepscope/audit.jsonl); see `stepscope audit`",
     )
-    parser.add_argument("--accept", action="store_true", help="take what nodes of these runs still hold")
-    parser.add_argument("--open", action="store_true", help="show the page in your browser")
+    parser.add_argument("--accept", action="store_true", help="accept data of these runs from `stepscope send`")
+    parser.add_argument("--open", action="store_true", help="open the page in your browser")
     parser.add_argument(
-        "--until-eof", action="store_true", help="end with standard input, too: for a program that starts this"
+        "--until-eof", action="store_true", help="also stop at the end of standard input, for use by other programs"
     )
 
 
@@ -92,11 +100,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.dir.is_dir():
         raise UsageError(f"{args.dir} is not a folder")
     if not 0 <= port < 1 << 16:
-        raise UsageError(f"--port {port}: there is no such port")
+        raise UsageError(f"--port {port}: must be from 0 to 65535")
     if not any(
         (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
     ):
-        say(f"there is no run in {args.dir} yet; name a run, or a folder of runs")
+        say(f"no runs in {args.dir} yet; specify a run or a folder of runs")
     with listen(host, port) as listening, _token(args.token_file, listening.getsockname()[1]) as (place, token):
         shown = socket.gethostname() if host in ANYWHERE else host
         secured = options.tls and (outside or options.certificate is not None)
@@ -120,18 +128,18 @@ def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedP
 
     if header is None:
         if user is not None:
-            raise UsageError("--proxy-user belongs to --trust-header")
+            raise UsageError("--proxy-user needs --trust-header")
         return None
     if outside:
-        raise UsageError("--trust-header works on loopback only: leave out --host, and let the proxy listen for others")
+        raise UsageError("--trust-header works on loopback only; omit --host and let the proxy listen on the network")
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", header) or header.lower() in ("authorization", "cookie", "host"):
-        raise UsageError(f"--trust-header {header}: not a name for such a header, as X-Forwarded-User is")
+        raise UsageError(f"--trust-header {header}: not a usable header name; use one such as X-Forwarded-User")
     if user is None:
         return TrustedProxy(header=header, uids=frozenset((0, os.getuid())))
     try:
         return TrustedProxy(header=header, uids=frozenset((pwd.getpwnam(user).pw_uid,)))
     except KeyError:
-        raise UsageError(f"--proxy-user {user}: there is no such user here") from None
+        raise UsageError(f"--proxy-user {user}: no such user on this machine") from None
 
 
 @contextmanager
@@ -158,13 +166,13 @@ def _name_of(folder: Path) -> str:
 
 def _tell(folder: Path, url: str, run: str, place: Path, token: str) -> None:
     """Print the URL to standard output, also for programs; on a terminal, print the link that signs in."""
-    say(f"serving {folder}; Ctrl-C ends it")
+    say(f"serving {folder}; Ctrl-C to stop")
     say(f"the token is in {place}")
     print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
 
 
 def _tell_certificate(tls: TlsFiles, *, own: bool) -> None:
-    made = "" if own else "; it was made for this, so a browser will ask whether you trust it"
+    made = "" if own else "; it is self-signed, so a browser will ask whether you trust it"
     say(f"the certificate's SHA-256 is {tls.fingerprint.hex()}{made}")
 
 
@@ -172,7 +180,7 @@ def _tell_certificate(tls: TlsFiles, *, own: bool) -> None:
 def _shown(link: str) -> Iterator[None]:
     with opened_in_browser(link) as found:
         if not found:
-            say("there is no browser here to open it in")
+            say("no browser was found to open the page")
         yield
 
 

@@ -24,12 +24,12 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 HELP = "query a run or traces with SQL"
 EPILOG = """\
 tables of a run: steps (a row per rank and step), samples, events, findings, ranks
-tables of traces: slices (a row per event that takes time), ops, kernels, copies, collectives (of gloo: slices named
+tables of traces: slices (a row per event with a duration), ops, kernels, copies, collectives (for gloo: slices named
                   gloo:…), syncs, pythons, memory, ranks
 
 examples:
   stepscope sql runs/NAME "select rank, median(wall_ns) / 1e6 as ms from steps group by rank order by rank"
-  stepscope sql "describe steps"                 of the newest run in runs/
+  stepscope sql "describe steps"                 the newest run in runs/
   stepscope sql --csv runs/NAME "select * from steps" > steps.csv
   stepscope sql traces/ "select rank, name, sum(dur_ns) / 1e6 as ms from kernels group by all order by ms desc limit 9"
 """
@@ -72,7 +72,9 @@ def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
         with progress_bar("querying", None) as told:
             return query(run_dir, sql, progress=told)
     if not all(found):
-        raise UsageError(f"{paths[found.index(None)]} holds no trace; of several paths each must (one run at a time)")
+        raise UsageError(
+            f"{paths[found.index(None)]} contains no trace; with several paths each one must (or name a single run)"
+        )
     files = list(dict.fromkeys(file for of_path in found for file in of_path or ()))
     from stepscope.traces.reading.cache import Cache
     from stepscope.traces.sql import trace_database

@@ -19,10 +19,10 @@ examples:
   stepscope token create grafana --metrics --expires 90d   for Prometheus: /metrics and nothing else
   stepscope token create anna --run night                  one run, for 30 days
   stepscope token list
-  stepscope token revoke anna                              refused from the next request on, signed in or not
+  stepscope token revoke anna                              refused from the next request on, even if signed in
 
-Every hub and `stepscope serve` of yours takes them: as a header (Authorization: Bearer TOKEN), and to sign in to the
-page.  The token is printed once; what is kept is its hash.  `stepscope audit` shows who used theirs, and for what.
+All your hubs and `stepscope serve` accept them, as a header (Authorization: Bearer TOKEN) and to sign in to the page.
+A token is printed once; only its hash is stored.  `stepscope audit` shows who used a token, and for what.
 """
 SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("create", "list", "revoke"))
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of the token")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="name of the token")
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("--run", metavar="RUN", dest="only", help="for one run only (default: all runs)")
     scope.add_argument("--metrics", action="store_true", help="for /metrics only")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d{1,4})([hdw])", text)
     if found is None or not int(found[1]):
-        raise UsageError(f"--expires {text}: a number and h, d or w, as in 30d")
+        raise UsageError(f"--expires {text}: must be a number and h, d or w, such as 30d")
     return float(int(found[1]) * SECONDS[found[2]])
 
 

@@ -119,18 +119,18 @@ def _reopen_traces(job: JobAnalysis, options: Options, only: int | None = None) 
 
 # -- command ----------------------------------------------------------------------------------------------------------
 
-HELP = "read profiler traces: where the time goes, who waits for whom, what to change"
+HELP = "read profiler traces: where the time goes, which ranks wait, what to change"
 EPILOG = """\
-Traces of torch.profiler (.json, .json.gz, .json.zst) and of Nsight Systems (`nsys export --type sqlite`), one file, a
-folder of them, or one per rank; ranks are read from inside the files (docs/traces.md).
+Reads traces of torch.profiler (.json, .json.gz, .json.zst) and Nsight Systems (`nsys export --type sqlite`): one file,
+one per rank, or a folder of them; the ranks are taken from the files' contents (docs/traces.md).
 
 examples:
   stepscope trace trace.json.gz                          one rank
-  stepscope trace traces/                                all ranks of a job: who came last, and what that costs
-  stepscope trace traces/ --html trace.html              and as a page with charts
-  stepscope trace traces/ --json                         the same for programs
+  stepscope trace traces/                                all ranks of a job: which ones are late, and the cost
+  stepscope trace traces/ --html trace.html              also write a page with charts
+  stepscope trace traces/ --json                         the result as JSON
   stepscope trace traces/ --perfetto merged.json.gz      one timeline of all ranks on one clock, for ui.perfetto.dev
-  stepscope trace new/ --against old/                    what became slower, what faster, and why
+  stepscope trace new/ --against old/                    what became slower or faster, and why
   stepscope trace traces/ --what-if comm=hidden          the step time after a change
 """
 WIDEST = 120
@@ -143,9 +143,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to this file")
     parser.add_argument("--csv", metavar="DIR", type=Path, help="write every table as a CSV file into this folder")
     parser.add_argument("--perfetto", metavar="FILE", type=Path, help="write all ranks as one timeline (.json.gz)")
-    parser.add_argument("--last-step", action="store_true", help="count the last profiler step, too")
-    parser.add_argument("--no-cache", action="store_true", help="read afresh and keep nothing")
-    parser.add_argument("--against", metavar="PATH", type=Path, nargs="+", help="traces from before, to compare with")
+    parser.add_argument("--last-step", action="store_true", help="include the last profiler step")
+    parser.add_argument("--no-cache", action="store_true", help="do not read or write the cache")
+    parser.add_argument("--against", metavar="PATH", type=Path, nargs="+", help="earlier traces to compare with")
     parser.add_argument(
         "--what-if",
         metavar="CHANGE",
@@ -153,8 +153,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="kernel:NAME=2x, op:NAME=0, comm=hidden …",
     )
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="what reads the files")
-    parser.add_argument("--top", metavar="N", type=int, help="rows of each table, and all tables in the text")
+    parser.add_argument(
+        "--engine", choices=("local", "ray"), default="local", help="where to read the files: here or on a Ray cluster"
+    )
+    parser.add_argument("--top", metavar="N", type=int, help="show all tables in the text, with N rows each")
 
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -169,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.traces.reading.files import find_traces
 
     if args.top is not None and args.top < 1:
-        raise UsageError(f"--top {args.top} shows nothing")
+        raise UsageError(f"--top {args.top}: must be at least 1")
     changes = parse_changes(args.what_if)
     options = _options(args)
     found, found_before = find_traces(args.paths), find_traces(args.against or ())

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalRun"]
 
-HELP = "look at a run on the terminal while it goes on, or afterwards"
+HELP = "watch a run in the terminal, live or afterwards"
 EPILOG = """\
 examples:
-  stepscope watch                            the newest run in runs/ that goes on, else the newest
-  stepscope watch runs/NAME                  this one
-  stepscope watch https://node0:29555        the run of a hub elsewhere, with --token-file or STEPSCOPE_TOKEN
+  stepscope watch                            the newest active run in runs/, else the newest
+  stepscope watch runs/NAME                  this run
+  stepscope watch https://node0:29555        the run of a remote hub, with --token-file or STEPSCOPE_TOKEN
   stepscope watch http://host:7070 NAME      one of the runs of `stepscope serve`
-  stepscope watch --plain | tee log          plain lines; so it is without a terminal
+  stepscope watch --plain | tee log          plain lines; the default without a terminal
 
-Keys: arrows and Enter choose a rank, s sorts, f freezes, l shows the output, ? all of them, q leaves.
+Keys: arrows and Enter select a rank, s sorts, f freezes, l shows the output, ? lists all keys, q quits.
 """
 TRIES = 3
 """Attempts to reach the hub that a run names, before we read its files ourselves."""
@@ -38,9 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "stepscope watch [options] [RUN | URL [RUN]]"
     parser.add_argument("where", metavar="RUN|URL", nargs="?", help=f"{RUN_HELP}, or the address of a hub")
     parser.add_argument("run_id", metavar="RUN", nargs="?", help="which run of that hub (default: its newest)")
-    parser.add_argument("--token-file", metavar="FILE", type=Path, help="of the reader's token, for a hub elsewhere")
     parser.add_argument(
-        "--fingerprint", metavar="SHA256", default="", help="of that hub's certificate, if it made it itself"
+        "--token-file", metavar="FILE", type=Path, help="file with the reader's token, for a remote hub"
+    )
+    parser.add_argument(
+        "--fingerprint",
+        metavar="SHA256",
+        default="",
+        help="fingerprint of that hub's certificate, if it is self-signed",
     )
     parser.add_argument("--plain", action="store_true", help="plain lines, as without a terminal")
 
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     feed = _elsewhere(args) if _is_url(args.where) else _here(args)
     plain = args.plain
     if not plain and (why := _no_view()):
-        say(f"{why}: plain lines")
+        say(f"{why}; using plain lines")
         plain = True
     feed.start()
     try:
@@ -70,7 +75,7 @@ def _elsewhere(args: argparse.Namespace) -> Feed:
     url, _, fragment = args.where.partition("#")
     said, _, parameters = fragment.removeprefix("/").partition("?")
     if "token=" in parameters:
-        raise UsageError("that link has the token in it, which others can read on a command line: use --token-file")
+        raise UsageError("that link contains the token, and other users can see command lines; use --token-file")
     named = unquote(said.removeprefix("run/")) if said.startswith("run/") else ""
     place = RunAddress(
         url=url,
@@ -85,9 +90,9 @@ def _here(args: argparse.Namespace) -> Feed:
     from stepscope.terminal.feed import Feed
 
     if args.run_id is not None:
-        raise UsageError(f"{args.where} is no address of a hub, and so {args.run_id} is no run of it")
+        raise UsageError(f"{args.where} is not the URL of a hub; only a URL can be followed by a run ({args.run_id})")
     if args.token_file is not None or args.fingerprint:
-        raise UsageError("--token-file and --fingerprint are for a hub elsewhere: name its address")
+        raise UsageError("--token-file and --fingerprint are for a remote hub; specify its URL")
     local = LocalRun(locate_run(None if args.where is None else Path(args.where), prefer_live=True))
     return Feed(local.where, end=local.close)
 
@@ -114,7 +119,7 @@ class LocalRun:
             self._tries += 1
             return address_from_hub_file(about, self._run_dir.resolve().name)
         if about is None and self._tries and is_active(self._run_dir):
-            raise HubError("the job is over, and its summary is being made")
+            raise HubError("the job has ended; its summary is being written")
         return self._private.place()
 
     def close(self) -> None:

@@ -14,18 +14,18 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 HELP = "replay an operation-level trace without its stragglers"
 EPILOG = """\
 The trace is a Parquet table with a row per operation: step, rank, dp_rank, stage, optype, seq_id, start_ts, duration;
-the meta file says `name: value`, a line each: dp_size, pp_size … (docs/whatif.md has both).
+the meta file has one `name: value` per line: dp_size, pp_size … (docs/whatif.md describes both).
 
 examples:
-  stepscope whatif trace.parquet --meta meta.yaml           who makes the job slow, and by how much
-  stepscope whatif trace.parquet --meta meta.yaml --json    the same for programs
+  stepscope whatif trace.parquet --meta meta.yaml           what slows down the job, and by how much
+  stepscope whatif trace.parquet --meta meta.yaml --json    the result as JSON
 """
 WIDEST = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="the operations, a Parquet file")
-    parser.add_argument("--meta", metavar="META", type=Path, required=True, help="the shape of the job, a YAML file")
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="Parquet file with the operations")
+    parser.add_argument("--meta", metavar="META", type=Path, required=True, help="YAML file with the shape of the job")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
 
 

@@ -15,16 +15,14 @@ from stepscope.store.paths import META
 
 __all__ = ["HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "run"]
 
-HELP = "be the agent of a run that stepscope.init() began (started by its ranks)"
+HELP = "be the agent of a run that stepscope.init() started (for internal use)"
 OPTIONS_BEFORE_JOB = ("--session", "--run-dir", "--owner")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--session", type=Path, required=True, help="folder of the rings")
-    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run; made, or gone on with")
-    parser.add_argument(
-        "--owner", type=int, required=True, metavar="PID", help="while this process lives, so does the run"
-    )
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run; created if it does not exist")
+    parser.add_argument("--owner", type=int, required=True, metavar="PID", help="the run ends when this process exits")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -256,22 +256,20 @@ def find_nodes(
         count_text = str(step.nodes) if step is not None else "1"
     least, most = _node_range(count_text)
     if most == 1 and flags.rank not in ("", "0"):
-        raise UsageError(f"--node-rank {flags.rank} of one node; say how many there are with --nnodes")
+        raise UsageError(f"--node-rank {flags.rank} needs --nnodes, the number of nodes")
     if most == 1:
         return Nodes()
     rank_text = flags.rank or theirs.rank or torchs.rank or (str(step.node) if step is not None else "")
     if not rank_text and launcher and theirs.own and torchs.own:
         rank_text = "0"  # torchrun's default
     if not rank_text:
-        raise UsageError(
-            f"a job of {count_text} nodes, and nothing says which of them this is; give --node-rank (0 on the first)"
-        )
+        raise UsageError(f"a job on {count_text} nodes needs --node-rank on every node (0 on the first)")
     if not (rank_text.isascii() and rank_text.isdigit() and int(rank_text) < most):
-        raise UsageError(f"--node-rank {rank_text} of {most} nodes: it must be from 0 to {most - 1}")
+        raise UsageError(f"--node-rank {rank_text} of {most} nodes: must be from 0 to {most - 1}")
     address = flags.address or theirs.address or torchs.address or environ.get("MASTER_ADDR", "")
     address = address or (step.address if step is not None else "")
     if int(rank_text) and not address:
-        raise UsageError(f"node {rank_text} must be told where node 0 is: give --master-addr")
+        raise UsageError(f"node {rank_text} needs the address of node 0; specify --master-addr")
     return Nodes(count=most, least=least, rank=int(rank_text), address=address, id=theirs.id or torchs.id)
 
 
@@ -331,7 +329,7 @@ def _node_range(text: str) -> tuple[int, int]:
     """Parse ``4`` or, for an elastic job, ``1:4``."""
     found = _NODE_COUNT.fullmatch(text)
     if found is None or int(found[2] or found[1]) < int(found[1]):
-        raise UsageError(f"--nnodes {text}: a number of nodes, or the least and the most (1:4)")
+        raise UsageError(f"--nnodes {text}: must be a number of nodes, or a minimum and a maximum (1:4)")
     return int(found[1]), int(found[2] or found[1])
 
 
@@ -379,16 +377,14 @@ def job_command(words: Sequence[str], torchrun: Torchrun | None = None) -> list[
     elif first.endswith(".py"):
         _check_script(Path(first))
     elif torchrun is not None and torchrun.asked:
-        raise UsageError(
-            f"--nproc-per-node starts torchrun for a script; {first} is given its own processes by its own flags"
-        )
+        raise UsageError(f"--nproc-per-node starts torchrun for a script; use the flags of {first} instead")
     else:
         return [_executable(first), *words[1:]]
     if torchrun is None:
         return [sys.executable, *words]
     if importlib.util.find_spec("torch") is None:
         flag = "--nproc-per-node" if torchrun.asked else "--nnodes"
-        raise UsageError(f"{flag} needs torch, and {sys.executable} has none")
+        raise UsageError(f"{flag} needs torch, which is not installed for {sys.executable}")
     ranks = ["--nproc-per-node", torchrun.ranks or "1"]
     return [sys.executable, "-m", "torch.distributed.run", *_rendezvous_options(torchrun), *ranks, *words]
 

@@ -344,7 +344,7 @@ class AgentChild:
         if self._link is not None and self._link.sends:
             self._let_send(self._link, began_s, quiet=quiet)
         elif not self._helper.wait(began_s + AGENT_END_S):
-            say("the agent does not end; the summary may miss the last steps")
+            say("the agent did not exit; the summary may lack the last steps")
             self._helper.end()
         self._hear()
         self._gone = True
@@ -352,7 +352,7 @@ class AgentChild:
     def _let_send(self, link: HubLink, began_s: float, *, quiet: bool) -> None:
         if not self._helper.wait(began_s + SAY_AFTER_S):
             if not quiet:
-                say(f"sending the rest to {host_of(link.url)} … (Ctrl-C: do not wait for it)")
+                say(f"sending the rest to {host_of(link.url)} … (Ctrl-C: stop waiting)")
             forget_signals()
             if not self._helper.wait(began_s + AGENT_END_S + SEND_S, patient=False):
                 self._helper.end(AGENT_GRACE_S)
@@ -401,7 +401,7 @@ class OutputForwarder:
             "process that forwards output",
             ["stepscope.agent.output_forwarder", str(run_dir)],
             starts=FORWARDER_STARTS,
-            without=f"what the job prints is in {run_dir / 'logs'} only",
+            without=f"the job's output is only in {run_dir / 'logs'}",
             passed=self._output,
         )
         self._gone = False
@@ -420,6 +420,6 @@ class OutputForwarder:
         if self._helper.running:
             self._helper.tell({"end": True})
             if not self._helper.wait(time.monotonic() + FORWARDER_END_S):
-                say("whoever reads the job's output is slow: the rest of it comes later")
+                say("the reader of the job's output is slow; the rest will arrive later")
         if self._output >= 0:
             os.close(self._output)

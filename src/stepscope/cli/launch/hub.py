@@ -62,9 +62,9 @@ class HubOptions:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise UsageError("--tls-cert and --tls-key belong together: give both, or neither")
+            raise UsageError("--tls-cert and --tls-key must be used together")
         if self.certificate is not None and not self.tls:
-            raise UsageError("--no-tls and --tls-cert contradict one another")
+            raise UsageError("--no-tls and --tls-cert cannot be used together")
 
 
 class HubChild:
@@ -84,7 +84,7 @@ class HubChild:
         words += [f"--name={name}"]
         if tls is not None:
             words += ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
-        without = "the other nodes keep what they record" if self._several else "the run is recorded all the same"
+        without = "the other nodes keep their data" if self._several else "the run is still recorded"
         self._helper = Helper("hub", words, starts=HUB_STARTS, without=without, forgiven_s=FORGIVEN_S, passed=self._fd)
         self.url = shown
 
@@ -135,7 +135,7 @@ class HubChild:
                 waiting = word.get("waiting")
                 if isinstance(waiting, list) and waiting and not told and not quiet:
                     told = waiting
-                    say(f"waiting for the last of {_nodes(waiting)} … (Ctrl-C: do not wait for them)")
+                    say(f"waiting for the last data of {_nodes(waiting)} … (Ctrl-C: stop waiting)")
             step_s = min(time.monotonic() + 0.5, until_s)
             if not self._helper.wait(step_s, patient=False) and time.monotonic() < step_s:
                 break  # the user lost patience
@@ -158,7 +158,7 @@ class HubChild:
         if self._helper.exit_code == 0 and not self._several:
             self._helper.started = 0
             return
-        say(f"the hub died ({_how(self._helper.exit_code or 0)}); it is started again")
+        say(f"the hub died ({_how(self._helper.exit_code or 0)}); restarting it")
         self._lost = not self._helper.restart()
 
     def _caller(self) -> socket.socket | None:
@@ -211,7 +211,7 @@ def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, addr
     except OSError as error:
         if tls is not None:
             tls.remove()
-        raise HubError(f"cannot write where the hub is: {error.strerror}") from error
+        raise HubError(f"cannot write hub.json: {error.strerror}") from error
     finally:
         listening.close()
 

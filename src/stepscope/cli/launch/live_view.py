@@ -176,8 +176,8 @@ class LiveView:
     def _left(self, code: int) -> None:
         """The user left the view, or it died: from now on the terminal gets the output."""
         self._restore(clean=code == 0)
-        how = "" if code == 0 else f"the view died ({f'signal {-code}' if code < 0 else f'exit code {code}'}); "
-        self._tell(f"{how}the job goes on, and this is what it prints (`stepscope watch` shows the run again)")
+        how = "" if code == 0 else f"the view crashed ({f'signal {-code}' if code < 0 else f'exit code {code}'}); "
+        self._tell(f"{how}the job continues, and its output follows (`stepscope watch` shows the run again)")
         self._shown = self._last_lines(tell=False)
 
     def _end(self) -> int:
@@ -211,7 +211,7 @@ class LiveView:
         lines = data.splitlines(keepends=True)
         shown = b"".join(lines[-LAST_LINES:])
         if tell and len(shown) < size:
-            self._tell(f"the end of what was printed; all of it is in {_short(self.log)}")
+            self._tell(f"the end of the output; all of it is in {_short(self.log)}")
         self._write(shown)
         return size
 

@@ -273,7 +273,7 @@ class _Abort:
         self._job = job
         self._session = session
         self._deadline_s = time.monotonic() + ABORT_S
-        say("the job hangs and is ended (--on-hang abort)")
+        say("the job hangs; ending it (--on-hang abort)")
         os.kill(job, signal.SIGTERM)
 
     def insist(self) -> None:
@@ -330,7 +330,7 @@ def record(job: JobOptions) -> int:
         try:
             return _lead(job, Leader(job.step)) if job.step.task_here == 0 else _follow(job, Member(job.step))
         except RingNoSpace as error:
-            say(f"{error}; the tasks of this node cannot meet, and the job runs unrecorded")
+            say(f"{error}; the tasks of this node cannot share a run, and the job runs unrecorded")
             _run_unrecorded(job)
     return _record(job, None)
 
@@ -414,7 +414,7 @@ def _tell_where(job: JobOptions, run_dir: Path, hub: HubChild | None, link: HubL
     else:
         say(f"page: {page_link(url, run_dir.name)} (its token: {_short(run_dir / HUB)})")
     if about.fingerprint and job.hub.certificate is None:
-        say(f"a browser will ask whether you trust the run's own certificate; its SHA-256 is {about.fingerprint}")
+        say(f"your browser will ask whether to trust the run's self-signed certificate (SHA-256 {about.fingerprint})")
 
 
 def _link(job: JobOptions) -> HubLink | None:
@@ -424,7 +424,7 @@ def _link(job: JobOptions) -> HubLink | None:
     try:
         load_keys(os.environ)
     except UsageError as error:
-        say(f"{error}; this node is recorded by itself")
+        say(f"{error}; this node is recorded separately")
         return None
     host = job.hub.host if job.hub.host not in ("", "0.0.0.0", "::") else job.nodes.address
     url = url_of(host, DEFAULT_PORT if job.hub.port is None else job.hub.port, tls=job.hub.tls)
@@ -439,8 +439,8 @@ def _open_hub(job: JobOptions, paths: RunPaths, link: HubLink | None) -> tuple[H
     try:
         hub = open_hub(paths.run_dir, job.hub, name=paths.wanted, nnodes=nnodes, address=job.nodes.address)
     except (HubError, UsageError) as error:
-        alone = "; this node is recorded by itself (all nodes need the same --hub-port)" if link is not None else ""
-        say(f"{error}{alone or '; the run is recorded all the same'}")
+        alone = "; this node is recorded separately (all nodes need the same --hub-port)" if link is not None else ""
+        say(f"{error}{alone or '; the run is still recorded'}")
         return None, None
     here = read_hub_file(paths.run_dir)
     if link is None or here is None:
@@ -454,7 +454,7 @@ def _open_view(job: JobOptions, run_dir: Path, hub: HubChild | None) -> LiveView
     if job.nodes.rank:
         why = "it is on node 0"
     elif hub is None:
-        why = why or "there is no hub that it could ask"
+        why = why or "there is no hub to get data from"
     if not why:
         try:
             return LiveView(run_dir)
@@ -468,7 +468,7 @@ def _open_forwarder(run_dir: Path) -> OutputForwarder | None:
     """The forwarder for output kept in files; None, and a message, if all output goes to a terminal."""
     targets = output_targets()
     if targets is None:
-        say("--native-output does not come between a job and its terminal; with --live the output goes to a file")
+        say("--native-output has no effect if the output goes to a terminal; with --live it goes to a file")
         return None
     return OutputForwarder(run_dir, targets)
 
@@ -504,8 +504,8 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
     except RunError as error:
         say(f"no summary: {error}")
         if not os.path.isfile(run_dir / META):  # noqa: PTH113 - its own raises where the file system has gone
-            again = f"`stepscope report {_short(run_dir)}` makes the summary when the directory is back"
-            say(f"what was recorded is kept in memory: {again}")
+            again = f"`stepscope report {_short(run_dir)}` when the directory is available again"
+            say(f"the recorded data is kept in memory; run {again}")
         return
     if not quiet:
         print(text, file=sys.stderr)
@@ -517,7 +517,7 @@ def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *
         discard_run(paths)
         if not quiet:
             where = host_of(link.url)
-            say(f"all of node {link.node} was sent to {where}; the summary of the run {agent.run_name} is there")
+            say(f"all data of node {link.node} was sent to {where}; the summary of the run {agent.run_name} is there")
         return
     try:
         end_run(paths.run_dir, exit_code=end.exit_code, status=end.status)
@@ -525,7 +525,7 @@ def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *
         say(str(error))
     short = _short(paths.run_dir)
     why = f" ({agent.why_not})" if agent.why_not else ""
-    say(f"the hub at {host_of(link.url)} does not have all of node {link.node}{why}; send the rest later with")
+    say(f"the hub at {host_of(link.url)} does not have all data of node {link.node}{why}; send the rest later with")
     say(f"    stepscope send {short}")
 
 

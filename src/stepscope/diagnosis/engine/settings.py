@@ -135,7 +135,7 @@ def unused_parameters_advice(ddp: Mapping[str, Any]) -> Iterator[str]:
     if iterations:
         yield f"{costs}; all parameters took part in each of {iterations:,} backward passes, so drop it."
     elif ddp.get("unused") == "same" and ddp.get("static_graph") is not True:
-        yield f"{costs}; the unused parameters never change, so static_graph=True spares the walk."
+        yield f"{costs}; the unused parameters never change, so static_graph=True avoids the walk."
     else:
         fixed = "" if ddp.get("static_graph") is True else " (if the unused ones never change: static_graph=True)"
         yield f"{costs}: drop it if all parameters are used{fixed}."
@@ -183,7 +183,7 @@ def _sampling(loader: Mapping[str, Any], replicas: int) -> Iterator[str]:
     if loader.get("set_epoch_missing") is True:
         yield (
             "DistributedSampler.set_epoch() is not called: every epoch has the same order. "
-            "Call it with the number of the epoch before each."
+            "Call it with the epoch number before each epoch."
         )
 
 
@@ -226,7 +226,7 @@ def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, A
     ):
         yield (
             f"The last batch of an epoch has {instead}: compiling for that shape took "
-            f"{duration_text(extra_ns / 1e9)}, in step {window.steps[compiled[0]]}. drop_last=True leaves it out."
+            f"{duration_text(extra_ns / 1e9)}, in step {window.steps[compiled[0]]}. drop_last=True skips it."
         )
         return
     waste = (float(np.median(wall_ns[ends])) / usual_ns - last / size) / length
@@ -265,14 +265,14 @@ def _unequal_epochs(window: Window) -> Iterator[str]:
 def _normalising(facts: Mapping[str, Any], loader: Mapping[str, Any], world_size: int) -> Iterator[str]:
     count = _facts_about(facts, "model").get("sync_batchnorm")
     if isinstance(count, int) and count > 0 and world_size == 1:
-        yield f"{count} SyncBatchNorm layers in a job of one rank only cost time: BatchNorm computes the same."
+        yield f"{count} SyncBatchNorm layers in a single-rank job only cost time: BatchNorm computes the same."
     own, samples = number(_facts_about(facts, "ddp"), "batchnorm"), number(loader, "batch_size")
     ranks = _peer_count(facts) or world_size
     if own and samples and samples < thresholds.FEW_SAMPLES and ranks > 1:
         layer, verb = ("layer", "takes its") if own == 1 else ("layers", "take their")
         yield (
             f"{own:.0f} BatchNorm {layer} under DDP {verb} statistics from {count_text(int(samples), 'sample')} each "
-            f"step, those of the own rank. It costs no time, but so few make training noisier: "
+            f"step, those of one rank. It costs no time, but so few make training noisier: "
             f"SyncBatchNorm.convert_sync_batchnorm() (on GPUs) takes all {samples * ranks:.0f}, GroupNorm needs none."
         )
 
@@ -305,8 +305,8 @@ def _left_open(window: Window) -> Iterator[str]:
     if left:
         who = named_ranks(left) if len(left) < len(window.ranks) else "All ranks" if len(left) > 1 else "The process"
         yield (
-            f"{who} exited without torch.distributed.destroy_process_group(): torch warns of it, and NCCL may hang or "
-            "abort while the process ends. Call it at the end of the script."
+            f"{who} exited without torch.distributed.destroy_process_group(): torch warns about it, and NCCL may hang "
+            "or abort at exit. Call it at the end of the script."
         )
 
 
@@ -400,7 +400,7 @@ def fsdp_offload_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
     if fsdp.get("cpu_offload") is True:
         yield (
             f"FSDP keeps parameters on the CPU{_size(fsdp)}: they are copied to the device in every step, gradients "
-            "back, and the optimizer runs on the CPU. Without the offload none of that happens, if memory allows."
+            "back, and the optimizer runs on the CPU. If memory allows, turn the offload off."
         )
 
 

@@ -312,7 +312,7 @@ class Window(Planes):
     """Step numbers, ascending."""
     phases: tuple[str, ...]
     warmup: tuple[Apart, ...]
-    """Steps set apart, ascending."""
+    """Steps set aside, ascending."""
     left_out: int
     """Steps recorded by some rank that are not in the window."""
     identities: tuple[RankIdentity, ...]
@@ -352,7 +352,7 @@ class Window(Planes):
 
     @cached_property
     def steady(self) -> NDArray[np.bool_]:
-        """[S]; all but the steps set apart."""
+        """[S]; all but the steps set aside."""
         return _steady(self.steps, self.warmup)
 
     @cached_property
@@ -367,7 +367,7 @@ class Window(Planes):
 
     @cached_property
     def apart_wall_ns(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...]:
-        """[R] each; begin and end of each stretch of steps set apart; nan for ranks that had ended."""
+        """[R] each; begin and end of each stretch of steps set aside; nan for ranks that had ended."""
         at = np.flatnonzero(~self.steady)
         found = []
         for stretch in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1) if len(at) else ():

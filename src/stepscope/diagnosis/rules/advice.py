@@ -81,7 +81,7 @@ def straggler_advice(
         second = "If the code is the same, its CPU is not: other processes on its cores, fewer of them, lower clocks."
     elif phase in ("forward", "backward", "optimizer", GRAPH_PHASE) and side == "device":
         first = (
-            f"The kernels of {who}{where} take longer, its host launches them in time: compare batch shape, sequence "
+            f"The kernels of {who}{where} take longer, but its host launches on time: compare batch shape, sequence "
             "length and branches with the others."
         )
         second = "If the work is equal, the device is not: clocks, power limit, throttling, another process on it."
@@ -167,14 +167,14 @@ def data_loader_advice(
         keep = loader_name(frameworks, "persistent_workers")
         lines.append(f"The waits come when an epoch starts: {keep}=True keeps the DataLoader's workers.")
     elif cpu_saturated and not (in_process and cores and cores > 1):
-        lines.append("The CPUs are busy already, more workers will not help: cache decoded data or do less per sample.")
+        lines.append("The CPUs are already busy; more workers will not help: cache decoded data or do less per sample.")
     elif in_process:
         name = loader_name(frameworks, "num_workers")
         how = f"DataLoader workers ({name})"
         if cores is not None:
             how = loader_setting(frameworks, "num_workers", _suggested_workers(cores))
         seen = " (num_workers=0)" if workers == 0 else ""
-        lines.append(f"The batch is made in the training process itself{seen}: let {how} do it beside.")
+        lines.append(f"The batch is made in the training process itself{seen}: let {how} do it in parallel.")
     else:
         now = f" from {workers}" if isinstance(workers, int) else ""
         more = loader_name(frameworks, "num_workers")
@@ -222,12 +222,12 @@ def crash_advice(
         )
     if cause == "oom_host":
         return (
-            "The host, or a limit on the process (ulimit -v, a cgroup), had no more memory to give.",
+            "The host, or a limit on the process (ulimit -v, a cgroup), had no memory left.",
             FEWER_COPIES,
         )
     if cause == "oom_kernel":
         return (
-            "The memory of the host, or of the job's cgroup, was used up: dmesg lists who had how much.",
+            "The memory of the host, or of the job's cgroup, was used up: dmesg lists each process's usage.",
             FEWER_COPIES,
         )
     if signal == "SIGKILL" and memory_low:
@@ -241,12 +241,12 @@ def crash_advice(
         else "its last lines on the error output say which (`stepscope run --native-output` keeps them in the log)."
     )
     by_signal = {
-        "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a person.",
+        "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a user.",
         "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
-        "SIGABRT": "Native code gave up: an assertion, NCCL's watchdog, or gloo, where ranks call a collective with "
+        "SIGABRT": "Native code aborted: an assertion, NCCL's watchdog, or gloo, where ranks call a collective with "
         f"different sizes; {said}",
         "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
-        "SIGTERM": "Somebody asked it to stop: the scheduler (preemption, time limit) or the launcher.",
+        "SIGTERM": "It was asked to stop, by the scheduler (preemption, time limit) or the launcher.",
     }
     if last_call is not None and signal in by_signal:
         call = f"{last_call['op']} of {last_call['group']} with {bytes_text(last_call['bytes'])}"
@@ -257,18 +257,18 @@ def crash_advice(
     if cause == "exception" and alone:
         return ("The whole traceback is in its log and in summary.json.",)
     if cause == "exception":
-        after = "; whatever the other ranks said came after it" if others else ""
-        return (f"The traceback is where to look{after}.",)
+        after = "; the errors of the other ranks came after it" if others else ""
+        return (f"Start with the traceback{after}.",)
     if cause == "exit_code":
-        return ("It ended itself, by sys.exit() or in native code: its log has its last words.",)
-    return (f"Nothing was left behind: look into {log} and the kernel's messages (dmesg) of its host.",)
+        return ("It exited by itself, with sys.exit() or in native code: its log has its last output.",)
+    return (f"It left no message: check {log} and the kernel log (dmesg) of its host.",)
 
 
 # -- slow steps -------------------------------------------------------------------------------------------------------
 
 GARBAGE_COLLECTION_ADVICE = (
     "If it is Python's garbage collection: gc.freeze() after the set-up, gc.disable() and gc.collect() at set points.",
-    "Or work of the loop that is done now and then: logging, printing, metrics with .item(), saving.",
+    "Or occasional work in the loop: logging, printing, metrics with .item(), saving.",
 )
 SLOW_STEPS_QUERY = (
     'See what the steps have in common: stepscope sql "select * from steps order by wall_ns desc limit 20".'
@@ -297,30 +297,30 @@ def jitter_advice(
         if period is not None and period == num_workers:
             return (
                 f"Every num_workers-th step waits ({num_workers}): the workers fall behind; raise num_workers.",
-                "If the cores are used up, do less per sample or keep decoded data.",
+                "If all cores are busy, do less per sample or cache decoded data.",
             )
         first = (
-            f"Something in the dataset comes every {period} steps: opening the next file or shard; read ahead."
+            f"Something in the dataset happens every {period} steps: opening the next file or shard; read ahead."
             if period
             else "Some batches take much longer to make: look at their largest samples and at the storage."
         )
-        return first, "A larger prefetch_factor rides out single slow batches, more workers do not."
+        return first, "A larger prefetch_factor absorbs single slow batches; more workers do not."
     if phase == "comm":
         return (
-            "The exchange itself is slow at times: other jobs on the network, or a slower way taken now and then.",
-            "NCCL_DEBUG=INFO shows which way it takes." if nccl else SLOW_STEPS_QUERY,
+            "The exchange itself is slow at times: other jobs on the network, or a slower route at times.",
+            "NCCL_DEBUG=INFO shows which route it takes." if nccl else SLOW_STEPS_QUERY,
         )
     if phase == "h2d":
         return (
-            "Copies that are slow at times: pageable memory; pin_memory=True keeps batches pinned.",
+            "Some copies are slow, probably from pageable memory: pin_memory=True keeps batches pinned.",
             SLOW_STEPS_QUERY,
         )
     if phase == "optimizer":
-        return ("Look for what the optimizer does now and then: a logged norm, an EMA, a scheduler.", SLOW_STEPS_QUERY)
+        return ("Look for occasional work in the optimizer: a logged norm, an EMA, a scheduler.", SLOW_STEPS_QUERY)
     if varying_rank and period is None:
         return (
-            "Another rank each time: the machine (other processes, interrupts) or batches of varying size.",
-            "On a crowded CPU fewer threads (OMP_NUM_THREADS) and fewer DataLoader workers steady the steps.",
+            "A different rank each time: the machine (other processes, interrupts) or batches of varying size.",
+            "On a crowded CPU, fewer threads (OMP_NUM_THREADS) and DataLoader workers make steps more even.",
         )
     if phase not in (None, "forward", "backward", GRAPH_PHASE, "other"):
         return (f"Look at what the phase {phase!r} does in these steps only.", SLOW_STEPS_QUERY)
@@ -342,10 +342,10 @@ def stall_advice(*, phase: str | None, alone: bool, host: str, nccl: bool) -> tu
         "eval": "Evaluation took this long once.",
     }.get(phase or "", "A first kernel of a new shape, garbage collection, swapping, or the process was stopped.")
     if phase == "other":
-        look = "The loop did something of its own there: saving, an evaluation, a request over the network."
+        look = "The loop did other work there: saving, an evaluation, a request over the network."
     return (
         f"{look[:-1]}{where}." if where else look,
-        "It happened once and needs nothing, unless it comes again: look at the log of that time.",
+        "It happened once; no action is needed unless it recurs. The log of that time may explain it.",
     )
 
 
@@ -355,7 +355,7 @@ def growth_advice(*, phase: str | None) -> tuple[str, ...]:
             "Batches take longer and longer to get: a list that grows in the dataset, longer samples later, a cache."
         )
     elif phase == "comm":
-        first = "The exchange takes longer and longer: other jobs on the network, or a rank that wanders away."
+        first = "The exchange takes longer and longer: other jobs on the network, or a rank that drifts behind."
     elif phase in ("forward", "backward"):
         first = "Look for a graph or a list that grows: losses kept without .detach() or .item(), longer sequences."
     elif phase in ("other", "optimizer"):
@@ -370,7 +370,7 @@ def growth_advice(*, phase: str | None) -> tuple[str, ...]:
 def slow_stretch_advice(*, phase: str | None, alone: bool, host: str, recovered: bool) -> tuple[str, ...]:
     where = f" on {host}" if alone and host else ""
     if phase == "input":
-        first = f"The data came more slowly{where}: another directory or file, the page cache full, busy storage."
+        first = f"The data came more slowly{where}: another directory or file, a full page cache, busy storage."
     elif phase == "comm":
         first = "The exchange was slower: other jobs on the network, a link that fell back to a lower speed."
     elif phase is None or phase in COMPUTE_PHASES:
@@ -379,7 +379,7 @@ def slow_stretch_advice(*, phase: str | None, alone: bool, host: str, recovered:
         first = f"Look for what changed{where} in {phase}: logging or metrics switched on, other data."
     if recovered:
         return first, "It recovered: compare with what else ran at that time."
-    return first, "The samples of the machine in the report show what began at that time."
+    return first, "The machine samples in the report show what started at that time."
 
 
 # -- memory and machines ----------------------------------------------------------------------------------------------
@@ -391,18 +391,18 @@ MEMORY_CREEP_ADVICE = {
     ),
     "device_allocated": (
         "Something keeps tensors of past steps: total += loss holds every graph (use loss.item() or loss.detach()).",
-        "Others that do: outputs collected in a list, retain_graph=True, hooks that store what they see.",
+        "Other causes: outputs collected in a list, retain_graph=True, hooks that store what they see.",
         "torch.cuda.memory._record_memory_history(), then _dump_snapshot() after some steps: it names the lines.",
     ),
     "device_reserved": (
-        "What is in use does not grow, only what the allocator holds: varying shapes leave gaps that fit nothing.",
+        "What is in use does not grow, only what the allocator holds: varying shapes leave gaps that nothing fits.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets it grow its blocks instead of adding new ones.",
-        "Pad or bucket batches to a few shapes; torch.cuda.empty_cache() costs time and is no fix.",
+        "Pad or bucket batches to a few shapes; torch.cuda.empty_cache() costs time and is not a fix.",
     ),
 }
 FRAGMENTATION_ADVICE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator grow its blocks instead of adding new ones.",
-    "Pad or bucket batches to a few shapes, the largest first; torch.cuda.empty_cache() costs time and is no fix.",
+    "Pad or bucket batches to a few shapes, the largest first; torch.cuda.empty_cache() costs time and is not a fix.",
 )
 MEMORY_PRESSURE_ADVICE = (
     "Before it runs out: a smaller batch with gradient accumulation, activation checkpointing, autocast.",
@@ -414,14 +414,14 @@ MEMORY_IMBALANCE_ADVICE = (
 )
 UTILISATION_ADVICE = {
     "input": "It waits for data: DataLoader(num_workers=…), pin_memory=True, prefetch_factor; see the time in input.",
-    "h2d": "It waits for copies: pin_memory=True and .to(device, non_blocking=True), or larger copies, fewer of them.",
+    "h2d": "It waits for copies: pin_memory=True and .to(device, non_blocking=True), or fewer, larger copies.",
     "comm": "It waits for other ranks or the network: see whether one of them is late.",
-    "eval": "It waits through evaluation: a larger batch there, under torch.no_grad(), or less often.",
+    "eval": "It waits during evaluation: a larger batch there, under torch.no_grad(), or less often.",
     "checkpoint": "It waits for checkpoints: less often, or torch.distributed.checkpoint.async_save.",
     "other": "It waits for Python between the phases: .item(), .cpu(), printing and logging in every step, metrics.",
 }
 LAUNCHING_ADVICE = (
-    "The host cannot hand out work fast enough: a larger batch, torch.compile, CUDA graphs, a fused optimizer.",
+    "The host cannot launch work fast enough: a larger batch, torch.compile, CUDA graphs, a fused optimizer.",
 )
 
 
@@ -435,8 +435,8 @@ def utilisation_advice(waited_for: str | None) -> tuple[str, ...]:
 def throttling_advice(*, thermal: bool, power_brake: bool, power_cap: bool) -> tuple[str, ...]:
     if thermal:
         return (
-            "It is too hot: airflow, fans, dust, neighbours in its chassis; nvidia-smi -q -d TEMPERATURE,PERFORMANCE.",
-            "Until then leave the GPU out of the job: in a synchronous job all ranks go at its pace.",
+            "It is too hot: airflow, fans, dust, neighbors in its chassis; nvidia-smi -q -d TEMPERATURE,PERFORMANCE.",
+            "Until then, exclude the GPU: in a synchronous job all ranks run at its pace.",
         )
     if power_brake:
         return ("The machine's power supply held it back (hardware brake): power cables, supply, rack limits.",)
@@ -463,9 +463,9 @@ def cpu_advice(
         )
     if workers > 0 and cores is not None and (workers + 1) * ranks > cores:
         fit = max(0, cores // ranks - 1)
-        lines.append(f"{workers} DataLoader workers for each rank are more than the cores carry: num_workers={fit}.")
+        lines.append(f"{workers} DataLoader workers for each rank are too many for the cores: num_workers={fit}.")
     if not lines and cores is not None and ranks > cores:
-        lines.append(f"{ranks} ranks share {cores} cores: more of them will not be faster here.")
+        lines.append(f"{ranks} ranks share {cores} cores: more ranks will not be faster here.")
     if not lines:
         lines.append("Fewer threads (OMP_NUM_THREADS) or DataLoader workers, or less work per sample.")
     if heavy and len(lines) == 1:

@@ -43,21 +43,21 @@ STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 STOPS_SEEN = {"eval": EVALUATION, "checkpoint": CHECKPOINT}
 """The words for a code location that is part of them."""
 STOPS_ADVICE = {
-    "eval": "Evaluate less often, on fewer batches, or in a job of its own on the saved checkpoints.",
+    "eval": "Evaluate less often, on fewer batches, or in a separate job on the saved checkpoints.",
     "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
 }
 INFERENCE = "inference without gradients"
 """What ``eval`` is where nearly every step has it: a teacher, a reference or reward model, a frozen encoder."""
 INFERENCE_ADVICE = (
-    "A teacher, a reference or a frozen model: compute its outputs once and save them, or let it run faster "
-    "(a larger batch, bfloat16, torch.compile, torch.inference_mode()). An evaluation: less often."
+    "A teacher, a reference or a frozen model: compute its outputs once and save them, or make it faster "
+    "(a larger batch, bfloat16, torch.compile, torch.inference_mode()). For an evaluation: run it less often."
 )
 AROUND = "around"
 """Names what else the steps with a pause do, wherever parts are identified by name."""
 OTHERS_NAMED = 2
 """Parts besides the largest that a title names; more are counted."""
 SCHEDULE_ADVICE = "Mostly the schedule itself, which splits the batch, sends and receives: fewer, larger microbatches."
-SAME_BYTES = "Save from one rank, or sharded from all, but not the same bytes from each."
+SAME_BYTES = "Save from one rank, or a shard from each, but not the same bytes from every rank."
 
 
 def stops_of(view: View) -> dict[str, Floats]:
@@ -271,11 +271,11 @@ def _advice(name: str, place: str, *, by_all: bool) -> tuple[str, ...]:
     if name in STOPS_ADVICE:
         return (STOPS_ADVICE[name], *([SAME_BYTES] if name == "checkpoint" and by_all else []))
     if name != "other":
-        return (f"Do {name!r} less often, in a background thread, or beside the next step's computation.",)
+        return (f"Do {name!r} less often, in a background thread, or during the next step's computation.",)
     first = 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step() to see which it is.'
     if place:
         first = f"Look at {place}: that is where the ranks were seen."
-    return first, "Usual ones: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
+    return first, "Usual causes: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
 
 
 def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collection[int] = ()) -> list[Claim]:
@@ -322,7 +322,7 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
             f"Look at {place}."
             if place
             else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',
-            "Usual ones: clipping, norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
+            "Usual causes: clipping, norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
         ),
         confidence=0.9,
     )

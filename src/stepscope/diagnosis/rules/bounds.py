@@ -97,11 +97,11 @@ def h2d_advice(view: View, _: Floats) -> tuple[str, ...]:
         first = f"The DataLoader has pin_memory=False: copies from pageable memory block; set {pin} …"
         return (
             first,
-            "… and copy with .to(device, non_blocking=True), so that the next batch travels behind the computation.",
+            "… and copy with .to(device, non_blocking=True), so that the next copy overlaps the computation.",
         )
     return (
         "Copy with .to(device, non_blocking=True) from pinned memory; a second stream for the next batch hides it.",
-        "Send fewer bytes: uint8 pictures converted on the device, lengths instead of masks.",
+        "Send fewer bytes: uint8 images converted on the device, lengths instead of masks.",
     )
 
 
@@ -128,9 +128,9 @@ def comm_advice(view: View, _: Floats) -> tuple[str, ...]:
         )
     lines += [] if fsdp else _smaller_exchange_advice(view)
     lines.append(
-        "All ranks wait alike, so no rank is to blame: look at the links between the hosts."
+        "All ranks wait equally, so no rank is to blame: look at the links between the hosts."
         if len(set(view.hosts)) > 1
-        else "All ranks wait alike and share one host: neither a rank nor a network is to blame."
+        else "All ranks wait equally and share one host: neither a rank nor a network is to blame."
     )
     return tuple(lines[:3])
 
@@ -159,10 +159,10 @@ def _smaller_exchange_advice(view: View) -> Iterator[str]:
         yield from _accumulation_advice(view)
     elif _facts(view, "ddp"):
         yield from _accumulation_advice(view)
-        yield f"Send bfloat16 ({compression_setting(frameworks)}), or take larger batches."
+        yield f"Send bfloat16 ({compression_setting(frameworks)}), or use larger batches."
     else:
         yield from _accumulation_advice(view)
-        yield "Send fewer bytes (bfloat16 gradients), or take larger batches."
+        yield "Send fewer bytes (bfloat16 gradients), or use larger batches."
 
 
 def _accumulation_advice(view: View) -> Iterator[str]:
@@ -185,7 +185,7 @@ def optimizer_advice(view: View, _: Floats) -> tuple[str, ...]:
     if optimizer.get("fused") is not True:
         lines.append(f"{name} does not run fused: {fused_setting(frameworks)} updates all tensors in a few kernels.")
     if optimizer.get("foreach") is False:
-        lines.append("foreach=False updates one tensor after the other: leave it out.")
+        lines.append("foreach=False updates one tensor after the other: remove it.")
     if not view.accumulates:
         setting = accumulation_setting(frameworks)
         how = f": {setting}" if setting else ""

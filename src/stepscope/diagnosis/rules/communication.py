@@ -190,8 +190,8 @@ def _straggler_claim(
         ),
         ranks=ranks,
         advice=(
-            f"Look at the links of {who}: cable, switch port, errors (ip -s link, ethtool -S), speed negotiated.",
-            "The ranks come to these collectives in time, so it is the transfer and not their work.",
+            f"Look at the links of {who}: cable, switch port, errors (ip -s link, ethtool -S), negotiated speed.",
+            "The ranks arrive at these collectives on time, so the transfer is slow, not their work.",
         ),
         excess_ns=excess_ns,
         confidence=0.85 if host else 0.9,
@@ -215,7 +215,7 @@ def _slow_group_claim(view: View, exchanges: Communication, slow: Sequence[_Slow
         ),
         ranks=group.ranks,
         advice=(
-            "The ranks come in time, so it is a link between them: compare their hosts, switches and NUMA nodes.",
+            "The ranks arrive on time, so a link between them is slow: compare their hosts, switches and NUMA nodes.",
             f"It moves {rate_text(worst.bytes / worst.transfer_ns * 1e9)}, the others {rate_text(others_per_s)}.",
         ),
         excess_ns=excess_ns,
@@ -238,7 +238,7 @@ def _imbalance_claim(view: View, exchanges: Communication, slow: Sequence[_SlowG
         ),
         ranks=group.ranks,
         advice=(
-            "Give the groups the like: balance the experts (auxiliary loss, capacity factor), split layers evenly.",
+            "Give the groups equal work: balance the experts (auxiliary loss, capacity factor), split layers evenly.",
         ),
         excess_ns=max(spread_ns, 0.0),
         confidence=0.85,
@@ -412,8 +412,8 @@ def _slow_collective_claim(view: View, drops: list[_Drop]) -> Claim:
         kind="slow_collective",
         severity=severity_of(cost["share"], extra_ns),
         title=(
-            f"{flow.op} in {group_text(flow.group)} takes {ms_text(worst.level_ns / 1e6)} of a step {when}, before it "
-            f"took {ms_text(worst.before_ns / 1e6)}, on all ranks alike."
+            f"{flow.op} in {group_text(flow.group)} takes {ms_text(worst.level_ns / 1e6)} of a step {when}, up "
+            f"from {ms_text(worst.before_ns / 1e6)}, on all ranks."
         ),
         phase="comm",
         steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
@@ -431,7 +431,7 @@ def _slow_collective_claim(view: View, drops: list[_Drop]) -> Claim:
         },
         advice=(
             f"The same bytes went at {', now at '.join(rates)}: other traffic, or a link at a lower speed than before?",
-            "All ranks wait alike, so no rank is to blame.",
+            "All ranks wait equally, so no rank is to blame.",
         ),
         confidence=0.85,
     )

@@ -162,7 +162,7 @@ BEFORE_S = 5.0
 MESSAGE_SHOWN = 120
 _NAMED = frozenset(int(one) for one in signal.Signals)
 FOLLOWERS_SHOWN = 16
-WENT_ON = "the job went on and ended with exit code 0"
+WENT_ON = "the job continued and ended with exit code 0"
 NOTHING_LOST: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "rank_hours": 0.0, "if_fixed": None}
 
 
@@ -363,7 +363,7 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
     else:
         who = named_ranks(ranks)
     if lead.oom_killed:
-        what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for want of memory"
+        what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for lack of memory"
     elif lead.type:
         message = " ".join(lead.message.split())
         shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
@@ -375,7 +375,7 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
     else:
         hosts = {series.rank: series.identity.host for series in attempt.series}
         where = sorted({hosts[rank] for rank in ranks if rank in hosts}) if len(set(hosts.values())) > 1 else []
-        what = "vanished without a word" + (f" on {where[0]}" if len(where) == 1 else "")
+        what = "vanished" + (f" on {where[0]}" if len(where) == 1 else "")
     return f"{who} {what}{_where(lead)}"
 
 

@@ -157,7 +157,7 @@ def _rotation(
         },
         advice=(
             "Look for work that one rank does in turn: logging, saving or evaluating by step number modulo world size.",
-            "If nothing takes turns, batches differ in size: bucket samples by length, so that all ranks get the like.",
+            "If nothing takes turns, batches differ in size: bucket samples by length, so all ranks get similar work.",
         ),
         confidence=0.9 if view.comm_measured else 0.7,
     )
@@ -226,7 +226,7 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
             "steps_used": len(view.steps),
         },
         advice=(
-            "Give all ranks batches of like size: bucket samples by length, pack sequences, or batch by tokens.",
+            "Give all ranks batches of similar size: bucket samples by length, pack sequences, or batch by tokens.",
             "Shuffle before sharding, so that no rank keeps the long ones.",
         ),
         confidence=0.85,

@@ -82,7 +82,7 @@ def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
     finding = Finding(
         kind="low_gpu_utilisation",
         severity="warning" if seen and typical < thresholds.UTILISATION_WARNING_PERCENT else "info",
-        title=f"{who} busy in only {typical:.0f}% of the time{waits}.",
+        title=f"{who} busy only {typical:.0f}% of the time{waits}.",
         phase=phase if seen else None,
         steps=view.span,
         cost=cost_of(view, np.zeros(len(view.steps))),
@@ -382,10 +382,10 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
         return f"Other processes use {number_text(float(taken))} of {of}{where}; {then}."
     if heavy:
         running = number_text(float(seen.running[at]))
-        return f"The job crowds {of_cores}{where}: typically {running} tasks want to run at once."
+        return f"The job overloads {of_cores}{where}: typically {running} tasks are ready to run at once."
     if seen.percent[at] < thresholds.CPU_FULL_PERCENT:
         waited = share_text(float(seen.pressure[at]))
-        title = f"Tasks wait for a processor in {waited} of the time{where}"
+        title = f"Tasks wait for a processor {waited} of the time{where}"
         room = seen.percent[at] < thresholds.CPU_ROOM_PERCENT
         return f"{title}, though the CPUs are not full." if room else f"{title}."
     by_job = seen.own[at] >= thresholds.CPU_OWN_SHARE * seen.percent[at]
@@ -448,7 +448,7 @@ def _ram_title(where: str, *, low: bool, available: float, share: float, swapped
         return f"Host memory{where} is nearly used up: {bytes_text(available)} available ({share_text(share)})."
     if swapped is not None:
         return f"The host{where} swapped out {bytes_text(swapped)} during the run."
-    return f"Tasks{where} wait for memory in {share_text(waits)} of the time."
+    return f"Tasks{where} wait for memory {share_text(waits)} of the time."
 
 
 # -- shared by CPU and memory -----------------------------------------------------------------------------------------

@@ -149,8 +149,8 @@ def _when_text(view: View, since: tuple[int, int] | None) -> str:
 
 def _price_text(cost: Mapping[str, Any], per_step_ns: float, some: str) -> str:
     if not cost["share"]:
-        return "the steps do not suffer from it"
-    return f"{some}exchanges take {ms_text(per_step_ns / 1e6)} longer for it, {share_text(cost['share'])} of the time"
+        return "the steps are not affected"
+    return f"{some}exchanges take {ms_text(per_step_ns / 1e6)} longer, {share_text(cost['share'])} of the time"
 
 
 def network_advice(
@@ -162,7 +162,7 @@ def network_advice(
     if bad.where == "link" and alone:
         return (f"ip -s link and ethtool -S on {names[0]} and {names[1]}: which end has the errors, drops, low speed?",)
     if bad.where == "link":
-        return (f"{names[0]} and {names[1]} are well with other hosts: look at the switches and routes between them.",)
+        return (f"{names[0]} and {names[1]} are fine with other hosts: look at the switches and routes between them.",)
     host = names[0]
     first = {
         "speed": f"ethtool on {host}: a cable or port that negotiated a lower speed, or the wrong interface in use.",
@@ -173,7 +173,7 @@ def network_advice(
     return (
         *([seen] if seen else []),
         first,
-        "Until then leave the host out: in a synchronous job all ranks go at the pace of its network.",
+        "Until then, exclude the host: in a synchronous job all ranks run at the pace of its network.",
     )
 
 
@@ -184,8 +184,8 @@ def _counters_text(counters: Counters, host: int) -> str:
         parts.append(f"{number_text(float(counters.errors_ps[host]))} errors a second on its interfaces")
     again = counters.retransmits[host]
     if again >= thresholds.RETRANSMITS:
-        parts.append(f"{share_text(float(again))} of its TCP segments sent again")
-    return f"Its kernel says the same: {', '.join(parts)}." if parts else ""
+        parts.append(f"{share_text(float(again))} of its TCP segments retransmitted")
+    return f"Its kernel counters agree: {', '.join(parts)}." if parts else ""
 
 
 # -- rule -------------------------------------------------------------------------------------------------------------

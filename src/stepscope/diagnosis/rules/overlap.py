@@ -169,11 +169,11 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) ->
     # Trainers with their own accumulation setting exchange the gradients once.
     if one.backwards > 1 and accumulation_setting(frameworks) is None:
         yield (
-            f"{one.backwards:.0f} backwards make a step: unless all but the last are under model.no_sync(), each "
+            f"{one.backwards:.0f} backward passes make a step: unless all but the last are under model.no_sync(), each "
             "exchanges all gradients."
         )
     less = f"Send less: {compression_setting(frameworks)} halves the bytes"
-    yield f"{less}; gradients that backward makes last cannot be hidden at all."
+    yield f"{less}; gradients that backward computes last cannot be hidden at all."
 
 
 # -- FSDP2 ------------------------------------------------------------------------------------------------------------

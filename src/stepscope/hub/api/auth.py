@@ -117,7 +117,7 @@ class Readers:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         if not token:
-            raise ValueError("a hub without a token would be open to everybody")
+            raise ValueError("a hub without a token would be open to anyone")
         self._token = hashlib.sha256(token.encode()).digest()
         self._signing = hmac.new(token.encode(), b"session %d" % port, hashlib.sha256).digest()
         self._secure = secure
@@ -223,7 +223,7 @@ class Readers:
                 await self._sleep(delay_s)
             finally:
                 self._waiting -= 1
-        why = "that is not this hub's token" if tried else "a token is needed: Authorization: Bearer TOKEN"
+        why = "the token is not valid for this hub" if tried else "token required: Authorization: Bearer TOKEN"
         return failure(401, why, headers={"WWW-Authenticate": 'Bearer realm="stepscope"'})
 
     def _delay(self, address: str) -> float:
@@ -357,7 +357,7 @@ def session_routes(readers: Readers) -> list[Route]:
         return response
 
     async def other(_request: Request) -> Response:
-        return failure(405, "POST begins a session, DELETE ends it", headers={"Allow": "POST, DELETE"})
+        return failure(405, "use POST to start a session, DELETE to end it", headers={"Allow": "POST, DELETE"})
 
     return [
         Route(SESSION_PATH, begin, methods=["POST"]),

@@ -155,7 +155,7 @@ async def _file(asked: Asked) -> Body:
         return Body(data=json_body(asked.run.context()), media_type=media_type_of(META), headers={})
     offset, tail, most = (asked.values[name] for name in ("offset", "tail", "most"))
     if offset is not None and tail is not None:
-        raise ApiError(400, "offset or tail, not both")
+        raise ApiError(400, "use either offset or tail, not both")
     piece = await asyncio.to_thread(read_piece, asked.run.path, path, offset=offset, tail=tail, most=most)
     if piece is None:
         raise ApiError(404, "there is no such file")
@@ -166,20 +166,20 @@ async def _file(asked: Asked) -> Body:
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/files",
-        about="The files of a run that may be read, with their sizes.",
+        about="The readable files of a run, with their sizes.",
         answer=_list,
     ),
     Resource(
         path="/api/v1/runs/{run}/files/{path:path}",
-        about="A file, or a piece of it. X-Stepscope-Offset says where the piece begins, X-Stepscope-Size how long "
-        "the file is: to follow a log, ask again with offset = offset + length of what came.",
+        about="A file, or part of it. X-Stepscope-Offset is where the part begins, X-Stepscope-Size is the size of the "
+        "file. To follow a log, repeat the request with offset = offset + length of the response.",
         answer=_file,
         parameters=(
             Parameter(name="offset", about="first byte"),
-            Parameter(name="tail", about="the last so many bytes, from the start of a line on", most=MOST_BYTES),
-            Parameter(name="most", about="bytes of one answer", default=MOST_BYTES, least=1, most=MOST_BYTES),
+            Parameter(name="tail", about="number of bytes at the end, starting with a whole line", most=MOST_BYTES),
+            Parameter(name="most", about="maximum bytes per response", default=MOST_BYTES, least=1, most=MOST_BYTES),
         ),
         media_types=("application/json", "application/x-ndjson", "text/plain"),
-        path_parameters={"path": "as the list of files has it"},
+        path_parameters={"path": "path as listed by /files"},
     ),
 )

@@ -41,26 +41,29 @@ _EXCHANGE_TIMES = {
 }
 _STATS = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 _NODE_GAUGES = {
-    "stepscope_node_clock_offset_seconds": ("offset_ns", 1e9, "What a node's clock is ahead of the hub's."),
-    "stepscope_node_round_trip_seconds": ("rtt_ns", 1e9, "The round trip that told the offset of its clock."),
-    "stepscope_node_last_heard_timestamp_seconds": ("heard_wall_ns", 1e9, "When a node was last heard of."),
-    "stepscope_node_ranks_live": ("live_ranks", 1, "Ranks of a node that run."),
+    "stepscope_node_clock_offset_seconds": ("offset_ns", 1e9, "How far a node's clock is ahead of the hub's."),
+    "stepscope_node_round_trip_seconds": ("rtt_ns", 1e9, "Round trip used to measure the clock offset."),
+    "stepscope_node_last_heard_timestamp_seconds": ("heard_wall_ns", 1e9, "When a node last sent data."),
+    "stepscope_node_ranks_live": ("live_ranks", 1, "Running ranks on a node."),
 }
 _NODE_COUNTERS = {
-    "stepscope_node_frames_total": ("frames", "Frames taken of a node."),
-    "stepscope_node_rows_total": ("rows", "Records taken of a node."),
-    "stepscope_node_received_bytes_total": ("bytes", "Bytes of frames taken of a node."),
-    "stepscope_node_duplicates_total": ("duplicates", "Parts that a node sent again."),
-    "stepscope_node_refused_total": ("refused", "Frames of a node that were not taken."),
+    "stepscope_node_frames_total": ("frames", "Frames received from a node."),
+    "stepscope_node_rows_total": ("rows", "Records received from a node."),
+    "stepscope_node_received_bytes_total": ("bytes", "Bytes of frames received from a node."),
+    "stepscope_node_duplicates_total": ("duplicates", "Parts that a node resent."),
+    "stepscope_node_refused_total": ("refused", "Frames from a node that were refused."),
 }
 _NODE_SAMPLES = {
-    "stepscope_node_network_receive_bytes_per_second": ("net_rx_bps", "What comes in, all interfaces but loopback."),
-    "stepscope_node_network_transmit_bytes_per_second": ("net_tx_bps", "What goes out."),
-    "stepscope_node_network_errors_per_second": ("net_errors_ps", "Errors of the interfaces."),
-    "stepscope_node_network_drops_per_second": ("net_drops_ps", "Packets dropped by the interfaces."),
-    "stepscope_node_tcp_retransmits_per_second": ("tcp_retrans_ps", "TCP segments sent again."),
-    "stepscope_node_cpu_percent": ("cpu_percent", "CPU in use, of all cores."),
-    "stepscope_node_memory_available_bytes": ("mem_available", "Memory that is free for use."),
+    "stepscope_node_network_receive_bytes_per_second": (
+        "net_rx_bps",
+        "Data received on all interfaces except loopback.",
+    ),
+    "stepscope_node_network_transmit_bytes_per_second": ("net_tx_bps", "Data sent on all interfaces except loopback."),
+    "stepscope_node_network_errors_per_second": ("net_errors_ps", "Network interface errors."),
+    "stepscope_node_network_drops_per_second": ("net_drops_ps", "Packets dropped by network interfaces."),
+    "stepscope_node_tcp_retransmits_per_second": ("tcp_retrans_ps", "TCP segments retransmitted."),
+    "stepscope_node_cpu_percent": ("cpu_percent", "CPU usage over all cores."),
+    "stepscope_node_memory_available_bytes": ("mem_available", "Available memory."),
 }
 
 
@@ -75,17 +78,17 @@ def metrics_text(
         _nodes(page, run)
     _hub(page, readers, streams)
     if refusals is not None:
-        page.family("stepscope_hub_refusals_total", "counter", "What was refused, by reason.")
+        page.family("stepscope_hub_refusals_total", "counter", "Refused requests, by reason.")
         for reason, count in refusals.by_reason().items():
             page.sample("stepscope_hub_refusals_total", count, reason=reason)
     if ingest is not None:
         for name, about in (
-            ("frames", "Frames taken since the hub was started."),
-            ("bytes", "Bytes of frames taken."),
-            ("rows", "Records taken."),
-            ("duplicates", "Parts that were there already."),
-            ("gaps", "Frames that began too late."),
-            ("joins", "Times an agent joined."),
+            ("frames", "Frames received since the hub started."),
+            ("bytes", "Bytes of frames received."),
+            ("rows", "Records received."),
+            ("duplicates", "Parts received more than once."),
+            ("gaps", "Frames that skipped earlier data."),
+            ("joins", "Joins by agents."),
         ):
             family = f"stepscope_hub_{name}_total"
             page.family(family, "counter", about)
@@ -96,30 +99,30 @@ def metrics_text(
 def _run(page: Exposition, run: OpenRun) -> None:
     status = status_of(run)
     name = run.name
-    _gauge(page, "stepscope_run_info", "A run that is open.", 1, run=name, status=status["status"])
-    _gauge(page, "stepscope_run_step", "The last step that all live ranks made.", max(0, status["step"]), run=name)
+    _gauge(page, "stepscope_run_info", "An open run.", 1, run=name, status=status["status"])
+    _gauge(page, "stepscope_run_step", "Last step completed by all live ranks.", max(0, status["step"]), run=name)
     _gauge(page, "stepscope_run_attempt", "Restarts of an elastic job so far.", status["attempt"], run=name)
-    _gauge(page, "stepscope_ranks", "Ranks that made a step.", status["ranks"], run=name)
-    _gauge(page, "stepscope_ranks_live", "Ranks that are waited for.", status["live_ranks"], run=name)
-    _gauge(page, "stepscope_ranks_still", "Ranks that live and stand still.", status["still_ranks"], run=name)
-    _gauge(page, "stepscope_ranks_expected", "The size of the job's world.", status["world_size"], run=name)
+    _gauge(page, "stepscope_ranks", "Ranks that completed a step.", status["ranks"], run=name)
+    _gauge(page, "stepscope_ranks_live", "Live ranks.", status["live_ranks"], run=name)
+    _gauge(page, "stepscope_ranks_still", "Live ranks that make no progress.", status["still_ranks"], run=name)
+    _gauge(page, "stepscope_ranks_expected", "World size of the job.", status["world_size"], run=name)
     steps = run.live.steps(max(0, status["step"] - LAST_STEPS + 1), max(0, status["step"]), bins=1)
     if not steps["first"]:
         return
     places = {stat: steps["quantiles"].index(share) for stat, share in _STATS.items()}
-    for what, about in (("wall", "The length of a step"), ("work", "A step without the wait for peers")):
+    for what, about in (("wall", "Step duration"), ("work", "Step duration without waiting for peers")):
         family = f"stepscope_step_{'duration' if what == 'wall' else 'work'}_seconds"
         for stat, place in places.items():
             value = steps["ns"][what][0][place] / 1e9
-            _gauge(page, family, f"{about}, over ranks, last {LAST_STEPS} steps.", value, run=name, stat=stat)
+            _gauge(page, family, f"{about}, across ranks, last {LAST_STEPS} steps.", value, run=name, stat=stat)
     for phase in run.live.used_phases()[:MOST_PHASES]:
         for stat, place in places.items():
             value = steps["ns"][phase][0][place] / 1e9
-            about = f"Time of a phase per step, over ranks, last {LAST_STEPS} steps."
+            about = f"Time per phase and step, across ranks, last {LAST_STEPS} steps."
             _gauge(page, "stepscope_phase_seconds", about, value, run=name, phase=phase, stat=stat)
     ranks = run.live.ranks(limit=WORST, order="work")
     for rank, work_ns in zip(ranks["rank"], ranks["mean_ns"]["work"], strict=True):
-        about = f"Mean work per step of the {WORST} ranks that work longest."
+        about = f"Mean work per step of the {WORST} ranks with the most work."
         _gauge(page, "stepscope_worst_rank_work_seconds", about, work_ns / 1e9, run=name, rank=rank)
 
 
@@ -131,8 +134,8 @@ def _findings(page: Exposition, run: OpenRun) -> None:
         counts.setdefault(key, []).append(len(ranks) if isinstance(ranks, list) else 0)
     for (kind, severity), ranks in counts.items():
         labels = {"run": run.name, "kind": kind, "severity": severity}
-        _gauge(page, "stepscope_findings", "What is found now.", len(ranks), **labels)
-        _gauge(page, "stepscope_finding_ranks", "Ranks that a finding names.", sum(ranks), **labels)
+        _gauge(page, "stepscope_findings", "Current findings.", len(ranks), **labels)
+        _gauge(page, "stepscope_finding_ranks", "Ranks named in findings.", sum(ranks), **labels)
 
 
 def _communication(page: Exposition, run: OpenRun) -> None:
@@ -140,9 +143,9 @@ def _communication(page: Exposition, run: OpenRun) -> None:
     if not table:
         return
     if measured := table.get("measured"):
-        about = "Of the steps looked at, those in which collectives were timed on the device."
+        about = "Analyzed steps whose collectives were timed on the device."
         _gauge(page, "stepscope_communication_device_steps", about, measured["steps"], run=run.name)
-        about = "Of the steps looked at, those overwritten in the Flight Recorder before they could be read."
+        about = "Analyzed steps overwritten in the Flight Recorder before they could be read."
         _gauge(page, "stepscope_communication_missed_steps", about, measured["missed"], run=run.name)
     said = set()
     for group in table["groups"][:MOST_GROUPS]:
@@ -154,17 +157,17 @@ def _communication(page: Exposition, run: OpenRun) -> None:
             labels = {**who, "op": op["op"]}
             _gauge(page, "stepscope_exchange_bytes", "Bytes per step and rank.", op["bytes"], **labels)
             for part, key in _EXCHANGE_TIMES.items():
-                about = "Time of an exchange per step: what blocks, runs beside, is the transfer, waits for a rank."
+                about = "Communication time per step: exposed, hidden, transfer, waiting for a rank, skew."
                 value = op.get(key)
                 if value is not None:
                     _gauge(page, "stepscope_exchange_seconds", about, value / 1e3, **labels, part=part)
             for way in ("algorithm", "bus"):
-                about = "How fast the transfer is, as nccl-tests count it."
+                about = "Transfer bandwidth, as nccl-tests define it."
                 value = op.get(f"{way}_bytes_per_s")
                 if value is not None:
                     _gauge(page, "stepscope_exchange_bytes_per_second", about, value, **labels, bandwidth=way)
         for one in (group["arrivals"] or {"ranks": ()})["ranks"][:WORST]:
-            about = f"Collectives to which a rank came last, of those compared; the {WORST} waited for longest."
+            about = f"Compared collectives in which a rank arrived last; the {WORST} ranks waited for longest."
             _gauge(page, "stepscope_exchange_last_arrivals", about, one["last"], **who, rank=one["rank"])
 
 
@@ -173,7 +176,7 @@ def _nodes(page: Exposition, run: OpenRun) -> None:
     now_ns = run_clock.now_of(run.live.meta)
     heard = sum(1 for node in run.nodes() if now_ns - node.heard_wall_ns < 60e9)
     _gauge(page, "stepscope_nodes", "Nodes of a run.", total, run=run.name)
-    _gauge(page, "stepscope_nodes_heard", "Nodes that sent something in the last minute.", heard, run=run.name)
+    _gauge(page, "stepscope_nodes_heard", "Nodes that sent data in the last minute.", heard, run=run.name)
     for node in nodes:
         labels = {"run": run.name, "node": node.node, "host": node.hosts[0] if node.hosts else ""}
         _node(page, node, labels)
@@ -196,16 +199,16 @@ def _hub(page: Exposition, readers: Readers, streams: Streams) -> None:
     own = psutil.Process()
     times = own.cpu_times()
     _gauge(page, "stepscope_hub_info", "This hub.", 1, version=__version__)
-    page.family("process_cpu_seconds_total", "counter", "CPU that the hub used.")
+    page.family("process_cpu_seconds_total", "counter", "CPU time used by the hub.")
     page.sample("process_cpu_seconds_total", times.user + times.system)
-    _gauge(page, "process_resident_memory_bytes", "Memory of the hub.", own.memory_info().rss)
-    _gauge(page, "process_start_time_seconds", "When the hub was started.", own.create_time())
-    _gauge(page, "process_open_fds", "Files and connections that are open.", own.num_fds())
-    _gauge(page, "stepscope_hub_stream_clients", "Clients that follow a run.", streams.clients)
-    page.family("stepscope_hub_stream_dropped_total", "counter", "Clients that were turned away or given up.")
+    _gauge(page, "process_resident_memory_bytes", "Resident memory of the hub.", own.memory_info().rss)
+    _gauge(page, "process_start_time_seconds", "When the hub started.", own.create_time())
+    _gauge(page, "process_open_fds", "Open files and connections.", own.num_fds())
+    _gauge(page, "stepscope_hub_stream_clients", "Clients that stream a run.", streams.clients)
+    page.family("stepscope_hub_stream_dropped_total", "counter", "Clients that were refused or dropped.")
     for reason in ("full", "slow"):
         page.sample("stepscope_hub_stream_dropped_total", streams.dropped[reason], reason=reason)
-    page.family("stepscope_hub_wrong_tokens_total", "counter", "Readers that had a wrong token.")
+    page.family("stepscope_hub_wrong_tokens_total", "counter", "Requests with a wrong token.")
     page.sample("stepscope_hub_wrong_tokens_total", readers.refused)
 
 

@@ -111,7 +111,7 @@ def _ranks(asked: Asked) -> Mapping[str, Any]:
     live, values = asked.run.live, asked.values
     orders = ("rank", "work", "wall", *live.used_phases())
     if values["order"] not in orders:
-        raise ApiError(400, f"order is one of {', '.join(orders)}")
+        raise ApiError(400, f"order must be one of {', '.join(orders)}")
     chosen = values["ranks"]
     if chosen is not None and chosen[1] - chosen[0] >= MOST_RANKS:
         raise ApiError(400, f"at most {MOST_RANKS} ranks at a time")
@@ -157,22 +157,24 @@ def _files_of(run_dir: Path, who: RankIdentity, restarts: int) -> dict[str, str 
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/ranks",
-        about="The ranks of the last attempt, as columns: who and where each is, and its means over the last steps.",
+        about="The ranks of the last attempt, as columns: identity, host, and means over the last steps.",
         answer=_ranks,
         parameters=(
-            Parameter(name="start", about="how many to pass over", default=0),
-            Parameter(name="limit", about="how many at most", default=1000, least=1, most=MOST_RANKS),
-            Parameter(
-                name="order", about="rank; or work, wall or a phase, the longest first", kind="text", default="rank"
-            ),
-            Parameter(name="ranks", about="FIRST-LAST; all if it is not given", kind="span", most=LARGEST_RANK),
+            Parameter(name="start", about="how many to skip", default=0),
+            Parameter(name="limit", about="maximum number", default=1000, least=1, most=MOST_RANKS),
+            Parameter(name="order", about="rank; or work, wall or a phase, longest first", kind="text", default="rank"),
+            Parameter(name="ranks", about="FIRST-LAST; default: all", kind="span", most=LARGEST_RANK),
         ),
     ),
     Resource(
         path="/api/v1/runs/{run}/ranks/{rank}",
-        about="A rank: who it is, what it does now, its steps.",
+        about="A rank: its identity, its current state, its steps.",
         answer=_rank,
-        parameters=(FIRST, LAST, Parameter(name="bins", about="at most so many", default=512, least=1, most=4096)),
-        path_parameters={"rank": "its number"},
+        parameters=(
+            FIRST,
+            LAST,
+            Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=4096),
+        ),
+        path_parameters={"rank": "rank number"},
     ),
 )

@@ -53,28 +53,28 @@ class Parameter:
             return self._integer(text)
         if self.kind == "choice":
             if text not in self.choices:
-                raise ApiError(400, f"{self.name} is one of {', '.join(self.choices)}")
+                raise ApiError(400, f"{self.name} must be one of {', '.join(self.choices)}")
             return text
         if self.kind == "texts":
             words = tuple(word for word in text.split(",") if word)
             if len(words) > self.many or any(len(word) > LONGEST_TEXT for word in words):
-                raise ApiError(400, f"{self.name} has at most {self.many} words, divided by commas")
+                raise ApiError(400, f"{self.name} takes at most {self.many} values, separated by commas")
             return words
         if self.kind == "span":
             first, dash, last = text.partition("-")
             low = self._integer(first)
             high = self._integer(last) if dash else low
             if high < low:
-                raise ApiError(400, f"{self.name} is FIRST-LAST")
+                raise ApiError(400, f"{self.name} must be FIRST-LAST")
             return low, high
         return text
 
     def _integer(self, text: str) -> int:
         if not text.isascii() or not text.removeprefix("-").isdecimal() or len(text) > 20:
-            raise ApiError(400, f"{self.name} is a whole number")
+            raise ApiError(400, f"{self.name} must be an integer")
         number = int(text)
         if not self.least <= number <= self.most:
-            raise ApiError(400, f"{self.name} is from {self.least} to {self.most}")
+            raise ApiError(400, f"{self.name} must be from {self.least} to {self.most}")
         return number
 
 
@@ -146,8 +146,8 @@ def _values(resource: Resource, request: Request) -> dict[str, Any]:
     values = {parameter.name: parameter.default for parameter in resource.parameters}
     for name, text in request.query_params.multi_items():
         if name not in declared:
-            known = ", ".join(declared) or "nothing"
-            raise ApiError(400, f"an unknown parameter; this resource takes {known}")
+            known = ", ".join(declared) or "no parameters"
+            raise ApiError(400, f"unknown parameter; this resource accepts {known}")
         if text:
             values[name] = declared[name].read(text)
     return values
@@ -159,12 +159,12 @@ def _values(resource: Resource, request: Request) -> dict[str, Any]:
 _INGEST = {
     "/api/v1/hello": "An agent and the hub prove to each other that they have the user's key (wire/handshake.py).",
     "/api/v1/runs/{run}/join": "An agent joins (wire/handshake.py); signed with the user's key.",
-    "/api/v1/runs/{run}/frames": "An agent sends a frame (wire/frames.py), with the token it got when it joined.",
+    "/api/v1/runs/{run}/frames": "An agent sends a frame (wire/frames.py), with the token from its join.",
 }
 _ERRORS = {
-    "400": "A parameter is wrong.",
-    "401": "No token, or a wrong one.",
-    "404": "There is no such run, rank or file.",
+    "400": "Invalid parameter.",
+    "401": "Missing or invalid token.",
+    "404": "No such run, rank or file.",
     "429": "Too many wrong tokens.",
 }
 
@@ -176,13 +176,13 @@ def openapi(resources: Sequence[Resource], *, ingest: bool) -> dict[str, Any]:
         paths.setdefault(path, {})[resource.method.lower()] = _operation(resource)
     if ingest:
         for path, about in _INGEST.items():
-            paths[path] = {"post": {"summary": about, "responses": {"200": {"description": "Taken."}}}}
+            paths[path] = {"post": {"summary": about, "responses": {"200": {"description": "Accepted."}}}}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Stepscope hub",
             "version": __version__,
-            "description": "Read-only, but for what agents send. docs/api.md explains every answer.",
+            "description": "Read-only, except for data from agents. docs/api.md explains every response.",
         },
         "components": {
             "securitySchemes": {

@@ -99,13 +99,13 @@ RUN_RESOURCES = (
         about="The runs of this hub, newest first.",
         answer=_list,
         parameters=(
-            Parameter(name="first", about="how many to pass over", default=0),
-            Parameter(name="limit", about="how many at most", default=MOST_LISTED, least=1, most=MOST_LISTED),
+            Parameter(name="first", about="how many to skip", default=0),
+            Parameter(name="limit", about="maximum number", default=MOST_LISTED, least=1, most=MOST_LISTED),
         ),
     ),
     Resource(
         path="/api/v1/runs/{run}",
-        about="A run: how it stands, its context (command, git, environment), its verdict.",
+        about="A run: its status, context (command, git, environment) and verdict.",
         answer=_one,
     ),
 )
@@ -147,26 +147,24 @@ async def _collectives(asked: Asked) -> Mapping[str, Any]:
 FINDING_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/findings",
-        about="The findings, the most severe first, each with price, evidence and advice; the verdict is the first.",
+        about="The findings, most severe first, each with cost, evidence and advice; the first is the verdict.",
         answer=_findings,
     ),
     Resource(
         path="/api/v1/runs/{run}/hangs",
-        about="The times that the job stood still: culprits, victims, stacks, what the Flight Recorders knew. Those "
-        "that several hosts saw are judged as one, as in `/summary`; `parts` has what each of them said.",
+        about="The hangs: culprits, victims, stacks, Flight Recorder data. A hang seen by several hosts is reported as "
+        "one, as in `/summary`; `parts` has each host's record.",
         answer=_hangs,
     ),
     Resource(
         path="/api/v1/runs/{run}/summary",
-        about="The document of summary.json (docs/schema.md); of a run that goes on, of its last steps.",
+        about="The contents of summary.json (docs/schema.md); for an active run, of its last steps.",
         answer=_summary,
-        parameters=(
-            Parameter(name="keys", about="only these, divided by commas; all if it is not given", kind="texts"),
-        ),
+        parameters=(Parameter(name="keys", about="keys to return, separated by commas; default: all", kind="texts"),),
     ),
     Resource(
         path="/api/v1/runs/{run}/collectives",
-        about="What the ranks exchange, by process group: operations, bytes, exposed time, who is waited for.",
+        about="Communication by process group: operations, bytes, exposed time, which ranks are waited for.",
         answer=_collectives,
     ),
 )

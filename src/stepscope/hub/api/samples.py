@@ -263,7 +263,7 @@ MOST_LINES = 1_000_000
 """Lines searched for one answer."""
 MOST_PARSED = 20_000
 """Lines parsed for one answer: beyond that, every n-th of each source."""
-NODES = Parameter(name="nodes", about="names, divided by commas; all if it is not given", kind="texts", many=256)
+NODES = Parameter(name="nodes", about="names, separated by commas; default: all", kind="texts", many=256)
 
 
 def _events(asked: Asked) -> Mapping[str, Any]:
@@ -279,7 +279,7 @@ async def _samples(asked: Asked) -> Mapping[str, Any]:
     values, said = asked.values, asked.run.live.said
     raw = list(said.raw(SAMPLES, values["nodes"] or said.nodes(SAMPLES)))
     if len(raw) > MOST_LINES:
-        raise ApiError(400, "too many samples at once; name some nodes")
+        raise ApiError(400, "too many samples for one request; select nodes with the parameter nodes")
 
     def made() -> dict[str, Any]:
         span_ns = values["first_ns"], values["last_ns"]
@@ -312,48 +312,52 @@ async def _nodes(asked: Asked) -> Mapping[str, Any]:
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/events",
-        about="What happened, in the order in which the hub heard of it; next is the after of the next question.",
+        about="Events, in the order in which the hub received them; pass next as after in the next request.",
         answer=_events,
         parameters=(
-            Parameter(name="after", about="number of the last event that is known already", default=0),
-            Parameter(name="limit", about="how many at most", default=1000, least=1, most=MOST_EVENTS),
-            Parameter(name="event", about="only these kinds, divided by commas", kind="texts", default=()),
+            Parameter(name="after", about="number of the last event already received", default=0),
+            Parameter(name="limit", about="maximum number", default=1000, least=1, most=MOST_EVENTS),
+            Parameter(name="event", about="kinds of event to return, separated by commas", kind="texts", default=()),
         ),
     ),
     Resource(
         path="/api/v1/runs/{run}/samples",
-        about="Samples as curves: a host's, a process's, a GPU's, a probe's figures in bins of time.",
+        about="Samples as curves: measurements of hosts, processes, GPUs or probes in time bins.",
         answer=_samples,
         parameters=(
-            Parameter(name="kind", about="of whom", kind="choice", default="host", choices=tuple(WHO)),
+            Parameter(name="kind", about="source of the samples", kind="choice", default="host", choices=tuple(WHO)),
             NODES,
-            Parameter(name="fields", about="which figures, divided by commas", kind="texts", default=()),
+            Parameter(name="fields", about="fields to return, separated by commas", kind="texts", default=()),
             Parameter(name="first_ns", about="wall clock, nanoseconds since 1970"),
             Parameter(name="last_ns", about="wall clock, nanoseconds since 1970"),
-            Parameter(name="bins", about="at most so many", default=512, least=1, most=4096),
+            Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=4096),
             Parameter(
-                name="stat", about="of a bin", kind="choice", default="mean", choices=("mean", "max", "min", "last")
+                name="stat",
+                about="statistic per bin",
+                kind="choice",
+                default="mean",
+                choices=("mean", "max", "min", "last"),
             ),
-            Parameter(name="limit", about="curves at most", default=256, least=1, most=MOST_CURVES),
+            Parameter(name="limit", about="maximum number of curves", default=256, least=1, most=MOST_CURVES),
         ),
     ),
     Resource(
         path="/api/v1/runs/{run}/stacks",
-        about="Where ranks were seen, by line.",
+        about="Sampled stacks of ranks, by line.",
         answer=_stacks,
         parameters=(
-            Parameter(name="rank", about="only this one"),
+            Parameter(name="rank", about="only this rank"),
             NODES,
-            Parameter(name="limit", about="how many at most", default=1000, least=1, most=10_000),
+            Parameter(name="limit", about="maximum number", default=1000, least=1, most=10_000),
         ),
     ),
     Resource(
         path="/api/v1/runs/{run}/nodes",
-        about="The nodes: ranks, clock, round trip, what each sent, and its last figures.",
+        about="The nodes: ranks, clock, round trip, data sent, and latest sample.",
         answer=_nodes,
         parameters=(
-            Parameter(name="start", about="how many to pass over", default=0),
-            Parameter(name="limit", about="how many at most", default=1000, least=1, most=20_000),
+            Parameter(name="start", about="how many to skip", default=0),
+            Parameter(name="limit", about="maximum number", default=1000, least=1, most=20_000),
         ),
     ),
 )

@@ -202,7 +202,7 @@ MOST_ROWS = 2048
 MOST_CELLS = 1 << 20
 HEAT_TYPE = "application/vnd.stepscope.heat"
 FIRST = Parameter(name="first", about="first step", default=0)
-LAST = Parameter(name="last", about="last step; the newest if it is not given")
+LAST = Parameter(name="last", about="last step; default: the newest")
 
 
 def _steps(asked: Asked) -> Mapping[str, Any]:
@@ -216,7 +216,7 @@ async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
     values = asked.values
     shape = values["rank_bins"], values["step_bins"]
     if shape[0] * shape[1] > MOST_CELLS:
-        raise ApiError(400, f"rank_bins times step_bins is at most {MOST_CELLS}")
+        raise ApiError(400, f"rank_bins times step_bins must be at most {MOST_CELLS}")
     live = asked.run.live
     steps = values["first"], values["last"]
     heat = heat_map(live, values["value"], values["stat"], values["ranks"], steps, shape)
@@ -224,7 +224,7 @@ async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
         known = ", ".join(("work", "wall", *live.used_phases()))
         raise ApiError(
             400,
-            f"value is one of {known}, or allocated, reserved, peak_allocated where devices were sampled, or "
+            f"value must be one of {known}, or allocated, reserved, peak_allocated where devices were sampled, or "
             "device:PHASE where they were timed",
         )
     if asked.accepts(HEAT_TYPE):
@@ -256,32 +256,32 @@ def _numbers(heat: HeatMap) -> list[list[int | None]]:
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/steps",
-        about="Steps over all ranks: length, work and each phase as quantiles, the worst ranks, device memory, when.",
+        about="Steps across all ranks: quantiles of duration, work and each phase, worst ranks, device memory, start.",
         answer=_steps,
         parameters=(
             FIRST,
             LAST,
-            Parameter(name="bins", about="at most so many", default=512, least=1, most=MOST_BINS),
-            Parameter(name="worst", about="ranks told of each bin", default=4, most=16),
+            Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=MOST_BINS),
+            Parameter(name="worst", about="worst ranks per bin", default=4, most=16),
         ),
     ),
     Resource(
         path="/api/v1/runs/{run}/heat",
-        about=f"The map rank × step. Accept: {HEAT_TYPE} gives bytes (docs/api.md).",
+        about=f"The rank × step heat map. Accept: {HEAT_TYPE} returns binary data (docs/api.md).",
         answer=_heat,
         parameters=(
             Parameter(
                 name="value",
-                about="work, wall, a phase, device:PHASE, or a level of memory",
+                about="work, wall, a phase, device:PHASE, or a memory value",
                 kind="text",
                 default="work",
             ),
-            Parameter(name="stat", about="of a cell", kind="choice", default="max", choices=("max", "mean")),
-            Parameter(name="ranks", about="FIRST-LAST; all if it is not given", kind="span", most=(1 << 31) - 1),
+            Parameter(name="stat", about="statistic per cell", kind="choice", default="max", choices=("max", "mean")),
+            Parameter(name="ranks", about="FIRST-LAST; default: all", kind="span", most=(1 << 31) - 1),
             FIRST,
             LAST,
-            Parameter(name="rank_bins", about="rows at most", default=256, least=1, most=MOST_ROWS),
-            Parameter(name="step_bins", about="columns at most", default=512, least=1, most=MOST_BINS),
+            Parameter(name="rank_bins", about="maximum number of rows", default=256, least=1, most=MOST_ROWS),
+            Parameter(name="step_bins", about="maximum number of columns", default=512, least=1, most=MOST_BINS),
         ),
         media_types=("application/json", HEAT_TYPE),
     ),

@@ -97,7 +97,7 @@ class Streams:
     def open(self, run: OpenRun, find: Callable[[], Any], last_event_id: str) -> Response:
         if self.clients >= self.most:
             self.dropped["full"] += 1
-            return failure(503, "too many clients follow this hub", headers={"Retry-After": "10"})
+            return failure(503, "too many clients are connected to this hub", headers={"Retry-After": "10"})
         return EventStream(self, run, find, Cursor.from_id(last_event_id) or Cursor())
 
 
@@ -143,13 +143,13 @@ class EventStream(Response):
             if gone.done():
                 return
             if run.leaving:
-                await _last_word(send, "end", "the run is over, and its hub ends with it")
+                await _last_word(send, "end", "the run is over and its hub is stopping")
                 return
             behind = any(event == "reset" and said["why"] == "behind" for event, said, _ in messages)
             pause_s = self._streams.behind_s if behind else self._streams.pause_s
             version = await self._wait(run, version, gone, beat_s + pause_s)
             run = await self._find()
-        await _last_word(send, "gone", "the run is no longer there")
+        await _last_word(send, "gone", "the run no longer exists")
 
     async def _wait(self, run: OpenRun, version: int, gone: asyncio.Task[None], not_before_s: float) -> int:
         """Wait until there is a change, a heartbeat is due, or the client left; and until the pause is over."""

@@ -103,7 +103,7 @@ class ReaderTokens:
         made = NamedToken(name=name, scope=scope, created_s=now_s, expires_s=now_s + seconds, sha256=digest)
         with self._alone():
             if any(one.name == name for one in self.all()):
-                raise UsageError(f"there is a token {name} already; revoke it, or choose another name")
+                raise UsageError(f"a token named {name} already exists; revoke it or choose another name")
             self._write((*self.all(), made))
         return token
 
@@ -111,7 +111,7 @@ class ReaderTokens:
         with self._alone():
             left = tuple(one for one in self.all() if one.name != name)
             if len(left) == len(self.all()):
-                raise UsageError(f"there is no token {name}; `stepscope token list` shows which there are")
+                raise UsageError(f"no token named {name}; `stepscope token list` lists all tokens")
             self._write(left)
 
     @contextmanager

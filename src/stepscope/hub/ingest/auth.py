@@ -212,7 +212,9 @@ LATE_SPOOLS: Final = 4096
 """Replaced spools that are still remembered."""
 CHALLENGE_S: Final = 60.0
 """The longest time between a hello and its join."""
-OTHER_KEY: Final = "its key is another; copy ~/.config/stepscope/key of node 0, or set STEPSCOPE_KEY alike on all nodes"
+OTHER_KEY: Final = (
+    "the keys differ; copy ~/.config/stepscope/key from node 0, or set the same STEPSCOPE_KEY on all nodes"
+)
 Keys = Callable[[], Sequence[bytes]]
 _BEARER: Final = b"bearer "
 _PURPOSE: Final = "token"
@@ -351,7 +353,7 @@ class Admission:
             )
         wait_s = sender.joins.take(1, now_s)
         if wait_s > 0:
-            raise Refused(429, "join_rate", "this node joins again and again", retry_s=wait_s)
+            raise Refused(429, "join_rate", "this node joins too often", retry_s=wait_s)
         sender.host, sender.address, sender.hub_address = join.host, address, hub_address
         sender.probe_port, sender.heard_s, sender.peers_version = join.probe_port, now_s, -1
         sender.current, sender.key = how != "late", key
@@ -375,9 +377,9 @@ class Admission:
             raise Refused(403, "join", f"this hub serves the run {self.names[0]}, not {join.run}")
         if join.nnodes != self.nnodes or join.node >= self.nnodes:
             said = f"node {join.node} of {join.nnodes}"
-            raise Refused(403, "join", f"{said} wants to join a run of {self.nnodes} nodes")
+            raise Refused(403, "join", f"{said} cannot join a run of {self.nnodes} nodes")
         if join.nonce in self._nonces or not self.challenges.holds(join.challenge):
-            raise Refused(403, "join", "this join was used before")
+            raise Refused(403, "join", "this join was already used")
         self._nonces[join.nonce] = None
         if len(self._nonces) > NONCES:
             del self._nonces[next(iter(self._nonces))]
@@ -389,7 +391,7 @@ class Admission:
             return "replaced"
         if join.spool in self._known:
             return "late"
-        why = f"{other.host} speaks for node {join.node}, and was heard of {other.silent_s(now_s):.0f} s ago"
+        why = f"{other.host} is already node {join.node}, and sent data {other.silent_s(now_s):.0f} s ago"
         raise Refused(403, "node_taken", why, retry_s=max(1.0, limit_s - other.silent_s(now_s)))
 
     def _settle(self, sender: Sender, replaced: Sender | None) -> None:
@@ -496,7 +498,9 @@ class Admission:
         tell = not sender.contest_told and now_s - sender.contested_s >= self._limits.contest_s
         sender.contest_told |= tell
         identity = about.identity
-        return Refused(403, "rank", f"rank {identity.rank} of attempt {identity.attempt} is on {whose}", tell=tell)
+        return Refused(
+            403, "rank", f"rank {identity.rank} of attempt {identity.attempt} already runs on {whose}", tell=tell
+        )
 
     def look(self) -> list[Sender]:
         """Return the senders lost since the last call; called about once a second."""

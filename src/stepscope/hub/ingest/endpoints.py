@@ -86,7 +86,7 @@ class HubJournal:
         self._full = True
         message = f"the hub cannot write to {self._path.parent}: {error.strerror}"
         self.event("warning", message=message)
-        say(f"{message}; the other nodes keep what they have")
+        say(f"{message}; the other nodes keep their data")
 
     def accepted(self) -> None:
         """Note that a frame was written."""
@@ -99,16 +99,16 @@ def _line(event: str, fields: Mapping[str, Any]) -> str:
     """Return the message for the user at node 0 while the job runs; empty: it can wait for the summary."""
     who = f"node {fields.get('node')} ({fields.get('host')})"
     if event == "node_lost":
-        return f"{who} has not been heard of for {fields['silent_s']:.0f} s"
+        return f"{who} has sent nothing for {fields['silent_s']:.0f} s"
     if event == "node_back":
         return f"{who} is back"
     if event == "node_absent":
         numbers = ", ".join(str(number) for number in fields["nodes"][:8])
-        return f"not yet heard of: node {numbers}{' …' if len(fields['nodes']) > 8 else ''}; waiting for it"
+        return f"waiting for nodes that have not joined: {numbers}{' …' if len(fields['nodes']) > 8 else ''}"
     if event == "node_bye" and (end := fields["end"]).get("status") not in ("finished", "orphaned", None):
         return f"{who} ended: {end['status']} (exit code {end.get('exit_code')})"
     if event == "refused" and fields["reason"] == "key":
-        return f"{fields['source']} wants to join and has another key; see docs/multi-node.md"
+        return f"{fields['source']} tried to join with a different key; see docs/multi-node.md"
     return ""
 
 
@@ -187,7 +187,7 @@ class IngestApp:
         try:
             path = scope["path"]
             if scope["method"] != "POST":
-                raise Refused(405, "http", "agents POST")
+                raise Refused(405, "http", "agents must use POST")
             if path == HELLO_PATH:
                 await self._hello(scope, receive, send, address)
                 return
@@ -201,7 +201,7 @@ class IngestApp:
                 return
             sender = self.admission.sender_of(token)
             if sender is None:
-                refused = Refused(401, "token", "no token of this hub; join again")
+                refused = Refused(401, "token", "the token is not valid for this hub; join again")
                 if not self.admission.was_ours(token):
                     raise refused
                 await _answer(send, refused.status, _refusal(refused))
@@ -225,7 +225,7 @@ class IngestApp:
     def _check_run(self, path: str) -> None:
         """Refuse unknown runs; called only for authenticated clients, since it reveals which runs exist."""
         if path not in self._paths:
-            raise Refused(404, "join", "no such run here")
+            raise Refused(404, "join", "no such run on this hub")
 
     async def _hello(self, scope: Scope, receive: Receive, send: Send, address: str) -> None:
         self.admission.may_join(address)
@@ -271,13 +271,13 @@ class IngestApp:
         now_s = self._clock()
         wait_s = sender.frames.take(1, now_s)
         if wait_s > 0:
-            raise Refused(429, "rate", "more frames than one node may send", retry_s=wait_s)
+            raise Refused(429, "rate", "too many frames from this node", retry_s=wait_s)
         raw = await self._body(scope, receive, FRAME_BYTES)
         if raw is None:
             return
         wait_s = sender.volume.take(len(raw), now_s)
         if wait_s > 0:
-            raise Refused(429, "rate", "more bytes than one node may send", retry_s=wait_s)
+            raise Refused(429, "rate", "too many bytes from this node", retry_s=wait_s)
         try:
             frame = read_frame(raw)
             self._check(sender, frame)
@@ -291,7 +291,7 @@ class IngestApp:
             raise Refused(400, "frame", str(error)) from error
         except OSError as error:
             self._journal.refused(error)
-            raise Refused(507, "disk", "the hub's disk takes nothing", retry_s=_DISK_RETRY_S) from error
+            raise Refused(507, "disk", "the hub cannot write to its disk", retry_s=_DISK_RETRY_S) from error
         self._take(sender, frame, accepted, len(raw))
         await _answer(send, 200, self._acknowledged(sender, received_wall_ns))
 
@@ -301,7 +301,7 @@ class IngestApp:
         if head.spool != sender.spool or head.node != sender.node:
             raise Refused(403, "spool", f"node {sender.node} sent a frame in the name of node {head.node}")
         if sender.local and frame.parts:
-            raise FrameError("the hub reads this spool by itself")
+            raise FrameError("the hub reads this spool directly")
         for part in frame.parts:
             if part.kind != "rings":
                 continue
@@ -436,7 +436,7 @@ def for_agents(path: str) -> bool:
 
 
 def no_challenge() -> Refused:
-    why = "a join needs a hello before it (protocol 2): install the same Stepscope on all nodes"
+    why = "a join must follow a hello (protocol 2); install the same Stepscope on all nodes"
     return Refused(401, "token", why)
 
 
@@ -480,7 +480,7 @@ def _check_ring(about: RingSidecar) -> None:
     numbers: Sequence[int] = [getattr(about, name) for name in _NUMBERS]
     identity = about.identity
     if max(*numbers, about.ended_wall_ns or 0) > _LARGEST or min(identity.rank, identity.attempt) < 0:
-        raise FrameError("a ring says what cannot be")
+        raise FrameError("a ring has impossible values")
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

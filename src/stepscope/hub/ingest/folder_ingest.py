@@ -92,7 +92,7 @@ class FolderIngest:
         """Handle a request.  Before the key is proved, nothing is opened, written or revealed about any run."""
         try:
             if scope["method"] != "POST":
-                raise Refused(405, "http", "agents POST")
+                raise Refused(405, "http", "agents must use POST")
             if scope["path"] == HELLO_PATH:
                 await self._hello(scope, receive, send)
                 return
@@ -126,12 +126,12 @@ class FolderIngest:
         if what == "frames":
             found = None if run_dir is None else self._open.get(run_dir)
             if found is None or found.gathering.ingest.admission.sender_of(token) is None:
-                raise Refused(401, "token", "no token of this hub; join again")
+                raise Refused(401, "token", "the token is not valid for this hub; join again")
             return found
         if not self._challenges.bears(token):
             raise no_challenge()
         known(scope)
-        taking, why = (None, "no such run here") if run_dir is None else await self._taking(run_dir)
+        taking, why = (None, "no such run on this hub") if run_dir is None else await self._taking(run_dir)
         if taking is None:
             raise Refused(404, "join", why)
         return taking
@@ -153,20 +153,20 @@ class FolderIngest:
         if run_dir in self._finishing:
             await asyncio.wait([self._finishing[run_dir]])
         if len(self._open) >= MOST_OPEN:
-            return None, "too many runs are being sent at once"
+            return None, "too many runs are being received at once"
         try:
             meta = read_meta(run_dir)
         except NotARun:
-            return None, "no such run here"
+            return None, "no such run on this hub"
         nnodes = _nnodes(meta)
         if nnodes is None:
-            return None, "that run is not of several nodes"
+            return None, "that run does not have several nodes"
         if meta.get("end") is None and launcher_alive(dict(meta)):
-            return None, "that run still goes on, and has a hub of its own"
+            return None, "that run is still active and has its own hub"
         try:
             gathering = self._gathering(run_dir, meta, nnodes)
         except (StepscopeError, OSError):
-            return None, "nothing can be written for that run"
+            return None, "cannot write to that run"
         found = self._open[run_dir] = _Open(gathering=gathering, heard_s=time.monotonic())
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())

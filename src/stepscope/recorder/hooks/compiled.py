@@ -13,6 +13,8 @@ in pieces, guarded, again and again.  Code that is marked here runs unchanged.
 
 Traced code does not run.  A hook that must not be missed sets a value on a plain object: dynamo repeats such an
 assignment each time the graph has run, without a break.  ``around_regions`` is the way to check for it.
+
+A fully compiled step has 4 graph breaks without Stepscope and 3 with it (9 before these marks).
 """
 
 from __future__ import annotations

@@ -280,11 +280,11 @@ def _inflate(data: bytes | memoryview, expected: int, *, whole: bool) -> bytes:
     try:
         body: bytes = unpacker.decompress(memoryview(data)[BLOCK_HEAD_BYTES:], max(expected, 1) + whole)
     except damaged as error:
-        raise FrameError("a block cannot be unpacked") from error
+        raise FrameError("a block cannot be decompressed") from error
     if whole and (len(body) != expected or not unpacker.eof or unpacker.unused_data):
-        raise FrameError("a block is not as long as it says")
+        raise FrameError("a block does not have its declared length")
     if len(body) < expected:
-        raise FrameError("a block is not as long as it says")
+        raise FrameError("a block does not have its declared length")
     return body
 
 
@@ -296,7 +296,7 @@ def _table(body: bytes, rings: int, rows: int) -> NDArray[Any]:
         table[name] = np.frombuffer(body, kind, rings, at)
         at += rings * kind.itemsize
     if int(table["rows"].sum(dtype=np.uint64)) != rows or (table["after_seq"] > table["last_seq"]).any():
-        raise FrameError("a block's table does not fit its rows")
+        raise FrameError("a block's table does not match its rows")
     return table
 
 
@@ -322,7 +322,7 @@ class Gap(StepscopeError):
     """A frame begins beyond what the hub has: the sender must continue from ``positions``."""
 
     def __init__(self, positions: Positions) -> None:
-        super().__init__("a frame begins beyond what was received so far")
+        super().__init__("a frame skips data that was not received yet")
         self.positions = positions
 
 
@@ -394,7 +394,7 @@ def compare(spool: Spool, frame: Frame) -> Compared:
         if kept is not None:
             found.parts.append(kept)
     if len(spool.files) + len(spool.whole) + len(found.files) + len(found.stamps) > FILES:
-        raise FrameError("a node with more files than a node can have")
+        raise FrameError("a node has too many files")
     return found
 
 
@@ -439,10 +439,10 @@ def sidecars_of(part: Part) -> tuple[RingSidecar, ...]:
     try:
         said = msgspec.json.decode(inflate_part(part))
         if not isinstance(said, list):
-            raise FrameError("rings are no list")
+            raise FrameError("rings are not a list")
         return tuple(RingSidecar.from_dict(raw) for raw in said)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise FrameError("who a ring is cannot be read") from error
+        raise FrameError("a ring's identity cannot be read") from error
 
 
 def raw_sidecars_of(part: Part) -> list[tuple[str, Heard, dict[str, Any]]]:
@@ -457,7 +457,7 @@ def raw_sidecars_of(part: Part) -> list[tuple[str, Heard, dict[str, Any]]]:
             for raw in msgspec.json.decode(inflate_part(part))
         ]
     except (msgspec.DecodeError, KeyError, TypeError, RecursionError) as error:
-        raise FrameError("who a ring is cannot be read") from error
+        raise FrameError("a ring's identity cannot be read") from error
 
 
 def _rings(spool: Spool, found: Compared, part: Part) -> Part | None:
@@ -472,7 +472,7 @@ def _rings(spool: Spool, found: Compared, part: Part) -> Part | None:
             found.rings.append(about)
             new = True
     if len(spool.rings) + len(found.heard) > RINGS:
-        raise FrameError("a node with more rings than a node can have")
+        raise FrameError("a node has too many rings")
     return part if new else None
 
 

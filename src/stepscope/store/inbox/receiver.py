@@ -137,7 +137,7 @@ def append_at(run_dir: Path, place: str, data: bytes, offset: int) -> None:
         fd = os.open(name, _NEW, file_mode(run_dir), dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(f"{place} is no plain file")
+                raise OSError(f"{place} is not a regular file")
             try:
                 if data.count(0) == len(data):
                     os.ftruncate(fd, offset + len(data))  # bytes that the sender dropped use no space here either
@@ -396,7 +396,7 @@ def _lock(run_dir: Path) -> int:
     try:
         return take_lock(run_dir / INBOX)
     except LockBusy:
-        raise HubError(f"another hub receives for {run_dir}, or it is being sealed") from None
+        raise HubError(f"another hub is receiving {run_dir}, or it is being sealed") from None
 
 
 @dataclass(slots=True)

@@ -90,8 +90,8 @@ def choose_rings(run_dir: Path, sealed: SealedPositions) -> RingChoice | None:
         spool, ident = names[number]
         rings.setdefault(spool, set()).add(ident)
     notice = (
-        f"This run has {sealed.steps:,} steps of {len(numbers):,} ranks on other nodes: {len(chosen):,} of them were "
-        f"looked at, the slowest by each phase and an even sample; stepscope sql sees all."
+        f"This run has {sealed.steps:,} steps of {len(numbers):,} ranks on other nodes: {len(chosen):,} ranks were "
+        f"analyzed, the slowest in each phase and an even sample; stepscope sql covers all of them."
     )
     return RingChoice(rings={spool: frozenset(own) for spool, own in rings.items()}, notice=notice)
 
@@ -173,9 +173,9 @@ class Remote:
         """Return notices about what could not be read."""
         said = []
         if self.unreadable:
-            said.append(f"{self.unreadable:,} frames of other nodes could not be read.")
+            said.append(f"{self.unreadable:,} frames from other nodes could not be read.")
         if bad := bad_stacks + sum(lines.bad for lines in self.lines):
-            said.append(f"{bad:,} lines of other nodes could not be read.")
+            said.append(f"{bad:,} lines from other nodes could not be read.")
         return said
 
     def stacks(self, numbers: RankNumbers) -> tuple[list[dict[str, Any]], int]:
@@ -324,7 +324,7 @@ def _take_sidecars(sender: _Sender, part: Part) -> None:
             try:
                 ring.about = RingSidecar.from_dict(raw)
             except ValueError as error:
-                raise FrameError("who a ring is cannot be read") from error
+                raise FrameError("a ring's identity cannot be read") from error
 
 
 def _take_block(sender: _Sender, part: Part) -> None:

@@ -85,7 +85,7 @@ def read_errors(
 
 def _error_of(raw: Any, numbers: RankNumbers, offsets: Mapping[str, int]) -> RankError:
     if not isinstance(raw, dict) or not isinstance(raw.get("pid"), int):
-        raise ValueError("not an error of ours")  # noqa: TRY004  # like any other invalid input
+        raise ValueError("not an error record")  # noqa: TRY004  # like any other invalid input
     rank, codes, step, host, wall_ns = (raw.get(key) for key in ("rank", "exit_codes", "step", "host", "wall_ns"))
     if isinstance(rank, int):
         shown = numbers.of(raw["pid"], host if isinstance(host, str) else None)
@@ -391,7 +391,7 @@ def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> 
     if len(kept | watchdogs.keys()) < 2:
         return {}, []
     if sum(path.stat().st_size for path in files) > MAX_DUMP_BYTES:
-        return {}, [f"{FLIGHT}/ is large and was not looked at: stepscope flight {folder} does."]
+        return {}, [f"{FLIGHT}/ is large and was not analyzed; run stepscope flight {folder}."]
     reading = read_paths(files, jobs=1)
     if not reading.dumps:
         return {}, []

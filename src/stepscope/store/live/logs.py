@@ -136,7 +136,7 @@ def data_at(fd: int, offset: int) -> tuple[int, int]:
 
 def _line(dropped: int) -> bytes:
     """Return the line about dropped bytes.  Its length is fixed, so that it overwrites the previous one."""
-    text = f"[stepscope: {dropped:,} bytes of output were dropped here to bound the disk space of this log]"
+    text = f"[stepscope: {dropped:,} bytes of output were dropped here to limit the size of this log]"
     return b"\n" + text.encode().ljust(_WIDTH - 2)[: _WIDTH - 2] + b"\n"
 
 

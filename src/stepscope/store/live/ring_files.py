@@ -20,6 +20,9 @@ Transposing groups the bytes that hardly change from step to step, so they compr
 than 30 bytes per step instead of the slot's 256.  A frame counts as soon as it is complete; readers skip what a crash
 cut off, and the next writer overwrites it.  One writer at a time (the node's agent); any number of readers.  Standard
 library only: the agent writes these files.
+
+Why our own format while the run is active: appending needs no engine, index or memory. Parquet cannot be appended to,
+and its footer is written last: a killed writer would leave nothing.
 """
 
 from __future__ import annotations
@@ -405,7 +408,7 @@ class RingSidecar:
     def from_dict(cls, raw: object) -> RingSidecar:
         """Parse and check every value: the file may come from an untrusted source.  ValueError if one is invalid."""
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-            raise ValueError("not a sidecar of ours")
+            raise ValueError("not a sidecar")
         names = raw.get("phase_names")
         if not isinstance(names, list) or len(names) != PHASE_SLOTS or not all(isinstance(n, str) for n in names):
             raise ValueError("phase_names")

@@ -60,7 +60,7 @@ def collect_rings(
             rings[about.key] = reader
             abouts[about.key] = about
         sidecars, bad = read_sidecars(run_dir)
-        notices += [f"{STEPS}/{name} could not be read; which rank its steps belong to is a guess." for name in bad]
+        notices += [f"{STEPS}/{name} could not be read; the rank of its steps is a guess." for name in bad]
         segments = {path.stem for path in (run_dir / STEPS).glob(f"*{SEGMENT_SUFFIX}")}
         local = is_local(meta)
         found: list[RingRecords] = []
@@ -84,7 +84,7 @@ def _records(about: RingSidecar, path: Path, ring: RingReader | None, notices: l
         slots, last_seq, lost, torn = segment.slots, segment.last_seq, segment.lost, segment.torn
         if segment.skipped_bytes:
             notices.append(
-                f"{STEPS}/{path.name} was cut off or damaged: {segment.skipped_bytes:,} bytes of it could not be used."
+                f"{STEPS}/{path.name} was cut off or damaged: {segment.skipped_bytes:,} of its bytes could not be used."
             )
     if ring is not None:
         tail = ring.read(last_seq)
@@ -112,4 +112,4 @@ def _say_if_rings_are_gone(found: list[RingRecords], rings: dict[str, RingReader
     gone = [r.about for r in found if r.about.ended_wall_ns is None and r.about.key not in rings]
     if gone:
         ranks = ", ".join(str(rank) for rank in sorted({about.identity.rank for about in gone}))
-        notices.append(f"The rings of rank {ranks} are gone and were not read to their end; steps may be missing.")
+        notices.append(f"The rings of rank {ranks} are gone and were not read completely; steps may be missing.")

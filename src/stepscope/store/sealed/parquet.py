@@ -85,7 +85,7 @@ def read_ranks(folder: Path, *, progress: Progress = no_progress) -> tuple[list[
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise NotARun(f"{path} is damaged") from error
     if at != len(columns["step"]):
-        raise NotARun(f"{folder / STEPS_PARQUET} does not have the {at:,} steps that {path} speaks of")
+        raise NotARun(f"{folder / STEPS_PARQUET} does not have the {at:,} steps that {path} lists")
     return ranks, notices
 
 
@@ -107,7 +107,7 @@ class _Parts:
 
 def _next_rows(count: int, at: int, there: int) -> slice:
     if not 0 <= count <= there - at:
-        raise ValueError("more rows than there are")
+        raise ValueError("more rows than available")
     return slice(at, at + count)
 
 
@@ -141,13 +141,13 @@ def refuse_bomb(con: duckdb.DuckDBPyConnection, path: Path, size: int) -> None:
     cells = con.execute(f"SELECT sum(num_values) FROM parquet_metadata({sql_input_path(path)})").fetchone()
     memory = 8 * int((cells or (0,))[0] or 0)
     if memory > MOST_UNPACKED and memory > MOST_TIMES * size:
-        raise NotARun(f"{path} is damaged: {size:,} bytes of it stand for {memory:,}")
+        raise NotARun(f"{path} is damaged: its {size:,} bytes would expand to {memory:,}")
 
 
 def _fetch_steps(path: Path) -> dict[str, Any]:
     columns = _fetch(path)
     if "step" not in columns:
-        raise NotARun(f"{path} holds no steps of ours")
+        raise NotARun(f"{path} contains no Stepscope steps")
     return columns
 
 

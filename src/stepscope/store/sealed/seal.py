@@ -75,7 +75,7 @@ def seal(run_dir: Path, *, watched: Lease | None = None, progress: Progress = no
             locks.finish_stage(run_dir)
             if needs_seal(run_dir):
                 if read_meta(run_dir).get("sealed") is not True and _goes_on(run_dir, meta, watched):
-                    raise RunError(f"{run_dir} cannot be sealed: its processes still run")
+                    raise RunError(f"{run_dir} cannot be sealed: its processes are still running")
                 _write(run_dir, told)
                 locks.finish_stage(run_dir)
             _clean(run_dir)
@@ -164,7 +164,7 @@ def _write_and_verify(stage: Path, loaded: Loaded, progress: Progress) -> None:
         raise RunUnwritable(f"cannot seal {data.path}: {str(error).strip().splitlines()[0]}") from error
     same = same and len(ranks) == len(data.ranks) and all(map(_same, ranks, data.ranks))
     if not same or notices != list(loaded.kept_notices):
-        raise RunUnwritable(f"cannot seal {data.path}: what was written does not read back the same")
+        raise RunUnwritable(f"cannot seal {data.path}: the written files do not read back the same")
 
 
 def _same(one: RankSeries, other: RankSeries) -> bool:
@@ -213,7 +213,7 @@ def _hub_shut_out(run_dir: Path) -> Iterator[None]:
             try:
                 stack.callback(os.close, take_lock(run_dir / INBOX))
             except LockBusy:
-                raise RunError(f"{run_dir} cannot be sealed: its hub still receives") from None
+                raise RunError(f"{run_dir} cannot be sealed: its hub is still receiving data") from None
             from stepscope.store.inbox.parts import parts_locked
 
             stack.enter_context(parts_locked(run_dir))

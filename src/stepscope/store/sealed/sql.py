@@ -49,7 +49,7 @@ RANK_COLUMNS = {
 }  # fmt: skip
 
 _LARGEST = (1 << 63) - 1
-_NOT_ONE = "SQL: one statement at a time, please: these are {}"
+_NOT_ONE = "SQL: only one statement is allowed; the query has {}"
 _OURS = ("schema", "key", "seq")
 """Event fields that only the store needs."""
 _NEITHER = ("COPY", "EXPORT", "ATTACH")
@@ -116,7 +116,7 @@ def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
         if len(statements) != 1:
             raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
         if readable and statements[0].type.name in _NEITHER:
-            raise UsageError(f"SQL: {statements[0].type.name} is not allowed: nothing is written to files")
+            raise UsageError(f"SQL: {statements[0].type.name} is not allowed: queries cannot write files")
         result = con.execute(statements[0])
         columns = tuple(column[0] for column in result.description or ())
         rows = tuple(result.fetchall()) if columns else ()

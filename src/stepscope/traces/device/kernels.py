@@ -83,8 +83,8 @@ def kernels_table(work: Work) -> Table:
         "Kernels by name",
         KERNEL_COLUMNS,
         rows,
-        note="overlapped_ns: while a kernel of the other sort ran (communication for one that computes, and the other "
-        "way round); deviation_ns: of all its durations; occupancy_share: as the profiler estimates it.",
+        note="overlapped_ns: while a kernel of the other type ran (communication or compute); deviation_ns: of all its "
+        "durations; occupancy_share: the profiler's estimate.",
     )
 
 
@@ -149,7 +149,7 @@ def kernel_classes(work: Work) -> Table:
                 sums.items(), key=lambda item: -item[1][2]
             )
         ),
-        note="Classes and Tensor Cores are told by the kernels' names.",
+        note="Classes and Tensor Cores are derived from the kernel names.",
     )
 
 
@@ -169,7 +169,7 @@ def kernel_types(work: Work) -> Table:
             (" overlapping ".join(TYPES[index] for index in which), each_ns, each_ns / busy_ns if busy_ns else None)
             for which, each_ns in sorted(time_ns.items(), key=lambda item: -item[1])
         ),
-        note="Each instant at which the device worked is in exactly one row.",
+        note="Each instant of device work is in exactly one row.",
     )
 
 
@@ -253,11 +253,11 @@ def sequences_table(work: Work) -> Table:
         )
     table = table_of(
         "sequences",
-        "Kernels that follow each other again and again",
+        "Repeating kernel sequences",
         ("kernels", "length", "count", "total_ns", "time_share", "span_ns", "operator"),
         rows,
-        note="time_share: of the time in kernels that compute; span_ns: from the start of the first kernel to the end "
-        "of the last, gaps and all; operator: of the first kernel where the sequence first occurs.",
+        note="time_share: of the time in compute kernels; span_ns: from the start of the first kernel to the end of "
+        "the last, including gaps; operator: of the first kernel in the first occurrence.",
     )
     return replace(table, left_out=len(found.length) - len(rows))
 
@@ -428,7 +428,7 @@ def copies_table(work: Work, sizes: Ints) -> Table:
         "Copies and memsets",
         COLUMNS,
         sorted(rows, key=lambda row: -row[4]),
-        note="Bandwidth: bytes over the time in copies whose size is known.",
+        note="Bandwidth: bytes divided by the time of copies of known size.",
     )
 
 
@@ -459,10 +459,10 @@ def bandwidth_table(work: Work, sizes: Ints) -> Table:
             ]
     return table_of(
         "copy_bandwidth",
-        "Bandwidth of copies over time",
+        "Copy bandwidth over time",
         ("direction", "start_ns", "length_ns", "moved_bytes", "bandwidth_gbps"),
         rows,
-        note="Over all the time of the device, so that pauses between copies count.",
+        note="Over all device time, including pauses between copies.",
     )
 
 

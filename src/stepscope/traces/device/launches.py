@@ -139,7 +139,7 @@ def launches_table(work: Work, launches: Launches) -> Table:
             for place in np.argsort(-calls.total, kind="stable").tolist()
         ),
         note="delay: from the start of the call to the start of its work; slow calls take over 50 µs, long delays over "
-        "100 µs." + (f"  {unknown} pieces of work have no launch in the trace." if unknown else ""),
+        "100 µs." + (f"  {unknown} work items have no launch in the trace." if unknown else ""),
     )
 
 
@@ -170,7 +170,7 @@ def short_kernels_table(work: Work) -> Table:
             for code in [int(groups.key[place])]
         ),
         limit=100,
-        note="call_ns: what the host spent in launching them.",
+        note="call_ns: host time spent launching them.",
     )
 
 
@@ -231,8 +231,8 @@ def queue_table(work: Work, queues: list[Queue]) -> Table:
             )
             for each in queues
         ),
-        note="Queued: launched but not begun.  full: at least 1,000 queued; blocked: beyond the usual time in calls "
-        "that then took over five times as long as usual.",
+        note="Queued: launched but not started.  full: at least 1,000 queued; blocked: extra time of calls that then "
+        "took over five times as long as usual.",
     )
 
 
@@ -254,5 +254,5 @@ def queue_curve(work: Work, queues: list[Queue]) -> Table:
         "Launches queued over time",
         ("stream", "start_ns", "max_length"),
         rows,
-        note="The longest queue from start_ns to the next row's; of the four streams with most launches.",
+        note="The longest queue between start_ns and the next row's, for the four streams with most launches.",
     )

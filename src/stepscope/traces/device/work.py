@@ -193,8 +193,8 @@ def temporal_steps(window: Window) -> Table:
             for each, wall_ns, count, temporal in zip(window.steps, lengths, counts, temporals, strict=True)
             for pace_ns in [max(wall_ns, temporal.span_ns)]
         ),
-        note="wall_ns: on the host; work and what follows: what the step launched, whenever it ran; pace_ns: the "
-        "longer of wall_ns and span_ns, which utilisation_share is of.",
+        note="wall_ns: on the host; work and later columns: what the step launched, whenever it ran; pace_ns: the "
+        "longer of wall_ns and span_ns; utilisation_share: of pace_ns.",
     )
 
 
@@ -386,7 +386,7 @@ def idle_table(work: Work, gaps: Gaps) -> Table:
         ("stream", "work", "span_ns", "busy_ns", "gaps", "idle_ns", "idle_share", *sums),
         sorted(rows, key=lambda row: -row[3]),
         note="host wait: launched too late; kernel wait: under 30 µs although launched in time; other: launched in "
-        "time but held up; sync: the part of host wait in which the host waited for the device.",
+        "time but delayed; sync: the part of host wait in which the host waited for the device.",
     )
 
 
@@ -409,12 +409,12 @@ def idle_by_operator(work: Work, gaps: Gaps) -> Table:
     text, width = work.window.trace.text, len(work.window.trace.strings) + 1
     return table_of(
         "idle_by_operator",
-        "What was launched too late",
+        "Late launches by operator",
         ("stream", "operator", "gaps", "host_wait_ns", "sync_ns", "longest_ns"),
         (
             (work.lanes[key // width], text(key % width - 1), *values)
             for key, *values in zip(keys[order].tolist(), *(column[order].tolist() for column in columns), strict=True)
         ),
         limit=100,
-        note="The operator whose launch ended the wait, or the launching call where no operator is known.",
+        note="The operator whose launch ended the wait, or the launching call if no operator is known.",
     )

@@ -206,7 +206,7 @@ def _on_ray(ray: Any, jobs: Sequence[FileTask], options: Options) -> Iterator[tu
                 raise  # an internal error, with its traceback
             except ray.exceptions.RayError as error:
                 why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-                outcome = Problem(path=path, message=f"{path}: the Ray worker that read it is gone: {why}")
+                outcome = Problem(path=path, message=f"{path}: the Ray worker reading it died: {why}")
             yield index, outcome
 
 

@@ -106,7 +106,7 @@ def outcome_of(job: FileTask, options: Options) -> Outcome:
     except StepscopeError as error:
         return Problem(path=str(job.path), message=str(error))
     except MemoryError:
-        return Problem(path=str(job.path), message=f"{job.path}: there is not enough memory to read it")
+        return Problem(path=str(job.path), message=f"{job.path}: not enough memory to read it")
 
 
 def _analyses(job: FileTask, options: Options) -> list[RankAnalysis]:
@@ -195,7 +195,7 @@ class Worker:
             outcome: Outcome = self.connection.recv()
         except (EOFError, ConnectionError):
             self.connection.close()
-            return Problem(path=path, message=f"{path}: the process that read it {_ended(self._process.wait())}")
+            return Problem(path=path, message=f"{path}: the process reading it {_ended(self._process.wait())}")
         return outcome
 
     def close(self) -> None:
@@ -208,4 +208,4 @@ def _ended(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
-    return f"was killed ({name}){', most likely for want of memory' if -code == signal.SIGKILL else ''}"
+    return f"was killed ({name}){', probably out of memory' if -code == signal.SIGKILL else ''}"

@@ -378,8 +378,8 @@ def flops_table(window: Window, found: Flops) -> Table | None:
         )
         for at in np.argsort(-work, kind="stable").tolist()
     ]
-    notes = ["Time of the device." if device_ns.any() else "Time of the host: the trace has no device work."]
+    notes = ["Device time." if device_ns.any() else "Host time: the trace has no device work."]
     if found.unknown:
-        notes.append(f"{found.unknown} calls of such operators lack shapes or settings and are not counted.")
+        notes.append(f"{found.unknown} calls to such operators lack shapes or settings and are not counted.")
     columns = ("operator", "calls", "work_flops", "time_ns", "achieved_tflops")
     return table_of("flops", "Floating-point operations", columns, rows, note=" ".join(notes))

@@ -143,7 +143,7 @@ def operators_by_source(window: Window, times: OperatorTimes) -> Table | None:
     ]
     linked = (window.host.forward_of[times.rows] >= 0).any()
     columns = ("source", "calls", "host_self_ns", "device_self_ns", "heaviest_operator")
-    note = "Backward operators are counted at the line of their forward one." if linked else ""
+    note = "Backward operators are counted at the line of their forward operator." if linked else ""
     return table_of("operators_by_source", "Operators by source line", columns, rows, note=note)
 
 
@@ -322,7 +322,7 @@ def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table
         rows.append((path, found.kind[node], depth, int(found.calls[node]), *(int(value) for value in times_ns)))
         stack += [(child, depth + 1, path) for child in reversed(children.get(node, []))]
     columns = ("module", "class", "depth", "calls", "host_ns", "backward_host_ns", "device_ns", "backward_device_ns")
-    note = "Times include what is inside; backward is what autograd ran for the module's forward operators."
+    note = "Times include nested calls; backward is what autograd ran for the module's forward operators."
     return Table(
         name="modules", title="Modules", columns=columns, rows=tuple(rows), left_out=count - len(rows), note=note
     )
@@ -467,7 +467,7 @@ def memory_table(window: Window, curve: MemoryCurve) -> Table:
     time_ns = window.trace.memory.time_ns[curve.at[kept]]
     reserved = [None if value < 0 else value for value in curve.reserved[kept].tolist()]
     rows = zip(time_ns.tolist(), curve.allocated[kept].tolist(), reserved, strict=True)
-    base = "" if curve.absolute else " This trace does not say how much there was before it: counted from its start."
+    base = "" if curve.absolute else " The trace does not say how much was allocated before it: counted from its start."
     note = f"Of {curve.name}; times from the trace's first event.{base}"
     return table_of("memory", "Memory", ("time_ns", "allocated_bytes", "reserved_bytes"), rows, note=note)
 
@@ -505,9 +505,9 @@ def memory_peak_table(window: Window, curve: MemoryCurve, modules: Modules | Non
         rows.append((BEFORE, None, None, rest, 0, rest / peak))
     rows.sort(key=lambda row: -row[3])
     note = (
-        f"What was alive on {curve.name} when the most was allocated."
+        f"What was alive on {curve.name} at the peak."
         if addressed
-        else f"This trace has no addresses: not what was alive, but net growth on {curve.name} up to the peak."
+        else f"The trace has no addresses: this is net growth on {curve.name} up to the peak."
     )
     columns = ("operator", "module", "source", "alive_bytes", "blocks", "peak_share")
     return table_of("memory_peak", "Memory at the peak", columns, rows, limit=200, note=note)

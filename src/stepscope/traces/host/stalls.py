@@ -143,7 +143,7 @@ def _table(window: Window, told: Rows, starts: Ints, ends: Ints) -> Table:
         )
     columns = ("step", "start_ns", "dur_ns", "inside", "source", "after", "before")
     note = "No operator ran on the main thread for more than 5 ms: Python code, or a wait."
-    return table_of("holes", "Holes of the main thread", columns, rows, limit=100, note=note)
+    return table_of("holes", "Gaps on the main thread", columns, rows, limit=100, note=note)
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------

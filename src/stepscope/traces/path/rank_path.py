@@ -41,8 +41,8 @@ NAMES = 200
 CAUSE_COLUMNS = ("cause", "time_ns", "time_share", "mean_step_ns", "max_step_ns", "segments")
 OF_ALL = ", of the device's pace"
 WHOLE_NOTE = (
-    "The device is behind the host, whose steps say nothing of the pace: of all steps together, from the start of the "
-    "first work that they launched to the end of the last."
+    "The device runs behind the host, so host steps do not show the pace: all steps together, from the start of the "
+    "first work they launched to the end of the last."
 )
 DEVICE = (Cause.COMPUTE, Cause.COMMUNICATION, Cause.COPY, Cause.LAUNCH_DELAY, Cause.KERNEL_GAP)
 
@@ -237,7 +237,7 @@ def _cause_table(steps: tuple[StepPath, ...], own: Segments, length_ns: int) -> 
             )
     rows.sort(key=lambda row: -row[1])
     columns = CAUSE_COLUMNS
-    note = "The path's length is the steps' length: every instant of a step has one cause."
+    note = "The path is as long as the steps: every instant of a step has one cause."
     return table_of("path_causes", "Critical path by cause", columns, rows, note=note)
 
 
@@ -264,7 +264,7 @@ def _name_tables(
             columns,
             rows(operators, "(outside of operators)"),
             limit=NAMES,
-            note=f"An operator's own time on the path with that of the work it launched; its main cause.{more}",
+            note=f"An operator's own time on the path plus that of the work it launched; its main cause.{more}",
         ),
         table_of(
             "path_kernels",

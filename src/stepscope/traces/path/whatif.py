@@ -441,22 +441,22 @@ def parse_change(text: str) -> Change:
     kind = kind.strip().lower()
     value = value.strip().lower()
     if not separator:
-        raise TraceError(f"what-if {text!r} says no change; it is one of: {FORMS}")
+        raise TraceError(f"what-if {text!r} is not a change; use one of: {FORMS}")
     if kind == "rank":
         if not re.fullmatch(r"\d+", name.strip()) or value != "peers":
-            raise TraceError(f"what-if {text!r}: a rank can only be like its peers: rank:3=peers")
+            raise TraceError(f"what-if {text!r}: a rank can only be set to peers: rank:3=peers")
         return Change(text=text.strip(), kind=kind, rank=int(name))
     if kind in WHOLE:
         if name or value not in WHOLE[kind]:
             raise TraceError(f"what-if {text!r}: {kind} can only be {kind}={WHOLE[kind][0]}")
         return Change(text=text.strip(), kind=kind)
     if kind not in NAMED:
-        raise TraceError(f"what-if {text!r}: {kind or 'nothing'} cannot be changed; it is one of: {FORMS}")
+        raise TraceError(f"what-if {text!r}: {kind or 'nothing'} cannot be changed; use one of: {FORMS}")
     if not name.strip():
         raise TraceError(f"what-if {text!r} names no {'kernel' if kind == 'kernel' else 'operator'}: {kind}:NAME=2x")
     speedup = re.fullmatch(r"(\d+(?:\.\d+)?)\s*[x×]?", value)
     if not speedup or (value != "0" and float(speedup.group(1)) == 0):
-        raise TraceError(f"what-if {text!r}: {value!r} is no factor such as 2x or 1.5x, nor 0")
+        raise TraceError(f"what-if {text!r}: {value!r} is neither 0 nor a factor such as 2x or 1.5x")
     return Change(text=text.strip(), kind=kind, pattern=name.strip(), speedup=float(speedup.group(1)))
 
 
@@ -516,11 +516,11 @@ def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
             sum(each.after_ns) // len(each.after_ns),
             each.gain_share,
             next(iter(each.limits_ns), ""),
-            *(["" if each.fits else "fits nothing here"] * remarks),
+            *(["" if each.fits else "matches nothing"] * remarks),
         )
         for each in tried
     ]
-    note = "Step times of a replay of the trace's dependencies; then_mostly: what the step would be due to."
+    note = "Step times from a replay of the trace's dependencies; then_mostly: the main cause after the change."
     note = f"{note}  {more}" if more else note
     columns = ("change", "before_ns", "after_ns", "gain_share", "then_mostly", *(["remark"] * remarks))
     return table_of("what_if", "What if", columns, rows, limit=100, note=note)

@@ -89,7 +89,7 @@ class Clocks:
             ]
             for each in self.clocks
         ]
-        note = "offsets by the ends of shared collectives; shifts are what the comparison of ranks takes off"
+        note = "offsets are from the ends of shared collectives; shifts are subtracted when ranks are compared"
         return table_of("clocks", "Clocks", columns, rows, note=note)
 
 

@@ -108,8 +108,8 @@ def _by_kind(pairs: Pairs, split: Split) -> Table:
         )
     rows.sort(key=lambda row: -row[KINDS.index("total_ns")])
     note = (
-        "transfer: from the last rank's arrival until all were done; wait: of all ranks together, until the last came;"
-        " least: the transfer by the shortest duration, which needs no clock; cost: the longest waits"
+        "transfer: from the last rank's arrival until all were done; wait: of all ranks together, until the last one"
+        " arrived; least: transfer by the shortest duration, which needs no clock; cost: the longest waits"
     )
     return table_of("collectives", "Collectives by group and operation", KINDS, rows, note=note)
 
@@ -141,10 +141,10 @@ def _by_rank(pairs: Pairs, split: Split, costs: dict[int, int], alone: dict[int,
         rows.append([*row, wait_ns / total_ns if total_ns else None])
     rows.sort(key=lambda row: (-row[RANKS.index("cost_ns")], -row[RANKS.index("last_count")], row[0]))
     note = (
-        "last: in how many of its collectives the rank arrived last; cost: how long the first to come waited for it,"
-        " instants that count once; alone: how much later it was than the last but one"
+        "last: in how many of its collectives the rank arrived last; cost: how long the first to arrive waited for it,"
+        " each instant counted once; alone: how much later it was than the second to last"
     )
-    return table_of("stragglers", "Who was last", RANKS, rows if len(pairs.first) else (), note=note)
+    return table_of("stragglers", "Last to arrive", RANKS, rows if len(pairs.first) else (), note=note)
 
 
 def _each(pairs: Pairs, split: Split, zero_ns: int) -> Table:
@@ -321,14 +321,14 @@ def _notices(pairs: Pairs, split: Split, clocks: Clocks) -> tuple[str, ...]:
     short = int((pairs.counts < sizes[pairs.group]).sum()) if len(pairs.first) else 0
     if short:
         out.append(
-            f"{short} collectives lack some of their group's ranks, whose traces are not here or do not have them: who"
-            " came last is told of the others only"
+            f"{short} collectives lack some of their group's ranks, whose traces are missing or do not contain them:"
+            " the last to arrive is known only among the others"
         )
     apart = int((~split.counts).sum())
     if apart:
         out.append(
-            f"{apart} collectives are left out of the comparison: by the clocks, some rank was done before another"
-            " came, so they do not belong together"
+            f"{apart} collectives are left out of the comparison: by the clocks, one rank was done before another"
+            " arrived, so they do not belong together"
         )
     if pairs.peer_to_peer and len(pairs.ranks) > 1:
         out.append(f"{pairs.peer_to_peer} sends and receives are not compared: traces do not say between which ranks")

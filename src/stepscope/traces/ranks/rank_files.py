@@ -79,7 +79,7 @@ def _of_recordings(metas: Sequence[TraceMeta], earlier: int, later: int) -> list
     whose = "the same ranks" if any(meta.rank is not None for meta in metas) else "the same process"
     told = []
     if earlier:
-        told.append(f"{count_text(earlier, 'file')} of an earlier recording of {whose} left out: the latest count")
+        told.append(f"{count_text(earlier, 'file')} of an earlier recording of {whose} left out: the latest is used")
     if later:
         told.append(f"{count_text(later, 'file')} of a later recording left out: it has fewer ranks")
     return told
@@ -150,7 +150,7 @@ def _mixed(metas: Sequence[TraceMeta], part: Sequence[int], foreign: Sequence[in
     names = ", ".join(metas[at].path for at in foreign[:NAMED])
     more = f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else ""
     return (
-        f"These files do not seem to be of one job: {', and '.join(reasons)}. Left out: {names}{more}; compare two "
+        f"These files do not seem to belong to one job: {', and '.join(reasons)}. Left out: {names}{more}; compare two "
         "recordings with --against."
     )
 

@@ -155,7 +155,7 @@ def _mended_at(text: bytes, letters: str, at: int) -> tuple[bytes, int, int]:
 
 
 def _no_number(_: str) -> Any:
-    raise ValueError("NaN and Infinity are no JSON")
+    raise ValueError("NaN and Infinity are not valid JSON")
 
 
 VALUES = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_number, object_pairs_hook=len)
@@ -244,7 +244,7 @@ class EventText(Generic[Events]):
                     return bytes(text[head.end() :])
                 searched = len(text)
             elif start:
-                raise TraceError("is HTML, not a trace" if start == b"<" else "is no JSON, let alone a trace")
+                raise TraceError("is HTML, not a trace" if start == b"<" else "is not JSON")
             else:
                 blank += len(text)
                 text.clear()
@@ -288,7 +288,7 @@ class EventText(Generic[Events]):
         self._wait = 0 if piece is not None else 2 * len(text)
         self._barren = len(text) if piece is not None else self._barren
         if self._barren > LONGEST_EVENT and not self._ended:
-            self.truncated = f"{LONGEST_EVENT >> 20} MiB of it hold no complete event"
+            self.truncated = f"{LONGEST_EVENT >> 20} MiB of it contain no complete event"
         return piece, text
 
     def _scanned(self, text: bytes, *, last: bool) -> tuple[Events | None, bytes]:
@@ -299,7 +299,7 @@ class EventText(Generic[Events]):
         if found.cut:
             self.truncated = "it ends in the middle of an event"
         elif self.lost > LOST:
-            self.truncated = f"more than {LOST} of its events are no valid JSON"
+            self.truncated = f"more than {LOST} of its events are not valid JSON"
         elif last and not found.ended and self._before is not None:
             self.truncated = "its list of events does not end"
         piece = self._try(b",".join(found.events)) if found.events else None
@@ -376,8 +376,8 @@ def _decoded(text: bytes) -> Any:
 
 def _no_events(text: bytearray, blank: int) -> str:
     if not text:
-        return "is empty" if not blank else "has nothing but blanks in it"
+        return "is empty" if not blank else "contains only whitespace"
     if BARE.match(text):
         return "is cut off before its first event"
     where = f"in its first {LONGEST_HEAD >> 20} MiB" if len(text) + blank > LONGEST_HEAD else "in it"
-    return f"is no trace: there is no list of traceEvents {where}"
+    return f"is not a trace: there is no list of traceEvents {where}"

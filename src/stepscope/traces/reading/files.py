@@ -27,9 +27,9 @@ PACKED = 64 << 10
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 FOREIGN: Final = {
     b"PK\x03\x04": "a zip archive: unpack it first",
-    b"\xfd7zXZ\x00": "packed with xz: unpack it first (unxz)",
-    b"BZh": "packed with bzip2: unpack it first (bunzip2)",
-    b"\x04\x22\x4d\x18": "packed with lz4: unpack it first (unlz4)",
+    b"\xfd7zXZ\x00": "compressed with xz: decompress it first (unxz)",
+    b"BZh": "compressed with bzip2: decompress it first (bunzip2)",
+    b"\x04\x22\x4d\x18": "compressed with lz4: decompress it first (unlz4)",
     b"7z\xbc\xaf\x27\x1c": "a 7-Zip archive: unpack it first",
     b"SQLite format 3\x00": "an SQLite database",
     b"PAR1": "a Parquet file",
@@ -78,7 +78,7 @@ def _gunzipped(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
         try:
             block = member.decompress(packed, BLOCK)
         except damaged as error:
-            cut.append(f"the packed data are damaged ({error})")
+            cut.append(f"the compressed data is damaged ({error})")
             return
         if block:
             yield block
@@ -91,13 +91,13 @@ def _gunzipped(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
             if not packed:
                 return
             if not packed.startswith(GZIP):
-                cut.append("something else follows the packed data")
+                cut.append("other data follows the compressed data")
                 return
             member = zlib_ng.decompressobj(wbits=31)
         else:
             packed = member.unconsumed_tail or file.read(PACKED)
             if not packed and not block:
-                cut.append("the packed data end early")
+                cut.append("the compressed data ends early")
                 return
 
 
@@ -109,7 +109,7 @@ def _unzstd(file: BinaryIO, cut: list[str]) -> Iterator[bytes]:
             try:
                 block = source.read(BLOCK)
             except zstandard.ZstdError as error:
-                cut.append(f"the packed data are damaged ({error})")
+                cut.append(f"the compressed data is damaged ({error})")
                 return
             if not block:
                 return
@@ -147,7 +147,7 @@ def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
         foreign = [file for file in below if file not in traces]
         if foreign:
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-            notices.append(f"no traces (or timelines of --perfetto), passed over: {foreign[0]}{more}")
+            notices.append(f"skipped, not a trace (or a --perfetto timeline): {foreign[0]}{more}")
         found.update(traces)
     return list(found), notices
 
@@ -181,14 +181,14 @@ def _foreign(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Pass blocks through; reject Stepscope's own timelines."""
     for number, block in enumerate(blocks):
         if not number and block.startswith(TIMELINE):
-            raise TraceError("is a timeline that --perfetto wrote; the traces it was made of can be read")
+            raise TraceError("is a timeline written by --perfetto; read the traces it was made from")
         yield block
 
 
 def read_trace(path: Path) -> Trace:
     """Read a trace from torch.profiler, or another trace that Chrome can open."""
     if path.name.endswith(REPORTS):
-        raise TraceError(f"{path}: is a report of Nsight Systems; export it first: nsys export --type sqlite")
+        raise TraceError(f"{path}: is an Nsight Systems report; export it first: nsys export --type sqlite")
     cut: list[str] = []
     try:
         trace = read_kineto(_foreign(blocks_of(path, cut)), str(path))

@@ -389,7 +389,7 @@ def read_kineto(blocks: Iterable[bytes], path: str) -> Trace:
     for piece in text:
         reader.add(piece)
     if not reader.read_events and (text.truncated or text.lost):
-        raise TraceError(f"has no event that can be read: {text.truncated or 'they are no valid JSON'}")
+        raise TraceError(f"has no readable event: {text.truncated or 'they are not valid JSON'}")
     reader.finish()
     meta = replace(
         meta_of(text.header, path),
@@ -481,7 +481,7 @@ class _Reader:
             return
         self._nothing += piece.size
         if self._nothing > LONGEST_NOTHING:
-            raise TraceError(f"is no trace: {LONGEST_NOTHING >> 20} MiB of its events are none")
+            raise TraceError(f"is not a trace: {LONGEST_NOTHING >> 20} MiB of its list contain no event")
 
     def finish(self) -> None:
         self.unpaired += sum(map(len, self._open.values()))
@@ -524,17 +524,17 @@ def _problems(text: EventText[Any], reader: _Reader) -> Iterator[str]:
     if text.truncated:
         yield f"cut off: {text.truncated}; everything before is used"
     if text.lost:
-        yield f"{text.lost} events are no valid JSON and are left out"
+        yield f"{text.lost} events are not valid JSON and are left out"
     if text.mended:
-        yield f"{text.mended} pieces are no valid JSON and were mended"
+        yield f"{text.mended} pieces are not valid JSON and were repaired"
     if reader.decode.wrong:
-        yield f"{reader.decode.wrong} events have fields of a wrong type, which are not used"
+        yield f"{reader.decode.wrong} events have fields of the wrong type, which are not used"
     if reader.unplaced:
         yield f"{reader.unplaced} events have no usable time and are left out"
     if reader.negative:
-        yield f"{reader.negative} events have a negative duration, counted as none"
+        yield f"{reader.negative} events have a negative duration, counted as zero"
     if reader.unpaired:
-        yield f"{reader.unpaired} beginnings or ends of ranges have no counterpart and are left out"
+        yield f"{reader.unpaired} range starts or ends have no counterpart and are left out"
 
 
 def _with_process(trace: Trace) -> Trace:

@@ -392,10 +392,10 @@ def read_nsight(path: Path) -> list[Trace]:
     """Read one trace per process; processes without GPU work are left out and mentioned in the problems."""
     with Database(path) as database:
         if not any(PREFIX + name in database.tables for name in WORK):
-            raise TraceError(f"{path} is a database without work of a GPU in it: was it recorded with --trace=cuda?")
+            raise TraceError(f"{path} contains no GPU work: was it recorded with --trace=cuda?")
         report = _Report(database)
         if not report.pids:
-            raise TraceError(f"{path} has no work of a GPU in it")
+            raise TraceError(f"{path} contains no GPU work")
         if len(report.pids) > MOST_PROCESSES:
             raise TraceError(f"{path} has {len(report.pids):,} processes; at most {MOST_PROCESSES:,} can be read")
         return [_trace(report, pid, str(path)) for pid in report.pids]
@@ -451,7 +451,7 @@ def _trace(report: _Report, pid: int, path: str) -> Trace:
         problems.append(f"{process.negative} events end before they start, counted as taking no time")
     if report.without_work and pid == report.pids[0]:
         left = ", ".join(map(str, report.without_work[:5])) + (" …" if len(report.without_work) > 5 else "")
-        problems.append(f"processes without work on a GPU are left out: {left}")
+        problems.append(f"processes without GPU work are left out: {left}")
     meta = TraceMeta(
         path=path,
         format="nsight",

@@ -120,4 +120,4 @@ class Database:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _damaged(self, error: BaseException) -> TraceError:
-        return TraceError(f"{self._path} is no readable SQLite database: {' '.join(str(error).split())}")
+        return TraceError(f"{self._path} is not a readable SQLite database: {' '.join(str(error).split())}")

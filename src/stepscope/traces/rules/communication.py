@@ -105,8 +105,8 @@ def _exposed(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools)
     each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
     kind = _kind(view)
     less = {
-        "tensor": "Send less: fewer tensor-parallel ranks, sequence parallelism, larger batches to a collective.",
-        "expert": "Send less: fewer ranks to an expert group, tokens in FP8, a smaller capacity factor.",
+        "tensor": "Send less: fewer tensor-parallel ranks, sequence parallelism, larger batches per collective.",
+        "expert": "Send less: fewer ranks per expert group, tokens in FP8, a smaller capacity factor.",
         "context": "Send less: fewer context-parallel ranks, or shorter sequences.",
     }.get(kind) or {
         True: "Send less: bfloat16 (MixedPrecisionPolicy), reshard_after_forward=False where memory allows, "
@@ -181,7 +181,7 @@ def _shards(view: JobView, kind: GroupKind) -> bool | None:
 def _overlap_advice(view: JobView, kind: GroupKind) -> tuple[str, ...]:
     if kind == "tensor":
         return (
-            "Exchanges within layers hide behind other work only: async tensor parallelism, two microbatches in turn.",
+            "Exchanges within layers hide only behind other work: async tensor parallelism, alternating microbatches.",
             "Keep tensor-parallel groups within one node (NVLink), and no larger than the model needs.",
         )
     if kind == "expert":
@@ -191,20 +191,23 @@ def _overlap_advice(view: JobView, kind: GroupKind) -> tuple[str, ...]:
         )
     if kind == "context":
         return (
-            "Ring attention hides the exchange behind the attention of the chunk before; all-gathers do not.",
+            "Ring attention hides the exchange behind the attention of the previous chunk; all-gathers do not.",
             "Fewer context-parallel ranks exchange less.",
         )
-    ddp = "DDP: smaller buckets (bucket_cap_mb) go out while backward still runs; no find_unused_parameters."
+    ddp = "DDP: smaller buckets (bucket_cap_mb) are sent while backward still runs; no find_unused_parameters."
     fsdp = "FSDP: fully_shard() each block, and prefetch the next (set_modules_to_forward_prefetch)."
     shards = _shards(view, kind)
     if shards and kind in ("data", "unknown"):
-        return (fsdp, "bfloat16 (MixedPrecisionPolicy) sends less; so does reshard_after_forward=False, for memory.")
+        return (
+            fsdp,
+            "bfloat16 (MixedPrecisionPolicy) sends less; so does reshard_after_forward=False, using more memory.",
+        )
     if kind == "data" or _trains_data_parallel(view):
         less = "Accumulation under no_sync(), or bfloat16 gradients, sends less."
         return (ddp, less) if shards is False else (ddp, fsdp, less)
     return (
-        "If gradients are exchanged: DDP with smaller buckets (bucket_cap_mb), or fully_shard() by block.",
-        "If layers are split (tensor, expert, context parallel): groups within one node, fewer ranks to a group.",
+        "If gradients are exchanged: DDP with smaller buckets (bucket_cap_mb), or fully_shard() per block.",
+        "If layers are split (tensor, expert, context parallel): groups within one node, fewer ranks per group.",
     )
 
 

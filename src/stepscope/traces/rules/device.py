@@ -49,7 +49,7 @@ def _gaps(view: JobView) -> list[Claim]:
         claim_of(
             view,
             "gpu_idle_gaps",
-            f"The device idles between kernels that are queued already{view.of_whom(where)}: "
+            f"The device idles between kernels that are already queued{view.of_whom(where)}: "
             f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(gaps_ns), where))} of the time, "
             f"mostly in {mostly}.",
             where=where,
@@ -61,7 +61,7 @@ def _gaps(view: JobView) -> list[Claim]:
             },
             advice=(
                 "Look for waits between streams (wait_stream, wait_event) and for other processes on the device.",
-                "CUDA graphs close the gap after each kernel; fewer and larger kernels have fewer of them.",
+                "CUDA graphs close the gap after each kernel; fewer and larger kernels have fewer gaps.",
             )[:: 1 if long > short else -1],
             confidence=0.75,
         )
@@ -84,7 +84,7 @@ def _tiny(view: JobView) -> list[Claim]:
             view,
             "tiny_kernels",
             f"{count_text(each, 'kernel')} {view.in_what}{view.of_whom(where)}, "
-            f"{share_text(of_all)} of them all, are shorter than 10 µs; with the gaps between them they take "
+            f"{share_text(of_all)} of all kernels, are shorter than 10 µs; with the gaps between them they take "
             f"{share_text(view.typical(view.share(taken_ns), where))} of the time.",
             where=where,
             saved_ns=view.idle.kernel_ns,
@@ -135,8 +135,8 @@ def _pageable(view: JobView) -> list[Claim]:
                 "copies_per_step": round(count, 1),
             },
             advice=(
-                "DataLoader(pin_memory=True) and .to(device, non_blocking=True) send it behind the computation.",
-                "Look for aten::copy_ among the operators: make tensors where they are used (device=…), or pin them.",
+                "DataLoader(pin_memory=True) and .to(device, non_blocking=True) hide the copy behind the computation.",
+                "Look for aten::copy_ among the operators: create tensors where they are used (device=…), or pin them.",
             ),
             confidence=0.85,
         )
@@ -252,7 +252,7 @@ def _attention(view: JobView) -> list[Claim]:
                 ],
             },
             advice=(
-                "Batch times heads are fewer than the device's multiprocessors: larger batches, or packed sequences.",
+                "Batch × heads is less than the device's multiprocessors: use larger batches or packed sequences.",
                 "F.scaled_dot_product_attention with the flash or cuDNN backend splits long sequences over blocks.",
             ),
             at_most="warning",
@@ -289,8 +289,8 @@ def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
             most_ns=idle_ns,
             evidence={"utilisation": round(share, 4)},
             advice=(
-                "Larger batches, or several workers on one device (MPS), use what idles.",
-                "The table of idle times says what it waits for.",
+                "Larger batches, or several workers on one device (MPS), use the idle time.",
+                "The table of idle times shows what it waits for.",
             ),
             at_most="warning",
             confidence=0.7,
@@ -335,7 +335,7 @@ def _near_limit(view: JobView) -> list[Finding]:
             },
             advice=(
                 "Activation checkpointing, bfloat16 activations (autocast), or a smaller batch with accumulation.",
-                "The table of the peak names what holds the memory: look at the largest operator and module first.",
+                "The peak memory table shows what holds the memory: look at the largest operator and module first.",
             ),
             confidence=0.9,
         )
@@ -377,7 +377,7 @@ def _fragmentation(view: JobView) -> list[Finding]:
                 "rank": view.ranks[row],
             },
             advice=(
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator join what it holds.",
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator merge what it holds.",
                 "Tensors of many sizes cut it into pieces: pad batches to a few sizes, warm up with the largest.",
             ),
             confidence=0.9,

@@ -31,7 +31,7 @@ PLACES_SHOWN = 8
 ON_ITEM = (
     "Keep the value on the device and read it every N steps (.item(), .cpu(), print() and bool() of a tensor wait)."
 )
-UNKNOWN_PLACE = "Trace with with_stack=True to see the lines: torch.cuda.set_sync_debug_mode(1) warns of them, too."
+UNKNOWN_PLACE = "Trace with with_stack=True to see the lines: torch.cuda.set_sync_debug_mode(1) warns about them, too."
 
 
 def find_host(view: JobView, idle_ns: Ints) -> list[Claim]:
@@ -91,7 +91,7 @@ def _idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "gpu_idle_sync",
-            f"The device idles while the host is still inside a synchronising call{view.of_whom(where)}: "
+            f"The device idles while the host is still inside a synchronizing call{view.of_whom(where)}: "
             f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(saved_ns), where))} of the time.",
             where=where,
             saved_ns=saved_ns,
@@ -194,8 +194,8 @@ def _rest(view: JobView, idle_ns: Ints) -> list[Claim]:
                 "holes": [{"place": name, "hole_ms": round(each / 1e6, 3)} for name, each in holes[:PLACES_SHOWN]],
             },
             advice=(
-                "See under operators and modules what the host does meanwhile: Python loops, preprocessing, logging.",
-                "torch.compile, or larger batches, give the device more to do for each thing the host does.",
+                "The operator and module tables show what the host does: Python loops, preprocessing, logging.",
+                "torch.compile, or larger batches, give the device more work per host operation.",
             ),
             confidence=0.8,
         )
@@ -230,9 +230,7 @@ def _for_sync(first: SyncPlace) -> tuple[str, ...]:
 
 def _for_launches(*, compiled: bool, breaks: int) -> tuple[str, ...]:
     if compiled and breaks:
-        first = (
-            "Mend the graph breaks first (TORCH_LOGS=graph_breaks): between the pieces each kernel is launched by hand."
-        )
+        first = "Fix the graph breaks first (TORCH_LOGS=graph_breaks): kernels between graphs are launched one by one."
     elif compiled:
         first = 'torch.compile(mode="reduce-overhead") replays the step as a CUDA graph: one launch for all kernels.'
     else:
@@ -246,9 +244,9 @@ def _for_launches(*, compiled: bool, breaks: int) -> tuple[str, ...]:
 
 ALL_OF_IT = 0.95
 WORKERS = {
-    None: "Raise num_workers (from 0: the batch is made in the training process itself), then prefetch_factor.",
-    False: "Set num_workers: it is 0, so that the training process makes each batch itself, and waits for it.",
-    True: "More workers if there are cores for them, a larger prefetch_factor, persistent_workers=True between epochs.",
+    None: "Raise num_workers (with 0, the training process prepares each batch itself), then prefetch_factor.",
+    False: "Set num_workers: it is 0, so the training process prepares each batch itself.",
+    True: "Use more workers if cores are free, a larger prefetch_factor, persistent_workers=True between epochs.",
 }
 """Keyed by whether worker processes already load the data."""
 
@@ -265,7 +263,7 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
     share = view.typical(view.share(loading_ns), where)
     lost_ns = view.typical(view.per_step(saved_ns), where)
     on_device = bool(view.on_device[where].any())
-    hidden = f", {ms_text(lost_ns / 1e6)} of it with nothing else to do for the device"
+    hidden = f", {ms_text(lost_ns / 1e6)} of it with nothing else for the device to do"
     row = int(np.where(where, view.share(saved_ns), -1.0).argmax())
     enough = float(view.share(saved_ns)[row]) >= thresholds.LOADER_WARNING_SHARE
     return [
@@ -321,8 +319,8 @@ def find_garbage(view: JobView, idle_ns: Ints) -> list[Claim]:
                 "paused_ms_per_step": round(view.typical(view.per_step(paused_ns), where) / 1e6, 3),
             },
             advice=(
-                "gc.freeze() after setting up; gc.disable(), and gc.collect() at the same step of all ranks.",
-                "Find what makes so many objects: lists of tensors that are kept, reference cycles in callbacks.",
+                "Call gc.freeze() after setup; or gc.disable(), and gc.collect() at the same step on all ranks.",
+                "Find what creates so many objects: lists that keep tensors, reference cycles in callbacks.",
             ),
         )
     ]
@@ -346,7 +344,7 @@ def _recompiles(view: JobView, idle_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "recompiles",
-            f"torch.compile still compiles in the steps traced{view.of_whom(where)}: {when}{ms_text(total_ns / 1e6)}, "
+            f"torch.compile still compiles in the traced steps{view.of_whom(where)}: {when}{ms_text(total_ns / 1e6)}, "
             f"{share_text(view.typical(view.share(compiling_ns), where))} of the time.",
             where=where,
             saved_ns=saved_ns,
@@ -388,7 +386,7 @@ def _breaks(view: JobView) -> list[Claim]:
             },
             advice=(
                 "TORCH_LOGS=graph_breaks names the lines: print(), .item(), data-dependent branches, unknown calls.",
-                "torch.compile(fullgraph=True) turns them into errors while you mend them.",
+                "torch.compile(fullgraph=True) turns them into errors while you fix them.",
             ),
             confidence=0.8 if most else 0.5,
         )
@@ -438,7 +436,7 @@ def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
             },
             advice=(
                 f"Begin at {stops[0].place}." if stops[0].place else "Trace with with_stack=True to see the lines.",
-                "Loops over elements belong into tensor operations; logging and files into another thread.",
+                "Replace loops over elements by tensor operations; move logging and file access to another thread.",
             ),
             confidence=0.85,
         )

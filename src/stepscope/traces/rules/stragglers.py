@@ -111,7 +111,7 @@ def _words(
     view: JobView, row: int, peers: Sequence[int], kind: str, more_ns: int, each: str
 ) -> tuple[str, dict[str, Any]]:
     if kind == "before_the_trace":
-        return f"it begins the first traced step {ms_text(more_ns / 1e6)} after its peers, held up before the trace", {}
+        return f"it starts the first traced step {ms_text(more_ns / 1e6)} after its peers, delayed before the trace", {}
     if kind in ("host", "python"):
         holes = holes_of(view.analyses[row])
         place = holes[0][0] if holes and holes[0][1] >= thresholds.EXPLAINS_SHARE * more_ns else None
@@ -121,7 +121,7 @@ def _words(
             return f"it spends {each} more than its peers between operators", {}
         return f"its device waits {each} longer than its peers' for the host to launch", _launching(view, row, peers)
     if kind == "gaps":
-        return f"its device idles {each} longer than its peers' before kernels that are queued already", {}
+        return f"its device idles {each} longer than its peers' before kernels that are already queued", {}
     doing = {
         "input": "in the DataLoader",
         "garbage": "collecting garbage",
@@ -560,13 +560,13 @@ def _advice_on(kind: str, who: str, evidence: dict[str, Any]) -> tuple[str, ...]
     if kind == "copies":
         return (f"Look at what {who} copies, from which memory, and whether its PCIe link is shared or slower.",)
     if kind == "gaps":
-        return (f"Look for other processes on the device of {who}, and for waits of its streams for each other.",)
+        return (f"Look for other processes on the device of {who}, and for streams that wait for each other.",)
     if kind == "before_the_trace":
-        return ("Trace three steps or more: what held it up lies before the first one.",)
+        return ("Trace three steps or more: the cause lies before the first one.",)
     if kind == "":
         return (f"Compare the timeline of {who} with a peer's in the merged one (--perfetto), before the long waits.",)
     return (
-        f"Look for work of the host that only {who} does: logging, metrics, saving, printing, garbage collection.",
+        f"Look for host work that only {who} does: logging, metrics, saving, printing, garbage collection.",
         "Check its cores: other processes, NUMA placement, CPU frequency. Compare it with a peer (--perfetto).",
     )
 
@@ -632,7 +632,7 @@ def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waite
         advice=(
             "Look for work that varies from rank to rank and step to step: sequence lengths, experts, Python.",
             "Ranks that launch each kernel just in time drift apart: CUDA graphs, torch.compile, pinned CPU cores.",
-            "Fewer collectives a step leave fewer occasions to wait for each other.",
+            "With fewer collectives per step, ranks wait for each other less often.",
         ),
         at_most="warning",
         confidence=0.8,
@@ -651,7 +651,7 @@ def find_bubble(view: JobView, stages_ns: Ints) -> list[Claim]:
             view,
             "pipeline_bubble",
             f"Pipeline stages wait for each other {view.each_step(each_ns)}, {share_text(share)} of the time: that is "
-            "the bubble of the schedule, and no rank is late by it.",
+            "the bubble of the schedule, not a late rank.",
             where=everywhere,
             # A trace does not show how much another schedule would save.
             saved_ns=np.zeros(len(view.ranks), np.int64),
@@ -661,8 +661,8 @@ def find_bubble(view: JobView, stages_ns: Ints) -> list[Claim]:
                 "bubble_share": round(share, 4),
             },
             advice=(
-                "More microbatches a step make the bubble smaller, as do interleaved and zero-bubble schedules.",
-                "Compare the computing time of the stages in the table of ranks: the longest sets the pace of all.",
+                "More microbatches per step make the bubble smaller, as do interleaved and zero-bubble schedules.",
+                "Compare the compute time of the stages in the table of ranks: the longest sets the pace.",
             ),
             confidence=0.7,
         )
