@@ -53,7 +53,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", str(run_dir)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("✖ Rank 1 is 20.0 ms slower than the peers in optimizer every step; all other\n")
+    assert printed.startswith("✖ Rank 1 is 20.0 ms slower than its peers in optimizer every step; all other\n")
     assert "3 ranks" in printed
     assert "\x1b" not in printed
 

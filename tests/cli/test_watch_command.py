@@ -20,7 +20,7 @@ from tests.hub.run_parts import Feed, ServedFolder, record
 SLOW = Cluster(ranks=4, steps=60, faults=(slow_at(2, "forward", 40.0),), noise=0.0)
 SAID = [
     "slow: finished, 4 ranks",
-    "✖ Rank 2 is 40.0 ms slower than the peers in forward every step; all other ranks wait.",
+    "✖ Rank 2 is 40.0 ms slower than its peers in forward every step; all other ranks wait for it.",
     "slow: finished",
 ]
 

@@ -55,7 +55,7 @@ def test_text(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "  stage 0    ░░██\n"
         "             data-parallel ranks 0 to 1; █ is 1.27×, ░ near 1\n"
         "\n"
-        "  trace      2 workers (2 data-parallel × 1 in the pipeline), 3 steps\n"
+        "  trace      2 workers (2 data-parallel ranks × 1 pipeline stage), 3 steps\n"
     )
     assert shown.err == "", "no progress where nobody looks"
 
@@ -81,7 +81,7 @@ def test_a_job_with_nothing_wrong(trace: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == (
         "✔ No stragglers to speak of: 14.0 s a step, 1.000 times the ideal.\n"
         "\n"
-        "  trace      1 worker (1 data-parallel × 1 in the pipeline), 3 steps\n"
+        "  trace      1 worker (1 data-parallel rank × 1 pipeline stage), 3 steps\n"
         "  note       the trace holds 1 of the 2 data-parallel ranks of the job\n"
     )
 

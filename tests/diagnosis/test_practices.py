@@ -147,8 +147,8 @@ def test_compiling_for_the_last_batch() -> None:
 def test_short_epochs_that_end_in_a_short_batch() -> None:
     assert said_of(epochs(SHORT)) == [
         (
-            "Every epoch of 10 batches ends with a batch of 3 samples instead of 32, whose step takes 39.0 ms (a "
-            "full one: 39.0 ms). drop_last=True or longer epochs save up to 9% of the time."
+            "Every epoch of 10 batches ends with a batch of 3 samples instead of 32, whose step takes 39.0 ms "
+            "(39.0 ms for a full batch). drop_last=True or longer epochs save up to 9% of the time."
         )
     ]
 

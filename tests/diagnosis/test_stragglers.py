@@ -102,7 +102,7 @@ def test_three_per_cent_are_found_within_two_hundred_steps() -> None:
 def test_the_price_is_what_the_fault_costs() -> None:
     (found,) = findings_of(Cluster(ranks=4, steps=101, noise=0.001, faults=(slow_at(2, "backward", 30.0),)))
     assert found.severity == "critical"
-    assert found.title == "Rank 2 is 30.0 ms slower than the peers in backward every step; all other ranks wait."
+    assert found.title == "Rank 2 is 30.0 ms slower than its peers in backward every step; all other ranks wait for it."
     assert found.cost["share"] == pytest.approx(30 / 69, abs=0.002)
     assert found.cost["seconds"] == pytest.approx(3.0, abs=0.01)
     assert found.cost["rank_hours"] == pytest.approx(4 * 3.0 / 3600, abs=1e-4)

@@ -81,9 +81,9 @@ def test_one_that_came_back_is_a_stall() -> None:
 @pytest.mark.parametrize(
     ("fields", "does", "last"),
     [
-        ({}, "sleeps", "; nothing has happened for more than 12 s."),
-        ({"over": "ended", "over_wall_ns": 403 * SECOND_NS}, "slept", "; nothing happened for 5 min 03 s."),
-        ({"over": "aborted", "over_wall_ns": 130 * SECOND_NS}, "slept", "; nothing happened for 30 s."),
+        ({}, "sleeps", "; no progress for more than 12 s."),
+        ({"over": "ended", "over_wall_ns": 403 * SECOND_NS}, "slept", "; no progress for 5 min 03 s."),
+        ({"over": "aborted", "over_wall_ns": 130 * SECOND_NS}, "slept", "; no progress for 30 s."),
     ],
 )
 def test_where_nobody_waits_the_time_is_told_as_it_was_measured(fields: dict[str, Any], does: str, last: str) -> None:
@@ -95,7 +95,7 @@ def test_where_nobody_waits_the_time_is_told_as_it_was_measured(fields: dict[str
 
 def test_of_one_that_goes_on_no_more_is_said_than_was_seen() -> None:
     record = replace(Job(ranks=1).alone(0).hang(), declared_wall_ns=111_900_000_000)
-    assert finding_of(record).title.endswith("; nothing has happened for more than 11 s.")
+    assert finding_of(record).title.endswith("; no progress for more than 11 s.")
 
 
 @pytest.mark.parametrize("over", ("ended", "aborted"))

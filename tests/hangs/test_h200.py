@@ -154,8 +154,8 @@ def test_a_call_that_differed_and_ended_stops_nccl_much_later() -> None:
     assert found.evidence == (
         "By the Flight Recorders of ranks 0 and 1.",
         (
-            "Number 82 ended all the same: NCCL does not compare calls. What the ranks sent from then on did not fit "
-            "together, until they hung in all_reduce 184."
+            "Collective 82 still completed, because NCCL does not check that calls match. After it the ranks were out "
+            "of step, until they hung in all_reduce 184."
         ),
     )
     assert found.collective is not None

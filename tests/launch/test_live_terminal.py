@@ -238,7 +238,7 @@ def test_without_a_screen_it_runs_as_usual(start: Start, tmp_path: Path) -> None
     code, _ = terminal.finish()
     assert b"isatty True" in terminal.seen
     assert code == 7
-    assert b"stepscope: no live view here: this terminal can only print lines\r\n" in terminal.seen
+    assert b"stepscope: live view not available: this terminal can only print lines\r\n" in terminal.seen
     assert b"line 0\r\n" in terminal.seen
     assert not (tmp_path / "runs/live/logs/terminal.log").exists()
 
@@ -249,7 +249,7 @@ def test_without_a_terminal_it_runs_as_usual(commands: Any, script: Callable[...
     done = commands.finish(commands.start("run", "--live", "--quiet", "train.py"))
     assert done.code == 7
     assert done.stdout == "isatty False \nline 0\n"
-    assert "stepscope: no live view here: the output does not go to a terminal\n" in done.stderr
+    assert "stepscope: live view not available: standard output is not a terminal\n" in done.stderr
 
 
 def test_no_hub_no_view(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:

@@ -78,7 +78,7 @@ def test_a_file_has_the_same_bytes_and_so_has_the_log(commands: Any, script: Cal
         0,
     )
     assert crash["evidence"]["native"] == [TERMINATE, "what():  told to token=…"]
-    assert "said      terminate called" in (run / "summary.txt").read_text()
+    assert "output    terminate called" in (run / "summary.txt").read_text()
     assert "hunter2" not in (run / "summary.json").read_text() + (run / "summary.txt").read_text()
 
 

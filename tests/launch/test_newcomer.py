@@ -16,7 +16,7 @@ def test_the_demo_names_the_slow_rank(run_stepscope: Callable[..., Any], tmp_pat
     done = run_stepscope("demo", "--steps", "40", "--phase", "backward", "--dir", tmp_path / "there")
     assert done.code == 0, done.stderr
     assert done.run_dir == tmp_path / "there" / "demo"
-    assert "rank 2 loses 30 ms in backward at each" in done.stderr
+    assert "rank 2 is slowed by 30 ms per step in backward." in done.stderr
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert (summary["status"], summary["world_size"], summary["steps"]["total"]) == ("finished", 4, 40)
     straggler = summary["findings"][0]

@@ -60,11 +60,11 @@ def test_a_hang_is_shouted_while_it_lasts(browser_page: Any, serve_folder: Any, 
     write_hang(run.run_dir, found)
     run.say("hang", number=1, kind=found.kind, title=found.title, culprits=[1], victims=[0, 2, 3])
     hang = page.get_by_role("region", name="The job hangs")
-    expect(hang.get_by_role("alert")).to_contain_text("The job hangs now")
+    expect(hang.get_by_role("alert")).to_contain_text("The job is hung")
     expect(hang).to_contain_text("all_reduce number 7 of default_pg")
     expect(page.get_by_role("region", name="Verdict")).to_contain_text("Rank 1")
     expect(hang.get_by_role("heading", name="Details of the hang")).to_be_visible()
-    expect(page.get_by_role("region", name="Verdict").get_by_text("The job hangs now")).to_be_visible()
+    expect(page.get_by_role("region", name="Verdict").get_by_text("The job is hung")).to_be_visible()
     expect(hang.get_by_role("heading", name="What blocks the job")).to_be_visible()
     run.end()
 

@@ -214,7 +214,7 @@ def trace_job() -> Callable[..., Any]:
             path=path_of_job(ranks),
             findings=findings(ranks),
             verdict=findings(ranks)[0].title,
-            notices=("1 file names no rank: it is counted as rank 0",),
+            notices=("1 file does not specify a rank; treated as rank 0",),
             mixed=None,
         )
 

@@ -24,9 +24,9 @@ Start = Callable[..., Feed]
 CLOCK = time.strftime("%H:%M:%S", time.localtime(WALL_NS / 1e9))
 SCREEN = f"""\
 demo · finished · step 99 · 8 ranks                                       ✔ over
-✖ Rank 3 is 30.0 ms slower than the peers in forward every step; all other ranks
-  wait.
-  price   43% of the time (3.0 s); without it a step takes 39.0 ms instead of
+✖ Rank 3 is 30.0 ms slower than its peers in forward every step; all other ranks
+  wait for it.
+  cost    43% of the time (3.0 s); without it a step takes 39.0 ms instead of
           69.0 ms on average, 1.77× as fast.
   to do   Check that rank 3 (host node0) computes the same as the others: batch
           shape, sequence length, branches.

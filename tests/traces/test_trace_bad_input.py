@@ -62,7 +62,7 @@ def refused(path: Path) -> str:
         (b"{}", "is not a trace: there is no list of traceEvents in it"),
         (b'{"a": [1, 2], "b": "traceEvents"}', "is not a trace: there is no list of traceEvents in it"),
         (b'{"traceEvents": 5}', "is not a trace: there is no list of traceEvents in it"),
-        (b'{"traceEvents": [', "has no readable event: its list of events does not end"),
+        (b'{"traceEvents": [', "has no readable event: its event list is not closed"),
         (b'{"traceEvents": [{"ph": "X", "na', "has no readable event: it ends in the middle of an event"),
         (b"[", "is cut off before its first event"),
         (b"PK\x03\x04" + b"x" * 100, "is a zip archive: unpack it first"),
@@ -80,10 +80,10 @@ def test_what_is_no_trace(tmp_path: Path, content: bytes, message: str | None) -
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    assert refused(tmp_path) == "is a folder, not a file"
+    assert refused(tmp_path) == "a folder, not a regular file"
     assert refused(tmp_path / "none.json") == "No such file or directory"
     os.mkfifo(tmp_path / "pipe.json")
-    assert refused(tmp_path / "pipe.json") == "is a pipe or device, not a file"
+    assert refused(tmp_path / "pipe.json") == "a pipe or device, not a regular file"
     assert "nsys export" in refused(tmp_path / "a.nsys-rep")
 
 
@@ -351,7 +351,7 @@ def test_packed_well_is_no_bomb(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     trace = read_trace(path)
     assert len(trace) > 80_000
-    assert trace.meta.truncated == "its list of events does not end"
+    assert trace.meta.truncated == "its event list is not closed"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 

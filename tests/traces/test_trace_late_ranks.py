@@ -113,7 +113,7 @@ def test_a_host_that_launches_late() -> None:
     finding = straggler(job_of(host=of_rank(3, 600)))
     assert finding.title == (
         f"Rank 3 comes last to 84 of 84 collectives {OF_TP}; the others wait 5.87 ms of every step for it; its device "
-        "waits 5.87 ms a step longer than its peers' for the host to launch."
+        "waits 5.87 ms a step longer than its peers' for the host to launch kernels."
     )
     found = cause(finding, 3)
     assert found["cause"] == "host"
@@ -200,7 +200,7 @@ def test_two_late_ranks_for_two_reasons() -> None:
     assert [cause(finding, rank)["cause"] for rank in (2, 5)] == ["slower_kernels", "host"]
     assert "; rank 2: its kernels take 5.60 ms a step longer" in finding.title
     assert finding.title.endswith("; rank 5: its device waits 6.01 ms a step longer than its peers' for the host to "
-                                  "launch.")  # fmt: skip
+                                  "launch kernels.")  # fmt: skip
 
 
 def test_another_rank_is_late_from_the_middle_on() -> None:

@@ -40,7 +40,7 @@ def test_a_file_without_a_rank_gets_a_free_number() -> None:
         [analysis(None, 7, number=0), analysis(0, 10), analysis(None, 8, number=2), analysis(2, 12)]
     )
     assert numbers(found) == [(0, 10), (1, 7), (2, 12), (3, 8)]
-    assert chosen.notices == ["2 files name no rank: counted as ranks 1 and 3"]
+    assert chosen.notices == ["2 files do not specify a rank; treated as ranks 1 and 3"]
 
 
 def test_a_single_file_needs_no_word() -> None:

@@ -161,7 +161,7 @@ def test_changes_as_people_write_them(text: str, change: dict[str, object]) -> N
         ("kernel:x=0x", "neither 0 nor a factor"),
         ("kernel:=2x", "names no kernel"),
         ("op=2x", "names no operator"),
-        ("comm=2x", "can only be comm=hidden"),
+        ("comm=2x", "the only valid form is comm=hidden"),
         ("rank:three=peers", "rank:3=peers"),
         ("weather=0", "weather cannot be changed"),
         ("=2x", "nothing cannot be changed"),

@@ -163,7 +163,7 @@ def test_each_rank_once(traces: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert shown.out == "rank,name\n0,gemm\n0,it's\n1,late\n2,unsaid\n"
     assert shown.err == (
         "stepscope: 1 file of an earlier recording of the same ranks left out: the latest is used\n"
-        "stepscope: 1 file names no rank: counted as rank 2\n"
+        "stepscope: 1 file does not specify a rank; treated as rank 2\n"
     )
 
 

@@ -135,7 +135,7 @@ def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> 
     few = f"Only {count_text(steady, 'steady step')}" if steady else "No steady step"
     title = f"{few} to judge by{apart}: {cannot} cannot be separated from noise."
     if sum(one.reason == "compile" for one in window.warmup) > seen / 2:
-        return title, ("torch.compile compiled in most steps: shapes that change each step (mark them dynamic).",)
+        return title, ("torch.compile recompiled in most steps, probably because shapes change; mark them as dynamic.",)
     return title, (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)
 
 

@@ -52,7 +52,7 @@ def crashed_reason(failure: FailureText) -> str:
 def device_reason(group: Group, sequence: int) -> str:
     ended = [rank for rank, one in group.progress.items() if one.has_ended(sequence)]
     telling = call_name(next(one.operation(sequence) for one in group.progress.values() if one.pending), sequence)
-    return f"has not seen the end of {telling} of {group.name}, which {ranks_text(ended)} did: its device stopped"
+    return f"never saw {telling} in {group.name} complete, although {ranks_text(ended)} did; its device has stopped"
 
 
 def lost_reason(lost_peer: bool) -> str:
@@ -292,9 +292,9 @@ def _diverged(case: Case) -> Verdict | None:
     if not left.ranks:
         suspects = tuple(sorted(rank for side in left.sides for rank in side))
         title = (
-            f"{ranks_text(suspects, start=True)} are not at the same {left.differs} in collective {left.sequence} of "
+            f"{ranks_text(suspects, start=True)} disagree on the {left.differs} of collective {left.sequence} in "
+            f"{group.name}; the dumps do not show which side is wrong."
         )
-        title += f"{group.name}, and which side is wrong cannot be determined."
         return Verdict(title=title, undecidable=True, suspects=suspects, victims=_rest(case, suspects), **about)
     title = f"{ranks_text(left.ranks, start=True)} diverged from the others at collective {left.sequence} of "
     title += f"{group.name}: another {left.differs}."
@@ -315,10 +315,8 @@ def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
         return ()
     now = group.waiting[stuck]
     what = call_name(group.progress[stuck].operation(now), now)
-    told = (
-        f"Number {sequence} ended all the same: NCCL does not compare calls. What the ranks sent from then on did not "
-    )
-    return (f"{told}fit together, until they hung in {what}.",)
+    told = f"Collective {sequence} still completed, because NCCL does not check that calls match."
+    return (f"{told} After it the ranks were out of step, until they hung in {what}.",)
 
 
 def _at_the_end(case: Case) -> Verdict | None:

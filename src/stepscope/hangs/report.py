@@ -76,7 +76,7 @@ BY_KIND = {
 
 def advice_for(record: HangRecord) -> tuple[str, ...]:
     if record.over == "recovered":
-        return (*_where(record), "If this is expected, a longer threshold avoids the report.")
+        return (*_where(record), "If this is expected, raise --hang-after to avoid this report.")
     if record.kind == "hang_input":
         return (*_where(record), *_of_input(record))
     if record.kind == "hang_host":
@@ -177,6 +177,7 @@ PAST = {
     "do": "did",
     "waits": "waited",
     "wait": "waited",
+    "disagree": "disagreed",
     "sleeps": "slept",
     "sleep": "slept",
     "stands": "stood",
@@ -301,8 +302,8 @@ def title_of(record: HangRecord) -> str:
         return record.title
     # Written once and read while it lasts: for a hang that continues, say only what stays true.
     ended = record.over is not None
-    nothing = f"happened for {seconds_text(seconds)}" if ended else f"has happened for {more_than_text(seconds)}"
-    return f"{record.title.removesuffix('.')}; nothing {nothing}."
+    long = seconds_text(seconds) if ended else more_than_text(seconds)
+    return f"{record.title.removesuffix('.')}; no progress for {long}."
 
 
 def steps_of(record: HangRecord) -> tuple[int, int] | None:
@@ -468,9 +469,9 @@ def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] |
     usual = f"; a step usually takes {_step_text(record.step_s)}" if record.step_s else ""
     if record.over is None and now_wall_ns is not None:
         long_s = max(stood_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
-        return f"nothing has happened for {seconds_text(long_s)}{where}{usual}"
+        return f"no progress for {seconds_text(long_s)}{where}{usual}"
     if record.over is None:
-        return f"nothing happened for {seconds_text(stood_s(record))}{where} when this was written{usual}"
+        return f"no progress for {seconds_text(stood_s(record))}{where} when this was written{usual}"
     return f"it hung for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"
 
 

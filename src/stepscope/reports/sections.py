@@ -307,8 +307,8 @@ def hang_section(
     ``led_by``: the headline of the page; ``now_wall_ns``: the current time, for a live run.
     """
     if now_wall_ns is not None and any(row["over"] is None for row in rows):
-        earlier = f" (and hung {count_text(len(rows) - 1, 'time')} before)" if len(rows) > 1 else ""
-        lines = [f"The job hangs now{earlier}"]
+        earlier = f" (it also hung {count_text(len(rows) - 1, 'time')} before)" if len(rows) > 1 else ""
+        lines = [f"The job is hung{earlier}"]
     else:
         lines = ["The job hung" if len(rows) == 1 else f"The job hung {len(rows)} times"]
     for row in rows[:HANGS_SHOWN]:

@@ -190,10 +190,10 @@ def _verdict(page: Page, summary: Summary) -> None:
     page.marked(look, verdict["title"], bold=True)
     if verdict["price"]:
         page.labelled(
-            "to gain" if healthy else "price", [f"at most {verdict['price']}" if healthy else verdict["price"]]
+            "to gain" if healthy else "cost", [f"at most {verdict['price']}" if healthy else verdict["price"]]
         )
     page.labelled("to do", verdict["advice"])
-    page.labelled("said", _native(summary["findings"][0]["evidence"]))
+    page.labelled("output", _native(summary["findings"][0]["evidence"]))
     followers = summary["findings"][0]["evidence"].get("followed_by")
     if followers:
         page.labelled("after it", [_followers(summary["findings"][0]["evidence"])])
@@ -528,7 +528,7 @@ def _others(page: Page, summary: Summary) -> None:
             page.marked(look, finding["title"], bold=False)
             share = finding["cost"].get("share")
             if share and share >= TRIVIAL_SHARE and finding["cost"].get("if_fixed"):
-                page.labelled("price", [f"{share_text(share)} of the time"])
+                page.labelled("cost", [f"{share_text(share)} of the time"])
             page.labelled("to do", finding["advice"][:1])
         if len(others) > OTHERS_SHOWN:
             page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more in summary.json")

@@ -108,7 +108,7 @@ def _verdict(document: Document) -> Iterator[str]:
     verdict = document["verdict"]
     yield "<dl>"
     if verdict["price"]:
-        yield f"<dt>price</dt><dd>{escaped(verdict['price'])}</dd>"
+        yield f"<dt>cost</dt><dd>{escaped(verdict['price'])}</dd>"
     for number, sentence in enumerate(verdict["advice"]):
         yield f"<dt>{'' if number else 'to do'}</dt><dd>{escaped(sentence)}</dd>"
     certainty = certainty_of(verdict)

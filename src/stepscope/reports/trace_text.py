@@ -157,7 +157,7 @@ def _verdict(page: Page, document: Document) -> None:
     verdict = document["verdict"]
     page.marked(look_of(verdict), printable(verdict["title"]), bold=True)
     if verdict["price"]:
-        page.labelled("price", [verdict["price"]])
+        page.labelled("cost", [verdict["price"]])
     page.labelled("to do", map(printable, verdict["advice"]))
     certainty = certainty_of(verdict)
     if certainty:
@@ -182,7 +182,7 @@ def _others(page: Page, document: Document) -> None:
         )
         price = price_text(finding["cost"])
         if price:
-            page.labelled("price", [price])
+            page.labelled("cost", [price])
         page.labelled("to do", map(printable, finding["advice"][:1]))
     if len(others) > OTHERS_SHOWN:
         page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more (--json has them)")

@@ -157,7 +157,8 @@ def _shade(value: float, highest: float) -> str:
 
 def _extent(found: WhatIf) -> str:
     lanes, stages = len(found.by_dp_rank), len(found.by_stage)
-    return f"{count_text(len(found.by_worker), 'worker')} ({lanes} data-parallel × {stages} in the pipeline)"
+    shape = f"{count_text(lanes, 'data-parallel rank')} × {count_text(stages, 'pipeline stage')}"
+    return f"{count_text(len(found.by_worker), 'worker')} ({shape})"
 
 
 def _marked(mark: str, text: str, width: int) -> list[str]:

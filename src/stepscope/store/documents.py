@@ -135,7 +135,7 @@ class NodeInfo:
         for own in fields(cls):
             if own.name in raw:
                 if not _fits_field(own.type, raw[own.name]):
-                    raise ValueError(f"{own.name} of a node is {raw[own.name]!r}")
+                    raise ValueError(f"invalid node: {own.name} cannot be {raw[own.name]!r}")
                 known[own.name] = raw[own.name]
         missing = {"node", "host", "spool"} - set(known)
         if missing:

@@ -42,13 +42,13 @@ __all__ = ["Loaded", "load_run", "open_run"]
 CLOCK_OFF_S = 1.0
 REFUSED = {
     "tls": "TLS failed or the certificate was rejected",
-    "key": "joins with a different key",
-    "join": "joins to a different run",
-    "join_rate": "joins too often",
+    "key": "join requests with a different key",
+    "join": "join requests to a different run",
+    "join_rate": "too frequent join requests",
     "token": "wrong tokens",
     "frame": "invalid frames",
     "rank": "ranks that another node already has",
-    "spool": "frames in another node's name",
+    "spool": "frames sent under another node's name",
     "node_taken": "a node number already in use",
     "connections": "too many connections",
     "connection_rate": "too frequent connections",

@@ -225,7 +225,7 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
         price = f"at most {verdict.price}" if gain else verdict.price
         # A price that does not fit on a line gets a second one if that leaves a line for the advice.
         most = 2 if height - len(lines) > 2 else 1
-        lines += _labelled("to gain" if gain else "price", price, width, most)
+        lines += _labelled("to gain" if gain else "cost", price, width, most)
     for advice in verdict.advice:
         if len(lines) >= height:
             break

@@ -338,7 +338,7 @@ def _ranks(path: Path, columns: Columns) -> dict[tuple[int, int], int]:
     workers, worker_of = np.unique(lane_of * stages + columns["stage"], return_inverse=True)
     pairs = np.unique(worker_of * len(names) + name_of)
     if len(pairs) != len(workers) or len(names) != len(workers):
-        raise TraceError(f"{path}: each pair of data-parallel rank and stage must be one rank")
+        raise TraceError(f"{path}: each (dp_rank, stage) pair must map to exactly one rank")
     if len(workers) != len(lanes) * stages:
         raise TraceError(f"{path}: some data-parallel ranks lack a pipeline stage")
     found = (divmod(int(pair), len(names)) for pair in pairs)

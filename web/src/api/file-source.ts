@@ -39,7 +39,7 @@ export class FileSource implements Source {
   async heat(run: string, params: Params): Promise<Heat> {
     this.check(run);
     const value = text(params, "value") || "work";
-    if (!Object.hasOwn(this.copy.maps, value)) throw new Failure("wrong", `There is no map of ${value} in this copy.`);
+    if (!Object.hasOwn(this.copy.maps, value)) throw new Failure("wrong", `This report has no heat map for ${value}.`);
     const mean = text(params, "stat") === "mean";
     // If each cell is one step of one rank, there is only one map.
     const name = mean && Object.hasOwn(this.copy.maps, `${value}/mean`) ? `${value}/mean` : value;

@@ -40,7 +40,7 @@ export function HangPanel({ run }: { run: OpenRun }) {
 }
 
 function HangCard({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
-  const word = now ? "The job hangs now" : hang.over === "recovered" ? "The job hung and recovered" : "The job hung";
+  const word = now ? "The job is hung" : hang.over === "recovered" ? "The job hung and recovered" : "The job hung";
   // The verdict right above has the same title; show only the details here.
   const said = run.findings.value?.findings[0]?.kind === hang.kind;
   return (

@@ -33,7 +33,7 @@ function Lead({ run, finding, found, live }: { run: OpenRun; finding: Finding; f
       <div class="verdict-head">
         <SeverityMark look={lookOf(finding)} large />
         <div>
-          {live && finding.kind.startsWith("hang_") && <p class="hang-word">The job hangs now</p>}
+          {live && finding.kind.startsWith("hang_") && <p class="hang-word">The job is hung</p>}
           <h2>{finding.title}</h2>
           <FindingFacts finding={finding} live={live} />
         </div>
@@ -96,7 +96,7 @@ export function nothingText(known: "live" | "lost" | "unfinal" | "final", steps:
       : ["Nothing was recorded.", "No process reported a step: the script has none, or the recorder was not loaded (python -I or -E, env -i, a container or ssh prevent it)."];
   }
   const who = worldSize > ranks ? `${count(ranks)} of ${countOf(worldSize, "rank")}` : countOf(ranks, "rank");
-  if (steps === 0) return [`${who}, no steps${live ? " yet" : ""}.`, live ? "The first step often takes long: compilation, caches, the first batch." : "The recorder was loaded, but saw no training step."];
+  if (steps === 0) return [`${who}, no steps${live ? " yet" : ""}.`, live ? "The first step is often slow: compilation, caches, the first batch." : "The recorder was loaded, but saw no training step."];
   return live
     ? ["Nothing wrong so far.", `${countOf(steps, "step")} of ${who}. A finding is shown once two checks agree.`]
     : ["Nothing was found.", `${countOf(steps, "step")} of ${who}.`];

@@ -33,8 +33,8 @@ export function sinceText(hang: Hang, nowNs: number | null): string {
   const long = duration(stoodNs(hang, nowNs));
   const where = hang.steps ? ` in ${stepsText(hang.steps)}` : "";
   const usual = hang.step_s ? `; a step usually takes ${duration(hang.step_s * 1e9)}` : "";
-  if (hang.over === null && nowNs === null) return `Nothing had happened for ${long}${where} when this was written; how it ended is unknown${usual}.`;
-  return hang.over === null ? `Nothing has happened for ${long}${where}${usual}.` : `It hung for ${long}${where}, ${ENDINGS[hang.over]}${usual}.`;
+  if (hang.over === null && nowNs === null) return `No progress for ${long}${where} when this was written; how it ended is unknown${usual}.`;
+  return hang.over === null ? `No progress for ${long}${where}${usual}.` : `It hung for ${long}${where}, ${ENDINGS[hang.over]}${usual}.`;
 }
 
 export interface Culprits {

@@ -12,7 +12,7 @@ from stepscope.errors import UsageError
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "see it work: four gloo ranks on this machine, one of them slow"
+HELP = "run a demo: four gloo ranks on this machine, one of them slow"
 
 SCRIPTS = Path(__file__).parents[2] / "demo"
 SCRIPT, LAUNCHER = SCRIPTS / "slow_rank.py", SCRIPTS / "ranks.py"
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"the demo needs torch, which is not installed for {sys.executable}")
     print(
         f"{RANKS} ranks train a small model on this machine for {args.steps} steps; "
-        f"rank {SLOW_RANK} loses {args.slow_ms:g} ms in {args.phase} in each step.\n"
+        f"rank {SLOW_RANK} is slowed by {args.slow_ms:g} ms per step in {args.phase}.\n"
         "The script does not use Stepscope. All ranks wait for the slowest one, so their steps take the same time.\n"
         "Starting them takes a few seconds.\n",
         file=sys.stderr,

@@ -24,7 +24,7 @@ from stepscope.store.paths import META
 
 __all__ = ["checks"]
 
-HELP = "check this machine: what Stepscope can see here and what it cannot"
+HELP = "check this machine: what Stepscope can and cannot measure here"
 
 MOST_NAMED = 5
 GLYPH = {"good": "✔", "weak": "▲", "bad": "✖"}

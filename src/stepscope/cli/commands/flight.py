@@ -13,7 +13,7 @@ from stepscope.errors import DumpError
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
-HELP = "read Flight Recorder dumps: which rank is blocking the job"
+HELP = "analyze Flight Recorder dumps to find the rank blocking the job"
 EPILOG = """\
 Reads dumps of any torch version, pickled or JSON, NCCL or gloo, with any file names; also, if they are in the same
 folder, stacks (stacks_N.txt, written by faulthandler), errors (err_N.txt) and torchtitan's structured_logs/.

@@ -19,7 +19,7 @@ examples:
   stepscope token create grafana --metrics --expires 90d   for Prometheus: /metrics and nothing else
   stepscope token create anna --run night                  one run, for 30 days
   stepscope token list
-  stepscope token revoke anna                              refused from the next request on, even if signed in
+  stepscope token revoke anna                              takes effect on the next request, even for signed-in users
 
 All your hubs and `stepscope serve` accept them, as a header (Authorization: Bearer TOKEN) and to sign in to the page.
 A token is printed once; only its hash is stored.  `stepscope audit` shows who used a token, and for what.

@@ -119,7 +119,7 @@ def _reopen_traces(job: JobAnalysis, options: Options, only: int | None = None) 
 
 # -- command ----------------------------------------------------------------------------------------------------------
 
-HELP = "read profiler traces: where the time goes, which ranks wait, what to change"
+HELP = "analyze profiler traces: where time is spent, which ranks wait, what to change"
 EPILOG = """\
 Reads traces of torch.profiler (.json, .json.gz, .json.zst) and Nsight Systems (`nsys export --type sqlite`): one file,
 one per rank, or a folder of them; the ranks are taken from the files' contents (docs/traces.md).

@@ -37,7 +37,7 @@ TRIES = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "stepscope watch [options] [RUN | URL [RUN]]"
     parser.add_argument("where", metavar="RUN|URL", nargs="?", help=f"{RUN_HELP}, or the address of a hub")
-    parser.add_argument("run_id", metavar="RUN", nargs="?", help="which run of that hub (default: its newest)")
+    parser.add_argument("run_id", metavar="RUN", nargs="?", help="run to show (default: the newest on the hub)")
     parser.add_argument(
         "--token-file", metavar="FILE", type=Path, help="file with the reader's token, for a remote hub"
     )
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="fingerprint of that hub's certificate, if it is self-signed",
     )
-    parser.add_argument("--plain", action="store_true", help="plain lines, as without a terminal")
+    parser.add_argument("--plain", action="store_true", help="print plain lines (the default without a terminal)")
 
 
 def run(args: argparse.Namespace) -> int:

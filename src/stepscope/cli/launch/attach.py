@@ -15,7 +15,7 @@ from stepscope.store.paths import META
 
 __all__ = ["HELP", "OPTIONS_BEFORE_JOB", "add_arguments", "run"]
 
-HELP = "be the agent of a run that stepscope.init() started (for internal use)"
+HELP = "run the agent for a run started by stepscope.init() (internal)"
 OPTIONS_BEFORE_JOB = ("--session", "--run-dir", "--owner")
 
 

@@ -59,7 +59,7 @@ def why_no_screen() -> str:
 def why_no_terminal() -> str:
     """Why there is no terminal for a view of a job; empty if there is one."""
     if not sys.stdout.isatty():
-        return "the output does not go to a terminal"
+        return "standard output is not a terminal"
     try:
         tty = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
@@ -105,7 +105,7 @@ class LiveView:
         try:
             self._pid = self._started = spawn(command, helper_environment(os.environ), held, terminal=self._tty)
         except OSError as error:
-            say(f"no live view: {error.strerror}")
+            say(f"live view not available: {error.strerror}")
             self._shown = 0
 
     def keep_alive(self) -> float:

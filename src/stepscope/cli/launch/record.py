@@ -460,7 +460,7 @@ def _open_view(job: JobOptions, run_dir: Path, hub: HubChild | None) -> LiveView
             return LiveView(run_dir)
         except OSError as error:
             why = error.strerror or type(error).__name__
-    say(f"no live view here: {why}")
+    say(f"live view not available: {why}")
     return None
 
 

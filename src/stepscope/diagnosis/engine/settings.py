@@ -233,8 +233,8 @@ def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, A
     if len(ends) >= thresholds.LAST_BATCH_EPOCHS and waste >= thresholds.LAST_BATCH_SHARE and _is_parallel(facts):
         yield (
             f"Every epoch of {length:.0f} batches ends with a batch of {instead}, whose step takes "
-            f"{ms_text(float(np.median(wall_ns[ends])) / 1e6)} (a full one: {ms_text(usual_ns / 1e6)}). drop_last=True "
-            f"or longer epochs save up to {share_text(waste)} of the time."
+            f"{ms_text(float(np.median(wall_ns[ends])) / 1e6)} ({ms_text(usual_ns / 1e6)} for a full batch). "
+            f"drop_last=True or longer epochs save up to {share_text(waste)} of the time."
         )
 
 

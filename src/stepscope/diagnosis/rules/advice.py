@@ -62,7 +62,10 @@ def straggler_advice(
     if node:
         return (
             f"It is host {hosts[0]}, not a rank: compare its clocks, temperature, power limit and load with the rest.",
-            "Leave it out of the next allocation if nothing explains it; the price above is what it costs to keep it.",
+            (
+                "If you find no cause, exclude the host from the next allocation. The cost above is what it costs to "
+                "keep it."
+            ),
         )
     who = named_ranks(ranks).lower()
     where = f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else ""
@@ -338,14 +341,14 @@ def stall_advice(*, phase: str | None, alone: bool, host: str, nccl: bool) -> tu
         "comm": f"All ranks waited for the exchange: a network hiccup{retries}.",
         "h2d": "One slow copy to the device: memory was being moved or swapped.",
         "optimizer": "The first use of something in the optimizer, or the process was stopped for a while.",
-        "checkpoint": "Saving took this long once: the storage was busy.",
+        "checkpoint": "One checkpoint was slow; the storage was probably busy.",
         "eval": "Evaluation took this long once.",
     }.get(phase or "", "A first kernel of a new shape, garbage collection, swapping, or the process was stopped.")
     if phase == "other":
-        look = "The loop did other work there: saving, an evaluation, a request over the network."
+        look = "The loop did other work in that step, such as saving, evaluation or a network request."
     return (
         f"{look[:-1]}{where}." if where else look,
-        "It happened once; no action is needed unless it recurs. The log of that time may explain it.",
+        "It happened once; no action is needed unless it recurs. The log from that time may explain it.",
     )
 
 
@@ -395,7 +398,7 @@ MEMORY_CREEP_ADVICE = {
         "torch.cuda.memory._record_memory_history(), then _dump_snapshot() after some steps: it names the lines.",
     ),
     "device_reserved": (
-        "What is in use does not grow, only what the allocator holds: varying shapes leave gaps that nothing fits.",
+        "Memory in use does not grow, but reserved memory does: varying shapes leave gaps that cannot be reused.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets it grow its blocks instead of adding new ones.",
         "Pad or bucket batches to a few shapes; torch.cuda.empty_cache() costs time and is not a fix.",
     ),
@@ -405,7 +408,10 @@ FRAGMENTATION_ADVICE = (
     "Pad or bucket batches to a few shapes, the largest first; torch.cuda.empty_cache() costs time and is not a fix.",
 )
 MEMORY_PRESSURE_ADVICE = (
-    "Before it runs out: a smaller batch with gradient accumulation, activation checkpointing, autocast.",
+    (
+        "To avoid running out of memory, use a smaller batch with gradient accumulation, activation checkpointing or "
+        "autocast."
+    ),
     "Optimizer state and gradients can be sharded (FSDP, ZeroRedundancyOptimizer); set_to_none=True frees gradients.",
 )
 MEMORY_IMBALANCE_ADVICE = (
@@ -469,7 +475,7 @@ def cpu_advice(
     if not lines:
         lines.append("Fewer threads (OMP_NUM_THREADS) or DataLoader workers, or less work per sample.")
     if heavy and len(lines) == 1:
-        lines.append("More runnable threads than cores also make every step uneven.")
+        lines.append("With more runnable threads than cores, step times also vary more.")
     return tuple(lines)
 
 

@@ -476,7 +476,7 @@ def find_compute_bound(view: View) -> list[Claim]:
     finding = Finding(
         kind="compute_bound",
         severity="info",
-        title=f"The time goes into the training itself: {what} are {share_text(part.share)}.",
+        title=f"Most of the time is spent on training itself: {what} take {share_text(part.share)}.",
         steps=view.span,
         cost=cost_of(view, np.zeros(len(view.steps))),
         evidence={

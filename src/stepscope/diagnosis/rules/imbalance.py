@@ -157,7 +157,10 @@ def _rotation(
         },
         advice=(
             "Look for work that one rank does in turn: logging, saving or evaluating by step number modulo world size.",
-            "If nothing takes turns, batches differ in size: bucket samples by length, so all ranks get similar work.",
+            (
+                "If no such work exists, batch sizes probably differ: bucket samples by length, so all ranks get "
+                "similar work."
+            ),
         ),
         confidence=0.9 if view.comm_measured else 0.7,
     )

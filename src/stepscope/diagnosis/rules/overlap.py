@@ -172,8 +172,8 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) ->
             f"{one.backwards:.0f} backward passes make a step: unless all but the last are under model.no_sync(), each "
             "exchanges all gradients."
         )
-    less = f"Send less: {compression_setting(frameworks)} halves the bytes"
-    yield f"{less}; gradients that backward computes last cannot be hidden at all."
+    less = f"To send less, use {compression_setting(frameworks)}, which halves the bytes."
+    yield f"{less} The last gradients of backward can never be overlapped."
 
 
 # -- FSDP2 ------------------------------------------------------------------------------------------------------------

@@ -293,11 +293,12 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
     worst = max(group, key=lambda suspect: suspect.excess_ns)
     excess = ms_text(worst.excess_ns / 1e6)
     when = _when(view, at)
-    waiting = "the other rank waits" if len(view.ranks) == 2 else "all other ranks wait"
+    waiting = "the other rank waits for it" if len(view.ranks) == 2 else "all other ranks wait for it"
     if len(ranks) > 1:
-        waiting = "the other ranks wait"
+        waiting = "the other ranks wait for them"
     if not view.lockstep:
         waiting = "ranks do not wait for each other here, but the run lasts as long as its slowest"
+    its = "its" if len(ranks) == 1 else "their"
     if kind == "node_straggler":
         host = view.hosts[group[0].rank]
         where = f" in {phase}" if phase else ""
@@ -307,7 +308,7 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
         doing = {"eval": "evaluating", "checkpoint": "in checkpoints"}.get(phase or "", "between two steps")
         spend = "spends" if len(ranks) == 1 else "spend"
         seen = f" ({place})" if place else ""
-        return f"{named_ranks(ranks)} {spend} {excess} more than the peers {doing}{seen} {when}; {waiting}."
+        return f"{named_ranks(ranks)} {spend} {excess} more than {its} peers {doing}{seen} {when}; {waiting}."
     who = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"{named_ranks(ranks)} are"
     seen = f" ({place})" if place else ""
     where = {None: ", in no single phase,", "other": f" within the step but in no known phase{seen}"}.get(
@@ -315,11 +316,10 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
     )
     if tokens >= thresholds.BYTES_ALIKE:
         it = "it has" if len(ranks) == 1 else "they have"
-        more = f"{it} {tokens:.2g}× the bytes of the peers in all_to_all"
-        its = "its" if len(ranks) == 1 else "their"
+        more = f"{it} {tokens:.2g}× the bytes of {its} peers in all_to_all"
         why = f"{its} experts get more tokens ({more})" if _same_batches(view) else more
-        return f"{who} {excess} slower than the peers{where} {when}: {why}; {waiting}."
-    return f"{who} {excess} slower than the peers{where} {when}; {waiting}."
+        return f"{who} {excess} slower than {its} peers{where} {when}: {why}; {waiting}."
+    return f"{who} {excess} slower than {its} peers{where} {when}; {waiting}."
 
 
 def _when(view: View, at: slice) -> str:

@@ -448,7 +448,7 @@ def parse_change(text: str) -> Change:
         return Change(text=text.strip(), kind=kind, rank=int(name))
     if kind in WHOLE:
         if name or value not in WHOLE[kind]:
-            raise TraceError(f"what-if {text!r}: {kind} can only be {kind}={WHOLE[kind][0]}")
+            raise TraceError(f"what-if {text!r}: the only valid form is {kind}={WHOLE[kind][0]}")
         return Change(text=text.strip(), kind=kind)
     if kind not in NAMED:
         raise TraceError(f"what-if {text!r}: {kind or 'nothing'} cannot be changed; use one of: {FORMS}")

@@ -88,8 +88,8 @@ def _of_recordings(metas: Sequence[TraceMeta], earlier: int, later: int) -> list
 def _of_names(given: dict[int, int], ranks: int) -> list[str]:
     if not given or ranks < 2:
         return []
-    files = "1 file names" if len(given) == 1 else f"{len(given)} files name"
-    return [f"{files} no rank: counted as {named_ranks(tuple(given)).lower()}"]
+    files = "1 file does" if len(given) == 1 else f"{len(given)} files do"
+    return [f"{files} not specify a rank; treated as {named_ranks(tuple(given)).lower()}"]
 
 
 def _recordings(metas: Sequence[TraceMeta]) -> list[int]:

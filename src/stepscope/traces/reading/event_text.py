@@ -301,7 +301,7 @@ class EventText(Generic[Events]):
         elif self.lost > LOST:
             self.truncated = f"more than {LOST} of its events are not valid JSON"
         elif last and not found.ended and self._before is not None:
-            self.truncated = "its list of events does not end"
+            self.truncated = "its event list is not closed"
         piece = self._try(b",".join(found.events)) if found.events else None
         if piece is None and found.events:
             piece = self._try(b",".join(filter(None, map(self._readable, found.events))))

@@ -50,7 +50,8 @@ def blocks_of(path: Path, cut: list[str] | None = None) -> Iterator[bytes]:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise TraceError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or device'}, not a file")
+            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
+            raise TraceError(f"{path}: {what}, not a regular file")
         with path.open("rb") as file:
             start = file.read(16)
             file.seek(0)

@@ -31,7 +31,9 @@ PLACES_SHOWN = 8
 ON_ITEM = (
     "Keep the value on the device and read it every N steps (.item(), .cpu(), print() and bool() of a tensor wait)."
 )
-UNKNOWN_PLACE = "Trace with with_stack=True to see the lines: torch.cuda.set_sync_debug_mode(1) warns about them, too."
+UNKNOWN_PLACE = (
+    "Record the trace with with_stack=True to see the lines. torch.cuda.set_sync_debug_mode(1) also warns about them."
+)
 
 
 def find_host(view: JobView, idle_ns: Ints) -> list[Claim]:
@@ -351,7 +353,7 @@ def _recompiles(view: JobView, idle_ns: Ints) -> list[Claim]:
             explained_ns=saved_ns,
             evidence={"recompiles": recompiles, "compile_ms": round(total_ns / 1e6, 3)},
             advice=(
-                "TORCH_LOGS=recompiles names the guard that failed; mark_dynamic() where sizes vary.",
+                "TORCH_LOGS=recompiles shows which guard failed; use mark_dynamic() where sizes vary.",
                 "If these are the first steps of the job, it is the warm-up: trace later ones.",
             ),
         )
@@ -435,7 +437,9 @@ def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
                 ],
             },
             advice=(
-                f"Begin at {stops[0].place}." if stops[0].place else "Trace with with_stack=True to see the lines.",
+                f"Begin at {stops[0].place}."
+                if stops[0].place
+                else "Record the trace with with_stack=True to see the lines.",
                 "Replace loops over elements by tensor operations; move logging and file access to another thread.",
             ),
             confidence=0.85,

@@ -119,7 +119,8 @@ def _words(
             return f"its host spends {each} more than its peers' in {place}", {"place": place}
         if kind == "python":
             return f"it spends {each} more than its peers between operators", {}
-        return f"its device waits {each} longer than its peers' for the host to launch", _launching(view, row, peers)
+        words = f"its device waits {each} longer than its peers' for the host to launch kernels"
+        return words, _launching(view, row, peers)
     if kind == "gaps":
         return f"its device idles {each} longer than its peers' before kernels that are already queued", {}
     doing = {
