@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import SecondsClock
 
 from stepscope.agent.disk_space import SEGMENT_S, SampleClaim, SampleKeeper
 from stepscope.store.file_io import append_jsonl
@@ -24,19 +25,12 @@ EVERY_S = 20
 """Between samples, to be quick; an hour is 180 of each."""
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def gpu(second: int, index: int) -> dict[str, Any]:
     power = 900.0 if second == 7220 and index == 1 else 300.0 + second // EVERY_S % 3
     return {"wall_ns": second * 10**9, "node": "a", "kind": "gpu", "index": index, "power_w": power}
 
 
-def record(run_dir: Path, keeper: SampleKeeper, clock: Clock, hours: int) -> None:
+def record(run_dir: Path, keeper: SampleKeeper, clock: SecondsClock, hours: int) -> None:
     for _ in range(hours):
         begin = int(clock.now_s)
         rows = [gpu(begin + at, index) for at in range(0, int(SEGMENT_S), EVERY_S) for index in range(GPUS)]
@@ -45,7 +39,7 @@ def record(run_dir: Path, keeper: SampleKeeper, clock: Clock, hours: int) -> Non
         work(keeper, clock)
 
 
-def work(keeper: SampleKeeper, clock: Clock) -> None:
+def work(keeper: SampleKeeper, clock: SecondsClock) -> None:
     before = clock.now_s
     for _ in range(4):
         keeper.look()
@@ -61,7 +55,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_ten_days_stay_small_and_keep_mean_and_peak(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = SecondsClock()
     keeper = SampleKeeper(tmp_path, clock=clock)
     record(tmp_path, keeper, clock, 24 * 10)
     there = sample_segments(tmp_path)
@@ -79,7 +73,7 @@ def test_ten_days_stay_small_and_keep_mean_and_peak(tmp_path: Path) -> None:
 
 
 def test_what_a_hub_has_in_part_stays_until_it_has_the_rest(tmp_path: Path) -> None:
-    clock, claim = Clock(), SampleClaim()
+    clock, claim = SecondsClock(), SampleClaim()
     keeper = SampleKeeper(tmp_path, claim, clock=clock)
     claim.reading(100)
     record(tmp_path, keeper, clock, 4)
@@ -93,7 +87,7 @@ def test_what_a_hub_has_in_part_stays_until_it_has_the_rest(tmp_path: Path) -> N
 def test_killed_before_the_old_segment_was_removed_nothing_is_there_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    clock = SecondsClock()
     keeper = SampleKeeper(tmp_path, clock=clock)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *args, **kwargs: None)
@@ -101,12 +95,12 @@ def test_killed_before_the_old_segment_was_removed_nothing_is_there_twice(
     assert len(list((tmp_path / "samples").iterdir())) == 3
     assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
     clock.now_s += 60
-    work(SampleKeeper(tmp_path, clock=Clock()), clock)
+    work(SampleKeeper(tmp_path, clock=SecondsClock()), clock)
     assert [one.span_s for one in sample_segments(tmp_path)] == [60, 0]
 
 
 def test_positions_hold_while_segments_are_thinned(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = SecondsClock()
     keeper = SampleKeeper(tmp_path, clock=clock)
     record(tmp_path, keeper, clock, 30)
     at, found = 0, []

@@ -5,15 +5,38 @@ from __future__ import annotations
 import faulthandler
 import tempfile
 import threading
+from pathlib import Path
 
 from fakes.dumps import stack_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.flight.stacks import group_stacks, is_user_file, main_thread, parse_threads, user_frame
+from stepscope.flight.stacks import (
+    COLLECTIVE_FILE,
+    group_stacks,
+    is_hook_file,
+    is_user_file,
+    main_thread,
+    parse_threads,
+    user_frame,
+)
 from stepscope.records.finding import Frame, ThreadStack
 
 SITE = "/venv/lib/python3.11/site-packages"
+
+
+def test_every_file_of_the_recorder_is_known_as_ours(root: Path) -> None:
+    """A call of the script goes through these; wherever they move, their frames must not count as the user's."""
+    recorder = root / "src" / "stepscope" / "recorder"
+    files = [str(path) for path in [*recorder.glob("*.py"), *(recorder / "hooks").glob("*.py")]]
+    assert len(files) > 20
+    assert [file for file in files if not is_hook_file(file) or is_user_file(file)] == []
+
+
+def test_a_collective_that_fails_does_so_in_these_hooks(root: Path) -> None:
+    hooks = root / "src" / "stepscope" / "recorder" / "hooks"
+    calling = {path.name for path in hooks.glob("*.py") if COLLECTIVE_FILE.search(str(path))}
+    assert calling == {"collectives.py", "ddp.py"}
 
 
 def test_real_threads_of_this_process() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from clock import SecondsClock
 from fakes.cluster import Cluster
 
 from stepscope.cli.main import run_command
@@ -32,20 +33,13 @@ from tests.hub.run_parts import READER, Hub, record
 NOON = 1_700_000_000.0
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> SecondsClock:
+    return SecondsClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def log(tmp_path: Path, clock: Clock) -> AuditLog:
+def log(tmp_path: Path, clock: SecondsClock) -> AuditLog:
     return AuditLog(path=tmp_path / "audit.jsonl", now=lambda: NOON + clock(), clock=clock)
 
 
@@ -63,7 +57,7 @@ def read(log: AuditLog, who: str = "anna", route: str = "/api/v1/runs", address:
 # ── what is written ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_first_request_is_a_line_and_its_repetitions_are_counted(log: AuditLog, clock: Clock) -> None:
+def test_the_first_request_is_a_line_and_its_repetitions_are_counted(log: AuditLog, clock: SecondsClock) -> None:
     read(log)
     for _ in range(1000):
         clock.now_s += 0.5
@@ -100,7 +94,7 @@ def test_the_first_request_is_a_line_and_its_repetitions_are_counted(log: AuditL
     assert log.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_somebody_who_comes_back_later_has_a_line_of_their_own_again(log: AuditLog, clock: Clock) -> None:
+def test_somebody_who_comes_back_later_has_a_line_of_their_own_again(log: AuditLog, clock: SecondsClock) -> None:
     for _ in range(3):
         read(log)
         clock.now_s += WINDOW_S
@@ -350,7 +344,9 @@ def test_a_hub_that_cannot_write_its_log_answers_all_the_same(
 # ── nodes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_node_has_one_line_for_its_start_and_one_for_its_end(tmp_path: Path, log: AuditLog, clock: Clock) -> None:
+def test_a_node_has_one_line_for_its_start_and_one_for_its_end(
+    tmp_path: Path, log: AuditLog, clock: SecondsClock
+) -> None:
     (tmp_path / "night").mkdir()
     parts = Parts(tmp_path / "night", clock=clock, audit=log)
 

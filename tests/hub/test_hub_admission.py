@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import SecondsClock
 
 from stepscope.hub.ingest.auth import RankClaims, SenderLimits, neighbours
 from stepscope.hub.limits import REASONS, REFUSED_SOURCES, Bucket, Buckets, Refusals, Refused
@@ -15,20 +16,13 @@ from stepscope.wire.handshake import Join, Welcome, write_join
 from tests.hub.gate_parts import KEY, Parts, join_of, ring_of
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+@pytest.fixture
+def clock() -> SecondsClock:
+    return SecondsClock(100.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Parts]]:
+def make(tmp_path: Path, clock: SecondsClock) -> Iterator[Callable[..., Parts]]:
     made: list[Parts] = []
 
     def parts(**values: Any) -> Parts:
@@ -76,7 +70,7 @@ def test_what_is_no_token(make: Callable[..., Parts], said: bytes) -> None:
     assert parts.admission.sender_of(said) is None
 
 
-def test_a_node_is_replaced_when_it_is_silent(make: Callable[..., Parts], clock: Clock) -> None:
+def test_a_node_is_replaced_when_it_is_silent(make: Callable[..., Parts], clock: SecondsClock) -> None:
     parts = make()
     old, new = join_of(1, host="a"), join_of(1, host="b")
     token = parts.welcome(old)
@@ -105,7 +99,7 @@ def test_a_node_that_said_bye_is_replaced_at_once(make: Callable[..., Parts]) ->
     assert len(parts.admission.awaited()) == 1
 
 
-def test_nodes_are_lost_and_come_back(make: Callable[..., Parts], clock: Clock) -> None:
+def test_nodes_are_lost_and_come_back(make: Callable[..., Parts], clock: SecondsClock) -> None:
     parts = make()
     joins = [join_of(node) for node in range(3)]
     for join in joins:
@@ -121,7 +115,7 @@ def test_nodes_are_lost_and_come_back(make: Callable[..., Parts], clock: Clock) 
     assert parts.admission.agents == 2
 
 
-def test_joins_are_limited(make: Callable[..., Parts], clock: Clock) -> None:
+def test_joins_are_limited(make: Callable[..., Parts], clock: SecondsClock) -> None:
     parts = make(limits=SenderLimits(joins=3, joins_per_s=1.0, again=2, again_per_s=0.5))
     for _ in range(3):
         parts.admission.may_join("10.0.0.7")
@@ -139,7 +133,7 @@ def test_joins_are_limited(make: Callable[..., Parts], clock: Clock) -> None:
     assert refusal(parts, replace(join, nonce="cc" * 16)) == (429, "join_rate", "this node joins too often", 2.0)
 
 
-def test_the_pace_follows_the_number_of_agents(make: Callable[..., Parts], clock: Clock) -> None:
+def test_the_pace_follows_the_number_of_agents(make: Callable[..., Parts], clock: SecondsClock) -> None:
     parts = make()
     for node in range(1000):
         parts.welcome(join_of(node))

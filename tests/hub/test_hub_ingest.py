@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import SecondsClock
 
 from stepscope.errors import FrameError
 from stepscope.hub.ingest.auth import SenderLimits
@@ -20,13 +21,6 @@ from stepscope.store.live.ring_files import write_sidecar
 from stepscope.wire.frames import FRAME_BYTES, FrameHead, pack_frame, part_of
 from stepscope.wire.handshake import Join
 from tests.hub.gate_parts import Parts, join_of, ring_of, rings_part, steps_part
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Node:
@@ -45,12 +39,12 @@ class Node:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SecondsClock:
+    return SecondsClock(100.0)
 
 
 @pytest.fixture
-def parts(tmp_path: Path, clock: Clock) -> Iterator[Parts]:
+def parts(tmp_path: Path, clock: SecondsClock) -> Iterator[Parts]:
     limits = SenderLimits(frames=5, frames_per_s=1.0, bytes=1 << 20, bytes_per_s=1 << 20)
     parts = Parts(tmp_path, clock=clock, limits=limits, local_spool="ab" * 16)
     yield parts
@@ -82,7 +76,7 @@ def test_agents_are_told_whether_somebody_looks(parts: Parts, node: Node) -> Non
     assert node.send()[1]["watched"] is True
 
 
-def test_too_many_frames_wait(node: Node, clock: Clock, parts: Parts) -> None:
+def test_too_many_frames_wait(node: Node, clock: SecondsClock, parts: Parts) -> None:
     assert [node.send()[0] for _ in range(6)] == [200] * 5 + [429]
     assert node.send()[1] == {"why": "too many frames from this node", "retry_s": 1.0}
     clock.now_s += 1
@@ -90,7 +84,7 @@ def test_too_many_frames_wait(node: Node, clock: Clock, parts: Parts) -> None:
     assert parts.refusals.by_reason()["rate"] == 2
 
 
-def test_too_many_bytes_wait(node: Node, clock: Clock) -> None:
+def test_too_many_bytes_wait(node: Node, clock: SecondsClock) -> None:
     noise = random.Random(1).randbytes(700_000)
     assert node.send(part_of("log", noise, name="logs/a.log"))[0] == 200
     status, said = node.send(part_of("log", noise, name="logs/a.log", offset=len(noise)))
@@ -123,7 +117,7 @@ def test_a_full_disk_takes_nothing_and_is_told_once(
     assert [json.loads(line)["event"] for line in written] == ["warning", "refused", "warning"], "nothing was lost"
 
 
-def test_the_journal_tells_what_becomes_of_nodes(parts: Parts, clock: Clock) -> None:
+def test_the_journal_tells_what_becomes_of_nodes(parts: Parts, clock: SecondsClock) -> None:
     bearer = {"Authorization": f"Bearer {parts.challenged(join_of(1)).challenge}"}
     joined = asyncio.run(parts.ask("join", b"{}", bearer))[0]
     assert joined == 403
@@ -170,7 +164,7 @@ def test_ranks_of_the_first_node_are_its_own(parts: Parts, node: Node) -> None:
     assert (status, said["why"]) == (403, "rank 5 of attempt 0 already runs on another node")
 
 
-def test_a_rank_that_moves_is_no_forgery(parts: Parts, node: Node, clock: Clock) -> None:
+def test_a_rank_that_moves_is_no_forgery(parts: Parts, node: Node, clock: SecondsClock) -> None:
     """In an elastic job the new node is heard of before the old one has said that its process is gone."""
     other = Node(parts, join_of(2))
     old, new = ring_of(2, 5), ring_of(1, 5)

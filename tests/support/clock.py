@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FakeClock"]
+__all__ = ["FakeClock", "SecondsClock"]
 
 
 class FakeClock:
@@ -16,3 +16,13 @@ class FakeClock:
 
     def advance(self, nanoseconds: int) -> None:
         self.now_ns += nanoseconds
+
+
+class SecondsClock:
+    """A clock in seconds that a test sets."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s

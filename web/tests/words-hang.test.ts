@@ -14,14 +14,14 @@ const hang = (more: Partial<Hang>): Hang => ({ number: 1, host: "a", kind: "hang
 
 test("user code is distinguished from libraries", () => {
   const own = ["/job/train.py", "train.py", "/users/me/torch/train.py", "/scratch/stepscope/testing/scripts/hang_job.py"];
-  const others = [TORCH, "<frozen runpy>", "/usr/lib/python3.11/threading.py", "/src/torch/nn/modules/module.py", "/x/stepscope/recorder/collectives.py", ""];
+  const others = [TORCH, "<frozen runpy>", "/usr/lib/python3.11/threading.py", "/src/torch/nn/modules/module.py", "/x/stepscope/recorder/collectives.py", "/x/stepscope/recorder/hooks/ddp.py", ""];
   expect(own.map(isUsers)).toEqual(own.map(() => true));
   expect(others.map(isUsers)).toEqual(others.map(() => false));
   expect([shortFile(TORCH), shortFile("/job/src/train.py"), placeText(frame("/job/train.py", 41, "<module>"))]).toEqual(["torch/distributed/distributed_c10d.py", "src/train.py", "job/train.py:41"]);
 });
 
 test("library frames between user code form one piece, and our hooks are dropped", () => {
-  const pieces = piecesOf([frame("/x/stepscope/recorder/collectives.py", 222, "wait"), frame(TORCH, 1, "a"), frame(TORCH, 2, "b"), frame("/job/train.py", 3, "c"), frame("<string>", 4, "d")]);
+  const pieces = piecesOf([frame("/x/stepscope/recorder/collectives.py", 222, "wait"), frame("/x/stepscope/recorder/hooks/collectives.py", 9, "wait"), frame(TORCH, 1, "a"), frame(TORCH, 2, "b"), frame("/job/train.py", 3, "c"), frame("<string>", 4, "d")]);
   expect(pieces.map((piece) => [piece.users, piece.frames.map((one) => one.function)])).toEqual([
     [false, ["a", "b"]],
     [true, ["c"]],

@@ -176,19 +176,6 @@ def record_in(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def count_lines(path: Path) -> int:
-    """Estimate the number of records without parsing them; a missing file counts as empty."""
-    count = 0
-    try:
-        file = open_file(path)
-    except FileNotFoundError:
-        return count
-    with file:
-        while piece := file.read(1 << 20):
-            count += piece.count(b"\n")
-    return count
-
-
 def lines_from(path: Path, offset: int, *, most_bytes: int, longest: int) -> tuple[bytes, int]:
     """Return the complete lines from ``offset``, about ``most_bytes`` in all, and how many were too long.
 

@@ -18,7 +18,7 @@ import contextlib
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -409,13 +409,6 @@ class Coarsener:
 
     def samples(self) -> list[dict[str, Any]]:
         return [stretch.sample(self._span_s) for stretch in self._found.values()]
-
-
-def coarsened(samples: Iterable[Mapping[str, Any]], span_s: int) -> list[dict[str, Any]]:
-    coarsener = Coarsener(span_s)
-    for sample in samples:
-        coarsener.add(sample)
-    return coarsener.samples()
 
 
 class _Stretch:
