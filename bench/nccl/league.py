@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", metavar="GLOB", help="cases by name, such as 'tp/*,*/late-*', and the healthy runs that they need")
     add("--list", action="store_true", help="print the cases and exit")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: over gloo, to try the runner")
-    add("--jobs", type=int, default=4, help="jobs that start up at the same time (default: %(default)s)")
+    add("--jobs", type=int, default=3, help="jobs that start up at the same time (default: %(default)s)")
     add("--no-mps", action="store_true", help="let ranks share a GPU in time slices")
     add("--steps", type=int, help="with a fault that lasts all the time (default: 200; cpu: 60)")
     add("--minutes", type=float, help="start no case after so many minutes")
