@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from stepscope.records.steps import BACKWARD, COMM, FORWARD, OTHER
 from stepscope.ring import LastCollective, RingReader
 from stepscope.ring import layout as w
 from stepscope.ring.layout import MIN_CAPACITY, TURN_WORDS
-from stepscope.ring.reader import last_collective, live_phase
+from stepscope.ring.reader import RECENT_WORDS, last_collective, live_phase, recent_shares
 
 ALL_REDUCE, SEND, RECV = OPS.index("all_reduce"), OPS.index("send"), OPS.index("recv")
 
@@ -202,3 +203,19 @@ def test_fuzz(words: list[int], head: int) -> None:
         body[(head + at * 37) % MIN_CAPACITY] = word
     last_collective(body, head)
     assert 0 <= live_phase(body, head).phase < 16
+
+
+def test_shares_of_phases_do_not_depend_on_which_word_the_last_ones_begin_with() -> None:
+    """The oldest of them may be a step's own word, which has a phase but no time."""
+    step = [w.STEP_DATA | OTHER << 16, FORWARD, OTHER, BACKWARD, OTHER]
+    words: list[int] = []
+    at_ns = 10**15
+    for _ in range(RECENT_WORDS // len(step) + 2):
+        words.append(step[0])
+        for phase in step[1:]:
+            words.append(at_ns << w.TIME_SHIFT | phase)
+            at_ns += {FORWARD: 30, OTHER: 10, BACKWARD: 50}[phase]
+    for first in range(len(step)):
+        body = memoryview(array("Q", words[first:] + [0] * MIN_CAPACITY))
+        shares = recent_shares(body, len(words) - first)
+        assert [round(shares[phase], 1) for phase in (OTHER, FORWARD, BACKWARD)] == [0.2, 0.3, 0.5]

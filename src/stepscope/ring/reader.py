@@ -179,14 +179,15 @@ def recent_shares(body: Words, head: int) -> tuple[float, ...]:
     """Return each phase's share of the time between the last words; 0 if there are too few."""
     total, inside = 0, [0] * PHASE_SLOTS
     now: int | None = None
-    since = 0
+    since: int | None = None
     for word in _last_words(body, head, RECENT_WORDS):
         if word & w.DATA:
             if word >> w.TAG_SHIFT == w.STEP_DATA >> w.TAG_SHIFT:
                 now = word >> 16 & (PHASE_SLOTS - 1)
             continue
         at = word >> w.TIME_SHIFT
-        if now is not None:
+        # Unknown until the first time word: the words may begin within a step, with the phase but not its start.
+        if now is not None and since is not None:
             total += at - since
             inside[now] += at - since
         since, now = at, word % PHASE_SLOTS
