@@ -215,7 +215,7 @@ def test_shares_of_phases_do_not_depend_on_which_word_the_last_ones_begin_with()
         for phase in step[1:]:
             words.append(at_ns << w.TIME_SHIFT | phase)
             at_ns += {FORWARD: 30, OTHER: 10, BACKWARD: 50}[phase]
-    for first in range(len(step)):
-        body = memoryview(array("Q", words[first:] + [0] * MIN_CAPACITY))
-        shares = recent_shares(body, len(words) - first)
+    for left_out in range(len(step)):
+        head = len(words) - left_out
+        shares = recent_shares(memoryview(array("Q", words[:head] + [0] * MIN_CAPACITY)), head)
         assert [round(shares[phase], 1) for phase in (OTHER, FORWARD, BACKWARD)] == [0.2, 0.3, 0.5]
