@@ -228,3 +228,22 @@ def test_a_change_names_the_line_of_the_phase_that_it_is_in() -> None:
     assert (change.kind, change.evidence["place"]) == ("change_point", "Data.__getitem__, train.py:12")
     assert change.title.endswith("in input, mostly in Data.__getitem__, train.py:12.")
     assert change.advice[0] == "Look at Data.__getitem__, train.py:12: that is where the ranks were seen."
+
+
+def test_a_line_is_named_where_the_others_hardly_ever_are_in_the_phase() -> None:
+    """Stacks come in proportion to the time in a phase: ranks that spend a few percent in it have none."""
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "forward", 100.0),))
+    stacks = [in_phase("forward", SLOW, TORCH, *LOOP, rank=1)] * 4
+    assert diagnose(run_of(*stacks, cluster=cluster))[0].evidence["place"] == "Net.forward, train.py:20"
+
+
+def test_a_line_explains_an_excess_that_is_half_of_the_phase() -> None:
+    """The rank is at the line half of the time; the other half is what every rank does."""
+    cluster = Cluster(ranks=4, steps=100, faults=(slow_at(1, "forward", 12.0),))
+    usual = [in_phase("forward", TORCH, MODEL, TORCH, *LOOP, rank=rank) for rank in (0, 2, 3) for _ in range(4)]
+    slow = [in_phase("forward", SLOW, TORCH, *LOOP, rank=1)] * 3
+    mixed = [in_phase("forward", TORCH, MODEL, TORCH, *LOOP, rank=1)] * 3
+    found = diagnose(run_of(*usual, *slow, *mixed, cluster=cluster))[0]
+    assert (found.ranks, found.evidence["place"]) == ((1,), "Net.forward, train.py:20")
+    few = diagnose(run_of(*usual, *slow[:2], *mixed, *mixed, cluster=cluster))[0]
+    assert few.evidence["place"] is None

@@ -12,6 +12,7 @@ forward, backward and optimizer a line is named only if the stacks of other rank
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -134,8 +135,11 @@ COMPUTE = ("forward", "backward", "optimizer")
 """… and those in which a line must stand out …"""
 USUAL_SHARE = 0.1
 """… because at most this share of the other stacks has it …"""
-LITTLE_SHARE = 0.05
-"""… or because the phase takes less than this share of the others' steps, so that they have no stacks in it."""
+MOSTLY_EXCESS = 0.85
+"""… or because at least this share of the ranks' time in the phase is more than the others need, whose stacks are then
+rarely in it."""
+BY_CHANCE = 0.05
+"""How likely it may be that a line was only by chance not seen on other ranks."""
 AGREE_SHARE = 0.6
 """Share of the stacks that must have a frame for it to be named: the message says "mostly"."""
 STACKS_AT_LEAST = 2
@@ -185,10 +189,10 @@ def seen_at(
         asked = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
         if frames or phase in WITHIN:
             (mine if asked else others).append(frames)
-    found = _agreed(mine)
-    if found is None or (phase in COMPUTE and not _stands_out(view, found, mine, others, phase=phase, ranks=ranks)):
-        return ""
-    return _text(*found)
+    found = (
+        _distinct(mine, others, excess_share=_excess_share(view, phase, ranks)) if phase in COMPUTE else _agreed(mine)
+    )
+    return "" if found is None else _text(*found)
 
 
 def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
@@ -211,24 +215,53 @@ def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
     return next((frames, at) for frames, at in having if frames[at].line == line)
 
 
-def _stands_out(
-    view: View,
-    found: tuple[list[_Frame], int],
-    mine: Sequence[list[_Frame]],
-    others: Sequence[list[_Frame]],
-    *,
-    phase: str,
-    ranks: Collection[int],
-) -> bool:
-    """Whether most of these stacks are at this exact line, and hardly any of the others."""
-    frame = found[0][found[1]]
-    if sum(frame in frames for frames in mine) < AGREE_SHARE * len(mine):
+def _distinct(
+    mine: Sequence[list[_Frame]], others: Sequence[list[_Frame]], *, excess_share: float
+) -> tuple[list[_Frame], int] | None:
+    """A stack, and the index of the exact line in it that explains the excess: the others are hardly ever there."""
+    compared = len(others) >= STACKS_AT_LEAST
+    if not compared and excess_share < MOSTLY_EXCESS:
+        return None
+    usual = {frame for frame, count in _counts(others).items() if compared and count > USUAL_SHARE * len(others)}
+    agreed = {
+        frame
+        for frame, count in _counts(mine).items()
+        if frame not in usual and _explains(count, len(mine), len(others), excess_share)
+    }
+    chosen = [(frames, at) for frames in mine if (at := _deepest(frames, agreed)) is not None]
+    if not chosen:
+        return None
+    line = Counter(frames[at] for frames, at in chosen).most_common(1)[0][0]
+    return next((frames, at) for frames, at in chosen if frames[at] == line)
+
+
+def _counts(stacks: Sequence[list[_Frame]]) -> Counter[_Frame]:
+    return Counter(frame for frames in stacks for frame in set(frames))
+
+
+def _explains(count: int, mine: int, others: int, excess_share: float) -> bool:
+    """Whether a line in ``count`` of the stacks explains an excess that is this share of their time.
+
+    A majority does.  Fewer do if the excess is less than all of the time, and if chance would rarely put all stacks
+    with that line on this side.
+    """
+    if count < STACKS_AT_LEAST:
         return False
-    if len(others) >= STACKS_AT_LEAST:
-        return sum(frame in frames for frames in others) <= USUAL_SHARE * len(others)
-    rows = [row for row, rank in enumerate(view.ranks) if rank not in ranks] or list(range(len(view.ranks)))
-    share = float(np.nanmedian(view.phase(phase)[rows])) / (view.median_step_ns or 1.0)
-    return share < LITTLE_SHARE
+    if count >= AGREE_SHARE * mine:
+        return True
+    by_chance = math.comb(mine, count) / math.comb(mine + others, count)
+    return count >= AGREE_SHARE * excess_share * mine and by_chance <= BY_CHANCE
+
+
+def _excess_share(view: View, phase: str | None, ranks: Collection[int]) -> float:
+    """How much of the time that these ranks spend in the phase is more than what the other ranks need; 1: all."""
+    rows = [row for row, rank in enumerate(view.ranks) if rank in ranks]
+    others = [row for row, rank in enumerate(view.ranks) if rank not in ranks] if rows else []
+    if phase is None or not others:
+        return 0.0
+    took_ns = view.phase(phase)
+    mine_ns, others_ns = float(np.nanmedian(took_ns[rows])), float(np.nanmedian(took_ns[others]))
+    return max(1.0 - others_ns / mine_ns, 0.0) if mine_ns > 0 else 0.0
 
 
 def _within(frames: Any) -> Any:
@@ -243,9 +276,9 @@ def _within(frames: Any) -> Any:
     return []
 
 
-def _deepest(frames: list[_Frame], agreed: Collection[tuple[str, str]]) -> int | None:
-    """Index in the stack (innermost first) of the agreed frame that explains most."""
-    at = [index for index, frame in enumerate(frames) if frame.key in agreed]
+def _deepest(frames: list[_Frame], agreed: Collection[_Frame | tuple[str, str]]) -> int | None:
+    """Index in the stack (innermost first) of the agreed frame, or function, that explains most."""
+    at = [index for index, frame in enumerate(frames) if frame in agreed or frame.key in agreed]
     if not at or frames[at[0]].framework is None:
         return at[0] if at else None
     # In a framework: its first frame with a known meaning, up to the user's line that called it.
