@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -184,6 +185,16 @@ def fault_lines(case: Case) -> frozenset[tuple[str, int]]:
     )
 
 
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 def command(case: Case) -> list[str]:
     """As a user types it."""
-    return [*case.framework.launcher, str(JOBS / case.framework.job), "--fault", case.fault_text]
+    launcher = case.framework.launcher
+    if launcher == DEEPSPEED:
+        # Its launcher takes port 29500 unless told otherwise, so two jobs at once need two ports.
+        launcher = (*launcher, "--master_port", str(_free_port()))
+    return [*launcher, str(JOBS / case.framework.job), "--fault", case.fault_text]
