@@ -107,5 +107,7 @@ def test_a_run_is_listed_under_its_folders_name(runs: Path, capsys: pytest.Captu
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a folder"):
-        run_command(["list", str(tmp_path / "none")])
+    (tmp_path / "runs").touch()
+    for name, why in (("runs", "runs is not a folder"), ("rnus", r"rnus does not exist; did you mean runs\?")):
+        with pytest.raises(UsageError, match=why):
+            run_command(["list", str(tmp_path / name)])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.cli.arguments import existing
 from stepscope.cli.output import format_table, progress_bar
 from stepscope.errors import UsageError
 from stepscope.records.text import printable, say
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.dir.is_dir() and args.dir != DEFAULT:
+    if args.dir != DEFAULT and not existing(args.dir).is_dir():
         raise UsageError(f"{args.dir} is not a folder")
     with progress_bar("reading runs") as told:
         entries, problems = list_runs(args.dir, progress=told)

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from stepscope.cli.run_argument import RUN_HELP, locate_run
+from stepscope.cli.arguments import RUN_HELP, locate_run
 from stepscope.errors import UsageError
 from stepscope.records.text import say
 from stepscope.store.paths import META, REDACTED_FILE, REPORT_FILE
