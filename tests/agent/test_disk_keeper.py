@@ -161,4 +161,4 @@ def test_what_is_no_size(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     add_arguments(parser)
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args([f"--max-disk={word}"])
-    assert "is not a size such as 10G or 500M" in capsys.readouterr().err
+    assert "must be a size such as 10G or 500M" in capsys.readouterr().err

@@ -19,7 +19,7 @@ SUMMARY = {
     "world_size": 4,
     "steps": {"total": 12_000},
     "step_time": {"p50_ms": 123.456},
-    "verdict": {"kind": "straggler", "title": "Rank 2 is slow in forward"},
+    "verdict": {"kind": "straggler", "severity": "critical", "title": "Rank 2 is slow in forward"},
 }
 
 
@@ -41,9 +41,9 @@ def test_a_table_newest_first(runs: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run_command(["list", str(runs)]) == 0
     assert capsys.readouterr().out == (
         "run  started           status    ranks   steps  median step  verdict\n"
-        "───  ────────────────  ────────  ─────  ──────  ───────────  ─────────────────────────\n"
+        "───  ────────────────  ────────  ─────  ──────  ───────────  ───────────────────────────\n"
         f"new  {when(1_700_003_600)}  failed\n"
-        f"old  {when(1_700_000_000)}  finished      4  12,000       123 ms  Rank 2 is slow in forward\n"
+        f"old  {when(1_700_000_000)}  finished      4  12,000       123 ms  ✖ Rank 2 is slow in forward\n"
     )
 
 
@@ -59,7 +59,7 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "steps": 12_000,
         "median_step_ms": 123.456,
         "verdict": "Rank 2 is slow in forward",
-        "severity": None,
+        "severity": "critical",
     }
     assert (new["status"], new["ranks"], new["verdict"]) == ("failed", None, "")
 
@@ -88,16 +88,111 @@ def test_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().out == "No runs in runs yet.\n"
 
 
-def test_the_verdict_is_cut_to_the_terminal(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("columns", "heads", "row"),
+    [
+        (88, "run  started           status    ranks   steps  median step  verdict", "forward"),
+        (87, "run  started           status     steps  median step  verdict", "forward"),
+        (75, "run  started           status    median step  verdict", "forward"),
+        (72, "run  status    median step  verdict", "123 ms  ✖ Rank 2 is slow in forward"),
+        (50, "run  status    verdict", "old  finished  ✖ Rank 2 is slow in forward"),
+        (40, "run  status    verdict", "old  finished  ✖ Rank 2 is slow in forw…"),
+        (10, "run  status    verdict", "old  finished  ✖ Rank…"),
+    ],
+)
+def test_a_table_as_wide_as_the_terminal(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, heads: str, row: str
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout.isatty", lambda: True)
-        patch.setenv("COLUMNS", "76")
+        patch.setenv("COLUMNS", str(columns))
         assert run_command(["list", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) == 76
-    assert lines[-1].endswith("  Rank 2 is slow…")
+    assert max(map(len, lines)) <= max(columns, len("run  finished  verdict"))
+    assert lines[0] == heads
+    assert lines[-1].endswith(row)
+
+
+def test_a_long_name_is_cut_last(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "old").rename(runs / "a-name-that-takes-all-the-room")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True)
+        patch.setenv("COLUMNS", "40")
+        assert run_command(["list", str(runs)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "a-name-that-takes-al…  finished  ✖ Rank…"
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Path:
+    """The newest first: e, d, c, b, a."""
+    folder = tmp_path / "runs"
+    severities = {"a": "warning", "b": "critical", "c": None, "d": "info", "e": "info"}
+    for place, (name, severity) in enumerate(severities.items()):
+        run_dir = create_run(folder, name, ["x"], sessions=tmp_path / "s").run_dir
+        write_meta(run_dir, {**read_meta(run_dir), "created_wall_ns": (1_700_000_000 + place) * 10**9})
+        end_run(run_dir, exit_code=0, status="failed" if name in "bd" else "finished")
+        verdict = {"kind": "healthy" if name == "e" else "x", "severity": severity, "title": f"verdict of {name}"}
+        status = "failed" if name in "bd" else "finished"
+        about = {"status": status, "steps": {"total": 9 - place}, "step_time": {"p50_ms": place % 3}}
+        save_summary(run_dir, {**SUMMARY, **about, "verdict": verdict if severity else None}, "")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("", "edcba"),
+        ("--limit 2", "ed"),
+        ("--limit 9", "edcba"),
+        ("--status failed", "db"),
+        ("--status failed --status fin", "edcba"),
+        ("--status running", ""),
+        ("--sort name", "abcde"),
+        ("--sort steps", "abcde"),
+        ("--sort step-time", "cebda"),
+        ("--sort severity", "badec"),
+        ("--sort severity --status finished --limit 2", "ae"),
+    ],
+)
+def test_which_runs_and_in_which_order(
+    five: Path, capsys: pytest.CaptureFixture[str], options: str, names: str
+) -> None:
+    assert run_command(["list", "--json", str(five), *options.split()]) == 0
+    assert "".join(entry["name"] for entry in json.loads(capsys.readouterr().out)) == names
+
+
+def test_marks_of_severity(five: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["list", str(five)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines[0].index("verdict")
+    marked = ["✔ verdict of e", "● verdict of d", "", "✖ verdict of b", "▲ verdict of a"]
+    assert [line[at:] for line in lines[2:]] == marked
+
+
+def test_some_of_the_runs_on_a_terminal(
+    five: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True)
+        assert run_command(["list", str(five), "--limit", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "(3 of 5 runs)"
+    assert run_command(["list", str(five), "--status", "running"]) == 0
+    assert capsys.readouterr().out == f"No runs in {five} with the status running.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--status", "fialed"], "--status: must be one of finished, failed, .*, not 'fialed'; did you mean failed"),
+        (["--sort", "size"], "--sort: must be one of started, name, .*, not 'size'"),
+        (["--limit", "0"], "--limit: must be 1 or more runs, not '0'"),
+    ],
+)
+def test_options_that_mean_nothing(five: Path, words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run_command(["list", str(five), *words])
 
 
 def test_a_run_is_listed_under_its_folders_name(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,5 +202,7 @@ def test_a_run_is_listed_under_its_folders_name(runs: Path, capsys: pytest.Captu
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a folder"):
-        run_command(["list", str(tmp_path / "none")])
+    (tmp_path / "runs").touch()
+    for name, why in (("runs", "runs is not a folder"), ("rnus", r"rnus does not exist; did you mean runs\?")):
+        with pytest.raises(UsageError, match=why):
+            run_command(["list", str(tmp_path / name)])

@@ -76,6 +76,18 @@ def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed == json.loads((run_dir / "summary.json").read_text())
 
 
+def test_the_command_alone(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["/v/bin/python", "train.py", "--note", "two words", "--token", "[redacted]"]
+    write_meta(run_dir, {**read_meta(run_dir), "command": words})
+    assert run_command(["report", str(run_dir), "--command"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "/v/bin/python train.py --note 'two words' --token '[redacted]'\n"
+    assert shown.err == "stepscope: values that may be secrets were not recorded; replace [redacted]\n"
+    assert read_meta(run_dir)["sealed"] is False
+    with pytest.raises(UsageError, match="--command and --redact cannot be used together"):
+        run_command(["report", str(run_dir), "--command", "--redact"])
+
+
 def test_quiet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", str(run_dir), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -102,7 +114,7 @@ def test_the_newest_run_without_a_name(
         assert shown.err == "stepscope: using runs/night, the newest run\n"
         assert shown.out.startswith("✖ Rank 1 ")
         patch.chdir(run_dir)
-        with pytest.raises(UsageError, match="no runs in runs yet"):
+        with pytest.raises(UsageError, match=r"no runs in .*/runs yet"):
             run_command(["report"])
 
 

@@ -127,7 +127,7 @@ def test_paths_after_options(trace: Path, tmp_path: Path, capsys: pytest.Capture
     other = str(made.write(tmp_path / "b.json"))
     assert run_command(["trace", str(trace), "--json", other]) == 0
     assert [file["rank"] for file in json.loads(capsys.readouterr().out)["files"]] == [0, 1]
-    with pytest.raises(UsageError, match="unknown argument: --jsom"):
+    with pytest.raises(UsageError, match="unknown option: --jsom; did you mean --json"):
         run_command(["trace", str(trace), "--jsom", other])
     query = "select rank from ranks order by rank"
     for words in ([str(trace), other, query, "--csv"], [str(trace), "--csv", other, query]):

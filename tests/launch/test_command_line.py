@@ -22,7 +22,7 @@ Run = Callable[..., Any]
         (["run", "folder.py"], "folder.py is a folder, not a script"),
         (["run"], "nothing to run; try `stepscope run train.py`"),
         (["run", "-m"], "-m needs the name of a module"),
-        (["run", "--nope", "train.py"], "unknown argument: --nope (see `stepscope run --help`)"),
+        (["run", "--nope", "train.py"], "unknown option: --nope (see `stepscope run --help`)"),
         (["run", "no-such-launcher", "train.py"], "cannot start no-such-launcher: not found, or not executable"),
         (
             ["run", "notes.txt"],
@@ -34,7 +34,7 @@ Run = Callable[..., Any]
         (["run", "--nproc-per-node", "2", "bash", "x"], "--nproc-per-node starts torchrun for a script;"),
         (["run", "--name", "a/b", "train.py"], "'a/b' is not a valid run name: it must be a plain folder name"),
         (["run", "./no-shebang"], "cannot start ./no-shebang: Exec format error"),
-        (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
+        (["frobnicate"], "unknown command: frobnicate (see `stepscope --help`)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -114,6 +114,21 @@ def test_a_module_a_python_and_a_shell(run_stepscope: Run, script: Callable[...,
         # It ran recorded: what it printed was kept.
         assert (done.run_dir / "logs" / "main.log").read_text() == done.stdout
         assert json.loads((done.run_dir / "run.json").read_text())["sealed"] is True
+
+
+def test_an_option_of_ours_after_the_script(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    """The script gets it unchanged; a hint follows only if it fails at once, or if it cannot know that option."""
+    script("import sys; print(sys.argv[1:]); sys.exit('--name' in sys.argv and 2)\n", "picky.py")
+    failed = run_stepscope("run", "picky.py", "--lr", "3", "--name", "x y")
+    assert (failed.code, failed.stdout) == (2, "['--lr', '3', '--name', 'x y']\n")
+    hint = "stepscope: options after picky.py are passed to it; if you meant Stepscope's"
+    assert failed.stderr.splitlines()[-1] == f"{hint} --name: stepscope run --name 'x y' picky.py …"
+    unread = run_stepscope("run", "picky.py", "--hang-after", "5")
+    assert (unread.code, unread.stdout) == (0, "['--hang-after', '5']\n")
+    assert unread.stderr.splitlines()[0] == f"{hint} --hang-after: stepscope run --hang-after 5 picky.py …"
+    assert unread.stderr.count("options after") == 1
+    script("import sys  # reads --hang_after\n", "reads.py")
+    assert "options after" not in run_stepscope("run", "reads.py", "--hang-after", "5", "--name", "x").stderr
 
 
 def test_switched_off_it_is_not_there(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:

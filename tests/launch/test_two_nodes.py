@@ -129,7 +129,8 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
         zero = nodes.finish(0)
         assert zero.code == 0
         why = f"the hub cannot listen on port {nodes.port} of 127.0.0.1: Address already in use"
-        assert f"stepscope: {why}; this node is recorded separately" in zero.stderr
+        other = "choose another --hub-port, the same on every node"
+        assert f"stepscope: {why}; {other}; this node is recorded separately\n" in zero.stderr
         assert steps_of(nodes.summary()) == [(0, 1)]
         stderr = nodes.processes[1].stderr
         assert stderr is not None
@@ -156,7 +157,7 @@ def test_without_a_hub_nothing_is_lost(nodes: Any, tmp_path: Path) -> None:
         (["--nnodes", "2", "--node-rank", "2", "--name", "x"], "--node-rank 2 of 2 nodes: must be from 0 to 1"),
         (["--tls-cert", "a.pem"], "--tls-cert and --tls-key must be used together"),
         (["--tls-cert", "a", "--tls-key", "b", "--no-tls"], "--no-tls and --tls-cert cannot be used together"),
-        (["--hub-port", "70000"], "argument --hub-port/--hub_port: 70000 is not a port"),
+        (["--hub-port", "70000"], "--hub-port: must be a port from 1 to 65535, not '70000'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -197,18 +198,39 @@ def test_a_long_traceback_is_cut_in_the_middle() -> None:
     assert "  line 99\n" in text
 
 
-def test_a_command_is_told_by_its_arguments_not_by_its_folders() -> None:
+def command_lines(words: list[str], *, cwd: str | None = "/home/ada/work", width: int = 80) -> list[str]:
+    """The lines next to ``command``, without their label."""
     summary = summarise(Cluster().run())
-    folder = "/scratch/somebody/work/" + "deep/" * 20
-    summary["run"]["command"] = [
-        f"{folder}bin/python3",
-        "-m",
-        "torch.distributed.run",
-        f"{folder}train.py",
-        "--lr",
-        "3e-4",
-    ]
-    assert "  command   python3 -m torch.distributed.run train.py --lr 3e-4\n" in render_text(summary)
+    summary["run"].update(command=words, cwd=cwd, name="a run")
+    lines = render_text(summary, width=width).splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("  command   "))
+    end = next(place for place, line in enumerate(lines) if place > at and line[2:12].strip())
+    return [line[12:] for line in lines[at:end]]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_command_can_be_pasted(width: int) -> None:
+    words = ["/venv/bin/python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "/home/ada/work/src/train.py"]
+    words += ["--note", "it's  two words", "--glob", "data/*.pt", "--lr=3e-4", "/other/place/config.py", "--empty", ""]
+    lines = command_lines(words, width=width)
+    assert max(map(len, lines)) <= width - 12
+    assert len(lines) > 1
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(["python() { printf '%s\\n' \"$@\"; }", *lines])],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [word.removeprefix("/home/ada/work/") for word in words[1:]]
+
+
+@pytest.mark.parametrize("words", [["--list", *map(str, range(100, 300))], ["--text", "two\nlines", "y" * 200]])
+def test_a_command_that_does_not_fit_is_cut_and_says_how_to_get_it(words: list[str]) -> None:
+    lines = command_lines(["/bin/python3", "/scratch/deep/train.py", *words])
+    assert lines[0].startswith(f"python3 train.py {words[0]} ")
+    assert lines[-2].endswith("…")
+    assert len(lines) == 4
+    assert lines[-1] == "(all of it: stepscope report 'a run' --command)"
 
 
 def test_a_phase_of_no_steady_step_is_left_out() -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.cli.main import COMMANDS, HIDDEN, build_parser, command_module
+from stepscope.cli.main import ALIASES, COMMANDS, HIDDEN, OWN, build_parser, command_module
 
 
 def describe(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -15,7 +15,7 @@ def describe(parser: argparse.ArgumentParser) -> Iterator[str]:
     commands: list[argparse.ArgumentParser] = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            commands += action.choices.values()
+            commands += dict.fromkeys(action.choices.values())  # an alias is the same parser
         elif not isinstance(action, argparse._HelpAction):
             yield "  " + " ".join(_parts(action))
     for command in commands:
@@ -43,8 +43,9 @@ def test_flags_are_frozen(golden: Callable[[Path, str], None]) -> None:
 def test_every_command_explains_itself() -> None:
     for action in build_parser()._actions:
         if isinstance(action, argparse._SubParsersAction):
-            assert {choice.dest for choice in action._choices_actions if choice.help} == set(COMMANDS)
-            assert set(action.choices) == {*COMMANDS, *HIDDEN}
+            shown = {choice.dest.partition(" (")[0] for choice in action._choices_actions if choice.help}
+            assert shown == {*COMMANDS, *OWN}
+            assert set(action.choices) == {*COMMANDS, *OWN, *HIDDEN, *ALIASES}
             assert all(command.description for command in action.choices.values())
 
 

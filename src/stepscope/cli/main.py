@@ -9,17 +9,32 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from stepscope import __version__
+from stepscope.cli.arguments import did_you_mean, nearest
 from stepscope.cli.launch.command import split_job
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.records.text import say
 
-__all__ = ["COMMANDS", "HIDDEN", "build_parser", "command_module", "main", "run_command"]
+__all__ = [
+    "ALIASES",
+    "COMMANDS",
+    "HIDDEN",
+    "OWN",
+    "build_parser",
+    "command_module",
+    "main",
+    "options_of",
+    "run_command",
+]
 
 COMMANDS = (
     "run",
@@ -39,8 +54,11 @@ COMMANDS = (
     "doctor",
 )
 """In the order in which a new user meets them."""
+OWN = {"help": "show this help, or that of a command", "version": "print the version"}
+"""Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
+ALIASES = {"ls": "list"}
 
 EXAMPLES = """\
 examples:
@@ -52,10 +70,21 @@ examples:
   stepscope report runs/NAME                           the summary of a run, finished or not
 """
 
+HELP, VERSION = ("-h", "--help"), ("-V", "--version")
+SEE = "(see `stepscope --help`)"
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        # argparse writes "argument --max-disk/--max_disk: …"
+        message = re.sub(r"^argument ([^\s/:]+)(?:/[^\s:]+)*: ", r"\1: ", message)
         raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"must be one of {', '.join(known)}, not {value!r}{hint}")
 
 
 def command_module(name: str) -> Any:
@@ -63,21 +92,28 @@ def command_module(name: str) -> Any:
     return import_module(f"stepscope.cli.{'launch' if name in HIDDEN else 'commands'}.{name}")
 
 
-def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.ArgumentParser:
+def build_parser(commands: Sequence[str] = (*COMMANDS, *OWN, *HIDDEN)) -> argparse.ArgumentParser:
     """The parser of the whole command line, or of some commands only."""
     parser = _Parser(
         prog="stepscope",
         description="Find the rank and the phase that slow down your PyTorch run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"stepscope {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name in commands:
+        if name in OWN:
+            own = subparsers.add_parser(name, help=OWN[name], description=OWN[name])
+            if name == "help":
+                own.add_argument("about", metavar="COMMAND", nargs="?", help="the command")
+            continue
         module = command_module(name)
         about = {} if name in HIDDEN else {"help": module.HELP}
         subparser = subparsers.add_parser(
             name,
+            aliases=[alias for alias, meant in ALIASES.items() if meant == name],
             description=module.HELP,
             epilog=getattr(module, "EPILOG", None),
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -91,26 +127,72 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *HIDDEN)) -> argparse.Arg
 
 def run_command(words: Sequence[str]) -> int:
     """Parse and run; raises StepscopeError for everything that the user can fix."""
-    asked = words[0] if words and words[0] in (*COMMANDS, *HIDDEN) else None
+    words = _without_own(words)
+    asked = _command(words[0]) if words else ""
+    if not asked:
+        parser = build_parser([] if words and words[0] in VERSION else (*COMMANDS, *OWN))
+        if words:
+            parser.parse_args(words[:1])  # prints, and raises SystemExit
+        parser.print_help()
+        return 0
     job: list[str] = []
-    if asked:
-        options = getattr(command_module(asked), "OPTIONS_BEFORE_JOB", None)
-        if options is not None:
-            ours, job = split_job(words[1:], options)
-            words = [asked, *ours]
-    parser = build_parser([asked]) if asked else build_parser()
-    args, unknown = parser.parse_known_args(words, argparse.Namespace(job=job))
-    more = getattr(command_module(asked), "more_words", None) if asked and unknown else None
+    module = command_module(asked)
+    options = getattr(module, "OPTIONS_BEFORE_JOB", None)
+    ours = list(words[1:])
+    if options is not None:
+        ours, job = split_job(ours, options)
+    parser = build_parser([asked])
+    args, unknown = parser.parse_known_args([asked, *ours], argparse.Namespace(job=job))
+    more = getattr(module, "more_words", None) if unknown else None
     if more is not None and not any(word.startswith("-") for word in unknown):
         more(args, unknown)
     elif unknown:
-        where = " ".join(filter(None, ("stepscope", args.command)))
-        raise UsageError(f"unknown argument: {' '.join(unknown)} (see `{where} --help`)")
-    if args.command is None:
-        parser.print_help()
-        return 0
+        raise UsageError(_unknown(asked, unknown, options_of(parser, asked)))
     code: int = args.run(args)
     return code
+
+
+def options_of(parser: argparse.ArgumentParser, command: str) -> dict[str, argparse.Action]:
+    """All options of a command, by each of their spellings."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices[command]._option_string_actions)
+
+
+def _without_own(words: Sequence[str]) -> list[str]:
+    """``help NAME`` as ``NAME --help``, ``help`` as ``--help``, ``version`` as ``--version``."""
+    if words[:1] == ["version"]:
+        return ["--version"]
+    if words[:1] != ["help"]:
+        return list(words)
+    about = [word for word in words[1:2] if word not in OWN and not word.startswith("-")]
+    return [*about, "--help"]
+
+
+def _command(word: str) -> str:
+    """The command that a first word names; empty for an option of the program itself; UsageError for anything else."""
+    word = ALIASES.get(word, word)
+    if word in (*COMMANDS, *HIDDEN):
+        return word
+    if word in (*HELP, *VERSION):
+        return ""
+    if word.startswith("-"):
+        option = word.partition("=")[0]
+        parser = build_parser(COMMANDS)
+        having = [name for name in COMMANDS if option in options_of(parser, name)]
+        of = f"; it is an option of `stepscope {having[0]}` and comes after that word" if having else ""
+        raise UsageError(f"unknown option: {option}{of or did_you_mean(option, (*HELP, *VERSION))} {SEE}")
+    if Path(word).suffix == ".py" or (shutil.which(word) and not nearest(word, COMMANDS)):
+        raise UsageError(f"unknown command: {word}; to record it, use `stepscope run {shlex.quote(word)} …` {SEE}")
+    hint = did_you_mean(word, (*COMMANDS, *OWN, *ALIASES), "`stepscope {}`")
+    raise UsageError(f"unknown command: {word}{hint} {SEE}")
+
+
+def _unknown(command: str, words: Sequence[str], known: Iterable[str]) -> str:
+    """Message about words that argparse did not recognize; the first option among them is probably the cause."""
+    option = next((word.partition("=")[0] for word in words if word.startswith("-")), "")
+    what, hint = ("option", did_you_mean(option, known)) if option else ("argument", "")
+    shown = option or " ".join(words)
+    return f"unknown {what}: {shown}{hint} (see `stepscope {command} --help`)"
 
 
 def main() -> NoReturn:

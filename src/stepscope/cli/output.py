@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,25 +22,41 @@ COLUMN_GAP = "  "
 
 
 def format_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Collection[int] = (), width: int | None = None
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numeric: Collection[int] = (),
+    width: int | None = None,
+    left_out: Sequence[int] = (),
+    least: int = 0,
 ) -> str:
     """Format heads, a rule and rows; ``numeric`` columns are right-aligned. Unprintable characters are escaped.
 
-    With a ``width`` the last column is cut to the remaining space, but not below its head.
+    With a ``width`` the columns in ``left_out`` are left out one by one until the last column has ``least`` columns of
+    the terminal. Then the last column is cut, and if that is not enough the first one, but not below their heads.
     """
-    lines = [[printable(cell) for cell in row] for row in (heads, *rows)]
-    widths = [max(_width(line[column]) for line in lines) for column in range(len(heads))]
+    columns = {
+        place: [printable(cell) for cell in column] for place, column in enumerate(zip(heads, *rows, strict=True))
+    }
+    widths = {place: max(map(_width, column)) for place, column in columns.items()}
+    first, last = 0, len(heads) - 1
+
+    def excess(width: int, widths: Mapping[int, int]) -> int:
+        return sum(widths.values()) + len(COLUMN_GAP) * (len(widths) - 1) - width
+
     if width is not None:
-        left = width - sum(widths[:-1]) - len(COLUMN_GAP) * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(left, _width(lines[0][-1])))
-        lines = [[*line[:-1], _cut_to_width(line[-1], widths[-1])] for line in lines]
-    lines.insert(1, ["─" * width for width in widths])
-    return "\n".join(
-        COLUMN_GAP.join(
-            _padded(cell, widths[column], right=column in numeric) for column, cell in enumerate(line)
-        ).rstrip()
-        for line in lines
-    )
+        for place in left_out:
+            if excess(width, {**widths, last: min(widths[last], least)}) > 0:
+                del columns[place], widths[place]
+        for place in (last, first):
+            room = widths[place] - excess(width, widths)
+            widths[place] = min(widths[place], max(room, _width(heads[place])))
+            columns[place] = [_cut_to_width(cell, widths[place]) for cell in columns[place]]
+    padded = [
+        [_padded(cell, widths[place], right=place in numeric) for cell in (head, "─" * widths[place], *cells)]
+        for place, (head, *cells) in columns.items()
+    ]
+    return "\n".join(COLUMN_GAP.join(line).rstrip() for line in zip(*padded, strict=True))
 
 
 def _width(text: str) -> int:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.arguments import locate_run
 from stepscope.cli.links import page_link
-from stepscope.cli.run_argument import locate_run
 from stepscope.errors import UsageError
 from stepscope.recorder import api, bootstrap
 from stepscope.recorder.guard import warn

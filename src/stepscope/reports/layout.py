@@ -191,11 +191,11 @@ class Page:
         self.lines.append(f"{self.paint(MARKS[look], look)} {self.paint(first, *looks) if looks else first}")
         self.lines += [f"  {self.paint(line, *looks) if looks else line}" for line in rest]
 
-    def labelled(self, label: str, texts: Iterable[str]) -> None:
-        """Add paragraphs next to a label."""
+    def labelled(self, label: str, texts: Iterable[str], *, verbatim: bool = False) -> None:
+        """Add paragraphs next to a label; ``verbatim``: they are lines that fit."""
         shown = label
         for text in texts:
-            for line in self._wrapped(text, 2 + LABEL):
+            for line in [text] if verbatim else self._wrapped(text, 2 + LABEL):
                 self.lines.append(f"  {self.paint(shown.ljust(LABEL), 'dim')}{line}".rstrip())
                 shown = ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -147,7 +148,8 @@ NATIVE_SHOWN = 5
 FILES_SHOWN = 6
 TIMERS_SHOWN = 4
 """Maximum number of Megatron-LM's timers: the longest."""
-COMMAND_LINES = 3
+COMMAND_LINES, CUT_COMMAND_LINES = 6, 3
+CONTINUED = " \\"
 MANY_HOSTS = 3
 WORTH_TELLING = 0.001
 """Share of lost or resent packets from which it is mentioned."""
@@ -306,7 +308,9 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     if counted:
         page.labelled("resumed" if summary["facts"]["global_step"]["first"] else "counted", [counted])
     if run["command"]:
-        page.labelled("command", [_command(run["command"], COMMAND_LINES * (page.width - 2 - LABEL) - LABEL)])
+        room = page.width - 2 - LABEL
+        lines = _command_lines(run, room)
+        page.labelled("command", lines or _cut_command(run, room), verbatim=bool(lines))
     for label, facts in node_items(summary["nodes"]):
         page.items(label, facts)
     for setting in summary["settings"]:
@@ -358,12 +362,32 @@ def _last_step(summary: Summary) -> int | None:
     return max((row["last_step"] for row in summary["ranks"] if row["last_step"] is not None), default=None)
 
 
-def _command(words: Sequence[str], columns: int) -> str:
-    """The command, with program and scripts without their folders: the arguments identify a run."""
-    short = [
-        word.rpartition("/")[2] if place == 0 or word.endswith(".py") else word for place, word in enumerate(words)
-    ]
-    return cut(" ".join(short), columns)
+def _command_lines(run: Mapping[str, Any], columns: int) -> list[str]:
+    """The command to paste into a shell in the folder where the run was started; no lines if it does not fit."""
+    here = f"{run['cwd']}/" if run["cwd"] else ""
+    words = [_base_name(run["command"][0]), *(word.removeprefix(here) for word in run["command"][1:])]
+    first, *rest = map(shlex.quote, words)
+    lines = [first]
+    for word in rest:
+        if len(lines[-1]) + 1 + len(word) + len(CONTINUED) <= columns:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1] += CONTINUED
+            lines.append(word)
+    fits = len(lines) <= COMMAND_LINES and all(len(line) <= columns and line.isprintable() for line in lines)
+    return lines if fits else []
+
+
+def _cut_command(run: Mapping[str, Any], columns: int) -> list[str]:
+    """The command without folders, since the arguments identify a run, and how to get all of it."""
+    program, *rest = run["command"]
+    words = [_base_name(program), *(_base_name(word) if word.endswith(".py") else word for word in rest)]
+    whole = f"stepscope report {shlex.quote(run['name'])} --command"
+    return [cut(" ".join(words), CUT_COMMAND_LINES * columns - LABEL), f"(all of it: {whole})"]
+
+
+def _base_name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _warmup(warmup: Mapping[str, Any]) -> str:

@@ -37,6 +37,8 @@ class RunEntry:
     verdict: str
     severity: str | None = None
     """Severity of the verdict; None without a verdict."""
+    healthy: bool = False
+    """Whether the verdict is that nothing is wrong."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -149,6 +151,7 @@ def run_entry(path: Path) -> RunEntry:
         median_step_ms=_usual_ms(sidecars) if median is None else median,
         verdict=_text(verdict, "title") or "",
         severity=_text(verdict, "severity"),
+        healthy=_healthy(verdict),
     )
 
 
@@ -171,6 +174,13 @@ def _status(path: Path, meta: Mapping[str, Any], summary: Mapping[str, Any]) -> 
 def _text(verdict: Any, name: str) -> str | None:
     said = verdict.get(name) if isinstance(verdict, Mapping) else None
     return said if isinstance(said, str) else None
+
+
+def _healthy(verdict: Any) -> bool:
+    """A large possible gain in a healthy run is still worth a look."""
+    evidence = verdict.get("evidence") if isinstance(verdict, Mapping) else None
+    large = isinstance(evidence, Mapping) and bool(evidence.get("large"))
+    return _text(verdict, "kind") == "healthy" and not large
 
 
 def _count(said: Any, seen: int) -> int | None:

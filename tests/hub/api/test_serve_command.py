@@ -139,10 +139,12 @@ def test_open_shows_the_page_and_hides_the_token_from_the_machine(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["nowhere"], "not a folder"),
-        ([".", "--port", "70000"], "must be from 0 to 65535"),
+        ([], "there is no folder .*/runs; specify a run or a folder of runs"),
+        (["open"], "not a folder"),
+        ([".", "--port", "70000"], "--port: must be a port from 0 to 65535, not '70000'"),
         ([".", "--tls-cert", "x.pem"], "must be used together"),
         ([".", "--tls-cert", "x.pem", "--tls-key", "x.key", "--no-tls"], "cannot be used together"),
+        ([".", "--tls-cert", "x.pem", "--tls-key", "open"], "--tls-cert x.pem: no such file"),
         ([".", "--token-file", "open"], "other users can read the token"),
         ([".", "--token-file", "short"], "cut off"),
     ],

@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.arguments import existing
 from stepscope.cli.output import format_table
-from stepscope.errors import UsageError
 from stepscope.records.text import bytes_text, count_text, printable, say
 from stepscope.store.paths import META
 
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     place: Path = args.place
-    if not place.exists() and place != DEFAULT:
-        raise UsageError(f"{place} does not exist")
+    if place != DEFAULT:
+        existing(place)
     lines = sorted(_lines(place), key=lambda line: str(line.get("time")))
     if args.json:
         print(json.dumps(lines, indent=2))

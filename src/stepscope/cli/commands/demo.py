@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from stepscope.cli.arguments import amount, count
 from stepscope.cli.launch.record import JobOptions, record
 from stepscope.errors import UsageError
 
@@ -23,14 +24,20 @@ SLOW_RANK = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
-    parser.add_argument("--steps", type=int, default=100, help="training steps (default: 100)")
+    parser.add_argument("--steps", type=count("steps"), metavar="N", default=100, help="training steps (default: 100)")
     parser.add_argument(
         "--phase",
         choices=("input", "forward", "backward", "optimizer"),
         default="forward",
         help=f"phase in which rank {SLOW_RANK} is slow (default: forward)",
     )
-    parser.add_argument("--slow-ms", type=float, default=30.0, help="delay in ms per step (default: 30; 0 = none)")
+    parser.add_argument(
+        "--slow-ms",
+        type=amount("milliseconds"),
+        metavar="MS",
+        default=30.0,
+        help="delay in ms per step (default: 30; 0 = none)",
+    )
     parser.add_argument("--live", action="store_true", help="show the run live in the terminal")
 
 

@@ -7,44 +7,114 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from stepscope.cli.arguments import count, did_you_mean, existing
 from stepscope.cli.output import format_table, progress_bar
 from stepscope.errors import UsageError
-from stepscope.records.text import printable, say
+from stepscope.records.text import count_text, printable, say
+from stepscope.reports.layout import MARKS
 from stepscope.store.catalog import RunEntry, list_runs
 
-__all__ = ["HELP", "add_arguments", "run"]
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
 HELP = "list the runs in a folder, newest first"
+EPILOG = """\
+examples:
+  stepscope list                                     the runs in runs/
+  stepscope list --limit 5                           the five newest
+  stepscope list --status failed --status crashed    those that failed or crashed
+  stepscope list --sort severity                     the most severe verdict first
+
+Before each verdict: ✖ critical, ▲ warning, ● information, ✔ nothing is wrong.
+"""
 
 DEFAULT = Path("runs")
 COLUMNS = ("run", "started", "status", "ranks", "steps", "median step", "verdict")
 NUMERIC = (3, 4, 5)
+LEFT_OUT = (3, 4, 1, 5)
+"""Columns that a narrow terminal does not show, the first one first."""
+VERDICT_COLUMNS = 32
+"""Room for the verdict for which other columns are left out."""
+SEVERITIES = ("critical", "warning", "info")
+STATUSES = ("finished", "failed", "crashed", "interrupted", "running", "unfinished")
+
+ORDERS: dict[str, Callable[[RunEntry], Any]] = {
+    "started": lambda entry: -entry.created_wall_ns,
+    "name": lambda entry: entry.path.name.lower(),
+    "status": lambda entry: entry.status,
+    "ranks": lambda entry: -(entry.ranks or 0),
+    "steps": lambda entry: -(entry.steps or 0),
+    "step-time": lambda entry: -(entry.median_step_ms or 0.0),
+    "severity": lambda entry: (
+        (*SEVERITIES, None).index(entry.severity if entry.severity in SEVERITIES else None),
+        entry.healthy,
+    ),
+}
+"""For ``--sort``; equal ones stay in the order of their start, the newest first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dir", type=Path, nargs="?", default=DEFAULT, help="folder of runs (default: runs)")
+    parser.add_argument(
+        "dir", metavar="DIR", type=Path, nargs="?", default=DEFAULT, help="folder of runs (default: runs)"
+    )
+    parser.add_argument(
+        "--status",
+        action="append",
+        metavar="STATUS",
+        help=f"only runs with this status: {', '.join(STATUSES)}; may be repeated",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=tuple(ORDERS),
+        default="started",
+        metavar="ORDER",
+        help="started (default: newest first), name, status, or the highest first: ranks, steps, step-time, severity",
+    )
+    parser.add_argument("--limit", type=count("runs"), metavar="N", help="show only the first N runs")
     parser.add_argument("--json", action="store_true", help="a JSON array instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.dir.is_dir() and args.dir != DEFAULT:
+    if args.dir != DEFAULT and not existing(args.dir).is_dir():
         raise UsageError(f"{args.dir} is not a folder")
     with progress_bar("reading runs") as told:
         entries, problems = list_runs(args.dir, progress=told)
     for problem in problems:
         say(problem)
+    found = sorted(_with_status(entries, args.status), key=ORDERS[args.sort])
+    shown = found[: args.limit]
     if args.json:
-        print(json.dumps([entry.to_dict() for entry in entries], indent=2))
-    elif entries:
+        print(json.dumps([entry.to_dict() for entry in shown], indent=2))
+    elif shown:
         # Output for another program is not cut.
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(format_table(COLUMNS, [_cells(entry) for entry in entries], numeric=NUMERIC, width=width))
+        rows = [_cells(entry) for entry in shown]
+        print(format_table(COLUMNS, rows, numeric=NUMERIC, width=width, left_out=LEFT_OUT, least=VERDICT_COLUMNS))
+        if width is not None and len(shown) < len(found):
+            print(f"({len(shown)} of {count_text(len(found), 'run')})")
+    elif entries:
+        print(printable(f"No runs in {args.dir} with the status {' or '.join(args.status)}."))
     else:
         print(printable(f"No runs in {args.dir} yet."))
     return 0
+
+
+def _with_status(entries: Sequence[RunEntry], wanted: Sequence[str] | None) -> list[RunEntry]:
+    """The runs whose status is one of these, or begins like it; UsageError for a word that is no status."""
+    if not wanted:
+        return list(entries)
+    for word in wanted:
+        if word not in STATUSES and not any(_has_status(entry, word) for entry in entries):
+            known = f"must be one of {', '.join(STATUSES)}, not {word!r}"
+            raise UsageError(f"--status: {known}{did_you_mean(word, STATUSES)}")
+    return [entry for entry in entries if any(_has_status(entry, word) for word in wanted)]
+
+
+def _has_status(entry: RunEntry, word: str) -> bool:
+    return bool(word) and entry.status.startswith(word)
 
 
 def _cells(entry: RunEntry) -> Sequence[str]:
@@ -53,4 +123,6 @@ def _cells(entry: RunEntry) -> Sequence[str]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created_wall_ns / 1e9))
     counts = ["" if count is None else f"{count:,}" for count in (entry.ranks, entry.steps)]
     median = "" if entry.median_step_ms is None else ms_text(entry.median_step_ms)
-    return (entry.path.name, started, entry.status, *counts, median, entry.verdict)
+    mark = MARKS.get("healthy" if entry.healthy else entry.severity or "", " ")
+    verdict = f"{mark} {entry.verdict}" if entry.verdict else ""
+    return (entry.path.name, started, entry.status, *counts, median, verdict)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
-from stepscope.cli.run_argument import RUN_HELP, locate_run
-from stepscope.errors import UsageError
-from stepscope.records.text import say
+from stepscope.cli.arguments import RUN_HELP, locate_run
+from stepscope.errors import RunError, UsageError
+from stepscope.records.redaction import REDACTED
+from stepscope.records.text import printable, say
+from stepscope.store.documents import read_meta
 from stepscope.store.paths import META, REDACTED_FILE, REPORT_FILE
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
@@ -22,6 +25,7 @@ examples:
   stepscope report                       the newest run in runs/
   stepscope report runs/NAME             the summary, as at the end of `stepscope run`
   stepscope report runs/NAME --json      the document of summary.json (docs/schema.md)
+  stepscope report NAME --command        only the job's command, to paste into a shell
   stepscope report --follow              print findings as they appear, while the run is active
   stepscope report runs/NAME --html      write report.html into the run: its page as a single file
   stepscope report NAME --html a.html    the same, in another file; also for an active run
@@ -35,6 +39,12 @@ WIDEST = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print summary.json instead of text")
+    parser.add_argument(
+        "--command",
+        dest="command_line",
+        action="store_true",
+        help="print only the job's command, to paste into a shell",
+    )
     parser.add_argument("--follow", action="store_true", help="print findings as they appear, while the run is active")
     parser.add_argument(
         "--html",
@@ -61,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
     width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
     path, html = _paths(args.path, args.html)
     run_dir = locate_run(path)
+    if args.command_line:
+        if args.redact:
+            raise UsageError("--command and --redact cannot be used together: the command contains values")
+        return _print_command(run_dir)
     if args.follow:
         from stepscope.cli.finalize import follow_run
 
@@ -75,6 +89,17 @@ def run(args: argparse.Namespace) -> int:
     if args.redact:
         say("redacted except for exception messages, source lines and names that you chose; read it before you send it")
     print(json.dumps(summary, indent=2, allow_nan=False) if args.json else text, end="" if not args.json else "\n")
+    return 0
+
+
+def _print_command(run_dir: Path) -> int:
+    command = read_meta(run_dir).get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    if not words:
+        raise RunError(f"{run_dir} does not contain its command")
+    if any(REDACTED in word for word in words):
+        say(f"values that may be secrets were not recorded; replace {REDACTED}")
+    print(printable(shlex.join(words)))
     return 0
 
 

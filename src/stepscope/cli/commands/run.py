@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.agent.hangs.on_hang import REPORT, HangPolicy, seconds_from
+from stepscope.agent.hangs.on_hang import ABORT, REPORT, HangPolicy, seconds_from
+from stepscope.cli.arguments import amount, did_you_mean, nearest, port_number
 from stepscope.cli.launch.command import (
     MASTER_PORT,
     NodeOptions,
@@ -15,6 +19,7 @@ from stepscope.cli.launch.command import (
     Torchrun,
     find_nodes,
     job_command,
+    misplaced_options,
     slurm_step,
     starts_ranks,
 )
@@ -22,7 +27,7 @@ from stepscope.cli.launch.hub import DEFAULT_PORT, HubOptions
 from stepscope.cli.launch.record import JobOptions, record
 from stepscope.errors import UsageError
 from stepscope.records.files import PRIVATE, SHARED_WITH
-from stepscope.records.text import default_name
+from stepscope.records.text import default_name, say
 
 __all__ = ["add_arguments"]
 
@@ -49,6 +54,10 @@ OPTIONS_BEFORE_JOB = (
     *("--hub-host", "--hub_host", "--hub-port", "--hub_port", "--tls-cert", "--tls_cert", "--tls-key", "--tls_key"),
 )
 
+ONLY_OURS = ("nproc-per-node", "on-hang", "hang-after", "max-disk", "native-output", "hub-host", "hub-port", "no-hub")
+"""Options that a training script is unlikely to have."""
+RANK_WORDS = ("cpu", "gpu", "auto", "xpu", "npu", "hpu", "mlu", "musa")
+"""What torchrun accepts besides a number; the last ones only with the torch of that device."""
 _UNITS = "KMGT"
 
 
@@ -59,18 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc-per-node",
         "--nproc_per_node",
+        type=_ranks,
         metavar="N",
         help="start N ranks with torchrun (a number, cpu, gpu or auto)",
     )
     parser.add_argument(
         "--on-hang",
+        type=_on_hang,
         metavar="report|abort|CMD",
         default=REPORT,
         help="when the job hangs: only report it (default), end it, or run a command with STEPSCOPE_HANG_FILE set",
     )
     parser.add_argument(
         "--hang-after",
-        type=_seconds,
+        type=amount("seconds"),
         metavar="SECONDS",
         help="inspect a job without progress for this long, or five steps if longer (default: 10; 0 = never)",
     )
@@ -116,7 +127,7 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--master-port",
         "--master_port",
-        type=_port,
+        type=port_number(),
         metavar="P",
         help=f"torchrun's port on node 0 (default: {MASTER_PORT})",
     )
@@ -133,7 +144,7 @@ def _add_hub(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--hub-port",
         "--hub_port",
-        type=_port,
+        type=port_number(),
         metavar="P",
         help=f"port to listen on (default: {DEFAULT_PORT} with several nodes, from the job ID under Slurm, else any)",
     )
@@ -164,6 +175,10 @@ def run(args: argparse.Namespace) -> int:
     hub_port = args.hub_port
     if hub_port is None and step is not None and nodes.several:
         hub_port = step.hub_port
+    moved = [] if launches or nodes.rank or (step is not None and step.task) else _misplaced(args.job)
+    hint = _hint(args.job, moved)
+    if not args.quiet and _unread(args.job[0], moved):
+        say(hint)
     job = JobOptions(
         command=command,
         root=args.dir,
@@ -186,8 +201,39 @@ def run(args: argparse.Namespace) -> int:
         mode=SHARED_WITH.get(args.share, PRIVATE),
         max_disk=args.max_disk,
         native_output=args.native_output,
+        hint=hint,
     )
     return record(job)
+
+
+def _misplaced(job: Sequence[str]) -> list[list[str]]:
+    """Our options among the script's arguments, each with its value."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    valued = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
+    return misplaced_options(job, valued)
+
+
+def _hint(job: Sequence[str], moved: Sequence[Sequence[str]]) -> str:
+    """What to write if these options were meant for us; empty if there are none."""
+    if not moved:
+        return ""
+    names = " and ".join(dict.fromkeys(words[0].partition("=")[0] for words in moved))
+    line = shlex.join(["stepscope", "run", *(word for words in moved for word in words), *job[: 1 + (job[0] == "-m")]])
+    after = "the module" if job[0] == "-m" else job[0]
+    return f"options after {after} are passed to it; if you meant Stepscope's {names}: {line} …"
+
+
+def _unread(script: str, moved: Sequence[Sequence[str]]) -> bool:
+    """Whether an option that only we have follows a script that does not mention it, so that it has no effect."""
+    names = {words[0].partition("=")[0].lstrip("-").replace("_", "-") for words in moved} & set(ONLY_OURS)
+    if not names or not script.endswith(".py"):
+        return False
+    try:
+        text = Path(script).read_text(errors="replace").replace("_", "-")
+    except OSError:
+        return False
+    return not any(name in text for name in names)
 
 
 def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep | None, *, alone: bool) -> str | None:
@@ -203,23 +249,27 @@ def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep |
     return None
 
 
-def _seconds(text: str) -> float:
-    """Parse a duration; argparse turns the ValueError into a message."""
-    seconds = float(text)
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(text)
-    return seconds
+def _ranks(text: str) -> str:
+    """A number of ranks, or a word that torchrun knows."""
+    if text in RANK_WORDS or (text.isascii() and text.isdigit() and int(text) > 0):
+        return text
+    known = did_you_mean(text, RANK_WORDS)
+    raise argparse.ArgumentTypeError(f"must be 1 or more ranks, or cpu, gpu or auto, not {text!r}{known}")
+
+
+def _on_hang(text: str) -> str:
+    """``report``, ``abort`` or a command; a misspelled ``abort`` would only be noticed when the job hangs."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must be report, abort or a command")
+    words = (REPORT, ABORT)
+    if text not in words and text.isalpha() and nearest(text, words) and shutil.which(text) is None:
+        raise argparse.ArgumentTypeError(f"must be report, abort or a command, not {text!r}{did_you_mean(text, words)}")
+    return text
 
 
 def _size(text: str) -> int:
     """Bytes: a number, optionally followed by K, M, G or T (powers of 1,024)."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in tuple(_UNITS) else (text, "")
     if not (number.isascii() and number.replace(".", "", 1).isdigit()):
-        raise argparse.ArgumentTypeError(f"{text} is not a size such as 10G or 500M")
+        raise argparse.ArgumentTypeError(f"must be a size such as 10G or 500M, not {text!r}")
     return int(float(number) * (1 << 10 * (_UNITS.find(unit) + 1 if unit else 0)))
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text} is not a port")
-    return int(text)

@@ -14,6 +14,7 @@ from stepscope.agent.drain import drain_leftovers
 from stepscope.agent.shipping.client import split_url
 from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import Sender
+from stepscope.cli.arguments import run_path
 from stepscope.cli.output import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.records.text import bytes_text, count_text, say
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    run_dir: Path = args.path
+    run_dir = run_path(args.path)
     meta = read_meta(run_dir)
     to = _destination(run_dir, meta, args.to)
     split_url(to.url)

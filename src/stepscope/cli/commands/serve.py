@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.cli.arguments import port_number, run_path
 from stepscope.cli.links import opened_in_browser, page_link
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.records.text import say
@@ -44,6 +45,7 @@ in a file that only you can read.  Each start makes a new token, unless --token-
 DEFAULT = Path("runs")
 DEFAULT_PORT = 7070
 TOKEN_FILE = "serve-{port}.token"
+IN_USE = "use --port 0 for any free port, or --port N for another one"
 ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         metavar="N",
-        type=int,
+        type=port_number(least=0),
         default=DEFAULT_PORT,
         help="port to listen on (default: 7070; 0 = any free port)",
     )
@@ -97,15 +99,15 @@ def run(args: argparse.Namespace) -> int:
     host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
     options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
     trusted = _trusted(args.trust_header, args.proxy_user, outside=outside)
-    if not args.dir.is_dir():
-        raise UsageError(f"{args.dir} is not a folder")
-    if not 0 <= port < 1 << 16:
-        raise UsageError(f"--port {port}: must be from 0 to 65535")
+    args.dir = _served(args.dir)
     if not any(
         (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
     ):
         say(f"no runs in {args.dir} yet; specify a run or a folder of runs")
-    with listen(host, port) as listening, _token(args.token_file, listening.getsockname()[1]) as (place, token):
+    with (
+        listen(host, port, in_use=IN_USE) as listening,
+        _token(args.token_file, listening.getsockname()[1]) as (place, token),
+    ):
         shown = socket.gethostname() if host in ANYWHERE else host
         secured = options.tls and (outside or options.certificate is not None)
         tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
@@ -120,6 +122,16 @@ def run(args: argparse.Namespace) -> int:
             if tls is not None:
                 tls.remove()
     return 0
+
+
+def _served(path: Path) -> Path:
+    """The folder, or the run of that name in runs/."""
+    if path == DEFAULT and not path.exists():
+        raise UsageError(f"there is no folder {path.absolute()}; specify a run or a folder of runs")
+    path = run_path(path)
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder")
+    return path
 
 
 def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedProxy | None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.arguments import RUN_HELP, locate_run
 from stepscope.cli.output import format_table, progress_bar
-from stepscope.cli.run_argument import RUN_HELP, locate_run
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.text import printable, say
 from stepscope.store.paths import META

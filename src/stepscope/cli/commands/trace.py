@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.cli.arguments import count
 from stepscope.cli.output import progress_bar, protect_inputs, write_page
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.files import replaced
@@ -156,7 +157,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", choices=("local", "ray"), default="local", help="where to read the files: here or on a Ray cluster"
     )
-    parser.add_argument("--top", metavar="N", type=int, help="show all tables in the text, with N rows each")
+    parser.add_argument("--top", metavar="N", type=count("rows"), help="show all tables in the text, with N rows each")
 
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -170,8 +171,6 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.traces.exports import tables_in
     from stepscope.traces.reading.files import find_traces
 
-    if args.top is not None and args.top < 1:
-        raise UsageError(f"--top {args.top}: must be at least 1")
     changes = parse_changes(args.what_if)
     options = _options(args)
     found, found_before = find_traces(args.paths), find_traces(args.against or ())

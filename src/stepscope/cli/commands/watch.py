@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from stepscope.cli.arguments import RUN_HELP, locate_run
 from stepscope.cli.launch.live_view import why_no_screen
-from stepscope.cli.run_argument import RUN_HELP, locate_run
 from stepscope.errors import HubError, UsageError
 from stepscope.records.text import say
 

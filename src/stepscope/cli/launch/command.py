@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stepscope.cli.arguments import did_you_mean, names_in
 from stepscope.errors import UsageError
 from stepscope.recorder.identity import is_launcher
 
@@ -25,6 +26,7 @@ __all__ = [
     "first_host",
     "hosts_of",
     "job_command",
+    "misplaced_options",
     "rank_variables",
     "slurm_step",
     "split_endpoint",
@@ -366,6 +368,23 @@ def split_job(words: Sequence[str], options: Collection[str]) -> tuple[list[str]
     return list(words[:at]), list(words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:])
 
 
+def misplaced_options(words: Sequence[str], options: Mapping[str, bool]) -> list[list[str]]:
+    """Options of ours, each with its value, among the arguments of a script or module; they may be the script's own.
+
+    ``options`` says for each option whether it takes a value. A launcher's options are never ours.
+    """
+    if not words or not (words[0] == "-m" or words[0].endswith(".py")):
+        return []
+    rest = list(words[2 if words[0] == "-m" else 1 :])
+    rest = rest[: rest.index("--")] if "--" in rest else rest
+    found = []
+    for at, word in enumerate(rest):
+        name, equals, _ = word.partition("=")
+        if name in options:
+            found.append(rest[at : at + (2 if options[name] and not equals else 1)])
+    return found
+
+
 def job_command(words: Sequence[str], torchrun: Torchrun | None = None) -> list[str]:
     """Command line for a script, ``-m module`` or a launcher with its arguments; UsageError if it cannot be started."""
     if not words:
@@ -407,7 +426,9 @@ def _check_script(script: Path) -> None:
     if script.is_dir():
         raise UsageError(f"{script} is a folder, not a script")
     if not script.exists():
-        raise UsageError(f"no such script: {script}")
+        where = "" if script.is_absolute() else f" in {Path.cwd()}"
+        stems = [name.removesuffix(".py") for name in names_in(script.parent) if name.endswith(".py")]
+        raise UsageError(f"no such script: {script}{where}{did_you_mean(script.stem, stems, '{}.py')}")
 
 
 def _executable(name: str) -> str:

@@ -9,6 +9,7 @@ connected in between only wait; its data is on disk.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -65,6 +66,9 @@ class HubOptions:
             raise UsageError("--tls-cert and --tls-key must be used together")
         if self.certificate is not None and not self.tls:
             raise UsageError("--no-tls and --tls-cert cannot be used together")
+        for option, path in (("--tls-cert", self.certificate), ("--tls-key", self.key)):
+            if path is not None and not path.is_file():
+                raise UsageError(f"{option} {path}: no such file")
 
 
 class HubChild:
@@ -196,7 +200,8 @@ def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, addr
     """
     several = nnodes > 1
     host = options.host or ("" if several else _LOOPBACK[0])
-    listening = listen(host, (DEFAULT_PORT if several else 0) if options.port is None else options.port)
+    in_use = "choose another --hub-port, the same on every node" if several else "omit --hub-port to use any free port"
+    listening = listen(host, (DEFAULT_PORT if several else 0) if options.port is None else options.port, in_use=in_use)
     tls: TlsFiles | None = None
     try:
         port = listening.getsockname()[1]
@@ -216,8 +221,8 @@ def open_hub(run_dir: Path, options: HubOptions, *, name: str, nnodes: int, addr
         listening.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Listen on one address, or on all if ``host`` is empty; raises HubError."""
+def listen(host: str, port: int, *, in_use: str = "") -> socket.socket:
+    """Listen on one address, or on all if ``host`` is empty; raises HubError, with ``in_use`` if the port is taken."""
     tries: list[tuple[str, socket.AddressFamily, bool]] = []
     if host in _ANYWHERE:
         if host != "0.0.0.0" and socket.has_dualstack_ipv6():
@@ -234,6 +239,8 @@ def listen(host: str, port: int) -> socket.socket:
             why = str(error.strerror)
         except OSError as error:
             why = os.strerror(error.errno or 0)  # the error's own text contains an address that the user did not type
+            if error.errno == errno.EADDRINUSE and in_use:
+                why += f"; {in_use}"
     raise HubError(f"the hub cannot listen on port {port}{f' of {host}' if host else ''}: {why}")
 
 

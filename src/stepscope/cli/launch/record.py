@@ -315,6 +315,8 @@ class JobOptions:
     """Limit of the run on disk, in bytes; 0: no limit; None: the default."""
     native_output: bool = False
     """Whether to keep output of native code, which then passes through files."""
+    hint: str = ""
+    """Printed if the job fails before its first step; the cause may be a misplaced option."""
 
     @property
     def shared(self) -> bool:
@@ -397,7 +399,7 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
         if link is not None and link.sends:
             _hand_over(paths, whole, link, agent, quiet=job.quiet)
         else:
-            _conclude(paths.run_dir, whole, quiet=job.quiet)
+            _conclude(paths.run_dir, whole, quiet=job.quiet, hint=job.hint)
     return own.exit_code
 
 
@@ -439,7 +441,7 @@ def _open_hub(job: JobOptions, paths: RunPaths, link: HubLink | None) -> tuple[H
     try:
         hub = open_hub(paths.run_dir, job.hub, name=paths.wanted, nnodes=nnodes, address=job.nodes.address)
     except (HubError, UsageError) as error:
-        alone = "; this node is recorded separately (all nodes need the same --hub-port)" if link is not None else ""
+        alone = "; this node is recorded separately" if link is not None else ""
         say(f"{error}{alone or '; the run is still recorded'}")
         return None, None
     here = read_hub_file(paths.run_dir)
@@ -489,7 +491,7 @@ def _meta(job: JobOptions, link: HubLink | None) -> dict[str, Any]:
     return found
 
 
-def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
+def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool, hint: str = "") -> None:
     """Write and show the summary; if it cannot be written it is still shown."""
     # Load numpy and the store's engine only now, when the job has freed its memory.
     from stepscope.cli.finalize import finalize_run
@@ -500,7 +502,7 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
         say(str(error))
     try:
         color = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        _, text = finalize_run(run_dir, end=end.to_dict(), color=color, quiet=quiet, made_here=True)
+        summary, text = finalize_run(run_dir, end=end.to_dict(), color=color, quiet=quiet, made_here=True)
     except RunError as error:
         say(f"no summary: {error}")
         if not os.path.isfile(run_dir / META):  # noqa: PTH113 - its own raises where the file system has gone
@@ -509,6 +511,8 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool) -> None:
         return
     if not quiet:
         print(text, file=sys.stderr)
+        if hint and end.status == "failed" and not summary["steps"]["total"]:
+            say(hint)
 
 
 def _hand_over(paths: RunPaths, end: JobEnd, link: HubLink, agent: AgentChild, *, quiet: bool) -> None:
