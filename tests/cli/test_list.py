@@ -15,7 +15,9 @@ from stepscope.store.documents import end_run, read_meta, save_summary, write_me
 
 SUMMARY = {
     "schema": 1,
-    "status": "finished",
+    "status": "crashed",
+    "status_text": "killed (SIGKILL)",
+    "status_severity": "critical",
     "world_size": 4,
     "steps": {"total": 12_000},
     "step_time": {"p50_ms": 123.456},
@@ -40,10 +42,10 @@ def when(seconds: int) -> str:
 def test_a_table_newest_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["list", str(runs)]) == 0
     assert capsys.readouterr().out == (
-        "run  started           status    ranks   steps  median step  verdict\n"
-        "───  ────────────────  ────────  ─────  ──────  ───────────  ─────────────────────────\n"
+        "run  started           status            ranks   steps  median step  verdict\n"
+        "───  ────────────────  ────────────────  ─────  ──────  ───────────  ─────────────────────────\n"
         f"new  {when(1_700_003_600)}  failed\n"
-        f"old  {when(1_700_000_000)}  finished      4  12,000       123 ms  Rank 2 is slow in forward\n"
+        f"old  {when(1_700_000_000)}  killed (SIGKILL)      4  12,000       123 ms  Rank 2 is slow in forward\n"
     )
 
 
@@ -54,7 +56,9 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "name": "old",
         "path": str(runs / "old"),
         "created_wall_ns": 1_700_000_000 * 10**9,
-        "status": "finished",
+        "status": "crashed",
+        "status_text": "killed (SIGKILL)",
+        "status_severity": "critical",
         "ranks": 4,
         "steps": 12_000,
         "median_step_ms": 123.456,
@@ -93,10 +97,10 @@ def test_the_verdict_is_cut_to_the_terminal(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout.isatty", lambda: True)
-        patch.setenv("COLUMNS", "76")
+        patch.setenv("COLUMNS", "84")
         assert run_command(["list", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) == 76
+    assert max(map(len, lines)) == 84
     assert lines[-1].endswith("  Rank 2 is slow…")
 
 

@@ -53,4 +53,4 @@ def _cells(entry: RunEntry) -> Sequence[str]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created_wall_ns / 1e9))
     counts = ["" if count is None else f"{count:,}" for count in (entry.ranks, entry.steps)]
     median = "" if entry.median_step_ms is None else ms_text(entry.median_step_ms)
-    return (entry.path.name, started, entry.status, *counts, median, entry.verdict)
+    return (entry.path.name, started, entry.status_text, *counts, median, entry.verdict)
