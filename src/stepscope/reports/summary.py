@@ -14,8 +14,9 @@ from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launc
 from stepscope.diagnosis.engine.samples import number, of_kind
 from stepscope.diagnosis.engine.settings import remarks_on
 from stepscope.diagnosis.engine.window import last_attempt
-from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures_in, failures_of
+from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures_in, failures_of, message_shown
 from stepscope.diagnosis.rules.hangs import has_ended
+from stepscope.flight.stacks import short_traceback
 from stepscope.records.finding import Finding, Severity, status_severity
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.records.steps import FLAG_REPLAYED, GRAPH_PHASE
@@ -337,10 +338,16 @@ def _errors_table(run: RunData) -> list[dict[str, Any]]:
                 "victim": rank in victims and not from_launcher(error),
                 "exit_codes": {str(whose): code for whose, code in sorted(error.exit_codes.items())},
                 "traceback": error.traceback,
+                "traceback_short": short_traceback(error.traceback, _told(error)),
             }
             for rank, error in said
         ]
     return rows
+
+
+def _told(error: RankError) -> str:
+    """The message, if titles show it whole."""
+    return error.message if message_shown(error.message) == error.message else ""
 
 
 def _of_script(attempt: Attempt, error: RankError) -> bool:

@@ -246,7 +246,9 @@ def _traceback(page: Page, summary: Summary) -> None:
     where = f", step {error['step']}" if error["step"] is not None else ""
     who = "the script" if error["script"] else f"rank {error['rank']}"
     page.lines.append(page.paint(f"Traceback of {who}{where}", "bold"))
-    lines = error["traceback"].rstrip().splitlines()
+    lines = (error.get("traceback_short") or error["traceback"]).rstrip().splitlines()
+    if lines and lines[0] == "Traceback (most recent call last):":
+        del lines[0]
     if len(lines) > TRACEBACK_HEAD + TRACEBACK_TAIL:
         left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
         lines = [*lines[:TRACEBACK_HEAD], f"  … {left_out} lines …", *lines[-TRACEBACK_TAIL:]]

@@ -43,6 +43,7 @@ __all__ = [
     "failures_in",
     "failures_of",
     "find_crashes",
+    "message_shown",
     "ranks_of",
 ]
 
@@ -160,6 +161,8 @@ MEMORY_SECONDS = 30.0
 BEFORE_S = 5.0
 """Minimum lead of an exception over a death that did not cause it: deaths are noticed late, clocks differ."""
 MESSAGE_SHOWN = 120
+_INSIDE = "Original Traceback (most recent call last):"
+"""Begins the traceback that a DataLoader worker puts into the message."""
 _NAMED = frozenset(int(one) for one in signal.Signals)
 FOLLOWERS_SHOWN = 16
 THREADS_LEFT = "terminate called without an active exception"
@@ -381,8 +384,7 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
     if lead.oom_killed:
         what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for lack of memory"
     elif lead.type:
-        message = " ".join(lead.message.split())
-        shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
+        shown = message_shown(lead.message)
         what = f"raised {lead.type}" + (f": {shown}" if shown else "")
     elif lead.signal:
         what = ("was" if len(ranks) == 1 else "were") + f" killed by {lead.signal}"
@@ -393,6 +395,14 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
         where = sorted({hosts[rank] for rank in ranks if rank in hosts}) if len(set(hosts.values())) > 1 else []
         what = "vanished" + (f" on {where[0]}" if len(where) == 1 else "")
     return f"{who} {what}{_where(lead)}"
+
+
+def message_shown(message: str) -> str:
+    """The message of an exception as a title shows it: in one line, without the traceback that a worker put into it."""
+    before, found, inside = message.partition(_INSIDE)
+    told = inside.rstrip().splitlines()[-1:] if found else []
+    text = " ".join(" ".join((before, *told)).split())
+    return text if len(text) <= MESSAGE_SHOWN else text[: MESSAGE_SHOWN - 1] + "…"
 
 
 def _together(culprits: Sequence[Failure]) -> list[Failure]:
