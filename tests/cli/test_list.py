@@ -16,6 +16,7 @@ from stepscope.store.documents import end_run, read_meta, save_summary, write_me
 SUMMARY = {
     "schema": 1,
     "status": "finished",
+    "status_text": "finished",
     "world_size": 4,
     "steps": {"total": 12_000},
     "step_time": {"p50_ms": 123.456},
@@ -55,6 +56,8 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "path": str(runs / "old"),
         "created_wall_ns": 1_700_000_000 * 10**9,
         "status": "finished",
+        "status_text": "finished",
+        "status_severity": "info",
         "ranks": 4,
         "steps": 12_000,
         "median_step_ms": 123.456,
@@ -124,6 +127,13 @@ def test_a_long_name_is_cut_last(
     assert capsys.readouterr().out.splitlines()[-1] == "a-name-that-takes-al…  finished  ✖ Rank…"
 
 
+def test_how_a_run_ended_in_the_words_of_its_summary(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = {"status": "crashed", "status_text": "killed (SIGKILL)", "status_severity": "critical"}
+    save_summary(runs / "old", {**SUMMARY, **ended}, "")
+    assert run_command(["list", str(runs)]) == 0
+    assert "  killed (SIGKILL)  " in capsys.readouterr().out.splitlines()[-1]
+
+
 @pytest.fixture
 def five(tmp_path: Path) -> Path:
     """The newest first: e, d, c, b, a."""
@@ -135,7 +145,7 @@ def five(tmp_path: Path) -> Path:
         end_run(run_dir, exit_code=0, status="failed" if name in "bd" else "finished")
         verdict = {"kind": "healthy" if name == "e" else "x", "severity": severity, "title": f"verdict of {name}"}
         status = "failed" if name in "bd" else "finished"
-        about = {"status": status, "steps": {"total": 9 - place}, "step_time": {"p50_ms": place % 3}}
+        about = {"status": status, "status_text": status, "steps": {"total": 9 - place}, "step_time": {"p50_ms": place % 3}}
         save_summary(run_dir, {**SUMMARY, **about, "verdict": verdict if severity else None}, "")
     return folder
 

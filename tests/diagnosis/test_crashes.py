@@ -485,3 +485,37 @@ def test_a_killed_rank_has_no_share_in_what_others_printed() -> None:
     )
     run = replace(cluster.run(), native={None: ("free(): of any",)})
     assert diagnose(run, build_window(run))[0].evidence["native"] == []
+
+
+GLOO_THREAD = "terminate called without an active exception"
+
+
+def died_at_exit(*deaths: Death, exit_codes: dict[int, int]) -> Finding:
+    """Ranks that end their script; those with an exit code die while Python shuts down."""
+    errors = (raised(None, "ChildFailedError", "", exit_codes=exit_codes),)
+    run = Cluster(ranks=2, steps=80, deaths=deaths, errors=errors).run()
+    run = replace(run, native={1: (GLOO_THREAD,)}, meta={**run.meta, "end": {"status": "failed", "exit_code": 1}})
+    return diagnose(run, build_window(run))[0]
+
+
+def test_a_rank_that_aborts_while_python_shuts_down_had_completed_its_training() -> None:
+    found = died_at_exit(exit_codes={1: -6})
+    assert found.title == (
+        "Rank 1 ended the script and died by SIGABRT while Python shut down; the training itself was complete."
+    )
+    assert (found.kind, found.severity, found.cost["seconds"]) == ("rank_crashed", "warning", 0.0)
+    assert found.evidence["at_exit"] is True
+    assert "destroy_process_group()" in found.advice[0]
+    assert "pytorch issue 190489" in found.advice[1]
+
+
+def test_a_rank_that_aborts_at_its_end_and_takes_a_running_rank_along_is_critical() -> None:
+    found = died_at_exit(Death(rank=0, step=70), exit_codes={0: -15, 1: -6})
+    assert found.title == "Rank 1 ended the script and died by SIGABRT while Python shut down; other ranks had not ended yet."
+    assert (found.severity, found.ranks) == ("critical", (1,))
+    assert [one["rank"] for one in found.evidence["followed_by"]] == [0]
+
+
+@pytest.mark.parametrize("code", [-9, -15])
+def test_only_a_crash_of_native_code_is_one_of_the_shutdown(code: int) -> None:
+    assert died_at_exit(exit_codes={1: code}).evidence["at_exit"] is False

@@ -14,6 +14,7 @@ from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, Fault, slow_at
 from fakes.traffic import Exchange, SlowLink, Traffic
 from summary_consistency import contradictions
 
+from stepscope.records.finding import HangRecord
 from stepscope.records.identity import FACTS_FORM
 from stepscope.records.series import RankError, RunData
 from stepscope.reports import render_text, summarise
@@ -21,7 +22,7 @@ from stepscope.reports.layout import finding_price
 from stepscope.reports.summary import status_of
 
 KEYS = [
-    *("schema", "run", "status", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
+    *("schema", "run", "status", "status_text", "status_severity", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
     *("communication", "memory", "host"),
     *(
         "facts",
@@ -492,6 +493,81 @@ def ended(status: str | None, code: int | None = None) -> dict[str, Any]:
 )
 def test_status(cluster: Cluster, alive: bool, status: str) -> None:
     assert status_of(cluster.run(), alive=alive) == status
+
+
+def killed(code: int) -> tuple[RankError, ...]:
+    return (RankError(rank=None, pid=9, type="ChildFailedError", message="", exit_codes={1: code}),)
+
+
+def raised(type_name: str, message: str = "") -> tuple[RankError, ...]:
+    return (RankError(rank=1, pid=1001, type=type_name, message=message, wall_ns=ANCHOR_WALL_NS),)
+
+
+DIED = (Death(rank=1, step=5),)
+CRASHED = ended("crashed", 137)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "text", "severity"),
+    [
+        (Cluster(meta=ended("finished", 0)), "finished", "info"),
+        (Cluster(meta=ended("interrupted", 130)), "interrupted", "warning"),
+        (Cluster(meta=ended("failed", 3)), "exit code 3", "critical"),
+        (Cluster(meta=ended("failed", 1), deaths=DIED), "vanished", "critical"),
+        (Cluster(meta=ended("failed", 1), deaths=DIED, errors=killed(-9)), "killed (SIGKILL)", "critical"),
+        (Cluster(meta=ended("failed", 1), deaths=DIED, errors=killed(4)), "exit code 4", "critical"),
+        (Cluster(ranks=1, meta=CRASHED, deaths=(Death(rank=0, step=5),)), "killed (SIGKILL)", "critical"),
+        (Cluster(meta=ended("failed", 1), errors=raised("ValueError")), "exception", "critical"),
+        (Cluster(meta=ended("failed", 1), errors=raised("OutOfMemoryError")), "out of memory", "critical"),
+        (Cluster(meta=ended("failed", 1), errors=raised("MemoryError")), "out of memory", "critical"),
+        (Cluster(meta=ended("finished", 0), errors=raised("ValueError")), "exception, exit code 0", "critical"),
+        (Cluster(meta=ended("finished", 0), deaths=DIED), "finished", "info"),
+        (Cluster(meta=ended("failed", 1), errors=killed(-6)), "finished, then SIGABRT", "warning"),
+    ],
+)
+def test_how_it_ended_is_said_in_words(cluster: Cluster, text: str, severity: str) -> None:
+    summary = summarise(cluster.run())
+    assert (summary["status_text"], summary["status_severity"]) == (text, severity)
+
+
+@pytest.mark.parametrize(
+    ("over", "status", "code", "text"),
+    [
+        (None, None, None, "hung"),
+        ("aborted", "failed", 1, "hung (aborted)"),
+        ("ended", "interrupted", 130, "hung (interrupted)"),
+        ("ended", "failed", 1, "hung, killed (SIGKILL)"),
+    ],
+)
+def test_a_job_that_hung_is_not_said_to_have_failed(over: Any, status: Any, code: Any, text: str) -> None:
+    hang = HangRecord(
+        number=1,
+        host="node0",
+        kind="hang_host",
+        title="Rank 1 is stuck.",
+        declared_wall_ns=ANCHOR_WALL_NS + 10**12,
+        stopped_wall_ns=ANCHOR_WALL_NS + 9 * 10**11,
+        threshold_s=10.0,
+        ranks=(),
+        over=over,
+        over_wall_ns=None if over is None else ANCHOR_WALL_NS + 2 * 10**12,
+    )
+    late = replace(killed(-9)[0], wall_ns=ANCHOR_WALL_NS + 2 * 10**12)
+    meta, died = ({}, {}) if status is None else (ended(status, code), {"deaths": (Death(rank=1, step=50),)})
+    run = Cluster(meta=meta, errors=(late,) if status else (), unfinished={} if status else {1: 50}, **died).run()
+    ranks = tuple(replace(one, ended_wall_ns=late.wall_ns) if one.state == "vanished" else one for one in run.ranks)
+    summary = summarise(replace(run, hangs=(hang,), ranks=ranks), alive=status is None)
+    assert (summary["status_text"], summary["status_severity"]) == (text, "critical")
+
+
+def test_early_in_a_run_the_verdict_is_how_many_steps_are_still_needed() -> None:
+    run = Cluster(steps=5, unfinished={rank: 5 for rank in range(4)}).run()
+    early = summarise(run, alive=True)
+    assert (early["verdict"]["title"], early["verdict"]["advice"]) == (
+        "Collecting: 4 of 10 steps (1 more set aside as warm-up).",
+        [],
+    )
+    assert summarise(run)["verdict"]["title"].startswith("Only 4 steady steps to judge by")
 
 
 def test_the_first_failure_leads_the_errors_and_launchers_come_last() -> None:

@@ -190,6 +190,82 @@ def test_colour_changes_nothing_but_colour(name: str) -> None:
     assert plain == render_text(summary)
 
 
+LIBRARIES = """Traceback (most recent call last):
+  File "/v/lib/python3.12/site-packages/torch/utils/data/worker.py", line 7, in fetch
+    data = self.dataset[index]
+KeyError: 7
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 41, in <module>
+    main()
+  File "/v/lib/python3.12/site-packages/accelerate/launch.py", line 3, in wrapped
+    return f()
+  File "/v/lib/python3.12/site-packages/stepscope/recorder/hooks/forward.py", line 88, in call
+    return inner(*args)
+           ^^^^^^^^^^^^
+  File "/v/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1751, in _call_impl
+    return forward_call(*args)
+           ~~~~~~~~~~~~^^^^^^^
+  File "train.py", line 12, in forward
+    return self.net(x)
+  File "/v/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1751, in _call_impl
+    return forward_call(*args)
+  File "/v/lib/python3.12/site-packages/torch/nn/modules/linear.py", line 125, in forward
+    return F.linear(input, self.weight)
+RuntimeError: shapes cannot be multiplied
+"""
+
+
+def test_frames_of_libraries_are_one_line_and_ours_are_hidden() -> None:
+    error = RankError(
+        rank=1, pid=1001, type="RuntimeError", message="shapes cannot be multiplied", traceback=LIBRARIES, step=3
+    )
+    summary = summarise(Cluster(ranks=2, errors=(error,)).run())
+    text = render_text(summary)
+    assert text.count("shapes cannot be multiplied") == 1
+    assert (
+        "\nTraceback of rank 1, step 3\n"
+        '    File "/v/lib/python3.12/site-packages/torch/utils/data/worker.py", line 7, in fetch\n'
+        "      data = self.dataset[index]\n"
+        "  KeyError: 7\n"
+        "\n"
+        "  The above exception was the direct cause of the following exception:\n"
+        "\n"
+        "  Traceback (most recent call last):\n"
+        '    File "train.py", line 41, in <module>\n'
+        "      main()\n"
+        "    … 2 frames in accelerate and torch\n"
+        '    File "train.py", line 12, in forward\n'
+        "      return self.net(x)\n"
+        "    … 1 frame in torch\n"
+        '    File "/v/lib/python3.12/site-packages/torch/nn/modules/linear.py", line 125, in forward\n'
+        "      return F.linear(input, self.weight)\n"
+        "\n"
+    ) in text
+    assert summary["errors"][0]["traceback"] == LIBRARIES
+
+
+@pytest.mark.parametrize("message", ["x" * 200, "first line\nsecond line"])
+def test_an_error_that_the_title_does_not_show_whole_ends_its_traceback(message: str) -> None:
+    traceback = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\nValueError: {message}\n'
+    error = RankError(rank=1, pid=1001, type="ValueError", message=message, traceback=traceback)
+    text = render_text(summarise(Cluster(ranks=2, errors=(error,)).run()))
+    shown = message.replace("\n", "\n  ")
+    assert f'    File "train.py", line 3, in <module>\n      f()\n  ValueError: {shown}\n' in text
+
+
+def test_the_title_of_a_workers_error_is_without_the_traceback_in_its_message() -> None:
+    message = (
+        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "data.py", line 4, in __getitem__\n    return self.rows[index]\nKeyError: 7\n'
+    )
+    error = RankError(rank=1, pid=1001, type="KeyError", message=message, step=3)
+    title = summarise(Cluster(ranks=2, errors=(error,)).run())["verdict"]["title"]
+    assert title.startswith("Rank 1 raised KeyError: Caught KeyError in DataLoader worker process 0. KeyError: 7 (in")
+
+
 def test_a_long_traceback_is_cut_in_the_middle() -> None:
     lines = [f"line {number}" for number in range(100)]
     error = RankError(rank=0, pid=1000, type="ValueError", message="", traceback="\n".join(lines))

@@ -100,8 +100,11 @@ test("phases that most steps lack and nearly equal memory are shown without a ju
 });
 
 test("a run that did not finish gets a note", () => {
-  expect(cutShort("finished", "running")).toEqual([]);
-  expect(cutShort("interrupted", "crashed")).toEqual(["A was interrupted; its figures cover the steps it completed.", "B crashed; its figures cover the steps it completed."]);
+  expect(cutShort({ status: "finished" }, { status: "running", status_text: "hung" })).toEqual([]);
+  expect(cutShort({ status: "interrupted" }, { status: "crashed", status_text: "killed (SIGKILL)" })).toEqual([
+    "A did not finish (interrupted); its figures cover the steps it completed.",
+    "B did not finish (killed (SIGKILL)); its figures cover the steps it completed.",
+  ]);
 });
 
 test("only differing settings are listed", () => {

@@ -37,6 +37,7 @@ test("every search word must match", () => {
   expect(ids({ search: ".*" })).toEqual([]);
   expect(ids({ status: "failed" })).toEqual(["other", "run-9"]);
   expect(statuses(ROWS)).toEqual([["failed", 2], ["finished", 1]]);
+  expect(statuses([row("killed", 4, { status: "crashed", status_text: "killed (SIGKILL)" })])).toEqual([["killed (SIGKILL)", 1]]);
 });
 
 test("the newest rows replace known ones, unless rows disappeared", () => {

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import { ranksWords, stillIn, stillTitle } from "../src/words/standing";
+import { nothingText } from "../src/panels/verdict";
+import { ranksWords, statusLook, statusText, stillIn, stillTitle } from "../src/words/standing";
 
 const status = (more = {}) => ({ ranks: 8, live_ranks: 8, world_size: 8, over: false, ...more });
 
@@ -15,4 +16,24 @@ test("the step of an ongoing hang comes from its finding", () => {
   const slow = { kind: "jitter", steps: [0, 40] as [number, number], evidence: {} };
   expect([stillIn([slow, hang]), stillIn([{ ...hang, evidence: { over: "ended" } }, slow]), stillIn([])]).toEqual([[41, 41], null, null]);
   expect([stillTitle(40), stillTitle(-1)]).toEqual(["Step 40 was the last to end; the figures cover completed steps.", "No step has ended yet."]);
+});
+
+test("the hub's words for how a run ended are shown as sent, without a tick beside a crash", () => {
+  const runs = [
+    { status: "finished", status_text: "finished", status_severity: "info" as const },
+    { status: "crashed", status_text: "killed (SIGKILL)", status_severity: "critical" as const },
+    { status: "finished", status_text: "exception, exit code 0", status_severity: "critical" as const },
+    { status: "running", status_text: "hung", status_severity: "critical" as const },
+    { status: "running", status_text: "running", status_severity: "info" as const },
+    // A hub of an earlier version.
+    { status: "finished" },
+    { status: "crashed" },
+    { status: "interrupted" },
+  ];
+  expect(runs.map((run) => [statusLook(run)[1], statusText(run)].join(" "))).toEqual(["✓ finished", "✖ killed (SIGKILL)", "✖ exception, exit code 0", "✖ hung", "● running", "✓ finished", "✖ crashed", "■ interrupted"]);
+});
+
+test("early in a run, the hub's sentence about missing steps stands in place of a verdict", () => {
+  expect(nothingText("live", 4, 2, 2, "Collecting: 3 of 10 steps.")[0]).toBe("Collecting: 3 of 10 steps.");
+  expect(nothingText("live", 40, 2, 2, "")[0]).toBe("Nothing wrong so far.");
 });

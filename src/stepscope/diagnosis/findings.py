@@ -37,7 +37,7 @@ from stepscope.records.finding import SEVERITIES, Finding, HangKind
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text, ms_text, share_text
 
-__all__ = ["AT_ONCE", "Change", "Watched", "diagnose", "follow", "live_window", "look"]
+__all__ = ["AT_ONCE", "Change", "Watched", "collecting_text", "diagnose", "follow", "live_window", "look"]
 
 
 # -- healthy or too little data ---------------------------------------------------------------------------------------
@@ -72,14 +72,26 @@ ADVICE = {
 }
 
 
-def find_insufficient(run: RunData, window: Window, view: View, *, reached: bool = False) -> list[Finding]:
+def collecting_text(window: Window) -> str:
+    """``Collecting: 3 of 10 steps.``: for a live run that has too few steps to be judged; empty if it has enough."""
+    steady, seen = int(window.steady.sum()), len(window.steps)
+    if steady >= thresholds.MIN_STEPS or not seen:
+        return ""
+    apart = f" ({seen - steady} more set aside as warm-up)" if seen > steady else ""
+    return f"Collecting: {steady} of {thresholds.MIN_STEPS} steps{apart}."
+
+
+def find_insufficient(
+    run: RunData, window: Window, view: View, *, reached: bool = False, alive: bool = False
+) -> list[Finding]:
     """Report too little data: what there is, and what therefore cannot be concluded.
 
-    ``reached``: the recorder got into some process, although possibly none of them trained.
+    ``reached``: the recorder got into some process, although possibly none of them trained; ``alive``: more steps will
+    come.
     """
     if len(view.steps) >= thresholds.MIN_STEPS:
         return []
-    title, advice = _too_little(run, window, len(view.steps), reached=reached)
+    title, advice = _too_little(run, window, len(view.steps), reached=reached, alive=alive)
     return [
         Finding(
             kind="insufficient_data",
@@ -99,7 +111,7 @@ def find_insufficient(run: RunData, window: Window, view: View, *, reached: bool
     ]
 
 
-def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> tuple[str, tuple[str, ...]]:
+def _too_little(run: RunData, window: Window, steady: int, *, reached: bool, alive: bool) -> tuple[str, tuple[str, ...]]:
     if not run.ranks and reached:
         return (
             "Nothing was recorded: no process with the recorder loaded trained a PyTorch model.",
@@ -134,9 +146,11 @@ def _too_little(run: RunData, window: Window, steady: int, *, reached: bool) -> 
     cannot = "bottlenecks and stragglers" if len(window.ranks) > 1 else "bottlenecks"
     few = f"Only {count_text(steady, 'steady step')}" if steady else "No steady step"
     title = f"{few} to judge by{apart}: {cannot} cannot be separated from noise."
+    if alive:
+        title = collecting_text(window)
     if sum(one.reason == "compile" for one in window.warmup) > seen / 2:
         return title, ("torch.compile recompiled in most steps, probably because shapes change; mark them as dynamic.",)
-    return title, (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)
+    return title, () if alive else (f"Record at least {thresholds.MIN_STEPS} steps beyond warm-up.",)
 
 
 def find_healthy(view: View) -> list[Finding]:
@@ -302,7 +316,7 @@ def diagnose(
     stopped = led_by_hangs(hangs, [crash for crash in crashes if crash not in survived])
     slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
-    insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached)
+    insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached, alive=alive)
     findings = [*stopped, *slow, *insufficient, *survived]
     if all(finding.severity == "info" and finding.kind in REMARKS for finding in findings):
         compute = [claim.finding for claim in find_compute_bound(view)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -25,6 +25,7 @@ __all__ = [
     "parse_frame",
     "parse_threads",
     "read_titan_log",
+    "short_traceback",
     "user_frame",
 ]
 
@@ -155,6 +156,70 @@ def _character(escape: re.Match[str]) -> str:
     code = int(escape.group(1) or escape.group(2) or escape.group(3), 16)
     printable = code < 0x110000 and chr(code).isprintable()
     return chr(code) if printable else escape.group()
+
+
+# -- tracebacks -------------------------------------------------------------------------------------------------------
+# A traceback for people to read: the frames of libraries in one line, ours left out.
+
+_TRACEBACK_HEAD = "Traceback (most recent call last):"
+_TRACEBACK_FRAME = re.compile(r'  File "(?P<file>.+)", line \d+(?:, in .+)?')
+_PACKAGE = re.compile(r"-packages/([^/]+)")
+_OWN_FILE = re.compile(r"(?:^|/)stepscope/(?:recorder|cli|agent|hub|ring|records)/")
+PYTHON = "Python"
+"""The standard library, in the line that stands for frames."""
+
+
+def short_traceback(text: str, message: str = "") -> str:
+    """A traceback in which "… 7 frames in torch" stands for frames of libraries; our own are left out.
+
+    The last frame stays, whoever it belongs to: there the exception was raised.  ``message``: left out at the end
+    together with the type, for readers that show it elsewhere.  Exception groups are returned unchanged.
+    """
+    lines = text.rstrip().splitlines()
+    if any(line.lstrip().startswith(("+ Exception Group", "| ")) for line in lines):
+        return text
+    found: list[str] = []
+    frames: list[tuple[str, list[str]]] | None = None
+    for line in lines:
+        if frames is not None and (frame := _TRACEBACK_FRAME.fullmatch(line)):
+            frames.append((frame["file"], [line]))
+        elif frames and line.startswith("  "):
+            frames[-1][1].append(line)
+        else:
+            found += _without_libraries(frames or ())
+            frames = [] if line.endswith(_TRACEBACK_HEAD) else None
+            found.append(line)
+    found += _without_libraries(frames or ())
+    if message and len(found) > 1 and found[-1].partition(": ")[2] == message:
+        found.pop()
+    return "\n".join(found)
+
+
+def _without_libraries(frames: Sequence[tuple[str, list[str]]]) -> list[str]:
+    kept = [frame for frame in frames[:-1] if not _OWN_FILE.search(frame[0])] + list(frames[-1:])
+    lines: list[str] = []
+    left: list[str] = []
+    for place, (file, shown) in enumerate(kept):
+        if place < len(kept) - 1 and not is_user_file(file):
+            left.append(_package(file))
+            continue
+        lines += [*_left_out(left), *shown]
+        left = []
+    return lines
+
+
+def _left_out(packages: Sequence[str]) -> list[str]:
+    if not packages:
+        return []
+    *others, last = dict.fromkeys(packages)
+    whose = f"{', '.join(others)} and {last}" if others else last
+    return [f"  … {len(packages)} {'frame' if len(packages) == 1 else 'frames'} in {whose}"]
+
+
+def _package(file: str) -> str:
+    if found := _PACKAGE.search(file):
+        return found[1].removesuffix(".py")
+    return "torch" if "/torch/" in f"/{file}" else PYTHON
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import MOST_JUDGED, Snapshot, keep_up, run_data_of, select, snapshot
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.records import run_clock
-from stepscope.records.finding import HangRecord
+from stepscope.records.finding import SEVERITIES, HangRecord, Severity, status_severity
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
@@ -133,10 +133,20 @@ class OpenRun:
         return {name: meta.get(name) for name in CONTEXT}
 
     def status(self) -> str:
-        """Return the status as ``stepscope list`` shows it."""
+        """Return the status, one word of a fixed set (docs/api.md)."""
         end = self.meta().get("end")
         said = end.get("status") if isinstance(end, Mapping) else None
         return self._ended or (said if isinstance(said, str) else "running")
+
+    def status_text(self, *, hung: bool) -> tuple[str, Severity]:
+        """Return the status in words, and how bad it is; ``hung``: whether ranks make no progress now."""
+        status = self.status()
+        if self.document is not None and isinstance(said := self.document.get("status_text"), str):
+            severity = self.document.get("status_severity")
+            return said, next((known for known in SEVERITIES if known == severity), status_severity(status))
+        if status == "running" and hung:
+            return "hung", "critical"
+        return status, status_severity(status)
 
     def ended_wall_ns(self) -> int | None:
         """Return when the run ended; None while that is unknown."""

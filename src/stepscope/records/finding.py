@@ -29,6 +29,7 @@ __all__ = [
     "WaitingIn",
     "decoded",
     "encoded",
+    "status_severity",
 ]
 
 
@@ -37,6 +38,17 @@ __all__ = [
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """From least to most."""
+STATUS_SEVERITIES: dict[str, Severity] = {
+    "running": "info",
+    "finished": "info",
+    "interrupted": "warning",
+    "unfinished": "warning",
+}
+
+
+def status_severity(status: str) -> Severity:
+    """How bad a run's ``status`` is; one that is not known counts as a failure."""
+    return STATUS_SEVERITIES.get(status, "critical")
 
 
 @dataclass(frozen=True, kw_only=True)

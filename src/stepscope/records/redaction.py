@@ -110,7 +110,7 @@ _HOST_KEYS = frozenset({"host", "hosts", "node", "nodes", "peer"})
 _REMOVED = frozenset({"cwd", "session", "spool", "place", "launcher", "git", "executable"})
 _STRUCTURE = frozenset(
     {"backend", "cause", "device", "dtype", "event", "kind", "live_phase", "order", "phase", "severity", "stat"}
-    | {"state", "status", "unit"}
+    | {"state", "status", "status_severity", "status_text", "unit"}
 )
 """Keys whose values are our own words, by which readers of a document distinguish its parts."""
 _WORDS = frozenset(

@@ -14,9 +14,10 @@ from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launc
 from stepscope.diagnosis.engine.samples import number, of_kind
 from stepscope.diagnosis.engine.settings import remarks_on
 from stepscope.diagnosis.engine.window import last_attempt
-from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, failures_in, failures_of
+from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures_in, failures_of, message_shown
 from stepscope.diagnosis.rules.hangs import has_ended
-from stepscope.records.finding import Finding
+from stepscope.flight.stacks import short_traceback
+from stepscope.records.finding import Finding, Severity, status_severity
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.records.steps import FLAG_REPLAYED, GRAPH_PHASE
 from stepscope.records.text import count_text, duration_text, named_ranks
@@ -40,7 +41,7 @@ from stepscope.reports.tables import (
     steps_table,
 )
 
-__all__ = ["status_of", "summarise"]
+__all__ = ["status_of", "status_text_of", "summarise"]
 
 
 # -- notices ----------------------------------------------------------------------------------------------------------
@@ -150,12 +151,15 @@ def summarise(
     end = run.meta.get("end")
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
     status = status or status_of(run, alive=alive)
+    text, severity = status_text_of(run, status, findings, alive=alive)
     host = host_table(window, run.samples)
     facts = facts_of_run(current)
     return {
         "schema": SCHEMA,
         "run": _run_table(run, window, current),
         "status": status,
+        "status_text": text,
+        "status_severity": severity,
         "exit_code": exit_code if isinstance(exit_code, int) else None,
         "world_size": max((series.identity.world_size for series in current), default=0),
         "ranks": ranks_table(run, window),
@@ -203,6 +207,52 @@ def status_of(run: RunData, *, alive: bool = False) -> Status:
     if alive or states & {"starting", "running"}:
         return "running"
     return "finished" if states else "crashed"
+
+
+def status_text_of(
+    run: RunData, status: Status, findings: Sequence[Finding], *, alive: bool = False
+) -> tuple[str, Severity]:
+    """How the run ended, in the words that every screen shows, and how bad that is.
+
+    ``running``, ``hung``, ``finished``, ``interrupted``, ``hung (aborted)``, ``out of memory``, ``exception``,
+    ``killed (SIGKILL)``, ``exit code 3``, ``vanished``.
+    """
+    hang = findings[0] if findings[0].kind.startswith("hang_") else None
+    if status == "running":
+        return ("hung", "critical") if hang is not None and hang.evidence["over"] is None else (status, "info")
+    failures = failures_of(run, alive=alive)
+    lead = next((one for one in failures if not one.victim), failures[0] if failures else None)
+    if hang is not None and (hang.evidence["threshold_s"] or run.flight.get("nccl_dumps")):
+        return f"hung{_ended_by(hang, status, lead)}", "critical"
+    if status == "interrupted" or lead is None:
+        end = run.meta.get("end")
+        code = end.get("exit_code") if status == "failed" and isinstance(end, dict) else None
+        return f"exit code {code}" if code else status, status_severity(status)
+    if status == "finished":
+        raised = findings[0].kind == "rank_crashed" and findings[0].severity == "critical"
+        return (f"{_failure_words(lead)}, exit code 0", "critical") if raised else (status, "info")
+    if lead.at_exit and findings[0].severity == "warning":
+        return f"finished, then {lead.signal}", "warning"
+    return _failure_words(lead), "critical"
+
+
+def _ended_by(hang: Finding, status: Status, lead: Failure | None) -> str:
+    """What ended a hung job."""
+    if hang.evidence["over"] == "aborted" or (lead is not None and lead.signal == "SIGABRT"):
+        return " (aborted)"
+    if status == "interrupted":
+        return " (interrupted)"
+    return f", {_failure_words(lead)}" if lead is not None else ""
+
+
+def _failure_words(failure: Failure) -> str:
+    if failure.cause in ("oom_kernel", "oom_cuda", "oom_host"):
+        return "out of memory"
+    if failure.type and failure.type != "SystemExit":
+        return "exception"
+    if failure.signal:
+        return f"killed ({failure.signal})"
+    return f"exit code {failure.exit_code}" if failure.exit_code else "exception" if failure.type else "vanished"
 
 
 def _run_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> dict[str, Any]:
@@ -288,10 +338,16 @@ def _errors_table(run: RunData) -> list[dict[str, Any]]:
                 "victim": rank in victims and not from_launcher(error),
                 "exit_codes": {str(whose): code for whose, code in sorted(error.exit_codes.items())},
                 "traceback": error.traceback,
+                "traceback_short": short_traceback(error.traceback, _told(error)),
             }
             for rank, error in said
         ]
     return rows
+
+
+def _told(error: RankError) -> str:
+    """The message, if titles show it whole."""
+    return error.message if message_shown(error.message) == error.message else ""
 
 
 def _of_script(attempt: Attempt, error: RankError) -> bool:

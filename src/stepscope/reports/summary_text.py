@@ -248,7 +248,9 @@ def _traceback(page: Page, summary: Summary) -> None:
     where = f", step {error['step']}" if error["step"] is not None else ""
     who = "the script" if error["script"] else f"rank {error['rank']}"
     page.lines.append(page.paint(f"Traceback of {who}{where}", "bold"))
-    lines = error["traceback"].rstrip().splitlines()
+    lines = (error.get("traceback_short") or error["traceback"]).rstrip().splitlines()
+    if lines and lines[0] == "Traceback (most recent call last):":
+        del lines[0]
     if len(lines) > TRACEBACK_HEAD + TRACEBACK_TAIL:
         left_out = len(lines) - TRACEBACK_HEAD - TRACEBACK_TAIL
         lines = [*lines[:TRACEBACK_HEAD], f"  … {left_out} lines …", *lines[-TRACEBACK_TAIL:]]
@@ -301,9 +303,7 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     alone = summary["world_size"] == len(summary["ranks"]) == 1
     ranks = count_text(len(summary["ranks"]), "process" if alone else "rank") + (f" on {where}" if where else "")
     took = f" in {duration_text(_took_s(run, now_wall_ns))}" if run["duration_s"] is not None else ""
-    code = summary["exit_code"]
-    status = summary["status"] + (f" (exit code {code})" if code else "")
-    page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, status])
+    page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, _status(summary)])
     counted = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
     if counted:
         page.labelled("resumed" if summary["facts"]["global_step"]["first"] else "counted", [counted])
@@ -330,6 +330,11 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     if warmup["count"]:
         page.labelled("warm-up", [_warmup(warmup)])
     page.blank()
+
+
+def _status(summary: Summary) -> str:
+    text, code = summary.get("status_text") or summary["status"], summary["exit_code"]
+    return text if not code or text == f"exit code {code}" else f"{text}, exit code {code}"
 
 
 def _training(said: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import NotARun
+from stepscope.records.finding import SEVERITIES, Severity, status_severity
 from stepscope.records.text import Progress, no_progress
 from stepscope.store.documents import load_findings, load_summary, read_meta
 from stepscope.store.live.ring_files import RingSidecar, read_sidecars
@@ -30,6 +31,9 @@ class RunEntry:
     created_wall_ns: int
     status: str
     """finished, failed, crashed, interrupted, ``running``, or ``unfinished``: it ended without reporting how."""
+    status_text: str
+    """How it ended, in words: ``killed (SIGKILL)``; the status itself without a summary that says more."""
+    status_severity: Severity
     ranks: int | None
     steps: int | None
     median_step_ms: float | None
@@ -46,6 +50,8 @@ class RunEntry:
             "path": str(self.path),
             "created_wall_ns": self.created_wall_ns,
             "status": self.status,
+            "status_text": self.status_text,
+            "status_severity": self.status_severity,
             "ranks": self.ranks,
             "steps": self.steps,
             "median_step_ms": self.median_step_ms,
@@ -141,11 +147,14 @@ def run_entry(path: Path) -> RunEntry:
     step_time, steps = summary.get("step_time"), summary.get("steps")
     median = _number(step_time.get("p50_ms")) if isinstance(step_time, Mapping) else None
     total = steps.get("total") if isinstance(steps, Mapping) else None
+    status = _status(path, meta, summary)
     return RunEntry(
         name=meta["name"],
         path=path,
         created_wall_ns=int(_number(meta.get("created_wall_ns")) or 0),
-        status=_status(path, meta, summary),
+        status=status,
+        status_text=_text(summary, "status_text") or status,
+        status_severity=_severity(_text(summary, "status_severity"), status),
         ranks=_count(summary.get("world_size"), len({about.identity.rank for about in sidecars})),
         steps=_count(total, max((about.live_step for about in sidecars), default=0)),
         median_step_ms=_usual_ms(sidecars) if median is None else median,
@@ -171,8 +180,12 @@ def _status(path: Path, meta: Mapping[str, Any], summary: Mapping[str, Any]) -> 
     return "running" if is_active(path) else "unfinished"
 
 
-def _text(verdict: Any, name: str) -> str | None:
-    said = verdict.get(name) if isinstance(verdict, Mapping) else None
+def _severity(said: str | None, status: str) -> Severity:
+    return next((known for known in SEVERITIES if known == said), status_severity(status))
+
+
+def _text(document: Any, name: str) -> str | None:
+    said = document.get(name) if isinstance(document, Mapping) else None
     return said if isinstance(said, str) else None
 
 

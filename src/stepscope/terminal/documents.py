@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from stepscope.errors import HubError
+from stepscope.records.finding import status_severity
 
 __all__ = [
     "Event",
@@ -72,14 +73,21 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class Judged(Struct, frozen=True, kw_only=True):
+    collecting: str = ""
+
+
 class Findings(Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     findings: tuple[Finding, ...] = ()
     live: bool = True
+    judged: Judged = Judged()
 
 
 class Status(Struct, frozen=True, kw_only=True):
     status: str = ""
+    status_text: str = ""
+    status_severity: str = ""
     over: bool = False
     attempt: int = 0
     world_size: int = 0
@@ -89,6 +97,15 @@ class Status(Struct, frozen=True, kw_only=True):
     states: dict[str, int] = msgspec.field(default_factory=dict)
     step: int = -1
     phases: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The status as it is shown."""
+        return self.status_text or self.status
+
+    @property
+    def severity(self) -> str:
+        return self.status_severity or status_severity(self.status)
 
 
 class Context(Struct, frozen=True, kw_only=True):

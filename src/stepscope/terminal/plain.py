@@ -62,7 +62,7 @@ class PlainView:
         step = known.step
         if not self._begun:
             self._begun = True
-            yield news_line(step, f"{plain(run.name or run.id)}: {status.status}, {count_text(status.ranks, 'rank')}")
+            yield news_line(step, f"{plain(run.name or run.id)}: {status.words}, {count_text(status.ranks, 'rank')}")
         lost = known.link == "lost"
         if lost != self._lost:
             self._lost = lost
@@ -78,7 +78,7 @@ class PlainView:
             yield news_line(step, _step_words(known))
         if known.final and not self._ended:
             self._ended = True
-            yield news_line(step, f"{plain(run.name or run.id)}: {status.status}")
+            yield news_line(step, f"{plain(run.name or run.id)}: {status.words}")
 
     def _events(self, known: Snapshot) -> Iterator[str]:
         for event in known.events:

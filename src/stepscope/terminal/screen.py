@@ -132,7 +132,8 @@ def _has_rows(known: Snapshot, view: ViewState) -> bool:
 # Which run, its status, and whether the data below is current.
 
 NAME_SHARE = 0.4
-_STATUS_STYLES = {"running": "bold", "finished": "bold green", "failed": "bold red", "crashed": "bold red"}
+_STATUS_STYLES = {"info": "bold green", "warning": "bold yellow", "critical": "bold red"}
+_OVER = {"info": ("✔ over", "green"), "warning": ("■ over", "yellow"), "critical": ("✖ over", "bold red")}
 
 
 def draw_header(known: Snapshot, width: int, *, frozen: bool = False, now_wall_ns: int = 0) -> Text:
@@ -158,7 +159,10 @@ def link_words(known: Snapshot, *, frozen: bool = False, now_wall_ns: int = 0) -
         return "○ no such run", "bold yellow"
     if known.link == "opening":
         return "○ opening …", "dim"
-    return ("✔ over", "green") if known.over else ("● live", "green")
+    if not known.over:
+        return "● live", "green"
+    severity = known.status.severity if known.status is not None else "warning"
+    return _OVER.get(severity, _OVER["critical"])
 
 
 def _header_parts(known: Snapshot, room: int) -> list[tuple[str, str]]:
@@ -168,15 +172,16 @@ def _header_parts(known: Snapshot, room: int) -> list[tuple[str, str]]:
     name = plain(run.name or run.id)
     most = max(8, int(room * NAME_SHARE))
     shown = name if cell_len(name) <= most else f"{name[: most - 1]}…"
-    parts = [(shown, "bold"), (" · ", "dim"), (status.status, _STATUS_STYLES.get(status.status, "bold yellow"))]
-    code = (run.context.end or {}).get("exit_code")
-    if status.over and isinstance(code, int) and code:
-        parts.append((f" ({code})", ""))
+    parts = [(shown, "bold"), (" · ", "dim"), (plain(status.words), _status_style(status))]
     parts += [(" · ", "dim"), (_step_words(known), "")]
     parts += [(" · ", "dim"), ranks_words(status)]
     if status.attempt:
         parts += [(" · ", "dim"), (f"attempt {status.attempt}", "bold yellow")]
     return parts
+
+
+def _status_style(status: Status) -> str:
+    return "bold" if status.words == "running" else _STATUS_STYLES.get(status.severity, "bold red")
 
 
 def ranks_words(status: Status) -> tuple[str, str]:
@@ -273,7 +278,8 @@ def _no_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
     elif known.step < 0:
         said = "No step yet: the job is starting, or its training loop was not recognized."
     else:
-        said = "Nothing found so far."
+        collecting = known.findings.judged.collecting if known.findings is not None else ""
+        said = collecting or "Nothing found so far."
     return [columns([("● ", "dim"), (line, "")], width) for line in wrapped(said, width - 2, height)[:1]]
 
 

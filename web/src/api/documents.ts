@@ -9,6 +9,9 @@ export interface RunRow {
   name: string;
   created_wall_ns: number;
   status: string;
+  /** How it ended, in the words of the summary; missing from older hubs. */
+  status_text?: string;
+  status_severity?: Severity;
   ranks: number | null;
   steps: number | null;
   median_step_ms: number | null;
@@ -58,11 +61,14 @@ export interface FindingsDocument {
   live: boolean;
   verdict: Verdict | null;
   findings: Finding[];
-  judged?: { step: number; ranks: number; of_ranks: number; looks: number };
+  judged?: { step: number; ranks: number; of_ranks: number; looks: number; collecting?: string };
 }
 
 export interface Status {
   status: string;
+  /** As in the list of runs. */
+  status_text?: string;
+  status_severity?: Severity;
   over: boolean;
   /** Whether its hub is about to shut down with it. */
   leaving?: boolean;

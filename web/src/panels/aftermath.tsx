@@ -3,7 +3,7 @@
 import type { OpenRun } from "../run/open-run";
 import { useSummary } from "../run/summary";
 import { duration } from "../ui/format";
-import { attemptText, attemptsOf, errorText, errorsOf, followedText, toldFirst, type RankError } from "../words/endings";
+import { attemptText, attemptsOf, errorText, errorsOf, followedText, toldFirst, tracebackTitle, type RankError } from "../words/endings";
 
 const SHOWN = 4;
 
@@ -19,7 +19,7 @@ export function Aftermath({ run }: { run: OpenRun }) {
     <div class="aftermath">
       {own.length > 0 && <h3>Errors</h3>}
       {own.slice(0, SHOWN).map((error, at) => (
-        <Ended key={`${error.rank} ${error.pid} ${error.attempt}`} error={error} open={at === 0 && run.findings.value?.verdict?.kind === "rank_crashed"} />
+        <Ended key={`${error.rank} ${error.pid} ${error.attempt}`} error={error} lead={at === 0 && run.findings.value?.findings[0]?.evidence["exception"] === error.type} />
       ))}
       {own.length > SHOWN && <p class="muted">and {own.length - SHOWN} more errors</p>}
       {followed.length > 0 && (
@@ -54,17 +54,26 @@ export function Aftermath({ run }: { run: OpenRun }) {
   );
 }
 
-function Ended({ error, open }: { error: RankError; open: boolean }) {
+/** `lead`: the verdict above tells of this error, so its text is not repeated. */
+function Ended({ error, lead }: { error: RankError; lead: boolean }) {
   return (
-    <details class="fold error" open={open}>
-      <summary>{errorText(error)}</summary>
-      {error.traceback ? (
-        <pre class="traceback" tabIndex={0}>
-          {error.traceback}
-        </pre>
-      ) : (
-        <p class="muted">No traceback.</p>
+    <details class="fold error" open={lead}>
+      <summary>{lead ? tracebackTitle(error) : errorText(error)}</summary>
+      {error.short ? <Traceback text={error.short} /> : <p class="muted">No traceback.</p>}
+      {error.short !== error.traceback && (
+        <details class="fold">
+          <summary>All frames</summary>
+          <Traceback text={error.traceback} />
+        </details>
       )}
     </details>
+  );
+}
+
+function Traceback({ text }: { text: string }) {
+  return (
+    <pre class="traceback" tabIndex={0}>
+      {text}
+    </pre>
   );
 }

@@ -61,7 +61,7 @@ function NothingYet({ run, found, live }: { run: OpenRun; found: FindingsDocumen
   const made = (status?.newest_step ?? -1) + 1;
   const lost = run.connection.value === "lost" || run.connection.value === "gone";
   const known = !found.live ? "final" : !live ? "unfinal" : lost ? "lost" : "live";
-  const [head, more] = nothingText(known, made, status?.ranks ?? 0, status?.world_size ?? 0);
+  const [head, more] = nothingText(known, made, status?.ranks ?? 0, status?.world_size ?? 0, judged?.collecting);
   return (
     <div class="verdict-head">
       <span class="severity info large" aria-hidden="true">
@@ -85,8 +85,9 @@ const ELSEWHERE = "The verdict on the whole run is in summary.txt and report.htm
 /**
  * A heading and a sentence for a run without findings. `known`: the run is active (`live`); it ended and was fully analyzed
  * (`final`), or its hub shut down before that (`unfinal`); or its state is unknown because the hub is silent (`lost`).
+ * `collecting`: the hub's sentence about how many steps it still needs; empty: it has enough.
  */
-export function nothingText(known: "live" | "lost" | "unfinal" | "final", steps: number, ranks: number, worldSize: number): [string, string] {
+export function nothingText(known: "live" | "lost" | "unfinal" | "final", steps: number, ranks: number, worldSize: number, collecting = ""): [string, string] {
   const live = known === "live";
   if (known === "unfinal" && steps > 0) return ["The run has ended; the final verdict did not reach this page.", ELSEWHERE];
   if (known === "lost" && steps > 0) return ["The state of the run is unknown.", `There were no findings at the last update. ${ELSEWHERE.replace(" is in ", " will be in ")}`];
@@ -97,6 +98,7 @@ export function nothingText(known: "live" | "lost" | "unfinal" | "final", steps:
   }
   const who = worldSize > ranks ? `${count(ranks)} of ${countOf(worldSize, "rank")}` : countOf(ranks, "rank");
   if (steps === 0) return [`${who}, no steps${live ? " yet" : ""}.`, live ? "The first step is often slow: compilation, caches, the first batch." : "The recorder was loaded, but saw no training step."];
+  if (live && collecting !== "") return [collecting, "Bottlenecks and slow ranks are reported once there are enough steps; hangs and crashes at once."];
   return live
     ? ["Nothing wrong so far.", `${countOf(steps, "step")} of ${who}. A finding is shown once two checks agree.`]
     : ["Nothing was found.", `${countOf(steps, "step")} of ${who}.`];

@@ -8,6 +8,7 @@
  */
 
 import type { StepsDocument } from "../api/documents";
+import { statusText, type Ending } from "../words/standing";
 
 export type Better = "less" | "more";
 
@@ -114,12 +115,11 @@ export function verdictOf(pair: Pair, one: string, two: string, shown: (value: n
   return `${fast} is ${much} ${slow}: ${figures(less, more)}.`;
 }
 
-const CUT_SHORT: Readonly<Record<string, string>> = { crashed: "crashed", failed: "failed", interrupted: "was interrupted" };
+const CUT_SHORT: readonly string[] = ["crashed", "failed", "interrupted"];
 
 /** Notes for the headline about runs that did not finish. */
-export function cutShort(one: string, two: string): string[] {
-  return Object.entries({ A: one, B: two }).flatMap(([name, status]) => {
-    const ended = CUT_SHORT[status];
-    return ended === undefined ? [] : [`${name} ${ended}; its figures cover the steps it completed.`];
-  });
+export function cutShort(one: Ending, two: Ending): string[] {
+  return Object.entries({ A: one, B: two }).flatMap(([name, run]) =>
+    CUT_SHORT.includes(run.status) ? [`${name} did not finish (${statusText(run)}); its figures cover the steps it completed.`] : [],
+  );
 }

@@ -1,6 +1,7 @@
 /** Filter and sort the list of runs. */
 
 import type { RunRow } from "../api/documents";
+import { statusText } from "../words/standing";
 
 export const COLUMNS = ["name", "status", "created_wall_ns", "ranks", "steps", "median_step_ms", "verdict"] as const;
 export type Column = (typeof COLUMNS)[number];
@@ -17,18 +18,18 @@ export interface ListView {
 export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
   const found = rows.filter((row) => {
-    if (view.status !== "" && row.status !== view.status) return false;
-    const text = `${row.name}\n${row.id}\n${row.status}\n${row.verdict ?? ""}`.toLowerCase();
+    if (view.status !== "" && statusText(row) !== view.status) return false;
+    const text = `${row.name}\n${row.id}\n${statusText(row)}\n${row.verdict ?? ""}`.toLowerCase();
     return words.every((word) => text.includes(word));
   });
   const sign = view.down ? -1 : 1;
-  return found.sort((one, two) => order(one[view.column], two[view.column], sign) || two.created_wall_ns - one.created_wall_ns);
+  return found.sort((one, two) => order(cell(one, view.column), cell(two, view.column), sign) || two.created_wall_ns - one.created_wall_ns);
 }
 
 /** Number of runs per status, most frequent first. */
 export function statuses(rows: readonly RunRow[]): [string, number][] {
   const found = new Map<string, number>();
-  for (const row of rows) found.set(row.status, (found.get(row.status) ?? 0) + 1);
+  for (const row of rows) found.set(statusText(row), (found.get(statusText(row)) ?? 0) + 1);
   return [...found].sort((one, two) => two[1] - one[1] || (one[0] < two[0] ? -1 : 1));
 }
 
@@ -45,6 +46,10 @@ export function withNewest(known: readonly RunRow[], newest: readonly RunRow[], 
 /** At most two runs are selected for comparison; a third replaces the first. */
 export function toggled(chosen: readonly string[], id: string): string[] {
   return chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id].slice(-2);
+}
+
+function cell(row: RunRow, column: Column): string | number | null {
+  return column === "status" ? statusText(row) : row[column];
 }
 
 const names = new Intl.Collator("en", { numeric: true, sensitivity: "base" });

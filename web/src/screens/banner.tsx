@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 import type { OpenRun } from "../run/open-run";
 import { useNow } from "../ui/now";
 import { roughly } from "../ui/when";
+import { statusText } from "../words/standing";
 import { SignInForm, WhereTheTokenIs } from "./sign-in";
 import "./banner.css";
 
@@ -58,7 +59,8 @@ function Lost({ run }: { run: OpenRun }) {
 }
 
 function Ended({ run }: { run: OpenRun }) {
-  const how = run.status.value?.status ?? "over";
+  const status = run.status.value;
+  const how = status === null ? "over" : statusText(status);
   return (
     <Strip tone="info" title={how === "finished" ? "The run has finished." : `The run has ended: ${how}.`}>
       <p>

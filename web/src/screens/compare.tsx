@@ -90,7 +90,7 @@ function Headline({ pair: [one, two] }: { pair: [ComparedRun, ComparedRun] }) {
       <p>{verdictOf(median, `A (${short(one.about.name)})`, `B (${short(two.about.name)})`, duration)}</p>
       {winner !== null && median.spread !== null && <p class="muted">This exceeds the step-to-step spread of ±{duration(median.spread)}.</p>}
       {winner !== null && median.spread === null && <p class="muted">Too few individual steps are available to estimate the step-to-step spread.</p>}
-      {cutShort(one.about.status, two.about.status).map((words) => (
+      {cutShort(one.about, two.about).map((words) => (
         <p key={words} class="muted">
           {words}
         </p>
@@ -125,7 +125,7 @@ function Side({ run, letter, source, onPick }: SideProps) {
             <bdi>{about.name}</bdi>
           </a>
         </h2>
-        <StatusChip status={about.status} />
+        <StatusChip of={about} />
       </header>
       <p class="muted">
         {begun !== null && `${began(begun, Date.now())} · `}

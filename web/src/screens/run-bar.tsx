@@ -13,7 +13,7 @@ import { Chip, StatusChip } from "../ui/status-chip";
 import { setTab, type Mark } from "../ui/tab";
 import { theme } from "../ui/theme";
 import { elapsed } from "../ui/when";
-import { ranksWords, stillIn, stillTitle } from "../words/standing";
+import { ranksWords, statusText, stillIn, stillTitle } from "../words/standing";
 import { PageTools } from "./page-tools";
 import { RankField } from "./rank-field";
 import { ScreenBar } from "./screen-bar";
@@ -43,12 +43,12 @@ function Standing({ run }: { run: OpenRun }) {
   if (connection === "file") {
     return (
       <>
-        <StatusChip status={status?.status ?? "unfinished"} /> <Chip tone="" shape="▤" words="copy" />
+        <StatusChip of={status ?? { status: "unfinished" }} /> <Chip tone="" shape="▤" words="copy" />
       </>
     );
   }
   if (status === null) return <Chip tone="" shape="…" words="opening" />;
-  if (status.over) return <StatusChip status={status.status} />;
+  if (status.over) return <StatusChip of={status} />;
   if (connection === "lost") return <Chip tone="warning" shape="▲" words="connection lost" />;
   if (connection === "busy") return <Chip tone="warning" shape="▲" words="not live" />;
   if (connection === "refused") return <Chip tone="critical" shape="✖" words="signed out" />;
@@ -56,7 +56,7 @@ function Standing({ run }: { run: OpenRun }) {
   if (status.ranks > 0 && status.live_ranks === 0) return <Chip tone="" shape="…" words="ending" />;
   return (
     <>
-      <StatusChip status={status.status} />
+      <StatusChip of={status} />
       <span class="hidden">, {connection}</span>
     </>
   );
@@ -113,7 +113,7 @@ function useTab(run: OpenRun): void {
   const broken = run.connection.value === "lost" || run.connection.value === "refused";
   const mark = severity !== undefined ? MARKS[severity] : broken ? "none" : status?.over === false ? "live" : "none";
   const still = stillIn(run.findings.value?.findings ?? []);
-  const where = status === null ? "" : status.over ? ` · ${status.status}` : still !== null ? ` · hung in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
+  const where = status === null ? "" : status.over ? ` · ${statusText(status)}` : still !== null ? ` · hung in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
   const title = `${run.about.value?.id ?? run.name}${where}`;
   const colours = theme.value;
   useEffect(() => setTab(title, mark), [title, mark, colours]);

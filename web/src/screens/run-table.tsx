@@ -81,7 +81,7 @@ function Row({ row, now, chosen, onChoose }: { row: RunRow; now: number; chosen:
           <bdi>{row.name}</bdi>
         </a>
         <div class="narrow run-more">
-          <StatusChip status={row.status} />
+          <StatusChip of={row} />
           <span>{when}</span>
           {row.ranks !== null && <span>{countOf(row.ranks, "rank")}</span>}
           {row.steps !== null && <span>{countOf(row.steps, "step")}</span>}
@@ -94,7 +94,7 @@ function Row({ row, now, chosen, onChoose }: { row: RunRow; now: number; chosen:
         </div>
       </th>
       <td class="wide">
-        <StatusChip status={row.status} />
+        <StatusChip of={row} />
       </td>
       <td class="wide when" title={dateTime(row.created_wall_ns)}>
         {when}

@@ -1,21 +1,11 @@
 /** Status of a run or of its connection: a shape and a word, not only a color. */
 
+import { statusLook, statusText, type Ending, type Tone } from "../words/standing";
 import "./status-chip.css";
 
-export type Tone = "" | "good" | "warning" | "critical" | "live";
-
-const STATUSES: Record<string, [Tone, string]> = {
-  running: ["live", "●"],
-  finished: ["good", "✓"],
-  failed: ["critical", "✖"],
-  crashed: ["critical", "✖"],
-  interrupted: ["warning", "■"],
-  unfinished: ["warning", "?"],
-};
-
-export function StatusChip({ status }: { status: string }) {
-  const [tone, shape] = STATUSES[status] ?? ["", "○"];
-  return <Chip tone={tone} shape={shape} words={status} />;
+export function StatusChip({ of }: { of: Ending }) {
+  const [tone, shape] = statusLook(of);
+  return <Chip tone={tone} shape={shape} words={statusText(of)} />;
 }
 
 export function Chip({ tone, shape, words }: { tone: Tone; shape: string; words: string }) {

@@ -11,10 +11,10 @@ export function commandText(words: readonly string[] | null): string {
   return (words ?? []).map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
 }
 
-/** `status`: the run's final status; the launcher alone cannot distinguish a crash from a failure. */
+/** `status`: the run's final status in words; the launcher alone cannot distinguish a crash from a failure. */
 export function endText(end: RunContext["end"], status: string | null): string {
   if (end === null) return "";
-  const code = end.exit_code === null || end.exit_code === 0 ? "" : `, ${codeText(end.exit_code)}`;
+  const code = end.exit_code === null || end.exit_code === 0 || status === codeText(end.exit_code) ? "" : `, ${codeText(end.exit_code)}`;
   return `${status ?? end.status}${code}, ${dateTime(end.wall_ns)}`;
 }
 

@@ -16,6 +16,8 @@ export interface RankError {
   victim: boolean;
   exitCodes: Record<string, number>;
   traceback: string;
+  /** Without the frames of libraries; the whole one in summaries of earlier versions. */
+  short: string;
 }
 
 export interface Attempt {
@@ -45,6 +47,7 @@ export function errorsOf(value: unknown): RankError[] {
     victim: one["victim"] === true,
     exitCodes: isRecord(one["exit_codes"]) ? Object.fromEntries(Object.entries(one["exit_codes"]).filter((code): code is [string, number] => typeof code[1] === "number")) : {},
     traceback: String(one["traceback"] ?? ""),
+    short: String(one["traceback_short"] ?? one["traceback"] ?? ""),
   }));
 }
 
@@ -76,6 +79,12 @@ export function errorText(error: RankError | undefined): string {
     .slice(0, 4)
     .map(([rank, code]) => `rank ${rank} ${codeText(code)}`);
   return `${who} raised ${error.type || "an exception"}${where}${message ? `: ${message}` : ""}${codes.length ? ` (${codes.join(", ")})` : ""}`;
+}
+
+/** `Traceback of rank 1, step 6`: for an error that the verdict tells. */
+export function tracebackTitle(error: RankError): string {
+  const who = error.script ? "the script" : error.rank === null ? "the launcher" : `rank ${error.rank}`;
+  return `Traceback of ${who}${error.step === null ? "" : `, step ${count(error.step)}`}`;
 }
 
 /** `ended by SIGKILL`, `exit code 3`. */

@@ -1,8 +1,26 @@
-/** Texts for the header of a run: how many ranks, and the steps of a hang. Pure. */
+/** Texts for the header of a run: its status, how many ranks, and the steps of a hang. Pure. */
 
-import type { Finding, Status } from "../api/documents";
+import type { Finding, Severity, Status } from "../api/documents";
 import { count } from "../ui/format";
 import { countOf } from "./ranks";
+
+export type Tone = "" | "good" | "warning" | "critical" | "live";
+/** What the hub says about how a run ended. */
+export type Ending = Pick<Status, "status" | "status_text" | "status_severity">;
+
+const LOOKS: Readonly<Record<Severity, [Tone, string]>> = { info: ["good", "✓"], warning: ["warning", "■"], critical: ["critical", "✖"] };
+/** For hubs and copies of earlier versions, which send the status alone. */
+const SEVERITIES: Readonly<Record<string, Severity>> = { running: "info", finished: "info", interrupted: "warning", unfinished: "warning" };
+
+/** `killed (SIGKILL)`: as the hub sent it. */
+export function statusText({ status, status_text: text }: Ending): string {
+  return text ?? status;
+}
+
+export function statusLook(of: Ending): [Tone, string] {
+  if (statusText(of) === "running") return ["live", "●"];
+  return LOOKS[of.status_severity ?? SEVERITIES[of.status] ?? "critical"];
+}
 
 /** `8 ranks`, `7 of 8 ranks`, `7 of 8 ranks hung`. `going`: the status is current. */
 export function ranksWords(status: Pick<Status, "ranks" | "live_ranks" | "still_ranks" | "world_size" | "over">, going: boolean): string {

@@ -125,4 +125,4 @@ def _cells(entry: RunEntry) -> Sequence[str]:
     median = "" if entry.median_step_ms is None else ms_text(entry.median_step_ms)
     mark = MARKS.get("healthy" if entry.healthy else entry.severity or "", " ")
     verdict = f"{mark} {entry.verdict}" if entry.verdict else ""
-    return (entry.path.name, started, entry.status, *counts, median, verdict)
+    return (entry.path.name, started, entry.status_text, *counts, median, verdict)

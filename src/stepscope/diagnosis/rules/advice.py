@@ -214,9 +214,14 @@ def crash_advice(
     alone: bool,
     last_call: Mapping[str, Any] | None = None,
     native: bool = False,
+    at_exit: bool = False,
+    threads: bool = False,
 ) -> tuple[str, ...]:
     """``alone``: a job of one process; ``last_call``: the collective that native code ended it in; ``native``: whether
-    the run has the last output of native code."""
+    the run has the last output of native code; ``at_exit``: it died while Python shut down; ``threads``: because a
+    native thread was still running."""
+    if at_exit:
+        return _shutdown_advice(alone=alone, threads=threads)
     log = "its log" if alone else "the rank's log"
     if cause == "oom_cuda":
         return (
@@ -265,6 +270,20 @@ def crash_advice(
     if cause == "exit_code":
         return ("It exited by itself, with sys.exit() or in native code: its log has its last output.",)
     return (f"It left no message: check {log} and the kernel log (dmesg) of its host.",)
+
+
+def _shutdown_advice(*, alone: bool, threads: bool) -> tuple[str, ...]:
+    if alone:
+        return ("Close what runs native threads before the script ends: process groups, data readers, loggers.",)
+    destroy = (
+        "Call torch.distributed.destroy_process_group() on every rank before the script ends, and first delete "
+        "DeviceMesh objects: they keep their groups alive."
+    )
+    known = (
+        "This is a known problem of torch (pytorch issue 190489): a thread of gloo was still running when Python "
+        "destroyed its process group. A torch release that fixes it avoids it too."
+    )
+    return (destroy, known) if threads else (destroy,)
 
 
 # -- slow steps -------------------------------------------------------------------------------------------------------

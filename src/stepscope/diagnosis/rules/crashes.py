@@ -43,6 +43,7 @@ __all__ = [
     "failures_in",
     "failures_of",
     "find_crashes",
+    "message_shown",
     "ranks_of",
 ]
 
@@ -160,9 +161,14 @@ MEMORY_SECONDS = 30.0
 BEFORE_S = 5.0
 """Minimum lead of an exception over a death that did not cause it: deaths are noticed late, clocks differ."""
 MESSAGE_SHOWN = 120
+_INSIDE = "Original Traceback (most recent call last):"
+"""Begins the traceback that a DataLoader worker puts into the message."""
 _NAMED = frozenset(int(one) for one in signal.Signals)
 FOLLOWERS_SHOWN = 16
+THREADS_LEFT = "terminate called without an active exception"
+"""What the C++ runtime prints when a thread is still running as its owner is destroyed."""
 WENT_ON = "the job continued and ended with exit code 0"
+NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 NOTHING_LOST: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "rank_hours": 0.0, "if_fixed": None}
 
 
@@ -187,6 +193,8 @@ class Failure:
     """Whether its own message says so."""
     oom_killed: bool = False
     """By the kernel, because memory ran out."""
+    at_exit: bool = False
+    """Whether its script had ended: native code crashed while Python shut down."""
 
     @property
     def cause(self) -> Cause:
@@ -215,17 +223,18 @@ def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
     ranks = ranks_of(together)
     steps = [failure.last_step for failure in together if failure.last_step is not None]
     swallowed = _finished(run) and not lead.type
+    complete = _complete(attempt, failures)
     call = _last_call(run, attempt, lead)
     native, of_rank = _native(run, lead, together)
     return [
         Finding(
             kind="rank_crashed",
-            severity="info" if swallowed else "critical",
+            severity="info" if swallowed else "warning" if complete else "critical",
             title=crash_text(failures, attempt) + (f"; {WENT_ON}." if swallowed else "."),
             ranks=ranks,
             phase=lead.phase,
             steps=(min(steps), max(steps)) if steps else None,
-            cost=NOTHING_LOST if swallowed else _cost(attempt),
+            cost=NOTHING_LOST if swallowed or complete else _cost(attempt),
             evidence={
                 **_evidence(attempt, lead, victims),
                 "last_call": call,
@@ -240,6 +249,8 @@ def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
                 alone=_alone(attempt, failures),
                 last_call=call,
                 native=bool(native),
+                at_exit=lead.at_exit,
+                threads=any(THREADS_LEFT in line for line in native),
             ),
             confidence=0.97 if lead.cause not in ("vanished", "exit_code") else 0.7,
         )
@@ -293,6 +304,11 @@ def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
 def _finished(run: RunData) -> bool:
     end = run.meta.get("end")
     return isinstance(end, dict) and end.get("status") == "finished"
+
+
+def _complete(attempt: Attempt, failures: Sequence[Failure]) -> bool:
+    """Whether every rank had ended its script, so that those that died afterwards lost nothing."""
+    return all(failure.at_exit for failure in failures) and all(series.state == "exited" for series in attempt.series)
 
 
 def _all_gone(attempt: Attempt) -> bool:
@@ -362,11 +378,13 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
         who = f"All {len(ranks)} ranks"
     else:
         who = named_ranks(ranks)
+    if lead.at_exit:
+        after = "the training itself was complete" if _complete(attempt, failures) else "other ranks had not ended yet"
+        return f"{who} ended the script and died by {lead.signal} while Python shut down; {after}"
     if lead.oom_killed:
         what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for lack of memory"
     elif lead.type:
-        message = " ".join(lead.message.split())
-        shown = message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
+        shown = message_shown(lead.message)
         what = f"raised {lead.type}" + (f": {shown}" if shown else "")
     elif lead.signal:
         what = ("was" if len(ranks) == 1 else "were") + f" killed by {lead.signal}"
@@ -379,11 +397,19 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
     return f"{who} {what}{_where(lead)}"
 
 
+def message_shown(message: str) -> str:
+    """The message of an exception as a title shows it: in one line, without the traceback that a worker put into it."""
+    before, found, inside = message.partition(_INSIDE)
+    told = inside.rstrip().splitlines()[-1:] if found else []
+    text = " ".join(" ".join((before, *told)).split())
+    return text if len(text) <= MESSAGE_SHOWN else text[: MESSAGE_SHOWN - 1] + "…"
+
+
 def _together(culprits: Sequence[Failure]) -> list[Failure]:
     """Those that died of the same thing: one finding for a fault that hit several ranks alike (a bug hits all)."""
     lead = culprits[0]
-    same = (lead.cause, lead.type, lead.signal)
-    alike = [failure for failure in culprits if (failure.cause, failure.type, failure.signal) == same]
+    same = (lead.cause, lead.type, lead.signal, lead.at_exit)
+    alike = [one for one in culprits if (one.cause, one.type, one.signal, one.at_exit) == same]
     return [failure for failure in alike if (failure.rank is None) == (lead.rank is None)]
 
 
@@ -463,6 +489,7 @@ def _failure(
         victim=taken and not oom_killed,
         taken=taken,
         oom_killed=oom_killed,
+        at_exit=state == "exited" and error is None and name in NATIVE_CRASHES,
     )
 
 
@@ -521,6 +548,7 @@ def _evidence(attempt: Attempt, lead: Failure, others: Sequence[Failure]) -> dic
         "exit_code": lead.exit_code,
         "last_step": lead.last_step,
         "died_in_phase": lead.phase,
+        "at_exit": lead.at_exit,
         "checkpoint_step": max(saved, default=None),
         "wall_ns": lead.wall_ns or None,
         "followed_by": [

@@ -139,6 +139,8 @@ ABORT_SIGNALS = ("SIGABRT",)
 
 def find_disagreement(run: RunData) -> list[Finding]:
     failures = [failure for failure in failures_of(run) if failure.rank is not None]  # of ranks, not of the script
+    if any(failure.at_exit for failure in failures):
+        return []  # it had no more collectives to call
     record = _by_recorders(run, failures) or _by_last_calls(run, failures)
     return [finding_of(record)] if record is not None else []
 

@@ -38,9 +38,11 @@ def findings_of(run: OpenRun) -> dict[str, Any]:
 
 
 def status_of(run: OpenRun) -> dict[str, Any]:
-    """Return the status of a run.  ``status``: as ``stepscope list`` shows it."""
+    """Return the status of a run.  ``status_text``: as ``stepscope list`` shows it."""
     info = run.live.info()
-    standing = {"status": run.status(), "over": run.over, "leaving": run.leaving, "ended_wall_ns": run.ended_wall_ns()}
+    text, severity = run.status_text(hung=bool(info["still_ranks"]))
+    words = {"status": run.status(), "status_text": text, "status_severity": severity}
+    standing = {**words, "over": run.over, "leaving": run.leaving, "ended_wall_ns": run.ended_wall_ns()}
     return {**standing, **{name: info[name] for name in _KEPT}}
 
 

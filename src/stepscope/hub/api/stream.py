@@ -40,7 +40,7 @@ MOST_STEPS = 512
 """The largest distance behind the newest step; beyond, the client gets a reset."""
 MOST_EVENTS = 256
 MEDIA_TYPE = "text/event-stream"
-_TOLD = ("status", "over", "attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states")
+_TOLD = ("status", "status_text", "over", "attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states")
 """The fields of the status that cause a message when they change; steps are sent anyway."""
 
 

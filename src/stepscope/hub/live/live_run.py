@@ -416,6 +416,8 @@ class Judged:
     """How many ranks were judged."""
     of_ranks: int = 0
     """How many ranks there are."""
+    collecting: str = ""
+    """A sentence that says how many steps are still needed, if there are too few to judge."""
     looks: int = 0
     took_s: float = 0.0
     period_s: float = 0.0
@@ -668,6 +670,7 @@ class LiveRun(Intake):
             "step": None if judged.step == NONE else judged.step,
             "ranks": judged.ranks,
             "of_ranks": judged.of_ranks,
+            "collecting": judged.collecting,
             "looks": judged.looks,
             "took_s": round(judged.took_s, 4),
             "period_s": round(judged.period_s, 2),

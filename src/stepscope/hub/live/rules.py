@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, live_window, look
+from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, collecting_text, live_window, look
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.hub.live.lines import parse_raw
 from stepscope.hub.live.live_run import Judged, LiveRun
@@ -354,7 +354,7 @@ class RuleLoop:
         began = self._cpu_clock()
         copy = snapshot(live, select(live, self._most))
         copied_s = self._cpu_clock() - began
-        watched, changes, standing, communication, judged_s = await asyncio.to_thread(self._judge, copy)
+        watched, changes, standing, communication, collecting, judged_s = await asyncio.to_thread(self._judge, copy)
         self._watched = watched
         took_s = copied_s + judged_s
         live.judge(
@@ -362,6 +362,7 @@ class RuleLoop:
                 findings=_shown(watched, copy),
                 standing=standing,
                 communication=communication,
+                collecting=collecting,
                 step=copy.step,
                 ranks=len(copy.ranks),
                 of_ranks=copy.of_ranks,
@@ -383,13 +384,14 @@ class RuleLoop:
 
     def _judge(
         self, copy: Snapshot
-    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], dict[str, Any] | None, float]:
+    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], dict[str, Any] | None, str, float]:
         began = self._cpu_clock()
         data = run_data_of(copy)
         window = live_window(data)
         watched, changes = look(data, self._watched, window)
         table = communication_table(window)
-        return watched, changes, hang_state_by_rank(data.hangs), table, self._cpu_clock() - began
+        standing, collecting = hang_state_by_rank(data.hangs), collecting_text(window)
+        return watched, changes, standing, table, collecting, self._cpu_clock() - began
 
 
 async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, looks: RuleLoop | None = None) -> None:
