@@ -229,6 +229,10 @@ def test_device_times_are_means_over_the_ranks_and_steps_that_were_timed(late: b
     timed = [step for step, value in enumerate(said["device_mean_ns"]["forward"]) if value is not None]
     assert timed == list(by_step)
     np.testing.assert_allclose(said["device_mean_ns"]["forward"][::4], list(by_step.values()), rtol=1e-6)
+    longest = [max(int(one.device_steps["phase_ns"][at].sum()) for one in series) for at in range(50)]
+    np.testing.assert_allclose(said["device_slowest_ns"][::4], longest, rtol=1e-6)
+    assert said["device_slowest_ns"][1:4] == [None, None, None]
+    assert max(live.steps(bins=9)["device_slowest_ns"]) == max(said["device_slowest_ns"][::4])
     if again is not None:
         assert again["device_mean_ns"]["forward"] == said["device_mean_ns"]["forward"][::4]
     binned = live.steps(bins=9)
