@@ -500,7 +500,7 @@ class LiveRun(Intake):
         """Return the ranks of the last attempt as columns.
 
         ``order``: ``rank``; or ``work``, ``wall`` or the name of a phase: the longest first, by the mean over the
-        steady steps of the window; with ``device:`` before it, by the time on the device.  ``chosen``: only these ranks.
+        steady steps of the window; after ``device:``, by the time on the device.  ``chosen``: only these ranks.
         """
         self.settle()
         of, rings = self.registry.of, self.ring_of
@@ -660,7 +660,6 @@ class LiveRun(Intake):
 
     def means(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """By name, [column]: the mean over the steady steps of the window; 0 for a rank without a step in it."""
-        n = self.planes.columns
         mean = self._mean_of(self.planes.have)
         found = {}
         for name in names:
@@ -713,7 +712,7 @@ class LiveRun(Intake):
         return self._steady_at[1]
 
     def clock(self) -> str:
-        """``device`` if enough steady steps were timed there on all their ranks, as the rules decide it; or ``host``."""
+        """Return ``device`` if enough steady steps were timed there on all ranks, as the rules decide; else ``host``."""
         asked = self._window_key()
         if self._clock_at is None or self._clock_at[0] != asked:
             self._clock_at = asked, self._clock_now()
