@@ -66,6 +66,7 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
   return (
     <Card
       title="Step time"
+      part="steps"
       about={aboutWords(choice.whose, several, timed.length > 0)}
       tools={
         <>

@@ -8,6 +8,7 @@ import { Card, Nothing } from "../ui/card";
 import { count, digits, duration, percent } from "../ui/format";
 import { lastStepsWords } from "./last-steps";
 import { onClock, pairs, pairsOfSummary, pairTable, rankTable, shares, shareTable, withHost, type DevicePair, type Pair, type Share } from "./rank-bars";
+import { showRank } from "./rank-button";
 import "./worst-median.css";
 
 /** With more ranks, use the hub's summary: a response with every rank would be megabytes. */
@@ -80,7 +81,7 @@ function Pairs({ run, found }: { run: OpenRun; found: readonly (Pair | DevicePai
                   class="rank-link"
                   aria-pressed={run.rank.value === pair.worstRank}
                   aria-label={`Show rank ${pair.worstRank}`}
-                  onClick={() => (run.rank.value = pair.worstRank)}
+                  onClick={() => showRank(run, pair.worstRank)}
                 >
                   rank {count(pair.worstRank)}
                 </button>{" "}
@@ -111,7 +112,7 @@ function Difference({ run, pair, step }: { run: OpenRun; pair: Pair; step: numbe
     return (
       <>
         rank{" "}
-        <button type="button" class="rank-link" aria-label={`Show rank ${leastRank}, which waits least`} onClick={() => (run.rank.value = leastRank)}>
+        <button type="button" class="rank-link" aria-label={`Show rank ${leastRank}, which waits least`} onClick={() => showRank(run, leastRank)}>
           {count(leastRank)}
         </button>{" "}
         waits least ({duration(least)}): the others wait for it
