@@ -109,4 +109,12 @@ def test_times_on_the_device() -> None:
     assert coarse is not None
     np.testing.assert_allclose(coarse.cells[0], np.nanmean(expected.reshape(2, 10, 4), axis=(0, 2)), rtol=1e-6)
     assert heat_map(live, "device:nothing", "max", None, (0, None), (2, 40)) is None
+    for value in ("device:wall", "device:work"):
+        whole = heat_map(live, value, "max", None, (0, None), (2, 40))
+        assert whole is not None
+        for rank, one in enumerate(thinned):
+            times = one.device_steps["phase_ns"].sum(axis=1)
+            waited = one.device_steps["phase_ns"][:, COMM] if value == "device:work" else 0
+            expected[rank, one.device_steps["step"]] = times - waited
+        np.testing.assert_allclose(whole.cells, expected, rtol=1e-6)
     assert heat_map(past_run(Cluster(ranks=2, steps=4).run()), "device:forward", "max", None, (0, None), (2, 4)) is None

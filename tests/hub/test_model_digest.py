@@ -222,6 +222,7 @@ def test_device_times_are_means_over_the_ranks_and_steps_that_were_timed(late: b
     again = live.steps_redone(0)
     assert (again["first"] if again is not None else []) == (list(range(0, 200, 4)) if late else [])
     slot = series[0].phase_names.index("forward")
+    timed_rows = [one.device_steps for one in series]
     by_step = {}
     for step in range(0, 200, 4):
         rows = [one.device_steps[one.device_steps["step"] == step] for one in series]
@@ -229,6 +230,11 @@ def test_device_times_are_means_over_the_ranks_and_steps_that_were_timed(late: b
     timed = [step for step, value in enumerate(said["device_mean_ns"]["forward"]) if value is not None]
     assert timed == list(by_step)
     np.testing.assert_allclose(said["device_mean_ns"]["forward"][::4], list(by_step.values()), rtol=1e-6)
+    whole = [dict(zip(one["step"].tolist(), one["phase_ns"].sum(axis=1).tolist(), strict=True)) for one in timed_rows]
+    longest = [max(own.get(step, 0) for own in whole) for step in by_step]
+    np.testing.assert_allclose(said["device_slowest_ns"][::4], longest, rtol=1e-6)
+    assert said["device_slowest_ns"][1:4] == [None, None, None]
+    assert max(live.steps(bins=9)["device_slowest_ns"]) == max(said["device_slowest_ns"][::4])
     if again is not None:
         assert again["device_mean_ns"]["forward"] == said["device_mean_ns"]["forward"][::4]
     binned = live.steps(bins=9)

@@ -138,10 +138,10 @@ def joined(one: Bin, other: Bin) -> Bin:
 
 
 def joined_device(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The mean over the steps that were timed, of which there may be none."""
+    """The mean over the steps that were timed, of which there may be none; and the longest of them."""
     timed = one[0] + other[0]
     share = one[0] / max(timed, np.float32(1))
-    return np.array([timed, *(one[1:] * share + other[1:] * (1 - share))], np.float32)
+    return np.array([timed, max(one[1], other[1]), *(one[2:] * share + other[2:] * (1 - share))], np.float32)
 
 
 def same(found: Bins, expected: list[Bin]) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from clock import FakeClock
-from fakes.cluster import Cluster
+from fakes.cluster import Cluster, slow_at
 from hub_feed import FedRows, sidecar_of, taken_of
 
+from stepscope.diagnosis.engine.view import view_of
+from stepscope.diagnosis.engine.window import build_window
+from stepscope.hub.api.ranks import rank_series
 from stepscope.hub.live.lines import Lines
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Planes
+from stepscope.hub.runs import past_run
 from stepscope.records.series import RankSeries
+from stepscope.records.steps import FORWARD
+from stepscope.reports import summarise
 from stepscope.store.live.ring_files import RingSidecar
 
 
@@ -141,8 +148,6 @@ def test_two_that_claim_a_rank_are_told_apart() -> None:
 
 
 def test_phases_of_users_are_one_by_name_whatever_their_slot() -> None:
-    from dataclasses import replace
-
     series = list(Cluster(ranks=2, steps=4, phases_ms={"forward": 5.0, "loss": 2.0, "tokens": 1.0}).series())
     names = list(series[1].phase_names)
     names[9], names[10] = names[10], names[9]
@@ -154,6 +159,37 @@ def test_phases_of_users_are_one_by_name_whatever_their_slot() -> None:
     means = live.ranks()["mean_ns"]
     assert np.allclose(means["loss"], 2e6, rtol=0.1)
     assert np.allclose(means["tokens"], 1e6, rtol=0.1)
+
+
+def test_means_of_ranks_leave_warm_up_out_as_the_summary_does() -> None:
+    run = Cluster(ranks=1, steps=40, faults=(slow_at(0, "forward", 900.0, steps=range(1)),)).run()
+    means, phases = past_run(run).ranks()["mean_ns"], summarise(run)["phases"]
+    shares = {name: means[name][0] / means["wall"][0] for name in phases}
+    assert shares == pytest.approx({name: row["share"] for name, row in phases.items()}, abs=1e-4)
+
+
+def test_the_clock_is_the_one_of_the_findings_and_ranks_have_means_on_it() -> None:
+    """On a device the host of every rank waits alike; only device times show which one works longest."""
+    slow = Cluster(ranks=4, steps=40, device_timed=True, faults=(slow_at(2, "forward", 30.0),)).run()
+    live = past_run(slow)
+    assert view_of(build_window(slow)).clock == live.info()["clock"] == "device"
+    said = live.ranks(order="device:work", limit=2)
+    assert said["rank"][0] == 2
+    more, usual = said["device_mean_ns"]["forward"]
+    assert more - usual == pytest.approx(30e6, rel=0.02)
+    few = tuple(replace(one, device_steps=one.device_steps[:5]) for one in slow.ranks)
+    seldom = replace(slow, ranks=few)
+    assert view_of(build_window(seldom)).clock == past_run(seldom).info()["clock"] == "host"
+    assert past_run(Cluster(ranks=2, steps=40).run()).info()["clock"] == "host"
+    assert past_run(Cluster(ranks=2, steps=40).run()).ranks()["device_mean_ns"] == {}
+
+
+def test_a_rank_over_its_steps_has_device_means_of_the_timed_steps_alone() -> None:
+    run = Cluster(ranks=1, steps=40, noise=0.0, device_timed=True).run()
+    live = past_run(replace(run, ranks=tuple(replace(one, device_steps=one.device_steps[::8]) for one in run.ranks)))
+    one = rank_series(live, 0, 0, None, 10)["steps"]["device_ns"]["forward"]
+    assert [value is not None for value in one] == [True, False] * 5
+    assert one[2] == pytest.approx(int(run.ranks[0].device_steps["phase_ns"][8, FORWARD]), rel=1e-6)
 
 
 def test_ranks_are_ordered_and_paged() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,13 @@ def test_the_peak_of_device_memory_has_its_steps() -> None:
     summary = summary_of("hf_trainer")
     assert summary["memory"]["device_peak"] == {"bytes": 93_415_424, "rank": 0, "steps": [36, 39]}
     assert "allocated 89 MiB at peak (steps 36–39) · reserved 92 MiB" in render_text(summary)
+
+
+def test_shares_are_by_the_clock_of_the_findings() -> None:
+    """Ten steps of the trainer were timed on the device, too few to judge: the verdict speaks of 18% of host time."""
+    summary = summary_of("hf_trainer")
+    assert summary["clock"] == "host"
+    assert summary["phases"]["input"]["share"] == pytest.approx(0.18, abs=0.005)
+    text = render_text(summary)
+    assert "on device" not in text
+    assert re.search(r"input +18%", text)

@@ -22,7 +22,8 @@ from stepscope.reports.layout import finding_price
 from stepscope.reports.summary import status_of
 
 KEYS = [
-    *("schema", "run", "status", "status_text", "status_severity", "exit_code", "world_size", "ranks", "steps", "step_time", "phases"),
+    *("schema", "run", "status", "status_text", "status_severity", "exit_code", "world_size", "ranks"),
+    *("steps", "step_time", "clock", "phases"),
     *("communication", "memory", "host"),
     *(
         "facts",

@@ -43,3 +43,9 @@ test("a single outlier is cut off, counted and reported", () => {
   expect(ceiling([40, 3000], [], false).beyond).toBe(0);
   expect(ceiling([], [], false)).toEqual({ top: 1, beyond: 0, most: 0 });
 });
+
+test("one warm-up step does not flatten a short run", () => {
+  const steps = Array.from({ length: 40 }, (_, at) => (at === 0 ? 600 : 30));
+  expect(ceiling(steps, steps, false)).toEqual({ top: 45, beyond: 1, most: 600 });
+  expect(ceiling(steps, steps, true)).toEqual({ top: 630, beyond: 0, most: 600 });
+});

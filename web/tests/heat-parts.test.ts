@@ -40,6 +40,18 @@ test("a few outliers do not reduce everything else to one color", () => {
   expect(range?.low).toBeGreaterThan(35e6);
 });
 
+test("steps that are long on every rank do not stretch the colors, but one slow rank does", () => {
+  const columns = 100;
+  const [warm, stalled] = [0, 40];
+  const cells = Float32Array.from({ length: 8 * columns }, (_none, at) => {
+    const [rank, step] = [Math.floor(at / columns), at % columns];
+    return (step === warm ? 900 : step === stalled || step === 70 ? 400 : 40) + (rank === 5 ? 15 : 0);
+  });
+  const range = robustRange(cells, columns);
+  expect([range?.most, range?.high]).toEqual([915, 55]);
+  expect(robustRange(cells)?.high).toBeGreaterThan(400);
+});
+
 test("noise around one value does not look like a problem, and unknown cells are ignored", () => {
   const cells = Float32Array.from({ length: 1000 }, (_none, at) => (at % 3 === 0 ? Number.NaN : 100 + (at % 2)));
   const range = robustRange(cells);
@@ -161,7 +173,7 @@ test("cells are found by rank and step", () => {
   expect(cellOf(found, 6, 29)).toEqual({ row: 1, column: 1, firstRank: 6, lastRank: 7, firstStep: 20, lastStep: 29, value: value(7, 29) });
   expect(cellOf(found, 8, 30)?.value).toBe(value(8, 30));
   expect([cellOf(found, 9, 20), cellOf(found, 4, 31), cellOf(found, 3, 20)]).toEqual([null, null, null]);
-  expect([...cellsWithin(found, { step0: 20, step1: 30, rank0: 4, rank1: 6 })]).toEqual([value(5, 29)]);
+  expect(cellsWithin(found, { step0: 20, step1: 30, rank0: 4, rank1: 6 })).toEqual([Float32Array.of(value(5, 29)), 1]);
 });
 
 test("adjacent cells of equal width are drawn at once", () => {
@@ -179,8 +191,8 @@ test("if every fourth step is kept, each covers the steps up to the next", () =>
   expect([...(found?.heat.lastSteps ?? [])]).toEqual([3, 7, 8, 16]);
 });
 
-test("a memory value is held until the next", () => {
-  const heat = { ...heatOf({ step0: 0, step1: 6, rank0: 0, rank1: 2 }, 1, 1, (rank, step) => (step % 3 === 1 ? rank * 10 + step : Number.NaN)), unit: "bytes" as const };
+test("a value that is known for some steps only is held until the next", () => {
+  const heat = { ...heatOf({ step0: 0, step1: 6, rank0: 0, rank1: 2 }, 1, 1, (rank, step) => (step % 3 === 1 ? rank * 10 + step : Number.NaN)), held: true };
   const found = pieceOf(heat, "max", { window: ALL, stepSpan: 1, rankSpan: 1 });
   expect([...(found?.heat.cells ?? [])]).toEqual([Number.NaN, 1, 1, 1, 4, 4, Number.NaN, 11, 11, 11, 14, 14]);
 });

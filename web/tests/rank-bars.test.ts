@@ -1,7 +1,7 @@
 import { expect, test, vi } from "vitest";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
-const { devicePairs, deviceShares, median, pairs, pairsOfSummary, pairTable, shares } = await import("../src/panels/rank-bars");
+const { median, onClock, pairs, pairsOfSummary, pairTable, shares, withHost } = await import("../src/panels/rank-bars");
 const { windowWords } = await import("../src/panels/last-steps");
 
 const ranks = {
@@ -46,18 +46,16 @@ test("a summary gives the same for very many ranks, and invalid entries are igno
   expect(pairsOfSummary({})).toEqual([]);
 });
 
-test("timed devices, with host times; empty unless all phases were timed", () => {
-  const row = (median_ms: number, worst_ms: number, share: number) => ({ median_ms, worst_ms, worst_rank: 1, share });
-  const phases = { forward: { ...row(1, 2, 0.1), device: row(8, 15, 0.7) }, h2d: { ...row(3, 3, 0.9), device: row(0.5, 0.5, 0.3) } };
-  const found = devicePairs({ phases });
-  expect(found.map(({ name, median, worst, host }) => [name, median, worst, host])).toEqual([["forward", 8e6, 15e6, 1e6], ["h2d", 0.5e6, 0.5e6, 3e6]]);
-  expect(deviceShares({ phases }).map(({ name, share, ns, host }) => [name, share, ns, host])).toEqual([["forward", 0.7, 8e6, 1e6], ["h2d", 0.3, 0.5e6, 3e6]]);
-  expect(devicePairs({ phases: { ...phases, eval: { ...row(1, 1, 1), device: null } } })).toEqual([]);
-  expect(pairTable([...pairs(ranks).slice(0, 1), ...found.slice(0, 1)])).toEqual({
-    columns: ["name", "clock", "median_ns", "worst_ns", "worst_rank", "host_median_ns"],
-    rows: [["wall", "host", 100, 100, 0, 100], ["forward", "device", 8e6, 15e6, 1, 1e6]],
-  });
+test("on the device, by its means, with host times", () => {
+  const timed = { ...ranks, device_mean_ns: { wall: [90, 90, 90, 0], work: [40, 40, 85, 0], forward: [40, 40, 85, 0], comm: [50, 50, 5, 0] } };
+  expect(onClock(timed, false)).toBe(timed);
+  expect(onClock(ranks, true)).toBe(ranks);
+  const found = withHost(pairs(onClock(timed, true)), pairs(timed));
+  expect(found.map(({ name, median, worst, worstRank, host }) => [name, median, worst, worstRank, host])).toEqual([["wall", 90, 90, 0, 100], ["work", 40, 85, 2, 22], ["forward", 40, 85, 2, 12], ["comm", 50, 50, 0, 78]]);
+  expect(pairTable(found.slice(2, 3))).toEqual({ columns: ["name", "clock", "median_ns", "worst_ns", "worst_rank", "host_median_ns"], rows: [["forward", "device", 40, 85, 2, 12]] });
   expect(pairTable(pairs(ranks).slice(0, 1))).toEqual({ columns: ["name", "median_ns", "worst_ns", "worst_rank"], rows: [["wall", 100, 100, 0]] });
+  const summary = { phases: { forward: { median_ms: 1, worst_ms: 3, worst_rank: 7, device: { median_ms: 8, worst_ms: 15, worst_rank: 1 } }, eval: { median_ms: 1, worst_ms: 1, worst_rank: 0, device: null } } };
+  expect(pairsOfSummary(summary, true).map(({ name, worst, worstRank }) => [name, worst, worstRank])).toEqual([["forward", 15e6, 1]]);
 });
 
 test("median", () => {
@@ -66,7 +64,7 @@ test("median", () => {
 });
 
 test("means name their steps", () => {
-  expect(windowWords({ steps: 256, stride: 1 }, 99)).toBe("mean of all steps");
+  expect(windowWords({ steps: 256, stride: 1 }, 99)).toBe("mean of all steps after warm-up");
   expect(windowWords({ steps: 256, stride: 1 }, 5000)).toBe("mean of the last 256 steps");
   expect(windowWords({ steps: 256, stride: 4 }, 5000)).toBe("mean of one in 4 of the last 1,024 steps");
   expect(windowWords(undefined, 5)).toBe("mean of the last steps");

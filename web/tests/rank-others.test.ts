@@ -1,8 +1,9 @@
 import { expect, test, vi } from "vitest";
 import type { RankDocument, StepsDocument } from "../src/api/documents";
+import { onDeviceClock } from "../src/run/steps";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
-const { comparison, comparisonAt, othersWall } = await import("../src/panels/rank-others");
+const { comparison, comparisonAt, othersWall, rankOnDevice } = await import("../src/panels/rank-others");
 
 type Steps = RankDocument["steps"];
 
@@ -77,4 +78,16 @@ test("the selected step has its own figures, and the others' if they cover the s
   expect(comparisonAt(own(0, 1), all(2, 3), 2)?.rows).toEqual([{ phase: "wall", own: 30, others: null }, { phase: "forward", own: 30, others: null }]);
   expect(comparisonAt(own(0, 1), null, 0)?.rows[0]).toEqual({ phase: "wall", own: 15, others: null });
   expect(comparisonAt(own(0, 1), all(2, 1), 6)).toBeNull();
+});
+
+test("on the device only the timed steps count, and the step is the sum of its phases", () => {
+  const rank = { ...own(0, 1), device_ns: { forward: [null, 8, null, null, 10, null], comm: [null, 2, null, null, 0, null] } };
+  const timed = rankOnDevice(rank);
+  expect([timed.first, timed.wall_ns, timed.phase_ns]).toEqual([[1, 4], [10, 10], { forward: [8, 10], comm: [2, 0] }]);
+  const ranks = onDeviceClock({ ...all(2, 1), device_mean_ns: { forward: [null, 6, null, null, 9, null], comm: [null, 4, null, null, 1, null] } });
+  expect(comparison(timed, ranks)).toEqual([
+    { phase: "wall", own: 10, others: 10 },
+    { phase: "forward", own: 9, others: 6 },
+    { phase: "comm", own: 1, others: 4 },
+  ]);
 });

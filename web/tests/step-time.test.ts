@@ -45,19 +45,20 @@ test("the table has the hub's data, and its phases add up", () => {
     expect(Number(row[at("forward_mean_ns")]) + Number(row[at("comm_mean_ns")])).toBe(row[at("mean_ns")]);
   }
   expect(csvText(table).split("\r\n")[2]).toBe("2,2,1,4,60,50,10,50,60,62,3,55,1000000002000000000");
-  expect(stepWords(steps, PHASES)).toBe("Step time over steps 0 to 2: 40 ns a step on average; forward takes 75% of it");
+  expect(stepWords(steps, PHASES, false)).toBe("Step time over steps 0 to 2: 40 ns a step on average; forward takes 75% of it");
 });
 
 test("with a GPU the clock is named, and an untimed step shows the last timed one", () => {
   const gpu = stepsOf([{ first: 0 }, { first: 1, device: 7 }, { first: 2, device: null }, { first: 66, device: null }, { first: 67, device: 9 }]);
   expect(phaseValues(gpu, "forward", "device")).toEqual([0, 7, 7, 0, 9]);
   const device = { ...shown, whose: "device" } as const;
-  expect(stepTip(gpu, ["forward"], device, 1)).toMatchObject({ note: "phases as timed on the device", rows: [{ name: "step, mean" }, { name: "forward", value: "7 ns" }, { name: "slowest rank" }] });
+  expect(stepTip(gpu, ["forward"], device, 1)).toMatchObject({ note: "phases as timed on the device", rows: [{ name: "step, mean", value: "7 ns" }, { name: "forward", value: "7 ns" }, { name: "slowest rank", value: "17 ns" }, { name: "step on the host, mean", value: "40 ns" }] });
   expect(stepTip(gpu, ["forward"], device, 2)?.note).toBe("not timed on the device; phases are from the last timed step");
   const table = stepTable(gpu, PHASES);
   const column = table.columns.indexOf("device_forward_mean_ns");
   expect(table.rows.map((row) => row[column])).toEqual([null, 7, null, null, 9]);
-  expect(stepWords(gpu, PHASES)).toContain("; on the host forward takes 75% of it");
+  expect(stepWords(gpu, PHASES, false)).toContain("; on the host forward takes 75% of it");
+  expect(stepWords(gpu, ["forward"], true)).toContain("; on the device forward takes 100% of it");
 });
 
 test("description of the stack", () => {
@@ -66,7 +67,7 @@ test("description of the stack", () => {
   expect(aboutWords("mean", false, false)).toBe("by phase");
   expect(aboutWords("worst", true, true)).toBe("host time by phase, worst rank");
   expect(aboutWords("mean", false, true)).toBe("host time by phase");
-  expect(aboutWords("device", true, true)).toBe("device time by phase, mean over ranks; may not add up to the step");
+  expect(aboutWords("device", true, true)).toBe("device time by phase, mean over ranks");
 });
 
 test("findings with steps are marked and can be clicked", () => {

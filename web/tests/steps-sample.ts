@@ -30,6 +30,7 @@ export function stepsOf(bins: readonly Bin[]): StepsDocument {
     ns: { wall: column((bin) => row(wall(bin))), forward: column((bin) => row(forward(bin))), comm: column((bin) => row(comm(bin))) },
     mean_ns: { wall: column(wall), work: column(forward), forward: column(forward), comm: column(comm) },
     device_mean_ns: bins.some(({ device }) => device !== undefined) ? { forward: column((bin) => bin.device ?? null) } : {},
+    device_slowest_ns: column((bin) => (bin.device === undefined || bin.device === null ? null : bin.device + 10)),
     worst: column((bin) => [{ rank: bin.rank ?? 2, step: bin.first, wall: wall(bin), work: forward(bin) + 5, forward: forward(bin) + 5, comm: comm(bin) - 5 }]),
     start_wall_ns: column((bin) => bin.start ?? 1e18 + bin.first * 1e9),
     memory_bytes: { allocated: column((bin) => bin.memory ?? null), reserved: column(() => null) },

@@ -1,7 +1,9 @@
 import { expect, test } from "vitest";
 import type { Finding } from "../src/api/documents";
+import { gpuLoad } from "../src/words/context";
 import { evidenceRows, flat, shown } from "../src/words/evidence";
 import { figureOf, nameOf } from "../src/words/names";
+import { rangeText } from "../src/words/nodes";
 import { picturesOf } from "../src/words/pictures";
 import { priceOf } from "../src/words/price";
 import { ranksText, spansText } from "../src/words/ranks";
@@ -126,4 +128,13 @@ test("ranks in words", () => {
   expect([[1], [3, 2, 0], [0, 1, 2, 3, 10], []].map(spansText)).toEqual(["1", "0, 2 and 3", "0–3 and 10", "none"]);
   expect([ranksText([1]), ranksText([2, 1], true)]).toEqual(["rank 1", "Ranks 1 and 2"]);
   expect(spansText(Array.from({ length: 20 }, (_, at) => at * 2))).toBe("0, 2, 4, 6, 8, 10, 12, 14 and 12 more");
+});
+
+test("figures of alike nodes are a range, and GPU load is one glance", () => {
+  const whole = (value: number): string => `${Math.round(value)}%`;
+  expect([rangeText([38.2, 45, null, 40], whole), rangeText([38.1, 38.2], whole), rangeText([null, undefined], whole)]).toEqual(["38% – 45%", "38%", "–"]);
+  const gpu = (median: number | null) => ({ util_percent: median === null ? null : { median } });
+  expect(gpuLoad({ gpus: [gpu(97.4), gpu(61), gpu(null)] })?.words).toBe("2 GPUs 61–97% busy");
+  expect(gpuLoad({ gpus: [gpu(100)] })?.words).toBe("GPU 100% busy");
+  expect([gpuLoad({ gpus: [] }), gpuLoad(undefined)]).toEqual([null, null]);
 });

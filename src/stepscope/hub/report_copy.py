@@ -141,7 +141,7 @@ class Plan:
     worst: int
     """Worst ranks for each bin of steps."""
     cells: int
-    """Cells in the map of ``work``."""
+    """Cells in the map that the page shows first: ``work``, on the devices if they are timed."""
     other_cells: int
     """Cells in the map of each other value."""
     ranks: int
@@ -284,7 +284,7 @@ async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any
     edges = np.linspace(outline["first"][0], outline["last"][-1] + 1, STRETCHES + 1).astype(int).tolist()
     whole: dict[str, Any] = {name: [] for name in (*_PLAIN, "start_wall_ns")}
     memory: dict[str, list[Any]] = {name: [] for name in outline["memory_bytes"]}
-    quantiles, means, on_device, worst = [], [], [], []
+    quantiles, means, on_device, slowest, worst = [], [], [], [], []
     # The hub never has more than MOST_BINS in total; a smaller number is divided among the stretches.
     bins = MOST_BINS if plan.step_bins >= MOST_BINS else max(1, plan.step_bins // STRETCHES)
     seen: dict[str, list[Any]] = {"rank": [], "step": []}
@@ -301,6 +301,7 @@ async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any
         quantiles.append(np.array([found["ns"][name] for name in names], np.float32))
         means.append(np.array([found["mean_ns"][name] for name in names], np.float32))
         on_device.append(np.array([found["device_mean_ns"][name] for name in timed], np.float32))
+        slowest += found["device_slowest_ns"]
         worst.append(_worst(found["worst"], names, plan.worst))
         for key, rows in seen.items():
             rows += [[one[key] for one in ranks] for ranks in found["worst"]]
@@ -314,6 +315,7 @@ async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any
         "ns": {name: blobs.times(by_quantile[at]) for at, name in enumerate(names)},
         "mean_ns": {name: blobs.times(mean[at]) for at, name in enumerate(names)},
         "device_mean_ns": {name: blobs.times(device[at]) for at, name in enumerate(timed)},
+        "device_slowest_ns": blobs.times(_floats(slowest)),
         "worst": {"names": names, "places": plan.worst, **seen, "values": blobs.times(np.concatenate(worst))},
     }
     widest = max(whole["steps"])
@@ -406,7 +408,8 @@ async def gather(
     progress(1, STAGES)
     await add_steps(ask, plan, blobs, answers, left_out)
     progress(2, STAGES)
-    answers["ranks"] = await ask.document("ranks", limit=plan.rank_rows, order="work")
+    by = "device:work" if answers[""].get("clock") == "device" else "work"
+    answers["ranks"] = await ask.document("ranks", limit=plan.rank_rows, order=by)
     _told(left_out, len(answers["ranks"].get("rank", ())), answers["ranks"].get("total", 0), "ranks are in the table")
     chosen = _chosen(answers, plan.ranks)
     await _ranks(ask, plan, blobs, answers, chosen)
@@ -553,16 +556,18 @@ async def _maps(
     """
     rows = max(1, min(about.get("ranks", 0), MOST_ROWS))
     found = {}
-    on_device = [f"device:{name}" for name in (await ask.document("steps", bins=1)).get("device_mean_ns", ())]
+    timed = list((await ask.document("steps", bins=1)).get("device_mean_ns", ()))
+    on_device = [f"device:{name}" for name in ("work", "wall", *timed)] if timed else []
+    first = "device:work" if about.get("clock") == "device" else "work"
     for value in ("work", "wall", *about.get("phases", ()), *on_device, *MEMORY):
-        cells = plan.cells if value == "work" else plan.other_cells
+        cells = plan.cells if value == first else plan.other_cells
         layers = await _layers(ask, blobs, about, value=value, stat="max", rows=rows, cells=cells)
         if layers:
             found[value] = layers
         if any(one["rows"] < about["ranks"] or one["first_steps"] != one["last_steps"] for one in layers):
             cells //= MEAN_PART
             found[f"{value}/mean"] = await _layers(ask, blobs, about, value=value, stat="mean", rows=rows, cells=cells)
-    work = found["work"][0] if "work" in found else None
+    work = found[first][0] if first in found else None
     if work is not None and (work["rows"] < about.get("ranks", 0) or work["first_steps"] != work["last_steps"]):
         left_out.append(f"The rank × step map has {work['rows']:,} × {len(work['first_steps']):,} cells.")
     return found

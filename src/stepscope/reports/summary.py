@@ -13,6 +13,7 @@ from stepscope.diagnosis import Window, build_window, diagnose
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.engine.samples import number, of_kind
 from stepscope.diagnosis.engine.settings import remarks_on
+from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures_in, failures_of, message_shown
 from stepscope.diagnosis.rules.hangs import has_ended
@@ -165,6 +166,7 @@ def summarise(
         "ranks": ranks_table(run, window),
         "steps": steps_table(current, window),
         "step_time": step_time_table(window),
+        "clock": view_of(window).clock,
         "phases": phases_table(window),
         "communication": communication_table(window),
         "memory": memory_table(current, run.samples, host["gpus"]),

@@ -402,12 +402,13 @@ def _warmup(warmup: Mapping[str, Any]) -> str:
 
 
 def _phases(page: Page, summary: Summary) -> None:
-    """Where the time goes: on the device if it was timed (the host runs ahead), else on the host."""
+    """Where the time goes, by the clock of the findings: on the device if it was timed (the host runs ahead)."""
     phases = summary["phases"]
     if not phases:
         return
     several = len(summary["ranks"]) > 1
-    on_device = all(row["device"] for row in phases.values())
+    # Summaries of earlier versions do not say which clock the findings use.
+    on_device = summary.get("clock", "device") == "device" and all(row["device"] for row in phases.values())
     heads = (
         ["median rank".rjust(MEDIAN_COLUMNS), "worst rank".rjust(17)] if several else ["median".rjust(MEDIAN_COLUMNS)]
     )

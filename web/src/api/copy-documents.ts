@@ -20,7 +20,8 @@ export function span(params: Params, name: string): [number, number] {
 
 export function ranksOf(kept: RanksDocument, params: Params): RanksDocument {
   const order = text(params, "order") || "rank";
-  const key = order === "rank" ? kept.rank.map((rank) => -rank) : kept.mean_ns[order];
+  const onDevice = order.startsWith("device:") ? kept.device_mean_ns?.[order.slice("device:".length)] : undefined;
+  const key = order === "rank" ? kept.rank.map((rank) => -rank) : (onDevice ?? kept.mean_ns[order]);
   if (key === undefined) throw new Failure("wrong", `Ranks cannot be sorted by ${order}.`);
   const [low, high] = span(params, "ranks");
   const places = kept.rank
@@ -30,8 +31,9 @@ export function ranksOf(kept: RanksDocument, params: Params): RanksDocument {
   const start = whole(params, "start", 0);
   const chosen = places.slice(start, start + whole(params, "limit", 1000));
   const taken = Object.entries(kept).map(([name, value]) => [name, Array.isArray(value) ? chosen.map((at) => (value as unknown[])[at]) : value]);
-  const means = Object.entries(kept.mean_ns).map(([name, values]) => [name, chosen.map((at) => values[at] ?? 0)]);
-  return { ...(Object.fromEntries(taken) as RanksDocument), mean_ns: Object.fromEntries(means) as Record<string, number[]>, start, order };
+  const means = (columns: Record<string, number[]>): Record<string, number[]> =>
+    Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, chosen.map((at) => values[at] ?? 0)]));
+  return { ...(Object.fromEntries(taken) as RanksDocument), mean_ns: means(kept.mean_ns), device_mean_ns: means(kept.device_mean_ns ?? {}), start, order };
 }
 
 /** The curves have few points already; only cut out the range. */

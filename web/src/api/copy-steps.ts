@@ -19,6 +19,7 @@ export class CopySteps {
   private readonly ns: Map<string, Float64Array>;
   private readonly means: Map<string, Float64Array>;
   private readonly device: Map<string, Float64Array>;
+  private readonly slowest: Float64Array | null;
   private readonly memory: Map<string, (number | null)[]>;
   private readonly worst: Worst | null;
   private readonly attempt: number;
@@ -35,6 +36,7 @@ export class CopySteps {
     this.ns = unpackedColumns(document["ns"], blobs, this.count * this.quantiles.length);
     this.means = unpackedColumns(document["mean_ns"], blobs, this.count);
     this.device = unpackedColumns(document["device_mean_ns"], blobs, this.count);
+    this.slowest = unpackedColumns({ slowest: document["device_slowest_ns"] ?? [] }, blobs, isPacked(document["device_slowest_ns"]) ? this.count : 0).get("slowest") ?? null;
     this.memory = new Map(Object.entries(isRecord(document["memory_bytes"]) ? document["memory_bytes"] : {}) as [string, (number | null)[]][]);
     this.worst = worstOf(document["worst"], blobs, this.count);
     if (PLAIN.some((name) => this.columns[name].length !== this.count) || [...this.memory.values()].some((one) => !Array.isArray(one))) {
@@ -62,6 +64,7 @@ export class CopySteps {
       ns: Object.fromEntries([...this.ns].map(([name, values]) => [name, made((one, two) => this.row(values, one, two))])),
       mean_ns: Object.fromEntries([...this.means].map(([name, values]) => [name, made((one, two) => this.mean(values, 1, 0, one, two))])),
       device_mean_ns: Object.fromEntries([...this.device].map(([name, values]) => [name, made((one, two) => this.deviceMean(values, one, two))])),
+      ...(this.slowest === null || this.slowest.length === 0 ? {} : { device_slowest_ns: made((one, two) => longest(this.slowest ?? [], one, two)) }),
       worst: made((one, two) => this.worstOf(one, two, worst)),
       start_wall_ns: made((one) => starts[one] ?? 0),
       memory_bytes: Object.fromEntries([...this.memory].map(([name, levels]) => [name, made((one, two) => most(levels, one, two))])),
@@ -149,6 +152,15 @@ function sum(values: number[], from: number, end: number): number {
   let total = 0;
   for (let at = from; at < end; at += 1) total += values[at] ?? 0;
   return total;
+}
+
+function longest(values: ArrayLike<number>, from: number, end: number): number | null {
+  let found: number | null = null;
+  for (let at = from; at < end; at += 1) {
+    const value = values[at] ?? Number.NaN;
+    if (!Number.isNaN(value) && (found === null || value > found)) found = value;
+  }
+  return found;
 }
 
 function most(levels: (number | null)[], from: number, end: number): number | null {

@@ -84,6 +84,8 @@ export interface Status {
   step: number;
   newest_step: number;
   phases: string[];
+  /** The clock of the findings; missing from older hubs and copies. */
+  clock?: "host" | "device";
 }
 
 export interface RunContext {
@@ -133,6 +135,8 @@ export interface StepsDocument {
   mean_ns: Record<string, number[]>;
   /** By phase, on the device: mean over the timed ranks and steps, null if there are none. Empty if no device is timed. */
   device_mean_ns: Record<string, (number | null)[]>;
+  /** The longest step of a rank on its device, of the same steps; missing in older copies. */
+  device_slowest_ns?: (number | null)[];
   worst: WorstRank[][];
   start_wall_ns: number[];
   memory_bytes: Record<string, (number | null)[]>;
@@ -157,6 +161,8 @@ export interface RanksDocument {
   ended_wall_ns: (number | null)[];
   lost: number[];
   mean_ns: Record<string, number[]>;
+  /** The same on the devices; empty if they are not timed, missing in older copies. */
+  device_mean_ns?: Record<string, number[]>;
 }
 
 export interface RankDocument {
@@ -296,6 +302,8 @@ export interface SummaryDocument {
 export interface Heat {
   unit: "ns" | "bytes";
   exact: boolean;
+  /** Known for some steps only; a value is held until the next. */
+  held?: boolean;
   /** The first step for which the hub has this value, independent of the request. */
   knownFrom: number;
   firstRanks: Uint32Array;

@@ -2,8 +2,8 @@
  * Values as colors, for the map of ranks and steps.
  *
  * The stops are in styles/tokens.css, in even steps of lightness; colors in between are mixed in OKLab, so that equal
- * differences look equal. The range comes from quantiles of the values, so that one very long step does not make all others
- * look alike. Values beyond the range get the color of its end, and the legend says so.
+ * differences look equal. The range comes from quantiles of the values in steady steps, so that a few very long steps (warm-up,
+ * stalls) do not make all others look alike. Values beyond the range get the color of its end, and the legend says so.
  */
 
 export interface Range {
@@ -26,8 +26,36 @@ const LEAST_ABOVE = 0.16;
 const STEADY_SHARE = 0.08;
 export const SHADES = 256;
 
-/** Range of the known values; null if there are none. */
-export function robustRange(cells: Float32Array): Range | null {
+/** A step is not steady if its median rank is this many quartile distances above the others … */
+const FAR = 3;
+/** … and by this share of the usual step. */
+const FAR_SHARE = 0.25;
+/** With fewer steps none is left out. */
+const LEAST_COLUMNS = 8;
+
+/** By column, whether its step is like most others; null: all are. */
+function steadyColumns(cells: Float32Array, columns: number): Uint8Array | null {
+  if (columns < LEAST_COLUMNS) return null;
+  const middles = new Float32Array(columns);
+  const rows = Math.floor(cells.length / columns);
+  const column = new Float32Array(rows);
+  for (let at = 0; at < columns; at += 1) {
+    let taken = 0;
+    for (let row = 0; row < rows; row += 1) {
+      const value = cells[row * columns + at] as number;
+      if (Number.isFinite(value)) column[taken++] = value;
+    }
+    middles[at] = taken === 0 ? Number.NaN : (column.subarray(0, taken).sort()[taken >> 1] ?? Number.NaN);
+  }
+  const sorted = middles.filter((value) => !Number.isNaN(value)).sort();
+  const [lower, usual, upper] = [0.25, 0.5, 0.75].map((share) => sorted[Math.round(share * (sorted.length - 1))] ?? 0) as [number, number, number];
+  const limit = Math.max(upper + FAR * (upper - lower), upper + FAR_SHARE * Math.abs(usual));
+  return Uint8Array.from(middles, (value) => (value <= limit ? 1 : 0));
+}
+
+/** Range of the known values, row by row in so many columns; null if there are none. */
+export function robustRange(cells: Float32Array, columns = 0): Range | null {
+  const steady = steadyColumns(cells, columns);
   const every = Math.max(1, Math.floor(cells.length / SAMPLE));
   const found = new Float32Array(Math.ceil(cells.length / every));
   let taken = 0;
@@ -38,7 +66,7 @@ export function robustRange(cells: Float32Array): Range | null {
     if (!Number.isFinite(value)) continue;
     if (value < least) least = value;
     if (value > most) most = value;
-    if (at % every === 0) found[taken++] = value;
+    if (at % every === 0 && (steady === null || steady[at % columns] === 1)) found[taken++] = value;
   }
   if (least > most) return null;
   // The sampled cells may all be unknown. Typed arrays sort natively, without a comparator.

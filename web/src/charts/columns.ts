@@ -74,8 +74,8 @@ export function ceiling(stack: readonly number[], lines: readonly number[], whol
   return { top, beyond: stack.filter((value, at) => Math.max(value, lines[at] ?? 0) > top).length, most };
 }
 
-/** The value that this share of all values does not exceed. */
+/** The value that about this share of all values does not exceed; never the highest. */
 function lowest(values: readonly number[], share: number): number {
   const sorted = [...values].sort((one, two) => one - two);
-  return sorted[Math.max(0, Math.ceil(sorted.length * share) - 1)] ?? 0;
+  return sorted[Math.floor((sorted.length - 1) * share)] ?? 0;
 }

@@ -252,7 +252,7 @@ export class HeatControl {
   private recolour(before: Range | null): void {
     const best = this.loader.best() ?? this.loader.whole;
     if (best === null || (this.held.peek() && before !== null)) return;
-    const range = steadied(before, robustRange(cellsWithin(best, this.heat.window)));
+    const range = steadied(before, robustRange(...cellsWithin(best, this.heat.window)));
     if (range === null) return;
     this.range.value = range;
     this.heat.show({ range });

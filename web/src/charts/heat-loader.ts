@@ -12,6 +12,7 @@ import { asFailure } from "../run/open-run";
 import { appended, openFrom, pieceOf, type Asked, type Piece, type Stat } from "./heat-piece";
 import { paramsOf, questionFor, serves, type Pixels } from "./heat-question";
 import { same, type HeatWindow } from "./heat-window";
+import { isOnDevice } from "./heat-words";
 
 /** Delay after the last movement, and its maximum. */
 const SETTLE_MS = 70;
@@ -162,7 +163,7 @@ export class HeatLoader {
       this.knownFrom = heat.knownFrom;
       this.answered = asked;
       this.born.set(asked, performance.now());
-      this.keep(pieceOf(heat, this.stat, asked, asked.window.step1 >= all.step1), all);
+      this.keep(pieceOf({ ...heat, held: heat.unit === "bytes" || isOnDevice(this.value) }, this.stat, asked, asked.window.step1 >= all.step1), all);
     } catch (error) {
       if (aborted(error) || stop.signal.aborted) return;
       this.failure = asFailure(error);

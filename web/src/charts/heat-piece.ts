@@ -42,7 +42,7 @@ export function pieceOf(heat: Heat, stat: Stat, asked: Asked, open = false): Pie
   const columns = heat.firstSteps.length;
   const rows = heat.firstRanks.length;
   if (columns === 0 || rows === 0) return null;
-  const cells = heat.unit === "bytes" ? carried(heat.cells, columns) : heat.cells;
+  const cells = heat.held === true ? carried(heat.cells, columns) : heat.cells;
   const whole = { ...heat, cells, lastSteps: closed(heat.firstSteps, heat.lastSteps) };
   return {
     heat: whole,
@@ -73,7 +73,7 @@ function closed(first: Uint32Array, last: Uint32Array): Uint32Array {
 
 const LONGEST_CARRIED = 64;
 
-/** Memory is sampled only in some steps: a value is held until the next, up to a limit. */
+/** Memory and devices are read only in some steps: a value is held until the next, up to a limit. */
 function carried(cells: Float32Array, columns: number): Float32Array {
   const found = cells.slice();
   for (let row = 0; row < cells.length; row += columns) {
@@ -144,16 +144,16 @@ function placeOf(first: Uint32Array, last: Uint32Array, wanted: number): number 
   return -1;
 }
 
-/** The cells within a window, to compute their range. */
-export function cellsWithin(piece: Piece, window: HeatWindow): Float32Array {
+/** The cells within a window, row by row, and their number of columns: to compute their range. */
+export function cellsWithin(piece: Piece, window: HeatWindow): [Float32Array, number] {
   const { heat } = piece;
   const columns = heat.firstSteps.length;
   const [c0, c1] = within(heat.firstSteps, heat.lastSteps, window.step0, window.step1);
   const [r0, r1] = within(heat.firstRanks, heat.lastRanks, window.rank0, window.rank1);
-  if (c0 === 0 && c1 === columns) return heat.cells.subarray(r0 * columns, r1 * columns);
+  if (c0 === 0 && c1 === columns) return [heat.cells.subarray(r0 * columns, r1 * columns), columns];
   const found = new Float32Array(Math.max(0, (r1 - r0) * (c1 - c0)));
   for (let row = r0; row < r1; row += 1) found.set(heat.cells.subarray(row * columns + c0, row * columns + c1), (row - r0) * (c1 - c0));
-  return found;
+  return [found, c1 - c0];
 }
 
 function within(first: Uint32Array, last: Uint32Array, from: number, to: number): [number, number] {

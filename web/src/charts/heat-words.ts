@@ -6,7 +6,7 @@ import type { Cell, Piece } from "./heat-piece";
 
 const ON_DEVICE = "device:";
 const VALUE_WORDS: Record<string, string> = {
-  work: "work (without waiting for others)",
+  work: "work without waiting",
   wall: "whole step",
   allocated: "device memory, allocated",
   reserved: "device memory, reserved",
@@ -14,8 +14,12 @@ const VALUE_WORDS: Record<string, string> = {
 };
 
 export function valueWords(value: string): string {
-  if (value.startsWith(ON_DEVICE)) return `${value.slice(ON_DEVICE.length)} (device)`;
+  if (isOnDevice(value)) return `${valueWords(value.slice(ON_DEVICE.length))} (device)`;
   return VALUE_WORDS[value] ?? value;
+}
+
+export function isOnDevice(value: string): boolean {
+  return value.startsWith(ON_DEVICE);
 }
 
 /** Key of the same phase in device time. */

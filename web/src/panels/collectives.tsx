@@ -39,6 +39,7 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
     backwards.value = by.value === column && !backwards.value;
     by.value = column;
   };
+  if (alone || (value !== null && rows.length === 0)) return null;
   return (
     <Card
       title="Collectives"

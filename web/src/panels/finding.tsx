@@ -2,6 +2,7 @@
 
 import type { Finding } from "../api/documents";
 import type { OpenRun } from "../run/open-run";
+import { reveal } from "../ui/card";
 import { severityWord, type Look } from "../ui/severity";
 import { count, stepsText } from "../ui/format";
 import { tell } from "../ui/toast";
@@ -120,7 +121,8 @@ function Jumps({ run, finding }: { run: OpenRun; finding: Finding }) {
           onClick={() => {
             run.view.value = looking ? null : { first: Math.max(0, steps[0]), last: steps[1] };
             if (steps[0] === steps[1]) run.step.value = steps[0];
-            tell(looking ? "All steps are shown again." : `The charts below show ${stepsText(steps)}.`);
+            if (looking) tell("All steps are shown again.");
+            else reveal("steps");
           }}
         >
           Show {kind === "rank_crashed" ? "the last complete step" : steps[0] === steps[1] ? `step ${count(steps[0])}` : "these steps"}

@@ -1,6 +1,6 @@
 /** Every rank in every step as a color: which rank is slow, since when, and whether a whole host is. */
 
-import { useSignal } from "@preact/signals";
+import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useId, useMemo, useRef } from "preact/hooks";
 import type { NodesDocument } from "../api/documents";
 import { HeatControl, marksOf } from "../charts/heat-control";
@@ -41,17 +41,18 @@ export function HeatMap({ run }: { run: OpenRun }) {
 function Map({ run, ranks }: { run: OpenRun; ranks: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const control = useSignal<HeatControl | null>(null);
-  const value = useSignal("work");
+  const asked = useSignal<string | null>(null);
+  const value = useComputed(() => asked.value ?? (run.onDevice.value ? onDevice("work") : "work"));
   const stat = useSignal<Stat>("max");
   const help = useId();
   const nodes = useAnswer<NodesDocument>(run, "nodes", { limit: 2000 }, NODES_MS).value;
   const phases = run.status.value?.phases.join() ?? "";
   const timed = Object.keys(run.steps.value?.device_mean_ns ?? {}).join();
   const choices = useMemo(
-    () => ["work", "wall", ...ordered(phases ? phases.split(",") : []), ...ordered(timed ? timed.split(",") : []).map(onDevice), ...memoryOf(run)],
+    () => [...(timed ? ["work", "wall", ...ordered(timed.split(","))].map(onDevice) : []), "work", "wall", ...ordered(phases ? phases.split(",") : []), ...memoryOf(run)],
     [phases, timed, run.steps.value !== null],
   );
-  const hosts = run.timed.value ? (phases ? phases.split(",") : []) : [];
+  const hosts = run.timed.value ? ["work", "wall", ...(phases ? phases.split(",") : [])] : [];
   const height = Math.min(TALLEST, ROW * ranks) + AXES;
 
   useEffect(() => {
@@ -78,7 +79,7 @@ function Map({ run, ranks }: { run: OpenRun; ranks: number }) {
     <Card
       title="Ranks and steps"
       about={now?.piece.value ? grainWords(now.piece.value) : ""}
-      tools={now && <HeatTools control={now} value={value} stat={stat} choices={choices} hosts={hosts} />}
+      tools={now && <HeatTools control={now} value={value.value} choose={(chosen) => (asked.value = chosen)} stat={stat} choices={choices} hosts={hosts} />}
       csv={{ name: `${run.name}-${value.value}-by-rank`, make: () => table(now) }}
     >
       <div class="heat">

@@ -7,22 +7,23 @@ import { valueWords } from "../charts/heat-words";
 
 interface HeatToolsProps {
   control: HeatControl;
-  value: Signal<string>;
+  value: string;
+  choose: (value: string) => void;
   stat: Signal<Stat>;
   choices: string[];
   /** Choices that are host times while the device is timed too. */
   hosts: string[];
 }
 
-export function HeatTools({ control, value, stat, choices, hosts }: HeatToolsProps) {
+export function HeatTools({ control, value, choose, stat, choices, hosts }: HeatToolsProps) {
   const moves = control.mode.value === "move";
   return (
     <>
       <select
         aria-label="Metric"
-        value={value.value}
+        value={value}
         onChange={(event) => {
-          value.value = event.currentTarget.value;
+          choose(event.currentTarget.value);
         }}
       >
         {choices.map((choice) => (

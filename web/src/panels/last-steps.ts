@@ -14,6 +14,6 @@ export function windowWords(window: unknown, newest: number): string {
   if (typeof steps !== "number" || newest < 0) return "mean of the last steps";
   const every = typeof stride === "number" ? stride : 1;
   const reach = steps * every;
-  const which = reach > newest ? "all steps" : `the last ${count(reach)} steps`;
+  const which = reach > newest ? "all steps after warm-up" : `the last ${count(reach)} steps`;
   return every > 1 ? `mean of one in ${count(every)} of ${which}` : `mean of ${which}`;
 }

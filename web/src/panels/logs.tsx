@@ -47,6 +47,8 @@ function Logs({ run, rank }: { run: OpenRun; rank: number }) {
   useFollowing(reader, live && step === null);
 
   const title = `Output of rank ${rank}`;
+  // It printed nothing, or its output is not kept.
+  if (about !== null && path === null && !about.error) return null;
   if (reader === null || !reader.loaded.value) {
     return (
       <Card title={title}>

@@ -48,6 +48,7 @@ export function Machine({ run }: { run: OpenRun }) {
     () => (samples === null || figure === null ? null : machineLines(samples, figure, timed.value ? null : clock, node.value, MOST_LINES)),
     [samples, figure, node.value, timed.value, timed.value ? null : clock],
   );
+  if (figure === null && there.none && run.status.value?.over === true) return null;
   if (figure === null || lines === null || whole === null) {
     return (
       <Card title="Hosts and GPUs">
@@ -144,7 +145,7 @@ function useKnown(run: OpenRun, nodes: string | null) {
   const tooMany = hosts.failure?.trouble === "wrong";
   const asked = hosts.value !== null && gpus.value !== null;
   const why = asked ? "This run has no machine samples: it was too short (they are taken once per second), or sampling failed." : "Loading the machine samples …";
-  return { figures: known([gpus.value, hosts.value]), tooMany, why: hosts.failure?.message ?? why };
+  return { figures: known([gpus.value, hosts.value]), tooMany, none: asked, why: hosts.failure?.message ?? why };
 }
 
 function useFewNodes(run: OpenRun, wanted: boolean): string | null {

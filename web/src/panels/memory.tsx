@@ -50,13 +50,13 @@ function MemoryOf({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole
       { what: "device", rows: moments(device.x, clock), curves: device.curves },
       { what: "host", rows: moments(host?.x ?? [], clock), curves: host?.curves ?? [] },
     ]);
+  const nothing = device.curves.length === 0 && samples.value !== null && (host?.curves.length ?? 0) === 0;
+  if (nothing && run.status.value?.over === true && run.view.value === null) return null;
   return (
     <Card title="Memory" about="over steps" class="half" csv={{ name: `${run.name}-memory`, make: table }}>
       {device.curves.length > 0 ? (
         <Part run={run} whole={whole} heading="Device" x={device.x} curves={device.curves} median={false} forecast={ofDevice} />
-      ) : (
-        <p class="muted memory-none">Device: no accelerator memory was recorded in these steps (the ranks run on the CPU, or sampling is off).</p>
-      )}
+      ) : null}
       {host !== null && host.curves.length > 0 && host.x.length > 0 ? (
         <Part run={run} whole={whole} heading="Processes" about="without mapped files" x={host.x} curves={host.curves} median={host.median} forecast={ofHost} />
       ) : (

@@ -5,15 +5,18 @@ import type { NodeRow, NodesDocument } from "../api/documents";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card } from "../ui/card";
 import { binary, count, dateTime, duration, percent } from "../ui/format";
-import { hubNow, problemsOf, usedMemory } from "../words/nodes";
+import { hubNow, problemsOf, rangeText, usedMemory } from "../words/nodes";
 import { countOf } from "../words/ranks";
 import "./nodes.css";
 
 const PAGE = 40;
+/** With more nodes without problems than this, they share a row. */
+const ALIKE = 4;
 
 /** Renders nothing for a single node. */
 export function NodesPanel({ run }: { run: OpenRun }) {
   const shown = useSignal(PAGE);
+  const each = useSignal(false);
   const { value } = useAnswer<NodesDocument>(run, "nodes", { limit: 2000 }, 5000);
   if (value === null || value.total < 2) return null;
   const live = run.status.value?.over === false;
@@ -21,6 +24,9 @@ export function NodesPanel({ run }: { run: OpenRun }) {
   const rows = value.nodes.map((node) => ({ node, odd: problemsOf(node, now, live) }));
   rows.sort((one, two) => Number(two.odd.length > 0) - Number(one.odd.length > 0));
   const odd = rows.filter((row) => row.odd.length > 0).length;
+  const calm = rows.filter((row) => row.odd.length === 0).map((row) => row.node);
+  const folded = calm.length > ALIKE;
+  const listed = folded && !each.value ? rows.slice(0, odd) : rows;
   const joined = value.nodes.some((node) => node.heard_wall_ns !== null);
   const refused = Object.entries(value.refused);
   return (
@@ -66,15 +72,21 @@ export function NodesPanel({ run }: { run: OpenRun }) {
             </tr>
           </thead>
           <tbody>
-            {rows.slice(0, shown.value).map(({ node, odd: words }) => (
+            {listed.slice(0, shown.value).map(({ node, odd: words }) => (
               <Line key={node.node} node={node} odd={words} now={now} live={live} joined={joined} />
             ))}
+            {folded && !each.value && <Calm nodes={calm} joined={joined} />}
           </tbody>
         </table>
       </div>
-      {rows.length > shown.value && (
+      {listed.length > shown.value && (
         <button type="button" class="quiet" onClick={() => (shown.value += PAGE)}>
-          {countOf(rows.length - shown.value, "more node")}
+          {countOf(listed.length - shown.value, "more node")}
+        </button>
+      )}
+      {folded && (
+        <button type="button" class="quiet" aria-pressed={each.value} onClick={() => (each.value = !each.value)}>
+          {each.value ? "Show those without problems in one row" : "Show each node"}
         </button>
       )}
       {refused.length > 0 && (
@@ -88,6 +100,28 @@ export function NodesPanel({ run }: { run: OpenRun }) {
         </p>
       )}
     </Card>
+  );
+}
+
+/** All nodes without problems, with the range of each figure. */
+function Calm({ nodes, joined }: { nodes: readonly NodeRow[]; joined: boolean }) {
+  const sampled = (key: string): (number | null | undefined)[] => nodes.map((node) => node.sample?.[key]);
+  const rate = (value: number): string => `${binary(value)}/s`;
+  return (
+    <tr>
+      <th scope="row">{countOf(nodes.length, "node")} without problems</th>
+      <td>
+        <span class="muted">–</span>
+      </td>
+      <td class="number">{countOf(nodes.reduce((sum, node) => sum + node.ranks, 0), "rank")}</td>
+      {joined && <td class="number">–</td>}
+      {joined && <td class="number">{rangeText(nodes.map((node) => node.offset_ns), duration)}</td>}
+      {joined && <td class="number">{rangeText(nodes.map((node) => node.rtt_ns), duration)}</td>}
+      <td class="number">{rangeText(sampled("cpu_percent"), (value) => `${Math.round(value)}%`)}</td>
+      <td class="number">{rangeText(nodes.map(usedMemory), percent)}</td>
+      <td class="number">{rangeText(sampled("net_rx_bps"), rate)}</td>
+      <td class="number">{rangeText(sampled("net_tx_bps"), rate)}</td>
+    </tr>
   );
 }
 

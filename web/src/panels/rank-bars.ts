@@ -49,23 +49,22 @@ export function pairs(ranks: Pick<RanksDocument, "rank" | "mean_ns">): Pair[] {
 }
 
 /** The same from a summary, if there are too many ranks to request. */
-export function pairsOfSummary(summary: Record<string, unknown>): Pair[] {
-  return phaseRows(summary).flatMap(([name, row]) => pairOf(name, row)).sort(byDifference);
+export function pairsOfSummary(summary: Record<string, unknown>, device = false): Pair[] {
+  return phaseRows(summary)
+    .flatMap(([name, row]) => pairOf(name, device ? ((row["device"] ?? {}) as Row) : row))
+    .sort(byDifference);
 }
 
-/** The same for the devices; empty unless every phase was timed there, as in summary.txt. */
-export function devicePairs(summary: Record<string, unknown>): DevicePair[] {
-  return deviceRows(summary).flatMap(({ name, device, host }) => pairOf(name, device).map((pair) => ({ ...pair, host }))).sort(byDifference);
+/** The ranks with their means on the device instead; the same as given if there are none. */
+export function onClock<T extends Pick<RanksDocument, "rank" | "mean_ns" | "device_mean_ns">>(ranks: T, device: boolean): T {
+  const found = ranks.device_mean_ns ?? {};
+  return device && Object.keys(found).length > 0 ? { ...ranks, mean_ns: found } : ranks;
 }
 
-/** For one rank: each phase's share of the device time, largest first. */
-export function deviceShares(summary: Record<string, unknown>): (Share & { host: number })[] {
-  return deviceRows(summary)
-    .flatMap(({ name, device, host }) => {
-      const [share, middle] = [device["share"], device["median_ms"]];
-      return typeof share === "number" && typeof middle === "number" && middle > 0 ? [{ name, share, ns: middle * 1e6, host }] : [];
-    })
-    .sort((one, two) => two.share - one.share);
+/** Add the median rank's host time. */
+export function withHost(found: readonly Pair[], host: readonly Pair[]): DevicePair[] {
+  const medians = new Map(host.map(({ name, median }) => [name, median]));
+  return found.map((pair) => ({ ...pair, host: medians.get(pair.name) ?? 0 }));
 }
 
 type Row = Record<string, unknown>;
@@ -73,11 +72,6 @@ type Row = Record<string, unknown>;
 function phaseRows(summary: Row): [string, Row][] {
   const phases = summary["phases"];
   return typeof phases === "object" && phases !== null ? Object.entries(phases as Record<string, Row>) : [];
-}
-
-function deviceRows(summary: Row): { name: string; device: Row; host: number }[] {
-  const rows = phaseRows(summary).map(([name, row]) => ({ name, device: row["device"] as Row | null | undefined, host: Number(row["median_ms"] ?? 0) * 1e6 }));
-  return rows.every(({ device }) => typeof device === "object" && device !== null) ? (rows as { name: string; device: Row; host: number }[]) : [];
 }
 
 function pairOf(name: string, row: Row): Pair[] {
@@ -107,11 +101,12 @@ export function rankTable(ranks: RanksDocument): Csv {
   };
 }
 
+/** Shares on the device, with host times. */
 export function shareTable(found: readonly (Share & { host: number })[]): Csv {
-  return { columns: ["name", "device_share", "device_median_ns", "host_median_ns"], rows: found.map(({ name, share, ns, host }) => [name, share, ns, host]) };
+  return { columns: ["name", "device_share", "device_mean_ns", "host_mean_ns"], rows: found.map(({ name, share, ns, host }) => [name, share, ns, host]) };
 }
 
-/** Phases timed on the device also get the host's median. */
+/** Pairs timed on the device also get the host's median. */
 export function pairTable(found: readonly (Pair | DevicePair)[]): Csv {
   const timed = found.some((pair) => "host" in pair);
   return {

@@ -1,13 +1,20 @@
 /** A `rank 3` button that selects the rank everywhere; pressed again, it deselects it. */
 
 import type { OpenRun } from "../run/open-run";
+import { reveal } from "../ui/card";
 import { tell } from "../ui/toast";
 
-/** The selected rank is shown further down, possibly out of view, so confirm with a toast. */
+/** Select the rank and scroll to it; pressed again, deselect it. */
 export function chooseRank(run: OpenRun, rank: number): void {
-  const before = run.rank.peek() === rank;
-  run.rank.value = before ? null : rank;
-  tell(before ? "No rank is selected." : `Rank ${rank} is shown below.`);
+  if (run.rank.peek() === rank) {
+    run.rank.value = null;
+    tell("No rank is selected.");
+  } else showRank(run, rank);
+}
+
+export function showRank(run: OpenRun, rank: number): void {
+  run.rank.value = rank;
+  reveal("rank");
 }
 
 export function RankButton({ run, rank }: { run: OpenRun; rank: number }) {

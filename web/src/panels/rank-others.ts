@@ -10,6 +10,15 @@ import { ordered } from "../charts/palette";
 
 type RankSteps = RankDocument["steps"];
 
+/** The steps of a rank that were timed on its device, with those times instead of the host's. */
+export function rankOnDevice(steps: RankSteps): RankSteps {
+  const phases = Object.entries(steps.device_ns);
+  const timed = steps.first.flatMap((_, at) => (phases.some(([, values]) => (values[at] ?? null) !== null) ? [at] : []));
+  const phase_ns = Object.fromEntries(phases.map(([name, values]) => [name, timed.map((at) => values[at] ?? 0)]));
+  const wall_ns = timed.map((_, at) => Object.values(phase_ns).reduce((sum, values) => sum + (values[at] ?? 0), 0));
+  return { ...steps, first: timed.map((at) => steps.first[at] ?? 0), last: timed.map((at) => steps.last[at] ?? 0), wall_ns, phase_ns };
+}
+
 /** Steps shared by a bin of the rank and a bin of all ranks. */
 interface Piece {
   own: number;

@@ -2,11 +2,13 @@
 
 import { useSignal } from "@preact/signals";
 import type { RanksDocument } from "../api/documents";
+import { onDevice } from "../charts/heat-words";
 import { ordered, phaseProperty } from "../charts/palette";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card, Nothing } from "../ui/card";
 import { count, duration } from "../ui/format";
 import { lastStepsWords } from "./last-steps";
+import { onClock } from "./rank-bars";
 import "./rank.css";
 
 const SHOWN = 8;
@@ -16,16 +18,18 @@ export function RankTable({ run }: { run: OpenRun }) {
   const wanted = useSignal("");
   const long = useSignal(false);
   const order = useSignal("work");
+  const device = run.onDevice.value;
   const number = /^\d{1,9}$/.test(wanted.value.trim()) ? Number(wanted.value.trim()) : null;
   const limit = long.value ? MORE : SHOWN;
-  const asked = number === null ? { order: order.value, limit } : { ranks: `${number}-${number}`, limit };
-  const answer = useAnswer<RanksDocument>(run, "ranks", asked).value;
+  const asked = number === null ? { order: device ? onDevice(order.value) : order.value, limit } : { ranks: `${number}-${number}`, limit };
+  const said = useAnswer<RanksDocument>(run, "ranks", asked).value;
+  const answer = said && onClock(said, device);
   const total = run.status.value?.ranks ?? 0;
-  const phases = ordered(run.status.value?.phases ?? []);
+  const phases = ordered(device ? Object.keys(run.steps.value?.device_mean_ns ?? {}) : (run.status.value?.phases ?? []));
   return (
     <Card
       title="Ranks by cost"
-      about={lastStepsWords(run)}
+      about={`${device ? "device time, " : ""}${lastStepsWords(run)}`}
       tools={
         <>
           <select aria-label="Order by" value={order.value} onChange={(event) => (order.value = event.currentTarget.value)}>
@@ -53,7 +57,7 @@ export function RankTable({ run }: { run: OpenRun }) {
         name: `${run.name}-ranks-by-cost`,
         make: () =>
           answer && {
-            columns: ["rank", "host", "pid", "state", "standing", "last_step", ...Object.keys(answer.mean_ns).map((name) => `${name}_mean_ns`)],
+            columns: ["rank", "host", "pid", "state", "standing", "last_step", ...Object.keys(answer.mean_ns).map((name) => `${device ? "device_" : ""}${name}_mean_ns`)],
             rows: answer.rank.map((rank, at) => [
               rank,
               answer.host[at] ?? "",
@@ -89,7 +93,7 @@ function Rows({ run, answer, phases }: { run: OpenRun; answer: RanksDocument; ph
             {hosts && <th>Host</th>}
             <th class="number">Work</th>
             <th class="number">Step</th>
-            <th class="rank-bar-head">Phases{run.timed.value && ", host time"}</th>
+            <th class="rank-bar-head">Phases{run.timed.value && (run.onDevice.value ? ", device time" : ", host time")}</th>
             <th>State</th>
           </tr>
         </thead>

@@ -5,17 +5,18 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
 import type { RankDocument, RanksDocument } from "../api/documents";
 import { stepRange, viewOf } from "../charts/columns";
+import { onDevice } from "../charts/heat-words";
 import { ordered, phaseProperty } from "../charts/palette";
 import { Plot } from "../charts/plot";
 import { unlessAll } from "../charts/window";
 import { useAnswer, type OpenRun } from "../run/open-run";
-import { BINS } from "../run/steps";
+import { BINS, onDeviceClock } from "../run/steps";
 import { extent } from "../run/stretch";
 import { Card, Nothing } from "../ui/card";
 import { bytes, count, duration } from "../ui/format";
 import { Facts, Identity, stateWords } from "./rank-about";
 import { memoryChart, memoryNames, rankChart, rankTable } from "./rank-charts";
-import { comparison, comparisonAt, othersWall, type PhaseRow, type StepRows } from "./rank-others";
+import { comparison, comparisonAt, othersWall, rankOnDevice, type PhaseRow, type StepRows } from "./rank-others";
 import { RankTable } from "./rank-table";
 import "./rank.css";
 
@@ -47,7 +48,7 @@ function OneRank({ run, rank, several }: { run: OpenRun; rank: number; several: 
   const title = `Rank ${rank}`;
   if (answer.value === null || answer.value.rank !== rank) {
     return (
-      <Card title={title} tools={tools}>
+      <Card title={title} part="rank" tools={tools}>
         <Nothing>{answer.failure === null ? "Loading the rank …" : answer.failure.trouble === "missing" ? `Rank ${rank} does not exist or has not completed a step yet.` : answer.failure.message}</Nothing>
       </Card>
     );
@@ -57,7 +58,7 @@ function OneRank({ run, rank, several }: { run: OpenRun; rank: number; several: 
 
 /** Buttons for other ranks, and to close. */
 function Ways({ run, rank }: { run: OpenRun; rank: number }) {
-  const worst = useAnswer<RanksDocument>(run, "ranks", { order: "work", limit: 1 }, 5000).value?.rank[0];
+  const worst = useAnswer<RanksDocument>(run, "ranks", { order: run.onDevice.value ? onDevice("work") : "work", limit: 1 }, 5000).value?.rank[0];
   const last = Math.max(run.status.value?.world_size ?? 0, run.status.value?.ranks ?? 0) - 1;
   const go = (to: number | null): void => {
     run.rank.value = to;
@@ -92,13 +93,17 @@ interface KnownProps {
 }
 
 function Known({ run, rank, several, tools }: KnownProps) {
-  const { steps } = rank;
-  const all = run.seen.value ?? run.steps.value;
+  const { steps: recorded } = rank;
+  const device = run.onDevice.value;
+  const seen = run.seen.value ?? run.steps.value;
+  // By the clock of the findings; a device is timed in some steps only.
+  const steps = useMemo(() => (device ? rankOnDevice(recorded) : recorded), [recorded, device]);
+  const all = useMemo(() => (device && seen !== null ? onDeviceClock(seen) : seen), [seen, device]);
   const phases = useMemo(() => ordered(Object.keys(steps.phase_ns).filter((phase) => steps.phase_ns[phase]?.some((ns) => ns > 0))), [steps]);
   const others = useMemo(() => (several ? othersWall(steps, all) : steps.first.map(() => null)), [steps, all, several]);
   const rows = useMemo(() => comparison(steps, several ? all : null), [steps, all, several]);
-  const device = ordered(Object.keys(steps.device_ns).filter((phase) => steps.device_ns[phase]?.some((ns) => (ns ?? 0) > 0)));
-  const clock = device.length > 0 ? ", host time" : "";
+  const timed = Object.values(recorded.device_ns).some((values) => values.some((ns) => (ns ?? 0) > 0));
+  const clock = device ? ", device time" : timed ? ", host time" : "";
   const most = steps.first.reduce((widest, first, at) => Math.max(widest, (steps.last[at] ?? first) - first + 1), 0);
   const whole = extent(run.steps.value);
   const common = {
@@ -117,29 +122,26 @@ function Known({ run, rank, several, tools }: KnownProps) {
     },
   };
   return (
-    <Card title={`Rank ${rank.rank}`} about={<State run={run} rank={rank} />} tools={tools} csv={{ name: `${run.name}-rank-${rank.rank}`, make: () => rankTable(steps, phases, others) }}>
+    <Card title={`Rank ${rank.rank}`} part="rank" about={<State run={run} rank={rank} />} tools={tools} csv={{ name: `${run.name}-rank-${rank.rank}`, make: () => rankTable(recorded, ordered(Object.keys(recorded.phase_ns)), several ? othersWall(recorded, seen) : []) }}>
       {steps.first.length === 0 ? (
         <Nothing>Individual data for these steps is no longer available.</Nothing>
       ) : (
         <div class="rank-charts">
           {run.step.value !== null && <AtStep step={run.step.value} clock={clock} found={comparisonAt(steps, several ? all : null, run.step.value)} />}
           {several && <Compared title={`${meanTitle(steps, run.view.value !== null)}${clock}`} rows={rows} />}
-          <h3>
-            Phases{device.length > 0 && " on the host"} <span class="muted">{[several ? "the line is the mean of the other ranks" : "", most > 1 ? `each column is the mean of up to ${count(most)} steps` : ""].filter(Boolean).join(" · ")}</span>
-          </h3>
-          <Plot label={`Phases of rank ${rank.rank} over ${count((steps.last.at(-1) ?? 0) - (steps.first[0] ?? 0) + 1)} steps`} height={190} make={() => rankChart(steps, steps.phase_ns, phases, others)} deps={[steps, others]} format={duration} {...common} />
-          {device.length > 0 && (
+          {/* A single rank's steps are already in the chart of step times. */}
+          {several && (
             <>
               <h3>
-                Phases on the device <span class="muted">may not add up to the step</span>
+                Phases{timed && (device ? " on the device" : " on the host")} <span class="muted">{["the line is the mean of the other ranks", most > 1 ? `each column is the mean of up to ${count(most)} steps` : ""].filter(Boolean).join(" · ")}</span>
               </h3>
-              <Plot label={`Device times of rank ${rank.rank}`} height={150} make={() => rankChart(steps, steps.device_ns, device, [])} deps={[steps]} format={duration} {...common} />
+              <Plot label={`Phases of rank ${rank.rank} over ${count((steps.last.at(-1) ?? 0) - (steps.first[0] ?? 0) + 1)} steps`} height={190} make={() => rankChart(steps, steps.phase_ns, phases, others)} deps={[steps, others]} format={duration} {...common} />
             </>
           )}
-          {memoryNames(steps).length > 0 && (
+          {several && memoryNames(recorded).length > 0 && (
             <>
               <h3>Device memory</h3>
-              <Plot label={`Device memory of rank ${rank.rank}`} height={130} make={() => memoryChart(steps)} deps={[steps]} format={bytes} {...common} />
+              <Plot label={`Device memory of rank ${rank.rank}`} height={130} make={() => memoryChart(recorded)} deps={[recorded]} format={bytes} {...common} />
             </>
           )}
         </div>

@@ -6,7 +6,7 @@ import { ceiling, closed, edges, stacked, type Ceiling } from "../charts/columns
 import { ordered, phaseProperty } from "../charts/palette";
 import type { Chart } from "../charts/held-plot";
 import type { Tip } from "../charts/tip";
-import { devicePhases, quantile } from "../run/steps";
+import { devicePhases, deviceSlowest, deviceWall, heldOnDevice, quantile } from "../run/steps";
 import type { Csv } from "../ui/csv";
 import { count, duration, tick } from "../ui/format";
 import { token } from "../ui/theme";
@@ -26,28 +26,22 @@ export interface Shown {
 
 /** With more blocks than this, lines are drawn thin. */
 const CROWDED = 200;
-/** Short steps are timed on the device at least once in this many steps; a value is held until the next. */
-const HELD_STEPS = 64;
 
 /** The value of a phase in each bin. */
 export function phaseValues(steps: StepsDocument, phase: string, whose: Whose): number[] {
   if (whose === "mean") return steps.mean_ns[phase] ?? [];
   if (whose === "median") return quantile(steps, phase, 0.5);
-  if (whose === "device") return held(steps, steps.device_mean_ns[phase] ?? []);
+  if (whose === "device") return heldOnDevice(steps, steps.device_mean_ns[phase] ?? []);
   return steps.worst.map(([rank]) => rank?.[phase] ?? 0);
 }
 
-function held(steps: StepsDocument, values: readonly (number | null)[]): number[] {
-  let known = -1;
-  return values.map((value, at) => {
-    if (value !== null) known = at;
-    return known >= 0 && (steps.first[at] ?? 0) - (steps.last[known] ?? 0) < HELD_STEPS ? (values[known] ?? 0) : 0;
-  });
+function slowestRank(steps: StepsDocument, whose: Whose): number[] {
+  return whose === "device" ? deviceSlowest(steps) : quantile(steps, "wall", 1);
 }
 
 /** Text next to the title. With a GPU it always says whether times are of the host or the device. */
 export function aboutWords(whose: Whose, several: boolean, timed: boolean): string {
-  if (whose === "device") return `device time by phase${several ? ", mean over ranks" : ""}; may not add up to the step`;
+  if (whose === "device") return `device time by phase${several ? ", mean over ranks" : ""}`;
   const which = several ? WHOSE[whose] : "";
   const odd = whose === "median" ? "; medians may not add up" : "";
   if (timed) return `host time by phase${which && `, ${which}`}${odd}`;
@@ -77,7 +71,7 @@ export function stepTimeChart(steps: StepsDocument, phases: readonly string[], s
   }
   if (shown.slowest) {
     series.push({ label: "slowest rank", stroke: token("--text"), width: steps.first.length > CROWDED ? 1 : 1.5, points: { show: false }, ...drawn });
-    data.push(closed(quantile(steps, "wall", 1)));
+    data.push(closed(slowestRank(steps, shown.whose)));
   }
   return {
     blocks: true,
@@ -142,9 +136,10 @@ export function stepTip(steps: StepsDocument, phases: readonly string[], shown: 
   });
   rows.unshift({ name: alone ? "step" : `step, ${whose}`, value: duration(wallOf(steps, shown.whose, at)), strong: true });
   if (!alone) {
-    rows.push({ name: "slowest rank", value: duration(quantileAt(steps, 1, at)) });
+    rows.push({ name: "slowest rank", value: duration(slowestRank(steps, shown.whose)[at]) });
     if (shown.spread) rows.push({ name: "5–95% of ranks", value: `${duration(quantileAt(steps, 0.05, at))} – ${duration(quantileAt(steps, 0.95, at))}` });
   }
+  if (shown.whose === "device") rows.push({ name: alone ? "step on the host" : "step on the host, mean", value: duration(steps.mean_ns["wall"]?.[at]) });
   const longest = worst !== undefined && !alone ? `rank ${worst.rank} worked longest (${duration(worst.work)})` : undefined;
   const note = shown.whose === "device" ? deviceNote(steps, phases, at) : longest;
   return { title: name, rows, ...(note === undefined ? {} : { note }) };
@@ -156,7 +151,8 @@ function deviceNote(steps: StepsDocument, phases: readonly string[], at: number)
 }
 
 function wallOf(steps: StepsDocument, whose: Whose, at: number): number | undefined {
-  if (whose === "mean" || whose === "device") return steps.mean_ns["wall"]?.[at];
+  if (whose === "device") return deviceWall(steps)[at];
+  if (whose === "mean") return steps.mean_ns["wall"]?.[at];
   return whose === "median" ? quantileAt(steps, 0.5, at) : steps.worst[at]?.[0]?.wall;
 }
 
@@ -190,12 +186,12 @@ export function stepTable(steps: StepsDocument, phases: readonly string[]): Csv 
 }
 
 /** Accessible description: the main fact in a sentence. */
-export function stepWords(steps: StepsDocument, phases: readonly string[]): string {
-  const weight = (name: string): number => steps.first.reduce((sum, _, at) => sum + (steps.mean_ns[name]?.[at] ?? 0) * (steps.steps[at] ?? 1), 0);
+export function stepWords(steps: StepsDocument, phases: readonly string[], device: boolean): string {
+  const total = (values: readonly number[]): number => values.reduce((sum, value, at) => sum + value * (steps.steps[at] ?? 1), 0);
   const all = steps.steps.reduce((sum, held) => sum + held, 0);
-  const wall = weight("wall");
-  const [largest] = phases.map((phase) => ({ phase, ns: weight(phase) })).sort((one, two) => two.ns - one.ns);
-  const where = devicePhases(steps).length > 0 ? "on the host " : "";
+  const wall = total(device ? deviceWall(steps) : (steps.mean_ns["wall"] ?? []));
+  const [largest] = phases.map((phase) => ({ phase, ns: total(phaseValues(steps, phase, device ? "device" : "mean")) })).sort((one, two) => two.ns - one.ns);
+  const where = device ? "on the device " : devicePhases(steps).length > 0 ? "on the host " : "";
   const share = largest === undefined || wall === 0 ? "" : `; ${where}${largest.phase} takes ${Math.round((100 * largest.ns) / wall)}% of it`;
   return `Step time over steps ${count(steps.first[0])} to ${count(steps.last.at(-1))}: ${duration(wall / Math.max(1, all))} a step on average${share}`;
 }

@@ -10,7 +10,7 @@ import { Plot } from "../charts/plot";
 import { newest, unlessAll } from "../charts/window";
 import { StepClock } from "../run/align";
 import type { OpenRun, View } from "../run/open-run";
-import { devicePhases, quantile } from "../run/steps";
+import { devicePhases, deviceSlowest, quantile } from "../run/steps";
 import { extent, useStretch } from "../run/stretch";
 import { Card, Nothing } from "../ui/card";
 import { count, duration } from "../ui/format";
@@ -45,8 +45,8 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
   const steps = stretch ?? all;
   const hostPhases = useMemo(() => phasesOf(all), [all]);
   const timed = useMemo(() => ordered(devicePhases(all)), [all]);
-  const onDevice = useSignal(false);
-  const device = onDevice.value && timed.length > 0;
+  const asked = useSignal<boolean | null>(null);
+  const device = (asked.value ?? run.onDevice.value) && timed.length > 0;
   const phases = device ? timed : hostPhases;
   const several = all.ranks.some((ranks) => ranks > 1);
   const view = run.view.value;
@@ -56,20 +56,21 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
   };
   const marks = useMarks(run, all, whole);
   const own = several ? shown.value : { ...shown.value, whose: "mean" as Whose, slowest: false, spread: false };
-  const choice = device ? { ...own, whose: "device" as Whose } : own;
+  const choice = device ? { ...own, whose: "device" as Whose, spread: false } : own;
   const { whose, slowest, spread, whole: high } = choice;
   const chart = useMemo(() => stepTimeChart(steps, phases, choice), [steps, phases.join("\n"), whose, slowest, spread, high, theme.value]);
-  const words = useMemo(() => stepWords(steps, hostPhases), [steps]);
+  const words = useMemo(() => stepWords(steps, phases, device), [steps, device]);
   const [from, to] = stepRange(view ?? whole) ?? [0, 1];
   const height = heightOf(chart.data, { min: from, max: to }, choice.whole);
-  const overview = useMemo(() => quantile(all, "wall", 1), [all]);
+  const overview = useMemo(() => (device ? deviceSlowest(all) : quantile(all, "wall", 1)), [all, device]);
   return (
     <Card
       title="Step time"
+      part="steps"
       about={aboutWords(choice.whose, several, timed.length > 0)}
       tools={
         <>
-          {timed.length > 0 && <Clocks onDevice={onDevice} />}
+          {timed.length > 0 && <Clocks device={device} choose={(chosen) => (asked.value = chosen)} />}
           {several && <Choices shown={shown} device={device} />}
         </>
       }
@@ -109,11 +110,11 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
 }
 
 /** Choose host or device time. */
-function Clocks({ onDevice }: { onDevice: Signal<boolean> }) {
+function Clocks({ device: now, choose }: { device: boolean; choose: (device: boolean) => void }) {
   return (
     <span class="heat-buttons" role="group" aria-label="Clock">
       {[false, true].map((device) => (
-        <button key={String(device)} type="button" aria-pressed={onDevice.value === device} onClick={() => (onDevice.value = device)}>
+        <button key={String(device)} type="button" aria-pressed={now === device} onClick={() => choose(device)}>
           {device ? "device" : "host"}
         </button>
       ))}
@@ -142,9 +143,11 @@ function Choices({ shown, device }: { shown: Signal<Shown>; device: boolean }) {
       <button type="button" aria-pressed={shown.value.slowest} onClick={() => set({ slowest: !shown.value.slowest })}>
         slowest rank
       </button>
-      <button type="button" aria-pressed={shown.value.spread} onClick={() => set({ spread: !shown.value.spread })}>
-        5–95% of ranks
-      </button>
+      {!device && (
+        <button type="button" aria-pressed={shown.value.spread} onClick={() => set({ spread: !shown.value.spread })}>
+          5–95% of ranks
+        </button>
+      )}
     </>
   );
 }

@@ -1,7 +1,4 @@
-/**
- * By phase, the slowest rank compared with the median rank. If the devices were timed, by their clock, as in summary.txt:
- * the host runs ahead of them.
- */
+/** By phase, the slowest rank compared with the median rank, by the clock of the findings. */
 
 import { useComputed } from "@preact/signals";
 import type { RanksDocument, SummaryDocument } from "../api/documents";
@@ -10,7 +7,8 @@ import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card, Nothing } from "../ui/card";
 import { count, digits, duration, percent } from "../ui/format";
 import { lastStepsWords } from "./last-steps";
-import { devicePairs, deviceShares, pairs, pairsOfSummary, pairTable, rankTable, shares, shareTable, type DevicePair, type Pair, type Share } from "./rank-bars";
+import { onClock, pairs, pairsOfSummary, pairTable, rankTable, shares, shareTable, withHost, type DevicePair, type Pair, type Share } from "./rank-bars";
+import { showRank } from "./rank-button";
 import "./worst-median.css";
 
 /** With more ranks, use the hub's summary: a response with every rank would be megabytes. */
@@ -20,30 +18,28 @@ const MEANINGS: Record<string, string> = { wall: "from the start of a step to th
 
 export function WorstMedian({ run }: { run: OpenRun }) {
   const ready = useComputed(() => run.steps.value !== null).value;
-  const timed = run.timed.value;
+  const device = run.onDevice.value;
   const many = (run.status.value?.ranks ?? 0) > MOST_RANKS;
   const ranks = useAnswer<RanksDocument>(run, many || !ready ? null : "ranks", { limit: MOST_RANKS }, 5000);
-  const summary = useAnswer<SummaryDocument>(run, (many || timed) && ready ? "summary" : null, { keys: "phases" }, 15_000);
-  const waits = (!many && ranks.value === null) || ((many || timed) && summary.value === null);
+  const summary = useAnswer<SummaryDocument>(run, many && ready ? "summary" : null, { keys: "phases" }, 15_000);
   const failure = ranks.failure ?? summary.failure;
   const alone = !many && ranks.value !== null && ranks.value.total === 1 ? ranks.value : null;
-  const found = waits ? null : allPairs(ranks.value, summary.value?.summary ?? {}, many, timed);
-  const parts = alone === null || !timed ? [] : deviceShares(summary.value?.summary ?? {});
-  const onDevice = parts.length > 0 || (found ?? []).some((pair) => "host" in pair);
-  const which = many ? "from the summary" : lastStepsWords(run);
+  const found = many ? summary.value && pairsOn(device, (clock) => pairsOfSummary(summary.value?.summary ?? {}, clock)) : ranks.value && pairsOn(device, (clock) => pairs(onClock(ranks.value as RanksDocument, clock)));
+  const parts = alone === null ? [] : sharesOn(alone, device);
+  const clock = device ? "device time " : run.timed.value ? "host time " : "";
   return (
     <Card
       title={alone === null ? "Worst vs. median rank" : "Where a step’s time goes"}
-      about={onDevice ? `phases: device time, median step${alone === null && !many ? `; whole step: ${which}` : ""}` : `${timed ? "host time " : ""}per step, ${which}`}
+      about={`${clock}per step, ${many ? "from the summary" : lastStepsWords(run)}`}
       class="half"
-      csv={{ name: `${run.name}-worst-median`, make: () => (alone === null ? pairTable(found ?? []) : parts.length > 0 ? shareTable(parts) : rankTable(alone)) }}
+      csv={{ name: `${run.name}-worst-median`, make: () => (alone === null ? pairTable(found ?? []) : device ? shareTable(parts as (Share & { host: number })[]) : rankTable(alone)) }}
     >
       {found === null ? (
         <Nothing>{failure === null ? "Loading the ranks …" : failure.message}</Nothing>
       ) : found.length === 0 ? (
         <Nothing>No rank has finished a step yet.</Nothing>
       ) : alone !== null ? (
-        <Shares found={parts.length > 0 ? parts : shares(alone)} />
+        <Shares found={parts} />
       ) : (
         <Pairs run={run} found={found} />
       )}
@@ -51,11 +47,14 @@ export function WorstMedian({ run }: { run: OpenRun }) {
   );
 }
 
-/** Phases by the devices' clock if they were timed; whole steps are always host time. */
-function allPairs(ranks: RanksDocument | null, summary: Record<string, unknown>, many: boolean, timed: boolean): (Pair | DevicePair)[] {
-  const onHost = many || ranks === null ? pairsOfSummary(summary) : pairs(ranks);
-  const onDevice = timed ? devicePairs(summary) : [];
-  return onDevice.length > 0 ? [...onHost.filter(({ name }) => NAMES[name] !== undefined), ...onDevice] : onHost;
+/** By the clock of the findings; on the device with the host's times next to them. */
+function pairsOn(device: boolean, found: (device: boolean) => Pair[]): (Pair | DevicePair)[] {
+  return device ? withHost(found(true), found(false)) : found(false);
+}
+
+function sharesOn(alone: RanksDocument, device: boolean): (Share & { host?: number })[] {
+  const found = shares(onClock(alone, device));
+  return device ? found.map((share) => ({ ...share, host: alone.mean_ns[share.name]?.[0] ?? 0 })) : found;
 }
 
 function Pairs({ run, found }: { run: OpenRun; found: readonly (Pair | DevicePair)[] }) {
@@ -82,7 +81,7 @@ function Pairs({ run, found }: { run: OpenRun; found: readonly (Pair | DevicePai
                   class="rank-link"
                   aria-pressed={run.rank.value === pair.worstRank}
                   aria-label={`Show rank ${pair.worstRank}`}
-                  onClick={() => (run.rank.value = pair.worstRank)}
+                  onClick={() => showRank(run, pair.worstRank)}
                 >
                   rank {count(pair.worstRank)}
                 </button>{" "}
@@ -113,7 +112,7 @@ function Difference({ run, pair, step }: { run: OpenRun; pair: Pair; step: numbe
     return (
       <>
         rank{" "}
-        <button type="button" class="rank-link" aria-label={`Show rank ${leastRank}, which waits least`} onClick={() => (run.rank.value = leastRank)}>
+        <button type="button" class="rank-link" aria-label={`Show rank ${leastRank}, which waits least`} onClick={() => showRank(run, leastRank)}>
           {count(leastRank)}
         </button>{" "}
         waits least ({duration(least)}): the others wait for it

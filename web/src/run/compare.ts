@@ -9,6 +9,7 @@
 
 import type { StepsDocument } from "../api/documents";
 import { statusText, type Ending } from "../words/standing";
+import { onDeviceClock } from "./steps";
 
 export type Better = "less" | "more";
 
@@ -85,8 +86,9 @@ export interface Curve {
   y: number[];
 }
 
-/** Step time (mean over ranks) by step, or by share of the run in percent. */
-export function curve(steps: StepsDocument, by: "step" | "share"): Curve {
+/** Step time (mean over ranks) by step, or by share of the run in percent; on the device only the timed steps. */
+export function curve(recorded: StepsDocument, by: "step" | "share", device = false): Curve {
+  const steps = device ? onDeviceClock(recorded) : recorded;
   const first = steps.first[0] ?? 0;
   const length = (steps.last.at(-1) ?? 0) - first + 1;
   const x = steps.first.map((step) => (by === "step" ? step : ((step - first) / length) * 100));

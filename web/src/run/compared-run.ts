@@ -5,7 +5,7 @@ import type { Source } from "../api/source";
 import { encoded } from "../address";
 import { flattened, type Settings } from "./compare-settings";
 import { eitherSpreadNs, seldom, type Pair } from "./compare";
-import { BINS } from "./steps";
+import { BINS, onDeviceClock } from "./steps";
 import { ordered } from "../charts/palette";
 import { peersText } from "../words/context";
 
@@ -63,13 +63,20 @@ export function pacePair(one: ComparedRun, two: ComparedRun): Pair {
   return { name: "steps per second", one: a ?? null, two: b ?? null, better: "more", spread: share === null ? null : share * Math.max(a ?? 0, b ?? 0) };
 }
 
-/** Phases, mean over ranks; a phase that only one run has is zero in the other. */
+/** Whether the findings of both runs use the devices' clock. */
+export function onDevice(one: ComparedRun, two: ComparedRun): boolean {
+  return one.about.clock === "device" && two.about.clock === "device";
+}
+
+/** Phases by the clock of the findings, mean over ranks; a phase that only one run has is zero in the other. */
 export function phasePairs(one: ComparedRun, two: ComparedRun): Pair[] {
   const names = [one, two].flatMap((run) => Object.keys(part(run.summary, "phases")));
+  const device = onDevice(one, two);
+  const [first, second] = [one, two].map((run) => (device ? onDeviceClock(run.newest) : run.newest)) as [StepsDocument, StepsDocument];
   return ordered([...new Set(names)]).map((name) => {
-    const [a, b] = [one, two].map((run) => figure(run.summary, "phases", name, "mean_ms") ?? 0);
-    const pair: Pair = { name, one: times(a ?? null, MS), two: times(b ?? null, MS), better: "less", spread: eitherSpreadNs(one.newest, two.newest, name) };
-    const rare = [one, two].some((run) => seldom(run.newest, name));
+    const [a, b] = [one, two].map((run) => figure(run.summary, "phases", name, ...(device ? ["device"] : []), "mean_ms") ?? 0);
+    const pair: Pair = { name, one: times(a ?? null, MS), two: times(b ?? null, MS), better: "less", spread: eitherSpreadNs(first, second, name) };
+    const rare = [first, second].some((steps) => seldom(steps, name));
     return rare ? { ...pair, spread: null, unjudged: "not judged: most steps do not have this phase" } : pair;
   });
 }

@@ -37,6 +37,8 @@ export class OpenRun {
   readonly steps = signal<StepsDocument | null>(null);
   /** Whether devices are timed; host times are then labeled as such. */
   readonly timed = computed(() => this.steps.value !== null && devicePhases(this.steps.value).length > 0);
+  /** Whether the findings use the devices' clock: the charts then start with it, too. */
+  readonly onDevice = computed(() => this.timed.value && (this.status.value?.clock ?? "host") === "device");
   /** The visible steps; null: all, including new ones. */
   readonly view = signal<View | null>(null);
   /** The steps of `view` in the finest known resolution, plus a bin at each side; the whole run if there is no view. */

@@ -73,6 +73,7 @@ function sliced(steps: StepsDocument, from: number, to: number): StepsDocument {
     ns: cut(steps.ns),
     mean_ns: cut(steps.mean_ns),
     device_mean_ns: cut(steps.device_mean_ns),
+    ...(steps.device_slowest_ns === undefined ? {} : { device_slowest_ns: steps.device_slowest_ns.slice(from, to) }),
     worst: steps.worst.slice(from, to),
     start_wall_ns: steps.start_wall_ns.slice(from, to),
     memory_bytes: cut(steps.memory_bytes),

@@ -4,7 +4,7 @@ import { useSignal } from "@preact/signals";
 import uPlot from "uplot";
 import { Plot, type Chart } from "../charts/plot";
 import { ceiling, curve } from "../run/compare";
-import type { ComparedRun } from "../run/compared-run";
+import { onDevice, type ComparedRun } from "../run/compared-run";
 import { Card, Nothing } from "../ui/card";
 import { duration, tick } from "../ui/format";
 import { token } from "../ui/theme";
@@ -18,11 +18,12 @@ export function CompareCurves({ pair: [one, two] }: { pair: [ComparedRun, Compar
       </Card>
     );
   }
-  const { top, beyond } = ceiling([one, two].flatMap((run) => curve(run.steps, "step").y));
+  const device = onDevice(one, two);
+  const { top, beyond } = ceiling([one, two].flatMap((run) => curve(run.steps, "step", device).y));
   return (
     <Card
       title="Step time over the run"
-      about={`mean over ranks${beyond > 0 ? `; ${beyond === 1 ? "one point is" : `${beyond} points are`} off the chart` : ""}`}
+      about={`${device ? "device time, " : ""}mean over ranks${beyond > 0 ? `; ${beyond === 1 ? "one point is" : `${beyond} points are`} off the chart` : ""}`}
       tools={
         <>
           <button type="button" class="quiet" aria-pressed={by.value === "step"} onClick={() => void (by.value = "step")}>
@@ -55,7 +56,8 @@ export function CompareCurves({ pair: [one, two] }: { pair: [ComparedRun, Compar
 }
 
 function chart(one: ComparedRun, two: ComparedRun, by: "step" | "share", top: number): Chart {
-  const [a, b] = [curve(one.steps, by), curve(two.steps, by)];
+  const device = onDevice(one, two);
+  const [a, b] = [curve(one.steps, by, device), curve(two.steps, by, device)];
   return {
     options: {
       series: [

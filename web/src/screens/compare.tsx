@@ -7,7 +7,7 @@ import type { Failure, Source } from "../api/source";
 import { aborted } from "../api/source";
 import { compareLink, go, runLink } from "../route";
 import { cutShort, difference, verdictOf } from "../run/compare";
-import { askRun, memoryPairs, pacePair, phasePairs, stepPairs, type ComparedRun } from "../run/compared-run";
+import { askRun, memoryPairs, onDevice, pacePair, phasePairs, stepPairs, type ComparedRun } from "../run/compared-run";
 import { asFailure } from "../run/open-run";
 import { bytes, count, digits, duration } from "../ui/format";
 import { Icon } from "../ui/icons";
@@ -63,7 +63,7 @@ export function CompareScreen({ source, one, two }: CompareProps) {
               <Side run={pair[1]} letter="B" source={source} onPick={(id) => location.assign(compareLink(one, id))} />
             </div>
             <CompareCurves pair={pair} />
-            <Figures title="Step time" about="steady steps, mean over ranks" pairs={stepPairs(...pair)} shown={duration} words={["faster", "slower"]} half />
+            <Figures title="Step time" about={`${onDevice(...pair) ? "host time, " : ""}steady steps, mean over ranks`} pairs={stepPairs(...pair)} shown={duration} words={["faster", "slower"]} half />
             <Figures
               title="Pace and memory"
               pairs={[pacePair(...pair)]}
@@ -72,7 +72,7 @@ export function CompareScreen({ source, one, two }: CompareProps) {
               more={{ pairs: memoryPairs(...pair), shown: bytes, words: ["less", "more"] }}
               half
             />
-            <Figures title="Phases" about="mean over ranks and steps" pairs={phasePairs(...pair)} shown={duration} words={["shorter", "longer"]} bars />
+            <Figures title="Phases" about={`${onDevice(...pair) ? "device time, " : ""}mean over ranks and steps`} pairs={phasePairs(...pair)} shown={duration} words={["shorter", "longer"]} bars />
             <CompareSettings pair={pair} />
           </>
         )}

@@ -6,6 +6,7 @@ import { LIST } from "../address";
 import { go } from "../route";
 import type { OpenRun } from "../run/open-run";
 import { lastStepEndNs, newestStep, paceNow, stalledMs } from "../run/pace";
+import { useSummary } from "../run/summary";
 import { count, digits, duration, stepsText } from "../ui/format";
 import { useNow } from "../ui/now";
 import { useShortcuts } from "../ui/shortcuts";
@@ -13,10 +14,12 @@ import { Chip, StatusChip } from "../ui/status-chip";
 import { setTab, type Mark } from "../ui/tab";
 import { theme } from "../ui/theme";
 import { elapsed } from "../ui/when";
+import { gpuLoad } from "../words/context";
 import { ranksWords, statusText, stillIn, stillTitle } from "../words/standing";
 import { PageTools } from "./page-tools";
 import { RankField } from "./rank-field";
 import { ScreenBar } from "./screen-bar";
+import { Sections } from "./sections";
 
 const MARKS: Record<Severity, Mark> = { critical: "critical", warning: "warning", info: "good" };
 
@@ -32,6 +35,7 @@ export function RunBar({ run }: { run: OpenRun }) {
       <span class="space" />
       <RankField run={run} />
       <PageTools />
+      <Sections />
     </ScreenBar>
   );
 }
@@ -84,10 +88,17 @@ function Pace({ run }: { run: OpenRun }) {
       <li class={going && (status.still_ranks ?? 0) > 0 ? "stalled" : undefined}>{ranksWords(status, going)}</li>
       {stalled !== null && <li class="stalled">no step for {elapsed(stalled)}</li>}
       {pace !== null && <li>{digits(pace)} steps/s</li>}
+      <GpuLoad run={run} />
       {known && began !== null && end !== null && end > began && <li title="time since the start">{going ? elapsed((end - began) / 1e6) : duration(end - began)}</li>}
       {status.attempt > 0 && <li title="The job was restarted; this is its latest attempt">attempt {status.attempt + 1}</li>}
     </ul>
   );
+}
+
+/** How busy the GPUs are, from the summary: a glance says whether the job computes at all. */
+function GpuLoad({ run }: { run: OpenRun }) {
+  const load = gpuLoad(useSummary(run)?.summary["host"]);
+  return load === null ? null : <li title={load.title}>{load.words}</li>;
 }
 
 function useRunKeys(run: OpenRun): void {

@@ -13,13 +13,15 @@ interface CardProps {
   /** The figures of the panel, and the name of their file. */
   csv?: { name: string; make: () => Csv | null };
   class?: string;
+  /** A name by which `reveal` finds it. */
+  part?: string;
   children: ComponentChildren;
 }
 
-export function Card({ title, about, tools, csv, class: more = "", children }: CardProps) {
+export function Card({ title, about, tools, csv, class: more = "", part, children }: CardProps) {
   const id = useId();
   return (
-    <section class={`card ${more}`} aria-labelledby={id}>
+    <section class={`card ${more}`} aria-labelledby={id} data-part={part}>
       <header class="card-head">
         <h2 id={id}>{title}</h2>
         {about && <p class="card-about">{about}</p>}
@@ -44,6 +46,22 @@ export function Card({ title, about, tools, csv, class: more = "", children }: C
       {children}
     </section>
   );
+}
+
+/** Scroll to a panel and focus it, so that Tab continues there; it may appear only with the next frame. */
+export function reveal(part: string): void {
+  requestAnimationFrame(() =>
+    requestAnimationFrame(() => {
+      const found = document.querySelector<HTMLElement>(`main [data-part="${part}"]`);
+      if (found !== null) scrollTo(found);
+    }),
+  );
+}
+
+export function scrollTo(section: HTMLElement): void {
+  section.tabIndex = -1;
+  section.focus({ preventScroll: true });
+  section.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "instant" : "smooth" });
 }
 
 /** Shown instead of a panel's content if there is none, with the reason. */

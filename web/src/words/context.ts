@@ -58,6 +58,18 @@ export function machineRows(host: unknown, only: string | null = null): Row[] {
   return rows;
 }
 
+/** Utilization of the GPUs in the steady steps, from a summary's `host`; null: unknown. */
+export function gpuLoad(host: unknown): { words: string; title: string } | null {
+  const levels = (isRecord(host) ? list(host["gpus"]) : []).flatMap((gpu) => {
+    const level = isRecord(gpu["util_percent"]) ? number(gpu["util_percent"]["median"]) : null;
+    return level === null ? [] : [Math.round(level)];
+  });
+  if (levels.length === 0) return null;
+  const [least, most] = [Math.min(...levels), Math.max(...levels)];
+  const range = least === most ? `${most}%` : `${least}–${most}%`;
+  return { words: `${levels.length === 1 ? "GPU" : `${levels.length} GPUs`} ${range} busy`, title: "GPU utilization, median over the steady steps" };
+}
+
 /** `8 × NVIDIA H100, 80.0 GB`; single ones by name. */
 function alike(things: readonly (readonly [string, string])[]): string {
   const by = new Map<string, string[]>();

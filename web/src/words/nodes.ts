@@ -35,3 +35,11 @@ export function problemsOf(node: NodeRow, nowNs: number, live: boolean): string[
   }
   return found;
 }
+
+/** `38–45%`; a single value if all are written alike, – without any. */
+export function rangeText(values: readonly (number | null | undefined)[], shown: (value: number) => string): string {
+  const known = values.filter((value): value is number => typeof value === "number" && Number.isFinite(value));
+  if (known.length === 0) return "–";
+  const [least, most] = [shown(Math.min(...known)), shown(Math.max(...known))];
+  return least === most ? most : `${least} – ${most}`;
+}

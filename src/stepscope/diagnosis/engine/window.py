@@ -28,7 +28,16 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST
 
-__all__ = ["Apart", "Window", "build_window", "is_pipeline", "last_attempt", "peer_groups", "times_the_tokens"]
+__all__ = [
+    "Apart",
+    "Window",
+    "build_window",
+    "is_pipeline",
+    "last_attempt",
+    "peer_groups",
+    "set_apart",
+    "times_the_tokens",
+]
 
 
 # -- peers ------------------------------------------------------------------------------------------------------------
@@ -398,7 +407,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
     if planes.device_ns is not None:
         used |= _used(planes.device_ns)  # on NCCL the device waits, never the host
     begins, ends = _period(planes)
-    warmup, groups = _set_apart(steps, planes.wall_ns, planes.flags), peer_groups(trained)
+    warmup, groups = set_apart(steps, planes.wall_ns, planes.flags), peer_groups(trained)
     in_use: dict[str, Any] = {
         **vars(planes),
         "phase_ns": planes.phase_ns[used],
@@ -580,8 +589,11 @@ def _used(phase_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.array([bool((plane > 0).any()) for plane in phase_ns], np.bool_)
 
 
-def _set_apart(steps: NDArray[np.int64], wall_ns: NDArray[np.float64], flags: NDArray[np.uint16]) -> tuple[Apart, ...]:
-    """Set apart the first step, compile steps wherever they are, and leading steps that are not yet like the rest."""
+def set_apart(steps: NDArray[np.int64], wall_ns: NDArray[np.float64], flags: NDArray[np.uint16]) -> tuple[Apart, ...]:
+    """Set apart the first step, compile steps wherever they are, and leading steps that are not yet like the rest.
+
+    ``wall_ns`` and ``flags`` are [R, S].
+    """
     if not len(steps):
         return ()
     any_flag = np.bitwise_or.reduce(flags, axis=0)

@@ -18,7 +18,7 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.paths import error_path, log_of_rank
 from stepscope.records.text import host_in_name
 
-__all__ = ["RESOURCES"]
+__all__ = ["RESOURCES", "rank_series"]
 
 
 # -- rank series ------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: in
         "last": kept[np.append(starts[1:], len(rows)) - 1].tolist(),
         "wall_ns": mean("wall_ns"),
         "phase_ns": {name: mean(f"phase:{name}") for name in live.used_phases()},
-        "device_ns": {name.partition(":")[2]: mean(name) for name in sorted(planes.held) if name.startswith("device:")},
+        "device_ns": _device_series(live, rows, column, starts),
         "memory_bytes": {
             name: _most(planes.held[name][rows, column], starts) for name in MEMORY if name in planes.held
         },
@@ -65,6 +65,24 @@ def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: in
         else [0] * len(starts),
     }
     return {"steps": steps, "past": _past(live, rank, first, last, bins)}
+
+
+def _device_series(
+    live: LiveRun, rows: NDArray[np.intp], column: int, starts: NDArray[np.intp]
+) -> dict[str, list[int | None]]:
+    """By phase, the mean over the timed steps of each bin; None where none was timed."""
+    held = live.planes.held
+    if "device" not in held:
+        return {}
+    timed = np.add.reduceat(held["device"][rows, column], starts, dtype=np.float64)
+    found: dict[str, list[int | None]] = {}
+    for name in sorted(held):
+        if name.startswith("device:"):
+            sums = np.add.reduceat(held[name][rows, column].astype(np.float64), starts).tolist()
+            found[name.partition(":")[2]] = [
+                round(total / count) if count else None for total, count in zip(sums, timed.tolist(), strict=True)
+            ]
+    return found
 
 
 def _past(live: LiveRun, rank: int, first: int, last: int | None, bins: int) -> dict[str, Any]:
@@ -109,7 +127,7 @@ LARGEST_RANK = (1 << 31) - 1
 
 def _ranks(asked: Asked) -> Mapping[str, Any]:
     live, values = asked.run.live, asked.values
-    orders = ("rank", "work", "wall", *live.used_phases())
+    orders = ("rank", "work", "wall", *live.used_phases(), *(f"device:{name}" for name in live.device_means()))
     if values["order"] not in orders:
         raise ApiError(400, f"order must be one of {', '.join(orders)}")
     chosen = values["ranks"]
@@ -157,12 +175,17 @@ def _files_of(run_dir: Path, who: RankIdentity, restarts: int) -> dict[str, str 
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/ranks",
-        about="The ranks of the last attempt, as columns: identity, host, and means over the last steps.",
+        about="The ranks of the last attempt, as columns: identity, host, and means over the last steady steps.",
         answer=_ranks,
         parameters=(
             Parameter(name="start", about="how many to skip", default=0),
             Parameter(name="limit", about="maximum number", default=1000, least=1, most=MOST_RANKS),
-            Parameter(name="order", about="rank; or work, wall or a phase, longest first", kind="text", default="rank"),
+            Parameter(
+                name="order",
+                about="rank; or work, wall or a phase, longest first; device:work …: by the time on the device",
+                kind="text",
+                default="rank",
+            ),
             Parameter(name="ranks", about="FIRST-LAST; default: all", kind="span", most=LARGEST_RANK),
         ),
     ),

@@ -23,7 +23,18 @@ __all__ = ["FINDING_RESOURCES", "RUN_RESOURCES", "findings_of", "status_of"]
 # From the last evaluation of the rules while the run is active, afterwards from its summary.
 
 _VERDICT = ("kind", "severity", "title", "ranks", "phase", "advice", "confidence")
-_KEPT = ("attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states", "step", "newest_step", "phases")
+_KEPT = (
+    "attempt",
+    "world_size",
+    "ranks",
+    "live_ranks",
+    "still_ranks",
+    "states",
+    "step",
+    "newest_step",
+    "phases",
+    "clock",
+)
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:

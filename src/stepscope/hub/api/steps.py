@@ -32,6 +32,8 @@ Statistic = Literal["max", "mean"]
 MEMORY = ("allocated", "reserved", "peak_allocated")
 DEVICE = "device:"
 """Prefix of a phase: its time on the device, known for the steps that were timed there."""
+ON_DEVICE = (f"{DEVICE}work", f"{DEVICE}wall")
+"""The whole step on the device, and the same without waiting for others: sums over its phases."""
 HEAT_HEAD = struct.Struct("<4sHHII")
 HEAT_MAGIC = b"STHM"
 HEAT_VERSION = 1
@@ -73,7 +75,7 @@ def heat_map(
     exact, known_from = live.planes.stride == 1 and first >= live.planes.oldest, 0
     if value in ("work", "wall"):
         found = _of_planes(live, value, order, first, last) if exact else _of_bins(live, value, order, first, last)
-    elif _plane_of(value) in live.planes.held:
+    elif _plane_of(value) in live.planes.held or (value in ON_DEVICE and "device" in live.planes.held):
         exact, known_from = True, live.planes.oldest
         found = _of_planes(live, value, order, max(first, live.planes.oldest), last)
     else:
@@ -121,10 +123,16 @@ def _of_planes(
     kept = planes.complete()
     kept = kept[(kept >= first) & (kept <= last)]
     name = _plane_of(value)
-    if name not in planes.held:
-        return np.zeros((len(order), 0), np.float32), kept[:0], kept[:0]
     rows = planes.row_of(kept)
-    plane = _picked(planes.held[name], rows, order)
+    if value in ON_DEVICE:
+        parts = [own for own in planes.held if own.startswith(DEVICE) and own != _skipped(value)]
+        plane = np.zeros((len(rows), len(order)), np.float32)
+        for part in parts:
+            plane += _picked(planes.held[part], rows, order)
+    elif name in planes.held:
+        plane = _picked(planes.held[name], rows, order)
+    else:
+        return np.zeros((len(order), 0), np.float32), kept[:0], kept[:0]
     if value == "work" and "phase:comm" in planes.held:
         plane = plane - _picked(planes.held["phase:comm"], rows, order)
     there = _picked(planes.held["device"] if name.startswith(DEVICE) else planes.have, rows, order)
@@ -133,6 +141,11 @@ def _of_planes(
     if not there.all():
         plane = np.where(there, plane, np.float32(np.nan))
     return plane.T, kept, kept
+
+
+def _skipped(value: str) -> str:
+    """Return the phase that does not count as work."""
+    return f"{DEVICE}comm" if value == f"{DEVICE}work" else ""
 
 
 def _plane_of(value: str) -> str:
@@ -225,7 +238,7 @@ async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
         raise ApiError(
             400,
             f"value must be one of {known}, or allocated, reserved, peak_allocated where devices were sampled, or "
-            "device:PHASE where they were timed",
+            "device:work, device:wall, device:PHASE where they were timed",
         )
     if asked.accepts(HEAT_TYPE):
         said = {
@@ -272,7 +285,7 @@ RESOURCES = (
         parameters=(
             Parameter(
                 name="value",
-                about="work, wall, a phase, device:PHASE, or a memory value",
+                about="work, wall, a phase, each with device: before it, or a memory value",
                 kind="text",
                 default="work",
             ),

@@ -17,6 +17,7 @@ from stepscope.hub.live.step_arrays import MOST_PHASES, NONE, Planes
 from stepscope.records.steps import BUILTIN_PHASES, COMM
 
 __all__ = [
+    "DEVICE_PHASES",
     "LOG_ROOM",
     "MEMORY",
     "QUANTILES",
@@ -35,6 +36,8 @@ __all__ = [
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 WORST = 16
+DEVICE_PHASES = 2
+"""Where the phases begin in the device figures of a step."""
 METRICS = 2 + MOST_PHASES
 """The largest number of metrics: wall, work, and each phase in the order of ``Planes.phases``."""
 MEMORY = ("allocated_median", "allocated", "reserved", "peak_allocated")
@@ -60,7 +63,8 @@ class Digest:
     memory: NDArray[np.float32] = field(default_factory=lambda: np.full(len(MEMORY), np.nan, np.float32))
     """By ``MEMORY``: device memory in bytes; nan if no rank was sampled."""
     device: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    """[1 + phase]: 1 if a device was timed, then each phase's mean over the timed ranks; otherwise empty."""
+    """[2 + phase]: 1 if a device was timed, the longest step of a timed rank, then each phase's mean over the timed
+    ranks; otherwise empty."""
     column: int = 0
     """A rank that made the step."""
     start_ns: int = 0
@@ -74,7 +78,7 @@ def metrics_of(planes: Planes) -> int:
 
 def device_width(planes: Planes) -> int:
     """Return the number of device figures per step: 0 if no device was ever timed."""
-    return 1 + len(planes.phases) if "device" in planes.held else 0
+    return DEVICE_PHASES + len(planes.phases) if "device" in planes.held else 0
 
 
 def digest_steps(planes: Planes, steps: Sequence[int]) -> list[Digest]:
@@ -145,10 +149,14 @@ def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
         n = planes.columns
         timed = planes.held["device"][rows, :n].sum(axis=1)
         found[:, 0] = timed > 0
-        for place, name in enumerate(planes.phases, 1):
+        lengths = np.zeros((len(rows), n), np.float32)
+        for place, name in enumerate(planes.phases, DEVICE_PHASES):
             plane = planes.held.get(f"device:{name}")
             if plane is not None:
-                found[:, place] = plane[rows, :n].sum(axis=1) / np.maximum(timed, 1)
+                times = plane[rows, :n]
+                lengths += times
+                found[:, place] = times.sum(axis=1) / np.maximum(timed, 1)
+        found[:, 1] = lengths.max(axis=1, initial=0)
     return found
 
 
@@ -215,7 +223,8 @@ class Bins:
     memory: NDArray[np.float32]
     """The maximum over its steps."""
     device: NDArray[np.float32]
-    """[bin, 1 + phase]: number of steps with a timed device, each phase's mean over them; [bin, 0] if never timed."""
+    """[bin, 2 + phase]: number of steps with a timed device, the longest of them, each phase's mean over them;
+    [bin, 0] if never timed."""
     start_wall_ns: NDArray[np.int64]
     """When its first step began, on the hub's clock: accurate enough to align samples, not to compare ranks."""
 
@@ -425,8 +434,9 @@ def _joined_device(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDA
         return left
     timed = left[:, :1] + right[:, :1]
     weight = left[:, :1] / np.maximum(timed, 1)
-    means = left[:, 1:] * weight + right[:, 1:] * (1 - weight)
-    return np.concatenate([timed, means], axis=1, dtype=np.float32)
+    longest = np.maximum(left[:, 1:DEVICE_PHASES], right[:, 1:DEVICE_PHASES])
+    means = left[:, DEVICE_PHASES:] * weight + right[:, DEVICE_PHASES:] * (1 - weight)
+    return np.concatenate([timed, longest, means], axis=1, dtype=np.float32)
 
 
 # -- digests of blocks ------------------------------------------------------------------------------------------------

@@ -24,7 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.window import set_apart
 from stepscope.hub.live.digests import (
+    DEVICE_PHASES,
     MEMORY,
     QUANTILES,
     Bins,
@@ -432,6 +435,9 @@ class LiveRun(Intake):
     """When a client last asked for this run."""
     _steps_said: tuple[tuple[int, ...], dict[str, Any]] | None = None
     """The last answer of ``steps`` and its arguments: every newly opened page asks the same."""
+    _steady_at: tuple[tuple[int, ...], NDArray[np.bool_]] | None = None
+    """The last answer of ``steady_rows``, and for which steps."""
+    _clock_at: tuple[tuple[int, ...], str] | None = None
 
     def asked(self) -> None:
         """Note that a client asked for this run."""
@@ -478,6 +484,7 @@ class LiveRun(Intake):
             "newest_step": self.planes.newest,
             "window": {"steps": self.planes.width, "stride": self.planes.stride, "oldest_step": self.planes.oldest},
             "phases": self.used_phases(),
+            "clock": self.clock(),
             "rows": self.rows_taken,
             "rows_repeated": self.rows_repeated,
             "rows_unknown": self.rows_unknown,
@@ -495,12 +502,14 @@ class LiveRun(Intake):
         """Return the ranks of the last attempt as columns.
 
         ``order``: ``rank``; or ``work``, ``wall`` or the name of a phase: the longest first, by the mean over the
-        window.  ``chosen``: only these ranks.
+        steady steps of the window; after ``device:``, by the time on the device.  ``chosen``: only these ranks.
         """
         self.settle()
         of, rings = self.registry.of, self.ring_of
         shown = of["shown"][rings]
         means = self.means(("wall", "work", *self.used_phases()))
+        device = self.device_means()
+        means |= {f"device:{name}": values for name, values in device.items()}
         place = np.argsort(shown) if order not in means else np.lexsort((shown, -means[order]))
         if chosen is not None:
             place = place[np.isin(shown[place], list(chosen))]
@@ -528,7 +537,14 @@ class LiveRun(Intake):
             ],
             "live_since_wall_ns": (since - offsets[of["node"][at]]).tolist() if len(at) else [],
             "ended_wall_ns": [ended or None for ended in of["ended_wall_ns"][at].tolist()],
-            "mean_ns": {name: np.round(values[place]).astype(np.int64).tolist() for name, values in means.items()},
+            "mean_ns": {
+                name: np.round(values[place]).astype(np.int64).tolist()
+                for name, values in means.items()
+                if not name.startswith("device:")
+            },
+            "device_mean_ns": {
+                name: np.round(values[place]).astype(np.int64).tolist() for name, values in device.items()
+            },
         }
 
     def steps(self, first: int = 0, last: int | None = None, *, bins: int = 512) -> dict[str, Any]:
@@ -590,6 +606,7 @@ class LiveRun(Intake):
                 name: np.round(found.mean[:, metric]).astype(np.int64).tolist() for name, metric in metrics.items()
             },
             "device_mean_ns": self._device_columns(found),
+            "device_slowest_ns": self._device_column(found, 1),
             "worst": worst,
             "start_wall_ns": found.start_wall_ns.tolist(),
             "memory_bytes": {
@@ -602,13 +619,19 @@ class LiveRun(Intake):
         """Return columns by phase with any time on a device; None for a bin without a timed step."""
         if not found.device.size:
             return {}
-        timed = (found.device[:, 0] > 0).tolist()
-        means = np.round(found.device).astype(np.int64)
         return {
-            name: [level if known else None for level, known in zip(means[:, place].tolist(), timed, strict=True)]
-            for place, name in enumerate(self.planes.phases, 1)
+            name: self._device_column(found, place)
+            for place, name in enumerate(self.planes.phases, DEVICE_PHASES)
             if f"device:{name}" in self.planes.held
         }
+
+    @staticmethod
+    def _device_column(found: Bins, place: int) -> list[int | None]:
+        if not found.device.size:
+            return [None] * len(found)
+        timed = (found.device[:, 0] > 0).tolist()
+        levels = np.round(found.device[:, place]).astype(np.int64).tolist()
+        return [level if known else None for level, known in zip(levels, timed, strict=True)]
 
     def findings(self) -> dict[str, Any]:
         return {**self._judged(), "findings": [finding.to_dict() for finding in self.judged.findings]}
@@ -638,16 +661,8 @@ class LiveRun(Intake):
         return [name for name in self.planes.phases if f"phase:{name}" in self.planes.held]
 
     def means(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """By name, [column]: the mean over the window; 0 for a rank without a step in it."""
-        n, planes = self.planes.columns, self.planes
-        count = np.maximum(planes.have[:, :n].sum(axis=0), 1).astype(np.float32)
-
-        def mean(name: str) -> NDArray[np.float32]:
-            plane = planes.held.get(name)
-            if plane is None:
-                return np.zeros(n, np.float32)
-            return np.asarray(plane[:, :n].sum(axis=0) / count, np.float32)
-
+        """By name, [column]: the mean over the steady steps of the window; 0 for a rank without a step in it."""
+        mean = self._mean_of(self.planes.have)
         found = {}
         for name in names:
             if name == "work":
@@ -655,6 +670,67 @@ class LiveRun(Intake):
             else:
                 found[name] = mean("wall_ns" if name == "wall" else f"phase:{name}")
         return found
+
+    def device_means(self) -> dict[str, NDArray[np.float32]]:
+        """The same for the devices, over the steady steps that were timed there; empty if none was."""
+        if "device" not in self.planes.held:
+            return {}
+        mean = self._mean_of(self.planes.held["device"])
+        timed = [name for name in self.planes.phases if f"device:{name}" in self.planes.held]
+        phases = {name: mean(f"device:{name}") for name in timed}
+        wall = np.sum(list(phases.values()), axis=0, dtype=np.float32)
+        return {"wall": wall, "work": wall - phases.get("comm", np.float32(0)), **phases}
+
+    def _mean_of(self, there: NDArray[np.bool_]) -> Callable[[str], NDArray[np.float32]]:
+        n, used = self.planes.columns, self.steady_rows()
+        count = np.maximum(np.add.reduce(there[:, :n], axis=0, where=used[:, None]), 1).astype(np.float32)
+        weight = used.astype(np.float32)
+
+        def mean(name: str) -> NDArray[np.float32]:
+            plane = self.planes.held.get(name)
+            if plane is None:
+                return np.zeros(n, np.float32)
+            return np.asarray(weight @ plane[:, :n] / count, np.float32)
+
+        return mean
+
+    def steady_rows(self) -> NDArray[np.bool_]:
+        """[row of the window]: whether its step is like the others, as the rules decide it; all if none is."""
+        planes, asked = self.planes, self._window_key()
+        if self._steady_at is None or self._steady_at[0] != asked:
+            kept = planes.complete()
+            rows, n = planes.row_of(kept), planes.columns
+            have = planes.have[rows, :n]
+            wall = np.where(have, planes.held["wall_ns"][rows, :n], np.nan) if len(rows) else np.zeros((0, n))
+            flags = planes.held["flags"][rows, :n] if "flags" in planes.held else np.zeros((len(rows), n), np.uint16)
+            there = have.any(axis=1)
+            apart = set_apart(kept[there], wall[there].T.astype(np.float64), flags[there].T)
+            used = np.zeros(planes.width, np.bool_)
+            used[rows[there]] = True
+            used[planes.row_of(np.array([one.step for one in apart], np.int64))] = False
+            if not used.any():
+                used[rows] = True
+            self._steady_at = asked, used
+        return self._steady_at[1]
+
+    def clock(self) -> str:
+        """Return ``device`` if enough steady steps were timed there on all ranks, as the rules decide; else ``host``."""
+        asked = self._window_key()
+        if self._clock_at is None or self._clock_at[0] != asked:
+            self._clock_at = asked, self._clock_now()
+        return self._clock_at[1]
+
+    def _clock_now(self) -> str:
+        planes, n = self.planes, self.planes.columns
+        if "device" not in planes.held or not n:
+            return "host"
+        rows = np.flatnonzero(self.steady_rows())
+        have = planes.have[rows, :n]
+        timed = have.any(axis=1) & (planes.held["device"][rows, :n] | ~have).all(axis=1)
+        return "device" if int(timed.sum()) >= thresholds.MIN_STEPS else "host"
+
+    def _window_key(self) -> tuple[int, ...]:
+        return self.frontier, self.redigests, self.planes.newest, self.planes.columns, self.planes.width
 
     def _still_ranks(self) -> int:
         """Count the ranks that are alive but make no progress: those blocking the job, and those waiting for them."""
