@@ -58,10 +58,15 @@ def summary_of(done: Any) -> dict[str, Any]:
     ("fault", "cause", "said"),
     [
         ("exception", "exception", "raised ValueError: not a number"),
-        ("refused", "exception", "raised ConnectionRefusedError: [Errno 111] Connection refused"),
+        pytest.param(
+            "refused",
+            "exception",
+            "raised ConnectionRefusedError: [Errno 111] Connection refused",
+            marks=pytest.mark.soak,
+        ),
         ("exit", "exit_code", "exited with code 7"),
         pytest.param("kill", "signal", "was killed by SIGKILL", marks=pytest.mark.soak),  # near: test_kill.py
-        ("memory", "oom_host", "raised MemoryError"),
+        pytest.param("memory", "oom_host", "raised MemoryError", marks=pytest.mark.soak),
     ],
 )
 def test_the_rank_that_began_it_leads(
