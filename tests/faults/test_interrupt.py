@@ -34,14 +34,13 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize(
     ("number", "whole_group", "setup", "answer", "code", "status"),
     [
-        (signal.SIGINT, False, "", "raise", 130, "interrupted"),
-        (signal.SIGINT, True, "", "raise", 130, "interrupted"),
-        (signal.SIGTERM, False, "", "", 143, "interrupted"),
-        (signal.SIGHUP, False, "", "", 129, "interrupted"),
-        (signal.SIGINT, False, "", "sys.exit(0)", 0, "finished"),
-        (signal.SIGINT, False, "", "sys.exit(9)", 9, "interrupted"),
+        pytest.param(signal.SIGINT, False, "", "raise", 130, "interrupted", id="launcher"),
+        pytest.param(signal.SIGINT, True, "", "raise", 130, "interrupted", id="group", marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, False, "", "", 143, "interrupted", id="SIGTERM"),
+        pytest.param(signal.SIGHUP, False, "", "", 129, "interrupted", id="SIGHUP", marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, False, "", "sys.exit(0)", 0, "finished", id="handled", marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, False, "", "sys.exit(9)", 9, "interrupted", id="own-code"),
     ],
-    ids=["launcher", "group", "SIGTERM", "SIGHUP", "handled", "own-code"],
 )
 def test_a_signal(
     start: Callable[..., Any],

@@ -77,6 +77,7 @@ def test_the_launcher(
     assert (again.code, again.run_dir.name) == (0, "same-2")
 
 
+@pytest.mark.soak  # near: tests/launch/test_deaths.py
 @pytest.mark.ranks
 def test_an_exception_on_one_rank(start: Callable[..., Any], job: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")

@@ -40,7 +40,7 @@ def summary_of(done: Any) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "tp", "pp"])
+@pytest.mark.parametrize("name", ["fsdp2", *(pytest.param(name, marks=pytest.mark.soak) for name in ("tp", "pp"))])
 def test_healthy_parallel_jobs(name: str, run_stepscope: Callable[..., Any], forked_ranks: Path) -> None:
     case = BY_NAME[f"{name}/healthy-1"]
     script, *words = words_of(case)[-3:]
@@ -51,7 +51,7 @@ def test_healthy_parallel_jobs(name: str, run_stepscope: Callable[..., Any], for
     assert [row["hook_failures"] for row in summary["ranks"]] == [0] * case.framework.ranks
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["healthy-1", "data-one"])
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 def test_recorded_as_bare(

@@ -15,18 +15,15 @@ pytestmark = pytest.mark.ranks
 
 RunCase = Callable[..., Any]
 LONG_S = 5.0
-QUICK = (
-    CalmCase(do="evaluate,checkpoint"),
-    CalmCase(do="mesh", ranks=4),
-)
+QUICK = (CalmCase(do="evaluate,checkpoint"),)
 LONG = (
     # One after the other in one job: starting it takes longer than what is looked at.
     CalmCase(do="evaluate,figures,run_program,checkpoint,save_checkpoint,evaluate_everywhere"),
     CalmCase(do="prepare,first_batch,uneven,workers,copy_data"),
+    CalmCase(do="mesh", ranks=4),
     CalmCase(do="compiled"),
     CalmCase(do="ends_apart"),
 )
-BY_TORCHRUN = QUICK[:1]
 CASES = [
     *(pytest.param(case, id=case.id) for case in QUICK),
     *(pytest.param(case, id=case.id, marks=pytest.mark.soak) for case in LONG),
@@ -35,7 +32,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_told(case: CalmCase, run_case: RunCase) -> None:
-    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S, torchrun=case in BY_TORCHRUN)
+    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S, torchrun=case in QUICK)
     assert ran.events("hang", "on_hang") == []
     assert not (ran.run_dir / "hangs").exists()
     assert ran.code == 0, ran.stderr

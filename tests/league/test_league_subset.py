@@ -17,12 +17,17 @@ from league.score import judge
 from summary_consistency import check_summaries
 
 SUBSET = (
-    "place/1/between-always",
     "place/2/comm-always",
-    "memory/1/host-leak",
     "healthy/1/tiny",
 )
-LONG = ("time/1/input-once-40", "uneven/2/backward-always", "healthy/2/padded-2", "healthy/1/quickstart")
+LONG = (
+    "place/1/between-always",
+    "memory/1/host-leak",
+    "time/1/input-once-40",
+    "uneven/2/backward-always",
+    "healthy/2/padded-2",
+    "healthy/1/quickstart",
+)
 SYNTHETIC = (
     "healthy/*",
     "place/*",

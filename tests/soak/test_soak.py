@@ -209,7 +209,7 @@ def test_a_short_soak(tmp_path: Path, disk: Callable[[str], Path], seed: int) ->
     soak(tmp_path, disk, seed, rounds=25, seconds=30.0)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_day(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:
