@@ -248,7 +248,7 @@ def _threads() -> set[threading.Thread]:
 def _children() -> set[psutil.Process]:
     """Live descendants, without multiprocessing's own helpers, which live as long as this process."""
     alive = set()
-    for process in psutil.Process().children(recursive=True):
+    for process in _descendants():
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
@@ -262,6 +262,37 @@ def _children() -> set[psutil.Process]:
     return alive
 
 
+def _descendants() -> Iterator[psutil.Process]:
+    """Asked of the kernel by parent: psutil reads every process of the machine, which costs more than most tests do."""
+    if not _KERNEL_LISTS_CHILDREN:
+        yield from psutil.Process().children(recursive=True)
+        return
+    parents = [os.getpid()]
+    while parents:
+        for pid in _children_of(parents.pop()):
+            try:
+                yield psutil.Process(pid)
+            except psutil.NoSuchProcess:
+                continue
+            parents.append(pid)
+
+
+def _children_of(pid: int) -> list[int]:
+    """Each thread has its own."""
+    found: list[int] = []
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            found += map(int, (thread / "children").read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+_KERNEL_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 _NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KMP_")
 """Set by pytest and, on first use, by torch for itself."""
 
