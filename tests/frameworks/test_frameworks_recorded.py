@@ -1,7 +1,7 @@
 """Every framework, bare and recorded: the same loss to the bit, as many steps as the framework counts, the fault named.
 
-The jobs are those of ``make frameworks`` (bench/frameworks/jobs).  What needs torch alone is in ``make test`` and ``make
-soak``; what needs the frameworks, with a comparison to a bare run, in ``make long``.
+The jobs are those of ``make frameworks`` (bench/frameworks/jobs).  What needs torch alone is in ``make test`` and
+``make soak``; what needs the frameworks, with a comparison to a bare run, in ``make long``.
 """
 
 from __future__ import annotations
