@@ -58,8 +58,9 @@ test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python $(PYTEST) $(TEST_ARGS)
 
-soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests that are close relations of those in `make test` (10 minutes)
+soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (10 minutes)
 	$(BIN)/python $(PYTEST) -m soak $(TEST_ARGS)
+	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "hypothesis and not soak and not long" $(TEST_ARGS)
 
 long: $(FRAMEWORKS_READY) $(PAGE) ## Run the tests under frameworks (700 MB), and a simulated day of faults (an hour in all)
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)

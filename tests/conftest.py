@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import psutil
 import pytest
+from example_counts import examples
 from summary_consistency import check_summaries
 
 if TYPE_CHECKING:
@@ -50,7 +51,11 @@ os.environ["STEPSCOPE_HTML"] = "0"
 # No example fails for being slow on a busy machine.  A run that gates a change draws the same examples each time, so
 # that it tells of that change; new ones are drawn by `make fuzz`.
 hypothesis.settings.register_profile(
-    "here", deadline=None, print_blob=True, derandomize="STEPSCOPE_FUZZ" not in os.environ
+    "here",
+    deadline=None,
+    print_blob=True,
+    derandomize="STEPSCOPE_FUZZ" not in os.environ,
+    max_examples=examples(100),
 )
 hypothesis.settings.load_profile("here")
 
