@@ -80,12 +80,12 @@ def test_a_job_that_does_not_react_is_ended_by_the_third(
     patient.leaves_nothing()
 
 
-def test_ctrl_c_at_a_terminal(commands: Any, job: Path) -> None:
+def test_ctrl_c_at_a_terminal(commands: Any, toy: Path) -> None:
     """Typed, so that the terminal sends it to all of them; and typed again while the summary is made."""
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(commands.folder)
-        words = ["-m", "stepscope", "run", str(job), "--steps", "10000", "--pause-ms", "5"]
+        words = ["-m", "stepscope", "run", str(toy), "--steps", "10000", "--pause-ms", "5"]
         os.execve(sys.executable, [sys.executable, *words], commands.environment())
     shown = b""
     typed = 0

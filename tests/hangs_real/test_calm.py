@@ -15,8 +15,9 @@ pytestmark = pytest.mark.ranks
 
 RunCase = Callable[..., Any]
 LONG_S = 5.0
-QUICK = (CalmCase(do="evaluate,checkpoint"),)
-LONG = (
+BY_TORCHRUN = (CalmCase(do="evaluate,checkpoint"),)
+CASES = (
+    *BY_TORCHRUN,
     # One after the other in one job: starting it takes longer than what is looked at.
     CalmCase(do="evaluate,figures,run_program,checkpoint,save_checkpoint,evaluate_everywhere"),
     CalmCase(do="prepare,first_batch,uneven,workers,copy_data"),
@@ -24,15 +25,12 @@ LONG = (
     CalmCase(do="compiled"),
     CalmCase(do="ends_apart"),
 )
-CASES = [
-    *(pytest.param(case, id=case.id) for case in QUICK),
-    *(pytest.param(case, id=case.id, marks=pytest.mark.soak) for case in LONG),
-]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.soak  # near: the test below, in which a rank evaluates for longer than the threshold
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_nothing_is_told(case: CalmCase, run_case: RunCase) -> None:
-    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S, torchrun=case in QUICK)
+    ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S, torchrun=case in BY_TORCHRUN)
     assert ran.events("hang", "on_hang") == []
     assert not (ran.run_dir / "hangs").exists()
     assert ran.code == 0, ran.stderr

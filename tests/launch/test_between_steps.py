@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,12 +157,11 @@ dist.destroy_process_group()
     ],
 )
 def test_a_late_rank_gets_its_line_within_the_step(
-    run_stepscope: Run, script: Callable[..., Path], fault: str, kind: str, function: str
+    run_stepscope: Run, script: Callable[..., Path], forked_ranks: Path, fault: str, kind: str, function: str
 ) -> None:
     path = script(WITHIN, "train.py")
     line = next(number for number, text in enumerate(WITHIN.splitlines(), 1) if text.endswith(f"# {fault}"))
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run_stepscope("run", "--quiet", *torchrun, path, fault, env={"OMP_NUM_THREADS": "1"})
+    done = run_stepscope("run", "--quiet", forked_ranks, "2", path, fault, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.stderr
     findings = json.loads((done.run_dir / "summary.json").read_text())["findings"]
     (found,) = (finding for finding in findings if finding["kind"] == kind)

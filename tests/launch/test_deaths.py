@@ -64,7 +64,7 @@ def summary_of(done: Any) -> dict[str, Any]:
             "raised ConnectionRefusedError: [Errno 111] Connection refused",
             marks=pytest.mark.soak,
         ),
-        ("exit", "exit_code", "exited with code 7"),
+        pytest.param("exit", "exit_code", "exited with code 7", marks=pytest.mark.soak),
         pytest.param("kill", "signal", "was killed by SIGKILL", marks=pytest.mark.soak),  # near: test_kill.py
         pytest.param("memory", "oom_host", "raised MemoryError", marks=pytest.mark.soak),
     ],

@@ -184,6 +184,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.soak  # near: test_a_bare_fork_that_unwinds_to_the_end
 def test_ends_that_run_no_exit_handlers(run_stepscope: Run, script: Callable[..., Path]) -> None:
     script(ENDS)
     done = run_stepscope("run", "--quiet", "script.py")

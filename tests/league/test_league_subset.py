@@ -38,7 +38,8 @@ SYNTHETIC = (
     "uneven/2/*-rotating",
     "effect10/4/*",
 )
-SEEDS = 3
+SEEDS = (1, pytest.param(3, marks=pytest.mark.soak))
+"""Of each cell: the first alone, or three."""
 BUSY = ("cpu_saturated", "jitter", "stall", "change_point", "throughput_drop")
 """True of a machine that runs other tests meanwhile, although nobody put it there."""
 CASES_BY_ID = {case.id: case for case in CASES}
@@ -59,8 +60,9 @@ def test_real_case(name: str, tmp_path: Path) -> None:
     assert [finding["kind"] for finding in saved["findings"]] == [claim.kinds[0] for claim in outcome.claims]
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("only", SYNTHETIC)
-def test_synthetic_cells(only: str) -> None:
-    scored = synthetic(only, SEEDS)
+def test_synthetic_cells(only: str, seeds: int) -> None:
+    scored = synthetic(only, seeds)
     assert scored
     assert [(each.id, each.said) for each in scored if not each.judged.perfect] == []

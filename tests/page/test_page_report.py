@@ -69,6 +69,7 @@ def test_a_hang_and_an_empty_run_are_told(opened: Callable[..., Any]) -> None:
     expect(page.get_by_role("heading", name="About this copy")).to_be_visible()
 
 
+@pytest.mark.soak
 def test_hostile_words_stay_words(opened: Callable[..., Any], copies: dict[str, Path]) -> None:
     page = opened(HOSTILE)
     expect(page.get_by_role("heading", level=1)).to_contain_text("<img src=x")
