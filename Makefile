@@ -31,7 +31,8 @@ PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vi
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-PYTEST := -m pytest -n 2 --dist worksteal
+# One worker more than the two cores of a small machine: many tests wait for a process they started.
+PYTEST := -m pytest -n 3 --dist worksteal
 
 # Show vitest's output only if something fails.
 define PAGE_UNITS
