@@ -114,10 +114,9 @@ def test_ctrl_c_at_a_terminal(commands: Any, toy: Path) -> None:
     assert commands.survivors() == []
 
 
+@pytest.mark.soak  # near: the signals above; a job under torchrun: test_kill.py
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "whole_group", [pytest.param(False, id="launcher", marks=pytest.mark.soak), pytest.param(True, id="group")]
-)
+@pytest.mark.parametrize("whole_group", [pytest.param(False, id="launcher"), pytest.param(True, id="group")])
 def test_torchrun(start: Callable[..., Any], job: Path, whole_group: bool) -> None:
     patient = start("run", "--quiet", "--nproc-per-node", "2", job, "--steps", "10000", "--pause-ms", "5")
     patient.wait_for("rank 0 step 20 ", "rank 1 step 20 ")

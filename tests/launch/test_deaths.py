@@ -112,7 +112,8 @@ def test_ranks_that_die_of_a_collective_they_do_not_agree_on(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+@pytest.mark.soak  # near: an exception of a forked rank above, and tests/recorder/test_failure.py
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_keep_their_exceptions_to_themselves(
     run_stepscope: Run, script: Callable[..., Path], method: str
 ) -> None:
