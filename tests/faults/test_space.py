@@ -66,7 +66,7 @@ def test_a_disk_that_fills_up_while_it_runs(
     assert "finished" in done.stderr
     assert "Not saved" in done.stderr
     session = Path(json.loads((run_dir / "run.json").read_text())["session"])
-    assert sorted(path.suffix for path in session.iterdir() if path.name != "run") == [".ring", ".stacks", ".threads"]
+    assert sorted(path.suffix for path in session.iterdir() if path.name != "run") == [".ring"]
     filler.unlink()
     assert run_stepscope("report", "--quiet", run_dir).code == 0
     summary = json.loads((run_dir / "summary.json").read_text())
