@@ -78,8 +78,9 @@ def test_custom_loop(record: Callable[..., Any]) -> None:
 
 
 @pytest.mark.ranks
-def test_ddp(record: Callable[..., Any]) -> None:
-    summary = record("ddp.py", "--nproc-per-node", "2")
+@pytest.mark.parametrize("launcher", ["forked", pytest.param("torchrun", marks=pytest.mark.soak)])
+def test_ddp(record: Callable[..., Any], forked_ranks: Path, launcher: str) -> None:
+    summary = record("ddp.py", "--nproc-per-node" if launcher == "torchrun" else str(forked_ranks), "2")
     assert (summary["world_size"], {row["backend"] for row in summary["ranks"]}) == (2, {"gloo"})
     assert {*WORK, "comm", "input", "other"} == phases(summary)
 
