@@ -31,6 +31,11 @@ PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vi
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
+# One worker more than the two cores of a small machine: many tests wait for a process they started.
+PYTEST := -m pytest -n 3 --dist worksteal
+# How pytest ends if TEST_ARGS leave it no test.
+NOTHING_CHOSEN := [ $$? -eq 5 ]
+
 # Show vitest's output only if something fails.
 define PAGE_UNITS
 if [ -x web/node_modules/.bin/vitest ]; then \
@@ -40,7 +45,7 @@ else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test versions pythons soak fuzz ray lint format types contracts bench screenshots league frameworks hangs gpu gpu-league clean
+.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench screenshots league frameworks hangs gpu gpu-league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,13 +59,20 @@ demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks on this machine, one of them slow
 
 test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of the page in a real browser
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
+	$(BIN)/python $(PYTEST) $(TEST_ARGS)
+
+soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (10 minutes)
+	$(BIN)/python $(PYTEST) -m soak $(TEST_ARGS) || $(NOTHING_CHOSEN)
+	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "hypothesis and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
+
+long: $(FRAMEWORKS_READY) $(PAGE) ## Run the tests under frameworks (700 MB), and a simulated day of faults (an hour in all)
+	$(BIN)/python -m pytest -m long $(TEST_ARGS)
 
 versions: $(PAGE) ## Run the tests that start torch with other torch versions (TORCH_VERSIONS="2.15.0 2.10.0")
 	@table=; for version in $(TORCH_VERSIONS); do \
 		echo "== torch $$version"; verdict=passed; \
-		{ $(MAKE) --no-print-directory .venv-torch-$$version/.ready && .venv-torch-$$version/bin/python -m pytest \
-			-n 2 --dist worksteal $(VERSION_TESTS) $(TEST_ARGS); } || verdict=failed; \
+		{ $(MAKE) --no-print-directory .venv-torch-$$version/.ready && .venv-torch-$$version/bin/python $(PYTEST) \
+			-m "not long" $(VERSION_TESTS) $(TEST_ARGS); } || verdict=failed; \
 		table="$$table  torch $$version: $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
@@ -71,17 +83,14 @@ pythons: $(PAGE) ## Run the tests that start jobs, and the demo, with every Pyth
 			"$$found" -m venv --help >/dev/null 2>&1 && python=$$found; done; \
 		if [ -z "$$python" ]; then table="$$table  Python $$version: not found\n"; continue; fi; \
 		venv=.venv-python-$$version; verdict=passed; \
-		{ $(MAKE) --no-print-directory PYTHON="$$python" $$venv/.ready && $$venv/bin/python -m pytest \
-			-n 2 --dist worksteal $(PYTHON_TESTS) $(TEST_ARGS) && $$venv/bin/stepscope demo $(DEMO_ARGS); } || verdict=failed; \
+		{ $(MAKE) --no-print-directory PYTHON="$$python" $$venv/.ready && $$venv/bin/python $(PYTEST) \
+			-m "not long" $(PYTHON_TESTS) $(TEST_ARGS) && $$venv/bin/stepscope demo $(DEMO_ARGS); } || verdict=failed; \
 		table="$$table  $$($$python --version): $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
 
-soak: $(FRAMEWORKS_READY) $(PAGE) ## Run the long tests that `make test` leaves out (each has a shorter counterpart there)
-	$(BIN)/python -m pytest -m soak $(TEST_ARGS)
-
 fuzz: $(RUN_READY) ## Run all property-based tests with new examples (FUZZ_ROUNDS=3: three rounds of 4 minutes)
 	for round in $$(seq $(FUZZ_ROUNDS)); do \
-		STEPSCOPE_FUZZ=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "hypothesis and not soak" $(TEST_ARGS) || exit 1; \
+		STEPSCOPE_FUZZ=1 $(BIN)/python $(PYTEST) -m "hypothesis and not long" $(TEST_ARGS) || exit 1; \
 	done
 
 ray: $(RUN_READY) ## Run the tests of --engine ray on a real local Ray (installs 240 MB)

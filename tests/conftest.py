@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hypothesis
 import psutil
 import pytest
+from example_counts import examples
 from summary_consistency import check_summaries
 
 if TYPE_CHECKING:
@@ -50,7 +51,11 @@ os.environ["STEPSCOPE_HTML"] = "0"
 # No example fails for being slow on a busy machine.  A run that gates a change draws the same examples each time, so
 # that it tells of that change; new ones are drawn by `make fuzz`.
 hypothesis.settings.register_profile(
-    "here", deadline=None, print_blob=True, derandomize="STEPSCOPE_FUZZ" not in os.environ
+    "here",
+    deadline=None,
+    print_blob=True,
+    derandomize="STEPSCOPE_FUZZ" not in os.environ,
+    max_examples=examples(100),
 )
 hypothesis.settings.load_profile("here")
 
@@ -248,7 +253,7 @@ def _threads() -> set[threading.Thread]:
 def _children() -> set[psutil.Process]:
     """Live descendants, without multiprocessing's own helpers, which live as long as this process."""
     alive = set()
-    for process in psutil.Process().children(recursive=True):
+    for process in _descendants():
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
@@ -262,6 +267,37 @@ def _children() -> set[psutil.Process]:
     return alive
 
 
+def _descendants() -> Iterator[psutil.Process]:
+    """Asked of the kernel by parent: psutil reads every process of the machine, which costs more than most tests do."""
+    if not _KERNEL_LISTS_CHILDREN:
+        yield from psutil.Process().children(recursive=True)
+        return
+    parents = [os.getpid()]
+    while parents:
+        for pid in _children_of(parents.pop()):
+            try:
+                yield psutil.Process(pid)
+            except psutil.NoSuchProcess:
+                continue
+            parents.append(pid)
+
+
+def _children_of(pid: int) -> list[int]:
+    """Each thread has its own."""
+    found: list[int] = []
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            found += map(int, (thread / "children").read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+_KERNEL_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 _NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KMP_")
 """Set by pytest and, on first use, by torch for itself."""
 

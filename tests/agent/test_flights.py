@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rings import RingStream
@@ -559,7 +560,7 @@ hostile_entries = st.fixed_dictionaries(
 
 
 @example(dumps=[[{**HUGE, "duration_ms": 1.7e308}, {**HUGE, "record_id": 1, "duration_ms": 1e300}]], ranks="")
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 @given(dumps=st.lists(st.lists(hostile_entries, max_size=12), max_size=4), ranks=st.text(max_size=20))
 def test_fuzz_dumps(dumps: list[list[Any]], ranks: str) -> None:
     """Whatever comes, what is made of it are records that hold what records can hold, each step once."""

@@ -96,6 +96,7 @@ def test_a_job_that_hangs_is_ended_and_fails(run_stepscope: Run, script: Callabl
     assert record.kind in [finding["kind"] for finding in summary["findings"]]
 
 
+@pytest.mark.soak
 def test_one_that_takes_no_notice_is_killed(
     commands: Any, script: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_job_that_comes_back_goes_on(commands: Any, script: Callable[..., Path
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.soak
 def test_off(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
     script(TOY + ALONE.replace('while not pathlib.Path("go").exists():', "for _ in range(200):"))
     done = commands.finish(commands.start("run", "--hang-after", "0", "--quiet", "script.py"))
@@ -182,6 +184,7 @@ exit 1
 """
 
 
+@pytest.mark.soak
 @pytest.mark.ranks
 def test_a_rank_that_keeps_its_gil(run_stepscope: Run, script: Callable[..., Path], forked_ranks: Path) -> None:
     """Its stack is shown, its C call is not interrupted, and the Flight Recorders are kept."""
@@ -204,6 +207,7 @@ def test_a_rank_that_keeps_its_gil(run_stepscope: Run, script: Callable[..., Pat
         assert "entries" in json.loads((done.run_dir / "flight" / f"rank_{rank}.json").read_text())
 
 
+@pytest.mark.soak
 @pytest.mark.ranks
 def test_a_death_that_the_others_do_not_notice(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
     """Nobody ends the rank that is left: it is told what happened while it stands still."""

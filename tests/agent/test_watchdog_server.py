@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hang_jobs import entry, flight, nccl, nccl_entry
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -164,7 +165,7 @@ def test_a_socket_that_is_none_and_a_path_too_long(tmp_path: Path) -> None:
     assert ask_servers({}, FLIGHT, patience_s=5) == {}
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 @example(b"HTTP/1.1 200\r\nContent-Length: 3\r\n\r\nabcdef")
 @example(b"\r\n\r\n")

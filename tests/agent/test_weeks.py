@@ -110,6 +110,7 @@ def stood_for(samples: list[dict[str, Any]]) -> int:
     return sum(one["over"]["samples"] if "over" in one else 1 for one in samples)
 
 
+@pytest.mark.soak  # near: ten days in test_sample_keeper.py
 def test_after_a_year_node_and_hub_take_what_they_took_after_four_months(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

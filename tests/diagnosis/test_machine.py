@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import examples
 from fakes.cluster import Cluster
 from fakes.samples import GPU, HOST, with_samples
 from hypothesis import given, settings
@@ -354,7 +355,7 @@ FACTS = st.dictionaries(st.sampled_from(["threads", "loader"]), st.one_of(ANYTHI
     ),
     FACTS,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_samples_and_facts_may_hold_anything(lines: list[tuple[str, dict[str, Any]]], facts: dict[str, Any]) -> None:
     run = with_samples(
         Cluster(ranks=2, steps=60, phases_ms=PHASES, device_timed=True, facts=facts),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import examples
 from fakes.cluster import MIB, Cluster, Death
 from fakes.samples import with_samples
 from hypothesis import given, settings
@@ -349,7 +350,7 @@ MEMORY_KEYS = (
         max_size=20,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_samples_may_hold_anything(lines: list[tuple[str, dict[str, Any]]]) -> None:
     run = with_samples(on_device(ranks=2, steps=40, allocated_mb=1000.0), rss_mb=500.0)
     odd = [

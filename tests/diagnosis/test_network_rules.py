@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import examples
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 from fakes.samples import with_samples
 from fakes.traffic import Exchange, SlowLink, Traffic
@@ -242,7 +243,7 @@ def test_live_it_is_shown_and_after_healing_withdrawn() -> None:
 # -- what is none ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     hosts=st.integers(2, 6),
     rtt_us=st.sampled_from([40.0, 200.0, 2000.0, 20_000.0]),
@@ -257,7 +258,7 @@ def test_a_healthy_network_however_jittery_says_nothing(
     assert network(with_probes(Cluster(ranks=hosts, hosts=hosts, steps=300, phases_ms=PHASES).run(), wires)) == []
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     hosts=st.integers(2, 6),
     which=st.sampled_from([(), (1,), (0, 1)]),
@@ -299,7 +300,7 @@ def test_one_host_or_no_steps_say_nothing() -> None:
     assert network(with_probes(Cluster(ranks=2, steps=300, phases_ms=PHASES).run(), wires)) == []
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_fuzz_probe_lines(data: st.DataObject) -> None:
     value = st.one_of(st.none(), st.booleans(), st.integers(-(10**30), 10**30), st.floats(), st.text(max_size=3))
@@ -315,7 +316,7 @@ def test_fuzz_probe_lines(data: st.DataObject) -> None:
 # -- the ways themselves --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(2, 5), st.integers(1, 200), st.integers(0, 1000))
 def test_nothing_is_counted_twice_and_hosts_may_be_renumbered(hosts: int, count: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from example_counts import examples
 from fakes.cluster import Cluster, Death, Fault, slow_at
 from fakes.samples import with_samples
 from hypothesis import given, settings
@@ -110,7 +111,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(clusters())
 def test_any_run_gets_an_answer(cluster: Cluster) -> None:
     findings = of(cluster)

@@ -52,12 +52,14 @@ def test_single(record: Callable[..., Any]) -> None:
     assert phases(summary) == {*WORK, "input", "other"}
 
 
+@pytest.mark.soak
 def test_accumulation(record: Callable[..., Any]) -> None:
     summary = record("accumulation.py")
     assert phases(summary) == {*WORK, "input", "other"}
     assert micro_batches(summary)[1:] == [4] * (STEPS - 1)
 
 
+@pytest.mark.soak
 def test_gan(record: Callable[..., Any]) -> None:
     """Two optimizers, one step; only the very first step of the critic cannot know that the generator will follow."""
     summary = record("gan.py", steps=STEPS + 1)
@@ -76,12 +78,14 @@ def test_custom_loop(record: Callable[..., Any]) -> None:
 
 
 @pytest.mark.ranks
-def test_ddp(record: Callable[..., Any]) -> None:
-    summary = record("ddp.py", "--nproc-per-node", "2")
+@pytest.mark.parametrize("launcher", ["forked", pytest.param("torchrun", marks=pytest.mark.soak)])
+def test_ddp(record: Callable[..., Any], forked_ranks: Path, launcher: str) -> None:
+    summary = record("ddp.py", "--nproc-per-node" if launcher == "torchrun" else str(forked_ranks), "2")
     assert (summary["world_size"], {row["backend"] for row in summary["ranks"]}) == (2, {"gloo"})
     assert {*WORK, "comm", "input", "other"} == phases(summary)
 
 
+@pytest.mark.soak
 @pytest.mark.ranks
 def test_fsdp2(record: Callable[..., Any], forked_ranks: Path) -> None:
     summary = record("fsdp2.py", str(forked_ranks), "2")

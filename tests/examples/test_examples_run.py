@@ -20,6 +20,7 @@ def last_line(stdout: str) -> str:
     return stdout.rstrip().splitlines()[-1]
 
 
+@pytest.mark.soak  # near: test_single in test_examples_recorded.py
 def test_single_process_with_workers(root: Path, run_python: Callable[..., Any]) -> None:
     done = run_python(root / "examples" / "single.py", "--steps", str(STEPS), "--workers", "1")
     assert done.code == 0, done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.soak, pytest.mark.ranks]
+pytestmark = [pytest.mark.long, pytest.mark.ranks]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1"}
 STEPS = 60
 OF_MACHINE = ("cpu_saturated", "ram_pressure")

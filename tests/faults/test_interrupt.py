@@ -34,14 +34,13 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize(
     ("number", "whole_group", "setup", "answer", "code", "status"),
     [
-        (signal.SIGINT, False, "", "raise", 130, "interrupted"),
-        (signal.SIGINT, True, "", "raise", 130, "interrupted"),
-        (signal.SIGTERM, False, "", "", 143, "interrupted"),
-        (signal.SIGHUP, False, "", "", 129, "interrupted"),
-        (signal.SIGINT, False, "", "sys.exit(0)", 0, "finished"),
-        (signal.SIGINT, False, "", "sys.exit(9)", 9, "interrupted"),
+        pytest.param(signal.SIGINT, False, "", "raise", 130, "interrupted", id="launcher"),
+        pytest.param(signal.SIGINT, True, "", "raise", 130, "interrupted", id="group", marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, False, "", "", 143, "interrupted", id="SIGTERM"),
+        pytest.param(signal.SIGHUP, False, "", "", 129, "interrupted", id="SIGHUP", marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, False, "", "sys.exit(0)", 0, "finished", id="handled", marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, False, "", "sys.exit(9)", 9, "interrupted", id="own-code"),
     ],
-    ids=["launcher", "group", "SIGTERM", "SIGHUP", "handled", "own-code"],
 )
 def test_a_signal(
     start: Callable[..., Any],
@@ -81,12 +80,12 @@ def test_a_job_that_does_not_react_is_ended_by_the_third(
     patient.leaves_nothing()
 
 
-def test_ctrl_c_at_a_terminal(commands: Any, job: Path) -> None:
+def test_ctrl_c_at_a_terminal(commands: Any, toy: Path) -> None:
     """Typed, so that the terminal sends it to all of them; and typed again while the summary is made."""
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(commands.folder)
-        words = ["-m", "stepscope", "run", str(job), "--steps", "10000", "--pause-ms", "5"]
+        words = ["-m", "stepscope", "run", str(toy), "--steps", "10000", "--pause-ms", "5"]
         os.execve(sys.executable, [sys.executable, *words], commands.environment())
     shown = b""
     typed = 0
@@ -115,10 +114,9 @@ def test_ctrl_c_at_a_terminal(commands: Any, job: Path) -> None:
     assert commands.survivors() == []
 
 
+@pytest.mark.soak  # near: the signals above; a job under torchrun: test_kill.py
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "whole_group", [pytest.param(False, id="launcher", marks=pytest.mark.soak), pytest.param(True, id="group")]
-)
+@pytest.mark.parametrize("whole_group", [pytest.param(False, id="launcher"), pytest.param(True, id="group")])
 def test_torchrun(start: Callable[..., Any], job: Path, whole_group: bool) -> None:
     patient = start("run", "--quiet", "--nproc-per-node", "2", job, "--steps", "10000", "--pause-ms", "5")
     patient.wait_for("rank 0 step 20 ", "rank 1 step 20 ")

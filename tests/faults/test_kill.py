@@ -33,8 +33,8 @@ def test_a_rank(start: Callable[..., Any], job: Path) -> None:
     patient.leaves_nothing()
 
 
-def test_the_agent(start: Callable[..., Any], job: Path, run_stepscope: Callable[..., Any]) -> None:
-    patient = start("run", "--quiet", job, "--steps", "150", "--pause-ms", "10")
+def test_the_agent(start: Callable[..., Any], toy: Path, run_stepscope: Callable[..., Any]) -> None:
+    patient = start("run", "--quiet", toy, "--steps", "150", "--pause-ms", "10")
     for kill in range(2):
         patient.wait_for(f"step {40 * (kill + 1)} ")
         patient.until(lambda kill=kill: len(patient.events("agent_start")) == kill + 1)
@@ -77,6 +77,7 @@ def test_the_launcher(
     assert (again.code, again.run_dir.name) == (0, "same-2")
 
 
+@pytest.mark.soak  # near: tests/launch/test_deaths.py
 @pytest.mark.ranks
 def test_an_exception_on_one_rank(start: Callable[..., Any], job: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")

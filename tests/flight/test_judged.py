@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from example_counts import examples
 from fakes.dumps import Call, FlightJob, frames_at, stack_text, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -325,7 +326,7 @@ def test_what_gloo_gave_up_counts_as_waiting() -> None:
     assert (culprits(found), found.sequence, found.victims) == ([1], 5, (0, 2))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(jobs(), st.randoms())
 def test_the_order_of_dumps_means_nothing(made: Any, order: Any) -> None:
     job, programs, rank, at = made

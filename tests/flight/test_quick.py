@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from fakes.dumps import Call, FlightJob, as_version, frames_at, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,7 +84,7 @@ def test_without_frames() -> None:
 WHOLE = pickle.dumps(document(count=6), protocol=2)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_damage_is_never_read_as_something_else(data: st.DataObject) -> None:
     damaged = bytearray(WHOLE)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from fakes.dumps import Call, FlightJob, as_version, stack_text, steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -270,7 +271,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.too_slow])
 @given(mutated())
 def test_damaged_dumps_are_refused_or_judged(data: bytes) -> None:
     try:
@@ -280,7 +281,7 @@ def test_damaged_dumps_are_refused_or_judged(data: bytes) -> None:
     json.dumps(judge([dump, read_dump(REAL[0], rank=1)]).to_dict(), allow_nan=False)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=300))
 def test_any_bytes(data: bytes) -> None:
     for one in (data, b"\x80\x02" + data, b"{" + data):
@@ -303,7 +304,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.dictionaries(st.sampled_from(KEYS), plain, max_size=8), max_size=4),
     st.dictionaries(st.sampled_from(["version", "pg_config", "pg_status", "rank"]), plain, max_size=4),

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from example_counts import examples
 from hang_jobs import IN_ALL_REDUCE, LOOP, SLEEPING, Job, entry, flight, stack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -117,7 +118,7 @@ EVIDENCE = st.builds(
 )
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(EVIDENCE)
 def test_no_evidence_makes_it_raise(evidence: Evidence) -> None:
     answer = judge(evidence, number=1, declared_wall_ns=2, stopped_wall_ns=1)
@@ -145,7 +146,7 @@ def kept(evidence: Evidence) -> EvidenceFile:
     return evidence_from_dict(json.loads(json.dumps(evidence_to_dict(before))))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(EVIDENCE)
 def test_what_was_kept_is_what_was_gathered(evidence: Evidence) -> None:
     """But for what would steer a terminal, and answers that are no text."""
@@ -156,7 +157,7 @@ def test_what_was_kept_is_what_was_gathered(evidence: Evidence) -> None:
     ]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(EVIDENCE, st.lists(st.sampled_from("abc"), min_size=10, max_size=10))
 def test_any_split_over_hosts_is_judged_as_one_host_would_be(evidence: Evidence, places: list[str]) -> None:
     alone = {rank.rank: rank for rank in evidence.ranks}
@@ -209,7 +210,7 @@ def outcome(evidence: Evidence) -> tuple[Any, ...]:
     return answer.kind, {culprit.rank for culprit in answer.culprits}, set(answer.victims), answer.undecidable
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.sampled_from(sorted(STACKS_OF_JOBS)), min_size=2, max_size=9), st.randoms(use_true_random=False))
 def test_permuting_the_ranks_permutes_the_verdict(doings: list[str], chance: random.Random) -> None:
     size = len(doings)

@@ -15,25 +15,20 @@ pytestmark = pytest.mark.ranks
 
 RunCase = Callable[..., Any]
 LONG_S = 5.0
-QUICK = (
-    CalmCase(do="evaluate,checkpoint"),
-    CalmCase(do="mesh", ranks=4),
-)
-LONG = (
+BY_TORCHRUN = (CalmCase(do="evaluate,checkpoint"),)
+CASES = (
+    *BY_TORCHRUN,
     # One after the other in one job: starting it takes longer than what is looked at.
     CalmCase(do="evaluate,figures,run_program,checkpoint,save_checkpoint,evaluate_everywhere"),
     CalmCase(do="prepare,first_batch,uneven,workers,copy_data"),
+    CalmCase(do="mesh", ranks=4),
     CalmCase(do="compiled"),
     CalmCase(do="ends_apart"),
 )
-BY_TORCHRUN = QUICK[:1]
-CASES = [
-    *(pytest.param(case, id=case.id) for case in QUICK),
-    *(pytest.param(case, id=case.id, marks=pytest.mark.soak) for case in LONG),
-]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.soak  # near: the test below, in which a rank evaluates for longer than the threshold
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_nothing_is_told(case: CalmCase, run_case: RunCase) -> None:
     ran = run_case(case, "--hang-after", "2", "--on-hang", "abort", seconds=LONG_S, torchrun=case in BY_TORCHRUN)
     assert ran.events("hang", "on_hang") == []

@@ -16,10 +16,10 @@ from stepscope.hangs.report import told_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.ranks]
 
-LONG = ("recv-4", "gil_lock-2", "other-2", "exception-2", "deadlock-4")
+LONG = ("shape-2", "loader-2", "stop-2", "recv-4", "gil_lock-2", "other-2", "exception-2", "deadlock-4")
 """In ``make soak``: each takes twenty seconds and differs little from one that is always run."""
 
-BY_TORCHRUN = ("skip-2", "deadlock-4")
+BY_TORCHRUN = ("shape-2", "deadlock-4")
 """As most are started.  The others are about their ranks alone, which are forked: torch is loaded once then."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,13 +62,15 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(LOOP.splitlines(), 1) if text in line)
 
 
-def test_the_stack_names_the_function_and_the_line(run_stepscope: Run, run_python: Run, loop: Path) -> None:
-    done = run_stepscope("run", "--quiet", loop)
-    assert done.code == 0, done.stderr
+def test_the_stack_names_the_function_and_the_line_and_forks_are_left_alone(
+    run_stepscope: Run, run_python: Run, loop: Path
+) -> None:
+    done = run_stepscope("run", "--quiet", loop, "fork")
+    assert (done.code, done.stderr.split()) == (0, ["0", "0"]), "the forked child has no handler of ours"
     data = open_run(done.run_dir)
     assert data.stacks
     for stack in data.stacks:
-        assert (stack["rank"], stack["phase"]) == (0, "other")
+        assert (stack["rank"], stack["phase"], stack["pid"]) == (0, "other", data.ranks[0].identity.pid)
         assert 1 <= stack["step"] <= 12
         assert [(frame["file"], frame["line"], frame["function"]) for frame in stack["frames"]] == [
             (str(loop), line_of("time.sleep"), "write_report"),
@@ -80,11 +81,12 @@ def test_the_stack_names_the_function_and_the_line(run_stepscope: Run, run_pytho
     assert between[0] == 0
     assert (between[1:] >= 300_000_000).all()
     assert (between <= other).all()
-    assert done.stdout == run_python(loop).stdout
+    assert done.stdout == run_python(loop, "fork").stdout
     # And nothing is left in the session.
     assert not Path(json.loads((done.run_dir / "run.json").read_text())["session"]).exists()
 
 
+@pytest.mark.soak
 def test_switched_off_nobody_is_asked(run_stepscope: Run, loop: Path) -> None:
     done = run_stepscope("run", "--quiet", loop, env={"STEPSCOPE_STACKS": "0"})
     assert done.code == 0, done.stderr
@@ -92,18 +94,13 @@ def test_switched_off_nobody_is_asked(run_stepscope: Run, loop: Path) -> None:
     assert open_run(done.run_dir).stacks == ()
 
 
-@pytest.mark.parametrize(("when", "asked"), [("own", True), pytest.param("late", False, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("when", "asked"), [("own", True), ("late", False)])
 def test_a_handler_of_the_scripts_own_is_its_own(run_stepscope: Run, loop: Path, when: str, asked: bool) -> None:
     done = run_stepscope("run", "--quiet", loop, when)
     assert (done.code, done.stderr.split()) == (0, ["0", "1"])
     if asked:  # by another signal; with "late" the offer may have been withdrawn before the first question
         assert open_run(done.run_dir).stacks
-
-
-def test_a_forked_child_is_left_alone(run_stepscope: Run, loop: Path) -> None:
-    done = run_stepscope("run", "--quiet", loop, "fork")
-    assert (done.code, done.stderr.split()) == (0, ["0", "0"])
-    assert {stack["pid"] for stack in open_run(done.run_dir).stacks} == {open_run(done.run_dir).ranks[0].identity.pid}
 
 
 WITHIN = """
@@ -154,15 +151,17 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("fault", "kind", "function"),
-    [("data", "input_straggler", "Data.__getitem__"), ("forward", "compute_straggler", "Net.forward")],
+    [
+        ("data", "input_straggler", "Data.__getitem__"),
+        pytest.param("forward", "compute_straggler", "Net.forward", marks=pytest.mark.soak),
+    ],
 )
 def test_a_late_rank_gets_its_line_within_the_step(
-    run_stepscope: Run, script: Callable[..., Path], fault: str, kind: str, function: str
+    run_stepscope: Run, script: Callable[..., Path], forked_ranks: Path, fault: str, kind: str, function: str
 ) -> None:
     path = script(WITHIN, "train.py")
     line = next(number for number, text in enumerate(WITHIN.splitlines(), 1) if text.endswith(f"# {fault}"))
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run_stepscope("run", "--quiet", *torchrun, path, fault, env={"OMP_NUM_THREADS": "1"})
+    done = run_stepscope("run", "--quiet", forked_ranks, "2", path, fault, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.stderr
     findings = json.loads((done.run_dir / "summary.json").read_text())["findings"]
     (found,) = (finding for finding in findings if finding["kind"] == kind)

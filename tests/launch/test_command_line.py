@@ -76,12 +76,12 @@ def test_a_script_that_raises_at_import(run_stepscope: Run, script: Callable[...
     ("line", "code", "status"),
     [
         ("sys.exit(7)", 7, "failed"),
-        ("sys.exit()", 0, "finished"),
+        pytest.param("sys.exit()", 0, "finished", marks=pytest.mark.soak),
         ("sys.exit('a word')", 1, "failed"),
-        ("os._exit(3)", 3, "failed"),
+        pytest.param("os._exit(3)", 3, "failed", marks=pytest.mark.soak),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "crashed"),
-        ("os.kill(os.getpid(), signal.SIGABRT)", 134, "crashed"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "interrupted"),
+        pytest.param("os.kill(os.getpid(), signal.SIGABRT)", 134, "crashed", marks=pytest.mark.soak),
+        pytest.param("os.kill(os.getpid(), signal.SIGTERM)", 143, "interrupted", marks=pytest.mark.soak),
         ("raise KeyboardInterrupt", 130, "interrupted"),
     ],
 )

@@ -58,10 +58,15 @@ def summary_of(done: Any) -> dict[str, Any]:
     ("fault", "cause", "said"),
     [
         ("exception", "exception", "raised ValueError: not a number"),
-        ("refused", "exception", "raised ConnectionRefusedError: [Errno 111] Connection refused"),
-        ("exit", "exit_code", "exited with code 7"),
+        pytest.param(
+            "refused",
+            "exception",
+            "raised ConnectionRefusedError: [Errno 111] Connection refused",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param("exit", "exit_code", "exited with code 7", marks=pytest.mark.soak),
         pytest.param("kill", "signal", "was killed by SIGKILL", marks=pytest.mark.soak),  # near: test_kill.py
-        ("memory", "oom_host", "raised MemoryError"),
+        pytest.param("memory", "oom_host", "raised MemoryError", marks=pytest.mark.soak),
     ],
 )
 def test_the_rank_that_began_it_leads(
@@ -107,7 +112,8 @@ def test_ranks_that_die_of_a_collective_they_do_not_agree_on(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+@pytest.mark.soak  # near: an exception of a forked rank above, and tests/recorder/test_failure.py
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_keep_their_exceptions_to_themselves(
     run_stepscope: Run, script: Callable[..., Path], method: str
 ) -> None:

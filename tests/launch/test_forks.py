@@ -111,40 +111,35 @@ def trains_itself():
 
 train(24)
 sys.stdout.flush()
-{"loaders": loaders, "persistent": persistent, "processes": processes, "pool": pool, "exit": lambda: bare(sys.exit),
- "quick exit": lambda: bare(os._exit), "grandchild": grandchild, "trains itself": trains_itself,
- "inside a phase": inside_a_phase}[sys.argv[2]]()
+ways = {"loaders": loaders, "persistent": persistent, "processes": processes, "pool": pool,
+        "exit": lambda: bare(sys.exit),
+        "quick exit": lambda: bare(os._exit), "grandchild": grandchild, "trains itself": trains_itself,
+        "inside a phase": inside_a_phase}
+for way in sys.argv[2:]:
+    ways[way]()
 train(8)
 print("end", model.weight.sum().item())
 """
+WAYS = ("loaders", "persistent", "processes", "pool", "exit", "quick exit", "grandchild", "inside a phase")
+ITSELF = "trains itself"
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "loaders",
-        "persistent",
-        "processes",
-        "pool",
-        "exit",
-        "quick exit",
-        "grandchild",
-        "trains itself",
-        "inside a phase",
-    ],
+    "ways", [WAYS, *(pytest.param((way,), marks=pytest.mark.soak) for way in (*WAYS, ITSELF))], ids=", ".join
 )
 def test_a_fork_of_a_process_that_uses_a_device(
-    run_stepscope: Any, script: Callable[..., Path], root: Path, how: str
+    run_stepscope: Any, script: Callable[..., Path], root: Path, ways: tuple[str, ...]
 ) -> None:
     path = script(FORKS)
-    words = (str(root / "tests" / "support"), how)
+    words = (str(root / "tests" / "support"), *ways)
     bare = subprocess.run([sys.executable, path, *words], capture_output=True, text=True, check=True, cwd=path.parent)
     done = run_stepscope("run", "--quiet", "script.py", *words)
     assert (done.code, done.stdout, done.stderr) == (0, bare.stdout, "")
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert [finding for finding in summary["findings"] if finding["kind"] == "rank_crashed"] == []
-    if how != "trains itself":  # then there are two, one after the other, of the same rank
-        assert summary["steps"]["total"] == 32 + {"loaders": 8, "persistent": 8, "inside a phase": 50}.get(how, 0)
+    if ITSELF not in ways:  # then there are two, one after the other, of the same rank
+        more = {"loaders": 8, "persistent": 8, "inside a phase": 50}
+        assert summary["steps"]["total"] == 32 + sum(more.get(way, 0) for way in ways)
         timed = duckdb.sql(f"SELECT count(device_wall_ns) FROM '{done.run_dir}/steps.parquet'").fetchall()
         assert timed[0][0] > 0, "the device was timed"

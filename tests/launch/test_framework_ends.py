@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 Run = Callable[..., Any]
-pytestmark = [pytest.mark.soak, pytest.mark.ranks]
+pytestmark = [pytest.mark.long, pytest.mark.ranks]
 
 RAY = """
 import sys

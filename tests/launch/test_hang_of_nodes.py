@@ -37,6 +37,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak  # near: tests/hangs_real on one node, and tests/hangs/test_joined.py
 @pytest.mark.faults
 def test_the_hub_names_the_rank_that_sleeps_on_another_node(
     commands: Any, nodes: Any, port: Callable[[], int], script: Callable[..., Path], tmp_path: Path

@@ -124,6 +124,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.soak  # near: test_torchrun_itself_restarts_and_each_attempt_is_kept in test_processes.py
 @pytest.mark.ranks
 def test_the_ranks_of_a_plain_torchrun_that_starts_them_twice(
     run_python: Run, script: Callable[..., Path], tmp_path: Path
@@ -281,6 +282,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak  # near: test_workers_are_no_ranks in test_processes.py
 def test_workers_that_call_it_again_are_no_ranks(run_python: Run, script: Callable[..., Path], tmp_path: Path) -> None:
     script(UNGUARDED, "train.py")
     done = run_python("train.py")

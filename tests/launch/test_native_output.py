@@ -93,7 +93,9 @@ def test_two_files_and_one_that_was_there_before(commands: Any, script: Callable
     assert sorted(log.splitlines()) == sorted([*written.splitlines(), "4 print on stdout"])
 
 
-@pytest.mark.parametrize("together", [True, False], ids=["one pipe", "two pipes"])
+@pytest.mark.parametrize(
+    "together", [pytest.param(True, id="one pipe"), pytest.param(False, id="two pipes", marks=pytest.mark.soak)]
+)
 def test_a_pipe_with_native_output(commands: Any, script: Callable[..., Path], together: bool) -> None:
     script(PRINTS + ABORTS)
     stderr = subprocess.STDOUT if together else subprocess.PIPE
@@ -141,7 +143,10 @@ print(sys.stderr.isatty(), os.isatty(2), os.ttyname(2) == os.ttyname(0), os.tcge
 """
 
 
-@pytest.mark.parametrize("options", [[], ["--native-output"]], ids=["plain", "asked for"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param([], id="plain", marks=pytest.mark.soak), pytest.param(["--native-output"], id="asked for")],
+)
 def test_a_progress_bar_on_a_terminal(commands: Any, script: Callable[..., Path], options: list[str]) -> None:
     """A terminal gets the same bytes, and stays what it is, whatever is asked for."""
     script(BAR)
@@ -229,7 +234,7 @@ def test_ranks_that_share_a_file(commands: Any, script: Callable[..., Path]) -> 
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("how", ["native output", "redirects"])
+@pytest.mark.parametrize("how", ["native output", pytest.param("redirects", marks=pytest.mark.soak)])
 def test_under_torchrun_every_rank_has_all_of_its_own(commands: Any, script: Callable[..., Path], how: str) -> None:
     script(RANK)
     options = ["--native-output"] if how == "native output" else []
@@ -274,7 +279,7 @@ open("done", "w").write("whole")
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("who", ["launcher", "forwarder", "both"])
+@pytest.mark.parametrize("who", [pytest.param("launcher", marks=pytest.mark.soak), "forwarder", "both"])
 def test_the_job_goes_on_whoever_dies(commands: Any, script: Callable[..., Path], who: str) -> None:
     script(GOES_ON)
     process = commands.start("run", "--native-output", "--no-hub", "--name", "ours", "script.py")

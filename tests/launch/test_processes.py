@@ -84,6 +84,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak  # near: an exception in a forked rank, in test_deaths.py
 @pytest.mark.ranks
 def test_spawned_ranks_of_which_one_raises(run_stepscope: Run, script: Callable[..., Path]) -> None:
     script(SPAWN)
@@ -137,7 +138,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["terminate", "kill"])
+@pytest.mark.parametrize("how", ["terminate", pytest.param("kill", marks=pytest.mark.soak)])
 def test_a_child_that_its_parent_ends_when_it_has_trained(
     run_stepscope: Run, script: Callable[..., Path], how: str
 ) -> None:
@@ -183,6 +184,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.soak  # near: test_a_bare_fork_that_unwinds_to_the_end
 def test_ends_that_run_no_exit_handlers(run_stepscope: Run, script: Callable[..., Path]) -> None:
     script(ENDS)
     done = run_stepscope("run", "--quiet", "script.py")
@@ -212,7 +214,8 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("how", "state", "status"), [("raises", "exception", "failed"), ("ends", "exited", "finished")]
+    ("how", "state", "status"),
+    [("raises", "exception", "failed"), pytest.param("ends", "exited", "finished", marks=pytest.mark.soak)],
 )
 def test_a_bare_fork_that_unwinds_to_the_end(
     run_stepscope: Run, script: Callable[..., Path], how: str, state: str, status: str

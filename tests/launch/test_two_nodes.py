@@ -24,6 +24,7 @@ def steps_of(summary: dict[str, Any]) -> Steps:
     return [(row["rank"], row["steps"]) for row in summary["ranks"]]
 
 
+@pytest.mark.soak  # near: the test below, with ranks that need no torch, and tests/nodes
 @pytest.mark.ranks
 def test_a_script_on_two_nodes(commands: Any, nodes: Any, port: Callable[[], int], job: Path, tmp_path: Path) -> None:
     """The same line on both, but for the number: torchrun is started on each, and gloo brings them together."""

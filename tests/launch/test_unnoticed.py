@@ -43,7 +43,11 @@ raise SystemExit("bye")
 """
 
 
-@pytest.mark.parametrize("options", [[], ["-u"], ["-X", "utf8"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [[], *(pytest.param(options, marks=pytest.mark.soak) for options in (["-u"], ["-X", "utf8"]))],
+    ids=" ".join,
+)
 def test_output_is_the_same_to_the_byte(commands: Any, script: Callable[..., Path], options: list[str]) -> None:
     script(OUTPUT)
     python = [sys.executable, *options, "script.py"]
@@ -180,6 +184,7 @@ def test_losses_threads_and_sockets_of_one_process(commands: Any, job: Path, scr
     assert summary["notices"] == []
 
 
+@pytest.mark.soak
 @pytest.mark.ranks
 def test_losses_threads_and_sockets_of_two_ranks(commands: Any, job: Path, script: Callable[..., Path]) -> None:
     script(TRAIN)

@@ -17,12 +17,17 @@ from league.score import judge
 from summary_consistency import check_summaries
 
 SUBSET = (
-    "place/1/between-always",
     "place/2/comm-always",
-    "memory/1/host-leak",
     "healthy/1/tiny",
 )
-LONG = ("time/1/input-once-40", "uneven/2/backward-always", "healthy/2/padded-2", "healthy/1/quickstart")
+LONG = (
+    "place/1/between-always",
+    "memory/1/host-leak",
+    "time/1/input-once-40",
+    "uneven/2/backward-always",
+    "healthy/2/padded-2",
+    "healthy/1/quickstart",
+)
 SYNTHETIC = (
     "healthy/*",
     "place/*",
@@ -33,7 +38,8 @@ SYNTHETIC = (
     "uneven/2/*-rotating",
     "effect10/4/*",
 )
-SEEDS = 3
+SEEDS = (1, pytest.param(3, marks=pytest.mark.soak))
+"""Of each cell: the first alone, or three."""
 BUSY = ("cpu_saturated", "jitter", "stall", "change_point", "throughput_drop")
 """True of a machine that runs other tests meanwhile, although nobody put it there."""
 CASES_BY_ID = {case.id: case for case in CASES}
@@ -54,8 +60,9 @@ def test_real_case(name: str, tmp_path: Path) -> None:
     assert [finding["kind"] for finding in saved["findings"]] == [claim.kinds[0] for claim in outcome.claims]
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("only", SYNTHETIC)
-def test_synthetic_cells(only: str) -> None:
-    scored = synthetic(only, SEEDS)
+def test_synthetic_cells(only: str, seeds: int) -> None:
+    scored = synthetic(only, seeds)
     assert scored
     assert [(each.id, each.said) for each in scored if not each.judged.perfect] == []

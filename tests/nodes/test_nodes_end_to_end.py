@@ -113,6 +113,7 @@ def test_cut_slowed_killed_and_skewed(
         assert spread["all"] < max(spread["host0"], spread["host1"]) + 60e9, "times of host2 are shown by host0's clock"
 
 
+@pytest.mark.soak
 def test_a_hub_whose_disk_is_full(cluster: MakeCluster, toy: Path) -> None:
     two = cluster(2, toy)
     runs = two.nodes[0].folder / "runs"
@@ -136,6 +137,7 @@ def test_a_hub_whose_disk_is_full(cluster: MakeCluster, toy: Path) -> None:
         subprocess.run(["umount", "-l", str(runs)], check=True)
 
 
+@pytest.mark.soak
 def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_path: Path, toy: Path) -> None:
     """The network fails for good; the run is told without the node, and is whole after ``stepscope send``."""
     two = cluster(2, toy)
@@ -173,6 +175,7 @@ def test_a_node_that_cannot_deliver_keeps_its_part(cluster: MakeCluster, tmp_pat
     assert steps_of(two.run_dir) == {0: list(range(40)), 1: list(range(40))}
 
 
+@pytest.mark.soak
 def test_a_new_key_while_the_job_runs(cluster: MakeCluster, toy: Path, tmp_path: Path) -> None:
     """Rotated, with an agent and the hub killed meanwhile, and the old key retired before the job is over."""
     two, steps = cluster(2, toy), 200

@@ -56,6 +56,7 @@ def test_a_stretch_is_dragged_and_the_keyboard_moves_on(browser_page: Any, serve
     expect(page).to_have_url(re.compile("step=1$"))
 
 
+@pytest.mark.soak
 def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
     browser_page: Any, served: Any, open_run: Any
 ) -> None:

@@ -15,6 +15,7 @@ from tests.page.browsing import expect, run_address
 START_S = 60.0
 
 
+@pytest.mark.soak  # near: test_page_smoke.py, and the demo in tests/launch/test_newcomer.py
 @pytest.mark.ranks
 def test_the_demos_fault_is_seen_while_it_runs(
     browser_page: Any, commands: Any, tmp_path: Path, forked_ranks: Path

@@ -172,6 +172,7 @@ def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
     assert view() == moved
 
 
+@pytest.mark.soak
 def test_it_says_from_which_step_on_a_phase_is_known(
     browser_page: Any, serve_folder: Any, feed: Any, open_run: Any
 ) -> None:

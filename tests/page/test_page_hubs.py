@@ -56,6 +56,7 @@ def below(prefix: str, app: Any, bearing: list[bool]) -> Any:
     return stripped
 
 
+@pytest.mark.soak
 def test_below_a_path_in_a_frame(browser_page: Any, runs_folder: Path) -> None:
     """As in JupyterLab: all requests are below the path, and none has a header meant for the proxy."""
     bearing: list[bool] = []

@@ -39,7 +39,7 @@ def opened(browser_page: Any, copies: dict[str, Path]) -> Callable[..., Any]:
     return open_it
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 420)])
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), pytest.param("dark", 420, marks=pytest.mark.soak)])
 def test_the_fault_is_seen_without_a_network(opened: Callable[..., Any], theme: str, width: int) -> None:
     page = opened("demo", theme=theme, width=width)
     expect(page.get_by_role("region", name="Verdict").get_by_role("heading").first).to_contain_text("Rank 3 is")
@@ -69,6 +69,7 @@ def test_a_hang_and_an_empty_run_are_told(opened: Callable[..., Any]) -> None:
     expect(page.get_by_role("heading", name="About this copy")).to_be_visible()
 
 
+@pytest.mark.soak
 def test_hostile_words_stay_words(opened: Callable[..., Any], copies: dict[str, Path]) -> None:
     page = opened(HOSTILE)
     expect(page.get_by_role("heading", level=1)).to_contain_text("<img src=x")
@@ -90,7 +91,10 @@ def test_in_the_frame_of_a_notebook(browser_page: Any, copies: dict[str, Path], 
     assert page.url == notebook.as_uri()
 
 
-@pytest.mark.parametrize("damage", ["cut", "emptied", "changed", "without answers"])
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", "changed", *(pytest.param(damage, marks=pytest.mark.soak) for damage in ("emptied", "without answers"))],
+)
 def test_a_damaged_copy_says_so(browser_page: Any, copies: dict[str, Path], tmp_path: Path, damage: str) -> None:
     whole = copies["demo"].read_bytes()
     found = DATA.search(whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from fakes.cluster import Cluster
 
 from stepscope.hub.api.auth import Readers
@@ -167,6 +168,7 @@ def test_a_hub_that_ends_with_its_run_is_not_a_lost_connection(browser_page: Any
     expect(page.get_by_role("region", name="Step time")).to_be_visible()
 
 
+@pytest.mark.soak
 def test_names_of_any_kind_are_only_text(browser_page: Any, served: Any, tmp_path: Any) -> None:
     page = browser_page(width=420)
     page.goto(f"{served.url}/#token={served.token}")

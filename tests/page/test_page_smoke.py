@@ -11,7 +11,7 @@ from tests.hub.run_parts import HOSTILE
 from tests.page.browsing import LIVE_STEPS, expect
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
 def test_the_fault_is_seen_first(browser_page: Any, served: Any, open_run: Any, theme: str) -> None:
     page = open_run(browser_page(theme=theme), served, "demo")
     verdict = page.get_by_role("region", name="Verdict")

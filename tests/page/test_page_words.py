@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fakes.cluster import Cluster
 from hang_jobs import Job
 
@@ -69,6 +70,7 @@ def test_a_hang_is_shouted_while_it_lasts(browser_page: Any, serve_folder: Any, 
     run.end()
 
 
+@pytest.mark.soak
 def test_strings_of_others_stay_text(browser_page: Any, serve_folder: Any, open_run: Any, tmp_path: Path) -> None:
     """Errors, commands, facts and titles never become elements or scripts."""
     folder = tmp_path / "runs"

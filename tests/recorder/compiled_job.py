@@ -1,11 +1,12 @@
 """Train with parts of the step compiled, one way after the other, and print what dynamo made of each.
 
-usage: compiled_job.py   → one JSON object per line: case, breaks, graphs, frames, losses
+usage: compiled_job.py [CASE…]   → one JSON object per line: case, breaks, graphs, frames, losses
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,9 @@ CASES: list[tuple[Callable[..., Step], str]] = [
 
 def main() -> None:
     for way, name in CASES:
+        case = f"{way.__name__}, {name}"
+        if sys.argv[1:] and case not in sys.argv[1:]:
+            continue
         torch._dynamo.reset()
         counters.clear()
         torch.manual_seed(0)
@@ -140,7 +144,7 @@ def main() -> None:
         step = way(model, nn.CrossEntropyLoss(), optimizer)
         losses = [float(step(torch.randn(4, 8), torch.randint(3, (4,))).detach()) for _ in range(STEPS)]
         made = {
-            "case": f"{way.__name__}, {name}",
+            "case": case,
             "breaks": sum(counters["graph_break"].values()),
             "graphs": counters["stats"]["unique_graphs"],
             "frames": counters["frames"]["total"],

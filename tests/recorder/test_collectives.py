@@ -15,7 +15,7 @@ import pytest
 from stepscope.records.collectives import FLAG_ASYNC, FLAG_WAITED, OPS
 
 JOB = Path(__file__).with_name("comm_job.py")
-PAIR = ("explicit", "handles", "pairs", "coalesced", "wrong", "ddp", "fsdp", "tensor", "functional", "compiled")
+PAIR = ("explicit", "handles", "pairs", "coalesced", "wrong", "ddp", "fsdp", "tensor", "functional")
 FOUR = ("mesh", "groups")
 LATER, WAITED = FLAG_ASYNC, FLAG_WAITED
 
@@ -39,6 +39,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
 
 
 @pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
+    return run(tmp_path_factory.mktemp("compiled"), 2, "compiled")
+
+
+@pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
     return run(tmp_path_factory.mktemp("four"), 4, *FOUR)
 
@@ -50,7 +55,11 @@ def sums(rank: dict[str, Any], step: int = 2) -> list[list[Any]]:
 
 @pytest.mark.parametrize("job", [*PAIR, *FOUR])
 def test_the_script_does_not_notice(pair: Callable[[str], Found], four: Callable[[str], Found], job: str) -> None:
-    for found in (four if job in FOUR else pair)(job):
+    assert_unnoticed((four if job in FOUR else pair)(job))
+
+
+def assert_unnoticed(ranks: Found) -> None:
+    for found in ranks:
         assert found["recorded"] == found["bare"] == found["again"]
         assert found["restored"] is True
         assert (found["failures"], found["lost"], found["torn"]) == (0, 0, 0)
@@ -186,8 +195,10 @@ def test_functional(pair: Callable[[str], Found]) -> None:
         assert all(call[7] for call in rank["steps"][2]["calls"])  # a view is as good as what it is a view of
 
 
-def test_dynamo_makes_the_same_graphs(pair: Callable[[str], Found]) -> None:
-    for rank in pair("compiled"):
+@pytest.mark.soak
+def test_dynamo_makes_the_same_graphs(compiled: Callable[[str], Found]) -> None:
+    assert_unnoticed(compiled("compiled"))
+    for rank in compiled("compiled"):
         _, told, breaks = rank["bare"][-1]
         assert told["stats"]["unique_graphs"] > 2
         assert breaks > 0

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepscope.records.steps import BACKWARD, FORWARD, OPTIMIZER
 from stepscope.store.load import open_run
 from tests.conftest import Completed
@@ -14,16 +16,28 @@ from tests.conftest import Completed
 JOB = Path(__file__).with_name("compiled_job.py")
 STEPS = 5
 """Of each case."""
+FEW = (
+    "whole, sgd",
+    "whole, adamw",
+    "whole, own",
+    "whole, louder",
+    "compiled_optimizer, adamw fused",
+    "compiled_optimizer, own",
+    "until_backward, adamw",
+    "both, adamw",
+)
 
 
+@pytest.mark.parametrize("chosen", [FEW, pytest.param((), marks=pytest.mark.soak)], ids=["few", "all"])
 def test_a_recorded_program_is_compiled_like_any_other(
-    run_stepscope: Callable[..., Completed], run_python: Callable[..., Completed]
+    run_stepscope: Callable[..., Completed], run_python: Callable[..., Completed], chosen: tuple[str, ...]
 ) -> None:
-    bare = _made(run_python(JOB, timeout_s=300))
-    done = run_stepscope("run", JOB, timeout_s=300)
+    bare = _made(run_python(JOB, *chosen, timeout_s=300))
+    done = run_stepscope("run", JOB, *chosen, timeout_s=300)
     recorded = _made(done)
     cases = list(bare)
     assert list(recorded) == cases
+    assert len(cases) == (len(chosen) or 18)
     for case, ours in recorded.items():
         theirs = bare[case]
         assert ours["losses"] == theirs["losses"], case

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from clock import FakeClock
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rings import START_NS, RingStream
@@ -186,7 +187,7 @@ def test_timed_books_what_raises_too(stream: RingStream) -> None:
 Action = tuple[str, int, int]
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     actions=st.lists(st.tuples(st.sampled_from(["enter", "leave", "end"]), st.integers(1, 15), st.integers(0, 1000)))
 )

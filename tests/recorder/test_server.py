@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -59,30 +59,31 @@ BEGIN = textwrap.dedent(
 )
 
 
-def run(tmp_path: Path, rest: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", BEGIN + textwrap.dedent(rest), str(tmp_path)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-
-def test_it_answers_and_goes_with_the_process(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        assert ring.header[SERVER_WORD] == 1
-        assert "200 OK" in ask()
-        assert "pg_status" in ask("fr_trace_json") or "entries" in ask("fr_trace_json")
-        assert path.stat().st_mode & 0o777 == 0o600
-        offer.open(ring, ranks_here=1)  # once is enough
-        """,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.ring"]
-    reader = RingReader(tmp_path / "1.ring")
-    assert not reader.server_offer()
-    reader.close()
-
-
+ANSWERS = """
+assert ring.header[SERVER_WORD] == 1
+assert "200 OK" in ask()
+assert "pg_status" in ask("fr_trace_json") or "entries" in ask("fr_trace_json")
+assert path.stat().st_mode & 0o777 == 0o600
+offer.open(ring, ranks_here=1)  # once is enough
+"""
+FORKS = """
+assert sockets() == 1
+pid = os.fork()
+if not pid:
+    sys.exit(sockets())  # through the end of the interpreter, where a destructor would wait for ever
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert ring.header[SERVER_WORD] == 1
+assert "200 OK" in ask()
+code = "import os; print(sum(os.readlink(f'/proc/self/fd/{n}').startswith('socket:') for n in (3, 4, 5, 6, 7) "
+code += "if os.path.lexists(f'/proc/self/fd/{n}')))"
+assert subprocess.run([sys.executable, "-c", code], capture_output=True, close_fds=False).stdout == b"0\\n"
+"""
+LOGS = """
+from torch._C._distributed_c10d import _WorkerServer
+other = _WorkerServer(str(folder / "own.sock"))
+time.sleep(0.2)  # until it listens: torch waits for ever for one that is shut down earlier
+other.shutdown()
+"""
 ENDS = {
     "": 0,
     "sys.exit(3)": 3,
@@ -100,7 +101,7 @@ top, codes = Path(sys.argv[1]), []
 for number, program in enumerate(json.load(sys.stdin)):
     (folder := top / str(number)).mkdir()
     if not (pid := os.fork()):
-        os.dup2(os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY), 2)
+        os.dup2(os.open(f"{folder}.stderr", os.O_CREAT | os.O_WRONLY), 2)
         sys.argv[1] = str(folder)
         break
     codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -111,58 +112,56 @@ exec(program)
 """
 
 
+class Ended(NamedTuple):
+    """How a program went."""
+
+    code: int
+    stderr: str
+    folder: Path
+
+
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """How each went: its code, and what it said.  All are forked from one process that has loaded torch."""
-    top = tmp_path_factory.mktemp("ends")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """By program.  All are forked from one process that has loaded torch."""
+    top = tmp_path_factory.mktemp("ended")
+    programs = [ANSWERS, FORKS, LOGS, *ENDS]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    programs = json.dumps([BEGIN + end for end in ENDS])
+    whole = json.dumps([BEGIN + program for program in programs])
     command = [sys.executable, "-c", FORKED, str(top)]
-    done = subprocess.run(command, env=environment, input=programs, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, input=whole, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    said = [(top / str(number) / "stderr").read_text() for number in range(len(ENDS))]
-    return dict(zip(ENDS, zip(json.loads(done.stdout), said, strict=True), strict=True))
+    found = {}
+    for number, (program, code) in enumerate(zip(programs, json.loads(done.stdout), strict=True)):
+        stderr = top / f"{number}.stderr"
+        found[program] = Ended(code, stderr.read_text(), top / str(number))
+    return found
+
+
+def test_it_answers_and_goes_with_the_process(ended: dict[str, Ended]) -> None:
+    code, stderr, folder = ended[ANSWERS]
+    assert (code, stderr) == (0, "")
+    assert sorted(path.name for path in folder.iterdir()) == ["1.ring"]
+    reader = RingReader(folder / "1.ring")
+    assert not reader.server_offer()
+    reader.close()
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_process_ends_as_it_would_without_it_even_at_once(ends: dict[str, tuple[int, str]], end: str) -> None:
-    code, said = ends[end]
+def test_a_process_ends_as_it_would_without_it_even_at_once(ended: dict[str, Ended], end: str) -> None:
+    code, said, _ = ended[end]
     assert code == ENDS[end]
     assert "Server" not in said
     assert said == "" or "ValueError: bad" in said
 
 
-def test_a_fork_has_neither_the_socket_nor_anything_to_wait_for(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        assert sockets() == 1
-        pid = os.fork()
-        if not pid:
-            sys.exit(sockets())  # through the end of the interpreter, where a destructor would wait for ever
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert ring.header[SERVER_WORD] == 1
-        assert "200 OK" in ask()
-        code = "import os; print(sum(os.readlink(f'/proc/self/fd/{n}').startswith('socket:') for n in (3, 4, 5, 6, 7) "
-        code += "if os.path.lexists(f'/proc/self/fd/{n}')))"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, close_fds=False).stdout == b"0\\n"
-        """,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_fork_has_neither_the_socket_nor_anything_to_wait_for(ended: dict[str, Ended]) -> None:
+    assert ended[FORKS][:2] == (0, "")
 
 
-def test_the_log_level_is_the_users_again(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        from torch._C._distributed_c10d import _WorkerServer
-        other = _WorkerServer(str(folder / "own.sock"))
-        time.sleep(0.2)  # until it listens: torch waits for ever for one that is shut down earlier
-        other.shutdown()
-        """,
-    )
-    assert done.returncode == 0
-    assert done.stderr.count("Server listening") == 1
+def test_the_log_level_is_the_users_again(ended: dict[str, Ended]) -> None:
+    code, stderr, _ = ended[LOGS]
+    assert code == 0
+    assert stderr.count("Server listening") == 1
 
 
 @pytest.fixture

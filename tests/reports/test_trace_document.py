@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,7 +69,7 @@ def analysed(ranks: list[MadeTrace]) -> JobAnalysis:
 
 
 @given(random_ranks())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_trace(ranks: list[MadeTrace]) -> None:
     document = document_of(analysed(ranks))
     assert json.loads(json.dumps(document, allow_nan=False)) == document, "plain values only"

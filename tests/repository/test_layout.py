@@ -105,6 +105,17 @@ def test_ci_script_is_executable_and_parses(root: Path) -> None:
     assert subprocess.run(["bash", "-n", script], capture_output=True, check=False).returncode == 0
 
 
+def test_ci_runs_both_sets_of_tests(root: Path) -> None:
+    text = (root / ".ci" / "run").read_text()
+    assert re.findall(r"^make (test|soak)\b", text, flags=re.MULTILINE) == ["test", "soak"]
+
+
+def test_property_based_tests_draw_fewer_examples_in_make_test(root: Path) -> None:
+    """They ask ``examples`` of tests/support/example_counts.py how many."""
+    written = re.compile(r"max_examples=\d\d")
+    assert [path.name for path in (root / "tests").rglob("*.py") if written.search(path.read_text())] == []
+
+
 def test_pre_commit_fetches_nothing(root: Path) -> None:
     text = (root / ".pre-commit-config.yaml").read_text()
     assert re.findall(r"repo: (.*)", text) == ["local"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import RingStream, step_phases, write_call, write_step, write_wait
@@ -225,7 +226,7 @@ WITHOUT = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(st.integers(0, len(WITHOUT)), st.integers(0, 15)), max_size=12))
 def test_a_call_changes_nothing_of_the_phases(places: list[tuple[int, int]]) -> None:
     """Wherever it comes, whatever phase its word names: the loss, what lies between steps, entries and all sums."""
@@ -315,7 +316,7 @@ any_end = st.builds(end, st.integers(0, 300), st.integers(0, 40))
 any_word = st.integers(0, (1 << 64) - 1).map(lambda word: [word])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(any_call | any_wait | any_end | any_word, max_size=40), st.booleans())
 def test_fuzz(parts: list[list[int]], late: bool) -> None:
     decoder = StreamDecoder()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import RingStream, write_call, write_step, write_steps, write_wait
@@ -190,7 +191,7 @@ def test_right_after_a_round_was_over(stream: RingStream, read: RingReader) -> N
 any_word = st.integers(0, (1 << 64) - 1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     words=st.lists(
         st.integers(0, (1 << 64) - 1) | st.integers(0, 64).map(lambda n: w.data_word(w.WAIT, n)), max_size=99

@@ -23,7 +23,7 @@ def node(tmp_path: Path) -> Iterator[SoakNode]:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("set_s", [-HOUR_S, DAY_S])
+@pytest.mark.parametrize("set_s", [-HOUR_S, pytest.param(DAY_S, marks=pytest.mark.soak)])
 def test_a_run_goes_on_as_if_nothing_had_happened(node: SoakNode, set_s: float) -> None:
     run_dir = node.paths.run_dir
     node.steps(20)

@@ -204,12 +204,12 @@ def soak(tmp_path: Path, disk: Callable[[str], Path], seed: int, *, rounds: int,
     return going
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_a_short_soak(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:
-    soak(tmp_path, disk, seed, rounds=25, seconds=30.0)
+@pytest.mark.parametrize("rounds", [10, pytest.param(25, marks=pytest.mark.soak)])
+def test_a_short_soak(tmp_path: Path, disk: Callable[[str], Path], rounds: int) -> None:
+    soak(tmp_path, disk, 1, rounds=rounds, seconds=30.0)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_day(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,7 +190,7 @@ def schedules(draw: st.DrawFn) -> list[list[RankClaim]]:
     return rounds
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(schedules(), st.randoms(use_true_random=False))
 def test_any_schedule_of_rounds_gives_back_the_rounds(rounds: list[list[RankClaim]], random: object) -> None:
     told = [(index, one) for index, members in enumerate(rounds) for one in members]
@@ -217,7 +218,7 @@ CLAIMS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(CLAIMS, max_size=12))
 def test_whatever_was_claimed_numbers_grow_with_time(claims: list[RankClaim]) -> None:
     found = settle_attempts(claims)

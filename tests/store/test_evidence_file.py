@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hang_jobs import Job, entry, flight, worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -169,7 +170,7 @@ PLACES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(PLACES, VALUES)
 def test_any_value_in_any_place_is_refused_or_can_be_judged(place: tuple[Any, ...], value: Any) -> None:
     raw = json.loads(json.dumps(evidence_to_dict(KEPT)))

@@ -80,6 +80,7 @@ def days(tmp_path: Path) -> Any:
     hub.inbox.close()
 
 
+@pytest.mark.soak  # near: ten days in tests/agent/test_sample_keeper.py
 def test_what_a_hub_keeps_of_three_weeks_is_hardly_more_than_of_one(days: Days) -> None:
     days.hours(24 * 5)
     five = days.bytes()

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from example_counts import examples
 from fakes.cluster import Cluster
 from fakes.samples import with_samples
 from hypothesis import given, settings
@@ -199,7 +200,7 @@ value |= st.lists(st.text(max_size=3) | st.integers(), max_size=2)
 fields = st.sampled_from(["wall_ns", "kind", "pid", "cpu_percent", "throttle_reasons", "extra", "own", "name"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.dictionaries(fields, value, max_size=5), max_size=12))
 def test_any_samples_come_back(drawn: list[dict[str, Any]]) -> None:
     with duckdb.connect() as con:

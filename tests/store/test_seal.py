@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rings import write_device_step, write_step, write_steps
@@ -318,7 +319,7 @@ def test_a_sealed_run_that_was_cut_says_so(sealed: Path, name: str, size: int) -
     assert "\n" not in str(caught.value)
 
 
-FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from stepscope.ring import RingBatch
 from stepscope.store.live import ring_files
 from stepscope.store.live.ring_files import FILE_HEAD, FRAME_SLOTS, SegmentWriter, last_slots, read_segment
 
-FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def slots(first: int, count: int) -> list[bytes]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from example_counts import examples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -197,7 +198,7 @@ views = st.builds(
 )
 
 
-@settings(max_examples=40, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(40), phases=(Phase.explicit, Phase.generate))
 @given(snapshots, views, st.integers(1, 220), st.integers(1, 70), st.booleans())
 def test_it_always_fits(known: Snapshot, view: ViewState, width: int, height: int, frozen: bool) -> None:
     drawn = draw_screen(known, view, width, height, frozen=frozen, now_wall_ns=1 << 60)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -180,7 +181,7 @@ def test_a_bare_list_needs_no_end() -> None:
     assert read_all(text[:-1]).meta.truncated == "it ends in the middle of an event"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4), st.integers(1, 3000), st.booleans())
 def test_bytes_replaced_by_others(at: int, by: bytes, size: int, insert: bool) -> None:
     text = made().text()
@@ -192,7 +193,7 @@ def test_bytes_replaced_by_others(at: int, by: bytes, size: int, insert: bool) -
     assert len(trace) <= 61
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 255))
 def test_bytes_of_packed_data_replaced_by_others(tmp_path_factory: Any, at: int, by: int) -> None:
     packed = bytearray(gzip.compress(made().text(), mtime=0))
@@ -218,7 +219,7 @@ wild_args = st.dictionaries(st.sampled_from(arg_names), json_values | st.integer
 wild = st.dictionaries(st.sampled_from(fields), likely | json_values | wild_args | st.floats(0, 1e6), max_size=9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @example(events=[{"ph": {"External id": float("inf")}}, None], header=None, size=5)
 @example(events=[{"ph": {"a": {}, "b": float("inf")}}, 'a: "b"', 5], header=None, size=500)
 @given(st.lists(wild | st.none() | st.integers() | st.text(max_size=5), max_size=8), json_values, st.integers(5, 500))
@@ -230,7 +231,7 @@ def test_events_with_any_fields(events: list[Any], header: Any, size: int) -> No
     assert (trace.slices.start_ns >= 0).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(json_values, st.integers(1, 100))
 def test_any_json(document: Any, size: int) -> None:
     try:
@@ -239,7 +240,7 @@ def test_any_json(document: Any, size: int) -> None:
         pass
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=300), st.sampled_from([b"", b"{", b"[{", b'{"traceEvents": [', b'{"traceEvents": [{']))
 def test_any_bytes(noise: bytes, start: bytes) -> None:
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ def holds(trace: Trace, outer: int, inner: int) -> bool:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SLICES)
 def test_the_parent_is_the_innermost_that_holds_it_also_where_slices_cross(slices: list[tuple[int, int, int]]) -> None:
     trace = made(slices)
@@ -41,7 +42,7 @@ def test_the_parent_is_the_innermost_that_holds_it_also_where_slices_cross(slice
         assert tree.depth[row] == (tree.depth[parent] + 1 if parent >= 0 else 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SLICES, st.lists(st.booleans(), min_size=14, max_size=14))
 def test_holders_of_some_rows_are_those_of_all(slices: list[tuple[int, int, int]], wanted: list[bool]) -> None:
     trace = made(slices)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,7 +53,7 @@ def job(
 offsets = st.lists(st.integers(-10_000_000, 10_000_000), min_size=2, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(later=offsets, count=st.integers(1, 6))
 def test_where_ends_agree_offsets_are_exact(later: list[int], count: int) -> None:
     clocks = clocks_of(job([range(len(later))], [ns / 1000 for ns in later], count=count)).clocks
@@ -66,7 +67,7 @@ def test_where_ends_agree_offsets_are_exact(later: list[int], count: int) -> Non
         ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(later=st.lists(st.integers(-5000, 5000), min_size=6, max_size=6))
 def test_from_group_to_group(later: list[int]) -> None:
     """A chain of pairs, and two ranks that nobody else meets."""

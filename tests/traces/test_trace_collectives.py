@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ clusters = st.integers(2, 5).flatmap(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(clusters)
 def test_known_arrivals_give_exact_waits_on_any_clocks(cluster: Any) -> None:
     arrivals, transfers, later = cluster
@@ -114,7 +115,7 @@ anything = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(anything)
 def test_anything_against_the_rule_written_out(ranks: Any) -> None:
     """On one host, where no clock is touched; what is counted is the n-th of a group and an operation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +68,7 @@ def test_without_copies() -> None:
 COPY = st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 10**10), st.sampled_from(["HtoD", "DtoH"]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(COPY, min_size=1, max_size=10))
 def test_the_curve_is_what_each_stretch_saw(copies: list[tuple[int, int, int, str]]) -> None:
     made = MadeTrace()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +42,7 @@ WORK = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(WORK)
 def test_gaps_of_all_streams(work: list[tuple[int, int, int | None, int]]) -> None:
     made = MadeTrace()

@@ -14,6 +14,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -422,7 +423,7 @@ WORK = st.tuples(
 WAIT = st.tuples(st.sampled_from([*WAITS, "cudaEventQuery"]), TIMES, TIMES, st.integers(0, 1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(WORK, max_size=25), st.lists(WAIT, max_size=6), st.integers(0, 4), st.booleans())
 def test_random_traces(work: list[Any], waits: list[Any], steps: int, said: bool) -> None:
     made = MadeTrace()

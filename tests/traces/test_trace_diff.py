@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -263,7 +264,7 @@ KERNELS = st.dictionaries(st.sampled_from("abcdefghij"), st.tuples(st.integers(1
 BASE = analyse_rank(training().trace(), 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(KERNELS, min_size=1, max_size=3), st.lists(KERNELS, min_size=1, max_size=3), st.integers(1, 8))
 def test_changes_of_kernels_add_up(
     before: list[dict[str, tuple[int, int]]], after: list[dict[str, tuple[int, int]]], limit: int

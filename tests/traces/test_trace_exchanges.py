@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from fakes.traces import MAIN_THREAD, MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,7 +193,7 @@ def test_what_is_left_out_with_the_last_step() -> None:
 spans = st.tuples(st.integers(0, 60), st.integers(0, 20), st.sampled_from([MAIN_THREAD, 5]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ops=st.lists(spans, max_size=8), calls=st.lists(spans, max_size=4), comms=st.lists(spans, max_size=4))
 def test_times_of_the_host_instant_by_instant(ops: Any, calls: Any, comms: Any) -> None:
     made = MadeTrace()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ def put(made: MadeTrace, tree: Tree, at: int, depth: int, owners: dict[int, str]
     return at
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(NESTED)
 def test_each_instant_is_the_innermost_slices(tree: Tree) -> None:
     made = MadeTrace()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nsight import NEW, OLD, MadeReport, packed
@@ -304,7 +305,7 @@ def test_calls_tell_the_process_of_work_that_does_not(tmp_path: Path) -> None:
     assert read_one(made, tmp_path).meta.pid == 4000
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data(), generation=st.sampled_from([OLD, NEW]))
 def test_every_row_of_random_tables_is_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, generation: str

@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,7 +107,7 @@ def test_other_rows_or_types_than_there_are() -> None:
         read_strings(data, places["a"], 5)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_changed_byte_of_a_page_is_noticed(data: st.DataObject) -> None:
     whole, places = written({"a": np.arange(100, dtype=np.int64)})

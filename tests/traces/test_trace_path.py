@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import examples
 from fakes.traces import BACKWARD_THREAD, MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -371,13 +372,13 @@ def random_traces(draw: st.DrawFn) -> MadeTrace:
     return made
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(random_traces(), st.booleans())
 def test_whatever_the_trace_the_path_is_the_step(made: MadeTrace, keep_last: bool) -> None:
     check(window_of(made.trace(), keep_last=keep_last))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(random_traces(), st.sampled_from(CHANGES))
 def test_whatever_the_trace_a_replay_without_change_is_the_trace(made: MadeTrace, text: str) -> None:
     window = window_of(made.trace(), keep_last=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from example_counts import examples
 from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,7 @@ def found(table: Table) -> dict[str, tuple[int, int]]:
     return {row["kernels"].replace(" → ", ""): (row["count"], row["total_ns"]) for row in table.to_rows()}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(st.text("abc", max_size=24), min_size=1, max_size=2))
 def test_against_the_slow_way(streams: list[str]) -> None:
     table = sequences(streams)

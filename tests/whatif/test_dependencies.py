@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,7 +166,7 @@ ORDER = in_order(INTERLEAVED, stages=2)
 LENGTHS = st.lists(st.floats(0, 1000), min_size=len(INTERLEAVED), max_size=len(INTERLEAVED))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(lengths=LENGTHS, at=st.integers(0, len(INTERLEAVED) - 1), more=st.floats(0, 100))
 def test_no_worker_is_quicker_than_its_own_work_and_slower_is_never_quicker(
     lengths: list[float], at: int, more: float

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -182,7 +183,7 @@ def test_a_name_with_quotes_is_a_name(files: Any, two_lanes: Rows, tmp_path: Pat
     assert read_trace(odd, shape()).steps == (0,)
 
 
-SHARED = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @SHARED

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -365,7 +366,7 @@ deeds = st.lists(
 
 
 @given(deeds)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_real_inbox_ends_up_with_the_same(new_spool: Any, deeds: list[str]) -> None:
     spool = new_spool()
     hub, outgoing = InboxHub(spool), Outgoing(spool.run_dir)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +130,7 @@ deeds = st.lists(
 
 @pytest.mark.faults
 @given(deeds)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_happens_the_hub_has_everything_once(new_spool: Any, new_hub: Any, deeds: list[Any]) -> None:
     spool, hub = new_spool(), new_hub().start()
     sending = sender(spool, hub)

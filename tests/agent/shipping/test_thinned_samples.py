@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -121,7 +122,7 @@ def fresh(tmp_path: Path) -> Iterator[Any]:
         max_size=20,
     )
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_sample_is_received_once_whatever_is_thinned_or_cut(fresh: Any, deeds: list[str]) -> None:
     node, hub = fresh()
     for deed in deeds:

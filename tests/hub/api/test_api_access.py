@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
@@ -380,7 +381,7 @@ WORDS = st.one_of(
     ),
     accept=st.sampled_from(["*/*", "application/vnd.stepscope.heat", ";;,,", "application/json"]),
 )
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_parameter_makes_it_stumble(hub: Any, path: str, query: list[tuple[str, str]], accept: str) -> None:
     params = {name: value.encode("utf-8", "replace") for name, value in query}
     said = str(httpx.QueryParams({name: value.decode() for name, value in params.items()}))
