@@ -137,6 +137,16 @@ def test_ranks_that_are_still_to_come_are_waited_for_before_the_first_step() -> 
     assert Job(ranks=2, world_size=4).hang().kind == "rank_lost"
 
 
+def test_ranks_are_waited_for_by_a_process_of_which_no_stack_is_known() -> None:
+    """Lightning's first process starts the others itself, and sleeps meanwhile."""
+    asleep: dict[str, Any] = {"step": None, "cpu_share": 0.013, "wait_channel": "hrtimer_nanosleep", "groups": ()}
+    job = Job(ranks=1, world_size=2, silent_s=11.0).alone(0, (), **asleep)
+    assert job.excuse().reason == "Rank 0 waits for ranks that have not reported yet."
+    assert Job(ranks=1, world_size=2, silent_s=121.0).alone(0, (), **asleep).hang().kind == "hang_unknown"
+    known = Job(ranks=2, silent_s=11.0).alone(0, (), **asleep).alone(1, (), **asleep)
+    assert known.hang().kind == "hang_unknown"
+
+
 def test_a_process_that_goes_down_in_order_has_not_crashed() -> None:
     job = Job(ranks=2).alone(0, (), ended="exited in order").alone(1, (), ended="exited in order", process_state="Z")
     assert job.excuse().reason == "Every rank of this host has ended."

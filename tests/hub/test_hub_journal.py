@@ -52,7 +52,7 @@ def test_the_hubs_events_are_the_runs(tmp_path: Path) -> None:
         (
             "refused",
             {"reason": "key", "why": "…", "source": "10.0.0.2"},
-            "10.0.0.2 tried to join with a different key; see docs/multi-node.md",
+            "10.0.0.2 tried to join with a different key; see docs/several-nodes.md",
         ),
         ("refused", {"reason": "frame", "why": "…", "source": "10.0.0.2"}, ""),
     ],

@@ -143,7 +143,8 @@ def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
         return _Excuse(what=KNOWN[doing.state], patience=AT_WORK if moving else STILL, signs=(where, *signs))
     if doing.state == "input":
         return _slow_input(rank, signs)
-    if doing.state == "collective" and alone and rank.step is None:
+    if doing.state in ("collective", "unknown") and alone and rank.step is None:
+        # Without a stack too: a process that starts the other ranks itself (Lightning) sleeps until they are there.
         return _Excuse(what="waits for ranks that have not reported yet", patience=STILL, signs=(FIRST,))
     if doing.state == "blocked":
         return _program(rank, doing)

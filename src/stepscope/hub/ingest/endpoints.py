@@ -108,7 +108,7 @@ def _line(event: str, fields: Mapping[str, Any]) -> str:
     if event == "node_bye" and (end := fields["end"]).get("status") not in ("finished", "orphaned", None):
         return f"{who} ended: {end['status']} (exit code {end.get('exit_code')})"
     if event == "refused" and fields["reason"] == "key":
-        return f"{fields['source']} tried to join with a different key; see docs/multi-node.md"
+        return f"{fields['source']} tried to join with a different key; see docs/several-nodes.md"
     return ""
 
 
