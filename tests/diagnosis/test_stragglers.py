@@ -262,3 +262,11 @@ def test_what_the_host_waits_on_nccl_is_no_waiting() -> None:
     untimed = replace(run, ranks=tuple(replace(one, device_steps=one.device_steps[:0]) for one in run.ranks))
     assert not view_of(build_window(untimed)).comm_measured
     assert [finding.ranks for finding in diagnose(untimed) if finding.ranks] == []
+
+
+def test_a_rank_that_is_always_behind_is_found_however_much_that_wanders() -> None:
+    """As on shared cores: 30 to 150 ms in every step, in long waves."""
+    waves = [30.0, 60.0, 45.0, 70.0, 100.0, 150.0, 110.0, 60.0]
+    faults = tuple(slow_at(0, "other", ms, range(at * 25, at * 25 + 25)) for at, ms in enumerate(waves))
+    found = stragglers_of(Cluster(ranks=4, steps=200, noise=0.1, drift=0.1, faults=faults))
+    assert named(found) == [((0,), "other")]

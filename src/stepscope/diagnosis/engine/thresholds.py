@@ -37,6 +37,9 @@ CLEAR_STEPS = 20
 """… from this many steps on: the spread of fewer is itself uncertain …"""
 CLEAR_SHARE = 0.65
 """… and in most of them: two ranks that are late in turns show no spread in one half of the steps."""
+ALWAYS_SHARE, ALWAYS_NOISES = 0.95, 2.0
+"""Nor does a rank need a test that is, in this share of its steps, this many times further behind its peers than a
+typical rank deviates from them: however much its excess wanders, it does not change sides."""
 
 CHANCE_ERRORS = 2.0
 """Standard errors of a mean that chance explains."""

@@ -564,7 +564,12 @@ def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_E
         own = deviation[rank][there]
         if len(own) < thresholds.MIN_STEPS:
             continue
-        test = _Test(least_ns=least_ns, comparisons=comparisons, stretch=_least_stretch(view))
+        test = _Test(
+            least_ns=least_ns,
+            noise_ns=_typical_noise(deviation),
+            comparisons=comparisons,
+            stretch=_least_stretch(view),
+        )
         at, z = _lasting(own, test) or _passing(own, test) or (None, 0.0)
         if at is not None:
             columns = np.flatnonzero(there)
@@ -575,6 +580,8 @@ def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_E
 @dataclass(frozen=True, kw_only=True)
 class _Test:
     least_ns: float
+    noise_ns: float
+    """By how much the typical rank deviates from its peers."""
     comparisons: int
     stretch: int
     """Steps in the shortest stretch."""
@@ -596,8 +603,7 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
     compared with the noise of the typical rank.  Single wild steps are clipped first.
     """
     known = np.nan_to_num(deviation) if np.isnan(deviation).any() else deviation
-    some = known[:, :: max(1, known.shape[1] // NOISE_STEPS)]
-    noise_ns = float(np.median(np.abs(some).mean(axis=1))) * MEAN_TO_SIGMA
+    noise_ns = _typical_noise(known)
     ceiling = 3 * max(least_ns, noise_ns)
     sums = np.zeros((known.shape[0], known.shape[1] + 1))
     np.clip(known, -ceiling, ceiling, out=sums[:, 1:])
@@ -617,11 +623,17 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
         width *= 2
 
 
+def _typical_noise(deviation: Floats) -> float:
+    """Of two ranks each deviates as much as the other: then it is as large as any excess."""
+    some = np.nan_to_num(deviation[:, :: max(1, deviation.shape[1] // NOISE_STEPS)])
+    return float(np.median(np.abs(some).mean(axis=1))) * MEAN_TO_SIGMA
+
+
 def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
     """An excess over the whole window, or from the step where it began."""
     if np.median(own) < test.least_ns:
         return None
-    z = persistence_z(own)
+    z = float("inf") if _always_above(own, test) else persistence_z(own)
     if z < z_needed(test.comparisons):
         return None
     at = _longest_stretch(own, test)
@@ -630,6 +642,17 @@ def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
         if len(outside) >= test.stretch and np.median(outside) < test.least_ns / 2:
             return at, z
     return slice(0, len(own)), z
+
+
+def _always_above(own: Floats, test: _Test) -> bool:
+    """Whether nearly every step is further above zero than the typical rank ever is.
+
+    A rank that shares its cores is slower by an amount that wanders widely, which no test of its mean survives.
+    """
+    if len(own) < thresholds.CLEAR_STEPS:
+        return False
+    least_ns = max(test.least_ns, thresholds.ALWAYS_NOISES * test.noise_ns)
+    return float((own > least_ns).mean()) >= thresholds.ALWAYS_SHARE
 
 
 def _passing(own: Floats, test: _Test) -> tuple[slice, float] | None:
