@@ -179,7 +179,7 @@ def test_broken(name: str, tmp_path: Path, run_stepscope: Callable[..., Any]) ->
 
 
 def test_not_there(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"nothing\.json"):
+    with pytest.raises(UsageError, match=r"nothing\.json does not exist"):
         run_command(["trace", str(tmp_path / "nothing.json")])
     with pytest.raises(TraceError, match="no trace in this folder"):
         run_command(["trace", str(tmp_path)])

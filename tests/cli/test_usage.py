@@ -118,6 +118,8 @@ def test_the_nearest_name(word: str, known: list[str], meant: str) -> None:
         ("run trian.py", "no such script: trian.py in {here}; did you mean train.py?", ""),
         ("run other.py", "no such script: other.py in {here}", ""),
         ("audit rnus", "rnus does not exist in {here}; did you mean runs?", ""),
+        ("flight rnus", "rnus does not exist in {here}; did you mean runs?", ""),
+        ("trace runs --against rnus", "rnus does not exist in {here}; did you mean runs?", ""),
     ],
 )
 def test_an_unknown_word(here: Path, line: str, said: str, help_of: str) -> None:

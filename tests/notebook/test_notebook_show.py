@@ -86,7 +86,8 @@ def test_text_where_there_is_no_cell(run_dir: Path, monkeypatch: Any, capsys: py
 
 def test_no_run_is_a_line(notebook: Notebook, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show("evening")
-    assert capsys.readouterr().out == "stepscope: evening is not a run\n"
+    hint = f"looked for evening and runs/evening in {Path.cwd()}; `stepscope list` shows all runs"
+    assert capsys.readouterr().out == f"stepscope: no run named evening: {hint}\n"
     assert notebook.shown == []
 
 

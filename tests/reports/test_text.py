@@ -274,7 +274,7 @@ def test_a_long_traceback_is_cut_in_the_middle() -> None:
     assert "  line 99\n" in text
 
 
-def command_lines(words: list[str], *, cwd: str | None = "/home/ada/work", width: int = 80) -> list[str]:
+def command_lines(words: list[str], *, cwd: str | None = "/ada/work", width: int = 80) -> list[str]:
     """The lines next to ``command``, without their label."""
     summary = summarise(Cluster().run())
     summary["run"].update(command=words, cwd=cwd, name="a run")
@@ -286,7 +286,7 @@ def command_lines(words: list[str], *, cwd: str | None = "/home/ada/work", width
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_command_can_be_pasted(width: int) -> None:
-    words = ["/venv/bin/python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "/home/ada/work/src/train.py"]
+    words = ["/venv/bin/python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "/ada/work/src/train.py"]
     words += ["--note", "it's  two words", "--glob", "data/*.pt", "--lr=3e-4", "/other/place/config.py", "--empty", ""]
     lines = command_lines(words, width=width)
     assert max(map(len, lines)) <= width - 12
@@ -297,7 +297,7 @@ def test_a_command_can_be_pasted(width: int) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == [word.removeprefix("/home/ada/work/") for word in words[1:]]
+    assert done.stdout.splitlines() == [word.removeprefix("/ada/work/") for word in words[1:]]
 
 
 @pytest.mark.parametrize("words", [["--list", *map(str, range(100, 300))], ["--text", "two\nlines", "y" * 200]])

@@ -25,6 +25,7 @@ __all__ = [
     "nearest",
     "port_number",
     "run_path",
+    "runs_in",
 ]
 
 
@@ -96,14 +97,15 @@ def run_path(path: Path) -> Path:
     if named.is_dir():
         return named
     if path.parent != Path():
-        runs = [str(path.parent / name) for name in _runs_in(path.parent)]
+        runs = [str(path.parent / name) for name in runs_in(path.parent)]
         raise NotARun(f"{path} does not exist{did_you_mean(str(path), runs)}")
-    runs = [*_runs_in(RUNS_FOLDER), *_runs_in(Path())]
+    runs = [*runs_in(RUNS_FOLDER), *runs_in(Path())]
     hint = did_you_mean(str(path), runs) or ("; `stepscope list` shows all runs" if runs else "")
     raise NotARun(f"no run named {path}: looked for {path} and {named} in {Path.cwd()}{hint}")
 
 
-def _runs_in(folder: Path) -> list[str]:
+def runs_in(folder: Path) -> list[str]:
+    """Names of the runs directly in a folder."""
     return sorted(name for name in names_in(folder) if (folder / name / META).is_file())
 
 

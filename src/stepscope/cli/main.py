@@ -22,7 +22,7 @@ from stepscope import __version__
 from stepscope.cli.arguments import did_you_mean, nearest
 from stepscope.cli.launch.command import split_job
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.records.text import say
+from stepscope.records.text import printable, say
 
 __all__ = [
     "ALIASES",
@@ -52,6 +52,7 @@ COMMANDS = (
     "key",
     "send",
     "doctor",
+    "completion",
 )
 """In the order in which a new user meets them."""
 OWN = {"help": "show this help, or that of a command", "version": "print the version"}
@@ -59,6 +60,8 @@ OWN = {"help": "show this help, or that of a command", "version": "print the ver
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
 ALIASES = {"ls": "list"}
+COMPLETE = "complete"
+"""Called by the scripts of ``stepscope completion``."""
 
 EXAMPLES = """\
 examples:
@@ -89,7 +92,8 @@ class _Parser(argparse.ArgumentParser):
 
 def command_module(name: str) -> Any:
     """Import the module of a command."""
-    return import_module(f"stepscope.cli.{'launch' if name in HIDDEN else 'commands'}.{name}")
+    folder = "" if name == "completion" else "launch." if name in HIDDEN else "commands."
+    return import_module(f"stepscope.cli.{folder}{name}")
 
 
 def build_parser(commands: Sequence[str] = (*COMMANDS, *OWN, *HIDDEN)) -> argparse.ArgumentParser:
@@ -127,6 +131,8 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *OWN, *HIDDEN)) -> argpar
 
 def run_command(words: Sequence[str]) -> int:
     """Parse and run; raises StepscopeError for everything that the user can fix."""
+    if words[:1] == [COMPLETE]:
+        return _complete(*words[1:])
     words = _without_own(words)
     asked = _command(words[0]) if words else ""
     if not asked:
@@ -152,10 +158,37 @@ def run_command(words: Sequence[str]) -> int:
     return code
 
 
+def _complete(shell: str, *words: str) -> int:
+    """Print what the last word can be completed to, for a shell (see ``cli/completion.py``)."""
+    from stepscope.cli.completion import Completions, complete_command, complete_options
+
+    *earlier, current = [word for word in words if word != "="] or [""]  # bash splits --option=value into three
+    if words[-1:] == ("=",):
+        earlier, current = [*earlier, current], ""
+    command = ALIASES.get(earlier[0], earlier[0]) if earlier else ""
+    found = Completions(more="files")
+    if not earlier or earlier == ["help"]:
+        # Descriptions need all modules, which takes longer; bash does not show them.
+        described = (*COMMANDS, *OWN) if shell != "bash" else ()
+        found = complete_command(build_parser(described), (*COMMANDS, *OWN, *ALIASES), current)
+    elif command in COMMANDS:
+        parser = command_parser(build_parser([command]), command)
+        before_job = getattr(command_module(command), "OPTIONS_BEFORE_JOB", None)
+        found = complete_options(parser, [*earlier[1:], current], before_job)
+    for line in found.lines(current):
+        print(printable(line, keep="\t"))
+    return 0
+
+
 def options_of(parser: argparse.ArgumentParser, command: str) -> dict[str, argparse.Action]:
     """All options of a command, by each of their spellings."""
+    return dict(command_parser(parser, command)._option_string_actions)
+
+
+def command_parser(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser:
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(commands.choices[command]._option_string_actions)
+    found: argparse.ArgumentParser = commands.choices[command]
+    return found
 
 
 def _without_own(words: Sequence[str]) -> list[str]:

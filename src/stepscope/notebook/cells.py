@@ -25,7 +25,7 @@ from typing import Any
 
 from stepscope.cli.arguments import locate_run
 from stepscope.cli.links import page_link
-from stepscope.errors import UsageError
+from stepscope.errors import NotARun, UsageError
 from stepscope.recorder import api, bootstrap
 from stepscope.recorder.guard import warn
 from stepscope.recorder.identity import rank_from
@@ -109,7 +109,7 @@ def show(run: str | os.PathLike[str] | None = None, *, height: int = HEIGHT) -> 
     """
     try:
         run_dir = locate_run(None if run is None else Path(run))
-    except UsageError as error:
+    except (UsageError, NotARun) as error:
         print(printable(f"stepscope: {error}"))
         return
     if not (run_dir / META).is_file():

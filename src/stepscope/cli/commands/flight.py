@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.cli.arguments import existing
 from stepscope.cli.output import progress_bar, protect_inputs, write_page
 from stepscope.errors import DumpError
 
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.flight.read import read_paths
     from stepscope.reports.flight_text import render_flight
 
+    for path in args.paths:
+        existing(path)
     if args.html is not None:
         protect_inputs([args.html], [*args.paths, *_existing_output(args.html, args.paths)])
     with progress_bar("reading dumps") as told:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli.arguments import count
+from stepscope.cli.arguments import count, existing
 from stepscope.cli.output import progress_bar, protect_inputs, write_page
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.files import replaced
@@ -171,6 +171,8 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.traces.exports import tables_in
     from stepscope.traces.reading.files import find_traces
 
+    for path in (*args.paths, *(args.against or ())):
+        existing(path)
     changes = parse_changes(args.what_if)
     options = _options(args)
     found, found_before = find_traces(args.paths), find_traces(args.against or ())
