@@ -327,7 +327,8 @@ def test_noted_numbers_are_curves_in_bounded_memory() -> None:
 def test_notes_of_a_run_are_the_same_live_and_over() -> None:
     run = Cluster(ranks=2, steps=4).run()
     pid = run.ranks[0].identity.pid
-    notes = [{"event": "note", "rank": 0, "pid": pid, "step": step, "values": {"loss": 1.0 / (1 + step)}} for step in (0, 2)]
+    loss = {0: {"loss": 1.0}, 2: {"loss": 1 / 3}}
+    notes = [{"event": "note", "rank": 0, "pid": pid, "step": step, "values": values} for step, values in loss.items()]
     other = {"event": "note", "rank": 0, "pid": -1, "step": 0, "values": {"loss": 99.0}}
     past = past_run(replace(run, events=(*notes, other))).noted.curves(0, 3, 10)
     live = Noted()

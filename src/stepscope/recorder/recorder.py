@@ -328,7 +328,7 @@ class Recorder:
         self.flags |= FLAG_EPOCH_START
 
     def note(self, text: bytes) -> None:
-        """Store a note with the current step; right after a step, before anything of the next, with the one that ended."""
+        """Store a note with the current step, or with the one that just ended if nothing of the next was recorded."""
         if get_ident() == self.ledger.thread:
             between = self.step > 0 and not self.forward_seen and self.ledger.rests
             self.ledger.put(*note_words(self.step - between, text))

@@ -717,7 +717,7 @@ class LiveRun(Intake):
         return self._steady_at[1]
 
     def clock(self) -> str:
-        """Return ``device`` if enough steady steps were timed there on all ranks, as the rules decide; else ``host``."""
+        """Return ``device`` if enough steady steps were timed there on all ranks, as the rules decide, or ``host``."""
         asked = self._window_key()
         if self._clock_at is None or self._clock_at[0] != asked:
             self._clock_at = asked, self._clock_now()
