@@ -90,17 +90,18 @@ def test_keys(served: ServedFolder, feed_of: Start) -> None:
     async def look(at: Look) -> None:
         await at.stands(SCREEN)
         lines = await at.press("down", "down")
-        assert [line[:3] for line in lines[16:19]] == [" ✖3", "  0", "▶ 1"]
+        assert [line[:3] for line in lines[14:17]] == [" ✖3", "  0", "▶ 1"]
         assert (await at.press("end"))[21].startswith("▶ 7")
-        assert (await at.press("home"))[16].startswith("▶✖3")  # without a wait: it was held
+        assert (await at.press("home"))[14].startswith("▶✖3")  # without a wait: it was held
 
         await at.press("enter")
         lines = await at.until("logs/rank-3.log")
-        assert lines[8].startswith("Rank 3  node0 · pid 1003 · ")
-        assert lines[9].startswith("✖ Rank 3 is 30.0 ms slower")
-        assert "forward       42.0 ms   15.8 ms  ████" in shown(lines)
-        log = ["logs/rank-3.log · 343 B", "step 2", "red [bold]", "x" * 79 + "…"]
-        assert [line.rstrip() for line in lines[18:22]] == log
+        assert lines[5].startswith("Rank 3  node0 · pid 1003 · ")
+        assert lines[6].startswith("✖ Rank 3 is 30.0 ms slower")
+        assert "forward       40.0 ms   15.8 ms  ████" in shown(lines)
+        log = ["logs/rank-3.log · 343 B", "epoch 1", "step 2", "red [bold]", "x" * 79 + "…"]
+        at_log = next(number for number, line in enumerate(lines) if line.startswith("logs/"))
+        assert [line.rstrip() for line in lines[at_log : at_log + 5]] == log
         await at.press("down")
         await at.until("Rank 0  node0")
         assert shown(await at.press("escape")).count("▶ 0      node0") == 1
