@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from stepscope.terminal.app import WatchApp
 from stepscope.terminal.feed import Feed
 
-__all__ = ["Look", "looked_at", "shown"]
+__all__ = ["Look", "looked_at", "shown", "without_port"]
 
 PATIENCE = 600
 

@@ -18,7 +18,7 @@ from stepscope.terminal.feed import Feed
 from tests.hub.run_parts import WALL_NS, ServedFolder
 from tests.hub.run_parts import Feed as Job
 from tests.terminal.conftest import NAME
-from tests.terminal.looking import Look, looked_at, shown
+from tests.terminal.looking import Look, looked_at, shown, without_port
 
 Start = Callable[..., Feed]
 CLOCK = time.strftime("%H:%M:%S", time.localtime(WALL_NS / 1e9))
@@ -114,13 +114,13 @@ def test_keys(served: ServedFolder, feed_of: Start) -> None:
         await at.stands(SCREEN)
 
         lines = await at.press("v")
-        assert lines[10].startswith("    – Check that rank 3")
-        assert (await at.press("e"))[8].startswith("events · 1 newest")
-        assert (await at.press("l")) != SCREEN
+        assert lines[7].startswith("    – Check that rank 3")
+        assert (await at.press("e"))[5].startswith("events · 1 newest")
+        assert without_port(await at.press("l")) != SCREEN
         await at.until("line 99")
         assert "freeze the view" in shown(await at.press("question_mark"))
         assert "q  Ctrl-C  leave; the run continues" in shown(at.lines)
-        assert shown(await at.press("p")) == SCREEN
+        assert without_port(await at.press("p")) == SCREEN
 
     looked_at(feed_of(served, "demo"), look)
 

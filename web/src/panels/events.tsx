@@ -50,7 +50,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
             <label>
               <span class="hidden">Kind of event</span>
               <select value={kind.value} onChange={(event) => (kind.value = event.currentTarget.value)}>
-                <option value="">all kinds</option>
+                <option value="">{kinds.includes(NOTES) ? "all but notes" : "all kinds"}</option>
                 {kinds.map((name) => (
                   <option key={name} value={name}>
                     {name}
