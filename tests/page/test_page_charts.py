@@ -165,3 +165,27 @@ def test_one_rank_has_shares(browser_page: Any, served: Any, open_run: Any) -> N
     page = open_run(browser_page(), served, "one")
     expect(page.get_by_role("heading", name="Where a step’s time goes")).to_be_visible()
     expect(page.get_by_role("button", name="slowest rank")).to_have_count(0)
+
+
+def test_sections_and_show_rank_scroll_to_their_place(browser_page: Any, served: Any, open_run: Any) -> None:
+    page = open_run(browser_page(), served, "demo")
+    sections = page.get_by_role("navigation", name="Sections")
+    expect(sections.get_by_role("button", name="Verdict")).to_have_attribute("aria-current", "true")
+    page.get_by_role("region", name="Verdict").get_by_role("button", name="Show rank 3").click()
+    rank = page.get_by_role("region", name="Rank 3", exact=True)
+    expect(rank).to_be_in_viewport()
+    expect(rank).to_be_focused()
+    expect(sections.get_by_role("button", name="Rank 3", exact=True)).to_have_attribute("aria-current", "true")
+    sections.get_by_role("button", name="Context").click()
+    expect(page.get_by_role("region", name="Context")).to_be_in_viewport()
+    sections.get_by_role("button", name="Verdict").click()
+    expect(page.get_by_role("region", name="Verdict")).to_be_in_viewport()
+
+
+def test_one_rank_has_no_second_chart_of_its_steps_and_no_empty_panels(
+    browser_page: Any, served: Any, open_run: Any
+) -> None:
+    page = open_run(browser_page(), served, "one")
+    expect(page.get_by_role("region", name="Rank 0", exact=True)).to_be_visible()
+    expect(page.get_by_role("application", name=re.compile("^Phases of rank 0"))).to_have_count(0)
+    expect(page.get_by_role("region", name="Collectives")).to_have_count(0)
