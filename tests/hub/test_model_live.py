@@ -15,12 +15,12 @@ from hub_feed import FedRows, sidecar_of, taken_of
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.hub.api.ranks import rank_series
-from stepscope.hub.live.lines import Lines
+from stepscope.hub.live.lines import Lines, Noted
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.hub.runs import past_run
 from stepscope.records.series import RankSeries
-from stepscope.records.steps import FORWARD
+from stepscope.records.steps import FORWARD, NOTE, NOTE_SLOT, SLOT_BYTES
 from stepscope.reports import summarise
 from stepscope.store.live.ring_files import RingSidecar
 
@@ -308,3 +308,35 @@ def test_a_restart_that_no_launcher_counted_is_another_attempt() -> None:
     assert (info["attempt"], info["ranks"], info["rings"], info["step"]) == (1, 3, 6, 3)
     assert live.ranks()["rank"] == [0, 1, 2]
     assert live.ranks()["attempt"] == [1, 1, 1]
+
+
+def test_noted_numbers_are_curves_in_bounded_memory() -> None:
+    noted = Noted(room=4)
+    for step in range(10):
+        for rank in range(2):
+            noted.add(step, {"loss": 10.0 * step + rank})
+    (loss,) = noted.curves(0, 9, 100)
+    assert loss == {"name": "loss", "step": [0, 4, 8], "value": [15.5, 55.5, 85.5]}
+    assert noted.curves(5, 9, 1) == [{"name": "loss", "step": [4], "value": [65.5]}]
+    for number in range(40):
+        noted.add(0, {f"metric {number}": 1.0})
+    assert len(noted.curves(0, 9, 1)) == 24
+    assert noted.left_out
+
+
+def test_notes_of_a_run_are_the_same_live_and_over() -> None:
+    run = Cluster(ranks=2, steps=4).run()
+    pid = run.ranks[0].identity.pid
+    loss = {0: {"loss": 1.0}, 2: {"loss": 1 / 3}}
+    notes = [{"event": "note", "rank": 0, "pid": pid, "step": step, "values": values} for step, values in loss.items()]
+    other = {"event": "note", "rank": 0, "pid": -1, "step": 0, "values": {"loss": 99.0}}
+    past = past_run(replace(run, events=(*notes, other))).noted.curves(0, 3, 10)
+    live = Noted()
+    slots = b"".join(NOTE_SLOT.pack(NOTE, 0, 1, note["step"], *_text(note["values"])) for note in notes)
+    live.take(np.frombuffer(slots, np.uint8).reshape(-1, SLOT_BYTES))
+    assert past == live.curves(0, 3, 10) == [{"name": "loss", "step": [0, 2], "value": [1.0, 1 / 3]}]
+
+
+def _text(values: dict[str, float]) -> tuple[int, bytes]:
+    text = json.dumps(values).encode()
+    return len(text), text

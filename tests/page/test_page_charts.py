@@ -145,11 +145,14 @@ def test_the_table_adds_up_to_what_the_hub_says(browser_page: Any, served: Any, 
 def test_memory_that_creeps_says_when_it_is_full(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(theme="dark"), served, "gpu")
     steps = page.get_by_role("region", name="Step time")
+    expect(steps.get_by_text("device time by phase, mean over ranks")).to_be_visible()
+    steps.get_by_role("button", name="host", exact=True).click()
     expect(steps.get_by_text("host time by phase, mean over ranks")).to_be_visible()
-    steps.get_by_role("button", name="device", exact=True).click()
-    expect(steps.get_by_text("device time by phase, mean over ranks; may not add up")).to_be_visible()
+    expect(page.get_by_role("application", name=re.compile(r"^Map of work without waiting \(device\)"))).to_be_visible()
+    ranks = page.get_by_role("region", name="Ranks by cost")
+    expect(ranks.get_by_text("device time, mean of all steps after warm-up")).to_be_visible()
     phases = page.get_by_role("region", name="Worst vs. median rank")
-    expect(phases.get_by_text(re.compile("^phases: device time, median step"))).to_be_visible()
+    expect(phases.get_by_text("device time per step, mean of all steps after warm-up")).to_be_visible()
     expect(phases.get_by_role("row", name=re.compile("^forward .*host "))).to_be_visible()
     expect(page.get_by_text(re.compile(r"100 MiB more per step; full at step [\d,]+, after another "))).to_be_visible()
     machines = page.get_by_role("region", name="Hosts and GPUs")
@@ -163,3 +166,27 @@ def test_one_rank_has_shares(browser_page: Any, served: Any, open_run: Any) -> N
     page = open_run(browser_page(), served, "one")
     expect(page.get_by_role("heading", name="Where a step’s time goes")).to_be_visible()
     expect(page.get_by_role("button", name="slowest rank")).to_have_count(0)
+
+
+def test_sections_and_show_rank_scroll_to_their_place(browser_page: Any, served: Any, open_run: Any) -> None:
+    page = open_run(browser_page(), served, "demo")
+    sections = page.get_by_role("navigation", name="Sections")
+    expect(sections.get_by_role("button", name="Verdict")).to_have_attribute("aria-current", "true")
+    page.get_by_role("region", name="Verdict").get_by_role("button", name="Show rank 3").click()
+    rank = page.get_by_role("region", name="Rank 3", exact=True)
+    expect(rank).to_be_in_viewport()
+    expect(rank).to_be_focused()
+    expect(sections.get_by_role("button", name="Rank 3", exact=True)).to_have_attribute("aria-current", "true")
+    sections.get_by_role("button", name="Context").click()
+    expect(page.get_by_role("region", name="Context")).to_be_in_viewport()
+    sections.get_by_role("button", name="Verdict").click()
+    expect(page.get_by_role("region", name="Verdict")).to_be_in_viewport()
+
+
+def test_one_rank_has_no_second_chart_of_its_steps_and_no_empty_panels(
+    browser_page: Any, served: Any, open_run: Any
+) -> None:
+    page = open_run(browser_page(), served, "one")
+    expect(page.get_by_role("region", name="Rank 0", exact=True)).to_be_visible()
+    expect(page.get_by_role("application", name=re.compile("^Phases of rank 0"))).to_have_count(0)
+    expect(page.get_by_role("region", name="Collectives")).to_have_count(0)

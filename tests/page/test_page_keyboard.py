@@ -54,9 +54,10 @@ def test_a_walk_by_keyboard(browser_page: Any, served: Any, open_run: Any) -> No
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("step=3\\b"))
     # a rank
-    tab_to(page, "Show rank 4")
+    tab_to(page, "Show rank 6")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile("rank=4\\b"))
+    expect(page).to_have_url(re.compile("rank=6\\b"))
+    expect(page.get_by_role("region", name="Rank 6", exact=True)).to_be_focused()
     # the keys there are, and back
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
@@ -71,5 +72,5 @@ def test_a_walk_by_keyboard(browser_page: Any, served: Any, open_run: Any) -> No
     expect(page.get_by_role("heading", level=1)).to_have_text("gpu")
     page.go_back()
     page.go_back()
-    expect(page).to_have_url(re.compile("first=1&last=599&step=3&rank=4"))
+    expect(page).to_have_url(re.compile("first=1&last=599&step=3&rank=6"))
     expect(page.get_by_role("heading", level=1)).to_have_text("demo")

@@ -46,6 +46,10 @@ class Recording:
     def notes(self) -> list[bytes]:
         return [NOTE_SLOT.unpack(slot)[5].rstrip(b"\0") for slot in self.slots() if slot[4] == NOTE]
 
+    def noted_steps(self) -> list[int]:
+        """The step of each note."""
+        return [NOTE_SLOT.unpack(slot)[3] for slot in self.slots() if slot[4] == NOTE]
+
     def facts(self) -> dict[str, Any]:
         """What the ring's header says of the live objects."""
         (path,) = self._session.glob("*.ring")

@@ -465,3 +465,22 @@ def test_optimizers_of_other_threads_do_not_touch_the_steps_of_the_one_that_trai
     thread.join()
     train(model, batches(3), mine)
     assert len(recording.steps()) == 35
+
+
+def test_a_note_after_the_optimizer_belongs_to_the_step_that_ended(recording: Recording) -> None:
+    """Also a second one, and after the learning rate has changed; before the optimizer it is the current step."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for x, y in batches(4):
+        recording.recorder.note(b"batch taken")
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        recording.recorder.note(b"backward done")
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        float(loss.item())
+        recording.recorder.note(b"step done")
+        recording.recorder.note(b"again")
+    assert recording.noted_steps() == [step for step in range(4) for _ in range(4)]

@@ -139,14 +139,19 @@ def test_differences_may_be_negative(run: Path) -> None:
 
 
 def test_a_note_is_what_the_user_said(paths: RunPaths, rings: Any) -> None:
-    rings(0).note(3, b'{"loss":1.5}')
-    assert query(paths.run_dir, "select rank, step, data from events where event = 'note'").rows == (
-        (0, 3, '{"values": {"loss": 1.5}}'),
+    ring = rings(0)
+    ring.note(3, b'{"loss":1.5}')
+    ring.note(4, b'{"stage":"warm","on":true,"bad":NaN,"lr":1}')
+    assert query(paths.run_dir, "select rank, step, data from events where event = 'note' order by step").rows[0] == (
+        *(0, 3),
+        '{"values": {"loss": 1.5}}',
     )
+    # Only numbers are metrics.
+    assert query(paths.run_dir, "select * from metrics order by step").rows == ((0, 3, "loss", 1.5), (0, 4, "lr", 1.0))
 
 
 def test_an_empty_run_has_empty_tables(paths: RunPaths) -> None:
-    for table in ("steps", "samples", "events", "findings", "ranks"):
+    for table in ("steps", "samples", "events", "metrics", "findings", "ranks"):
         assert query(paths.run_dir, f"select * from {table}").rows == ()
 
 

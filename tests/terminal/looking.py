@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from textual.pilot import Pilot
 from stepscope.terminal.app import WatchApp
 from stepscope.terminal.feed import Feed
 
-__all__ = ["Look", "looked_at", "shown"]
+__all__ = ["Look", "looked_at", "shown", "without_port"]
 
 PATIENCE = 600
 
@@ -45,9 +46,9 @@ class Look:
         for _ in range(PATIENCE):
             self.app.draw()
             await self.pilot.pause(0.02)
-            if shown(self.lines) == screen:
+            if without_port(self.lines) == screen:
                 return
-        assert shown(self.lines) == screen
+        assert without_port(self.lines) == screen, without_port(self.lines)
 
     async def resize(self, width: int, height: int) -> None:
         """Until the view is as large as its terminal."""
@@ -63,6 +64,11 @@ class Look:
         await self.pilot.press(*keys)
         await self.pilot.pause()
         return self.lines
+
+
+def without_port(lines: list[str]) -> str:
+    """The screen, with five letters for the hub's port, which differs each time."""
+    return re.sub(r"(http://127\.0\.0\.1:)\d{5}\b", r"\1PORT5", shown(lines))
 
 
 def shown(lines: list[str]) -> str:

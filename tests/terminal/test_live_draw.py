@@ -319,7 +319,13 @@ def test_no_phase_that_counts_is_left_out_without_a_word() -> None:
 
 def test_times_of_the_host_are_called_so_where_devices_are_timed() -> None:
     for timed, head in ((False, "phase  "), (True, "host phase ")):
-        step = StepRow(first=0, last=0, mean_ns={"wall": 2e6, "forward": 1e6}, memory_bytes={}, device_timed=timed)
+        step = StepRow(
+            first=0,
+            last=0,
+            mean_ns={"wall": 2e6, "forward": 1e6},
+            memory_bytes={},
+            device_ns={"forward": 1e6} if timed else {},
+        )
         known = replace(going(), steps=(step,), rank=Rank(rank=0, mean_ns={"forward": 1e6}))
         assert draw_phases(known, 80, 4)[0].plain.startswith(head)
         assert any(line.plain.startswith(head) for line in draw_rank(known, 80, 20, rank=0))
@@ -418,3 +424,33 @@ def test_the_way_out_is_always_in_sight() -> None:
         line = draw_keys(width, beside_job=False, pane="ranks").plain
         assert line.endswith("? help  q quit")
         assert cell_len(line) <= width
+
+
+def test_figures_are_on_the_clock_of_the_findings() -> None:
+    """The host runs ahead of a device that is timed in some steps: its times say nothing."""
+    host = {"wall": 4e6, "work": 4e6, "other": 4e6}
+    rows = tuple(
+        StepRow(
+            first=at,
+            last=at,
+            mean_ns=host,
+            memory_bytes={},
+            device_ns={"forward": 30e6, "comm": 10e6} if at % 4 == 0 else {},
+        )
+        for at in range(8)
+    )
+    known = replace(going(), steps=rows)
+    assert known.status is not None
+    assert draw_phases(known, 80, 4)[0].plain.startswith("host phase")
+    known = replace(known, status=msgspec.structs.replace(known.status, clock="device"))
+    head, forward, comm = (line.plain for line in draw_phases(known, 80, 4)[:3])
+    assert head.startswith("on device")
+    assert forward.split()[:3] == ["forward", "30.0", "ms"]
+    assert comm.split()[:4] == ["comm", "10.0", "ms", "25%"]
+    assert draw_step_time(known, 80).plain.split()[:5] == ["step", "40.0", "ms", "median", "of"]
+
+
+def test_the_verdict_takes_three_lines_of_24_and_the_help_fits() -> None:
+    drawn = draw_screen(going(), ViewState(pane="help"), 80, 24).lines
+    assert any("rank that works longest" in line.plain or "that works longest. " in line.plain for line in drawn)
+    assert max(len(draw_verdict(going(), 80, lines)) for lines in (1, 2, 3)) <= 3

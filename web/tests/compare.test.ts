@@ -5,7 +5,7 @@ import { flattened, ownWords, settingsDifference } from "../src/run/compare-sett
 import type { ComparedRun } from "../src/run/compared-run";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
-const { memoryPairs, pacePair, phasePairs, stepPairs } = await import("../src/run/compared-run");
+const { memoryPairs, metricPairs, pacePair, phasePairs, stepPairs } = await import("../src/run/compared-run");
 
 function steps(wall: number[], size = 1): StepsDocument {
   return {
@@ -137,4 +137,12 @@ test("the pace exceeds the spread if the median does", () => {
     expect(difference(stepPairs(one, two)[0] as Pair)?.winner).toBe(winner);
     expect(difference(pacePair(one, two))?.winner).toBe(winner);
   }
+});
+
+test("noted numbers are compared by their last value, without a judgment", () => {
+  const noted = (name: string, ...value: number[]) => ({ metrics: [{ name, step: value.map((_, at) => at), value }], left_out: 0 });
+  const run = (metrics: ComparedRun["metrics"]): ComparedRun => ({ metrics }) as ComparedRun;
+  expect(metricPairs(run(noted("loss", 3, 2)), run(noted("loss", 3, 1.5))).map(({ name, one, two }) => [name, one, two])).toEqual([["loss", 2, 1.5]]);
+  expect(difference(metricPairs(run(noted("loss", 2)), run(noted("loss", 1)))[0] as Pair)?.winner).toBeNull();
+  expect(metricPairs(run(null), run(noted("lr", 1))).map(({ name, one, two }) => [name, one, two])).toEqual([["lr", null, 1]]);
 });

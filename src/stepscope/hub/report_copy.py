@@ -373,7 +373,7 @@ async def add_files(
 
 # -- contents ---------------------------------------------------------------------------------------------------------
 
-WHOLE = ("", "findings", "summary", "collectives")
+WHOLE = ("", "findings", "summary", "collectives", "metrics")
 """Resources that are copied unchanged."""
 LONG = {"hangs": "hangs", "nodes": "nodes", "stacks": "stacks"}
 """By resource, the list that is cut if it is too long."""

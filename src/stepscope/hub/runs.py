@@ -31,7 +31,7 @@ from stepscope.hub.live.rules import MOST_JUDGED, Snapshot, keep_up, run_data_of
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, HangRecord, Severity, status_severity
-from stepscope.records.series import RankSeries, RunData
+from stepscope.records.series import RankSeries, RunData, noted_numbers
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
 from stepscope.reports import summarise
@@ -269,6 +269,10 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
     for taken in _stretches(trained, np.array([ring_id(abouts[id(series)].key) for series in trained], "V16")):
         live.rows(taken)
         live.tick()
+    pids = {series.identity.pid for series in current}
+    for event in data.events:
+        if event.get("event") == "note" and event.get("pid") in pids and type(event.get("step")) is int:
+            live.noted.add(event["step"], noted_numbers(event))
     for file, records in ((EVENTS, data.events), (SAMPLES, data.samples), (STACKS, data.stacks)):
         for node, lines in lines_by_node(live, records, nodes).items():
             live.lines(file, lines, node=node, offset_ns=0)

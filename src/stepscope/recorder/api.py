@@ -237,7 +237,10 @@ class phase:  # noqa: N801
 
 @failsafe
 def note(**values: Any) -> None:
-    """Store values with the current step (a loss, a batch size); they appear as ``note`` events of the run."""
+    """Store values with the current step (a loss, a batch size), or right after a step with the one that just ended.
+
+    They appear as charts on the page, as ``note`` events of the run, and in the table ``metrics`` of ``stepscope sql``.
+    """
     recorder = bootstrap.current()
     if recorder is None:
         return

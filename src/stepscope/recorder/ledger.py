@@ -189,6 +189,11 @@ class Ledger:
         if at > self.limit:
             self.turn()
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing was written since the last publication: as right after a step or a note."""
+        return bool(self.header[HEAD_WORD] == self.rounds + self.at)
+
     def put(self, *words: int) -> None:
         """Write words that belong together (at most ``TURN_WORDS``), and publish them."""
         for word in words:

@@ -328,8 +328,10 @@ class Recorder:
         self.flags |= FLAG_EPOCH_START
 
     def note(self, text: bytes) -> None:
+        """Store a note with the current step, or with the one that just ended if nothing of the next was recorded."""
         if get_ident() == self.ledger.thread:
-            self.ledger.put(*note_words(self.step, text))
+            between = self.step > 0 and not self.forward_seen and self.ledger.rests
+            self.ledger.put(*note_words(self.step - between, text))
 
     def set_state(self, state: RingState) -> None:
         if self.ring is not None and self.identity.pid == os.getpid():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,8 +13,10 @@ from stepscope.records.identity import RankIdentity
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ALIVE", "RankError", "RankSeries", "RankState", "RunData"]
+__all__ = ["ALIVE", "RankError", "RankSeries", "RankState", "RunData", "noted_numbers"]
 
+LARGEST = 1e300
+"""No figure of a training is larger."""
 RankState = Literal["starting", "running", "exited", "exception", "vanished"]
 ALIVE: tuple[RankState, ...] = ("starting", "running")
 """``vanished``: the process ended without notice: killed by a signal, by the kernel, or with its machine."""
@@ -102,3 +105,12 @@ class RunData:
     ``here``: the one whose own directory this is."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""
+
+
+def noted_numbers(event: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers in a ``note`` event, by name; empty for any other event."""
+    values = event.get("values") if event.get("event") == "note" else None
+    if not isinstance(values, Mapping):
+        return {}
+    kept = {str(name): value for name, value in values.items() if type(value) in (int, float)}
+    return {name: float(value) for name, value in kept.items() if abs(value) < LARGEST}  # also not nan

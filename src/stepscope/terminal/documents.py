@@ -97,6 +97,8 @@ class Status(Struct, frozen=True, kw_only=True):
     states: dict[str, int] = msgspec.field(default_factory=dict)
     step: int = -1
     phases: tuple[str, ...] = ()
+    clock: str = "host"
+    """The clock of the findings: ``host`` or ``device``."""
 
     @property
     def words(self) -> str:
@@ -167,6 +169,7 @@ class Ranks(Struct, frozen=True, kw_only=True):
     live_phase: tuple[str | None, ...] = ()
     live_since_wall_ns: tuple[int, ...] = ()
     mean_ns: dict[str, list[Number]] = msgspec.field(default_factory=dict)
+    device_mean_ns: dict[str, list[Number]] = msgspec.field(default_factory=dict)
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -197,6 +200,7 @@ class Rank(Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     now: RankNow = RankNow()
     mean_ns: dict[str, Number] = msgspec.field(default_factory=dict)
+    device_mean_ns: dict[str, Number] = msgspec.field(default_factory=dict)
     log: str | None = None
     steps: RankSteps = RankSteps()
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from stepscope.errors import HubError, HubMissing, HubRefused, UsageError
 from stepscope.terminal.client import HubReader, RunAddress
 from stepscope.terminal.documents import (
@@ -213,6 +215,7 @@ class Feed:
                 continue
             if asker is None:
                 asker = _Asker(place, self._join(place))
+                self._change(lambda known, place=place: replace(known, page=place.url))  # type: ignore[misc]
             began_s = time.monotonic()
             try:
                 found = asker.ask(self._now, self._wanted, poked=poked)
@@ -257,9 +260,9 @@ class _Asker:
         """The change to apply to the snapshot; raises HubError if the hub does not answer."""
         found: dict[str, Any] = {}
         if now.beat != self._beat or wanted != self._wanted:
-            found |= self._table(wanted)
+            found |= self._table(wanted, device=now.on_device)
             if wanted.rank is not None:
-                found["rank"] = self._rank(wanted.rank)
+                found["rank"] = self._rank(wanted.rank, device=now.on_device)
             if not now.over:
                 found["run"] = self.reader.get("", {}, Run)
             self._beat, self._wanted = now.beat, wanted
@@ -277,19 +280,29 @@ class _Asker:
             found["output"] = self._log(rank.log if wanted.rank is not None and rank is not None else None)
         return lambda known: _with(known, found)
 
-    def _table(self, wanted: Wanted) -> dict[str, Any]:
+    def _table(self, wanted: Wanted, *, device: bool) -> dict[str, Any]:
         order = wanted.order
-        asked = {"order": order, "start": wanted.start, "limit": max(1, wanted.limit)}
-        ranks = self.reader.get("ranks", asked, Ranks)
+        ranks = self._ranks(order, wanted.start, max(1, wanted.limit), device=device)
         if order == "work" and wanted.start == 0:
             return {"ranks": ranks, "slowest": ranks}
-        return {"ranks": ranks, "slowest": self.reader.get("ranks", {"order": "work", "limit": 1}, Ranks)}
+        return {"ranks": ranks, "slowest": self._ranks("work", 0, 1, device=device)}
 
-    def _rank(self, rank: int) -> Rank | None:
+    def _ranks(self, order: str, start: int, limit: int, *, device: bool) -> Ranks:
+        """Ask for rows of the table by the clock of the findings."""
+        by = f"device:{order}" if device and order != "rank" else order
+        found = self.reader.get("ranks", {"order": by, "start": start, "limit": limit}, Ranks)
+        if not (device and found.device_mean_ns):
+            return found
+        return msgspec.structs.replace(found, order=order, mean_ns=found.device_mean_ns)
+
+    def _rank(self, rank: int, *, device: bool) -> Rank | None:
         try:
-            return self.reader.get(f"ranks/{rank}", {"bins": RANK_STEPS}, Rank)
+            found = self.reader.get(f"ranks/{rank}", {"bins": RANK_STEPS}, Rank)
         except HubMissing:
             return None  # no step yet
+        if device and found.device_mean_ns:
+            return msgspec.structs.replace(found, mean_ns=found.device_mean_ns)
+        return found
 
     def _samples(self, kind: str, fields: str) -> Samples:
         asked = {"kind": kind, "fields": fields, "bins": SAMPLE_BINS, "stat": "mean", "limit": MOST_SERIES}

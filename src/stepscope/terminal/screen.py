@@ -139,7 +139,10 @@ _OVER = {"info": ("✔ over", "green"), "warning": ("■ over", "yellow"), "crit
 def draw_header(known: Snapshot, width: int, *, frozen: bool = False, now_wall_ns: int = 0) -> Text:
     words, style = link_words(known, frozen=frozen, now_wall_ns=now_wall_ns)
     room = width - cell_len(words) - 1
-    line = columns(_header_parts(known, room), room)
+    parts = _header_parts(known, room)
+    if known.page and sum(cell_len(said) for said, _ in parts) + 3 + cell_len(known.page) <= room:
+        parts += [(" · ", "dim"), (known.page, "dim")]
+    line = columns(parts, room)
     line.append(" " * max(1, width - line.cell_len - cell_len(words)))
     line.append(words, style)
     return line
@@ -206,6 +209,8 @@ def _step_words(known: Snapshot) -> str:
 # What is wrong, what it costs and what to do.
 
 TITLE_LINES = 3
+SHORT = 3
+"""Up to this height the title may take the line of the advice."""
 VERDICT_LABEL = 7
 MORE_FROM = 40
 """Width from which the number of other findings is shown."""
@@ -217,7 +222,8 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
     if verdict is None or not verdict.title:
         return _no_verdict(known, width, height)
     look = verdict_severity(verdict, known)
-    room = max(1, height - bool(verdict.price) - bool(verdict.advice))
+    # With little room the whole title matters more than the advice, which `v` shows.
+    room = max(1, height - bool(verdict.price) - (bool(verdict.advice) and height > SHORT))
     more = _other_findings(known) if width >= MORE_FROM else []
     kept = sum(len(words) for words, _ in more) + 2 if more else 0
     first, *rest = wrapped(verdict.title, width - 2 - kept, min(room, TITLE_LINES))
@@ -562,7 +568,7 @@ WIDE = 140
 LEFT_SHARE = 0.58
 RULES_FROM = 30
 """Height from which there are rules between the parts."""
-_VERDICT_LINES = ((14, 1), (18, 3), (24, 4), (30, 6), (100_000, 8))
+_VERDICT_LINES = ((14, 1), (18, 2), (30, 3), (40, 6), (100_000, 8))
 """Pairs of a screen height and the number of lines for screens below it."""
 _PHASE_LINES = ((16, 0), (20, 3), (24, 5), (30, 6), (100_000, 11))
 TABLE_LEAST = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stepscope.errors import HubError
@@ -37,6 +37,7 @@ __all__ = [
     "StepRow",
     "Wanted",
     "apply_message",
+    "on_clock",
     "recent_rows",
     "row_steps",
     "steps_per_second",
@@ -65,12 +66,12 @@ class StepRow:
     first: int
     last: int
     mean_ns: Mapping[str, float]
-    """Mean over the ranks by ``wall``, ``work`` and phase, on the host's clock."""
+    """Mean over the ranks by ``wall``, ``work`` and phase, on the host's clock unless ``on_clock`` made it."""
     memory_bytes: Mapping[str, float]
     start_wall_ns: int = 0
     """Start of its first step, as reported by one rank; 0: unknown."""
-    device_timed: bool = False
-    """Whether the devices were timed as well."""
+    device_ns: Mapping[str, float] = field(default_factory=dict)
+    """By phase on the devices, mean over the ranks; empty: they were not timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,8 @@ class Snapshot:
     machines: Machines | None = None
     """Hosts and GPUs as in the summary of a finished run."""
     output: Output | None = None
+    page: str = ""
+    """Address of the page; empty: unknown."""
     seen_wall_ns: int = 0
     """Time of the last message, on the run's clock."""
     stepped_wall_ns: int = 0
@@ -122,7 +125,12 @@ class Snapshot:
     @property
     def device_timed(self) -> bool:
         """Whether there are device times, so that host times must be labeled."""
-        return any(row.device_timed for row in self.steps)
+        return any(row.device_ns for row in self.steps)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the findings use the devices' clock; the figures then do, too."""
+        return self.status is not None and self.status.clock == "device" and self.device_timed
 
     @property
     def still_in(self) -> tuple[int, int] | None:
@@ -189,7 +197,7 @@ def _step_rows(steps: Steps) -> tuple[StepRow, ...]:
             first=steps.first[at],
             last=steps.last[at],
             mean_ns={name: values[at] for name, values in steps.mean_ns.items()},
-            device_timed=any(at < len(values) and values[at] for values in steps.device_mean_ns.values()),
+            device_ns=_device_times(steps, at),
             start_wall_ns=steps.start_wall_ns[at] if at < len(steps.start_wall_ns) else 0,
             memory_bytes={
                 name: level
@@ -199,6 +207,13 @@ def _step_rows(steps: Steps) -> tuple[StepRow, ...]:
         )
         for at in range(count)
     )
+
+
+def _device_times(steps: Steps, at: int) -> dict[str, float]:
+    """Times by phase; empty if no device was timed in that step."""
+    found = {name: values[at] if at < len(values) else None for name, values in steps.device_mean_ns.items()}
+    known = {name: float(value) for name, value in found.items() if value is not None}
+    return known if any(known.values()) else {}
 
 
 # -- pace -------------------------------------------------------------------------------------------------------------
@@ -217,10 +232,24 @@ STILL_STEPS = 5
 
 
 def recent_rows(known: Snapshot) -> tuple[StepRow, ...]:
-    """The stretch of steps that figures are based on."""
+    """The stretch of steps that figures are based on, by the clock of the findings.
+
+    On the device only some steps are timed.
+    """
     steps = window_steps(known.run) or USUAL_WINDOW
     first = known.steps[-1].last - steps + 1 if known.steps else 0
-    return tuple(row for row in known.steps if row.last >= first)
+    rows = tuple(row for row in known.steps if row.last >= first)
+    return on_clock(rows) or rows if known.on_device else rows
+
+
+def on_clock(rows: Sequence[StepRow]) -> tuple[StepRow, ...]:
+    """The rows that were timed on the device, with those times."""
+    return tuple(replace(row, mean_ns=_with_sums(row.device_ns)) for row in rows if row.device_ns)
+
+
+def _with_sums(phases: Mapping[str, float]) -> dict[str, float]:
+    wall = sum(phases.values())
+    return {"wall": wall, "work": wall - phases.get("comm", 0.0), **phases}
 
 
 def window_steps(run: Run | None) -> int:

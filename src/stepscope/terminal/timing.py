@@ -20,6 +20,7 @@ from stepscope.reports.layout import MARKS, bar
 from stepscope.terminal.documents import Ranks
 from stepscope.terminal.snapshot import (
     Snapshot,
+    on_clock,
     recent_rows,
     row_steps,
     steps_per_second,
@@ -194,8 +195,8 @@ def draw_phases(known: Snapshot, width: int, height: int) -> list[Text]:
 
 
 def phase_head(known: Snapshot) -> str:
-    """Title of the phase column, which says that these are host times if devices are timed as well."""
-    return "host phase" if known.device_timed else "phase"
+    """Title of the phase column, which names the clock if devices are timed as well."""
+    return "on device" if known.on_device else "host phase" if known.device_timed else "phase"
 
 
 def _phase_row(name: str, mean: float, slow: float | None, wall: float, longest: float, each: int, width: int) -> Text:
@@ -270,7 +271,8 @@ def draw_step_time(known: Snapshot, width: int, *, now_wall_ns: int = 0) -> Text
     parts += [(f"{about}  ", "dim")] if about else []
     parts += [pace, ("  ", "")] if pace[0] else []
     room = width - sum(cell_len(words) for words, _ in parts)
-    return columns([*parts, (spark([row.mean_ns["wall"] / 1e6 for row in known.steps], room), "cyan")], width)
+    rows = on_clock(known.steps) if known.on_device else known.steps
+    return columns([*parts, (spark([row.mean_ns["wall"] / 1e6 for row in rows], room), "cyan")], width)
 
 
 def still_words(seconds: float) -> str:

@@ -187,6 +187,12 @@ export interface RankDocument {
   past: { first: number[]; last: number[]; wall_ns: number[]; work_ns: number[] };
 }
 
+/** Numbers that the script noted; `step` is the first of each bin. */
+export interface MetricsDocument {
+  metrics: { name: string; step: number[]; value: number[] }[];
+  left_out: number;
+}
+
 export interface SampleSeries {
   node: string;
   host?: string;

@@ -17,6 +17,8 @@ import "./events.css";
 /** Rows shown at first; a button shows more. */
 const PAGE = 60;
 const RANK_BUTTONS = 3;
+/** Shown only if chosen: there are several for each step, and their numbers are charts. */
+const NOTES = kindName("note");
 
 export function EventsPanel({ run }: { run: OpenRun }) {
   const kind = useSignal("");
@@ -33,7 +35,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
   const kinds = useMemo(() => [...new Set(all.map((event) => kindName(event.event)))].sort(), [all]);
   const rows = useMemo(() => eventRows(events), [events]);
   const chosen = rows.filter(
-    (row) => (!kind.value || row.kind === kind.value) && (!serious.value || row.severity !== "info") && (!ofRank.value || rank === null || row.ranks.includes(rank)),
+    (row) => (kind.value ? row.kind === kind.value : row.kind !== NOTES) && (!serious.value || row.severity !== "info") && (!ofRank.value || rank === null || row.ranks.includes(rank)),
   );
   const fresh = all.length > 0 && held.value !== null ? all.filter((event) => event.number > (held.value?.at(-1)?.number ?? 0)).length : 0;
   return (
@@ -48,7 +50,7 @@ export function EventsPanel({ run }: { run: OpenRun }) {
             <label>
               <span class="hidden">Kind of event</span>
               <select value={kind.value} onChange={(event) => (kind.value = event.currentTarget.value)}>
-                <option value="">all kinds</option>
+                <option value="">{kinds.includes(NOTES) ? "all but notes" : "all kinds"}</option>
                 {kinds.map((name) => (
                   <option key={name} value={name}>
                     {name}

@@ -57,6 +57,7 @@ function Logs({ run, rank }: { run: OpenRun; rank: number }) {
       </Card>
     );
   }
+  if (!live && reader.log.value.lines.length === 0 && reader.failure.value === null && !about?.error) return null;
   return (
     <Card title={title} about={aboutWords(step, moment, live)} tools={<Tools reader={reader} wanted={wanted} name={`${run.name}-rank-${rank}`} />}>
       {step !== null && here === null && !place.asking && (

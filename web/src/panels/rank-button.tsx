@@ -14,7 +14,7 @@ export function chooseRank(run: OpenRun, rank: number): void {
 
 export function showRank(run: OpenRun, rank: number): void {
   run.rank.value = rank;
-  reveal("rank");
+  reveal(`rank-${rank}`);
 }
 
 export function RankButton({ run, rank }: { run: OpenRun; rank: number }) {

@@ -48,7 +48,7 @@ function OneRank({ run, rank, several }: { run: OpenRun; rank: number; several: 
   const title = `Rank ${rank}`;
   if (answer.value === null || answer.value.rank !== rank) {
     return (
-      <Card title={title} part="rank" tools={tools}>
+      <Card title={title} tools={tools}>
         <Nothing>{answer.failure === null ? "Loading the rank …" : answer.failure.trouble === "missing" ? `Rank ${rank} does not exist or has not completed a step yet.` : answer.failure.message}</Nothing>
       </Card>
     );
@@ -122,7 +122,7 @@ function Known({ run, rank, several, tools }: KnownProps) {
     },
   };
   return (
-    <Card title={`Rank ${rank.rank}`} part="rank" about={<State run={run} rank={rank} />} tools={tools} csv={{ name: `${run.name}-rank-${rank.rank}`, make: () => rankTable(recorded, ordered(Object.keys(recorded.phase_ns)), several ? othersWall(recorded, seen) : []) }}>
+    <Card title={`Rank ${rank.rank}`} part={`rank-${rank.rank}`} about={<State run={run} rank={rank} />} tools={tools} csv={{ name: `${run.name}-rank-${rank.rank}`, make: () => rankTable(recorded, ordered(Object.keys(recorded.phase_ns)), several ? othersWall(recorded, seen) : []) }}>
       {steps.first.length === 0 ? (
         <Nothing>Individual data for these steps is no longer available.</Nothing>
       ) : (

@@ -1,7 +1,7 @@
 /** One of two compared runs: the data it needs, and the figures that are compared. */
 
-import type { RunDocument, StepsDocument, SummaryDocument } from "../api/documents";
-import type { Source } from "../api/source";
+import type { MetricsDocument, RunDocument, StepsDocument, SummaryDocument } from "../api/documents";
+import { aborted, type Source } from "../api/source";
 import { encoded } from "../address";
 import { flattened, type Settings } from "./compare-settings";
 import { eitherSpreadNs, seldom, type Pair } from "./compare";
@@ -21,18 +21,21 @@ export interface ComparedRun {
   summary: Record<string, unknown>;
   steps: StepsDocument;
   newest: StepsDocument;
+  /** What the script noted; missing from older hubs and copies. */
+  metrics?: MetricsDocument | null;
 }
 
 export async function askRun(source: Source, id: string, stop: AbortSignal): Promise<ComparedRun> {
   const get = <T>(resource: string, params = {}): Promise<T> => source.get<T>(`runs/${encoded(id)}${resource}`, params, stop);
-  const [about, summary, steps] = await Promise.all([
+  const [about, summary, steps, metrics] = await Promise.all([
     get<RunDocument>(""),
     get<SummaryDocument>("/summary"),
     get<StepsDocument>("/steps", { bins: BINS, worst: 1 }),
+    get<MetricsDocument>("/metrics", { bins: BINS }).catch((error: unknown) => (aborted(error) ? Promise.reject(error) : null)),
   ]);
   const first = Math.max(0, about.newest_step - NEWEST + 1);
   const newest = about.newest_step < 0 ? steps : await get<StepsDocument>("/steps", { first, bins: NEWEST, worst: 1 });
-  return { id, about, summary: summary.summary, steps, newest };
+  return { id, about, summary: summary.summary, steps, newest, metrics };
 }
 
 const TIMES: [string, string][] = [
@@ -79,6 +82,13 @@ export function phasePairs(one: ComparedRun, two: ComparedRun): Pair[] {
     const rare = [first, second].some((steps) => seldom(steps, name));
     return rare ? { ...pair, spread: null, unjudged: "not judged: most steps do not have this phase" } : pair;
   });
+}
+
+/** The last value of each number that a script noted: only the user knows which is better. */
+export function metricPairs(one: ComparedRun, two: ComparedRun): Pair[] {
+  const lasts = [one, two].map((run) => new Map(run.metrics?.metrics.map(({ name, value }) => [name, value.at(-1) ?? null]) ?? []));
+  const names = [...new Set(lasts.flatMap((values) => [...values.keys()]))];
+  return names.map((name) => ({ name, one: lasts[0]?.get(name) ?? null, two: lasts[1]?.get(name) ?? null, better: "less", spread: null, unjudged: "" }));
 }
 
 export function memoryPairs(one: ComparedRun, two: ComparedRun): Pair[] {

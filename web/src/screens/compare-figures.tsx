@@ -88,7 +88,8 @@ function InWords({ pair, shown, words }: { pair: Pair } & Pick<Kind, "shown" | "
   if (pair.unjudged !== undefined) {
     return (
       <span class="muted">
-        {figures}, {pair.unjudged}
+        {figures}
+        {pair.unjudged && `, ${pair.unjudged}`}
       </span>
     );
   }

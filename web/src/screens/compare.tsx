@@ -5,9 +5,10 @@ import { useEffect } from "preact/hooks";
 import { LIST } from "../address";
 import type { Failure, Source } from "../api/source";
 import { aborted } from "../api/source";
+import { numberText } from "../panels/metrics";
 import { compareLink, go, runLink } from "../route";
 import { cutShort, difference, verdictOf } from "../run/compare";
-import { askRun, memoryPairs, onDevice, pacePair, phasePairs, stepPairs, type ComparedRun } from "../run/compared-run";
+import { askRun, memoryPairs, metricPairs, onDevice, pacePair, phasePairs, stepPairs, type ComparedRun } from "../run/compared-run";
 import { asFailure } from "../run/open-run";
 import { bytes, count, digits, duration } from "../ui/format";
 import { Icon } from "../ui/icons";
@@ -36,6 +37,7 @@ interface CompareProps {
 
 export function CompareScreen({ source, one, two }: CompareProps) {
   const { pair, failure, again } = usePair(source, one, two);
+  const metrics = pair === null ? [] : metricPairs(...pair);
   const swap = (): void => go({ screen: "compare", runs: [two, one] });
   useEffect(() => setTab(`${one} and ${two}`, "none"), [one, two]);
   useShortcuts("Compare runs", [
@@ -73,6 +75,7 @@ export function CompareScreen({ source, one, two }: CompareProps) {
               half
             />
             <Figures title="Phases" about={`${onDevice(...pair) ? "device time, " : ""}mean over ranks and steps`} pairs={phasePairs(...pair)} shown={duration} words={["shorter", "longer"]} bars />
+            {metrics.length > 0 && <Figures title="Metrics" about="noted by the scripts, last value" pairs={metrics} shown={numberText} words={["less", "more"]} />}
             <CompareSettings pair={pair} />
           </>
         )}

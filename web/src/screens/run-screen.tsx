@@ -11,6 +11,7 @@ import { HeatMap } from "../panels/heat-map";
 import { LogsPanel } from "../panels/logs";
 import { Machine } from "../panels/machine";
 import { Memory } from "../panels/memory";
+import { MetricsPanel } from "../panels/metrics";
 import { NodesPanel } from "../panels/nodes";
 import { RankPanel } from "../panels/rank";
 import { StepTime } from "../panels/step-time";
@@ -60,6 +61,7 @@ function Figures({ run }: { run: OpenRun }) {
   return (
     <>
       <StepTime run={run} />
+      <MetricsPanel run={run} />
       <HeatMap run={run} />
       <RankPanel run={run} />
       <LogsPanel run={run} />

@@ -48,14 +48,16 @@ export function Card({ title, about, tools, csv, class: more = "", part, childre
   );
 }
 
-/** Scroll to a panel and focus it, so that Tab continues there; it may appear only with the next frame. */
-export function reveal(part: string): void {
-  requestAnimationFrame(() =>
-    requestAnimationFrame(() => {
-      const found = document.querySelector<HTMLElement>(`main [data-part="${part}"]`);
-      if (found !== null) scrollTo(found);
-    }),
-  );
+/** How many frames to wait for a panel whose data is still loading: a few seconds. */
+const MOST_FRAMES = 300;
+
+/** Scroll to a panel and focus it, so that Tab continues there; it may appear only when its data has arrived. */
+export function reveal(part: string, frames = MOST_FRAMES): void {
+  requestAnimationFrame(() => {
+    const found = document.querySelector<HTMLElement>(`main [data-part="${part}"]`);
+    if (found !== null) scrollTo(found);
+    else if (frames > 0) reveal(part, frames - 1);
+  });
 }
 
 export function scrollTo(section: HTMLElement): void {

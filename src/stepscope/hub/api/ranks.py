@@ -154,6 +154,7 @@ def _rank(asked: Asked) -> Mapping[str, Any]:
         "identity": asdict(live.registry.identity(ring)),
         "now": {name: values[0] for name, values in row.items() if isinstance(values, list) and values},
         "mean_ns": {name: values[0] for name, values in row["mean_ns"].items()},
+        "device_mean_ns": {name: values[0] for name, values in row["device_mean_ns"].items()},
         "facts": live.registry.facts(ring),
         **_files_of(asked.run.path, live.registry.identity(ring), int(live.registry.of["restarts"][ring])),
         **rank_series(live, rank, first, last, bins),

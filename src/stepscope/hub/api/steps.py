@@ -266,7 +266,27 @@ def _numbers(heat: HeatMap) -> list[list[int | None]]:
     return [[None if value != value else round(value) for value in row] for row in heat.cells.tolist()]
 
 
+def _metrics(asked: Asked) -> Mapping[str, Any]:
+    live = asked.run.live
+    first, last, bins = (asked.values[name] for name in ("first", "last", "bins"))
+    newest = max(0, live.planes.newest)
+    return {
+        "metrics": live.noted.curves(first, newest if last is None else last, bins),
+        "left_out": len(live.noted.left_out),
+    }
+
+
 RESOURCES = (
+    Resource(
+        path="/api/v1/runs/{run}/metrics",
+        about="The numbers that the script gave to `stepscope.note()`, over steps.",
+        answer=_metrics,
+        parameters=(
+            FIRST,
+            LAST,
+            Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=MOST_BINS),
+        ),
+    ),
     Resource(
         path="/api/v1/runs/{run}/steps",
         about="Steps across all ranks: quantiles of duration, work and each phase, worst ranks, device memory, start.",

@@ -1,4 +1,4 @@
-"""Lines from agents: events, parsed on arrival; samples and stacks, parsed only on request.
+"""Lines from agents: events, parsed on arrival; samples and stacks, parsed only on request.  Values that scripts noted.
 
 A hundred thousand ranks make more samples a second than one process can parse.  The newest samples and stacks are kept
 as raw bytes, by node, and the rules read only the few nodes whose ranks they judge.  Parsing a line shifts its wall
@@ -10,16 +10,20 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from stepscope.records.series import noted_numbers
+from stepscope.records.steps import NOTE_SLOT
 from stepscope.store.live.sample_files import Thinner, strides
 from stepscope.store.paths import SAMPLES
 from stepscope.store.sealed.sample_source import whose_of
 
-__all__ = ["Lines", "of_kind", "parse_raw"]
+__all__ = ["Lines", "Noted", "of_kind", "parse_raw"]
 
 Raw = tuple[str, bytes, int]
 """A line as received: its node, its bytes, and how far the node's clock is ahead."""
@@ -210,3 +214,70 @@ def _parse(line: bytes, offset_ns: int) -> dict[str, Any] | None:
 def _wall_ns(record: dict[str, Any]) -> int:
     wall_ns = record.get("wall_ns")
     return wall_ns if isinstance(wall_ns, int) else 0
+
+
+# -- noted values -----------------------------------------------------------------------------------------------------
+# The numbers that the script gave to ``stepscope.note()``, by name over steps, in bounded memory: when a curve is full,
+# pairs of its bins are merged.
+
+MOST_NAMES = 24
+CURVE_ROOM = 2048
+
+
+class Noted:
+    def __init__(self, room: int = CURVE_ROOM) -> None:
+        self._room = room
+        self._curves: dict[str, tuple[int, dict[int, tuple[float, int]]]] = {}
+        """By name, steps per bin, and by bin the sum of its values and their number."""
+        self.left_out: set[str] = set()
+        """Names beyond the limit, some of them."""
+
+    def clear(self) -> None:
+        self._curves.clear()
+        self.left_out.clear()
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the values of one rank at a step."""
+        for name, value in values.items():
+            if name not in self._curves and len(self._curves) >= MOST_NAMES:
+                self.left_out = {*list(self.left_out)[:MOST_NAMES], name}
+                continue
+            span, bins = self._curves.get(name, (1, {}))
+            while True:
+                total, count = bins.get(step // span, (0.0, 0))
+                if count or len(bins) < self._room:
+                    break
+                merged: dict[int, tuple[float, int]] = {}
+                for at, (own, many) in bins.items():
+                    before, number = merged.get(at // 2, (0.0, 0))
+                    merged[at // 2] = before + own, number + many
+                span, bins = span * 2, merged
+            bins[step // span] = total + value, count + 1
+            self._curves[name] = span, bins
+
+    def take(self, slots: NDArray[np.uint8]) -> None:
+        """Add the notes among received slots, [n, 256]."""
+        for slot in slots:
+            _, _, _, step, length, said = NOTE_SLOT.unpack(slot.tobytes())
+            try:
+                values = msgspec.json.decode(said[:length])
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                continue
+            self.add(step, noted_numbers({"event": "note", "values": values}))
+
+    def curves(self, first: int, last: int, bins: int) -> list[dict[str, Any]]:
+        """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each."""
+        found = []
+        for name, (span, held) in self._curves.items():
+            inside = sorted(at for at in held if first <= at * span + span - 1 and at * span <= last)
+            size = max(1, -(-len(inside) // max(1, bins)))
+            groups = [inside[at : at + size] for at in range(0, len(inside), size)]
+            sums = [[sum(held[at][place] for at in group) for place in (0, 1)] for group in groups]
+            found.append(
+                {
+                    "name": name,
+                    "step": [group[0] * span for group in groups],
+                    "value": [total / count for total, count in sums],
+                }
+            )
+        return found

@@ -37,7 +37,7 @@ from stepscope.hub.live.digests import (
     digest_steps,
     metrics_of,
 )
-from stepscope.hub.live.lines import Lines
+from stepscope.hub.live.lines import Lines, Noted
 from stepscope.hub.live.registry import ENDED, STATES, Registry
 from stepscope.hub.live.step_arrays import NONE, Batch, Exchanges, Heat, Names, Planes, Taken, gather
 from stepscope.records.finding import Finding
@@ -100,6 +100,7 @@ class Intake:
         self.map = Heat()
         self.exchanges = Exchanges()
         self.said = Lines()
+        self.noted = Noted()
         self.ring_of: NDArray[np.intp] = np.zeros(0, np.intp)
         """The registry's number of each column."""
         self.offsets_ns: dict[str, int] = {}
@@ -195,6 +196,7 @@ class Intake:
         self.digests.clear()
         self.map.clear()
         self.exchanges.clear()
+        self.noted.clear()
         self.registry.of["column"][:] = NONE
         self.ring_of = np.zeros(0, np.intp)
         self.frontier = NONE
@@ -236,6 +238,9 @@ class Intake:
             self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
         if len(batch.device):
             self._take_device(batch.device, batch.device_ring)
+        if len(batch.notes):
+            own = self.registry.of["attempt"][batch.note_ring] == self.registry.attempt
+            self.noted.take(batch.notes[own])
 
     def _take_device(self, rows: NDArray[Any], ring: NDArray[np.intp]) -> None:
         of = self.registry.of
@@ -714,7 +719,7 @@ class LiveRun(Intake):
         return self._steady_at[1]
 
     def clock(self) -> str:
-        """Return ``device`` if enough steady steps were timed there on all ranks, as the rules decide; else ``host``."""
+        """Return ``device`` if enough steady steps were timed there on all ranks, as the rules decide, or ``host``."""
         asked = self._window_key()
         if self._clock_at is None or self._clock_at[0] != asked:
             self._clock_at = asked, self._clock_now()

@@ -27,6 +27,7 @@ from stepscope.records.steps import (
     COMM,
     COMM_RECORD,
     DEVICE,
+    NOTE,
     OTHER,
     PHASE_SLOTS,
     SLOT_BYTES,
@@ -92,6 +93,9 @@ class Batch:
     exchange_ring: NDArray[np.intp]
     exchanges: NDArray[np.uint8]
     """[n, 256]; the slots that describe collectives."""
+    note_ring: NDArray[np.intp]
+    notes: NDArray[np.uint8]
+    """[n, 256]; the slots with values that the script noted."""
     repeated: int
     """Rows that are duplicates or have an impossible step number."""
 
@@ -129,6 +133,7 @@ def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[n
     step = rows["step"].astype(np.int64)
     ddp, waited, again = _booked(own, step, rows, last_step)
     is_device = kinds == DEVICE
+    is_note = kinds == NOTE
     is_exchange = (kinds == COMM_RECORD) | (kinds == COLLECTIVE)
     return Batch(
         ring=own,
@@ -141,6 +146,8 @@ def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[n
         device=slots[is_device].view(DEVICE_DTYPE).reshape(-1),
         exchange_ring=ring[is_exchange],
         exchanges=slots[is_exchange].reshape(-1, SLOT_BYTES),
+        note_ring=ring[is_note],
+        notes=slots[is_note].reshape(-1, SLOT_BYTES),
         repeated=len(chosen) - len(rows),
     )
 

@@ -1,20 +1,20 @@
 """SQL over one run, sealed or not.
 
 The database is in memory and sees only the tables ``steps``, ``comm``, ``collectives``, ``samples``, ``events``,
-``findings`` and ``ranks``: it cannot read or write files, load extensions, or undo that.
+``metrics``, ``findings`` and ``ranks``: it cannot read or write files, load extensions, or undo that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.records.files import sql_input_path, sql_output_path
-from stepscope.records.series import RankSeries
+from stepscope.records.series import RankSeries, noted_numbers
 from stepscope.records.text import Progress, no_progress
 from stepscope.store.documents import load_summary
 from stepscope.store.load import Loaded, load_run
@@ -27,6 +27,7 @@ __all__ = ["QueryResult", "ask", "query"]
 EVENT_COLUMNS = {
     "wall_ns": "BIGINT", "event": "VARCHAR", "rank": "BIGINT", "pid": "BIGINT", "step": "BIGINT", "data": "VARCHAR"
 }  # fmt: skip
+METRIC_COLUMNS = {"rank": "BIGINT", "step": "BIGINT", "name": "VARCHAR", "value": "DOUBLE"}
 FINDING_COLUMNS = {
     "kind": "VARCHAR",
     "severity": "VARCHAR",
@@ -139,9 +140,17 @@ def _make_tables(con: Any, loaded: Loaded, findings: Sequence[Any]) -> None:
         _make(con, name, columns)
     make_sample_table(con, Path(data.path), loaded.sent_samples)
     make_table(con, "events", EVENT_COLUMNS, [_event(event) for event in data.events])
+    make_table(con, "metrics", METRIC_COLUMNS, list(_metrics(data.events)))
     rows = [_fields(FINDING_COLUMNS, finding) for finding in findings if isinstance(finding, dict)]
     make_table(con, "findings", FINDING_COLUMNS, rows)
     make_table(con, "ranks", RANK_COLUMNS, [_rank(series) for series in data.ranks])
+
+
+def _metrics(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The numbers among the script's notes."""
+    for event in events:
+        for name, value in noted_numbers(event).items():
+            yield {"rank": event.get("rank"), "step": event.get("step"), "name": name, "value": value}
 
 
 def _make_steps(con: Any, ranks: Sequence[RankSeries]) -> None:

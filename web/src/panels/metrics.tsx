@@ -1,0 +1,104 @@
+/** The numbers that the script gave to `stepscope.note()`, such as loss and learning rate, and the throughput, over steps. */
+
+import { useMemo } from "preact/hooks";
+import type { MetricsDocument, StepsDocument } from "../api/documents";
+import { stepRange, viewOf } from "../charts/columns";
+import { lineSeries } from "../charts/curves";
+import { Plot, type Chart } from "../charts/plot";
+import { unlessAll } from "../charts/window";
+import { useAnswer, type OpenRun } from "../run/open-run";
+import { useSlowly } from "../run/slowly";
+import { BINS } from "../run/steps";
+import { extent } from "../run/stretch";
+import { Card } from "../ui/card";
+import type { Csv } from "../ui/csv";
+import { count } from "../ui/format";
+import "./metrics.css";
+
+type Metric = MetricsDocument["metrics"][number];
+
+const CALM_MS = 1000;
+
+/** Renders nothing if the script noted nothing. */
+export function MetricsPanel({ run }: { run: OpenRun }) {
+  const view = run.view.value;
+  const all = useSlowly(run.steps, CALM_MS);
+  const whole = extent(all);
+  const asked = view === null ? { bins: BINS } : { bins: BINS, first: view.first, last: view.last };
+  const answer = useAnswer<MetricsDocument>(run, "metrics", asked, 3000).value;
+  const noted = answer?.metrics.filter(({ step }) => step.length > 0) ?? [];
+  const metrics = useMemo(() => (all === null || noted.length === 0 ? noted : [...noted, paceOf(all)]), [answer, all]);
+  if (answer === null || whole === null || noted.length === 0) return null;
+  return (
+    <Card
+      title="Metrics"
+      about={`noted by the script, mean over ranks${answer.left_out > 0 ? `; ${count(answer.left_out)} more not shown` : ""}`}
+      csv={{ name: `${run.name}-metrics`, make: () => metricTable(metrics) }}
+    >
+      <div class="metrics">
+        {metrics.map((metric) => (
+          <section key={metric.name} class="metric">
+            <h3>
+              {metric.name} <span class="muted">{numberText(metric.value.at(-1) ?? Number.NaN)}</span>
+            </h3>
+            <Plot
+              label={metricWords(metric)}
+              height={130}
+              together={`${run.name}/steps`}
+              make={() => metricChart(metric)}
+              deps={[metric]}
+              range={stepRange(view ?? whole)}
+              all={stepRange(whole)}
+              format={numberText}
+              chosen={run.step.value}
+              onChoose={(step) => {
+                run.step.value = Math.round(step);
+              }}
+              onStretch={(first, last) => {
+                run.view.value = unlessAll(viewOf(first, last, whole), whole);
+              }}
+              onWhole={() => {
+                run.view.value = null;
+              }}
+            />
+          </section>
+        ))}
+      </div>
+    </Card>
+  );
+}
+
+/** Steps per second over the run, from the starts of its bins. */
+export function paceOf(steps: StepsDocument): Metric {
+  const found: Metric = { name: "steps per second", step: [], value: [] };
+  const every = Math.max(1, Math.ceil(steps.first.length / PACE_POINTS));
+  for (let at = 0; at + every < steps.first.length; at += every) {
+    const seconds = ((steps.start_wall_ns[at + every] ?? 0) - (steps.start_wall_ns[at] ?? 0)) / 1e9;
+    const made = (steps.first[at + every] ?? 0) - (steps.first[at] ?? 0);
+    if (!(seconds > 0)) continue;
+    found.step.push(steps.first[at] ?? 0);
+    found.value.push(made / seconds);
+  }
+  return found;
+}
+
+/** Few, so that hosts that run ahead of their devices do not make it jagged. */
+const PACE_POINTS = 40;
+
+function metricChart({ name, step, value }: Metric): Chart {
+  return { options: { series: [{ label: "step" }, lineSeries(name, 0)], axes: [{}, { values: (_plot, ticks) => ticks.map((at) => (at === null ? "" : numberText(at))) }] }, data: [step, value] };
+}
+
+/** Accessible description. */
+export function metricWords({ name, step, value }: Metric): string {
+  return `${name} over ${count(step.length)} points: first ${numberText(value[0] ?? Number.NaN)}, last ${numberText(value.at(-1) ?? Number.NaN)}`;
+}
+
+export function metricTable(metrics: readonly Metric[]): Csv {
+  return { columns: ["name", "step", "value"], rows: metrics.flatMap(({ name, step, value }) => step.map((at, place) => [name, at, value[place] ?? null])) };
+}
+
+/** Four digits, whatever the size: a learning rate is small. */
+export function numberText(value: number): string {
+  return Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "–";
+}

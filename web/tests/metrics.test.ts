@@ -1,0 +1,17 @@
+import { expect, test, vi } from "vitest";
+import { stepsOf } from "./steps-sample";
+
+vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
+const { metricTable, metricWords, numberText, paceOf } = await import("../src/panels/metrics");
+
+test("a metric in words and as a table; small numbers keep their digits", () => {
+  const rate = { name: "lr", step: [0, 4], value: [0.0003, 1.25e-7] };
+  expect(metricWords(rate)).toBe("lr over 2 points: first 0.0003, last 1.25e-7");
+  expect(metricTable([rate]).rows).toEqual([["lr", 0, 0.0003], ["lr", 4, 1.25e-7]]);
+  expect([numberText(1234.567), numberText(Number.NaN)]).toEqual(["1235", "–"]);
+});
+
+test("the pace is from one start to the next", () => {
+  const steps = stepsOf([{ first: 0, start: 0 }, { first: 1, start: 5e8 }, { first: 2, start: 1e9 }, { first: 4, start: 3e9 }]);
+  expect(paceOf(steps)).toEqual({ name: "steps per second", step: [0, 1, 2], value: [2, 2, 1] });
+});
