@@ -1,4 +1,4 @@
-"""The findings of a job, most severe and most costly first, and the verdict: JobAnalysis → findings.
+"""The findings of a job, the largest certain gain first, and the verdict: JobAnalysis → findings.
 
 Findings have the same form as live ones. The rules run in order, the most specific first, and each works on what the
 earlier ones left: a device that idles while the host is in the DataLoader also waits for the host, and that is one
@@ -263,13 +263,7 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
     ]
 
 
-def _weight(finding: Finding) -> tuple[int, float]:
-    """Return the sort key; late ranks are weighted by what the others wait for them.
-
-    While ranks wait, making them faster gains nothing.
-    """
-    share, severity = float(finding.cost.get("share", 0.0)), finding.severity
-    if finding.kind == "collective_straggler" and severity != "info":
-        share = max(share, float(finding.evidence["waited_share"]))
-        severity = "critical" if share >= thresholds.CRITICAL_SHARE else severity
-    return SEVERITIES.index(severity), share
+def _weight(finding: Finding) -> tuple[bool, float, int]:
+    """Return the sort key: what a remedy gains, times the certainty; remarks come last."""
+    gain = float(finding.cost.get("share", 0.0)) * finding.confidence
+    return finding.severity != "info", gain, SEVERITIES.index(finding.severity)
