@@ -511,7 +511,10 @@ def test_a_rank_that_aborts_while_python_shuts_down_had_completed_its_training()
 
 def test_a_rank_that_aborts_at_its_end_and_takes_a_running_rank_along_is_critical() -> None:
     found = died_at_exit(Death(rank=0, step=70), exit_codes={0: -15, 1: -6})
-    assert found.title == "Rank 1 ended the script and died by SIGABRT while Python shut down; other ranks had not ended yet."
+    assert (
+        found.title
+        == "Rank 1 ended the script and died by SIGABRT while Python shut down; other ranks had not ended yet."
+    )
     assert (found.severity, found.ranks) == ("critical", (1,))
     assert [one["rank"] for one in found.evidence["followed_by"]] == [0]
 

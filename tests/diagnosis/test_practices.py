@@ -140,7 +140,7 @@ def epochs(loader: Mapping[str, Any], *, every: int = 10, **more: Any) -> Cluste
 def test_compiling_for_the_last_batch() -> None:
     assert said_of(epochs(SHORT, compile_steps=(9,), compile_ms=2400.0)) == [
         (
-            "The last batch of an epoch has 3 samples instead of 32: compiling for that shape took 2.4 s, in step 9. "
+            "The last batch of an epoch has 3 samples instead of 32: compiling for that shape took 2.40 s, in step 9. "
             "drop_last=True skips it."
         )
     ]

@@ -126,7 +126,7 @@ def test_lost_absent_and_refused_are_told(
     expected = [
         "Nodes 2, 3, 4 never joined; their data is missing.",
         "Node 1 (host b) was lost: it last sent data at 2023-11-14 22:13:20 and never reported how it ended.",
-        "Node 1 (host b): its clock is 2.5 s behind; times are shown by this host's clock.",
+        "Node 1 (host b): its clock is 2.50 s behind; times are shown by this host's clock.",
         "Node 1 (host b): 1 frame refused.",
         "The hub refused 4 requests: wrong tokens (3), invalid frames (1).",
     ]

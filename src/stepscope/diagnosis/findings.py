@@ -113,7 +113,9 @@ def find_insufficient(
     ]
 
 
-def _too_little(run: RunData, window: Window, steady: int, *, reached: bool, alive: bool) -> tuple[str, tuple[str, ...]]:
+def _too_little(
+    run: RunData, window: Window, steady: int, *, reached: bool, alive: bool
+) -> tuple[str, tuple[str, ...]]:
     if not run.ranks and reached:
         return (
             "Nothing was recorded: no process with the recorder loaded trained a PyTorch model.",
@@ -132,7 +134,9 @@ def _too_little(run: RunData, window: Window, steady: int, *, reached: bool, ali
         )
     if not window.ranks:
         ends = "A step ends when the step() of a torch optimizer returns, and none did."
-        by_hand = 'If parameters are updated by hand, put "with stepscope.step():" around the body of the training loop.'
+        by_hand = (
+            'If parameters are updated by hand, put "with stepscope.step():" around the body of the training loop.'
+        )
         own_loop = any(runs_own_loop(frameworks_of(series.facts)) for series in run.ranks)
         return (
             "No training step was recorded, so nothing can be said about speed.",

@@ -259,9 +259,7 @@ def _advice_on(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], 
     costly = [name for name in ordered[1:] if _share(view, parts[name]) >= thresholds.WARNING_SHARE]
     worth = [name for name in costly if name != AROUND]
     lines = [
-        (INFERENCE_ADVICE,)
-        if _infers_always(view, name)
-        else _advice(view, name, place)
+        (INFERENCE_ADVICE,) if _infers_always(view, name) else _advice(view, name, place)
         for name in (ordered[0], *worth)
     ]
     return tuple(dict.fromkeys(line for several in lines for line in several))
@@ -320,9 +318,7 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
         advice=(SCHEDULE_ADVICE,)
         if schedule
         else (
-            f"Look at {place}."
-            if place
-            else phase_advice(frameworks_of(view.facts), "the step"),
+            f"Look at {place}." if place else phase_advice(frameworks_of(view.facts), "the step"),
             "Usual causes: clipping, norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
         ),
         confidence=0.9,
