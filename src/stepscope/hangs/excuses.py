@@ -127,7 +127,8 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     left_s, doing, excuse = best
     who = "The process" if evidence.world_size <= 1 else f"Rank {doing.rank}"
     place = place_text(doing.at, evidence.source_lines)
-    until = f"It counts as a hang after {duration_text(excuse.patience * evidence.threshold_s, whole=True)} without progress."
+    patience = duration_text(excuse.patience * evidence.threshold_s, whole=True)
+    until = f"It counts as a hang after {patience} without progress."
     return NotAHang(
         reason=f"{who} {excuse.what}{f' at {place}' if place else ''}.",
         evidence=(*excuse.signs, until),

@@ -448,8 +448,8 @@ def memory_pressure_advice(*, world_size: int, frameworks: Sequence[str], sharde
     setting = accumulation_setting(frameworks)
     how = f" ({setting})" if setting else ""
     less = (
-        f"To avoid running out of memory, use a smaller batch with gradient accumulation{how}, activation checkpointing "
-        "or autocast."
+        f"To avoid running out of memory, use a smaller batch with gradient accumulation{how}, "
+        "activation checkpointing or autocast."
     )
     if world_size > 1 and not sharded:
         return less, "Optimizer state and gradients can be sharded over the ranks (FSDP, ZeroRedundancyOptimizer)."

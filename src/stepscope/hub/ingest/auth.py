@@ -392,7 +392,8 @@ class Admission:
             return "replaced"
         if join.spool in self._known:
             return "late"
-        why = f"{other.host} is already node {join.node}, and sent data {duration_text(other.silent_s(now_s), whole=True)} ago"
+        ago = duration_text(other.silent_s(now_s), whole=True)
+        why = f"{other.host} is already node {join.node}, and sent data {ago} ago"
         raise Refused(403, "node_taken", why, retry_s=max(1.0, limit_s - other.silent_s(now_s)))
 
     def _settle(self, sender: Sender, replaced: Sender | None) -> None:
