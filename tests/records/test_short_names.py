@@ -29,7 +29,7 @@ CUTLASS = "cutlass_80_tensorop_s1688gemm_256x64_16x4_nt_align4"
     [
         ("aten::mm", "aten::mm"),
         ("train.py(46): <module>", "train.py:46"),
-        ("/home/ada/train.py(9): step", "/home/ada/train.py:9 in step"),
+        ("/code/train.py(9): step", "/code/train.py:9 in step"),
         ("ProfilerStep#5", "ProfilerStep#5"),
         (LOADER, LOADER),
         ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
@@ -93,7 +93,7 @@ def test_functions_of_python_are_no_templates() -> None:
 def test_file_and_line_are_never_shortened() -> None:
     names = [f"resnet50_profiler_api.py({line}): <module>" for line in (46, 47)]
     assert list(short_names(names, 12).values()) == ["resnet50_profiler_api.py:46", "resnet50_profiler_api.py:47"]
-    place = "/home/ada/site-packages/torch/profiler/profiler.py:312 in step"
+    place = "/opt/site-packages/torch/profiler/profiler.py:312 in step"
     assert [fitted(place, columns) for columns in (30, 20, 12)] == [
         "…/profiler.py:312 in step",
         "…/profiler.py:312",

@@ -357,7 +357,7 @@ def test_launch_bound() -> None:
     finding = only(job)
     assert (finding.kind, finding.severity) == ("launch_bound", "critical")
     assert finding.title == (
-        "The device waits for launches 58% of the time: 4,200 kernels a step of 10 µs on average are over before the "
+        "The device waits for launches 58% of the time: 4,200 kernels a step of 10.0 µs on average are over before the "
         "host has launched the next."
     )
     assert finding.cost["share"] == 0.29

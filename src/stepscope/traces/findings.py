@@ -143,6 +143,8 @@ OF_THE_HOST: tuple[Callable[[JobView, Ints], list[Claim]], ...] = (
     find_host,
 )
 """In the order in which they explain why a device waits for the host."""
+LATE_FOR_CERTAIN = 0.75
+"""The certainty from which a late rank may lead for the waiting it causes, and not only for what its remedy gains."""
 
 
 def analyse_job(
@@ -264,6 +266,12 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
 
 
 def _weight(finding: Finding) -> tuple[bool, float, int]:
-    """Return the sort key: what a remedy gains, times the certainty; remarks come last."""
-    gain = float(finding.cost.get("share", 0.0)) * finding.confidence
-    return finding.severity != "info", gain, SEVERITIES.index(finding.severity)
+    """Return the sort key: what a remedy gains, times the certainty; remarks come last.
+
+    Ranks that are late for certain count with what the others wait for them: while ranks wait, making those faster
+    gains nothing.
+    """
+    gain = float(finding.cost.get("share", 0.0))
+    if finding.kind == "collective_straggler" and finding.confidence >= LATE_FOR_CERTAIN:
+        gain = max(gain, float(finding.evidence["waited_share"]))
+    return finding.severity != "info", gain * finding.confidence, SEVERITIES.index(finding.severity)
