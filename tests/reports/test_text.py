@@ -308,6 +308,7 @@ def test_many_findings_and_files_are_counted_not_listed() -> None:
 def test_a_frame_of_a_library_is_not_where_the_user_looks() -> None:
     traceback = (
         'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    model(x)\n'
+        '  File "/src/stepscope/recorder/hooks/forward.py", line 300, in call\n    return f()\n'
         '  File "/v/site-packages/torch/nn.py", line 9, in call\n    return f()\nValueError: bad\n'
     )
     error = RankError(rank=0, pid=1000, type="ValueError", message="bad", traceback=traceback)
