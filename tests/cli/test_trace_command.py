@@ -224,7 +224,9 @@ def test_real(name: str, shared_data: Path, tmp_path: Path, run_stepscope: Calla
     if name == "param_dlrm_8rank":
         collectives = document["collectives"]
         assert (collectives["transfer_ns"], collectives["last_counts"]["7"]) == (225_000, 5)
-        assert document["verdict"]["ranks"] == [7]
+        # Launches cost 34%; the remedy of rank 7, which is late in a single traced step, would gain 3%.
+        assert document["verdict"]["kind"] == "launch_bound"
+        assert [7] in [finding["ranks"] for finding in document["findings"]]
     text = run_stepscope("trace", shared_data / "traces" / name)
     assert (text.code, text.stderr) == (0, "")
     assert max(map(len, text.stdout.splitlines())) <= 80

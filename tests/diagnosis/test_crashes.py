@@ -522,3 +522,10 @@ def test_a_rank_that_aborts_at_its_end_and_takes_a_running_rank_along_is_critica
 @pytest.mark.parametrize("code", [-9, -15])
 def test_only_a_crash_of_native_code_is_one_of_the_shutdown(code: int) -> None:
     assert died_at_exit(exit_codes={1: code}).evidence["at_exit"] is False
+
+
+def test_a_single_process_that_aborts_at_its_end_is_called_the_script() -> None:
+    run = Cluster(ranks=1, steps=80, meta={"end": {"status": "crashed", "exit_code": 134}}).run()
+    assert diagnose(run, build_window(run))[0].title == (
+        "The script ended and died by SIGABRT while Python shut down; the training itself was complete."
+    )

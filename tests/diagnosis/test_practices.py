@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from fakes.cluster import Cluster
 
-from stepscope.diagnosis import build_window
+from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.settings import remarks_on
+from stepscope.diagnosis.rules.advice import memory_pressure_advice
+from stepscope.reports.layout import price_text
 
 LOADER = {
     "batch_size": 32,
@@ -138,7 +140,7 @@ def epochs(loader: Mapping[str, Any], *, every: int = 10, **more: Any) -> Cluste
 def test_compiling_for_the_last_batch() -> None:
     assert said_of(epochs(SHORT, compile_steps=(9,), compile_ms=2400.0)) == [
         (
-            "The last batch of an epoch has 3 samples instead of 32: compiling for that shape took 2.4 s, in step 9. "
+            "The last batch of an epoch has 3 samples instead of 32: compiling for that shape took 2.40 s, in step 9. "
             "drop_last=True skips it."
         )
     ]
@@ -245,3 +247,41 @@ def test_process_groups_that_are_none_the_worse() -> None:
     assert said_of(Cluster(), *[CLOSED] * 4, backend="nccl") == []
     assert said_of(Cluster(), *[{}] * 4, backend="nccl") == []
     assert said_of(Cluster(ranks=1), OPEN, backend="nccl") == ["The process" + ENDING]
+
+
+def test_a_single_process_is_not_told_to_shard_over_ranks() -> None:
+    alone = memory_pressure_advice(world_size=1, frameworks=("transformers",), sharded=False)
+    assert "TrainingArguments(gradient_accumulation_steps=…)" in alone[0]
+    assert alone[1] == "An optimizer with less state (8-bit Adam, Adafactor) also frees memory."
+    several = memory_pressure_advice(world_size=8, frameworks=(), sharded=False)
+    assert several[1].endswith("(FSDP, ZeroRedundancyOptimizer).")
+    assert memory_pressure_advice(world_size=8, frameworks=(), sharded=True)[1] == alone[1]
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "begins"),
+    [
+        ([], 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step()'),
+        (["accelerate"], 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step()'),
+        (["transformers", "accelerate"], "The Trainer runs the loop: put"),
+        (["lightning"], "Lightning's Trainer runs the loop: put"),
+    ],
+)
+def test_nobody_is_told_to_change_a_loop_that_is_not_theirs(frameworks: list[str], begins: str) -> None:
+    slow = Cluster(
+        ranks=1,
+        phases_ms={"forward": 10.0, "backward": 20.0, "optimizer": 5.0, "other": 30.0},
+        facts={"frameworks": frameworks},
+    ).run()
+    found = next(one for one in diagnose(slow) if one.phase == "other")
+    assert any(line.startswith(begins) for line in found.advice), found.advice
+
+
+def test_the_gain_of_a_bound_is_an_upper_bound_and_says_so() -> None:
+    bound = Cluster(ranks=1, phases_ms={"input": 40.0, "forward": 20.0, "backward": 20.0, "other": 1.0}).run()
+    found = diagnose(bound)[0]
+    price = price_text(found.cost)
+    assert found.kind == "input_bound"
+    assert price is not None
+    assert price.startswith("at most 49% of the time (")
+    assert ", at most 1.9" in price

@@ -82,7 +82,7 @@ def test_one_that_came_back_is_a_stall() -> None:
     ("fields", "does", "last"),
     [
         ({}, "sleeps", "; no progress for more than 12 s."),
-        ({"over": "ended", "over_wall_ns": 403 * SECOND_NS}, "slept", "; no progress for 5 min 03 s."),
+        ({"over": "ended", "over_wall_ns": 403 * SECOND_NS}, "slept", "; no progress for 5 min 3 s."),
         ({"over": "aborted", "over_wall_ns": 130 * SECOND_NS}, "slept", "; no progress for 30 s."),
     ],
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 
-import pytest
 from hang_jobs import LOOP, Job, stack
 
-from stepscope.flight.wording import collective_text, listed, one_line, place_text, seconds_text
+from stepscope.flight.wording import collective_text, listed, one_line, place_text
 from stepscope.hangs.report import hang_lines
 from stepscope.records.finding import Frame, WaitingIn
 
@@ -85,14 +84,6 @@ def test_many_kinds_of_stacks_are_cut() -> None:
 def test_long_things_are_cut_not_wrapped_into_the_margin() -> None:
     hang = Job(ranks=2).alone(1, stack(("a" * 200 + ".py", 3, "f" * 200), LOOP)).hang()
     assert max(map(len, hang_lines(replace(hang, cycle=tuple("x" * 90 for _ in range(20))), 60))) <= 60
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0 s"), (14.4, "14 s"), (119, "119 s"), (185, "3 min 05 s"), (3600, "1 h 00 min"), (7620, "2 h 07 min")],
-)
-def test_seconds(seconds: float, text: str) -> None:
-    assert seconds_text(seconds) == text
 
 
 def test_places() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.text import printable, printable_document, say
+from stepscope.records.text import duration_text, ns_text, printable, printable_document, say
 from stepscope.reports.summary_text import render_text
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
@@ -82,3 +82,11 @@ def test_colours_are_ours_alone(hostile_run: Path) -> None:
 
     assert harmless(re.sub(r"\x1b\[[0-9;]*m", "", drawn))
     assert "\x1b]" not in drawn
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_durations_are_written_as_on_the_page(whole: bool, root: Path) -> None:
+    examples = json.loads((root / "tests" / "records" / "durations.json").read_text())
+    rows = examples["whole" if whole else "precise"]
+    assert [[ns, ns_text(ns, whole=whole)] for ns, _ in rows] == rows
+    assert [duration_text(ns / 1e9, whole=whole) for ns, _ in rows] == [text for _, text in rows]

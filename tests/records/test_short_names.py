@@ -28,6 +28,8 @@ CUTLASS = "cutlass_80_tensorop_s1688gemm_256x64_16x4_nt_align4"
     ("name", "short"),
     [
         ("aten::mm", "aten::mm"),
+        ("train.py(46): <module>", "train.py:46"),
+        ("/code/train.py(9): step", "/code/train.py:9 in step"),
         ("ProfilerStep#5", "ProfilerStep#5"),
         (LOADER, LOADER),
         ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
@@ -86,3 +88,16 @@ def test_names_of_real_traces(shared_data: Path, real_window: Callable[[Path], A
 def test_functions_of_python_are_no_templates() -> None:
     assert short_name("<built-in function sleep>") == "<built-in function sleep>"
     assert short_name("<built-in method run_backward of X object at 0x7f>").startswith("<built-in method run_backward")
+
+
+def test_file_and_line_are_never_shortened() -> None:
+    names = [f"resnet50_profiler_api.py({line}): <module>" for line in (46, 47)]
+    assert list(short_names(names, 12).values()) == ["resnet50_profiler_api.py:46", "resnet50_profiler_api.py:47"]
+    place = "/opt/site-packages/torch/profiler/profiler.py:312 in step"
+    assert [fitted(place, columns) for columns in (30, 20, 12)] == [
+        "…/profiler.py:312 in step",
+        "…/profiler.py:312",
+        "profiler.py:312",
+    ]
+    same = ["a/utils.py(3): f", "b/utils.py(3): f"]
+    assert list(short_names(same, 14).values()) == ["…/utils.py:3", "utils.py:3 #2"]

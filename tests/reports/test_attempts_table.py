@@ -88,8 +88,8 @@ def test_an_attempt_without_a_step() -> None:
     table = attempts_table(run_of(stopped(attempt(0, "ab", at_s=1)), second))
     assert (table[0]["pause_s"], table[1]["first_step"]) == (None, None)
     assert [text.split(";")[0] for _, text in attempt_items(table)] == [
-        "2 ranks on 2 hosts, steps 0–29 in 1.4 s",
-        "2 ranks on 2 hosts, no step in 1.4 s",
+        "2 ranks on 2 hosts, steps 0–29 in 1.38 s",
+        "2 ranks on 2 hosts, no step in 1.38 s",
     ]
 
 

@@ -96,8 +96,8 @@ def test_while_it_stands_the_time_is_that_of_now() -> None:
     summary = summarise(run, alive=True)
     now = render_text(summary, now_wall_ns=ANCHOR_WALL_NS + 62 * 10**9)
     assert "\nThe job is hung\n" in now
-    assert "since     no progress for 62 s in step 7; a step usually takes 250 ms\n" in now
-    assert " · 60 steps (0–59) in 1 min 03 s · hung\n" in now
+    assert "since     no progress for 1 min 2 s in step 7; a step usually takes 250 ms\n" in now
+    assert " · 60 steps (0–59) in 1 min 3 s · hung\n" in now
     # Of one that nobody looks after any more, only what was seen is said.
     then = render_text(summary)
     assert "\nThe job hung\n" in then

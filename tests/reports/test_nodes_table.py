@@ -63,7 +63,7 @@ def test_a_line_a_node() -> None:
     assert (second["status"], second["lost"], second["refused"]) == (None, True, 3)
     assert lines_of(render_text(summarise(run))) == [
         "node 0    node0 · ranks 0–1 · 40 steps",
-        "node 1    node1 · ranks 2–3 · 40 steps · clock 300.2 s ahead (± 100 µs)",
+        "node 1    node1 · ranks 2–3 · 40 steps · clock 5 min ahead (± 100 µs)",
         "node 2    node2 · ranks 4–5 · 40 steps · lost · 3 frames refused",
     ]
 

@@ -562,7 +562,7 @@ def test_a_job_that_hung_is_not_said_to_have_failed(over: Any, status: Any, code
 
 
 def test_early_in_a_run_the_verdict_is_how_many_steps_are_still_needed() -> None:
-    run = Cluster(steps=5, unfinished={rank: 5 for rank in range(4)}).run()
+    run = Cluster(steps=5, unfinished=dict.fromkeys(range(4), 5)).run()
     early = summarise(run, alive=True)
     assert (early["verdict"]["title"], early["verdict"]["advice"]) == (
         "Collecting: 4 of 10 steps (1 more set aside as warm-up).",
@@ -614,16 +614,16 @@ def test_so_far_is_said_of_a_run_that_goes_on_only() -> None:
 @pytest.mark.parametrize(
     ("saved", "over", "says"),
     [
-        (40, True, "1.5 s of training is lost: the last checkpoint seen was in step 40."),
-        (40, False, "1.5 s of training is lost: the last checkpoint seen was in step 40."),
-        (None, True, "1.5 s of training is lost: no checkpoint was seen."),
-        (None, False, "at least 1.5 s of training is lost: no checkpoint in the last steps."),
+        (40, True, "1.50 s of training is lost: the last checkpoint seen was in step 40."),
+        (40, False, "1.50 s of training is lost: the last checkpoint seen was in step 40."),
+        (None, True, "1.50 s of training is lost: no checkpoint was seen."),
+        (None, False, "at least 1.50 s of training is lost: no checkpoint in the last steps."),
     ],
 )
 def test_a_crash_is_priced_in_the_same_words_while_the_job_goes_on(saved: int | None, over: bool, says: str) -> None:
     cost = {"share": 0.3, "seconds": 1.5}
     assert finding_price("rank_crashed", cost, {"checkpoint_step": saved}, over=over) == says
-    assert finding_price("rank_crashed", cost, {}, over=True) == "30% of the time (1.5 s)."
+    assert finding_price("rank_crashed", cost, {}, over=True) == "30% of the time (1.50 s)."
 
 
 def test_a_trivial_loss_has_no_price() -> None:
@@ -654,7 +654,7 @@ def test_a_gap_in_the_samples_is_told(event: str, why: str) -> None:
     samples = tuple(host_sample(second) for second in (0, 1, 4, 12, 13))
     events = ({"event": event, "wall_ns": ANCHOR_WALL_NS + 11 * 10**9},)
     run = replace(Cluster(samples=samples).run(), events=events)
-    assert summarise(run)["notices"] == [f"For 8.0 s there are no samples of host node0: {why}."]
+    assert summarise(run)["notices"] == [f"For 8 s there are no samples of host node0: {why}."]
 
 
 def on_all(ranks: int, phase: str, ms: float, steps: range | None = None, *, ramp: bool = False) -> tuple[Fault, ...]:

@@ -249,7 +249,9 @@ def test_frames_of_libraries_are_one_line_and_ours_are_hidden() -> None:
 
 @pytest.mark.parametrize("message", ["x" * 200, "first line\nsecond line"])
 def test_an_error_that_the_title_does_not_show_whole_ends_its_traceback(message: str) -> None:
-    traceback = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\nValueError: {message}\n'
+    traceback = (
+        f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\nValueError: {message}\n'
+    )
     error = RankError(rank=1, pid=1001, type="ValueError", message=message, traceback=traceback)
     text = render_text(summarise(Cluster(ranks=2, errors=(error,)).run()))
     shown = message.replace("\n", "\n  ")
@@ -328,6 +330,7 @@ def test_many_findings_and_files_are_counted_not_listed() -> None:
 def test_a_frame_of_a_library_is_not_where_the_user_looks() -> None:
     traceback = (
         'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    model(x)\n'
+        '  File "/src/stepscope/recorder/hooks/forward.py", line 300, in call\n    return f()\n'
         '  File "/v/site-packages/torch/nn.py", line 9, in call\n    return f()\nValueError: bad\n'
     )
     error = RankError(rank=0, pid=1000, type="ValueError", message="bad", traceback=traceback)
@@ -347,9 +350,9 @@ def test_a_traceback_is_of_the_last_attempt_or_not_there() -> None:
     assert "Traceback" not in text
     assert (
         "2 attempts; all figures are from attempt 1\n"
-        "  0         2 ranks on node0, steps 0–29 in 1.4 s; rank 1 raised ValueError: bad\n"
-        "            (in step 20, in backward)\n"
-        "  1         2 ranks on node0, steps 0–59 in 2.6 s; ended normally\n"
+        "  0         2 ranks on node0, steps 0–29 in 1.38 s; rank 1 raised ValueError:\n"
+        "            bad (in step 20, in backward)\n"
+        "  1         2 ranks on node0, steps 0–59 in 2.55 s; ended normally\n"
     ) in text
 
 
@@ -365,7 +368,7 @@ def test_only_files_that_are_there_are_named() -> None:
     [
         (None, "–"),
         (0, "0"),
-        (0.0832, "83 µs"),
+        (0.0832, "83.2 µs"),
         (1.004, "1.00 ms"),
         (9.996, "10.0 ms"),
         (99.96, "100 ms"),
@@ -377,7 +380,7 @@ def test_ms(ms: float | None, text: str) -> None:
 
 
 def test_other_units() -> None:
-    assert [duration_text(s) for s in (0.42, 8.24, 185, 7620)] == ["420 ms", "8.2 s", "3 min 05 s", "2 h 07 min"]
+    assert [duration_text(s) for s in (0.42, 8.24, 185, 7620)] == ["420 ms", "8.24 s", "3 min 5 s", "2 h 7 min"]
     assert [bytes_text(b) for b in (None, 0, 512, 1536, 512 << 20, 1.6 * GIB)] == [
         "–", "0 B", "512 B", "1.5 KiB", "512 MiB", "1.6 GiB"
     ]  # fmt: skip

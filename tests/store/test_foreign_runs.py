@@ -103,7 +103,7 @@ def test_a_clock_that_is_behind_makes_a_lease_look_old_so_it_is_watched(elsewher
 
 
 STILL_WRITTEN = (
-    "it is still being recorded on gpu-7; its clock is 1 h 00 min ahead of this one; check the time on both machines"
+    "it is still being recorded on gpu-7; its clock is 1 h ahead of this one; check the time on both machines"
 )
 
 

@@ -14,7 +14,7 @@ from stepscope.records.finding import Finding
 from stepscope.reports.layout import price_text
 from stepscope.traces.device.figures import Pace
 from stepscope.traces.device.work import StreamIdle, Temporal
-from stepscope.traces.findings import analyse_job, find, verdict_of
+from stepscope.traces.findings import _weight, analyse_job, find, verdict_of
 from stepscope.traces.host.stalls import Pause, SyncPlace
 from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.columns import TraceMeta
@@ -128,6 +128,16 @@ def sync(
 
 
 # -- nothing --------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_certain_gain_leads_whatever_its_severity() -> None:
+    told = [
+        Finding(kind="a", severity="critical", title="", cost={"share": 0.03}, confidence=0.6),
+        Finding(kind="b", severity="warning", title="", cost={"share": 0.34}, confidence=0.85),
+        Finding(kind="c", severity="warning", title="", cost={"share": 0.36}, confidence=0.7),
+        Finding(kind="d", severity="info", title="", cost={"share": 0.5}, confidence=0.9),
+    ]
+    assert [one.kind for one in sorted(told, key=_weight, reverse=True)] == ["b", "c", "a", "d"]
 
 
 def test_a_healthy_job_gives_no_finding() -> None:
@@ -347,7 +357,7 @@ def test_launch_bound() -> None:
     finding = only(job)
     assert (finding.kind, finding.severity) == ("launch_bound", "critical")
     assert finding.title == (
-        "The device waits for launches 58% of the time: 4,200 kernels a step of 10 µs on average are over before the "
+        "The device waits for launches 58% of the time: 4,200 kernels a step of 10.0 µs on average are over before the "
         "host has launched the next."
     )
     assert finding.cost["share"] == 0.29

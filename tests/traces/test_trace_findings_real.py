@@ -121,8 +121,8 @@ PUBLISHED = {
     "hta_cp_event_sync_multi": [("gpu_idle_host", "warning")],
     "hta_df_index_resolver_1of2": [
         ("launch_bound", "critical"),
-        ("low_overlap", "warning"),
         ("fp32_matmul", "warning"),
+        ("low_overlap", "warning"),
         ("fragmentation", "info"),
     ],
     "hta_nccl_data_1of2": [("launch_bound", "critical")],
@@ -139,20 +139,20 @@ def test_published_traces(shared_data: Path, folder: str, published: Callable[[P
 
 def test_the_late_rank_of_a_published_job(shared_data: Path, published: Callable[[Path], JobAnalysis]) -> None:
     job = published(shared_data / "traces" / "param_dlrm_8rank")
-    assert job.verdict == (
+    late = next(finding for finding in job.findings if finding.kind == "collective_straggler")
+    assert job.findings[0].kind == "launch_bound", "34% to gain, against 3%; both are seen in a single step"
+    assert late.title == (
         "Rank 7 comes last to 5 of 8 collectives; the others wait 5.02 ms of every step for it (28 times as much "
         "waiting as transfer); it starts the first traced step 4.52 ms after its peers, delayed before the trace; "
         "fixing it alone gains 509 µs, then they wait for rank 6."
     )
     again = like_peers(job.ranks, job.collectives, parse_change("rank:7=peers"))
-    late = job.findings[0]
     assert late.cost["seconds"] == again.gain_ns / 1e9 <= late.evidence["alone_ms"] / 1e3
     assert late.cost["if_fixed"]["step_ms"] == round(sum(again.after_ns) / 1e6, 3), "price and what-if agree"
-    first = job.findings[0]
-    assert (first.kind, first.ranks, first.severity) == ("collective_straggler", (7,), "warning")
-    assert first.evidence["transfer_ms"] == 0.225
-    assert first.evidence["mostly_waiting"]
-    assert first.evidence["causes"] == {"7": {"cause": "before_the_trace", "excess_ms": 4.523}}
+    assert (late.ranks, late.severity) == ((7,), "warning")
+    assert late.evidence["transfer_ms"] == 0.225
+    assert late.evidence["mostly_waiting"]
+    assert late.evidence["causes"] == {"7": {"cause": "before_the_trace", "excess_ms": 4.523}}
     # All but 2% of the communication is waiting: nothing is said of overlap, nor of anybody's network.
     assert not {"low_overlap", "exposed_communication", "collective_jitter"} & {each.kind for each in job.findings}
     assert not any("bucket" in line for each in job.findings for line in each.advice)

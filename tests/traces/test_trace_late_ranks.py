@@ -336,7 +336,7 @@ def test_a_group_with_ranks_that_are_not_traced() -> None:
     job = analyse_job([analyse_rank(each.trace(), rank) for rank, each in enumerate(made)])
     finding = job.findings[0]
     assert (finding.kind, finding.ranks, finding.confidence) == ("collective_straggler", (3,), 0.6)
-    assert str(price_text(finding.cost)).startswith("up to 32% of the time")
+    assert str(price_text(finding.cost)).startswith("at most 32% of the time")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 import { expect, test } from "vitest";
 import { matched, type Shortcut } from "../src/ui/key-sequence";
-import { began, elapsed, roughly } from "../src/ui/when";
+import { duration } from "../src/ui/format";
+import { began } from "../src/ui/when";
+import DURATIONS from "../../tests/records/durations.json";
 
 const keys: Shortcut[] = ["g l", "g r", "l", "/", "Escape"].map((name) => ({ keys: name, words: name, act: () => undefined }));
 
@@ -23,9 +25,12 @@ test("one key, two keys, and a wrong one in between", () => {
   expect(typed("x", "Escape")).toEqual(["Escape"]);
 });
 
-test("ages and start times", () => {
-  expect([-5, 400, 89_000, 95_000, 3_600_000, 7_200_000, 400_000_000].map(roughly)).toEqual(["0 s", "0 s", "89 s", "2 min", "60 min", "2 h", "5 days"]);
-  expect([-1, 21_999, 184_000, 7_500_000, 273_600_000].map(elapsed)).toEqual(["0 s", "21 s", "3 min 4 s", "2 h 5 min", "3 d 4 h"]);
+test("durations have exactly the text that Python gives them", () => {
+  expect(DURATIONS.precise.map(([ns]) => [ns, duration(ns as number)])).toEqual(DURATIONS.precise);
+  expect(DURATIONS.whole.map(([ns]) => [ns, duration(ns as number, true)])).toEqual(DURATIONS.whole);
+});
+
+test("start times", () => {
   const now = new Date(2026, 10, 15, 18, 0).getTime();
   const at = (...when: [number, number, number, number, number]): string => began(new Date(...when).getTime() * 1e6, now);
   expect(at(2026, 10, 15, 7, 5)).toBe("today, 07:05");

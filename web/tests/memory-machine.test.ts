@@ -32,7 +32,7 @@ test("a forecast follows the measurements and ends at the hub's step", () => {
   expect(foreseen(forecast, 100)).toBe(1000 * MIB);
   expect(foreseen(forecast, 400)).toBe(1300 * MIB);
   expect(foreseen(forecast, -1)).toBeNull();
-  expect(forecastWords(forecast)).toBe("1.00 MiB more per step; full at step 400, after another 2 min 0 s");
+  expect(forecastWords(forecast)).toBe("1.00 MiB more per step; full at step 400, after another 2 min");
   expect(forecastWords({ ...forecast, endStep: null })).toBe("1.00 MiB more per step; when it is full is unknown");
   const chart = memoryChart([0, 100], [{ name: "in use", values: [900 * MIB, 1000 * MIB] }], false, forecast, 400);
   expect(chart.data).toEqual([

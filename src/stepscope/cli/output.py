@@ -132,7 +132,7 @@ class _ProgressBar:
         line = f"{self._doing} {'█' * filled}{'░' * (BAR_CELLS - filled)} {self._figures(done, total)}"
         left_s = (now_s - self._began_s) * (total - done) / done if done else 0.0
         if left_s > WORTH_TELLING_S:
-            line += f", {duration_text(round(left_s))} left"
+            line += f", {duration_text(left_s, whole=True)} left"
         print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
 
     def _figures(self, done: int, total: int) -> str:

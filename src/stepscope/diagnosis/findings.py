@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import Claim, longer_by_passes, unexplained
-from stepscope.diagnosis.engine.settings import accumulation_setting, frameworks_of
+from stepscope.diagnosis.engine.settings import (
+    accumulation_setting,
+    copy_setting,
+    frameworks_of,
+    loader_setting,
+    phase_advice,
+    runs_own_loop,
+)
 from stepscope.diagnosis.engine.statistics import longest, mean_rank, median_rank, shortest
 from stepscope.diagnosis.engine.view import View, cost_of, lower_median_rank, view_of, where_stopped
 from stepscope.diagnosis.engine.window import Window, build_window
@@ -58,14 +65,9 @@ SLOWEST_RANK = "waiting for whichever rank is slowest"
 SLOW_STEPS = "a few slow steps"
 
 ADVICE = {
-    EVERY_STEP["other"]: (
-        'Put "with stepscope.phase(name):" around parts of the loop to see which of them it is.',
-        "Usual causes: .item(), printing and logging every step, metrics, copies between tensors and numpy.",
-    ),
     EVERY_STEP["input"]: (
         "Waits this short are the cost of making a batch in Python: use larger batches, or slice them from one tensor.",
     ),
-    EVERY_STEP["h2d"]: ("pin_memory=True and .to(device, non_blocking=True) hide the copy behind the computation.",),
     **{words: (STOPS_ADVICE[phase],) for phase, words in STOPS.items()},
     SLOWEST_RANK: ("No rank is always slow: look for work that varies from batch to batch (sequence lengths).",),
     SLOW_STEPS: ('See what they have in common: stepscope sql "select * from steps order by wall_ns desc limit 5".',),
@@ -111,7 +113,9 @@ def find_insufficient(
     ]
 
 
-def _too_little(run: RunData, window: Window, steady: int, *, reached: bool, alive: bool) -> tuple[str, tuple[str, ...]]:
+def _too_little(
+    run: RunData, window: Window, steady: int, *, reached: bool, alive: bool
+) -> tuple[str, tuple[str, ...]]:
     if not run.ranks and reached:
         return (
             "Nothing was recorded: no process with the recorder loaded trained a PyTorch model.",
@@ -129,12 +133,14 @@ def _too_little(run: RunData, window: Window, steady: int, *, reached: bool, ali
             ),
         )
     if not window.ranks:
+        ends = "A step ends when the step() of a torch optimizer returns, and none did."
+        by_hand = (
+            'If parameters are updated by hand, put "with stepscope.step():" around the body of the training loop.'
+        )
+        own_loop = any(runs_own_loop(frameworks_of(series.facts)) for series in run.ranks)
         return (
             "No training step was recorded, so nothing can be said about speed.",
-            (
-                "A step ends when the step() of a torch optimizer returns, and none did.",
-                'If parameters are updated by hand, put "with stepscope.step():" around the body of the training loop.',
-            ),
+            (ends,) if own_loop else (ends, by_hand),
         )
     seen = len(window.steps)
     if not seen:
@@ -183,11 +189,21 @@ def find_healthy(view: View) -> list[Finding]:
 
 
 def _advice(view: View, name: str) -> tuple[str, ...]:
+    frameworks = frameworks_of(view.facts)
+    if name == EVERY_STEP["other"]:
+        return (
+            phase_advice(frameworks, "the loop"),
+            "Usual causes: .item(), printing and logging every step, metrics, copies between tensors and numpy.",
+        )
+    if name == EVERY_STEP["h2d"]:
+        pin, copy = loader_setting(frameworks, "pin_memory", True), copy_setting(frameworks)
+        ways, hide = (f"{pin} and {copy}", "hide") if copy else (pin, "hides")
+        return (f"{ways} {hide} the copy behind the computation.",)
     if name != EVERY_STEP["comm"]:
         return ADVICE.get(name, ())
     if view.window.stages:
         return ("Pipeline stages wait while the pipeline fills and drains: more microbatches per step reduce that.",)
-    setting = None if view.accumulates else accumulation_setting(frameworks_of(view.facts))
+    setting = None if view.accumulates else accumulation_setting(frameworks)
     ddp = "no_sync() between steps" if view.facts.get("ddp") and not view.accumulates else None
     fewer = f", or {setting or ddp}," if setting or ddp else ""
     return (f"The ranks are alike, so the exchange itself is slow: larger batches{fewer} need fewer exchanges.",)

@@ -9,6 +9,7 @@ from stepscope.flight.dump import Operation
 from stepscope.flight.stacks import is_user_file
 from stepscope.records.collectives import group_name
 from stepscope.records.finding import Frame, WaitingIn
+from stepscope.records.text import duration_text
 
 __all__ = [
     "SOURCE_CHARS",
@@ -24,7 +25,6 @@ __all__ = [
     "parting_frame",
     "place_text",
     "ranks_text",
-    "seconds_text",
     "site_frame",
     "spans_text",
     "steps_text",
@@ -91,8 +91,6 @@ def frame_text(frame: Frame | None) -> str:
 
 SOURCE_CHARS = 60
 """Maximum characters of a line of code in a sentence."""
-MINUTE_S = 60
-HOUR_S = 3600
 
 Lines = Mapping[tuple[str, int], str]
 
@@ -136,16 +134,6 @@ def collective_text(waiting: WaitingIn | None) -> str:
     return f"{op}{number}" + (f" of {group}" if group else "")
 
 
-def seconds_text(seconds: float) -> str:
-    """``14 s``, ``3 min 05 s``, ``2 h 07 min``."""
-    whole = round(max(seconds, 0.0))
-    if whole < 2 * MINUTE_S:
-        return f"{whole} s"
-    if whole < HOUR_S:
-        return f"{whole // MINUTE_S} min {whole % MINUTE_S:02d} s"
-    return f"{whole // HOUR_S:,} h {whole % HOUR_S // MINUTE_S:02d} min"
-
-
 def steps_text(first: int, last: int) -> str:
     """``step 41``, ``steps 60–61``."""
     return f"step {first:,}" if first == last else f"steps {first:,}–{last:,}"
@@ -153,4 +141,4 @@ def steps_text(first: int, last: int) -> str:
 
 def more_than_text(seconds: float) -> str:
     """``more than 14 s``, for a duration that is still growing: it stays true while it is read."""
-    return f"more than {seconds_text(int(seconds))}"
+    return f"more than {duration_text(int(seconds), whole=True)}"

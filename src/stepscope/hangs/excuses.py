@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepscope.flight.wording import collective_text, one_line, place_text, seconds_text
+from stepscope.flight.wording import collective_text, one_line, place_text
 from stepscope.hangs.activity import FOR_PROCESS, FOR_USER, Activity, Doing, is_busy, moves_data
 from stepscope.hangs.evidence import Evidence, RankEvidence, Recorders
+from stepscope.records.text import duration_text
 
 __all__ = ["NotAHang", "at_rest", "excuse_of", "under_way", "unfinished"]
 
@@ -104,7 +105,7 @@ def unfinished(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
     sign = "Every device has begun it." if begun else "It is not known whether every device has begun it."
     return NotAHang(
         reason=f"All ranks have called {what}, and their devices have not finished it yet.",
-        evidence=(sign, f"It counts as a hang after {seconds_text(patience_s)} without progress."),
+        evidence=(sign, f"It counts as a hang after {duration_text(patience_s, whole=True)} without progress."),
         look_again_s=max(LOOK_AGAIN_S, min(evidence.threshold_s, left_s)),
     )
 
@@ -126,7 +127,8 @@ def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     left_s, doing, excuse = best
     who = "The process" if evidence.world_size <= 1 else f"Rank {doing.rank}"
     place = place_text(doing.at, evidence.source_lines)
-    until = f"It counts as a hang after {seconds_text(excuse.patience * evidence.threshold_s)} without progress."
+    patience = duration_text(excuse.patience * evidence.threshold_s, whole=True)
+    until = f"It counts as a hang after {patience} without progress."
     return NotAHang(
         reason=f"{who} {excuse.what}{f' at {place}' if place else ''}.",
         evidence=(*excuse.signs, until),

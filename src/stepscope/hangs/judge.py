@@ -22,7 +22,6 @@ from stepscope.flight.wording import (
     one_line,
     place_text,
     ranks_text,
-    seconds_text,
 )
 from stepscope.hangs import activity
 from stepscope.hangs.activity import (
@@ -40,6 +39,7 @@ from stepscope.hangs.evidence import RAISED, Evidence, LostHost, RankEvidence, W
 from stepscope.hangs.excuses import NotAHang, at_rest, excuse_of, under_way, unfinished
 from stepscope.records.collectives import group_name
 from stepscope.records.finding import Culprit, Frame, HangKind, HangRecord, RankThere, StackGroup, WaitingIn, encoded
+from stepscope.records.text import duration_text
 
 __all__ = ["NotAHang", "judge"]
 
@@ -353,7 +353,7 @@ def _idle(situation: Situation, guilty: Sequence[int]) -> tuple[str, ...]:
     for rank in [rank for rank in guilty if situation.doings[rank].state != "gone"][:SIDES_SHOWN]:
         share, silent_s = situation.ranks[rank].cpu_share, situation.ranks[rank].silent_s
         used = f" and uses {share:.0%} of a core" if share is not None else ""
-        signs.append(f"Rank {rank} has been silent for {seconds_text(silent_s)}{used}.")
+        signs.append(f"Rank {rank} has been silent for {duration_text(silent_s, whole=True)}{used}.")
     return tuple(signs)
 
 

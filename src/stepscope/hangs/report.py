@@ -26,12 +26,11 @@ from stepscope.flight.wording import (
     one_line,
     place_text,
     ranks_text,
-    seconds_text,
     steps_text,
 )
 from stepscope.records.collectives import group_name
 from stepscope.records.finding import Culprit, Finding, Frame, HangRecord, RankThere, StackGroup
-from stepscope.records.text import hang_name
+from stepscope.records.text import duration_text, hang_name
 
 __all__ = [
     "HUNG",
@@ -297,12 +296,12 @@ def title_of(record: HangRecord) -> str:
     seconds, record = stood_s(record), told_of(record)
     if record.over == "recovered":
         then = record.title.replace(" never called ", " had not called ", 1)
-        return f"The job hung for {seconds_text(seconds)} and recovered. {then}"
+        return f"The job hung for {duration_text(seconds, whole=True)} and recovered. {then}"
     if record.victims or record.kind not in ("hang_host", "hang_input"):
         return record.title
     # Written once and read while it lasts: for a hang that continues, say only what stays true.
     ended = record.over is not None
-    long = seconds_text(seconds) if ended else more_than_text(seconds)
+    long = duration_text(seconds, whole=True) if ended else more_than_text(seconds)
     return f"{record.title.removesuffix('.')}; no progress for {long}."
 
 
@@ -466,17 +465,13 @@ def _cycle(record: HangRecord) -> list[str]:
 
 def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] | None) -> str:
     where = f" in {steps_text(*steps)}" if steps else ""
-    usual = f"; a step usually takes {_step_text(record.step_s)}" if record.step_s else ""
+    usual = f"; a step usually takes {duration_text(record.step_s)}" if record.step_s else ""
     if record.over is None and now_wall_ns is not None:
         long_s = max(stood_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
-        return f"no progress for {seconds_text(long_s)}{where}{usual}"
+        return f"no progress for {duration_text(long_s, whole=True)}{where}{usual}"
     if record.over is None:
-        return f"no progress for {seconds_text(stood_s(record))}{where} when this was written{usual}"
-    return f"it hung for {seconds_text(stood_s(record))}{where}, {ENDINGS[record.over]}{usual}"
-
-
-def _step_text(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+        return f"no progress for {duration_text(stood_s(record), whole=True)}{where} when this was written{usual}"
+    return f"it hung for {duration_text(stood_s(record), whole=True)}{where}, {ENDINGS[record.over]}{usual}"
 
 
 def _whose(group: StackGroup) -> str:

@@ -6,6 +6,9 @@
 C++ names lose their return type, namespaces, parameters and template arguments, except for the one that says what is
 done: the innermost first that is neither a number nor a plain type.  A name that is still too long keeps its beginning
 and its end, which contain the numbers that distinguish kernels (tile sizes, layouts).
+
+Lines of Python, as the profiler writes them, become ``train.py:31 in step``.  To fit they lose their folders, then the
+function; file name and line always stay.
 """
 
 from __future__ import annotations
@@ -34,13 +37,15 @@ CALLED = re.compile(r"^[\w:~ *&]*\w\(.*\)$")
 AUTOGRAD = "autograd::engine::evaluate_function: "
 BUILT_IN = "<built-in "
 """Python's functions, not C++."""
+PYTHON_LINE = re.compile(r"^(?P<file>[^()]+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
+PLACE = re.compile(r"^(?P<place>[^:]+\.py:\d+)(?P<function> in .+)?$")
 DEEPEST = 8
 LONGEST = 4096
 """Only this many characters of a name are considered."""
 
 
 def short_names(names: Iterable[str], columns: int) -> dict[str, str]:
-    """Short names by name; all distinct, and none longer than ``columns`` (at least 12)."""
+    """Short names by name; all distinct, and none but a line of code longer than ``columns`` (at least 12)."""
     out: dict[str, str] = {}
     used: set[str] = set()
     met: dict[str, int] = {}
@@ -49,7 +54,8 @@ def short_names(names: Iterable[str], columns: int) -> dict[str, str]:
         text = fitted(short, columns)
         while text in used:
             number = met[short] = met.get(short, 1) + 1
-            mark = f" ({number})"
+            # After a line of code, a number in parentheses would look like another line.
+            mark = f" #{number}" if PLACE.match(short) else f" ({number})"
             text = fitted(short, columns - len(mark)) + mark
         used.add(text)
         out[name] = text
@@ -61,6 +67,9 @@ def short_name(name: str) -> str:
     text = " ".join(name[:LONGEST].split())
     if text.startswith(BUILT_IN):
         return text
+    if line := PYTHON_LINE.match(text):
+        inside = "" if line["function"] == "<module>" else f" in {line['function']}"
+        return f"{line['file']}:{line['line']}{inside}"
     if text.startswith(AUTOGRAD):
         return f"autograd: {text[len(AUTOGRAD) :]}"
     known = ANONYMOUS.sub("", text)
@@ -74,9 +83,14 @@ def short_name(name: str) -> str:
 
 
 def fitted(text: str, columns: int) -> str:
-    """The text with its middle cut out if it is too long."""
+    """The text with its middle cut out if it is too long; of a line of code, file name and line stay."""
     if len(text) <= columns:
         return text
+    if place := PLACE.match(text):
+        _, folder, name = place["place"].replace("\\", "/").rpartition("/")
+        inside = f"…/{name}" if folder else name
+        shorter = (f"{inside}{place['function'] or ''}", inside)
+        return next((text for text in shorter if len(text) <= columns), name)
     tail = max(columns // 3, 1)
     return f"{text[: columns - 1 - tail]}…{text[len(text) - tail :]}"
 

@@ -6,6 +6,7 @@ Numbers have few digits, a unit and no false precision.  Every sentence and tabl
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,53 +45,53 @@ __all__ = [
 
 # -- Numbers and units ------------------------------------------------------------------------------------------------
 
-MINUTE_S = 60
-HOUR_S = 3600
+_UNITS_NS = (("µs", 1e3), ("ms", 1e6), ("s", 1e9))
+_LONG_S = (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
+
+
+def ns_text(ns: float | None, *, whole: bool = False) -> str:
+    """A duration: ``850 ns``, ``83.0 µs``, ``2.04 ms``, ``950 ms``, ``12.3 s``, ``1 min 15 s``, ``2 h 7 min``, ``3 d``.
+
+    ``whole``: whole seconds, for something that is still growing or long ago.  The page has the same function
+    (``web/src/ui/format.ts``), and both are tested with one table of examples.
+    """
+    if ns is None:
+        return "–"
+    if whole:
+        ns = max(ns, 0.0)
+    if ns < 0:
+        return f"-{ns_text(-ns)}"
+    seconds = math.floor(ns / 1e9 + 0.5)
+    if seconds < 60 and whole:
+        return f"{seconds} s"
+    if ns >= 59.95e9 or whole:
+        return _long_text(seconds)
+    if ns < 999.5:
+        return f"{math.floor(ns + 0.5)} ns" if ns else "0"
+    unit, size = next((unit, size) for unit, size in _UNITS_NS if ns < 999.5 * size)
+    return f"{_three_digits(ns / size)} {unit}"
 
 
 def ms_text(ms: float | None) -> str:
-    """``83 µs``, ``2.04 ms``, ``69.0 ms``, ``950 ms``, ``12.3 s``."""
-    if ms is None:
-        return "–"
-    if ms == 0:
-        return "0"
-    if ms < 0.9995:
-        return f"{ms * 1000:.0f} µs"
-    if ms < 9.995:
-        return f"{ms:.2f} ms"
-    if ms < 99.95:
-        return f"{ms:.1f} ms"
-    if ms < 9999.5:
-        return f"{ms:,.0f} ms"
-    return f"{ms / 1000:,.1f} s"
+    """The same from milliseconds."""
+    return ns_text(None if ms is None else ms * 1e6)
 
 
-def ns_text(ns: float | None) -> str:
-    """``0``, ``850 ns``, ``2.31 µs``, ``83.0 µs``; from one millisecond on like ``ms_text``."""
-    if ns is None:
-        return ms_text(None)
-    if ns < 0:
-        return f"-{ns_text(-ns)}"
-    if ns >= 999_500:
-        return ms_text(ns / 1e6)
-    if ns < 999.5:
-        return f"{ns:.0f} ns" if ns else "0"
-    digits = 2 if ns < 9_995 else 1 if ns < 99_950 else 0
-    return f"{ns / 1000:.{digits}f} µs"
+def duration_text(seconds: float | None, *, whole: bool = False) -> str:
+    """The same from seconds."""
+    return ns_text(None if seconds is None else seconds * 1e9, whole=whole)
 
 
-def duration_text(seconds: float | None) -> str:
-    """``420 ms``, ``8.2 s``, ``3 min 05 s``, ``2 h 07 min``."""
-    if seconds is None:
-        return "–"
-    if seconds < 1:
-        return ms_text(seconds * 1000)
-    if seconds < MINUTE_S:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < HOUR_S:
-        return f"{whole // MINUTE_S} min {whole % MINUTE_S:02d} s"
-    return f"{whole // HOUR_S:,} h {whole % HOUR_S // MINUTE_S:02d} min"
+def _long_text(seconds: int) -> str:
+    unit, size, part, smaller = next(units for units in _LONG_S if seconds >= units[1] or units[1] == 60)
+    rest = seconds % size // smaller
+    return f"{seconds // size} {unit}" + (f" {rest} {part}" if rest else "")
+
+
+def _three_digits(value: float) -> str:
+    """Rounded half up in the same way as on the page; ``round`` and JavaScript's ``toFixed`` differ."""
+    places = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{math.floor(value * 10**places + 0.5) / 10**places:.{places}f}"
 
 
 def bytes_text(count: float | None) -> str:

@@ -140,7 +140,7 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
     step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
     then = ""
     if step_ms and speedup and cost.get("up_to"):
-        then = f"; without all of it {_step_then(step_ms, speedup)}"
+        then = f"; without all of it {_step_then(step_ms, speedup, at_most=True)}"
     elif step_ms and speedup:
         then = f"; without it {_step_then(step_ms, speedup)}"
     spent = duration_text(seconds) + ("" if over else " so far")
@@ -149,12 +149,13 @@ def price_text(cost: Mapping[str, Any], *, over: bool = True) -> str | None:
         gain = f"; a fix typically gains {share_text(share)}"
         then = f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
         return f"at most {share_text(most_share)} of the time ({duration_text(most_seconds)}){gain}{then}."
-    return f"{'up to ' if cost.get('up_to') else ''}{share_text(share)} of the time ({spent}){then}."
+    return f"{'at most ' if cost.get('up_to') else ''}{share_text(share)} of the time ({spent}){then}."
 
 
-def _step_then(step_ms: float, speedup: float) -> str:
+def _step_then(step_ms: float, speedup: float, *, at_most: bool = False) -> str:
     """Compare means: a loss in some steps only does not show in the median step."""
-    return f"a step takes {ms_text(step_ms)} instead of {ms_text(step_ms * speedup)} on average, {speedup:.2f}× as fast"
+    instead = f"{ms_text(step_ms)} instead of {ms_text(step_ms * speedup)} on average"
+    return f"a step takes {instead}, {'at most ' if at_most else ''}{speedup:.2f}× as fast"
 
 
 # -- page -------------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def _gaps(run: RunData) -> list[str]:
             if after - before > (GAP_S + 2 * span_s) * 1e9:
                 restarted = any(before < start <= after for start in starts)
                 why = "the agent stopped and was restarted" if restarted else "the agent was delayed"
-                seconds = duration_text((after - before) / 1e9)
+                seconds = duration_text((after - before) / 1e9, whole=True)
                 found.append(f"For {seconds} there are no samples of host {node}: {why}.")
     more = len(found) - GAPS_SHOWN
     return [*found[:GAPS_SHOWN], f"{count_text(more, 'further gap')} in the samples."] if more > 0 else found

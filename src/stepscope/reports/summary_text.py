@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepscope.flight.stacks import is_user_file
 from stepscope.records.collectives import group_name
 from stepscope.records.text import (
     bytes_text,
@@ -135,8 +136,6 @@ Summary = Mapping[str, Any]
 NAME_COLUMNS = 14
 MEDIAN_COLUMNS = 14
 FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<name>.+))?$')
-LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen")
-"""Parts of the path of a frame that is not the user's."""
 TRIVIAL_SHARE = 0.01
 TRACEBACK_HEAD, TRACEBACK_TAIL = 6, 34
 """First and last lines shown of a traceback that is longer than both together."""
@@ -283,7 +282,7 @@ def _raised_at(traceback: str) -> str:
     """The innermost user frame of a traceback: file, line, function and code."""
     lines = traceback.splitlines()
     found = [(match, lines[at + 1 : at + 2]) for at, line in enumerate(lines) if (match := FRAME.match(line))]
-    own = [frame for frame in found if not any(part in frame[0]["path"] for part in LIBRARIES)]
+    own = [frame for frame in found if is_user_file(frame[0]["path"])]
     for match, code in (own or found)[-1:]:
         inside = f", in {match['name']}" if match["name"] and match["name"] != "<module>" else ""
         return f"{match['path']}, line {match['line']}{inside}" + (f": {code[0].strip()}" if code else "")

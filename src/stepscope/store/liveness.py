@@ -194,7 +194,7 @@ def sealing_barred(
         return None
     age_s = _age_s(run_dir, first)
     if -APART_S < age_s < ABANDONED_S:
-        return f"it is being recorded {where}; last write {max(0.0, age_s):.0f} s ago"
+        return f"it is being recorded {where}; last write {duration_text(age_s, whole=True)} ago"
     watch_s = int(WATCH_S if age_s >= 0 else ABANDONED_S)
     changed_ns = _changed_ns(run_dir)
     for second in range(watch_s):

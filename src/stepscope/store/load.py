@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import NotARun, RunUnwritable
 from stepscope.records.run_clock import now_of
 from stepscope.records.series import RankError, RankSeries, RunData
-from stepscope.records.text import Progress, count_text, no_progress
+from stepscope.records.text import Progress, count_text, duration_text, no_progress
 from stepscope.store import locks
 from stepscope.store.documents import NodeInfo, clock_offsets, read_meta, read_nodes, read_refused
 from stepscope.store.file_io import read_jsonl
@@ -125,7 +125,7 @@ def _ended_notice(node: NodeInfo) -> str:
 def _clock_notice(node: NodeInfo) -> str:
     seconds = (node.offset_ns or 0) / 1e9
     way = "ahead" if seconds > 0 else "behind"
-    return f"{_who(node)}: its clock is {abs(seconds):,.1f} s {way}; times are shown by this host's clock."
+    return f"{_who(node)}: its clock is {duration_text(abs(seconds))} {way}; times are shown by this host's clock."
 
 
 def _who(node: NodeInfo) -> str:

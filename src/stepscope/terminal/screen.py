@@ -154,7 +154,7 @@ def link_words(known: Snapshot, *, frozen: bool = False, now_wall_ns: int = 0) -
         return "■ frozen", "bold reverse"
     if known.link == "lost":
         away_s = (now_wall_ns - known.seen_wall_ns) / 1e9
-        ago = f" {duration_text(away_s)}" if known.seen_wall_ns and away_s >= 1 else ""
+        ago = f" {duration_text(away_s, whole=True)}" if known.seen_wall_ns and away_s >= 1 else ""
         return f"○ no hub{ago}, retrying", "bold yellow"
     if known.link == "refused":
         return "✖ refused", "bold red"

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stepscope.hangs.report import HUNG
 from stepscope.records.steps import BUILTIN_PHASES
-from stepscope.records.text import bytes_text, count_text, ms_text, printable, share_text
+from stepscope.records.text import bytes_text, count_text, duration_text, ms_text, printable, share_text
 from stepscope.reports.layout import MARKS, bar
 from stepscope.terminal.documents import Ranks
 from stepscope.terminal.snapshot import (
@@ -276,7 +276,7 @@ def draw_step_time(known: Snapshot, width: int, *, now_wall_ns: int = 0) -> Text
 
 
 def still_words(seconds: float) -> str:
-    return f"no step for {seconds:.0f} s" if seconds < 100 else f"no step for {seconds / 60:,.0f} min"
+    return f"no step for {duration_text(seconds, whole=True)}"
 
 
 def _figure_words(known: Snapshot) -> list[str]:

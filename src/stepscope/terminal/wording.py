@@ -136,7 +136,7 @@ def _refusal(reason: str) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return duration_text(value) if value is not None else "some time"
+    return duration_text(value, whole=True) if value is not None else "some time"
 
 
 def _flat(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The findings of a job, most severe and most costly first, and the verdict: JobAnalysis → findings.
+"""The findings of a job, the largest certain gain first, and the verdict: JobAnalysis → findings.
 
 Findings have the same form as live ones. The rules run in order, the most specific first, and each works on what the
 earlier ones left: a device that idles while the host is in the DataLoader also waits for the host, and that is one
@@ -143,6 +143,8 @@ OF_THE_HOST: tuple[Callable[[JobView, Ints], list[Claim]], ...] = (
     find_host,
 )
 """In the order in which they explain why a device waits for the host."""
+LATE_FOR_CERTAIN = 0.75
+"""The certainty from which a late rank may lead for the waiting it causes, and not only for what its remedy gains."""
 
 
 def analyse_job(
@@ -263,13 +265,13 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
     ]
 
 
-def _weight(finding: Finding) -> tuple[int, float]:
-    """Return the sort key; late ranks are weighted by what the others wait for them.
+def _weight(finding: Finding) -> tuple[bool, float, int]:
+    """Return the sort key: what a remedy gains, times the certainty; remarks come last.
 
-    While ranks wait, making them faster gains nothing.
+    Ranks that are late for certain count with what the others wait for them: while ranks wait, making those faster
+    gains nothing.
     """
-    share, severity = float(finding.cost.get("share", 0.0)), finding.severity
-    if finding.kind == "collective_straggler" and severity != "info":
-        share = max(share, float(finding.evidence["waited_share"]))
-        severity = "critical" if share >= thresholds.CRITICAL_SHARE else severity
-    return SEVERITIES.index(severity), share
+    gain = float(finding.cost.get("share", 0.0))
+    if finding.kind == "collective_straggler" and finding.confidence >= LATE_FOR_CERTAIN:
+        gain = max(gain, float(finding.evidence["waited_share"]))
+    return finding.severity != "info", gain * finding.confidence, SEVERITIES.index(finding.severity)

@@ -2,8 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import type { OpenRun } from "../run/open-run";
+import { duration } from "../ui/format";
 import { useNow } from "../ui/now";
-import { roughly } from "../ui/when";
 import { statusText } from "../words/standing";
 import { SignInForm, WhereTheTokenIs } from "./sign-in";
 import "./banner.css";
@@ -84,7 +84,7 @@ function Strip({ tone, title, children }: { tone: string; title: string; childre
 
 function Heard({ run }: { run: OpenRun }) {
   useNow(1000);
-  return <>{roughly(performance.now() - run.heardMs)} ago</>;
+  return <>{duration((performance.now() - run.heardMs) * 1e6, true)} ago</>;
 }
 
 function Again({ run }: { run: OpenRun }) {

@@ -4,9 +4,8 @@ import type { RanksDocument, RunDocument } from "../api/documents";
 import { RunOutput } from "../panels/run-output";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card } from "../ui/card";
-import { count, spans } from "../ui/format";
+import { count, duration, spans } from "../ui/format";
 import { useNow } from "../ui/now";
-import { roughly } from "../ui/when";
 import "./empty-run.css";
 
 const MOST_ROWS = 12;
@@ -40,8 +39,8 @@ export function EmptyRun({ run }: { run: OpenRun }) {
 }
 
 function words(begun: number, hosts: number, expected: number, ageMs: number): string {
-  if (begun === 0) return `${ageMs > 0 ? `Started ${roughly(ageMs)} ago. ` : ""}No process has reported yet: they may be importing torch or may not have reached their first step.`;
-  const age = ageMs > 0 ? ` Started ${roughly(ageMs)} ago.` : "";
+  if (begun === 0) return `${ageMs > 0 ? `Started ${duration(ageMs * 1e6, true)} ago. ` : ""}No process has reported yet: they may be importing torch or may not have reached their first step.`;
+  const age = ageMs > 0 ? ` Started ${duration(ageMs * 1e6, true)} ago.` : "";
   const of = expected > begun ? ` of ${count(expected)}` : "";
   const where = hosts > 1 ? ` on ${count(hosts)} hosts` : "";
   return `${count(begun)}${of} ${begun === 1 && !of ? "process has" : "processes have"} started${where}, but no step is complete yet. Compilation, caches and the first batch can delay it. Charts appear with the first step.${age}`;

@@ -13,7 +13,6 @@ import { useShortcuts } from "../ui/shortcuts";
 import { Chip, StatusChip } from "../ui/status-chip";
 import { setTab, type Mark } from "../ui/tab";
 import { theme } from "../ui/theme";
-import { elapsed } from "../ui/when";
 import { gpuLoad } from "../words/context";
 import { ranksWords, statusText, stillIn, stillTitle } from "../words/standing";
 import { PageTools } from "./page-tools";
@@ -86,10 +85,10 @@ function Pace({ run }: { run: OpenRun }) {
     <ul class="bar-facts" aria-label="Progress">
       {still === null ? <li>{step < 0 ? (status.over ? "no step" : "no step yet") : `step ${count(step)}`}</li> : <li title={stillTitle(step)}>in {stepsText(still)}</li>}
       <li class={going && (status.still_ranks ?? 0) > 0 ? "stalled" : undefined}>{ranksWords(status, going)}</li>
-      {stalled !== null && <li class="stalled">no step for {elapsed(stalled)}</li>}
+      {stalled !== null && <li class="stalled">no step for {duration(stalled * 1e6, true)}</li>}
       {pace !== null && <li>{digits(pace)} steps/s</li>}
       <GpuLoad run={run} />
-      {known && began !== null && end !== null && end > began && <li title="time since the start">{going ? elapsed((end - began) / 1e6) : duration(end - began)}</li>}
+      {known && began !== null && end !== null && end > began && <li title="time since the start">{duration(end - began, going)}</li>}
       {status.attempt > 0 && <li title="The job was restarted; this is its latest attempt">attempt {status.attempt + 1}</li>}
     </ul>
   );

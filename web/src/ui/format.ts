@@ -1,17 +1,28 @@
 /** Numbers as text: three significant digits and a unit. */
 
-export function duration(ns: number | null | undefined): string {
+const UNITS: readonly (readonly [string, number])[] = [["µs", 1e3], ["ms", 1e6], ["s", 1e9]];
+const LONG: readonly (readonly [string, number, string, number])[] = [["d", 86_400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
+
+/**
+ * The same text as `ns_text` in `records/text.py` (both are tested with one table): `850 ns`, `83.0 µs`, `12.3 s`, `1 min 15 s`,
+ * `2 h 7 min`, `3 d`. `whole`: whole seconds, for something that is still growing or long ago.
+ */
+export function duration(ns: number | null | undefined, whole = false): string {
   if (ns === null || ns === undefined || Number.isNaN(ns)) return "–";
-  const size = Math.abs(ns);
-  if (size < 1e3) return `${Math.round(ns)} ns`;
-  if (size < 999.5e3) return `${digits(ns / 1e3)} µs`;
-  if (size < 999.5e6) return `${digits(ns / 1e6)} ms`;
-  if (size < 99.5e9) return `${digits(ns / 1e9)} s`;
-  const seconds = Math.round(size / 1e9);
-  const sign = ns < 0 ? "−" : "";
-  if (seconds < 3600) return `${sign}${Math.floor(seconds / 60)} min ${seconds % 60} s`;
-  if (seconds < 86_400) return `${sign}${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
-  return `${sign}${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3600)} h`;
+  if (whole) ns = Math.max(ns, 0);
+  if (ns < 0) return `-${duration(-ns)}`;
+  const seconds = Math.floor(ns / 1e9 + 0.5);
+  if (seconds < 60 && whole) return `${seconds} s`;
+  if (ns >= 59.95e9 || whole) return long(seconds);
+  if (ns < 999.5) return ns === 0 ? "0" : `${Math.floor(ns + 0.5)} ns`;
+  const [unit, size] = UNITS.find(([, one]) => ns < 999.5 * one) ?? ["s", 1e9];
+  return `${digits(ns / size)} ${unit}`;
+}
+
+function long(seconds: number): string {
+  const [unit, size, part, smaller] = LONG.find((units) => seconds >= units[1]) ?? ["min", 60, "s", 1];
+  const rest = Math.floor((seconds % size) / smaller);
+  return `${Math.floor(seconds / size)} ${unit}${rest > 0 ? ` ${rest} ${part}` : ""}`;
 }
 
 /** Binary units with three digits: `1.50 GiB`. */
@@ -60,9 +71,12 @@ export function stepsText([first, last]: readonly [number, number]): string {
   return first === last ? `step ${count(first)}` : `steps ${count(first)}–${count(last)}`;
 }
 
+/** Three digits, rounded half up as in Python; `toFixed` alone differs from it. */
 export function digits(value: number): string {
   const size = Math.abs(value);
-  return size >= 99.95 ? value.toFixed(0) : size >= 9.995 ? value.toFixed(1) : value.toFixed(2);
+  const places = size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+  const power = 10 ** places;
+  return `${value < 0 ? "-" : ""}${(Math.floor(size * power + 0.5) / power).toFixed(places)}`;
 }
 
 export function clock(wallNs: number): string {

@@ -18,7 +18,7 @@ export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: bo
   if (cost === null || typeof cost !== "object") return null;
   const { share, seconds, rank_hours: hours } = cost;
   const soFar = live ? " so far" : "";
-  const most = kind === "healthy" ? "at most " : cost.up_to ? "up to " : "";
+  const most = kind === "healthy" || cost.up_to ? "at most " : "";
   const words: string[] = [];
   if (isStop(kind)) {
     // During a hang its card counts the seconds; this figure would not move.
@@ -32,7 +32,7 @@ export function priceOf({ cost, kind }: Pick<Finding, "cost" | "kind">, live: bo
   const fixed = cost.if_fixed;
   if (!fixed?.step_ms || !fixed.speedup || isStop(kind)) return { words, left: null };
   const now = duration(fixed.step_ms * fixed.speedup * 1e6);
-  words.push(`without ${cost.up_to ? "all of it" : "it"} a step takes ${duration(fixed.step_ms * 1e6)} instead of ${now} on average, ${fixed.speedup.toFixed(2)}× as fast`);
+  words.push(`without ${cost.up_to ? "all of it" : "it"} a step takes ${duration(fixed.step_ms * 1e6)} instead of ${now} on average, ${cost.up_to ? "at most " : ""}${fixed.speedup.toFixed(2)}× as fast`);
   return { words, left: 1 / fixed.speedup };
 }
 

@@ -38,7 +38,7 @@ from stepscope.hangs.report import finding_of, hang_lines, steps_of
 from stepscope.records import run_clock
 from stepscope.records.finding import HangRecord
 from stepscope.records.paths import ENV_KEEP_EVIDENCE
-from stepscope.records.text import say
+from stepscope.records.text import duration_text, say
 from stepscope.store.documents import save_findings
 from stepscope.store.live.failures import keep_flights, nccl_dumped, read_hangs, write_evidence, write_hang
 from stepscope.store.paths import hang_path
@@ -333,7 +333,7 @@ class Watchdog:
         seconds = round(now_s - stop.moved_s, 1)
         self._update(replace(record, over="recovered", over_wall_ns=run_clock.wall_ns()))
         self._journal.event("hang_over", number=record.number, seconds=seconds)
-        _say(f"the job resumed after {seconds:g} s; it was a stall")
+        _say(f"the job resumed after {duration_text(seconds, whole=True)}; it was a stall")
 
     def _update(self, record: HangRecord) -> None:
         self._records[record.number] = record

@@ -26,6 +26,8 @@ __all__ = [
     "autocast_setting",
     "compile_setting",
     "compression_setting",
+    "copy_setting",
+    "ddp_setting",
     "frameworks_of",
     "fsdp_bytes_advice",
     "fsdp_memory_advice",
@@ -35,7 +37,9 @@ __all__ = [
     "fused_setting",
     "loader_name",
     "loader_setting",
+    "phase_advice",
     "remarks_on",
+    "runs_own_loop",
     "unused_parameters_advice",
 ]
 
@@ -67,6 +71,17 @@ COMPILATION = {
     "transformers": "TrainingArguments(torch_compile=True)",
     "torchtitan": "compile.enable",
 }
+OWN_LOOPS = {
+    "transformers": ("The Trainer", "callbacks, compute_loss, compute_metrics"),
+    "lightning": ("Lightning's Trainer", "training_step, callbacks, hooks"),
+}
+"""Frameworks whose loop is not the user's to change, and what in it is."""
+COPIES = {
+    "transformers": 'TrainingArguments(accelerator_config={"non_blocking": True})',
+    "accelerate": "Accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True))",
+    "lightning": "",
+}
+"""Copies that do not block; empty: the framework already makes them so."""
 FUSED = {"transformers": 'TrainingArguments(optim="adamw_torch_fused")'}
 
 
@@ -94,6 +109,35 @@ def compression_setting(frameworks: Sequence[str]) -> str:
     if "accelerate" in frameworks and "transformers" not in frameworks:
         return "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)"
     return "bf16_compress_hook"
+
+
+def phase_advice(frameworks: Sequence[str], where: str) -> str:
+    """How to find out which part of some time it is; ``where``: the code in which it passes."""
+    own = next((OWN_LOOPS[name] for name in frameworks if name in OWN_LOOPS), None)
+    if own is None:
+        return f'Put "with stepscope.phase(name):" around parts of {where} to see which it is.'
+    who, parts = own
+    return (
+        f'{who} runs the loop: put "with stepscope.phase(name):" around parts of your own code in it ({parts}) to see '
+        "which it is."
+    )
+
+
+def runs_own_loop(frameworks: Sequence[str]) -> bool:
+    """Whether a framework runs the training loop, so that the user cannot change it."""
+    return any(name in OWN_LOOPS for name in frameworks)
+
+
+def copy_setting(frameworks: Sequence[str]) -> str:
+    """How to copy a batch without blocking; empty if the framework does that by itself."""
+    return next((COPIES[name] for name in frameworks if name in COPIES), ".to(device, non_blocking=True)")
+
+
+def ddp_setting(frameworks: Sequence[str], name: str, value: object) -> str:
+    """``bucket_cap_mb=25``, or the framework's own setting."""
+    if "transformers" in frameworks:
+        return f"TrainingArguments(ddp_{name}={value})"
+    return f"DDPStrategy({name}={value})" if "lightning" in frameworks else f"{name}={value}"
 
 
 def fused_setting(frameworks: Sequence[str]) -> str:

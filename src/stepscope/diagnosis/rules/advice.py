@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.diagnosis.engine.settings import loader_name, loader_setting
+from stepscope.diagnosis.engine.settings import accumulation_setting, loader_name, loader_setting
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, named_ranks, share_text
 
@@ -13,13 +13,13 @@ __all__ = [
     "FRAGMENTATION_ADVICE",
     "MEMORY_CREEP_ADVICE",
     "MEMORY_IMBALANCE_ADVICE",
-    "MEMORY_PRESSURE_ADVICE",
     "cpu_advice",
     "crash_advice",
     "data_loader_advice",
     "expert_advice",
     "growth_advice",
     "jitter_advice",
+    "memory_pressure_advice",
     "ram_advice",
     "slow_stretch_advice",
     "stall_advice",
@@ -426,13 +426,6 @@ FRAGMENTATION_ADVICE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator grow its blocks instead of adding new ones.",
     "Pad or bucket batches to a few shapes, the largest first; torch.cuda.empty_cache() costs time and is not a fix.",
 )
-MEMORY_PRESSURE_ADVICE = (
-    (
-        "To avoid running out of memory, use a smaller batch with gradient accumulation, activation checkpointing or "
-        "autocast."
-    ),
-    "Optimizer state and gradients can be sharded (FSDP, ZeroRedundancyOptimizer); set_to_none=True frees gradients.",
-)
 MEMORY_IMBALANCE_ADVICE = (
     "See what only that rank holds: a second copy of the model, gathered outputs, torch.load without map_location.",
     "If its batches are larger, give every rank the same number of tokens; the fullest device limits all of them.",
@@ -448,6 +441,19 @@ UTILISATION_ADVICE = {
 LAUNCHING_ADVICE = (
     "The host cannot launch work fast enough: a larger batch, torch.compile, CUDA graphs, a fused optimizer.",
 )
+
+
+def memory_pressure_advice(*, world_size: int, frameworks: Sequence[str], sharded: bool) -> tuple[str, ...]:
+    """``sharded``: whether FSDP or ZeRO already shards the model's state."""
+    setting = accumulation_setting(frameworks)
+    how = f" ({setting})" if setting else ""
+    less = (
+        f"To avoid running out of memory, use a smaller batch with gradient accumulation{how}, "
+        "activation checkpointing or autocast."
+    )
+    if world_size > 1 and not sharded:
+        return less, "Optimizer state and gradients can be sharded over the ranks (FSDP, ZeroRedundancyOptimizer)."
+    return less, "An optimizer with less state (8-bit Adam, Adafactor) also frees memory."
 
 
 def utilisation_advice(waited_for: str | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.code_location import CHECKPOINT, EVALUATION, seen_at
+from stepscope.diagnosis.engine.settings import frameworks_of, phase_advice
 from stepscope.diagnosis.engine.statistics import longest
 from stepscope.diagnosis.engine.view import (
     View,
@@ -258,21 +259,19 @@ def _advice_on(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], 
     costly = [name for name in ordered[1:] if _share(view, parts[name]) >= thresholds.WARNING_SHARE]
     worth = [name for name in costly if name != AROUND]
     lines = [
-        (INFERENCE_ADVICE,)
-        if _infers_always(view, name)
-        else _advice(name, place, by_all=len(view.ranks) > 1 and not _alone(view, name))
+        (INFERENCE_ADVICE,) if _infers_always(view, name) else _advice(view, name, place)
         for name in (ordered[0], *worth)
     ]
     return tuple(dict.fromkeys(line for several in lines for line in several))
 
 
-def _advice(name: str, place: str, *, by_all: bool) -> tuple[str, ...]:
-    """``by_all``: several ranks do it."""
+def _advice(view: View, name: str, place: str) -> tuple[str, ...]:
+    by_all = len(view.ranks) > 1 and not _alone(view, name)
     if name in STOPS_ADVICE:
         return (STOPS_ADVICE[name], *([SAME_BYTES] if name == "checkpoint" and by_all else []))
     if name != "other":
         return (f"Do {name!r} less often, in a background thread, or during the next step's computation.",)
-    first = 'Put "with stepscope.phase(name):" around parts of what comes after optimizer.step() to see which it is.'
+    first = phase_advice(frameworks_of(view.facts), "what comes after optimizer.step()")
     if place:
         first = f"Look at {place}: that is where the ranks were seen."
     return first, "Usual causes: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
@@ -319,9 +318,7 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
         advice=(SCHEDULE_ADVICE,)
         if schedule
         else (
-            f"Look at {place}."
-            if place
-            else 'Put "with stepscope.phase(name):" around parts of the step to see which it is.',
+            f"Look at {place}." if place else phase_advice(frameworks_of(view.facts), "the step"),
             "Usual causes: clipping, norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",
         ),
         confidence=0.9,

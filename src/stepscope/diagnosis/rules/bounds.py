@@ -25,6 +25,8 @@ from stepscope.diagnosis.engine.settings import (
     autocast_setting,
     compile_setting,
     compression_setting,
+    copy_setting,
+    ddp_setting,
     frameworks_of,
     fsdp_bytes_advice,
     fsdp_offload_advice,
@@ -32,6 +34,7 @@ from stepscope.diagnosis.engine.settings import (
     fsdp_units_advice,
     fused_setting,
     loader_setting,
+    runs_own_loop,
     unused_parameters_advice,
 )
 from stepscope.diagnosis.engine.statistics import longest, shortest
@@ -91,22 +94,23 @@ def input_advice(view: View, shared_ns: Floats) -> tuple[str, ...]:
 
 
 def h2d_advice(view: View, _: Floats) -> tuple[str, ...]:
-    pinned = _facts(view, "loader").get("pin_memory")
+    pinned, frameworks = _facts(view, "loader").get("pin_memory"), frameworks_of(view.facts)
+    pin, copy = loader_setting(frameworks, "pin_memory", True), copy_setting(frameworks)
+    fewer = "Send fewer bytes: uint8 images converted on the device, lengths instead of masks."
     if pinned is False:
-        pin = loader_setting(frameworks_of(view.facts), "pin_memory", True)
-        first = f"The DataLoader has pin_memory=False: copies from pageable memory block; set {pin} …"
-        return (
-            first,
-            "… and copy with .to(device, non_blocking=True), so that the next copy overlaps the computation.",
-        )
-    return (
-        "Copy with .to(device, non_blocking=True) from pinned memory; a second stream for the next batch hides it.",
-        "Send fewer bytes: uint8 images converted on the device, lengths instead of masks.",
-    )
+        first = f"The DataLoader has pin_memory=False: copies from pageable memory block; set {pin}"
+        if not copy:
+            return f"{first}.", fewer
+        return f"{first} …", f"… and copy with {copy}, so that the next copy overlaps the computation."
+    if runs_own_loop(frameworks):
+        ways = " and ".join(filter(None, ("" if pinned else pin, copy)))
+        return (f"{ways}: then copies overlap the computation.", fewer) if ways else (fewer,)
+    return f"Copy with {copy} from pinned memory; a second stream for the next batch hides it.", fewer
 
 
 def comm_advice(view: View, _: Floats) -> tuple[str, ...]:
     ddp, model, fsdp = _facts(view, "ddp"), _facts(view, "model"), _fsdp_facts(view)
+    frameworks = frameworks_of(view.facts)
     lines = [*fsdp_units_advice(fsdp), *fsdp_bytes_advice(fsdp), *fsdp_offload_advice(fsdp)]
     if fsdp:
         lines += [] if len(lines) > 1 else fsdp_prefetch_advice(fsdp)
@@ -117,7 +121,7 @@ def comm_advice(view: View, _: Floats) -> tuple[str, ...]:
         if gradient_mb / bucket_mb < FEW_BUCKETS:
             lines.append(
                 f"{gradient_mb:.0f} MB of gradients in buckets of {bucket_mb:.0f} MB leave nothing to send while "
-                f"backward still runs: try bucket_cap_mb={max(1, round(gradient_mb / 4))}."
+                f"backward still runs: try {ddp_setting(frameworks, 'bucket_cap_mb', max(1, round(gradient_mb / 4)))}."
             )
         elif bucket_mb < SMALL_BUCKET_MB:
             lines.append(f"Buckets of {bucket_mb:.1f} MB are all latency: leave bucket_cap_mb at 25 or above.")
@@ -205,7 +209,8 @@ def compute_advice(view: View) -> tuple[str, ...]:
     if model and model.get("compiled") is False:
         lines.append(f"The model is not compiled: {compile_setting(frameworks)} fuses its small kernels.")
     if on_device and optimizer and optimizer.get("fused") is not True:
-        lines.append(f"{optimizer.get('class') or 'The optimizer'}(fused=True) takes fewer kernels.")
+        own = fused_setting(frameworks) if frameworks else f"{optimizer.get('class') or 'The optimizer'}(fused=True)"
+        lines.append(f"{own} takes fewer kernels.")
     if on_device and facts.get("tf32") is False:
         lines.append('torch.set_float32_matmul_precision("high") lets float32 products use TF32.')
     lines.append("Faster from here means less compute per sample: autocast, torch.compile, a larger batch.")

@@ -165,6 +165,7 @@ _INSIDE = "Original Traceback (most recent call last):"
 """Begins the traceback that a DataLoader worker puts into the message."""
 _NAMED = frozenset(int(one) for one in signal.Signals)
 FOLLOWERS_SHOWN = 16
+SCRIPT = "The script"
 THREADS_LEFT = "terminate called without an active exception"
 """What the C++ runtime prints when a thread is still running as its owner is destroyed."""
 WENT_ON = "the job continued and ended with exit code 0"
@@ -373,14 +374,15 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
     lead, together = culprits[0], _together(culprits)
     ranks = ranks_of(together)
     if lead.rank is None or _alone(attempt, failures):
-        who = "The script"
+        who = SCRIPT
     elif len(ranks) > 1 and len(ranks) == len(attempt.series):
         who = f"All {len(ranks)} ranks"
     else:
         who = named_ranks(ranks)
     if lead.at_exit:
         after = "the training itself was complete" if _complete(attempt, failures) else "other ranks had not ended yet"
-        return f"{who} ended the script and died by {lead.signal} while Python shut down; {after}"
+        ended = "ended" if who == SCRIPT else "ended the script"
+        return f"{who} {ended} and died by {lead.signal} while Python shut down; {after}"
     if lead.oom_killed:
         what = ("was" if len(ranks) == 1 else "were") + " killed by the kernel for lack of memory"
     elif lead.type:

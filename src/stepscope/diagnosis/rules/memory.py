@@ -25,14 +25,14 @@ from stepscope.diagnosis.engine.readings import (
     process_readings,
     row_medians,
 )
-from stepscope.diagnosis.engine.settings import fsdp_memory_advice
+from stepscope.diagnosis.engine.settings import frameworks_of, fsdp_memory_advice
 from stepscope.diagnosis.engine.statistics import lower_median, z_needed
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import (
     FRAGMENTATION_ADVICE,
     MEMORY_CREEP_ADVICE,
     MEMORY_IMBALANCE_ADVICE,
-    MEMORY_PRESSURE_ADVICE,
+    memory_pressure_advice,
 )
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.text import bytes_text, duration_text, named_ranks, share_text, span_texts
@@ -146,7 +146,7 @@ def _pressure(view: View, devices: Devices) -> list[Claim]:
             "gpus_full": len(full),
             "gpus": len(devices.gpus),
         },
-        advice=(*_held_by_fsdp(view, float(devices.total[worst])), *MEMORY_PRESSURE_ADVICE)[:2],
+        advice=(*_held_by_fsdp(view, float(devices.total[worst])), *_pressure_advice(view))[:2],
         confidence=0.9,
     )
     return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
@@ -221,6 +221,15 @@ def _fragmentation(view: View, devices: Devices, growing: Bools) -> list[Claim]:
         confidence=0.9,
     )
     return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+
+
+def _pressure_advice(view: View) -> tuple[str, ...]:
+    frameworks = frameworks_of(view.facts)
+    return memory_pressure_advice(
+        world_size=max(view.window.identities[row].world_size for row in view.rows),
+        frameworks=frameworks,
+        sharded=bool(view.facts.get("fsdp")) or "deepspeed" in frameworks,
+    )
 
 
 def _held_by_fsdp(view: View, total_bytes: float) -> Iterator[str]:

@@ -31,7 +31,7 @@ from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START
-from stepscope.records.text import count_text, duration_text, ms_text, share_text
+from stepscope.records.text import count_text, ms_text, ns_text, share_text
 
 __all__ = ["Place", "by_phase_ms", "find_spikes", "locate", "typical_phase_ns", "where_text"]
 
@@ -549,18 +549,14 @@ def _stall_steps(
 
 def _stall_title(view: View, place: Place, at: tuple[int, int], took_ns: float, extra_ns: float, *, seen: str) -> str:
     first, last = int(view.steps[at[0]]), int(view.steps[at[1]])
-    lost = _seconds(extra_ns)
+    lost = ns_text(extra_ns)
     where = where_text(place, view)
     where = f",{where}" if where else ""
     where += f", mostly in {seen}" if seen else ""
     if first == last:
-        title = f"Step {first} took {_seconds(took_ns)}, {lost} longer than usual{where}"
+        title = f"Step {first} took {ns_text(took_ns)}, {lost} longer than usual{where}"
     else:
         title = f"Steps {first} to {last} took {lost} longer than usual{where}"
     if place.row is not None and view.lockstep:
         title += "; the other rank waited" if len(view.ranks) == 2 else "; all other ranks waited"
     return f"{title}."
-
-
-def _seconds(ns: float) -> str:
-    return f"{ns / 1e9:.2f} s" if 1 <= ns / 1e9 < 10 else duration_text(ns / 1e9)

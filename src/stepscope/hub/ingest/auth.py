@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from stepscope.errors import FrameError
 from stepscope.hub.limits import Bucket, Buckets, Refused, is_local, source_of
+from stepscope.records.text import duration_text
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.wire.frames import ring_id
 from stepscope.wire.handshake import (
@@ -391,7 +392,8 @@ class Admission:
             return "replaced"
         if join.spool in self._known:
             return "late"
-        why = f"{other.host} is already node {join.node}, and sent data {other.silent_s(now_s):.0f} s ago"
+        ago = duration_text(other.silent_s(now_s), whole=True)
+        why = f"{other.host} is already node {join.node}, and sent data {ago} ago"
         raise Refused(403, "node_taken", why, retry_s=max(1.0, limit_s - other.silent_s(now_s)))
 
     def _settle(self, sender: Sender, replaced: Sender | None) -> None:

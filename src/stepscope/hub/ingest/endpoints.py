@@ -24,7 +24,7 @@ from stepscope.hub.ingest.auth import Admission, Admitted, Challenges, Sender
 from stepscope.hub.limits import Refusals, Refused, plain_address, source_of
 from stepscope.hub.server import AGENT, known
 from stepscope.records import run_clock
-from stepscope.records.text import say
+from stepscope.records.text import duration_text, say
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.inbox.journal import BlockRows, sidecars_of
 from stepscope.store.inbox.receiver import Accepted, Gap, Inbox
@@ -99,7 +99,7 @@ def _line(event: str, fields: Mapping[str, Any]) -> str:
     """Return the message for the user at node 0 while the job runs; empty: it can wait for the summary."""
     who = f"node {fields.get('node')} ({fields.get('host')})"
     if event == "node_lost":
-        return f"{who} has sent nothing for {fields['silent_s']:.0f} s"
+        return f"{who} has sent nothing for {duration_text(fields['silent_s'], whole=True)}"
     if event == "node_back":
         return f"{who} is back"
     if event == "node_absent":

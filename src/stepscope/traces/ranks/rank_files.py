@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Final
 
-from stepscope.records.text import count_text, duration_text, named_ranks
+from stepscope.records.text import count_text, named_ranks, ns_text
 from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.rank import RankAnalysis
 
@@ -146,15 +146,10 @@ def _mixed(metas: Sequence[TraceMeta], part: Sequence[int], foreign: Sequence[in
         reasons.append(f"their world sizes are {', '.join(map(str, worlds[:-1]))} and {worlds[-1]}")
     apart_ns = max(min(abs(metas[at].origin_ns - metas[other].origin_ns) for other in part) for at in foreign)
     if apart_ns > APART_NS:
-        reasons.append(f"they were recorded {_apart_text(apart_ns)} apart")
+        reasons.append(f"they were recorded {ns_text(apart_ns)} apart")
     names = ", ".join(metas[at].path for at in foreign[:NAMED])
     more = f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else ""
     return (
         f"These files do not seem to belong to one job: {', and '.join(reasons)}. Left out: {names}{more}; compare two "
         "recordings with --against."
     )
-
-
-def _apart_text(ns: int) -> str:
-    days = ns / 86_400e9
-    return f"{days:,.1f} days" if days >= 2 else duration_text(ns / 1e9)
