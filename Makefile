@@ -61,7 +61,7 @@ test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python $(PYTEST) $(TEST_ARGS)
 
-soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (10 minutes)
+soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (12 minutes)
 	$(BIN)/python $(PYTEST) -m soak $(TEST_ARGS) || $(NOTHING_CHOSEN)
 	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "hypothesis and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 
