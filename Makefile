@@ -95,7 +95,7 @@ fuzz: $(RUN_READY) ## Run all property-based tests with new examples (FUZZ_ROUND
 
 ray: $(RUN_READY) ## Run the tests of --engine ray on a real local Ray (installs 240 MB)
 	$(PIP) -r requirements/ray.txt
-	$(BIN)/python -m pytest tests/traces/test_trace_engine.py -k ray -rs
+	$(BIN)/python -m pytest tests/traces/test_trace_engine.py -k ray -rs -m "not long"
 
 lint: $(LINT_READY) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
