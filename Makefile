@@ -61,7 +61,7 @@ test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python $(PYTEST) $(TEST_ARGS)
 
-soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (10 minutes)
+soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (12 minutes)
 	$(BIN)/python $(PYTEST) -m soak $(TEST_ARGS) || $(NOTHING_CHOSEN)
 	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "hypothesis and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 
@@ -95,7 +95,7 @@ fuzz: $(RUN_READY) ## Run all property-based tests with new examples (FUZZ_ROUND
 
 ray: $(RUN_READY) ## Run the tests of --engine ray on a real local Ray (installs 240 MB)
 	$(PIP) -r requirements/ray.txt
-	$(BIN)/python -m pytest tests/traces/test_trace_engine.py -k ray -rs
+	$(BIN)/python -m pytest tests/traces/test_trace_engine.py -k ray -rs -m "not long"
 
 lint: $(LINT_READY) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .

@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
 WITHOUT_BROWSER = "browser tests: "
 """How the reason begins for which those in ``tests/page`` are skipped."""
+CLOCK_TICK_S = 0.02
 GRACE_S = 5.0
 """How long a thread or process that is on its way out may take."""
 
@@ -228,7 +229,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("leaks_allowed"):
         yield
         return
-    threads, children = _threads(), _children()
+    begun_s, threads, children = time.clock_gettime(time.CLOCK_BOOTTIME), _threads(), _children()
     environment, folder, hooks = dict(os.environ), Path.cwd(), _hooks()
     yield
     found = [*_changed_environment(environment), *_changed_hooks(hooks)]
@@ -237,8 +238,9 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         found.append("the working directory was changed")
     _wait_until(lambda: _threads() <= threads)
     found += [f"thread {thread.name!r} still runs" for thread in _threads() - threads]
-    _wait_until(lambda: _children() <= children)
-    for process in _children() - children:
+    # The kernel may leave out a child while another one ends: an old one that is first listed now is no leak.
+    _wait_until(lambda: not _younger(_children() - children, begun_s))
+    for process in _younger(_children() - children, begun_s):
         found.append(f"process {process.pid} still runs: {_command(process)}")
         _kill(process)
     if found:
@@ -265,6 +267,19 @@ def _children() -> set[psutil.Process]:
             continue
         alive.add(process)
     return alive
+
+
+def _younger(processes: set[psutil.Process], than_s: float) -> list[psutil.Process]:
+    """Those that were started since then, by the clock of the machine since its start."""
+    found = []
+    for process in processes:
+        try:
+            ticks = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        except (OSError, IndexError):
+            continue
+        if ticks / os.sysconf("SC_CLK_TCK") >= than_s - CLOCK_TICK_S:
+            found.append(process)
+    return found
 
 
 def _descendants() -> Iterator[psutil.Process]:

@@ -118,6 +118,7 @@ def test_the_price_of_a_collective_is_the_slope_over_their_number() -> None:
     assert comm_overhead.slope({"ddp-0": pairs(5)}, "cpu_us") is None
 
 
+@pytest.mark.soak  # near: the slope over collectives above
 def test_the_cost_of_hooks_is_measured_inside_a_recorded_process(root: Path) -> None:
     command = [sys.executable, root / "bench" / "hook_costs.py", "--device", "cpu", "--workload", "1", "--pairs", "3"]
     done = subprocess.run(command, capture_output=True, text=True)

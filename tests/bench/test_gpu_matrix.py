@@ -165,6 +165,7 @@ def test_a_job_that_never_ends_is_killed_with_what_it_started(tmp_path: Path) ->
     assert sorted("job.py" in each for each in found.left) == [False, True]
 
 
+@pytest.mark.soak  # near: tests/launch/test_forks.py and test_unnoticed.py
 @pytest.mark.ranks
 def test_a_job_with_forked_workers_behaves_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "result.json"

@@ -1,7 +1,7 @@
 """Every framework, bare and recorded: the same loss to the bit, as many steps as the framework counts, the fault named.
 
-The jobs are those of ``make frameworks`` (bench/frameworks/jobs).  What needs torch alone is in ``make test`` and
-``make soak``; what needs the frameworks, with a comparison to a bare run, in ``make long``.
+The jobs are those of ``make frameworks`` (bench/frameworks/jobs).  What needs torch alone is in ``make soak``;
+what needs the frameworks, with a comparison to a bare run, in ``make long``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def summary_of(done: Any) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize("name", ["fsdp2", *(pytest.param(name, marks=pytest.mark.soak) for name in ("tp", "pp"))])
+@pytest.mark.soak  # near: the jobs of tests/recorder/comm_job.py, and the ddp example
+@pytest.mark.parametrize("name", ["fsdp2", "tp", "pp"])
 def test_healthy_parallel_jobs(name: str, run_stepscope: Callable[..., Any], forked_ranks: Path) -> None:
     case = BY_NAME[f"{name}/healthy-1"]
     script, *words = words_of(case)[-3:]

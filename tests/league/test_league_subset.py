@@ -17,11 +17,11 @@ from league.score import judge
 from summary_consistency import check_summaries
 
 SUBSET = (
-    "place/2/comm-always",
+    "place/1/between-always",
     "healthy/1/tiny",
 )
 LONG = (
-    "place/1/between-always",
+    "place/2/comm-always",
     "memory/1/host-leak",
     "time/1/input-once-40",
     "uneven/2/backward-always",

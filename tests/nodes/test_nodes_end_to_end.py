@@ -64,6 +64,7 @@ def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster, toy: Path) -> N
     assert not (two.run_dir / "inbox").exists()
 
 
+@pytest.mark.soak  # near: two hosts above, tests/agent/shipping, and tests/launch/test_two_nodes.py
 def test_cut_slowed_killed_and_skewed(
     cluster: MakeCluster, tmp_path: Path, run_python: Callable[..., Any], job: Path, forked_ranks: Path
 ) -> None:

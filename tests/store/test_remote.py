@@ -342,17 +342,14 @@ def test_nodes_outlive_the_journal(filled: Path) -> None:
     assert [(node.node, node.frames) for node in read_nodes(filled)] == [(1, 1), (2, 1), (3, 1)]
 
 
-RANKS_PER_NODE = 4000
-
-
-def many_ranks(node: Any, slow: dict[int, int]) -> bytes:
+def many_ranks(node: Any, count: int, slow: dict[int, int]) -> bytes:
     """A frame of so many ranks, two steps each, made quickly; ``slow``: by rank, the phase in which it is."""
     (ring,) = node.rings
     usual = list(ring.rows(0, 2).slots)
-    first = (node.node - 1) * RANKS_PER_NODE + 1
+    first = (node.node - 1) * count + 1
     abouts, rows = [], []
     text = json.dumps(ring.about.to_dict())
-    for rank in range(first, first + RANKS_PER_NODE):
+    for rank in range(first, first + count):
         abouts.append(
             text.replace(f'"rank": {node.node * 10}', f'"rank": {rank}').replace('"pid": 70', f'"pid": {rank}')
         )
@@ -372,28 +369,30 @@ def slowed(slot: bytes, phase: int) -> bytes:
     return STEP_SLOT.pack(kind, *fields)
 
 
+@pytest.mark.parametrize("count", [400, pytest.param(4000, marks=pytest.mark.soak)])
 def test_of_a_huge_run_the_ranks_that_matter_are_loaded(
-    paths: RunPaths, rings: Any, drain: Any, sender: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, rings: Any, drain: Any, sender: Any, send: Any, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """20,000 ranks, of which one is slow in forward, one in comm and one in input; SQL still sees all."""
-    for name, value in (("MOST_STEPS", 30_000), ("RANKS", 40), ("WORST", 2)):
+    """Five such nodes; one rank is slow in forward, one in comm and one in input; SQL still sees all."""
+    for name, value in (("MOST_STEPS", 15 * count // 2), ("RANKS", 40), ("WORST", 2)):
         monkeypatch.setattr(remote, name, value)
-    monkeypatch.setattr(parts, "CHUNK_ROWS", 9_000)
+    monkeypatch.setattr(parts, "CHUNK_ROWS", 9 * count // 4)
     own = rings(0)
     write_steps(own, 5)
     drain(own, ended=7)
-    slow = {4008: FORWARD, 16000: COMM, 16001: INPUT}
+    slow = {count + 8: FORWARD, 4 * count: COMM, 4 * count + 1: INPUT}
     inbox = Inbox(paths.run_dir, journal_bytes=1)
     for number in range(1, 6):
-        send(inbox, many_ranks(sender(number, rings=1, steps=2, offset_ns=3), slow))
+        send(inbox, many_ranks(sender(number, rings=1, steps=2, offset_ns=3), count, slow))
     inbox.save_nodes()
     inbox.close()
     for number in range(1, 5):
         parts.seal_journal(paths.run_dir, number)
     end_run(paths.run_dir, exit_code=0, status="finished", wall_ns=9)
     before = open_run(paths.run_dir)
-    assert {0, 4008, 16000} <= {one.rank for one in before.ranks}
-    assert "This run has 32,000 steps of 16,000 ranks on other nodes: 40 ranks were analyzed" in before.notices[-1]
+    assert {0, count + 8, 4 * count} <= {one.rank for one in before.ranks}
+    told = f"This run has {8 * count:,} steps of {4 * count:,} ranks on other nodes: 40 ranks were analyzed"
+    assert told in before.notices[-1]
     seal(paths.run_dir)
     assert not (paths.run_dir / "inbox").exists()
     assert not needs_seal(paths.run_dir)
@@ -405,6 +404,8 @@ def test_of_a_huge_run_the_ranks_that_matter_are_loaded(
     asked = query(
         paths.run_dir,
         "select count(*), count(distinct rank), list(distinct rank order by rank) filter (wall_ns >= 1000000000), "
-        "(select (host, steps, anchor_wall_ns) from ranks where rank = 16001), (select count(*) from ranks) from steps",
+        f"(select (host, steps, anchor_wall_ns) from ranks where rank = {4 * count + 1}), "
+        "(select count(*) from ranks) from steps",
     )
-    assert asked.rows == ((40_005, 20_001, [*slow], ("host5", 2, 10_000), 20_001),)
+    ranks = 5 * count + 1
+    assert asked.rows == ((10 * count + 5, ranks, [*slow], ("host5", 2, 10_000), ranks),)

@@ -214,7 +214,9 @@ KILL_AT = [
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "before", [pytest.param(True, id="before"), pytest.param(False, id="after", marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize(("owner", "name", "times"), KILL_AT, ids=[f"{name}-{times}" for _, name, times in KILL_AT])
 def test_killed_at_any_point_nothing_is_lost(
     run: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int, before: bool

@@ -273,6 +273,7 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
         analyse_paths(make(tmp_path, 1), Options(), RayEngine())
 
 
+@pytest.mark.soak
 @pytest.mark.leaks_allowed
 @pytest.mark.filterwarnings("ignore")
 def test_a_real_local_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
