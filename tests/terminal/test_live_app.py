@@ -26,7 +26,7 @@ SCREEN = f"""\
 demo · finished · step 99 · 8 ranks                                       ✔ over
 ✖ Rank 3 is 30.0 ms slower than its peers in forward every step; all other ranks
   wait for it.
-  cost    43% of the time (3.00 s); without it a step takes 39.0 ms instead of
+  cost    43% of the time (2.97 s); without it a step takes 39.0 ms instead of
           69.0 ms on average, 1.77× as fast.
   to do   Check that rank 3 (host node0) computes the same as the others: batch
           shape, sequence length, branches.
