@@ -35,7 +35,7 @@ phase           mean       100 steps, 8 ranks     rank 3    works longest
 input        2.00 ms   3%  █                     2.00 ms    █
 forward      15.8 ms  22%  ███████▌              42.0 ms ◀  ████████████████████
 backward     20.0 ms  28%  █████████▌            20.0 ms    █████████▌
-comm         27.2 ms  38%  █████████████         1.00 ms    ▌
+comm         27.3 ms  38%  █████████████         1.00 ms    ▌
 optimizer    5.00 ms   7%  ██▍                   5.00 ms    ██▍
 machine rank 0 held 400 MiB · 2 hosts CPU 40% · host memory 38%
   rank   host              state   now  100 steps:    ▼ work      wait      step
