@@ -145,7 +145,12 @@ def five(tmp_path: Path) -> Path:
         end_run(run_dir, exit_code=0, status="failed" if name in "bd" else "finished")
         verdict = {"kind": "healthy" if name == "e" else "x", "severity": severity, "title": f"verdict of {name}"}
         status = "failed" if name in "bd" else "finished"
-        about = {"status": status, "status_text": status, "steps": {"total": 9 - place}, "step_time": {"p50_ms": place % 3}}
+        about = {
+            "status": status,
+            "status_text": status,
+            "steps": {"total": 9 - place},
+            "step_time": {"p50_ms": place % 3},
+        }
         save_summary(run_dir, {**SUMMARY, **about, "verdict": verdict if severity else None}, "")
     return folder
 

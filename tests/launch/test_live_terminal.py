@@ -217,7 +217,7 @@ def test_ctrl_c_in_the_view_is_one_for_the_job(start: Start, tmp_path: Path) -> 
     assert code == 9
     assert printed(tmp_path).count("interrupted once") == 1
     assert b"Traceback" not in said
-    assert b"interrupted (exit code 9)" in said
+    assert b"interrupted, exit code 9" in said
     assert terminal.modes == terminal.before
 
 

@@ -26,13 +26,13 @@ SCREEN = f"""\
 demo · finished · step 99 · 8 ranks · http://127.0.0.1:PORT5              ✔ over
 ✖ Rank 3 is 30.0 ms slower than its peers in forward every step; all other ranks
   wait for it.
-  cost    43% of the time (3.00 s); without it a step takes 39.0 ms instead of …
+  cost    43% of the time (2.97 s); without it a step takes 39.0 ms instead of…
 step     69.0 ms  median of 100, mean of ranks  ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
 phase           mean       100 steps, 8 ranks     rank 3    works longest
 input        2.00 ms   3%  █                     2.00 ms    █
 forward      15.8 ms  22%  ███████▉              40.0 ms ◀  ████████████████████
 backward     20.0 ms  28%  ██████████            20.0 ms    ██████████
-comm         27.2 ms  38%  █████████████▋        1.00 ms    ▌
+comm         27.3 ms  38%  █████████████▋        1.00 ms    ▌
 optimizer    5.00 ms   7%  ██▌                   5.00 ms    ██▌
 other        1.00 ms   1%  ▌                     1.00 ms    ▌
 machine rank 0 held 400 MiB · 2 hosts CPU 40% · host memory 38%
