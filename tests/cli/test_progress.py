@@ -76,7 +76,7 @@ def test_it_comes_after_a_while_and_is_gone_at_the_end(terminal: Terminal, monke
     ("done", "line"),
     [
         (0, "sending ░░░░░░░░░░░░░░░░░░░░░░░░ 0 B/3.0 MiB"),
-        (1 << 20, "sending ████████░░░░░░░░░░░░░░░░ 1.0 MiB/3.0 MiB, 20.0 s left"),
+        (1 << 20, "sending ████████░░░░░░░░░░░░░░░░ 1.0 MiB/3.0 MiB, 20 s left"),
         (2 << 20, "sending ████████████████░░░░░░░░ 2.0 MiB/3.0 MiB"),
         (9 << 20, "sending ████████████████████████ 3.0 MiB/3.0 MiB"),
     ],

@@ -68,7 +68,7 @@ def test_other_processes_on_the_cores_are_a_warning() -> None:
     (full,) = found(on_host(cpu_percent=100.0, own_cpu_percent=50.0, cpu_count=8, procs_running=14))
     assert (full.kind, full.severity, full.ranks) == ("cpu_saturated", "warning", ())
     assert full.title == "Other processes use 4.00 of 8 cores; the job has to share."
-    assert full.advice[0].startswith("Something else runs there")
+    assert full.advice[0].startswith("Another process uses the CPU")
 
 
 def test_other_processes_take_nothing_from_ranks_that_sleep() -> None:

@@ -227,7 +227,7 @@ def test_a_change_names_the_line_of_the_phase_that_it_is_in() -> None:
     (change,) = (finding for finding in diagnose(run) if finding.severity != "info")
     assert (change.kind, change.evidence["place"]) == ("change_point", "Data.__getitem__, train.py:12")
     assert change.title.endswith("in input, mostly in Data.__getitem__, train.py:12.")
-    assert change.advice[0] == "Look at Data.__getitem__, train.py:12: that is where the ranks were seen."
+    assert change.advice[0] == "Look at Data.__getitem__, train.py:12: the sampled stacks were there."
 
 
 def test_a_line_is_named_where_the_others_hardly_ever_are_in_the_phase() -> None:

@@ -88,8 +88,12 @@ def test_known_work_of_which_nothing_moves_is_given_twelve_times(threads: Stack,
     [
         (COMPUTING, RUNNING, "computes at prepare.py:12"),
         (COMPUTING, {"io_bytes_s": 3e8}, "reads or writes files at prepare.py:12"),
-        (IN_LOADER, {"workers": (worker(cpu_share=0.8),)}, "waits for a batch that is being made at train.py:30"),
-        (IN_LOADER, {"io_bytes_s": 3e8}, "waits for a batch that is being made at train.py:30"),
+        (
+            IN_LOADER,
+            {"workers": (worker(cpu_share=0.8),)},
+            "waits for a batch that is still being prepared at train.py:30",
+        ),
+        (IN_LOADER, {"io_bytes_s": 3e8}, "waits for a batch that is still being prepared at train.py:30"),
         (IN_LOADER, {"step": None}, "waits for its first batch at train.py:30"),
         # On a machine with more to do than cores.
         (COMPUTING, {"cpu_share": 0.06, "process_state": "R"}, "computes at prepare.py:12"),

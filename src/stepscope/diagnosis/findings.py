@@ -354,8 +354,10 @@ def _explained(view: View) -> list[Claim]:
     claims += [claim for claim in between if claim.finding.phase != "other"]
     spikes = find_spikes(view, unexplained(view, claims), claims)
     spikes = [claim for claim in spikes if not _is_burst(claim, bounds)]
-    outside = _outside(view, between, spikes, known, late)
+    outside = _outside(view, between, [claim for claim in spikes if not _is_irregular(claim.finding)], known, late)
     spikes = [claim for claim in spikes if not _is_part(claim, outside)]
+    if any(_is_irregular(claim.finding) for claim in spikes):  # those that remain have their own cost
+        outside = _outside(view, between, spikes, known, late)
     claims += spikes
     rare = [claim for claim in spikes if _is_rare(claim)]
     bounds = find_bounds(view, network, rare) if rare else bounds
@@ -383,7 +385,7 @@ def _outside(
         return []
     told_ns = np.zeros(len(view.steps))
     for claim in spikes:
-        if claim.finding.phase == "other" and not _is_irregular(claim.finding):
+        if claim.finding.phase == "other":
             told_ns += claim.saved_ns
     stops = [claim for claim in between if claim.finding.phase != "other"]
     if stops:
@@ -428,7 +430,7 @@ def _seen_at(trend: Claim, phase: Finding) -> Claim:
             found,
             title=f"{found.title[:-1]}, mostly in {place}." if found.kind != "throughput_drop" else found.title,
             evidence={**found.evidence, "place": place},
-            advice=(f"Look at {place}: that is where the ranks were seen.", *found.advice),
+            advice=(f"Look at {place}: the sampled stacks were there.", *found.advice),
         )
     return replace(trend, finding=found)
 

@@ -185,7 +185,7 @@ def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
         return _Excuse(what="waits for its first batch", patience=BUSY, signs=(FIRST,)) if rank.step is None else None
     patience = AT_WORK if rank.step is None else BUSY
     told = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
-    return _Excuse(what="waits for a batch that is being made", patience=patience, signs=(*told, *signs))
+    return _Excuse(what="waits for a batch that is still being prepared", patience=patience, signs=(*told, *signs))
 
 
 def _signs(rank: RankEvidence, doing: Doing) -> tuple[str, ...]:

@@ -90,12 +90,15 @@ def straggler_advice(
         second = "If the work is equal, the device is not: clocks, power limit, throttling, another process on it."
     elif phase in ("forward", "backward", GRAPH_PHASE):
         first = f"Check that {who}{where} computes the same as the others: batch shape, sequence length, branches."
-        second = "If the work is equal, the machine is not: other processes on its cores or device, clocks, throttling."
+        second = (
+            "If all ranks do the same work, check the machine: other processes on its cores or device, clocks, "
+            "throttling."
+        )
     elif phase == "optimizer":
         first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
         second = "If parameters are sharded by hand, balance the shards."
     elif place:
-        first = f"Look at {place}: {who}{where} was seen there outside all phases."
+        first = f"Look at {place}: {who}{where} was sampled there, outside all phases."
         second = "Do it less often, after the last step, or in a background thread."
     elif phase in ("other", "eval", "checkpoint"):
         first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."
@@ -112,7 +115,7 @@ def straggler_advice(
             "pairs, early with late (torch's context_parallel does, unless load balancing is off)."
         )
     if place and phase not in ("other", None):
-        first = f"Look at {place}: {who}{where} was seen there in {phase}."
+        first = f"Look at {place}: {who}{where} was sampled there in {phase}."
     if tuple(ranks) == (0,) and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
         second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
     return first, second
@@ -309,7 +312,7 @@ def jitter_advice(
 ) -> tuple[str, ...]:
     """``nccl``: whether the ranks exchange by NCCL; ``place``: a line of code that their stacks show."""
     if place:
-        return (f"Look at {place}: that is where the ranks were seen in these steps.",)
+        return (f"Look at {place}: the sampled stacks of these steps were there.",)
     if phase == "input":
         if at_epoch_starts:
             return (
@@ -483,7 +486,9 @@ def cpu_advice(
 ) -> tuple[str, ...]:
     """``others``: other programs take the CPU; ``ranks``: number on the host; ``facts``: of one of them."""
     if others:
-        return ("Something else runs there: top shows it; give the job its own cores (taskset, cgroups, --exclusive).",)
+        return (
+            "Another process uses the CPU; top shows it. Give the job its own cores (taskset, cgroups, --exclusive).",
+        )
     lines = []
     threads, workers = _count(facts.get("threads")), _loader_workers(facts)
     if threads > 1 and cores is not None and threads * ranks > cores:
@@ -498,7 +503,7 @@ def cpu_advice(
     if not lines and cores is not None and ranks > cores:
         lines.append(f"{ranks} ranks share {cores} cores: more ranks will not be faster here.")
     if not lines:
-        lines.append("Fewer threads (OMP_NUM_THREADS) or DataLoader workers, or less work per sample.")
+        lines.append("Use fewer threads (OMP_NUM_THREADS) or DataLoader workers, or do less work per sample.")
     if heavy and len(lines) == 1:
         lines.append("With more runnable threads than cores, step times also vary more.")
     return tuple(lines)

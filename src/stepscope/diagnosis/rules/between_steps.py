@@ -273,7 +273,7 @@ def _advice(view: View, name: str, place: str) -> tuple[str, ...]:
         return (f"Do {name!r} less often, in a background thread, or during the next step's computation.",)
     first = phase_advice(frameworks_of(view.facts), "what comes after optimizer.step()")
     if place:
-        first = f"Look at {place}: that is where the ranks were seen."
+        first = f"Look at {place}: the sampled stacks were there."
     return first, "Usual causes: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
 
 

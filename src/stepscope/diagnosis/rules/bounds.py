@@ -374,7 +374,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
             **({"exchanges": exchanges} if exchanges else {}),
         },
         advice=(
-            *([f"Look at {place}: that is where the ranks were seen."] if place else []),
+            *([f"Look at {place}: the sampled stacks were there."] if place else []),
             *rule.advice(view, np.where(used, shared_ns, np.nan)),
         ),
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
