@@ -18,7 +18,7 @@ test("events are sentences", () => {
     ["agent_end", { host: "vm", end: { exit_code: -9, status: "crashed" } }, "Recording ended on vm: crashed, ended by SIGKILL."],
     ["hang", { title: "Rank 1 sleeps." }, "The job hangs. Rank 1 sleeps."],
     ["hang", { title: "Rank 1 sleeps.", steps: [41, 41] }, "The job hangs in step 41. Rank 1 sleeps."],
-    ["hang_over", { seconds: 61 }, "The job continues after a hang of 61.0 s."],
+    ["hang_over", { seconds: 61 }, "The job continues after a hang of 1 min 1 s."],
     ["node_lost", { host: "b", silent_s: 12.5 }, "Node 2 (b) has been silent for 12.5 s."],
     ["node_absent", { nodes: [1, 2, 3, 7] }, "Not connected yet: nodes 1–3 and 7."],
     ["clock_skew", { host: "b", offset_ns: -2e9 }, "The clock of node 2 (b) is 2.00 s behind; times are corrected."],
@@ -98,7 +98,7 @@ test("a long message is cut between characters, not within one", () => {
 
 test("attempts", () => {
   const [one, two] = attemptsOf([{ attempt: 0, world_size: 4, first_step: 0, last_step: 99, seconds: 60, end: "rank 1 raised ValueError" }, { attempt: 1, end: null }]);
-  expect([one, two].map((attempt) => attempt && attemptText(attempt))).toEqual(["Attempt 0 of 4 ranks: steps 0–99 in 60.0 s; rank 1 raised ValueError", "Attempt 1: no known steps, still running"]);
+  expect([one, two].map((attempt) => attempt && attemptText(attempt))).toEqual(["Attempt 0 of 4 ranks: steps 0–99 in 1 min; rank 1 raised ValueError", "Attempt 1: no known steps, still running"]);
 });
 
 test("collectives are sorted, unknown values last", () => {
@@ -132,7 +132,7 @@ test("less than a byte is not zero", () => {
 test("problems of a node", () => {
   const node: NodeRow = { node: "1", hosts: ["b"], ranks: 4, live_ranks: 4, rank_spans: [[4, 7]], number: 1, address: null, offset_ns: 0, rtt_ns: 1, heard_wall_ns: 100e9, bye: null, refused: 0, sample: { mem_total: 100, mem_available: 50 } };
   expect(problemsOf(node, 101e9, true)).toEqual([]);
-  expect(problemsOf({ ...node, live_ranks: 3, refused: 2, offset_ns: -5e9, sample: { mem_total: 100, mem_available: 1, net_drops_ps: 2 } }, 160e9, true)).toEqual(["silent for 60.0 s", "1 rank ended", "2 frames refused", "clock is off; times are corrected", "memory is nearly full", "dropped packets"]);
+  expect(problemsOf({ ...node, live_ranks: 3, refused: 2, offset_ns: -5e9, sample: { mem_total: 100, mem_available: 1, net_drops_ps: 2 } }, 160e9, true)).toEqual(["silent for 1 min", "1 rank ended", "2 frames refused", "clock is off; times are corrected", "memory is nearly full", "dropped packets"]);
   expect(problemsOf(node, 160e9, false)).toEqual(["did not report how it ended"]);
   expect(problemsOf({ ...node, bye: { status: "failed" } }, 160e9, false)).toEqual(["ended: failed"]);
 });

@@ -61,10 +61,10 @@ test("where each rank is: grouped, culprits first", () => {
 
 test("since when, and how it ended", () => {
   const steps: [number, number] = [7, 7];
-  expect(sinceText(hang({ steps }), 160e9)).toBe("No progress for 60.0 s in step 7; a step usually takes 80.0 ms.");
+  expect(sinceText(hang({ steps }), 160e9)).toBe("No progress for 1 min in step 7; a step usually takes 80.0 ms.");
   expect(sinceText(hang({ steps, over: "recovered", over_wall_ns: 130e9, step_s: null }), null)).toBe("It hung for 30.0 s in step 7, then continued.");
   expect(sinceText(hang({ steps }), null)).toBe("No progress for 12.0 s in step 7 when this was written; how it ended is unknown; a step usually takes 80.0 ms.");
-  expect(sinceText(hang({ steps: [60, 61] }), 160e9)).toBe("No progress for 60.0 s in steps 60–61; a step usually takes 80.0 ms.");
+  expect(sinceText(hang({ steps: [60, 61] }), 160e9)).toBe("No progress for 1 min in steps 60–61; a step usually takes 80.0 ms.");
   // A viewer's slow clock does not make the hang shorter than when it was declared.
   expect(sinceText(hang({}), 0)).toBe("No progress for 12.0 s; a step usually takes 80.0 ms.");
 });
