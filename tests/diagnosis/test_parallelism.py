@@ -370,7 +370,9 @@ def test_experts_that_get_most_in_turn() -> None:
     given = np.where(np.arange(4)[:, None] == hot, 3, 1) * TOKENS
     first, *rest = diagnose(routed(Cluster(ranks=4, steps=steps, faults=faults).run(), given))
     assert (first.kind, first.severity, first.ranks, first.evidence["by"]) == ("imbalance", "warning", (), "experts")
-    assert first.title.startswith("The ranks' experts get unequal numbers of tokens from step to step; ")
+    assert first.title.startswith(
+        "Experts get unequal numbers of tokens, and the rank with the most changes from step to step; "
+    )
     assert {finding.kind for finding in rest} <= {"compute_bound"}
 
 

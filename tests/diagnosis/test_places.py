@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
@@ -247,3 +248,23 @@ def test_a_line_explains_an_excess_that_is_half_of_the_phase() -> None:
     assert (found.ranks, found.evidence["place"]) == ((1,), "Net.forward, train.py:20")
     few = diagnose(run_of(*usual, *slow[:2], *mixed, *mixed, cluster=cluster))[0]
     assert few.evidence["place"] is None
+
+
+def test_stalls_at_one_line_are_one_finding() -> None:
+    """As where Ray's workers wait for their controller; without stacks each stall is told alone."""
+    slow = {40: 900.0, 60: 1400.0}
+    faults = [slow_at(rank, "other", ms, range(at, at + 1)) for at, ms in slow.items() for rank in (0, 1)]
+    cluster = Cluster(ranks=2, steps=80, faults=tuple(faults))
+    apart = diagnose(run_of(cluster=cluster))
+    assert [(found.kind, found.steps) for found in apart] == [("stall", (60, 60)), ("stall", (40, 40))]
+    stacks = [stack(CALLBACK, EVENT, TRAIN, SCRIPT, step=step, rank=rank) for step in (40, 60) for rank in (0, 0, 1, 1)]
+    (found,) = diagnose(run_of(*stacks, cluster=cluster))
+    assert (found.kind, found.severity, found.ranks, found.steps) == ("stall", "warning", (), (40, 60))
+    assert found.title == (
+        "Steps 40 and 60 took 900 ms and 1.40 s longer than usual, outside model and optimizer (other), "
+        "mostly in a callback: Plot.on_step_end, train.py:27."
+    )
+    assert found.evidence["steps_longer"] == [40, 60]
+    assert found.evidence["extra_ms"] == pytest.approx(2300, rel=0.02)
+    assert found.cost["share"] == pytest.approx(sum(each.cost["share"] for each in apart), abs=2e-4)
+    assert found.advice[1] == "It happened 2 times at this line."

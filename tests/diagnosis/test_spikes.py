@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import seeds
 from fakes.cluster import Cluster, Death, Fault, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
@@ -183,12 +184,14 @@ def test_waits_at_the_start_of_epochs_are_told_as_such() -> None:
     assert "persistent_workers=True" in found.advice[0]
 
 
+@pytest.mark.seeds
 def test_spikes_of_another_rank_each_time_are_never_a_warning() -> None:
-    for seed in range(10):
+    for seed in seeds(10):
         for found in found_in(Cluster(ranks=8, steps=100, tail=0.02, seed=seed)):
             assert found.severity == "info"
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("steps", [12, 30, 60, 150])
 @pytest.mark.parametrize(
@@ -202,13 +205,14 @@ def test_spikes_of_another_rank_each_time_are_never_a_warning() -> None:
     ],
 )
 def test_healthy_runs_give_no_warning(ranks: int, steps: int, noise: dict[str, float]) -> None:
-    for seed in range(8):
+    for seed in seeds(8):
         found = found_in(Cluster(ranks=ranks, steps=steps, seed=seed, **noise))
         assert [one.kind for one in found if one.severity != "info"] == []
 
 
+@pytest.mark.seeds
 def test_even_noise_gives_nothing_at_all() -> None:
-    for seed in range(50):
+    for seed in seeds(50):
         assert found_in(Cluster(ranks=2, steps=80, noise=0.04, seed=seed)) == []
 
 

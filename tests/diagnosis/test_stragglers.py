@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from example_counts import seeds
 from fakes.cluster import Cluster, Death, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
@@ -173,13 +174,14 @@ def test_an_input_wait_on_one_rank_is_a_straggler_not_input_bound() -> None:
 NOISES = [(0.02, 0.0, 0.0), (0.1, 0.02, 0.0), (0.3, 0.05, 0.0), (0.05, 0.01, 0.03), (0.1, 0.05, 0.1)]
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize(("noise", "tail", "drift"), NOISES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("tiny", [True, False])
 def test_a_healthy_noisy_job_is_never_warned_of(
     noise: float, tail: float, drift: float, ranks: int, tiny: bool
 ) -> None:
-    for seed in range(4):
+    for seed in seeds(4):
         for steps in (15, 60, 200):
             cluster = Cluster(
                 ranks=ranks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_counts import seeds
 from fakes.cluster import Cluster, slow_at
 from fakes.cut import cut
 
@@ -15,10 +16,11 @@ def late(cluster: Cluster, *, until: int | None = None) -> list[Finding]:
     return [finding for finding in diagnose(run) if finding.kind.endswith("straggler")]
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer"])
 def test_ten_per_cent_from_a_step_on_are_known_ten_steps_later(ranks: int, phase: str) -> None:
-    for seed in range(3):
+    for seed in seeds(3):
         fault = slow_at(1, phase, 3.9, range(40, 100))
         (found,) = late(Cluster(ranks=ranks, steps=100, seed=seed, faults=(fault,)), until=49)
         assert (found.ranks, found.phase) == ((1,), phase)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from example_counts import seeds
 from fakes.cluster import Cluster, Death, Fault, slow_at
 
 from stepscope.diagnosis import build_window
@@ -90,8 +91,9 @@ def test_a_change_of_one_rank_names_it() -> None:
         assert (found.kind, found.ranks, found.phase) == ("change_point", (1,), "other")
 
 
+@pytest.mark.seeds
 def test_a_tenth_more_is_found_ten_steps_after_it_began() -> None:
-    for seed in range(10):
+    for seed in seeds(10):
         faults = everywhere(2, "forward", 5.0, range(50, 60))
         (found,) = found_in(Cluster(ranks=2, steps=60, seed=seed, faults=faults))
         assert found.kind == "change_point"
@@ -134,10 +136,11 @@ def test_a_drop_and_a_change_may_both_be_there() -> None:
     ]
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("drift", [0.02, 0.05])
 def test_wander_is_neither_drift_nor_change(drift: float) -> None:
     for ranks, steps in ((1, 30), (1, 100), (2, 60), (4, 200)):
-        for seed in range(25):
+        for seed in seeds(25):
             found = found_in(Cluster(ranks=ranks, steps=steps, drift=drift, seed=seed))
             assert [one.kind for one in found if one.severity != "info"] == []
 

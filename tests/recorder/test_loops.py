@@ -474,6 +474,7 @@ def test_a_note_after_the_optimizer_belongs_to_the_step_that_ended(recording: Re
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     for x, y in batches(4):
         recording.recorder.note(b"batch taken")
+        recording.recorder.note(b"and its size")
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         recording.recorder.note(b"backward done")
@@ -483,4 +484,4 @@ def test_a_note_after_the_optimizer_belongs_to_the_step_that_ended(recording: Re
         float(loss.item())
         recording.recorder.note(b"step done")
         recording.recorder.note(b"again")
-    assert recording.noted_steps() == [step for step in range(4) for _ in range(4)]
+    assert recording.noted_steps() == [step for step in range(4) for _ in range(5)]

@@ -34,13 +34,14 @@ from stepscope.diagnosis.rules.communication import find_communication
 from stepscope.diagnosis.rules.crashes import find_crashes
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
 from stepscope.diagnosis.rules.imbalance import find_uneven
+from stepscope.diagnosis.rules.loss import find_loss
 from stepscope.diagnosis.rules.machine import find_machine
 from stepscope.diagnosis.rules.memory import find_memory
 from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
-from stepscope.records.finding import SEVERITIES, Finding, HangKind
+from stepscope.records.finding import SEVERITIES, Finding, HangKind, expected_gain
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text, ms_text, share_text
 
@@ -297,6 +298,8 @@ REMARKS = frozenset(
         "jitter",
         "stall",
         "throughput_drop",
+        "loss_nan",
+        "nan_gradients",
         "memory_creep",
         "memory_pressure",
         "memory_imbalance",
@@ -330,7 +333,8 @@ def diagnose(
     crashes = find_crashes(run, alive=alive)
     survived = [crash for crash in crashes if crash.severity == "info"]
     stopped = led_by_hangs(hangs, [crash for crash in crashes if crash not in survived])
-    slow = sorted(with_stalls(run, [claim.finding for claim in _explained(view)]), key=_weight, reverse=True)
+    slow = with_stalls(run, [claim.finding for claim in _explained(view)])
+    slow = sorted([*slow, *find_loss(run, view)], key=_weight, reverse=True)
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
     insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached, alive=alive)
     findings = [*stopped, *slow, *insufficient, *survived]
@@ -498,7 +502,7 @@ def _as_info(claim: Claim) -> Claim:
 
 
 def _weight(finding: Finding) -> tuple[int, float]:
-    return SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))
+    return SEVERITIES.index(finding.severity), expected_gain(finding)
 
 
 # -- live -------------------------------------------------------------------------------------------------------------

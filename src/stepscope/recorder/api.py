@@ -23,6 +23,7 @@ from stepscope.recorder import bootstrap
 from stepscope.recorder.guard import failsafe, warn
 from stepscope.recorder.identity import rank_from
 from stepscope.recorder.ledger import NOT_NOW
+from stepscope.recorder.notes import note_texts
 from stepscope.records.files import make_session, take_folder
 from stepscope.records.paths import (
     ENV_CLOCK,
@@ -35,7 +36,7 @@ from stepscope.records.paths import (
     timed_collectives,
 )
 from stepscope.records.run_clock import clock_now
-from stepscope.records.steps import FLAG_EXPLICIT, NOTE_BYTES, OTHER
+from stepscope.records.steps import FLAG_EXPLICIT, OTHER
 from stepscope.records.text import TIME_IN_NAME, checked_name, default_name
 from stepscope.ring.writer import process_start_ticks
 
@@ -244,11 +245,7 @@ def note(**values: Any) -> None:
     recorder = bootstrap.current()
     if recorder is None:
         return
-    for key, value in values.items():
-        text = json.dumps({key: _plain(value)}, separators=(",", ":"), default=str).encode()
-        if len(text) > NOTE_BYTES:
-            short = str(value)[: max(NOTE_BYTES // 8, 1)]
-            text = json.dumps({key[:64]: short + "…"}, separators=(",", ":")).encode()
+    for text in note_texts(values):
         recorder.note(text)
 
 
@@ -269,16 +266,3 @@ def summary() -> dict[str, Any]:
         warn(f"no summary available: {error}")
         return {}
     return result
-
-
-def _plain(value: Any) -> Any:
-    """Convert to a plain value: a number for a tensor on the host or a numpy scalar.
-
-    A tensor on a device is not read: that would wait for the device.
-    """
-    if isinstance(value, bool | int | float | str) or value is None:
-        return value
-    device = getattr(value, "device", None)
-    if hasattr(value, "item") and getattr(device, "type", "cpu") == "cpu":
-        return value.item()
-    return str(value) if device is None else f"<tensor on {device}>"

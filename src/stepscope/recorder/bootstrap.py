@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.recorder import facts
+from stepscope.recorder import facts, notes
 from stepscope.recorder.failure import watch_end
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp
@@ -65,6 +65,7 @@ class Instrumentation:
         dataloader.install(recorder, torch, patches, watch, forward.expect_evaluation)
         dataloader.install_transfers(recorder, torch, patches)
         checkpoint.install(recorder, torch, patches, watch)
+        notes.install(recorder, patches, watch)
         facts.install_step_counters(self._meet_owner, patches, watch)
         collectives.install(recorder, torch, patches, watch)
         ddp.install(recorder, torch, patches)

@@ -192,7 +192,12 @@ class Ledger:
     @property
     def rests(self) -> bool:
         """Whether nothing was written since the last publication: as right after a step or a note."""
-        return bool(self.header[HEAD_WORD] == self.rounds + self.at)
+        return bool(self.header[HEAD_WORD] == self.written)
+
+    @property
+    def written(self) -> int:
+        """Words since the beginning."""
+        return self.rounds + self.at
 
     def put(self, *words: int) -> None:
         """Write words that belong together (at most ``TURN_WORDS``), and publish them."""

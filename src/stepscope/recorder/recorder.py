@@ -185,6 +185,8 @@ class Recorder:
         self._captured: list[object] | None = None
         """The optimizers that stepped during the current CUDA graph capture; None outside a capture."""
         self._counting = False
+        self._noted = (-1, False)
+        """What the ledger had written after the last note, and whether it was at rest before it."""
         self._told_facts: dict[str, Any] = {}
         self._forked = forked
         self._broken = False
@@ -329,9 +331,13 @@ class Recorder:
 
     def note(self, text: bytes) -> None:
         """Store a note with the current step, or with the one that just ended if nothing of the next was recorded."""
-        if get_ident() == self.ledger.thread:
-            between = self.step > 0 and not self.forward_seen and self.ledger.rests
-            self.ledger.put(*note_words(self.step - between, text))
+        ledger = self.ledger
+        if get_ident() == ledger.thread:
+            # Another note right after one belongs where that one does.
+            rests = self._noted[1] if ledger.written == self._noted[0] else ledger.rests
+            between = self.step > 0 and not self.forward_seen and rests
+            ledger.put(*note_words(self.step - between, text))
+            self._noted = ledger.written, rests
 
     def set_state(self, state: RingState) -> None:
         if self.ring is not None and self.identity.pid == os.getpid():

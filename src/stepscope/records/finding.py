@@ -29,6 +29,7 @@ __all__ = [
     "WaitingIn",
     "decoded",
     "encoded",
+    "expected_gain",
     "status_severity",
 ]
 
@@ -84,6 +85,16 @@ class Finding:
             "advice": list(self.advice),
             "confidence": round(self.confidence, 3),
         }
+
+
+UPPER_BOUND_COUNTS = 0.5
+"""Share of a gain that is known as "at most" which findings are ordered by: nobody knows where below it the gain is."""
+
+
+def expected_gain(finding: Finding) -> float:
+    """The share of the time that a remedy saves, for ordering findings."""
+    share = float(finding.cost.get("share", 0.0))
+    return share * UPPER_BOUND_COUNTS if finding.cost.get("up_to") else share
 
 
 # -- Dataclasses as JSON ----------------------------------------------------------------------------------------------

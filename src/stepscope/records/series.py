@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,17 @@ from stepscope.records.identity import RankIdentity
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ALIVE", "RankError", "RankSeries", "RankState", "RunData", "noted_numbers"]
+__all__ = [
+    "ALIVE",
+    "RankError",
+    "RankSeries",
+    "RankState",
+    "RunData",
+    "is_gradient_norm",
+    "is_loss",
+    "noted_health",
+    "noted_numbers",
+]
 
 LARGEST = 1e300
 """No figure of a training is larger."""
@@ -114,3 +125,33 @@ def noted_numbers(event: Mapping[str, Any]) -> dict[str, float]:
         return {}
     kept = {str(name): value for name, value in values.items() if type(value) in (int, float)}
     return {name: float(value) for name, value in kept.items() if abs(value) < LARGEST}  # also not nan
+
+
+def is_loss(name: str) -> bool:
+    return "loss" in name.lower()
+
+
+def is_gradient_norm(name: str) -> bool:
+    """``grad_norm``, as Trainers call it, ``train/grad-norm`` …"""
+    return "gradnorm" in name.lower().replace("_", "").replace("-", "").replace(" ", "")
+
+
+NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""As ``note`` writes them, because JSON has no such numbers."""
+
+
+def noted_health(event: Mapping[str, Any]) -> dict[str, float]:
+    """The losses and gradient norms in a ``note`` event, by their names, also those that are not finite."""
+    values = event.get("values") if event.get("event") == "note" else None
+    if not isinstance(values, Mapping):
+        return {}
+    named = {str(name): value for name, value in values.items() if is_loss(str(name)) or is_gradient_norm(str(name))}
+    numbers: dict[str, Any] = {
+        name: NOT_NUMBERS.get(value) if isinstance(value, str) else value for name, value in named.items()
+    }
+    # An int may be too large for a float.
+    return {
+        name: float(value)
+        for name, value in numbers.items()
+        if type(value) is float or (type(value) is int and abs(value) < LARGEST)
+    }

@@ -41,15 +41,15 @@ def attempts_of(run: RunData) -> tuple[Attempt, ...]:
         series.setdefault(one.identity.attempt, []).append(one)
     errors: dict[int, list[RankError]] = {}
     own: list[RankError] = []
-    beside: list[RankError] = []
+    secondary: list[RankError] = []
     for error in sorted(run.errors, key=lambda error: error.wall_ns):
-        (beside if from_launcher(error) or (series and error.script) else own).append(error)
+        (secondary if from_launcher(error) or (series and error.script) else own).append(error)
     recorded = _Recorded(series)
     for error in own:
         errors.setdefault(recorded.attempt_of(error), []).append(error)
     known = sorted({*series, *errors}) or [0]
     starts = _Starts({number: _start_ns(series.get(number, ()), errors.get(number, ())) for number in known})
-    for error in beside:
+    for error in secondary:
         errors.setdefault(starts.latest(error.wall_ns, otherwise=known[0]), []).append(error)
     worlds = {number: max(one.identity.world_size for one in ranks) for number, ranks in series.items()}
     largest = max(worlds.values(), default=None)

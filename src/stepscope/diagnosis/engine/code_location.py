@@ -139,7 +139,7 @@ MOSTLY_EXCESS = 0.85
 """… or because at least this share of the ranks' time in the phase is more than the others need, whose stacks are then
 rarely in it."""
 BY_CHANCE = 0.05
-"""How likely it may be that a line was only by chance not seen on other ranks."""
+"""The largest accepted probability that a line is missing on other ranks only by chance."""
 AGREE_SHARE = 0.6
 """Share of the stacks that must have a frame for it to be named: the message says "mostly"."""
 STACKS_AT_LEAST = 2

@@ -129,7 +129,7 @@ def runs_own_loop(frameworks: Sequence[str]) -> bool:
 
 
 def copy_setting(frameworks: Sequence[str]) -> str:
-    """How to copy a batch without blocking; empty if the framework does that by itself."""
+    """How to copy a batch without blocking; empty if the framework already does that."""
     return next((COPIES[name] for name in frameworks if name in COPIES), ".to(device, non_blocking=True)")
 
 

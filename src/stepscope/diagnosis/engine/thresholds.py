@@ -142,7 +142,7 @@ BETWEEN_CRITICAL_SHARE = 0.30
 """Nearly a third of the time nothing is trained."""
 STOPS_AT_LEAST = 2
 """Evaluations or checkpoints in the window: a single one is an event, not where the time goes."""
-BESIDE_SHARE = 0.20
+ALONE_SHARE = 0.20
 """A pause belongs to one rank if every other spends at most this share of that rank's time in it."""
 COMPUTE_SHARE = 0.80
 """Forward, backward and optimizer together."""
@@ -334,6 +334,10 @@ CREEP_SHARE = 0.05
 """Share of the memory at the start.  malloc fragmentation and shape caches move a healthy process by less …"""
 CREEP_FLOOR_BYTES = 64 << 20
 """… and a small process by some tens of MiB."""
+CREEP_BYTES_PER_STEP = 100_000
+"""Growth at this pace, 100 MB in 1,000 steps, counts whatever its share of a large job …"""
+CREEP_DEVICE_BYTES = 16 << 20
+"""… from this growth on: at the ends of steps, a healthy device holds the same bytes again and again."""
 CREEP_BLOCKS = 24
 """Stretches whose lowest points are compared: the low points of a sawtooth do not rise; and 24 successive rises are
 significant (z = 6.8) for any number of ranks."""
@@ -374,6 +378,21 @@ FRAGMENTED_BYTES = 1 << 30
 """Below it there is nothing useful to gain."""
 DEVICE_FULL_SHARE = 0.70
 """Share of a device's memory: below it there is room, and uneven or fragmented memory does no harm."""
+
+# -- loss -------------------------------------------------------------------------------------------------------------
+
+LOST_NOTES = 3
+"""Noted values in a row, up to the last one, that are no numbers: then the run is lost."""
+PASSING_NAN_SHARE = 0.05
+"""Share of all noted values: fewer that are no numbers, with numbers after them, are a remark."""
+SPIKE_BEFORE = 50
+"""Noted values that show what is usual before a jump …"""
+SPIKE_AFTER = 20
+"""… and at least so many after it, which are all …"""
+SPIKE_SPREADS = 8.0
+"""… above it by so many robust spreads …"""
+SPIKE_SHARE = 0.5
+"""… and by this share of it."""
 
 # -- machine ----------------------------------------------------------------------------------------------------------
 

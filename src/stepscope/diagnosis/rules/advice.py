@@ -271,7 +271,7 @@ def crash_advice(
         after = "; the errors of the other ranks came after it" if others else ""
         return (f"Start with the traceback{after}.",)
     if cause == "exit_code":
-        return ("It exited by itself, with sys.exit() or in native code: its log has its last output.",)
+        return ("It exited on its own, with sys.exit() or in native code: its log has its last output.",)
     return (f"It left no message: check {log} and the kernel log (dmesg) of its host.",)
 
 

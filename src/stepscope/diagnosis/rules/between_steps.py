@@ -162,8 +162,8 @@ def _alone(view: View, name: str) -> tuple[int, ...]:
         return ()
     sums = np.nansum(view.phase(name), axis=1)
     most = int(np.argmax(sums))
-    beside = float(np.delete(sums, most).max())
-    return (view.ranks[most],) if beside <= thresholds.BESIDE_SHARE * sums[most] else ()
+    second = float(np.delete(sums, most).max())
+    return (view.ranks[most],) if second <= thresholds.ALONE_SHARE * sums[most] else ()
 
 
 def _between(view: View) -> Floats | None:

@@ -426,8 +426,8 @@ def _by_rank(attempt: Attempt) -> dict[int, RankError]:
     """One error per rank: that of its recorded process, else the first (later ones may follow from it)."""
     pids = {series.identity.pid for series in attempt.series}
     errors: dict[int, RankError] = {}
-    beside = [error for error in attempt.errors if from_launcher(error) or (attempt.series and error.script)]
-    own = [error for error in attempt.errors if error not in beside]
+    secondary = [error for error in attempt.errors if from_launcher(error) or (attempt.series and error.script)]
+    own = [error for error in attempt.errors if error not in secondary]
     for error in sorted(own, key=lambda error: error.pid not in pids):
         if error.rank is not None:
             errors.setdefault(error.rank, error)

@@ -85,9 +85,11 @@ def _join(findings: list[Finding], stall: Finding) -> None:
 
 
 def _same_stretch(found: Finding, stall: Finding) -> bool:
+    """Whether any of its steps is one of the stall's, or next to one."""
     if found.steps is None or stall.steps is None:
         return False
-    return found.steps[0] - NEAR_STEPS <= stall.steps[1] and stall.steps[0] <= found.steps[1] + NEAR_STEPS
+    steps = found.evidence.get("steps_longer") or range(found.steps[0], found.steps[1] + 1)
+    return any(stall.steps[0] - NEAR_STEPS <= step <= stall.steps[1] + NEAR_STEPS for step in steps)
 
 
 def _came_back(run: RunData, hang: HangRecord) -> bool:

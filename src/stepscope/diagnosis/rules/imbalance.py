@@ -185,13 +185,13 @@ def _is_routed(view: View, kept: NDArray[np.intp], top: NDArray[np.intp]) -> boo
 def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: float) -> Claim:
     routed = view.window.routed
     same = routed is not None and routed.same_batches
-    what = "experts get unequal numbers of tokens" if same else "all_to_alls differ in size"
+    what = "Experts get unequal numbers of tokens" if same else "Ranks send unequal amounts in all_to_all"
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind="imbalance",
         severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
         title=(
-            f"The ranks' {what} from step to step; waiting for the rank with the most costs "
+            f"{what}, and the rank with the most changes from step to step; waiting for it costs "
             f"{share_text(cost['share'])} of the time."
         ),
         steps=view.span,
@@ -215,7 +215,7 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
         kind="imbalance",
         severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
         title=(
-            "The ranks' batches differ in size from step to step; waiting for the largest costs "
+            "Batches differ in size between ranks, differently in each step; waiting for the largest costs "
             f"{share_text(cost['share'])} of the time."
         ),
         steps=view.span,

@@ -297,7 +297,7 @@ def rise_of_steps(values: Floats, steps: NDArray[np.int64], begin: int, comparis
     spans = zip(starts, ends, lowest.T, strict=True)
     within = np.stack([(values[:, first:end] == least[:, None]).argmax(axis=1) for first, end, least in spans], axis=1)
     at = np.where(np.isnan(lowest), centres, steps[starts + within])
-    return _rise_of_blocks(lowest, at, centres, count, comparisons)
+    return _rise_of_blocks(lowest, at, centres, count, comparisons, thresholds.CREEP_DEVICE_BYTES)
 
 
 def rise_of_samples(values: Floats, at: Floats, begin: float, comparisons: int) -> Rise:
@@ -322,7 +322,7 @@ def rise_of_samples(values: Floats, at: Floats, begin: float, comparisons: int) 
     centres = start + (np.arange(blocks) + 0.5) * (high - start) / blocks
     lowest, where = np.full((len(values), blocks), np.nan), np.tile(centres, (len(values), 1))
     lowest[rows, block], where[rows, block] = values[rows, columns], at[rows, columns]
-    return _rise_of_blocks(lowest, where, centres, count, comparisons)
+    return _rise_of_blocks(lowest, where, centres, count, comparisons, thresholds.CREEP_FLOOR_BYTES)
 
 
 def _typical_count(values: Floats) -> int:
@@ -336,8 +336,12 @@ def _blocks(count: int) -> int:
     return min(thresholds.CREEP_BLOCKS, max(thresholds.CREEP_SAMPLES, count // 2))
 
 
-def _rise_of_blocks(lowest: Floats, at: Floats, centres: Floats, samples: int, comparisons: int) -> Rise:
+def _rise_of_blocks(
+    lowest: Floats, at: Floats, centres: Floats, samples: int, comparisons: int, least_bytes: float
+) -> Rise:
     """Judge by the lowest points [R, B] of stretches, the steps they are ``at``, and the middles [B] of the stretches.
+
+    ``least_bytes``: less growth is none, however fast.
 
     Growing memory is lowest at the start of its stretch: placed at the middle, the whole line would lie half a stretch
     late.
@@ -365,7 +369,9 @@ def _rise_of_blocks(lowest: Floats, at: Floats, centres: Floats, samples: int, c
     steadily = judged & goes_on & drifts & (per_step > 0) & (z >= z_needed(comparisons))
     return _rise(
         steadily,
-        _grew(floor[:, 0], growth, thresholds.CREEP_SHARE, thresholds.CREEP_FLOOR_BYTES),
+        # A job of any size: what is small today fills the memory overnight.
+        _grew(floor[:, 0], growth, thresholds.CREEP_SHARE, thresholds.CREEP_FLOOR_BYTES)
+        | ((per_step >= thresholds.CREEP_BYTES_PER_STEP) & (growth >= least_bytes)),
         growth,
         judged=judged,
         per_step=per_step,

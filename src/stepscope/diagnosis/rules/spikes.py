@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -476,7 +476,8 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
     stalls = _one_off(view, series, spikes)
     known = {spike.first for spike in stalls}
     recurring = [spike for spike in spikes if spike.first not in known]
-    return [*(_stall(view, series, spike) for spike in stalls), *find_jitter(view, series, recurring)]
+    found = [_stall(view, series, spike) for spike in stalls]
+    return [*_one_for_each_place(view, found), *find_jitter(view, series, recurring)]
 
 
 def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike]:
@@ -492,7 +493,8 @@ def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike
     return [spike for spike in large if spike.extra_ns >= floor_ns]
 
 
-def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
+def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
+    """And the end of its title, which says where."""
     columns = steps_around(view, spike)
     near = np.arange(max(columns[0] - NEIGHBOURS, 0), min(columns[-1] + NEIGHBOURS + 1, len(view.steps)))
     usual = typical_phase_ns(view, near[~series.spiky[near] & ~np.isin(near, columns)])
@@ -505,11 +507,12 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
     ranks = place.ranks(view)
     seen = seen_at(view, ranks, phase=place.phase, steps={int(step) for step in view.steps[at : last + 1]})
     serious = cost["share"] >= thresholds.WARNING_SHARE and spike.extra_ns >= thresholds.STALL_NS
-    return Claim(
+    where = _stall_where(view, place, seen)
+    claim = Claim(
         finding=Finding(
             kind="stall",
             severity="warning" if serious else "info",
-            title=_stall_title(view, place, (at, last), took_ns, spike.extra_ns, seen=seen),
+            title=_stall_title(view, (at, last), took_ns, spike.extra_ns) + f"{where}.",
             ranks=ranks,
             phase=place.phase,
             steps=(int(view.steps[at]), int(view.steps[last])),
@@ -532,6 +535,49 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> Claim:
         ),
         saved_ns=saved,
     )
+    return claim, where
+
+
+def _one_for_each_place(view: View, stalls: Sequence[tuple[Claim, str]]) -> list[Claim]:
+    """Stalls at the same line have one cause, and are one finding."""
+    places: dict[Any, list[tuple[Claim, str]]] = {}
+    for number, (claim, where) in enumerate(stalls):
+        finding = claim.finding
+        seen = finding.evidence["place"]
+        places.setdefault((finding.ranks, finding.phase, seen) if seen else number, []).append((claim, where))
+    return [_joined(view, same) if len(same) > 1 else same[0][0] for same in places.values()]
+
+
+def _joined(view: View, stalls: Sequence[tuple[Claim, str]]) -> Claim:
+    """Two or three stalls at one line."""
+    saved = np.sum([claim.saved_ns for claim, _ in stalls], axis=0)
+    cost = cost_of(view, saved)
+    findings = [claim.finding for claim, _ in stalls]
+    extra_ms = [float(one.evidence["extra_ms"]) for one in findings]
+    worst = findings[int(np.argmax(extra_ms))]
+    stretches = [one.steps for one in findings if one.steps]
+    steps = _and(["–".join(map(str, dict.fromkeys(stretch))) for stretch in stretches])
+    by_phase = [one.evidence["extra_ms_by_phase"] for one in findings]
+    serious = cost["share"] >= thresholds.WARNING_SHARE and max(extra_ms) * 1e6 >= thresholds.STALL_NS
+    finding = replace(
+        worst,
+        severity="warning" if serious else "info",
+        title=f"Steps {steps} took {_and([ms_text(ms) for ms in extra_ms])} longer than usual{stalls[0][1]}.",
+        steps=(min(first for first, _ in stretches), max(last for _, last in stretches)),
+        cost=cost,
+        evidence={
+            **worst.evidence,
+            "extra_ms": round(sum(extra_ms), 3),
+            "steps_longer": sorted({step for one in findings for step in one.evidence["steps_longer"]}),
+            "extra_ms_by_phase": {phase: round(sum(each[phase] for each in by_phase), 3) for phase in by_phase[0]},
+        },
+        advice=(worst.advice[0], f"It happened {len(findings)} times at this line."),
+    )
+    return Claim(finding=finding, saved_ns=saved)
+
+
+def _and(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _stall_steps(
@@ -547,16 +593,17 @@ def _stall_steps(
     return int(at[0]), int(at[-1]), float(length[at].sum())
 
 
-def _stall_title(view: View, place: Place, at: tuple[int, int], took_ns: float, extra_ns: float, *, seen: str) -> str:
+def _stall_title(view: View, at: tuple[int, int], took_ns: float, extra_ns: float) -> str:
     first, last = int(view.steps[at[0]]), int(view.steps[at[1]])
-    lost = ns_text(extra_ns)
+    if first == last:
+        return f"Step {first} took {ns_text(took_ns)}, {ns_text(extra_ns)} longer than usual"
+    return f"Steps {first} to {last} took {ns_text(extra_ns)} longer than usual"
+
+
+def _stall_where(view: View, place: Place, seen: str) -> str:
     where = where_text(place, view)
     where = f",{where}" if where else ""
     where += f", mostly in {seen}" if seen else ""
-    if first == last:
-        title = f"Step {first} took {ns_text(took_ns)}, {lost} longer than usual{where}"
-    else:
-        title = f"Steps {first} to {last} took {lost} longer than usual{where}"
     if place.row is not None and view.lockstep:
-        title += "; the other rank waited" if len(view.ranks) == 2 else "; all other ranks waited"
-    return f"{title}."
+        where += "; the other rank waited" if len(view.ranks) == 2 else "; all other ranks waited"
+    return where

@@ -1,0 +1,238 @@
+"""Findings about the loss and the gradient norm: no longer numbers (loss_nan, nan_gradients), or a jump (loss_spike).
+
+They cost no time, but a run that trains on NaN is lost from that step on.  The values are the script's own: what it
+gave to ``stepscope.note``, or what its framework logged (``recorder/notes.py``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.attempts import attempts_of
+from stepscope.diagnosis.engine.statistics import spread
+from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.records.finding import Finding, Severity
+from stepscope.records.series import RunData, is_loss, noted_health
+from stepscope.records.text import named_ranks
+
+__all__ = ["find_loss"]
+
+NAN_ADVICE = (
+    "Nothing is learned from there on: stop the job, and resume from a checkpoint before that step.",
+    "Repeat the last good steps under torch.autograd.set_detect_anomaly(True), which names the operation.",
+    "Usual causes: too high a learning rate, log(0) or a division by 0, a bad sample, fp16 without a GradScaler.",
+)
+PASSING_ADVICE = (
+    "With fp16 and a GradScaler a few of these are normal: the scaler skips such a step.",
+    "Otherwise look at the batches of these steps: an empty one or one without labels makes a mean of nothing.",
+)
+SPIKE_ADVICE = (
+    "Look at the batches of these steps and at what changed there: learning rate, data, sequence length.",
+    "If it recurs: a lower learning rate, a longer warm-up, or clip_grad_norm_.",
+)
+JUMPS_AT_MOST = 1000
+"""Values looked at closely in one curve."""
+HELD_OUT = ("eval", "val", "test")
+"""Names that contain these are of other data: they come rarely, and jump with what is evaluated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    name: str
+    rank: int
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    @property
+    def is_loss(self) -> bool:
+        return is_loss(self.name)
+
+    @property
+    def kind(self) -> str:
+        return "loss_nan" if self.is_loss else "nan_gradients"
+
+    @property
+    def bad(self) -> NDArray[np.bool_]:
+        return ~np.isfinite(self.values)
+
+    @property
+    def bad_at_end(self) -> int:
+        """How many of the last values in a row are no numbers."""
+        good = np.flatnonzero(~self.bad)
+        return len(self.values) - (int(good[-1]) + 1 if len(good) else 0)
+
+
+def find_loss(run: RunData, view: View) -> list[Finding]:
+    """At most one ``loss_nan`` or ``nan_gradients``, else at most one ``loss_spike``."""
+    curves = _curves(run)
+    losses = [curve for curve in curves if curve.is_loss]
+    gradients = [curve for curve in curves if not curve.is_loss]
+    return _not_a_number(losses, view) or _not_a_number(gradients, view) or _spike(losses, view)
+
+
+def _curves(run: RunData) -> list[_Curve]:
+    current = {(series.rank, series.identity.pid) for series in attempts_of(run)[-1].series}
+    points: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for event in run.events:
+        step, rank = event.get("step"), event.get("rank")
+        if type(step) is not int or type(rank) is not int or (rank, event.get("pid")) not in current:
+            continue
+        for name, value in noted_health(event).items():
+            points[name, rank][step] = value
+    return [
+        _Curve(name=name, rank=rank, steps=np.array(sorted(own)), values=np.array([own[step] for step in sorted(own)]))
+        for (name, rank), own in points.items()
+    ]
+
+
+# -- loss_nan ---------------------------------------------------------------------------------------------------------
+
+
+def _not_a_number(curves: Sequence[_Curve], view: View) -> list[Finding]:
+    lost = [curve for curve in curves if curve.bad_at_end]
+    if lost:
+        first = min(lost, key=lambda curve: int(curve.steps[-curve.bad_at_end]))
+        return [_lost(first, [curve for curve in curves if curve.name == first.name], view)]
+    passing = [curve for curve in curves if curve.bad.any()]
+    return [_passing(max(passing, key=lambda curve: int(curve.bad.sum())), view)] if passing else []
+
+
+def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
+    """From some step on no value is a number."""
+    since = len(curve.steps) - curve.bad_at_end
+    step = int(curve.steps[since])
+    good = since - 1
+    ranks = tuple(sorted(each.rank for each in of_name if each.bad_at_end))
+    everywhere = len(ranks) == len(of_name)
+    who = "" if everywhere else f" of {named_ranks(ranks).lower()}"
+    before = ""
+    if good >= 0:
+        before = f"; it was {_value(float(curve.values[good]))} at step {int(curve.steps[good]):,}"
+    when = f"from step {step:,} on" if curve.bad_at_end > 1 else f"at the last step that was noted, {step:,}"
+    return _finding(
+        curve.kind,
+        # The last value alone may be a step that a GradScaler skips.
+        "critical" if curve.bad_at_end >= thresholds.LOST_NOTES else "warning",
+        f"{_called(curve)}{who} is {_word(curve.values[since])} {when}{before}.",
+        curve,
+        view,
+        ranks=() if everywhere else ranks,
+        steps=(step, int(curve.steps[-1])),
+        evidence={"first_step": step, "last_good": float(curve.values[good]) if good >= 0 else None},
+        advice=NAN_ADVICE,
+    )
+
+
+def _passing(curve: _Curve, view: View) -> Finding:
+    """Numbers come again after it."""
+    at = curve.steps[curve.bad]
+    share = len(at) / len(curve.steps)
+    often = f"{len(at):,} of {len(curve.steps):,} noted values" if len(at) > 1 else "one noted value"
+    return _finding(
+        curve.kind,
+        "warning" if share >= thresholds.PASSING_NAN_SHARE and len(at) > 1 else "info",
+        f"{_called(curve)} was {_word(curve.values[curve.bad][0])} in {often}, first at step {int(at[0]):,}; "
+        "the values after it are numbers.",
+        curve,
+        view,
+        steps=(int(at[0]), int(at[-1])),
+        evidence={"first_step": int(at[0]), "share": round(share, 4)},
+        advice=PASSING_ADVICE,
+    )
+
+
+def _word(value: float) -> str:
+    return "NaN" if np.isnan(value) else "infinite"
+
+
+# -- loss_spike -------------------------------------------------------------------------------------------------------
+
+
+def _spike(curves: Sequence[_Curve], view: View) -> list[Finding]:
+    """A jump from which the loss has not come back; others are left to the chart."""
+    found = []
+    for curve in curves:
+        if any(word in curve.name.lower() for word in HELD_OUT) or not np.isfinite(curve.values).all():
+            continue
+        at = _jump(curve.values)
+        if at is not None:
+            found.append((int(curve.steps[at]), curve, at))
+    if not found:
+        return []
+    step, curve, at = min(found, key=lambda each: each[0])
+    before = float(np.median(curve.values[at - thresholds.SPIKE_BEFORE : at]))
+    after = float(np.median(curve.values[at:]))
+    return [
+        _finding(
+            "loss_spike",
+            "warning",
+            f"{_called(curve)} jumped from {_value(before)} to {_value(after)} at step {step:,} and has "
+            f"not come back in {int(curve.steps[-1]) - step:,} steps.",
+            curve,
+            view,
+            steps=(step, int(curve.steps[-1])),
+            evidence={"first_step": step, "before": before, "after": after},
+            advice=SPIKE_ADVICE,
+        )
+    ]
+
+
+def _jump(values: NDArray[np.float64]) -> int | None:
+    """The first value after which all are far above what was usual before; None: there is no such value."""
+    needed, later = thresholds.SPIKE_BEFORE, thresholds.SPIKE_AFTER
+    if len(values) < needed + later:
+        return None
+    least = np.minimum.accumulate(values[::-1])[::-1]
+    """[N]; the lowest from there on."""
+    windows = np.lib.stride_tricks.sliding_window_view(values[:-later], needed)
+    above = np.flatnonzero(least[needed : needed + len(windows)] > windows.max(axis=1)) + needed
+    for at in above[:JUMPS_AT_MOST]:
+        before = values[at - needed : at]
+        typical = float(np.median(before))
+        far = typical + max(thresholds.SPIKE_SPREADS * spread(before), thresholds.SPIKE_SHARE * abs(typical))
+        if least[at] > far:
+            return int(at)
+    return None
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _value(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _called(curve: _Curve) -> str:
+    what = "The loss" if curve.is_loss else "The gradient norm"
+    return what if curve.name in ("loss", "grad_norm") else f"{what} {curve.name!r}"
+
+
+def _finding(
+    kind: str,
+    severity: Severity,
+    title: str,
+    curve: _Curve,
+    view: View,
+    *,
+    ranks: tuple[int, ...] = (),
+    steps: tuple[int, int],
+    evidence: dict[str, float | int | None],
+    advice: tuple[str, ...],
+) -> Finding:
+    return Finding(
+        kind=kind,
+        severity=severity,
+        title=title,
+        ranks=ranks,
+        steps=steps,
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={"name": curve.name, "noted_by": curve.rank, "notes": len(curve.steps), **evidence},
+        advice=advice,
+        confidence=0.8 if kind == "loss_spike" else 1.0,
+    )

@@ -1,0 +1,130 @@
+"""Findings about the loss that a script noted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.cluster import Cluster
+
+from stepscope.diagnosis import diagnose
+from stepscope.records.finding import Finding
+from stepscope.records.series import RunData, noted_health
+
+STEPS = 200
+RANDOM = np.random.default_rng(5)
+FALLING = 2.0 + np.exp(-np.arange(STEPS) / 40) + RANDOM.normal(0, 0.05, STEPS)
+
+
+def noted(values: Mapping[int, Any], *, rank: int = 0, name: str = "loss", run: RunData) -> list[dict[str, Any]]:
+    pid = next(series.identity.pid for series in run.ranks if series.rank == rank)
+    return [
+        {"event": "note", "rank": rank, "pid": pid, "step": step, "values": {name: value}, "wall_ns": 1}
+        for step, value in values.items()
+    ]
+
+
+def losses(*curves: Mapping[int, Any], name: str = "loss", ranks: int = 2) -> list[Finding]:
+    run = Cluster(ranks=ranks, steps=STEPS).run()
+    events = [event for rank, curve in enumerate(curves) for event in noted(curve, rank=rank, name=name, run=run)]
+    return [
+        found
+        for found in diagnose(replace(run, events=tuple(events)))
+        if found.kind in ("loss_nan", "loss_spike", "nan_gradients")
+    ]
+
+
+def falling(**changed: Any) -> dict[int, Any]:
+    return {step: float(value) for step, value in enumerate(FALLING)} | {int(at): to for at, to in changed.items()}
+
+
+def since(step: int, value: Any) -> dict[int, Any]:
+    return falling(**{str(at): value for at in range(step, STEPS)})
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), [("nan", "NaN"), (math.nan, "NaN"), ("inf", "infinite"), ("-inf", "infinite")]
+)
+def test_a_loss_that_is_no_number_any_more_is_the_verdict(value: Any, word: str) -> None:
+    (found,) = losses(since(150, value))
+    assert (found.kind, found.severity, found.ranks, found.steps) == ("loss_nan", "critical", (), (150, 199))
+    assert found.title == f"The loss is {word} from step 150 on; it was {FALLING[149]:.4g} at step 149."
+    assert found.evidence["first_step"] == 150
+    assert found.cost["share"] == 0
+    run = Cluster(ranks=2, steps=STEPS).run()
+    first = diagnose(replace(run, events=tuple(noted(since(150, value), run=run))))[0]
+    assert first.kind == "loss_nan", "before anything that is only slow"
+
+
+def test_the_rank_is_named_when_the_others_have_numbers() -> None:
+    (found,) = losses(falling(), since(150, "nan"))
+    assert found.ranks == (1,)
+    assert found.title.startswith("The loss of rank 1 is NaN from step 150 on")
+
+
+def test_the_last_value_alone_is_a_warning() -> None:
+    (found,) = losses(falling(**{"199": "nan"}))
+    assert (found.severity, found.steps) == ("warning", (199, 199))
+    assert "is NaN at the last step that was noted, 199;" in found.title
+
+
+def test_one_that_a_scaler_skips_is_a_remark_and_many_are_a_warning() -> None:
+    (found,) = losses(falling(**{"20": "inf"}))
+    assert (found.severity, found.title) == (
+        "info",
+        "The loss was infinite in one noted value, first at step 20; the values after it are numbers.",
+    )
+    (found,) = losses(falling(**{str(step): "nan" for step in range(0, 190, 10)}))
+    assert (found.severity, found.steps) == ("warning", (0, 180))
+
+
+def test_a_jump_that_stays_is_a_spike() -> None:
+    jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
+    (found,) = losses(jumped, name="train/loss")
+    assert (found.kind, found.severity, found.steps) == ("loss_spike", "warning", (120, 199))
+    assert found.title.startswith("The loss 'train/loss' jumped from 2.")
+    assert found.title.endswith(" at step 120 and has not come back in 79 steps.")
+    assert losses(jumped, name="eval_loss") == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_healthy_losses_raise_nothing(seed: int) -> None:
+    """A falling loss, one that comes back, a GAN's, heavy tails, a loss that drifts up, and one of few values."""
+    draw = np.random.default_rng(seed)
+    back = np.where((np.arange(STEPS) >= 100) & (np.arange(STEPS) < 130), FALLING + 9.0, FALLING)
+    gan = 0.7 + 0.4 * np.sin(np.arange(STEPS) / 9) + draw.normal(0, 0.1, STEPS)
+    tails = np.abs(draw.standard_cauchy(STEPS))
+    drifting = 1.0 + np.arange(STEPS) * 0.01 + draw.normal(0, 0.02, STEPS)
+    for curve in (FALLING, back, gan, tails, drifting, FALLING[:40], np.zeros(STEPS)):
+        assert losses({step: float(value) for step, value in enumerate(curve)}) == []
+
+
+def test_other_names_and_other_events_are_not_losses() -> None:
+    assert losses(since(100, "nan"), name="lr") == []
+    assert noted_health({"event": "rank_end", "values": {"loss": 1.0}}) == {}
+    assert noted_health({"event": "note", "values": "loss"}) == {}
+    odd = {"Loss/train": 2, "loss": "nan", "my_loss": True, "loss2": 10**400, "lossy": "no", "loss3": None}
+    assert str(noted_health({"event": "note", "values": odd})) == "{'Loss/train': 2.0, 'loss': nan}"
+
+
+def test_notes_of_an_earlier_attempt_do_not_count() -> None:
+    run = Cluster(ranks=2, steps=STEPS).run()
+    events = [{**event, "pid": 1} for event in noted(since(100, "nan"), run=run)]
+    assert not any(found.kind == "loss_nan" for found in diagnose(replace(run, events=tuple(events))))
+
+
+@pytest.mark.parametrize("name", ["grad_norm", "train/grad-norm"])
+def test_gradients_that_are_no_numbers_any_more(name: str) -> None:
+    """HF's Trainer hides NaN in its loss, but not in the gradient norm; the first steps of a GradScaler are normal."""
+    (found,) = losses(since(150, "nan"), name=name)
+    assert (found.kind, found.severity, found.steps) == ("nan_gradients", "critical", (150, 199))
+    called = "The gradient norm" if name == "grad_norm" else f"The gradient norm {name!r}"
+    assert found.title == f"{called} is NaN from step 150 on; it was {FALLING[149]:.4g} at step 149."
+    (found,) = losses(falling(**{"0": "inf", "1": "inf"}), name=name)
+    assert (found.kind, found.severity) == ("nan_gradients", "info")
+    jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
+    assert losses(jumped, name=name) == [], "a norm may jump"
