@@ -36,8 +36,9 @@ def test_a_run_from_beginning_to_end(stage: Any) -> None:
     stage.until_event("rank_start", 2)
     stage.until(lambda: segments(stage.run_dir) > 0)
     stage.until((stage.run_dir / "samples.jsonl").exists)
-    for rank in ranks:
+    for count, rank in enumerate(ranks, start=1):  # one after the other, or their ends may be noticed in any order
         rank.end()
+        stage.until_event("rank_end", count)
     assert agent.end() == ""
     assert not stage.paths.session.exists()
     assert stage.steps() == {0: list(range(1500)), 1: list(range(40))}

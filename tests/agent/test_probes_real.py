@@ -90,6 +90,7 @@ def hosts() -> Any:
         yield made
 
 
+@pytest.mark.soak  # near: test_probes.py, and tests/diagnosis/test_network_rules.py
 def test_the_slow_and_the_lossy_host_are_named_and_the_healed_one_is_not(hosts: tuple[Host, ...]) -> None:
     agents = Agents(hosts)
     assert judged(agents.fetch(8)) == []

@@ -56,7 +56,7 @@ class Replay:
         subjects = []
         for rank in self.known.ranks:
             code = SPINNING if rank.process_state == "R" else ASLEEP
-            self.processes.append(subprocess.Popen([sys.executable, "-c", code]))
+            self.processes.append(subprocess.Popen([sys.executable, "-IS", "-c", code]))
             pid = self.processes[-1].pid
             ours = replace(rank, pid=pid, flight=b"", flight_later=b"", threads=(), threads_later=(), cpu_share=None)
             subjects.append(Subject(evidence=ours, server=serve(answers_of(rank)).path))

@@ -121,10 +121,11 @@ def test_a_program_that_it_started_is_at_work() -> None:
     assert idle.hang().kind == "hang_missing_collective"
 
 
-def test_one_process_that_waits_for_an_idle_child_is_given_more_time() -> None:
+@pytest.mark.parametrize("kind", ["other", "dataloader"])  # a plain fork is taken for a worker of a DataLoader
+def test_one_process_that_waits_for_an_idle_child_is_given_more_time(kind: str) -> None:
     """As with os.waitpid, of which no frame tells; in a job of several ranks the others wait, too."""
     waiting = stack(("train.py", 33, "in_a_child"), LOOP)
-    child = (worker(kind="other", name="python train.py", cpu_share=0.0),)
+    child = (worker(kind=kind, name="python train.py", cpu_share=0.0),)
     job = Job(ranks=1, silent_s=29.0).alone(0, waiting, workers=child, wait_channel="do_wait", cpu_share=0.0)
     assert job.excuse().reason == "The process waits for a process that it started at train.py:33."
     assert job.excuse().evidence[0] == "Process 5001 (python train.py) has not ended."

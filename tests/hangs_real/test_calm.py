@@ -38,6 +38,7 @@ def test_nothing_is_told(case: CalmCase, run_case: RunCase) -> None:
     assert [finding for finding in ran.summary["findings"] if finding["kind"].startswith(("hang", "rank"))] == []
 
 
+@pytest.mark.soak  # near: tests/launch/test_unnoticed.py
 def test_nothing_is_changed(run_case: RunCase, run_python: Callable[..., Any]) -> None:
     """The watchdog looked while rank 0 evaluated, and the losses are those of a job without it, to the bit."""
     case = CalmCase(do="evaluate_quietly")
@@ -50,6 +51,7 @@ def test_nothing_is_changed(run_case: RunCase, run_python: Callable[..., Any]) -
     assert len(ran.losses()) == 24
 
 
+@pytest.mark.soak  # near: a job that comes back, in tests/agent/test_watchdog_jobs.py
 def test_a_stall(run_case: RunCase) -> None:
     """A rank that stands still and goes on is told of, and left alone."""
     ran = run_case(CalmCase(do="stall"), "--hang-after", "1", "--on-hang", "report", seconds=7.0)

@@ -170,9 +170,11 @@ def _program(rank: RankEvidence, doing: Doing) -> _Excuse | None:
 
 def _child(rank: RankEvidence) -> _Excuse | None:
     """The rank waits for a child process according to the kernel, and no other rank waits for it."""
-    living = [worker for worker in rank.workers if worker.kind != "dataloader" and worker.process_state != "Z"]
+    living = [worker for worker in rank.workers if worker.process_state != "Z"]
     if not living or rank.wait_channel != CHILD_CHANNEL:
         return None
+    # A plain fork looks like a DataLoader worker, whose rank does not wait in the kernel for it to end.
+    living.sort(key=lambda worker: worker.kind == "dataloader")
     told = f"Process {living[0].pid} ({one_line(living[0].name, 60)}) has not ended."
     return _Excuse(what=FOR_PROCESS, patience=CHILD, signs=(told,))
 

@@ -476,12 +476,12 @@ def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] |
 
 def _whose(group: StackGroup) -> str:
     threads = len(group.threads)
-    more = f" (main thread of {threads})" if threads > 1 else ""
+    more = f" (main thread; {threads} threads)" if threads > 1 else ""
     return ("DataLoader workers of " if group.workers_of else "") + ranks_text(group.ranks) + more
 
 
 def _frames(group: StackGroup) -> list[str]:
-    """Frames of the main thread: the innermost, then the user's lines; those in between say little."""
+    """Frames of the main thread: the innermost, then the user's lines; those in between are left out."""
     main = main_thread(group.threads)
     frames: Sequence[Frame] = (
         [frame for frame in main.frames if not is_hook_file(frame.file)] if main is not None else ()
