@@ -1,6 +1,6 @@
 """A loop that Stepscope cannot recognize: no DataLoader, no ``torch.optim``; the script marks its own steps.
 
-python examples/custom_loop.py                  # records by itself, into ./runs
+python examples/custom_loop.py                  # records itself, into ./runs
 stepscope run examples/custom_loop.py
 STEPSCOPE=0 python examples/custom_loop.py      # every call below does nothing
 """

@@ -45,8 +45,9 @@ BUSY = ("cpu_saturated", "jitter", "stall", "change_point", "throughput_drop")
 CASES_BY_ID = {case.id: case for case in CASES}
 
 
+@pytest.mark.soak  # near: the synthetic cells below, and the examples, recorded
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [*SUBSET, *(pytest.param(name, marks=pytest.mark.soak) for name in LONG)])
+@pytest.mark.parametrize("name", [*SUBSET, *LONG])
 def test_real_case(name: str, tmp_path: Path) -> None:
     case = CASES_BY_ID[name]
     outcome = run_stepscope(case, tmp_path)

@@ -1,0 +1,493 @@
+"""``stepscope sweep``: run variants of one command in turn, and show which are fast and which need little memory.
+
+sweeps/NAME/sweep.json     which trials were run, written after each; a second call runs what is missing
+sweeps/NAME/runs/          one ordinary run per trial
+sweeps/NAME/logs/          what each trial printed
+sweeps/NAME/result.json    the result, with result.md and front.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
+from typing import TYPE_CHECKING, Any
+
+from stepscope.cli.arguments import count, existing
+from stepscope.cli.output import format_table, write_text
+from stepscope.errors import RunError, StepscopeError, UsageError
+from stepscope.records.paths import helper_command
+from stepscope.records.text import bytes_text, count_text, ms_text, numbered, printable, say
+from stepscope.store.documents import load_summary
+from stepscope.store.file_io import read_document, write_json
+from stepscope.store.locks import LockBusy, take_lock
+
+if TYPE_CHECKING:
+    from stepscope.compare.sweep import Trial, VariantTrials
+
+__all__ = ["EPILOG", "HELP", "add_arguments", "run"]
+
+HELP = "run variants of a job in turn and show which are fast and which need little memory"
+EPILOG = """\
+examples:
+  stepscope sweep plan.toml                        run it, or what is missing of it, and show the result
+  stepscope sweep plan.toml --dry-run              only show the commands
+  stepscope sweep plan.toml --nproc-per-node 1     with another number of ranks than the plan says
+  stepscope sweep plan.toml --json > result.json
+
+A plan has a command and variants of it, in TOML or JSON:
+  command = "train.py --steps 60"
+  options = "--nproc-per-node 2"      # of `stepscope run`
+  rounds = 3
+  [[variant]]
+  name = "small-batch"
+  args = "--batch-size 4"
+  samples = 8                         # per step, over all ranks: speed is then samples per second
+  env = { OMP_NUM_THREADS = "1" }
+
+A variant that fails, for example because it runs out of memory, is part of the result.  docs/sweep.md has everything.
+"""
+SCHEMA = 1
+STATE, RESULT = "sweep.json", "result.json"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+MOST_VARIANTS = 200
+END_S = 60.0
+"""Time that a run gets to end and write its summary after each signal."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN", type=Path, help="the plan, a TOML or JSON file")
+    parser.add_argument("--dir", type=Path, metavar="DIR", help="folder of the sweep (default: sweeps/NAME)")
+    parser.add_argument(
+        "--rounds", type=count("rounds"), metavar="N", help="number of rounds (default: the plan's, or 3)"
+    )
+    parser.add_argument(
+        "--nproc-per-node", metavar="N", help="start N ranks with torchrun, whatever the plan's options say"
+    )
+    parser.add_argument("--retry-failed", action="store_true", help="run variants that failed once more")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be run")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the result as JSON (docs/sweep.md)")
+    form.add_argument("--markdown", action="store_true", help="print it as Markdown")
+
+
+def run(args: argparse.Namespace) -> int:
+    plan = read_plan(existing(args.plan))
+    if args.rounds is not None:
+        plan = replace(plan, rounds=args.rounds)
+    if args.nproc_per_node is not None:
+        plan = replace(plan, options=_with_ranks(plan.options, args.nproc_per_node))
+    folder: Path = args.dir if args.dir is not None else Path("sweeps") / plan.name
+    if args.dry_run:
+        for variant in plan.variants:
+            print(printable(f"{variant.name}: {_shown(plan, variant)}"))
+        return 0
+    interrupted = False
+    with _alone(folder) as sweep:
+        try:
+            with _ended_like_interrupted():
+                sweep.run(plan, retry=args.retry_failed)
+        except KeyboardInterrupt:
+            interrupted = True
+            say("interrupted; the same command runs what is missing")
+        document = sweep.result(plan)
+    _show(document, folder, args)
+    if interrupted:
+        return 130
+    return 0 if any(row["speed"] is not None for row in document["variants"]) else 1
+
+
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """SIGTERM is a KeyboardInterrupt: the trial in progress must not be left behind."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    name: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    samples: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    name: str
+    folder: Path
+    """Where the plan is, and where its command runs."""
+    command: tuple[str, ...]
+    options: tuple[str, ...]
+    """Of ``stepscope run``."""
+    env: Mapping[str, str]
+    rounds: int
+    timeout_s: float | None
+    variants: tuple[Variant, ...]
+
+    def words(self, variant: Variant) -> list[str]:
+        """What follows ``stepscope run``."""
+        return [*self.options, *variant.options, *self.command, *variant.args]
+
+    def key(self, variant: Variant) -> str:
+        """Identifies what a variant runs: a trial of an earlier plan counts only if that is the same."""
+        said = [self.words(variant), sorted({**self.env, **variant.env}.items())]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a plan; UsageError says what is wrong with it."""
+    said = _parsed(path)
+    _known(said, ("name", "command", "options", "env", "rounds", "timeout_s", "variant"), str(path))
+    variants = said.get("variant")
+    if not isinstance(variants, list) or not all(isinstance(one, dict) for one in variants) or not variants:
+        raise UsageError(f"{path}: a plan needs at least one [[variant]]")
+    if len(variants) > MOST_VARIANTS:
+        raise UsageError(f"{path}: at most {MOST_VARIANTS} variants")
+    read = tuple(_variant(path, one) for one in variants)
+    names = [one.name for one in read]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"{path}: two variants are named {twice}")
+    if len({one.samples is None for one in read}) > 1:
+        raise UsageError(
+            f"{path}: either all variants have `samples` or none; otherwise their speeds cannot be compared"
+        )
+    command = _words(path, said, "command")
+    if not command:
+        raise UsageError(f"{path}: a plan needs a `command`: what `stepscope run` starts")
+    rounds, timeout = said.get("rounds", 3), said.get("timeout_s")
+    if type(rounds) is not int or rounds < 1:
+        raise UsageError(f"{path}: `rounds` must be a whole number from 1")
+    if timeout is not None and (type(timeout) not in (int, float) or timeout <= 0):
+        raise UsageError(f"{path}: `timeout_s` must be a number of seconds")
+    return Plan(
+        name=_name(path, said.get("name", path.stem if path.stem != "plan" else path.absolute().parent.name)),
+        folder=path.absolute().parent,
+        command=command,
+        options=_words(path, said, "options"),
+        env=_env(path, said),
+        rounds=rounds,
+        timeout_s=timeout,
+        variants=read,
+    )
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        text = read_document(path, most=1 << 20).decode()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file") from None
+    try:
+        said = json.loads(text) if path.suffix == ".json" else _toml(path, text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    if not isinstance(said, dict):
+        raise UsageError(f"{path} is not a plan")
+    return said
+
+
+def _toml(path: Path, text: str) -> Any:
+    for name in ("tomllib", "tomli"):
+        try:
+            return importlib.import_module(name).loads(text)
+        except ModuleNotFoundError:
+            continue
+    raise UsageError(f"{path}: TOML needs Python 3.11 or the package tomli; a plan can also be a .json file")
+
+
+def _variant(path: Path, said: Mapping[str, Any]) -> Variant:
+    name = _name(path, said.get("name"))
+    _known(said, ("name", "args", "env", "options", "samples"), f"{path}: variant {name}")
+    samples = said.get("samples")
+    if samples is not None and (type(samples) not in (int, float) or samples <= 0):
+        raise UsageError(f"{path}: `samples` of {name} must be a positive number: samples per step, over all ranks")
+    return Variant(
+        name=name,
+        args=_words(path, said, "args"),
+        env=_env(path, said),
+        options=_words(path, said, "options"),
+        samples=samples,
+    )
+
+
+def _known(said: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    if odd := next((name for name in said if name not in names), None):
+        raise UsageError(f"{where}: unknown key {odd!r}; known are {', '.join(names)}")
+
+
+def _name(path: Path, said: Any) -> str:
+    if not isinstance(said, str) or NAME.fullmatch(said) is None:
+        raise UsageError(f"{path}: {said!r} is not a name: use letters, digits, dots and dashes")
+    return said
+
+
+def _words(path: Path, said: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of words, or one text that is split as in a shell."""
+    value = said.get(key, [])
+    if isinstance(value, str):
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as error:
+            raise UsageError(f"{path}: `{key}` cannot be split into words: {error}") from None
+    if isinstance(value, list) and all(type(word) in (str, int, float) for word in value):
+        return tuple(map(str, value))
+    raise UsageError(f"{path}: `{key}` must be a text or a list of words")
+
+
+def _env(path: Path, said: Mapping[str, Any]) -> dict[str, str]:
+    value = said.get("env", {})
+    if not isinstance(value, dict) or not all(type(one) in (str, int, float, bool) for one in value.values()):
+        raise UsageError(f"{path}: `env` must be a table of variables and their values")
+    return {name: str(int(one)) if isinstance(one, bool) else str(one) for name, one in value.items()}
+
+
+def _with_ranks(options: Sequence[str], ranks: str) -> tuple[str, ...]:
+    kept: list[str] = []
+    words = iter(options)
+    for word in words:
+        if word in ("--nproc-per-node", "--nproc_per_node"):
+            next(words, None)
+        elif not word.startswith(("--nproc-per-node=", "--nproc_per_node=")):
+            kept.append(word)
+    return (*kept, "--nproc-per-node", ranks)
+
+
+def _shown(plan: Plan, variant: Variant) -> str:
+    variables = [f"{name}={shlex.quote(value)}" for name, value in {**plan.env, **variant.env}.items()]
+    return " ".join([*variables, "stepscope run", shlex.join(plan.words(variant))])
+
+
+# -- trials -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[Sweep]:
+    """The sweep in a folder; UsageError if another process works on it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(folder)
+    except LockBusy:
+        raise UsageError(f"another sweep is running in {folder}") from None
+    except OSError as error:
+        raise UsageError(f"cannot use {folder}: {error.strerror}") from None
+    try:
+        yield Sweep(folder)
+    finally:
+        os.close(lock)
+
+
+class Sweep:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trials = list(_read_state(folder / STATE))
+
+    def run(self, plan: Plan, *, retry: bool) -> None:
+        """Run what is missing, in rounds, so that all variants meet the same ups and downs of the machine."""
+        if retry:
+            self.trials = [trial for trial in self.trials if self._trial(trial).ok]
+        total, done = len(plan.variants) * plan.rounds, 0
+        for number in range(plan.rounds):
+            for variant in plan.variants:
+                done += 1
+                if not self._wanted(plan, variant, number):
+                    continue
+                say(f"round {number + 1} of {plan.rounds}, {variant.name} ({done} of {total})")
+                row = self._run_one(plan, variant, number)
+                self.trials.append(row)
+                write_json(self.folder / STATE, {"schema": SCHEMA, "trials": self.trials}, durable=True)
+                self._tell(variant, row)
+
+    def result(self, plan: Plan) -> dict[str, Any]:
+        from stepscope.compare.sweep import front_svg, sweep_document
+
+        document = sweep_document(plan.name, [self._variant(plan, one) for one in plan.variants], rounds=plan.rounds)
+        write_json(self.folder / RESULT, document)
+        write_text(self.folder / "front.svg", front_svg(document))
+        write_text(self.folder / "result.md", _markdown(document) + "\n")
+        return document
+
+    def _of(self, plan: Plan, variant: Variant) -> Iterator[Mapping[str, Any]]:
+        key = plan.key(variant)
+        for row in self.trials:
+            if (row["variant"], row["key"]) == (variant.name, key) and row["round"] < plan.rounds:
+                yield row
+
+    def _wanted(self, plan: Plan, variant: Variant, number: int) -> bool:
+        """A variant that failed is not repeated: it would most likely fail again, and take as long."""
+        rows = list(self._of(plan, variant))
+        return not any(row["round"] == number or not self._trial(row).ok for row in rows)
+
+    def _variant(self, plan: Plan, variant: Variant) -> VariantTrials:
+        from stepscope.compare.sweep import VariantTrials
+
+        settings = {"args": list(variant.args), "env": dict(variant.env), "options": list(variant.options)}
+        trials = [self._trial(row) for row in self._of(plan, variant)]
+        return VariantTrials(name=variant.name, samples=variant.samples, settings=settings, trials=trials)
+
+    def _run_one(self, plan: Plan, variant: Variant, number: int) -> dict[str, Any]:
+        runs = self.folder.absolute() / "runs"
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        name = next(one for one in numbered(f"{variant.name}-{number + 1}") if not (runs / one).exists())
+        tags = ["--tag", f"sweep:{plan.name}"[:40], "--tag", variant.name[:40]]
+        words = ["run", "--quiet", "--no-html", "--name", name, "--dir", str(runs), *tags, *plan.words(variant)]
+        environment = {**os.environ, **plan.env, **variant.env}
+        with (logs / f"{name}.log").open("wb") as log:
+            job = Popen(
+                helper_command("stepscope", *words), cwd=plan.folder, env=environment, stdout=log, stderr=log,
+                stdin=DEVNULL,
+            )  # fmt: skip
+            status = _awaited(job, plan.timeout_s)
+        return {
+            "variant": variant.name,
+            "key": plan.key(variant),
+            "round": number,
+            "run": name,
+            "exit_code": job.returncode,
+            "status": status,
+        }
+
+    def _trial(self, row: Mapping[str, Any]) -> Trial:
+        """What a run's own summary says about it."""
+        from stepscope.compare.inputs import read_input
+        from stepscope.compare.statistics import Series, level_of, ordinary, unusual_steps
+        from stepscope.compare.sweep import Trial
+
+        run_dir = self.folder / "runs" / row["run"]
+        summary = load_summary(run_dir)
+        if summary is None:
+            status = row["status"] or f"exit code {row['exit_code']}, not recorded"
+            return Trial(round=row["round"], run="", status=status, ok=False)
+        status = row["status"] or str(summary.get("status_text") or summary.get("status"))
+        ok = not row["status"] and summary.get("status") == "finished" and summary.get("status_severity") != "critical"
+        level = None
+        memory: Mapping[str, int] = {}
+        try:
+            found = read_input(run_dir)
+            memory = found.memory
+            # Always by the host's clock: it is the time that the training takes, with and without a device.
+            steps = found.on("host").run if ok else None
+            if isinstance(steps, Series) and len(steps.values) >= FEWEST_STEPS:
+                level = level_of(ordinary(steps.values, unusual_steps(steps.values)))
+        except StepscopeError as error:
+            ok, status = False, str(error)
+        on_device = "device_peak" in memory
+        return Trial(
+            round=row["round"],
+            run=row["run"],
+            status=status,
+            ok=ok,
+            level=level,
+            memory=memory.get("device_peak" if on_device else "rss_peak"),
+            on_device=on_device,
+        )
+
+    def _tell(self, variant: Variant, row: Mapping[str, Any]) -> None:
+        trial = self._trial(row)
+        if trial.level is None:
+            what = trial.status if not trial.ok else "too short to measure"
+            say(f"{variant.name}: {what} (see {self.folder / 'logs' / row['run']}.log)")
+            return
+        memory = "" if trial.memory is None else f", {bytes_text(trial.memory)}"
+        say(f"{variant.name}: {ms_text(trial.level.mean / 1e6)} per step{memory}")
+
+
+FEWEST_STEPS = 5
+
+
+def _awaited(job: Popen[bytes], timeout_s: float | None) -> str:
+    """Wait for a trial; return how we ended it, or nothing.  A run that is ended still writes its summary."""
+    try:
+        job.wait(timeout_s)
+        return ""
+    except TimeoutExpired:
+        ended = "timed out"
+    except KeyboardInterrupt:
+        _end(job)
+        raise
+    _end(job)
+    return ended
+
+
+def _end(job: Popen[bytes]) -> None:
+    """`stepscope run` passes signals on, and kills a job that does not react to the third one."""
+    for _ in range(3):
+        job.send_signal(signal.SIGTERM)
+        try:
+            job.wait(END_S)
+            return
+        except TimeoutExpired:
+            continue
+    job.kill()
+    job.wait()
+
+
+def _read_state(path: Path) -> Iterator[dict[str, Any]]:
+    """The trials of an earlier call; RunError if the file is damaged: running everything again would take long."""
+    try:
+        said = json.loads(read_document(path))
+        if said["schema"] != SCHEMA:
+            raise RunError(f"{path} has schema {said['schema']}; this Stepscope reads schema {SCHEMA}")
+        for row in said["trials"]:
+            code = row["exit_code"]
+            texts = {name: str(row[name]) for name in ("variant", "key", "run", "status")}
+            if "/" in texts["run"] or texts["run"].startswith("."):
+                raise ValueError("not the name of a run")
+            yield {**texts, "round": int(row["round"]), "exit_code": None if code is None else int(code)}
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged; remove it to run the sweep from the beginning") from error
+
+
+# -- output -----------------------------------------------------------------------------------------------------------
+
+
+def _show(document: Mapping[str, Any], folder: Path, args: argparse.Namespace) -> None:
+    from stepscope.compare.sweep import HEADS, sweep_sentences, sweep_table
+
+    if args.json:
+        print(json.dumps(document, indent=2))
+    elif args.markdown:
+        print(printable(_markdown(document), keep="\n"))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        sentences = "\n".join(sweep_sentences(document))
+        table = format_table(HEADS, sweep_table(document), numeric=(3, 4), width=width, left_out=(3,), least=10)
+        rounds = count_text(document["rounds"], "round")
+        print(printable(f"{sentences}\n\n{document['name']}, {rounds}:\n{table}", keep="\n"))
+    say(f"the result is in {folder}: {RESULT}, result.md, front.svg; its runs: stepscope serve {folder / 'runs'}")
+
+
+def _markdown(document: Mapping[str, Any]) -> str:
+    from stepscope.compare.sweep import HEADS, sweep_sentences, sweep_table
+
+    rows = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
+    rows += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in sweep_table(document)]
+    sentences = "\n".join(f"- {line}" for line in sweep_sentences(document))
+    return f"### Sweep {document['name']}\n\n{sentences}\n\n" + "\n".join(rows)

@@ -1,0 +1,14 @@
+"""Did a change make training slower?  Two or more runs in, one document out, with an interval and what it rests on.
+
+- ``inputs`` reads what can be compared: runs, ``summary.json``, stored baselines, and numbers from any logger.
+- ``statistics`` decides how large the change is and how far chance could have moved it.
+- ``comparison`` builds the document: the verdict, phases, ranks, memory, communication, findings and context.
+- ``gate`` checks a document against limits; ``text`` writes it for people.
+
+    document = compare_inputs([read_input(Path("runs/before"))], read_input(Path("runs/after")))
+"""
+
+from stepscope.compare.comparison import compare_inputs
+from stepscope.compare.inputs import read_input
+
+__all__ = ["compare_inputs", "read_input"]
