@@ -2,6 +2,7 @@
 
     make screenshots                    # writes docs/images/*.png
     python bench/screenshots.py --run runs/demo --out docs/images
+    python bench/screenshots.py --trace worker0.1623143089861.pt.trace.json.gz      # docs/images/trace-*.png
 
 Everything that could differ from one time to the next but the run itself is fixed: the size of the window, its scale,
 its fonts' language, no motion.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 THEMES = ("light", "dark")
 WIDTH, HEIGHT = 1280, 800
+TRACE_HEIGHT = 860
 DRAWN = "document.querySelector('main[aria-busy=false]') !== null && window.__asked === 0"
 COUNTED = """
 window.__asked = 0;
@@ -71,6 +73,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="a finished demo (default: one is made)")
     parser.add_argument("--out", type=Path, default=Path("docs") / "images")
     parser.add_argument("--only", metavar="NAME", help="one picture")
+    parser.add_argument("--trace", type=Path, help="take pictures of the page of this trace instead")
     args = parser.parse_args()
     missing = what_is_missing() or ("" if is_built() else "the page is not built (make page)")
     if missing:
@@ -78,6 +81,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="stepscope-pictures-"))
     try:
+        if args.trace is not None:
+            _trace(args.trace, work / "trace.html", args.out)
+            return
         run = args.run or _demo(work)
         folder = work / "shown"
         folder.mkdir()
@@ -97,15 +103,31 @@ def _demo(work: Path) -> Path:
     return work / "runs" / "demo"
 
 
-def _take(browser: Browser, hub: Hub, picture: Picture, theme: str, to: Path) -> None:
+def _trace(trace: Path, html: Path, out: Path) -> None:
+    command = [sys.executable, "-m", "stepscope", "trace", str(trace), "--html", str(html)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with launched("--font-render-hinting=none") as browser:
+        for theme in THEMES:
+            page = _page(browser, theme, WIDTH, TRACE_HEIGHT)
+            page.goto(html.as_uri())
+            page.wait_for_selector("main")
+            page.wait_for_timeout(CALM_MS)
+            _save(page, out / f"trace-{theme}.png")
+
+
+def _page(browser: Browser, theme: str, width: int, height: int) -> Page:
     context = browser.new_context(
         color_scheme="dark" if theme == "dark" else "light",
-        viewport={"width": picture.width, "height": picture.height},
+        viewport={"width": width, "height": height},
         device_scale_factor=1,
         reduced_motion="reduce",
         locale="en-GB",
     )
-    page = context.new_page()
+    return context.new_page()
+
+
+def _take(browser: Browser, hub: Hub, picture: Picture, theme: str, to: Path) -> None:
+    page = _page(browser, theme, picture.width, picture.height)
     page.add_init_script(COUNTED)
     mark = "&" if "?" in picture.fragment else "?"
     page.goto(f"{hub.url}/#{picture.fragment}{mark}token={hub.token}")
@@ -115,8 +137,12 @@ def _take(browser: Browser, hub: Hub, picture: Picture, theme: str, to: Path) ->
     if picture.do is not None:
         picture.do(page)
         page.wait_for_timeout(CALM_MS)
+    _save(page, to)
+
+
+def _save(page: Page, to: Path) -> None:
     page.screenshot(path=to, animations="disabled", caret="hide")
-    context.close()
+    page.context.close()
     size = to.stat().st_size
     print(f"{to}: {size / 1e3:.0f} kB")
     if size > MOST_BYTES:

@@ -7,6 +7,7 @@ it is not installed, these tests are skipped, and their files must still be read
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -30,6 +31,7 @@ else:
 
 __all__ = [
     "LIVE_STEPS",
+    "TOO_WIDE",
     "Browser",
     "BrowserContext",
     "LoopOfPlaywright",
@@ -37,6 +39,7 @@ __all__ = [
     "Pages",
     "ServedFolder",
     "ServedProcess",
+    "complaints",
     "expect",
     "fingers_on",
     "run_address",
@@ -179,6 +182,33 @@ class ServedProcess:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+
+TOO_WIDE = """
+() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+  .map((one) => `${one.tagName} ${one.className} ${one.getBoundingClientRect().right}`).slice(0, 8)
+"""
+"""To be evaluated: what does not fit the window."""
+COLOURS = {"runOnly": ["color-contrast"]}
+"""The only difference between the themes."""
+
+
+def complaints(page: Page, axe: str) -> list[str]:
+    """What axe finds wrong, in both themes."""
+    page.evaluate(axe)
+    found = _violations(page, {})
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    found += _violations(page, COLOURS)
+    page.emulate_media(color_scheme="light")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    return found
+
+
+def _violations(page: Page, rules: dict[str, Any]) -> list[str]:
+    wrong = page.evaluate(f"axe.run(document, {json.dumps(rules)})")["violations"]
+    return [f"{one['id']} {node['html'][:200]}" for one in wrong for node in one["nodes"]]
 
 
 def settled(page: Page, quiet_ms: int = 250) -> Page:

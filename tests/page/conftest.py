@@ -12,9 +12,9 @@
     all so far.
 ``runs_folder``
     runs that are over and that nobody may change, made once: ``demo`` (8 ranks × 600 steps on 2 hosts, rank 3 slow in
-    forward, samples, events, a stack), ``hang`` (4 ranks, rank 3 never called all_reduce), ``one`` (one rank),
-    ``empty`` (no step), ``gpu`` (device times, GPU samples, memory that creeps), and HOSTILE, in whose names and words
-    there is markup everywhere.
+    forward, samples, events, a stack), ``hang`` (4 ranks, rank 3 never called all_reduce), ``one`` (one rank, which
+    noted its loss), ``empty`` (no step), ``gpu`` (device times, GPU samples, memory that creeps), and HOSTILE, in whose
+    names and words there is markup everywhere.
 ``served``
     a hub of it, for tests that only ask: ``url``, ``token``.
 ``serve_folder(folder)``
@@ -97,6 +97,14 @@ def browser_page(shared_browser: tuple[Browser, LoopOfPlaywright], serve_folder:
 
 
 @pytest.fixture(scope="session")
+def axe(root: Path) -> str:
+    script = root / "web" / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.is_file():
+        pytest.skip("axe-core is not here; make page installs it")
+    return script.read_text()
+
+
+@pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("page") / "runs"
     events = [
@@ -106,7 +114,21 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frames = [{"file": "train.py", "line": 3, "function": "main"}]
     stack = {"rank": 3, "pid": 1003, "wall_ns": WALL_NS + 5, "step": 7, "phase": "other", "node": "node0"}
     write_hang(record(root, "hang", Cluster(ranks=4, steps=40).run(), sealed=False), missing_rank())
-    record(root, "one", Cluster(ranks=1, steps=50).run())
+    one = Cluster(ranks=1, steps=50).run()
+    pid = one.ranks[0].identity.pid
+    notes = [
+        {
+            "schema": 1,
+            "wall_ns": WALL_NS,
+            "event": "note",
+            "rank": 0,
+            "pid": pid,
+            "step": step,
+            "values": {"loss": loss},
+        }
+        for step, loss in enumerate(4.0 / (1 + step) for step in range(50))
+    ]
+    record(root, "one", one, events=notes)
     record(root, "empty", Cluster(ranks=2, steps=0).run(), sealed=False)
     creeping = Cluster(
         ranks=2,
@@ -131,11 +153,11 @@ def served(runs_folder: Path) -> Iterator[ServedFolder]:
 
 
 @pytest.fixture
-def serve_folder() -> Iterator[Callable[[Path], ServedFolder]]:
+def serve_folder() -> Iterator[Callable[..., ServedFolder]]:
     hubs: list[ServedFolder] = []
 
-    def serve(folder: Path) -> ServedFolder:
-        hubs.append(ServedFolder(folder))
+    def serve(folder: Path, *, changes: bool = False) -> ServedFolder:
+        hubs.append(ServedFolder(folder, changes=changes))
         return hubs[-1]
 
     yield serve

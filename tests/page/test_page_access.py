@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from tests.hub.run_parts import HOSTILE
-from tests.page.browsing import Page, ServedFolder, expect, run_address, settled
+from tests.page.browsing import TOO_WIDE, Page, ServedFolder, complaints, run_address, settled
 
-AXE = Path("web") / "node_modules" / "axe-core" / "axe.min.js"
-ALL_RULES: dict[str, Any] = {}
-COLOURS = {"runOnly": ["color-contrast"]}
-"""The only difference between the themes."""
 NARROW = 420
-TOO_WIDE = """
-() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("body *")]
-  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
-  .map((one) => `${one.tagName} ${one.className} ${one.getBoundingClientRect().right}`).slice(0, 8)
-"""
-
-
-@pytest.fixture(scope="session")
-def axe(root: Path) -> str:
-    if not (root / AXE).is_file():
-        pytest.skip("axe-core is not here; make page installs it")
-    return (root / AXE).read_text()
 
 
 def states(page: Page, hub: ServedFolder) -> Iterator[str]:
@@ -61,19 +43,14 @@ def states(page: Page, hub: ServedFolder) -> Iterator[str]:
     yield "no such run"
     shows("#/")
     yield "the list"
-    shows("#/compare/demo/gpu")
-    yield "two runs"
-
-
-def complaints(page: Page, rules: dict[str, Any]) -> list[str]:
-    wrong = page.evaluate(f"axe.run(document, {json.dumps(rules)})")["violations"]
-    return [f"{one['id']} {node['html'][:200]}" for one in wrong for node in one["nodes"]]
+    shows("#/compare/demo/gpu/one")
+    yield "three runs compared"
 
 
 @pytest.mark.parametrize(
     "chosen",
     [
-        pytest.param({"signing in", "a run, unfolded", "the list", "two runs"}, id="some"),
+        pytest.param({"signing in", "a run, unfolded", "the list", "three runs compared"}, id="some"),
         pytest.param(None, id="all", marks=pytest.mark.soak),
     ],
 )
@@ -85,13 +62,7 @@ def test_axe_finds_nothing(browser_page: Any, served: Any, axe: str, chosen: set
     for state in states(page, served):
         if chosen is not None and state not in chosen:
             continue
-        page.evaluate(axe)
-        found[state] = complaints(page, ALL_RULES)
-        page.emulate_media(color_scheme="dark")
-        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-        found[state] += complaints(page, COLOURS)
-        page.emulate_media(color_scheme="light")
-        expect(page.locator("html")).to_have_attribute("data-theme", "light")
+        found[state] = complaints(page, axe)
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
     assert len(found) == len(chosen or range(12))
 

@@ -190,3 +190,20 @@ def test_one_rank_has_no_second_chart_of_its_steps_and_no_empty_panels(
     expect(page.get_by_role("region", name="Rank 0", exact=True)).to_be_visible()
     expect(page.get_by_role("application", name=re.compile("^Phases of rank 0"))).to_have_count(0)
     expect(page.get_by_role("region", name="Collectives")).to_have_count(0)
+
+
+def test_noted_numbers_are_charts_and_a_table(browser_page: Any, served: Any, open_run: Any) -> None:
+    page = open_run(browser_page(), served, "one")
+    metrics = page.get_by_role("region", name="Metrics")
+    expect(metrics.get_by_role("heading", name="loss 0.08", exact=True)).to_be_visible()
+    expect(metrics.get_by_role("heading", name="steps per second")).to_be_visible()
+    chart = metrics.get_by_label("loss over 50 points: first 4, last 0.08")
+    expect(chart.locator("canvas")).to_be_visible()
+    with page.expect_download() as download:
+        metrics.get_by_role("button", name="Download “Metrics” as CSV").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[:3] == ["name,step,value", "loss,0,4", "loss,1,2"]
+    # Zoomed in, the charts show the same steps as all others.
+    page.goto(f"{served.url}/#/run/one?first=10&last=19")
+    expect(metrics.get_by_label("loss over 10 points: first 0.3636, last 0.2")).to_be_visible()
+    assert open_run(browser_page(), served, "gpu").get_by_role("region", name="Metrics").count() == 0

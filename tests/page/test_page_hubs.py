@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.cluster import Cluster
 
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
@@ -14,7 +15,8 @@ from stepscope.hub.runs import Runs
 from stepscope.hub.transport import make_certificate
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run
-from tests.hub.run_parts import READER, Hub
+from stepscope.store.user_runs import add_folder, known_folders, run_id
+from tests.hub.run_parts import READER, Hub, record
 from tests.page.browsing import expect, run_address
 
 PREFIX = "/user/ada/proxy/4711"
@@ -102,3 +104,29 @@ def test_a_list_of_many_runs_draws_a_page_of_it(browser_page: Any, serve_folder:
     page.get_by_role("searchbox").fill("p-11")
     expect(rows).to_have_count(10)
     expect(page.get_by_text(f"10 of {MANY} runs")).to_be_visible()
+
+
+def test_all_runs_of_a_user_appear_as_they_are_made(browser_page: Any, tmp_path: Path) -> None:
+    user = {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def made(folder: str, steps: int) -> Path:
+        run_dir = record(tmp_path / folder, "night", Cluster(ranks=1, steps=steps).run())
+        return add_folder(run_dir.parent, user) / run_dir.name
+
+    one, _ = made("one", 5), made("two", 9)
+    with closing(Hub(lambda: make_app(Runs.of_user(lambda: known_folders(user)), Readers(READER)))) as hub:
+        page = browser_page(width=420)
+        page.goto(f"{hub.url}/#token={READER}")
+        rows = page.locator("tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.filter(has_text=str(one.parent))).to_have_count(1)
+        later = made("three", 7)
+        expect(rows).to_have_count(3)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420
+        page.get_by_role("searchbox").fill("three")
+        expect(rows).to_have_count(1)
+        rows.get_by_role("link", name="night").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("night")
+        expect(page.get_by_role("list", name="Progress")).to_contain_text("step 6")
+        assert page.url.endswith(f"/#/run/{run_id(later)}")
+        page.context.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.report_copy import write_copy
+from stepscope.hub.report_file import write_copy
 from stepscope.notebook.cells import frame_of_page
 from tests.hub.run_parts import HOSTILE
 from tests.page.browsing import expect
@@ -113,3 +113,22 @@ def test_a_damaged_copy_says_so(browser_page: Any, copies: dict[str, Path], tmp_
     page.goto(broken.as_uri())
     expect(page.get_by_role("heading", name="This copy of a run cannot be opened")).to_be_visible()
     expect(page.get_by_role("alert")).to_contain_text("cannot be used")
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_a_report_is_downloaded_and_opens_without_its_hub(
+    browser_page: Any, serve_folder: Any, feed: Any, open_run: Any, tmp_path: Path, width: int
+) -> None:
+    """Of an active run: what is known now."""
+    feed().make(30)
+    page = open_run(browser_page(width=width), serve_folder(feed.folder), "live")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download report").click()
+    assert download.value.suggested_filename == "live.html"
+    saved = tmp_path / "live.html"
+    download.value.save_as(saved)
+    copy = browser_page(offline=True)
+    copy.goto(saved.as_uri())
+    expect(copy.get_by_role("heading", level=1)).to_have_text("live")
+    expect(copy.get_by_role("list", name="Progress")).to_contain_text("step 29")
+    expect(copy.get_by_role("button", name="Download report")).to_have_count(0)

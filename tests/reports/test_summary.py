@@ -29,6 +29,7 @@ KEYS = [
         "facts",
         "facts_differ",
         "settings",
+        "metrics",
         "training_log",
         "verdict",
         "findings",
@@ -40,7 +41,16 @@ KEYS = [
     ),
     "logs",
 ]
-BY_NAME = {"phases", "median_ms_by_rank", "excess_ms_by_phase", "opportunities", "exit_codes", "reasons", "git"}
+BY_NAME = {
+    "phases",
+    "median_ms_by_rank",
+    "excess_ms_by_phase",
+    "opportunities",
+    "exit_codes",
+    "reasons",
+    "git",
+    "metrics",
+}
 """Objects whose keys are names out of the run."""
 GIB = 1 << 30
 
@@ -601,7 +611,7 @@ def test_notices_say_what_is_missing() -> None:
         "The agent died.",
         "Disk full.",
         "Rank 2 recorded no step and is not compared.",
-        "1 step was not complete on every live rank: left out of comparisons.",
+        "Comparisons leave out 1 step that not every live rank completed.",
         "A Stepscope hook failed 2 times and was skipped; times may be missing.",
     ]
 
@@ -718,3 +728,15 @@ def test_one_cause_told_twice_is_seen() -> None:
     )
     grown["title"] = "From step 136 on steps take 24.1 ms instead of 39.2 ms (+-39%)."
     assert any("an odd number" in line for line in contradictions(summary, render_text(summary), measured=True))
+
+
+def test_the_last_numbers_that_the_script_noted() -> None:
+    run = Cluster(ranks=2, steps=40).run()
+    pids = [series.identity.pid for series in run.ranks]
+    said = [(pids[0], 3, {"loss": 9.0}), (pids[0], 7, {"loss": 2.0, "lr": 3e-9}), (pids[1], 7, {"loss": 1.0, "x": "y"})]
+    notes = [{"event": "note", "pid": pid, "step": step, "values": values} for pid, step, values in said]
+    notes += [{"event": "note", "pid": 1, "step": 9, "values": {"loss": 0.0}}, {"event": "note", "pid": pids[0]}]
+    assert summarise(replace(run, events=(*run.events, *notes)))["metrics"] == {
+        "loss": {"last": 1.5, "step": 7},
+        "lr": {"last": 3e-9, "step": 7},
+    }

@@ -17,8 +17,8 @@ from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.reports.page_documents import trace_page
 from stepscope.reports.trace_document import document_of, plain
-from stepscope.reports.trace_html import render_trace_html
 from stepscope.reports.trace_text import render_trace
 from stepscope.traces.device.figures import DeviceFigures
 from stepscope.traces.findings import analyse_job
@@ -92,7 +92,8 @@ def test_any_trace(ranks: list[MadeTrace]) -> None:
     assert sum(collectives["last_counts"].values()) == collectives["count"]
     for width in (60, 80, 120):
         assert max(map(len, render_trace(document, width=width, top=3).splitlines())) <= width
-    assert render_trace_html(document).endswith("</body></html>\n")
+    page = trace_page(document, name="traces")
+    assert json.loads(json.dumps(page, allow_nan=False)) == page
 
 
 def test_plain() -> None:

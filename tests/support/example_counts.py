@@ -1,15 +1,21 @@
-"""How many examples a property-based test draws: all in ``make soak`` and ``make fuzz``, a quarter in ``make test``."""
+"""How many examples a test draws: all in ``make soak`` and ``make fuzz``, a quarter in ``make test``."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["examples"]
+__all__ = ["examples", "seeds"]
 
 ALL = "STEPSCOPE_EXAMPLES" in os.environ or "STEPSCOPE_FUZZ" in os.environ
 FEWEST = 10
+FEWEST_SEEDS = 2
 
 
 def examples(number: int) -> int:
     """That many if all are asked for.  Examples are drawn in a fixed order, so fewer are the first of them."""
     return number if ALL else max(number // 4, min(number, FEWEST))
+
+
+def seeds(number: int) -> range:
+    """The seeds of a test that is marked ``seeds``: simulated jobs that differ in their noise only."""
+    return range(number if ALL else max(number // 4, FEWEST_SEEDS))

@@ -398,9 +398,9 @@ def sm_efficiency(kernels: list[Piece], start: int, end: int) -> float | None:
 
 FILES = (
     "hta_cp_alexnet", "hta_cp_event_sync", "hta_cp_event_sync_multi", "hta_cp_simple_add", "hta_nccl_data_1of2",
-    "kineto_resnet50_w0", "param_dlrm_8rank",
+    "param_dlrm_8rank",
 )  # fmt: skip
-LARGE = ("hta_df_index_resolver_1of2", "hta_trace_diff")
+LARGE = ("kineto_resnet50_w0", "hta_df_index_resolver_1of2", "hta_trace_diff")
 
 
 @pytest.mark.parametrize("folder", [*FILES, *(pytest.param(folder, marks=pytest.mark.soak) for folder in LARGE)])

@@ -315,6 +315,7 @@ def kernels_by_hand(path: Path, last: int) -> tuple[Counter[str], Counter[str]]:
     return count, took
 
 
+@pytest.mark.soak  # near: made-up pairs, above
 def test_a_real_pair(
     shared_data: Path,
     real_window: Callable[[Path], Window],

@@ -224,7 +224,10 @@ def test_times_of_the_host_instant_by_instant(ops: Any, calls: Any, comms: Any) 
     ]
 
 
-@pytest.mark.parametrize("folder", ["param_dlrm_8rank", "hta_nccl_data_1of2", "hta_df_index_resolver_1of2"])
+LARGE = pytest.param("hta_df_index_resolver_1of2", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("folder", ["param_dlrm_8rank", "hta_nccl_data_1of2", LARGE])
 def test_real_files(shared_data: Path, folder: str) -> None:
     for path in sorted((shared_data / "traces" / folder).iterdir())[:2]:
         with gzip.open(path) as file:

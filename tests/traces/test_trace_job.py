@@ -72,6 +72,7 @@ def run(out: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.soak  # near: test_trace_collectives.py on captured traces, and test_trace_late_ranks.py
 def test_the_slow_rank_is_last_in_all_collectives(tmp_path: Path) -> None:
     run(tmp_path)
     for name, options in JOBS.items():

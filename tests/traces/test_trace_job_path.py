@@ -83,7 +83,7 @@ def test_a_rank_like_its_peers() -> None:
 
 def test_who_is_no_rank_or_has_no_peers() -> None:
     analyses = [rank_of(rank, 2, [200, 700]) for rank in range(2)]
-    with pytest.raises(TraceError, match="there is no trace of rank 7"):
+    with pytest.raises(TraceError, match="no trace for rank 7"):
         like_peers(analyses, match(analyses), parse_change("rank:7=peers"))
     with pytest.raises(TraceError, match="needs the traces of several ranks"):
         like_peers(analyses[:1], match(analyses[:1]), parse_change("rank:0=peers"))

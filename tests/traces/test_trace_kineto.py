@@ -99,13 +99,13 @@ def test_without_a_time_it_is_left_out() -> None:
     for odd in (without("ts"), event(ts=None), event(ts="soon"), event(ts=1e300), event(ts=10**30), event(dur=1e300)):
         trace = read(event(name="b"), odd)
         assert [trace.name(row) for row in range(len(trace))] == ["b"]
-        assert "1 events have no usable time and are left out" in trace.meta.problems
+        assert "left out 1 event: no usable time" in trace.meta.problems
 
 
 def test_a_negative_duration_is_none() -> None:
     trace = read(event(dur=-3))
     assert trace.slices.dur_ns.tolist() == [0]
-    assert trace.meta.problems == ("1 events have a negative duration, counted as zero",)
+    assert trace.meta.problems == ("counted 1 event with a negative duration as zero",)
 
 
 def test_numbers_of_odd_types() -> None:
@@ -121,7 +121,7 @@ def test_numbers_of_odd_types() -> None:
 def test_fields_that_make_no_sense_are_not_used() -> None:
     args = {"correlation": [1], "External id": 3.5, "device": True, "stream": 2**32 - 1, "graph id": 2**70}
     trace = read(event(cat="kernel", pid=3, tid="stream 9", args=args))
-    assert trace.meta.problems == ("1 events have fields of the wrong type, which are not used",)
+    assert trace.meta.problems == ("ignored fields of the wrong type in 1 event",)
     slices = trace.slices
     assert (slices.correlation[0], slices.external[0], slices.device[0], slices.stream[0]) == (-1, -1, 3, -1)
     assert trace.kernels.graph.tolist() == [-1]
@@ -152,7 +152,7 @@ def test_ranges_become_slices() -> None:
     assert found == [("x", 0, 1000), ("outer", 10_000, 10_000), ("inner", 12_500, 1625)]
     assert trace.slices.correlation.tolist() == [-1, 5, -1]
     assert trace.slices.stream.tolist() == [-1, -1, 4]
-    assert trace.meta.problems == ("2 range starts or ends have no counterpart and are left out",)
+    assert trace.meta.problems == ("left out 2 range starts and ends without their other half",)
 
 
 def test_a_range_over_pieces_with_exact_times() -> None:

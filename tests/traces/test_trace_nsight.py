@@ -271,7 +271,7 @@ def test_what_cannot_be_is_mended_and_said(tmp_path: Path) -> None:
     assert rows(trace) == [("k", Kind.KERNEL, 0, 0)]
     assert trace.slices.correlation.tolist() == [-1]
     assert trace.meta.problems == (
-        "1 NVTX ranges were never closed and are left out",
+        "left out 1 NVTX range that never ended",
         "1 events end before they start, counted as taking no time",
     )
 

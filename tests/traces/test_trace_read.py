@@ -51,5 +51,5 @@ def test_a_file_that_cannot_be_opened_says_so_later(tmp_path: Path) -> None:
 
 def test_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
-    with pytest.raises(TraceError, match="there is no trace in this folder"):
+    with pytest.raises(TraceError, match="no traces found in this folder"):
         find_traces([tmp_path])

@@ -1,9 +1,9 @@
 /**
  * The route in the address: screen, run, steps and rank, so that a link reproduces the view.
  *
- *     #/                                       the list of runs
+ *     #/?tag=nightly&sort=cost_share           the list of runs, filtered and sorted (`run/list-rows.ts`)
  *     #/run/night?first=100&last=300&step=212&rank=3
- *     #/compare/night/morning
+ *     #/compare/night/morning                  up to eight; the first is the baseline
  *
  * The route is in the fragment, which works below any path and in a file. It is untrusted input: invalid parts are
  * ignored, and it is only used as text.
@@ -19,7 +19,12 @@ export interface Route {
   rank: number | null;
   /** The address was empty: the list was not requested explicitly. */
   bare: boolean;
+  /** How the list is filtered and sorted; missing: nothing was said. */
+  query?: string;
 }
+
+/** As many as the hub compares at once. */
+export const MOST_COMPARED = 8;
 
 const NUMBERS = ["first", "last", "step", "rank"] as const;
 const NOWHERE = { first: null, last: null, step: null, rank: null, bare: false };
@@ -32,12 +37,12 @@ export function readRoute(hash: string): Route {
   const runs = words.map(decoded);
   const [first = null, last = null, step = null, rank = null] = NUMBERS.map((name) => number(new URLSearchParams(query).get(name)));
   if (screen === "run" && runs.length === 1) return { screen, runs, first, last, step, rank, bare: false };
-  if (screen === "compare" && runs.length === 2) return { screen, runs, ...NOWHERE };
-  return { screen: "list", runs: [], ...NOWHERE, bare: path === "" };
+  if (screen === "compare" && runs.length >= 2 && runs.length <= MOST_COMPARED) return { screen, runs, ...NOWHERE };
+  return { screen: "list", runs: [], ...NOWHERE, bare: path === "", ...(screen === "" && query !== "" ? { query } : {}) };
 }
 
 export function writeRoute(route: Route): string {
-  if (route.screen === "list") return "#/";
+  if (route.screen === "list") return route.query ? `#/?${route.query}` : "#/";
   const params = new URLSearchParams();
   for (const name of NUMBERS) {
     const value = route[name];
@@ -51,8 +56,8 @@ export function runLink(run: string, at: Partial<Route> = {}): string {
   return writeRoute({ screen: "run", runs: [run], ...NOWHERE, ...at });
 }
 
-export function compareLink(one: string, two: string): string {
-  return writeRoute({ screen: "compare", runs: [one, two], ...NOWHERE });
+export function compareLink(runs: readonly string[]): string {
+  return writeRoute({ screen: "compare", runs: [...runs], ...NOWHERE });
 }
 
 /** The token in an address (or ""), and the address without it. */

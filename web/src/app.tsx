@@ -1,9 +1,12 @@
 /** The screen for the current address, and what all screens share. */
 
+import type { ComponentChildren } from "preact";
+import type { ReportDocument } from "./api/report-document";
 import type { Source } from "./api/source";
 import { route } from "./route";
 import { CompareScreen } from "./screens/compare";
 import { HelpDialog } from "./screens/help";
+import { ReportScreen } from "./screens/report-screen";
 import { RunList } from "./screens/run-list";
 import { RunScreen } from "./screens/run-screen";
 import { Guard } from "./ui/guard";
@@ -11,10 +14,25 @@ import { Toast } from "./ui/toast";
 
 export function App({ source }: { source: Source }) {
   return (
+    <Shared>
+      <Screen source={source} />
+    </Shared>
+  );
+}
+
+/** A file about traces or Flight Recorder dumps has one screen. */
+export function ReportApp({ report }: { report: ReportDocument }) {
+  return (
+    <Shared>
+      <ReportScreen report={report} />
+    </Shared>
+  );
+}
+
+function Shared({ children }: { children: ComponentChildren }) {
+  return (
     <>
-      <Guard>
-        <Screen source={source} />
-      </Guard>
+      <Guard>{children}</Guard>
       <HelpDialog />
       <Toast />
     </>
@@ -23,8 +41,8 @@ export function App({ source }: { source: Source }) {
 
 function Screen({ source }: { source: Source }) {
   const { screen, runs } = route.value;
-  const [one = "", two = ""] = runs;
+  const [one = ""] = runs;
   if (screen === "run") return <RunScreen key={one} source={source} name={one} />;
-  if (screen === "compare") return <CompareScreen key={`${one}\n${two}`} source={source} one={one} two={two} />;
+  if (screen === "compare") return <CompareScreen key={runs.join("\n")} source={source} runs={runs} />;
   return <RunList source={source} />;
 }

@@ -1,10 +1,11 @@
 /** Entry point: take the token out of the address, choose the data source, render. */
 
 import { render } from "preact";
-import { DATA_ID } from "./api/copy-bytes";
+import { copyOf, DATA_ID, readData } from "./api/copy-bytes";
 import { FileSource } from "./api/file-source";
 import { HubSource } from "./api/hub-source";
-import { App } from "./app";
+import { reportIn } from "./api/report-document";
+import { App, ReportApp } from "./app";
 import { keepLinksInside } from "./frame-links";
 import { go, offered, route, takeToken } from "./route";
 import { asFailure, firstQuestions } from "./run/open-run";
@@ -49,11 +50,17 @@ function expectRun(source: HubSource): void {
   for (const [path, params] of firstQuestions(name)) source.expect(path, params);
 }
 
-/** report.html: the data is in the file. */
+/** The data is in the file: a copy of a run, or a report on other files. */
 async function openCopy(base64: string, place: HTMLElement): Promise<void> {
   keepLinksInside();
   try {
-    const source = await FileSource.open(base64);
+    const data = await readData(base64);
+    const report = reportIn(data.json);
+    if (report !== null) {
+      render(<ReportApp report={report} />, place);
+      return;
+    }
+    const source = new FileSource(copyOf(data));
     if (route.value.screen !== "run" || route.value.runs[0] !== source.copy.run) go({ screen: "run", runs: [source.copy.run] });
     render(<App source={source} />, place);
   } catch (error) {

@@ -25,7 +25,7 @@ test("every name survives the round trip through its link", () => {
     expect(link).toMatch(/^#\/run\/[^/?#]+\?rank=3$/);
     expect(readRoute(link)).toEqual({ screen: "run", runs: [one], first: null, last: null, step: null, rank: 3, bare: false });
     expect(withoutToken(link)).toEqual(["", link]);
-    for (const two of HOSTILE) expect(readRoute(compareLink(one, two)).runs).toEqual([one, two]);
+    for (const two of HOSTILE) expect(readRoute(compareLink([one, two])).runs).toEqual([one, two]);
   }
 });
 
@@ -47,11 +47,19 @@ test("random routes survive the round trip", () => {
 test("invalid parts are ignored", () => {
   expect(readRoute("#/run/a?rank=-1&step=x&first=1e3&last=99999999999999999999")).toMatchObject({ rank: null, step: null, first: null, last: null });
   expect(readRoute("#/run/a?rank=<script>")).toMatchObject({ runs: ["a"], rank: null });
-  for (const hash of ["#/run", "#/run/a/b", "#/compare/a", "#/compare/a/b/c", "#/elsewhere", "#/", "nonsense"]) {
+  for (const hash of ["#/run", "#/run/a/b", "#/compare/a", "#/compare/a/b/c/d/e/f/g/h/i", "#/elsewhere", "#/", "nonsense"]) {
     expect(readRoute(hash)).toEqual({ screen: "list", runs: [], first: null, last: null, step: null, rank: null, bare: false });
   }
   expect(readRoute("#/run/%zz").runs).toEqual(["%zz"]);
   expect([readRoute("").bare, readRoute("#").bare, readRoute("#/").bare]).toEqual([true, true, false]);
+});
+
+test("the list keeps its filters in the address", () => {
+  const route = readRoute("#/?tag=x&sort=name");
+  expect(route).toMatchObject({ screen: "list", bare: false, query: "tag=x&sort=name" });
+  expect(writeRoute(route)).toBe("#/?tag=x&sort=name");
+  expect(readRoute("#/elsewhere?tag=x").query).toBeUndefined();
+  expect(withoutToken("#/?tag=x&token=abc")).toEqual(["abc", "#/?tag=x"]);
 });
 
 test("a lone surrogate is replaced", () => {

@@ -1,7 +1,7 @@
 import { expect, test, vi } from "vitest";
 import type { RunRow } from "../src/api/documents";
 import type { Source } from "../src/api/source";
-import { chosenRows, statuses, toggled, withNewest, type ListView } from "../src/run/list-rows";
+import { chosenRows, mostFrequentJob, NEWEST, readView, shownMetrics, statuses, tagsOf, toggled, withNewest, writeView, type ListView } from "../src/run/list-rows";
 import { RunFeed } from "../src/run/run-feed";
 
 const row = (id: string, at: number, more: Partial<RunRow> = {}): RunRow => ({
@@ -20,7 +20,7 @@ const ROWS = [
   row("run-9", 2, { status: "failed", median_step_ms: 50 }),
   row("other", 3, { ranks: null, status: "failed" }),
 ];
-const VIEW: ListView = { search: "", status: "", column: "created_wall_ns", down: true };
+const VIEW: ListView = NEWEST;
 const ids = (view: Partial<ListView>): string[] => chosenRows(ROWS, { ...VIEW, ...view }).map((one) => one.id);
 
 test("newest first, natural order of names, rows without a value always last", () => {
@@ -38,6 +38,38 @@ test("every search word must match", () => {
   expect(ids({ status: "failed" })).toEqual(["other", "run-9"]);
   expect(statuses(ROWS)).toEqual([["failed", 2], ["finished", 1]]);
   expect(statuses([row("killed", 4, { status: "crashed", status_text: "killed (SIGKILL)" })])).toEqual([["killed (SIGKILL)", 1]]);
+});
+
+test("runs by tag, and found by anything that the list shows", () => {
+  const rows = [row("a", 1, { tags: ["x", "b10"], note: "two workers" }), row("b", 2, { tags: ["b9"], command: ["train.py", "--lr", "3"] }), row("c", 3)];
+  const found = (view: Partial<ListView>): string[] => chosenRows(rows, { ...NEWEST, ...view }).map((one) => one.id);
+  expect(found({ tag: "x" })).toEqual(["a"]);
+  expect(found({ tag: "none" })).toEqual([]);
+  expect(found({ search: "WORKERS" })).toEqual(["a"]);
+  expect(found({ search: "train --lr" })).toEqual(["b"]);
+  expect(found({ search: "b9" })).toEqual(["b"]);
+  expect(tagsOf(rows)).toEqual([["b9", 1], ["b10", 1], ["x", 1]]);
+});
+
+test("the view survives the round trip through the address, and invalid parts are ignored", () => {
+  expect(writeView(NEWEST)).toBe("");
+  const views: Partial<ListView>[] = [{ search: "a & b=c #?" }, { status: "killed (SIGKILL)", tag: "x/y" }, { column: "cost_share" }, { column: "name", down: false }, { column: "name", down: true }, { down: false }];
+  for (const view of views) expect(readView(writeView({ ...NEWEST, ...view }))).toEqual({ ...NEWEST, ...view });
+  expect(readView("sort=constructor&order=x&y=z")).toEqual(NEWEST);
+  expect(readView(`q=${"x".repeat(500)}`).search.length).toBe(200);
+});
+
+test("a loss and a throughput are shown before other numbers", () => {
+  const metrics = { lr: 0.1, tokens_per_s: 9, train_loss: 2 };
+  expect(shownMetrics(row("a", 1, { metrics }))).toEqual([["train_loss", 2], ["tokens_per_s", 9]]);
+  expect(shownMetrics(row("a", 1))).toEqual([]);
+});
+
+test("the history is that of the command with most runs", () => {
+  const done = (id: string, at: number, command: string, more: Partial<RunRow> = {}): RunRow => row(id, at, { command: [command], median_step_ms: 5, ...more });
+  const rows = [done("x", 9, "once"), done("a", 1, "often"), done("b", 3, "often"), done("c", 2, "often", { ranks: 2 }), done("d", 8, "often", { status: "running" })];
+  expect(mostFrequentJob(rows).map((one) => one.id)).toEqual(["b", "a"]);
+  expect(mostFrequentJob([])).toEqual([]);
 });
 
 test("the newest rows replace known ones, unless rows disappeared", () => {
@@ -74,7 +106,8 @@ test("a run removed while the list is open disappears from it, however old", asy
   vi.unstubAllGlobals();
 });
 
-test("a third selected run replaces the first", () => {
-  expect(toggled(toggled(toggled([], "a"), "b"), "c")).toEqual(["b", "c"]);
+test("up to eight runs are selected; the first stays the baseline", () => {
+  expect(toggled(toggled(toggled([], "a"), "b"), "c")).toEqual(["a", "b", "c"]);
+  expect(toggled([..."abcdefgh"], "i")).toEqual([..."abcdefgi"]);
   expect(toggled(["a", "b"], "a")).toEqual(["b"]);
 });

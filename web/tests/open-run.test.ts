@@ -38,6 +38,7 @@ class Hub {
         this.following -= 1;
       };
     },
+    change: () => Promise.reject(new Failure("wrong", "no")),
     signIn: () => Promise.resolve(true),
   };
 

@@ -166,11 +166,11 @@ _TRACEBACK_FRAME = re.compile(r'  File "(?P<file>.+)", line \d+(?:, in .+)?')
 _PACKAGE = re.compile(r"-packages/([^/]+)")
 _OWN_FILE = re.compile(r"(?:^|/)stepscope/(?:recorder|cli|agent|hub|ring|records)/")
 PYTHON = "Python"
-"""The standard library, in the line that stands for frames."""
+"""How the line that replaces frames names the standard library."""
 
 
 def short_traceback(text: str, message: str = "") -> str:
-    """A traceback in which "… 7 frames in torch" stands for frames of libraries; our own are left out.
+    """A traceback in which "… 7 frames in torch" replaces frames of libraries; our own are left out.
 
     The last frame stays, whoever it belongs to: there the exception was raised.  ``message``: left out at the end
     together with the type, for readers that show it elsewhere.  Exception groups are returned unchanged.

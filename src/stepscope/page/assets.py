@@ -1,4 +1,4 @@
-"""The built page: its files as the hub serves them, and ``report.html``, the page with a run's data inside.
+"""The built page: its files as the hub serves them, and the page as one file with the data of a report inside.
 
 ``make page`` (or building a wheel) creates the files; a checkout without Node.js has none, and everything else works.
 Their names contain a checksum, so a browser may cache them forever; only ``index.html`` is requested again.
@@ -12,18 +12,20 @@ import hashlib
 import html
 import mimetypes
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-__all__ = ["INDEX", "Asset", "find_asset", "is_built", "report_file"]
+__all__ = ["INDEX", "UNBUILT", "Asset", "find_asset", "is_built", "pack", "report_file"]
 
 
 # -- assets -----------------------------------------------------------------------------------------------------------
 
 STATIC = Path(__file__).parent / "static"
 INDEX = "index.html"
+UNBUILT = "the page was not built; run `make page`"
 _BEST = 9
 
 
@@ -56,18 +58,40 @@ def find_asset(name: str) -> Asset | None:
     return Asset(data=data, media_type=kind)
 
 
-# -- report.html ------------------------------------------------------------------------------------------------------
-# The page with a run's data inside, in one self-contained file.
+# -- data -------------------------------------------------------------------------------------------------------------
+# The container of a report's data (``web/src/api/copy-bytes.ts`` reads it):
 #
-#     html = report_file(title="night", data=packed)      # None: the page was not built
+#     0    4s   magic  b"STCP"
+#     4    u16  version
+#     6    u16  0
+#     8    u32  length of the JSON that follows
+#     12   ...  JSON: ``{"run", …}`` for a copy of a run, ``{"report": {…}, …}`` for a trace or Flight Recorder dumps
+#          ...  blobs, which the JSON refers to by offset from its end
+#
+# The whole container is gzipped once.
+
+HEAD = struct.Struct("<4sHHI")
+MAGIC = b"STCP"
+VERSION = 1
+
+
+def pack(text: bytes, blobs: bytes = b"") -> bytes:
+    """Pack a JSON document and its blobs for ``report_file``."""
+    return gzip.compress(HEAD.pack(MAGIC, VERSION, 0, len(text)) + text + blobs, _BEST, mtime=0)
+
+
+# -- one file ---------------------------------------------------------------------------------------------------------
+# The page with the data of a run, a trace or Flight Recorder dumps inside, in one self-contained file.
+#
+#     html = report_file(title="night", data=pack(text))      # None: the page was not built
 #
 # It is assembled, not filled into a template: the head below, the built style sheet and script, and the data as base64,
 # in which no tag can end anything.  The content security policy allows only that script, by its checksum, and no
-# requests; a run cannot override it, whatever its name or its logs contain.
+# requests; the data cannot override it, whatever names, paths or logs it contains.
 
 DATA_ID = "stepscope-data"
 """Id of the element that the page looks for (``web/src/api/copy-bytes.ts``)."""
-NOSCRIPT = "This page needs JavaScript. Without it, run: stepscope report RUN."
+NOSCRIPT = "This page needs JavaScript. Without it: stepscope report, trace and flight print text."
 _ASSET_LINK = re.compile(r'(?:src|href)="\./(assets/[^"]+)"')
 _END_OF_SCRIPT = re.compile(rb"<(?=/script|script|!--)", re.IGNORECASE)
 _END_OF_STYLE = re.compile(rb"<(?=/style)", re.IGNORECASE)

@@ -15,7 +15,7 @@ from stepscope.flight.wording import spans_text
 from stepscope.records.collectives import NO_DESCRIPTION, group_name
 from stepscope.records.text import printable
 
-__all__ = ["call_text", "counter_text", "group_text", "place_text", "ranks_of", "render_flight", "troubled"]
+__all__ = ["doing_text", "group_text", "place_text", "ranks_of", "render_flight", "troubled"]
 
 Document = Mapping[str, Any]
 
@@ -62,13 +62,13 @@ def place_text(at: Mapping[str, Any] | None) -> str:
     return printable(f"{at['file']}:{at['line']} in {at['function']}") if at else ""
 
 
-def call_text(side: Mapping[str, Any]) -> str:
+def _call_text(side: Mapping[str, Any]) -> str:
     if side["op"] is None:
         return "called nothing"
     return printable(" ".join(part for part in (side["op"], side["sizes"], side["dtypes"]) if part))
 
 
-def counter_text(row: Mapping[str, Any], word: str) -> str:
+def _counter_text(row: Mapping[str, Any], word: str) -> str:
     """How far the members came: ``7``, ``6–7`` or ``?``."""
     values = sorted({one[word] for one in row["ranks"].values() if one[word] is not None})
     if not values:
@@ -111,17 +111,17 @@ def _parted(document: Document, width: int) -> Iterator[str]:
     how = "not all ranks called it" if split["differs"] == "missing" else f"another {split['differs']}"
     yield from _wrapped("diverged", f"at collective {split['sequence']} of {group_text(split)}: {how}", width)
     for side in split["call_sites"]:
-        yield from _wrapped("", f"{ranks_of(side['ranks'])}: {call_text(side)}", width)
+        yield from _wrapped("", f"{ranks_of(side['ranks'])}: {_call_text(side)}", width)
         if side["at"]:
             yield from _wrapped("", f"  at {place_text(side['at'])}", width)
     for row in document["missing"][:CULPRITS_SHOWN]:
-        text = _doing(row)
+        text = doing_text(row)
         if text:
             yield from _wrapped("", f"rank {row['rank']} {text}", width)
 
 
-def _doing(row: Mapping[str, Any]) -> str:
-    """What a missing rank was doing."""
+def doing_text(row: Mapping[str, Any]) -> str:
+    """What a missing rank was doing; empty if it is not known."""
     parts = []
     if row["innermost"]:
         parts.append(f"is in {printable(row['call'] or row['innermost'])}")
@@ -169,7 +169,7 @@ def _groups(document: Document, width: int) -> Iterator[str]:
         shown = shown[:4]
     for place, row in enumerate(shown):
         counters = ", ".join(
-            f"{word} {counter_text(row, key)}"
+            f"{word} {_counter_text(row, key)}"
             for word, key in (("called", "enqueued"), ("started", "started"), ("ended", "completed"))
         )
         text = f"{group_text(row)}: {ranks_of(row['members'])}; {counters}"

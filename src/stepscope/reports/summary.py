@@ -19,7 +19,7 @@ from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures
 from stepscope.diagnosis.rules.hangs import has_ended
 from stepscope.flight.stacks import short_traceback
 from stepscope.records.finding import Finding, Severity, status_severity
-from stepscope.records.series import RankError, RankSeries, RunData
+from stepscope.records.series import RankError, RankSeries, RunData, noted_numbers
 from stepscope.records.steps import FLAG_REPLAYED, GRAPH_PHASE
 from stepscope.records.text import count_text, duration_text, named_ranks
 from stepscope.reports.layout import finding_price
@@ -94,11 +94,10 @@ def _missing(current: Sequence[RankSeries], window: Window) -> Iterable[str]:
         yield f"{named_ranks(idle)} recorded no step and {verb} not compared."
     world = max((series.identity.world_size for series in current), default=0)
     if 0 < len(current) < world:
-        yield f"Only {len(current)} of {count_text(world, 'rank')} left a recording here."
+        yield f"Only {len(current)} of {count_text(world, 'rank')} were recorded here."
     running = any(series.state in ("starting", "running") for series in current)
     if window.left_out and not running:
-        were = "was" if window.left_out == 1 else "were"
-        yield f"{count_text(window.left_out, 'step')} {were} not complete on every live rank: left out of comparisons."
+        yield f"Comparisons leave out {count_text(window.left_out, 'step')} that not every live rank completed."
 
 
 def _gaps(run: RunData) -> list[str]:
@@ -133,6 +132,7 @@ def _sentence(text: str) -> str:
 # -- summary ----------------------------------------------------------------------------------------------------------
 
 SCHEMA = 1
+METRICS_LISTED = 32
 Status = Literal["finished", "failed", "crashed", "interrupted", "running"]
 _SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
 
@@ -174,6 +174,7 @@ def summarise(
         "facts": facts,
         "facts_differ": differing_facts(current),
         "settings": settings_of(facts),
+        "metrics": _metrics_table(run, current),
         "training_log": run.training_log or None,
         "verdict": _verdict(findings[0], over=status != "running"),
         "findings": [finding.to_dict() for finding in findings],
@@ -184,6 +185,23 @@ def summarise(
         "notices": notices_of(run, window),
         "logs": list(logs),
     }
+
+
+def _metrics_table(run: RunData, current: Sequence[RankSeries]) -> dict[str, Any]:
+    """What the script noted of the last attempt: by name, the last step with a value and its mean over the ranks."""
+    pids = {series.identity.pid for series in current}
+    lasts: dict[str, tuple[int, list[float]]] = {}
+    for event in run.events:
+        step = event.get("step")
+        if event.get("event") != "note" or event.get("pid") not in pids or type(step) is not int:
+            continue
+        for name, value in noted_numbers(event).items():
+            if name not in lasts and len(lasts) >= METRICS_LISTED:
+                continue
+            last, values = lasts.get(name, (-1, []))
+            if step >= last:
+                lasts[name] = (step, [*values, value] if step == last else [value])
+    return {name: {"last": float(f"{sum(each) / len(each):.6g}"), "step": step} for name, (step, each) in lasts.items()}
 
 
 def status_of(run: RunData, *, alive: bool = False) -> Status:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stepscope.traces.ranks.collectives import CollectivesAnalysis
 
 __all__ = [
+    "NO_FINDING",
     "RANK_COLUMNS",
     "certainty_of",
     "document_of",

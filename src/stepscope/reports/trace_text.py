@@ -23,7 +23,7 @@ from stepscope.reports.trace_document import (
     ranks_per_step,
 )
 
-__all__ = ["render_trace"]
+__all__ = ["COLUMNS", "render_trace"]
 
 Document = Mapping[str, Any]
 
@@ -100,6 +100,15 @@ DIFFERENCES: Mapping[str, Sequence[str]] = {
 }
 WHOLE = "diff_summary"
 """Its rows belong together."""
+COLUMNS: Mapping[str, Sequence[str]] = {
+    **SHOWN,
+    **ON_REQUEST,
+    **DIFFERENCES,
+    "distributed": RANK_COLUMNS,
+    "collectives": COLLECTIVE_COLUMNS,
+    "job_path": JOB_PATH_COLUMNS,
+}
+"""The most important columns of each table, first to last."""
 
 
 def render_trace(document: Document, *, width: int = 80, color: bool = False, top: int | None = None) -> str:

@@ -48,7 +48,7 @@ def render_whatif(found: WhatIf, *, width: int = 80) -> str:
     width = max(width, NARROWEST)
     lines = [*_verdict(found, width), ""]
     if found.slowdown >= NEGLIGIBLE:
-        heading = "slowdown if only this were slow, and its share of the time lost"
+        heading = "slowdown if only this were slow, and its share of the lost time"
         lines += [" " * (2 + LABEL) + heading, *_tables(found), ""]
         lines += [*_map(found, width), ""]
     lines += _wrapped("trace", f"{_extent(found)}, {count_text(found.steps, 'step')}", width)
@@ -91,21 +91,21 @@ def _causes(found: WhatIf) -> Iterator[str]:
     more = ", …" if len(found.worst_workers) > SHOWN else ""
     who = f"{'rank' if len(found.worst_workers) == 1 else 'ranks'} {ranks}{more}"
     if workers >= EXPLAINS:
-        yield f"{who} of {len(found.by_worker)} workers: at the usual pace there, {_won(workers)} is saved."
+        yield f"{who} of {len(found.by_worker)} workers: working at the usual pace would save {_saved(workers)}."
     if stage >= EXPLAINS and len(found.by_stage) > 1:
         yield (
-            f"the last pipeline stage: at the usual pace there, {_won(stage)} is saved. It has the loss to compute; "
-            "give it fewer layers."
+            f"the last pipeline stage: working at the usual pace would save {_saved(stage)}. It also computes the "
+            "loss; give it fewer layers."
         )
     if max(workers, stage) < EXPLAINS:
         yield (
-            f"neither the worst workers ({who}: {_won(workers)} is saved) nor the last stage ({_won(stage)}): it is "
-            "spread over the job, as with uneven sequence lengths or pauses of each rank in turn."
+            f"neither the worst workers ({who}: {_saved(workers)}) nor the last stage ({_saved(stage)}): the delays "
+            "are spread over the job, as with uneven sequence lengths or pauses on each rank in turn."
         )
 
 
-def _won(share: float) -> str:
-    return "all of the time lost" if share >= 0.995 else f"{max(share, 0.0):.0%} of the time lost"
+def _saved(share: float) -> str:
+    return "all of the lost time" if share >= 0.995 else f"{max(share, 0.0):.0%} of the lost time"
 
 
 def _tables(found: WhatIf) -> Iterator[str]:

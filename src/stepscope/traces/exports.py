@@ -39,7 +39,16 @@ from stepscope.traces.reading.files import TIMELINE
 if TYPE_CHECKING:
     from stepscope.traces.ranks.collectives import CollectivesAnalysis
 
-__all__ = ["Bar", "Track", "collective_tracks", "path_track", "tables_in", "write_csv", "write_perfetto"]
+__all__ = [
+    "Bar",
+    "Track",
+    "collective_bars",
+    "collective_tracks",
+    "path_track",
+    "tables_in",
+    "write_csv",
+    "write_perfetto",
+]
 
 
 # -- slice arguments --------------------------------------------------------------------------------------------------
@@ -377,7 +386,7 @@ def collective_tracks(collectives: CollectivesAnalysis) -> list[Track]:
         rank = pairs.ranks[pairs.rank[parts[0]]]
         for lane, own in enumerate(_apart(pairs.start_ns[parts].tolist(), pairs.end_ns[parts].tolist())):
             name = "collectives: waiting and transfer" + (f" ({lane + 1})" if lane else "")
-            bars = [bar for at in own for bar in _bars(collectives, int(parts[at]))]
+            bars = [bar for at in own for bar in collective_bars(collectives, int(parts[at]))]
             out.append(Track(rank=rank, name=name, bars=bars))
     return out
 
@@ -394,7 +403,8 @@ def _apart(starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     return lists
 
 
-def _bars(collectives: CollectivesAnalysis, part: int) -> list[Bar]:
+def collective_bars(collectives: CollectivesAnalysis, part: int) -> list[Bar]:
+    """One rank's waiting, if any, and transfer; ``part``: an index into the pairs."""
     pairs, split = collectives.pairs, collectives.split
     whole = int(pairs.whole[part])
     op, last = OPS[pairs.op[whole]], pairs.ranks[split.last[whole]]

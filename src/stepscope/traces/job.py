@@ -342,7 +342,7 @@ def like_peers(
     """
     ranks = [analysis.rank for analysis in analyses]
     if change.rank not in ranks:
-        raise TraceError(f"what-if {change.text!r}: there is no trace of rank {change.rank}")
+        raise TraceError(f"what-if {change.text!r}: no trace for rank {change.rank}")
     if len(ranks) < 2:
         raise TraceError(f"what-if {change.text!r} needs the traces of several ranks")
     job = JobRanks(analyses, collectives)

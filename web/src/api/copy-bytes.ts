@@ -1,5 +1,6 @@
 /**
- * The data inside report.html, as written by `stepscope.hub.report_copy`: base64 of gzip of a header, JSON and blobs.
+ * The data inside a report's file, as packed by `stepscope.page.assets`: base64 of gzip of a header, JSON and blobs. The JSON is
+ * a copy of a run (`stepscope.hub.report_copy`) or a report on other files (report-document.ts).
  *
  * Any defect (truncated, altered, written by a later version) raises a Failure that describes it.
  */
@@ -55,8 +56,13 @@ export interface Copy {
 export const isRecord = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
+export interface FileData {
+  json: Record<string, unknown>;
+  blobs: Uint8Array;
+}
+
 /** Rejects with a Failure. */
-export async function readCopy(base64: string): Promise<Copy> {
+export async function readData(base64: string): Promise<FileData> {
   const bytes = await unzipped(decoded(base64));
   const head = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   if (bytes.length < HEAD_BYTES || head.getUint32(0, true) !== MAGIC) throw damaged("it was not written by Stepscope");
@@ -69,7 +75,13 @@ export async function readCopy(base64: string): Promise<Copy> {
   } catch {
     throw damaged("it cannot be read");
   }
-  if (!isRecord(found) || typeof found["run"] !== "string" || !isRecord(found["answers"])) throw damaged("it contains no run");
+  if (!isRecord(found)) throw damaged("it contains no report");
+  return { json: found, blobs: bytes.subarray(end) };
+}
+
+/** Throws a Failure. */
+export function copyOf({ json: found, blobs }: FileData): Copy {
+  if (typeof found["run"] !== "string" || !isRecord(found["answers"])) throw damaged("it contains no run");
   return {
     run: found["run"],
     name: typeof found["name"] === "string" ? found["name"] : found["run"],
@@ -81,7 +93,7 @@ export async function readCopy(base64: string): Promise<Copy> {
     answers: found["answers"],
     maps: isRecord(found["maps"]) ? (found["maps"] as Record<string, PackedMap[]>) : {},
     files: isRecord(found["files"]) ? (found["files"] as Record<string, PackedFile>) : {},
-    blobs: bytes.subarray(end),
+    blobs,
   };
 }
 

@@ -1,7 +1,5 @@
 /** The hub's documents (docs/api.md). Times are in nanoseconds, wall clocks in nanoseconds since 1970, memory in bytes. */
 
-import type { Hang } from "./hang-documents";
-
 export type Severity = "critical" | "warning" | "info";
 
 export interface RunRow {
@@ -17,11 +15,21 @@ export interface RunRow {
   median_step_ms: number | null;
   verdict: string | null;
   severity?: Severity | null;
-}
-
-export interface RunsDocument {
-  total: number;
-  runs: RunRow[];
+  /** The share of the step time that the verdict costs. This and what follows is missing from older hubs and copies. */
+  cost_share?: number | null;
+  /** Null while it is active. */
+  duration_s?: number | null;
+  host?: string;
+  command?: string[];
+  commit?: string;
+  branch?: string;
+  dirty?: boolean;
+  /** The last value of each number that the script noted. */
+  metrics?: Record<string, number>;
+  tags?: string[];
+  note?: string;
+  /** Where the run is, in a hub of several folders. */
+  folder?: string | null;
 }
 
 export interface Verdict {
@@ -107,6 +115,13 @@ export interface RunContext {
 export interface RunDocument extends Status {
   id: string;
   name: string;
+  /** The name of its folder, to show; missing from older hubs and copies. */
+  label?: string;
+  folder?: string | null;
+  /** The command that shows the run again if its hub ends with it. */
+  reopen?: string | null;
+  /** Whether the hub still reads the earlier steps of a long run, and has only the last ones. */
+  reading?: boolean;
   context: RunContext;
   verdict: Verdict | null;
   info: Record<string, unknown>;
@@ -292,11 +307,6 @@ export interface NodesDocument {
   total: number;
   nodes: NodeRow[];
   refused: Record<string, number>;
-}
-
-export interface HangsDocument {
-  hangs: Hang[];
-  unread: string[];
 }
 
 export interface SummaryDocument {

@@ -1,6 +1,6 @@
 /** The run inside report.html: the same documents as from a hub, without network requests. */
 
-import { damaged, isRecord, readCopy, unpacked, type Copy } from "./copy-bytes";
+import { copyOf, damaged, isRecord, readData, unpacked, type Copy } from "./copy-bytes";
 import { eventsOf, rankOf, ranksOf, samplesOf, span, text, whole } from "./copy-documents";
 import { cutMap, unpackMap } from "./copy-heat";
 import { CopySteps } from "./copy-steps";
@@ -26,7 +26,7 @@ export class FileSource implements Source {
 
   /** Rejects with a Failure if the data cannot be used. */
   static async open(base64: string): Promise<FileSource> {
-    return new FileSource(await readCopy(base64));
+    return new FileSource(copyOf(await readData(base64)));
   }
 
   async get<T>(path: string, params: Params = {}): Promise<T> {
@@ -34,6 +34,10 @@ export class FileSource implements Source {
     const [head = "", run = "", ...rest] = path.split("/");
     this.check(head === "runs" ? decodeURIComponent(run) : "");
     return guarded(() => this.answer(rest.join("/"), params)) as T;
+  }
+
+  async change<T>(): Promise<T> {
+    throw new Failure("wrong", "A report cannot be changed.");
   }
 
   async heat(run: string, params: Params): Promise<Heat> {

@@ -101,3 +101,8 @@ export interface Hang {
   steps: [number, number] | null;
   file: string;
 }
+
+export interface HangsDocument {
+  hangs: Hang[];
+  unread: string[];
+}

@@ -25,7 +25,27 @@ export class HubSource implements Source {
   constructor(private readonly base: string) {}
 
   async get<T>(path: string, params: Params = {}, signal?: AbortSignal): Promise<T> {
-    const response = await this.ask(path, params, JSON_TYPE, signal);
+    return this.document<T>(await this.ask(path, params, JSON_TYPE, signal));
+  }
+
+  async change<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T> {
+    const address = this.address(path, {});
+    const how = (): RequestInit => ({
+      method,
+      headers: { ...this.headers(JSON_TYPE), ...(body === undefined ? {} : { "Content-Type": JSON_TYPE }) },
+      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+    });
+    let response: Response;
+    try {
+      response = await this.fetched(address, how);
+    } catch {
+      throw new Failure("unreachable", "The hub is not responding.");
+    }
+    if (!response.ok) throw await failed(response);
+    return this.document<T>(response);
+  }
+
+  private async document<T>(response: Response): Promise<T> {
     let said: unknown;
     try {
       said = await response.json();
@@ -69,6 +89,11 @@ export class HubSource implements Source {
       offset: Number(response.headers.get("X-Stepscope-Offset") ?? 0),
       size: Number(response.headers.get("X-Stepscope-Size") ?? data.length),
     };
+  }
+
+  async report(run: string): Promise<Blob> {
+    const response = await this.ask(`runs/${encoded(run)}/report.html`, {}, "text/html");
+    return response.blob();
   }
 
   follow(run: string, follower: Follower): () => void {

@@ -35,6 +35,10 @@ export interface Source {
   heat(run: string, params: Params, signal?: AbortSignal): Promise<Heat>;
   /** A piece of a file of the run; `params` as in docs/api.md: offset, tail, most. */
   file(run: string, path: string, params?: Params, signal?: AbortSignal): Promise<FilePiece>;
+  /** Change something below `/api/v1/`. Rejects with a Failure, whose message says why it was refused. */
+  change<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T>;
+  /** The run as report.html. Only a hub can make it. */
+  report?(run: string): Promise<Blob>;
   /** Receive news until the returned function is called. Reconnects automatically and resumes where it was. */
   follow(run: string, follower: Follower): () => void;
   /** Exchange a token for a session. False: wrong token. */

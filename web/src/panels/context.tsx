@@ -44,7 +44,7 @@ export function ContextPanel({ run }: { run: OpenRun }) {
       )}
       <div class="context-parts">
         <Part title="Run">
-          <Pairs left={0} rows={texts({ started: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endText(context.end, run.status.value?.over === true ? statusText(run.status.value) : null), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === about.id ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt} (counted from 0)` : "" })} />
+          <Pairs left={0} rows={texts({ started: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endText(context.end, run.status.value?.over === true ? statusText(run.status.value) : null), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === run.label.value ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt} (counted from 0)` : "" })} />
         </Part>
         <Part title="Software">
           <Pairs left={0} rows={texts({ python: context.python, torch: rank?.identity["torch"], backend: rank?.identity["backend"], stepscope: context.stepscope, platform: context.platform, interpreter: context.executable })} />

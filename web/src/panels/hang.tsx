@@ -2,8 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import type { HangsDocument } from "../api/documents";
-import type { Hang } from "../api/hang-documents";
+import type { Hang, HangsDocument } from "../api/hang-documents";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { clock, dateTime } from "../ui/format";
 import { useNow } from "../ui/now";

@@ -3,11 +3,10 @@
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import type { SamplesDocument, StepsDocument } from "../api/documents";
-import { stepRange, viewOf } from "../charts/columns";
+import { stepRange } from "../charts/columns";
 import { LineLegend } from "../charts/line-legend";
 import { Plot } from "../charts/plot";
 import type { Curve } from "../charts/curves";
-import { unlessAll } from "../charts/window";
 import { StepClock } from "../run/align";
 import { useAnswer, type OpenRun, type View } from "../run/open-run";
 import { useSlowly } from "../run/slowly";
@@ -15,6 +14,7 @@ import { extent, wallSpan } from "../run/stretch";
 import { Card, Nothing } from "../ui/card";
 import { bytes } from "../ui/format";
 import { deviceCurves, forecasts, forecastWords, hostCurves, memoryChart, memoryTable, moments, type Forecast } from "./memory-figures";
+import { stepAxis } from "./step-axis";
 import "./memory.css";
 
 const WORST = 4;
@@ -106,22 +106,11 @@ function Part({ run, whole, heading, about, x, curves, median, forecast }: PartP
       <Plot
         label={`${heading} memory over steps; at most ${bytes(most)}${forecast === null ? "" : `; ${forecastWords(forecast)}`}`}
         height={170}
-        together={`${run.name}/steps`}
+        {...stepAxis(run, whole)}
         make={() => memoryChart(x, curves, median, forecast, until)}
         deps={[x, curves, median, forecast?.endStep, forecast?.lastBytes, until]}
         range={range}
-        all={stepRange(whole)}
         format={bytes}
-        chosen={run.step.value}
-        onChoose={(step) => {
-          run.step.value = Math.round(step);
-        }}
-        onStretch={(first, last) => {
-          run.view.value = unlessAll(viewOf(first, last, whole), whole);
-        }}
-        onWhole={() => {
-          run.view.value = null;
-        }}
       />
       <LineLegend
         label={`Lines of ${heading.toLowerCase()} memory`}

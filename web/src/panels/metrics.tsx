@@ -2,10 +2,8 @@
 
 import { useMemo } from "preact/hooks";
 import type { MetricsDocument, StepsDocument } from "../api/documents";
-import { stepRange, viewOf } from "../charts/columns";
 import { lineSeries } from "../charts/curves";
 import { Plot, type Chart } from "../charts/plot";
-import { unlessAll } from "../charts/window";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { useSlowly } from "../run/slowly";
 import { BINS } from "../run/steps";
@@ -13,6 +11,7 @@ import { extent } from "../run/stretch";
 import { Card } from "../ui/card";
 import type { Csv } from "../ui/csv";
 import { count } from "../ui/format";
+import { stepAxis } from "./step-axis";
 import "./metrics.css";
 
 type Metric = MetricsDocument["metrics"][number];
@@ -44,22 +43,10 @@ export function MetricsPanel({ run }: { run: OpenRun }) {
             <Plot
               label={metricWords(metric)}
               height={130}
-              together={`${run.name}/steps`}
+              {...stepAxis(run, whole)}
               make={() => metricChart(metric)}
               deps={[metric]}
-              range={stepRange(view ?? whole)}
-              all={stepRange(whole)}
               format={numberText}
-              chosen={run.step.value}
-              onChoose={(step) => {
-                run.step.value = Math.round(step);
-              }}
-              onStretch={(first, last) => {
-                run.view.value = unlessAll(viewOf(first, last, whole), whole);
-              }}
-              onWhole={() => {
-                run.view.value = null;
-              }}
             />
           </section>
         ))}

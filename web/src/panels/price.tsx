@@ -2,17 +2,19 @@
 
 import type { Finding } from "../api/documents";
 import { percent } from "../ui/format";
-import { priceOf } from "../words/price";
+import { priceOf, type Price } from "../words/price";
 import "./price.css";
 
 export function PriceLine({ finding, live }: { finding: Finding; live: boolean }) {
   const price = priceOf(finding, live);
-  if (price === null) return null;
-  const { left } = price;
+  return price === null ? null : <PriceView {...price} />;
+}
+
+export function PriceView({ words, left }: Price) {
   return (
     <div class="price">
       <p>
-        {price.words.map((word, at) => (
+        {words.map((word, at) => (
           <span key={word} class={at === 0 ? "price-first" : ""}>
             {word}
           </span>

@@ -4,11 +4,10 @@ import { useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
 import type { RankDocument, RanksDocument } from "../api/documents";
-import { stepRange, viewOf } from "../charts/columns";
+import { stepRange } from "../charts/columns";
 import { onDevice } from "../charts/heat-words";
 import { ordered, phaseProperty } from "../charts/palette";
 import { Plot } from "../charts/plot";
-import { unlessAll } from "../charts/window";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { BINS, onDeviceClock } from "../run/steps";
 import { extent } from "../run/stretch";
@@ -18,6 +17,7 @@ import { Facts, Identity, stateWords } from "./rank-about";
 import { memoryChart, memoryNames, rankChart, rankTable } from "./rank-charts";
 import { comparison, comparisonAt, othersWall, rankOnDevice, type PhaseRow, type StepRows } from "./rank-others";
 import { RankTable } from "./rank-table";
+import { stepAxis } from "./step-axis";
 import "./rank.css";
 
 const CLOCK_MS = 1000;
@@ -106,21 +106,7 @@ function Known({ run, rank, several, tools }: KnownProps) {
   const clock = device ? ", device time" : timed ? ", host time" : "";
   const most = steps.first.reduce((widest, first, at) => Math.max(widest, (steps.last[at] ?? first) - first + 1), 0);
   const whole = extent(run.steps.value);
-  const common = {
-    together: `${run.name}/steps`,
-    range: stepRange(run.view.value),
-    all: stepRange(whole),
-    chosen: run.step.value,
-    onChoose: (step: number): void => {
-      run.step.value = Math.round(step);
-    },
-    onStretch: (first: number, last: number): void => {
-      if (whole !== null) run.view.value = unlessAll(viewOf(first, last, whole), whole);
-    },
-    onWhole: (): void => {
-      run.view.value = null;
-    },
-  };
+  const common = { ...stepAxis(run, whole), range: stepRange(run.view.value) };
   return (
     <Card title={`Rank ${rank.rank}`} part={`rank-${rank.rank}`} about={<State run={run} rank={rank} />} tools={tools} csv={{ name: `${run.name}-rank-${rank.rank}`, make: () => rankTable(recorded, ordered(Object.keys(recorded.phase_ns)), several ? othersWall(recorded, seen) : []) }}>
       {steps.first.length === 0 ? (

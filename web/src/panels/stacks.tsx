@@ -8,7 +8,8 @@ import { alike, mainThread, piecesOf, placeOf, placeText, shortFile } from "../w
 const OPEN = 2;
 const MOST = 40;
 
-export function StacksView({ stacks, culprits }: { stacks: readonly StackGroup[]; culprits: readonly number[] }) {
+/** `headed`: whether the panel has no other heading. */
+export function StacksView({ stacks, culprits, headed = true }: { stacks: readonly StackGroup[]; culprits: readonly number[]; headed?: boolean }) {
   const [others, setOthers] = useState(false);
   const groups = alike(stacks, culprits);
   if (groups.length === 0) return null;
@@ -16,7 +17,7 @@ export function StacksView({ stacks, culprits }: { stacks: readonly StackGroup[]
   return (
     <div class="stacks">
       <div class="stacks-head">
-        <h3>Stacks, equal ones grouped</h3>
+        {headed && <h3>Stacks, equal ones grouped</h3>}
         {threads > 1 && (
           <label>
             <input type="checkbox" checked={others} onChange={(event) => setOthers(event.currentTarget.checked)} /> all threads
@@ -57,7 +58,8 @@ function StackFold({ group, culprit, first, others }: { group: StackGroup; culpr
   );
 }
 
-function Frames({ thread }: { thread: ThreadStack }) {
+/** Frames of a stack, innermost first. */
+export function Frames({ thread }: { thread: Pick<ThreadStack, "frames"> }) {
   return (
     <ol class="frames">
       {piecesOf(thread.frames).map((piece, at) =>

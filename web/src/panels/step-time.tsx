@@ -67,7 +67,7 @@ function Steps({ run, all, whole }: { run: OpenRun; all: StepsDocument; whole: V
     <Card
       title="Step time"
       part="steps"
-      about={aboutWords(choice.whose, several, timed.length > 0)}
+      about={`${aboutWords(choice.whose, several, timed.length > 0)}${run.about.value?.reading === true ? "; the hub is still reading the earlier steps" : ""}`}
       tools={
         <>
           {timed.length > 0 && <Clocks device={device} choose={(chosen) => (asked.value = chosen)} />}

@@ -1,25 +1,58 @@
 /** Filter and sort the list of runs. */
 
+import { MOST_COMPARED } from "../address";
 import type { RunRow } from "../api/documents";
 import { statusText } from "../words/standing";
 
-export const COLUMNS = ["name", "status", "created_wall_ns", "ranks", "steps", "median_step_ms", "verdict"] as const;
+export const COLUMNS = [
+  ...(["name", "status", "created_wall_ns", "duration_s", "ranks", "steps", "median_step_ms"] as const),
+  ...(["cost_share", "commit", "verdict"] as const),
+] as const;
 export type Column = (typeof COLUMNS)[number];
 
 export interface ListView {
   search: string;
   /** Empty: all. */
   status: string;
+  /** Empty: all. */
+  tag: string;
   column: Column;
   down: boolean;
 }
 
-/** Rows that contain all search words in name, status or verdict; rows without a value in the sort column come last. */
+export const NEWEST: ListView = { search: "", status: "", tag: "", column: "created_wall_ns", down: true };
+
+/** Default order: text ascending, numbers descending. */
+export function sortedBy(column: Column): Pick<ListView, "column" | "down"> {
+  return { column, down: !["name", "status", "commit", "verdict"].includes(column) };
+}
+
+/** The view in an address: what differs from the newest runs first. Invalid parts are ignored. */
+export function readView(query: string): ListView {
+  const params = new URLSearchParams(query);
+  const column = COLUMNS.find((one) => one === params.get("sort")) ?? NEWEST.column;
+  const turned = params.get("order") === "reverse";
+  const [search = "", status = "", tag = ""] = ["q", "status", "tag"].map((name) => (params.get(name) ?? "").slice(0, 200));
+  return { search, status, tag, column, down: sortedBy(column).down !== turned };
+}
+
+export function writeView(view: ListView): string {
+  const params = new URLSearchParams();
+  const said: [string, string][] = [["q", view.search], ["status", view.status], ["tag", view.tag]];
+  if (view.column !== NEWEST.column) said.push(["sort", view.column]);
+  if (view.down !== sortedBy(view.column).down) said.push(["order", "reverse"]);
+  for (const [name, value] of said) if (value !== "") params.set(name, value);
+  return params.toString();
+}
+
+/** Rows that contain all search words in anything that the list shows; rows without a value in the sort column come last. */
 export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
   const found = rows.filter((row) => {
     if (view.status !== "" && statusText(row) !== view.status) return false;
-    const text = `${row.name}\n${row.id}\n${statusText(row)}\n${row.verdict ?? ""}`.toLowerCase();
+    if (view.tag !== "" && !(row.tags ?? []).includes(view.tag)) return false;
+    const about = [row.name, row.id, statusText(row), row.verdict, row.note, row.host, row.commit, row.folder];
+    const text = [...about.map((one) => one ?? ""), ...(row.tags ?? []), (row.command ?? []).join(" ")].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
   const sign = view.down ? -1 : 1;
@@ -33,6 +66,31 @@ export function statuses(rows: readonly RunRow[]): [string, number][] {
   return [...found].sort((one, two) => two[1] - one[1] || (one[0] < two[0] ? -1 : 1));
 }
 
+/** Number of runs per tag, by name. */
+export function tagsOf(rows: readonly RunRow[]): [string, number][] {
+  const found = new Map<string, number>();
+  for (const tag of rows.flatMap((row) => row.tags ?? [])) found.set(tag, (found.get(tag) ?? 0) + 1);
+  return [...found].sort((one, two) => names.compare(one[0], two[0]));
+}
+
+/** The runs that are over of the command, with the same number of ranks, that has most of them; newest first. */
+export function mostFrequentJob(rows: readonly RunRow[]): RunRow[] {
+  const jobs = new Map<string, RunRow[]>();
+  for (const row of rows) {
+    if (row.status === "running" || row.status === "unfinished" || row.median_step_ms === null) continue;
+    const key = JSON.stringify([row.command, row.ranks]);
+    jobs.set(key, [...(jobs.get(key) ?? []), row]);
+  }
+  const most = [...jobs.values()].reduce<RunRow[]>((best, job) => (job.length > best.length ? job : best), []);
+  return most.sort((one, two) => two.created_wall_ns - one.created_wall_ns);
+}
+
+/** The numbers to show in a row: at most two, a loss and a throughput first. */
+export function shownMetrics(row: RunRow): [string, number][] {
+  const rank = (name: string): number => (/loss/i.test(name) ? 0 : /throughput|per_s|per_sec|\/s|tps/i.test(name) ? 1 : 2);
+  return Object.entries(row.metrics ?? {}).sort((one, two) => rank(one[0]) - rank(two[0])).slice(0, 2);
+}
+
 /**
  * The refreshed newest runs, followed by the known older ones. Null if the count does not match the hub's: older runs were
  * added or removed, and the whole list must be loaded.
@@ -43,13 +101,13 @@ export function withNewest(known: readonly RunRow[], newest: readonly RunRow[], 
   return rows.length === total ? rows : null;
 }
 
-/** At most two runs are selected for comparison; a third replaces the first. */
+/** Runs selected for comparison, in the order of selection: the first is the baseline. Beyond the most, the last is replaced. */
 export function toggled(chosen: readonly string[], id: string): string[] {
-  return chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id].slice(-2);
+  return chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen.slice(0, MOST_COMPARED - 1), id];
 }
 
 function cell(row: RunRow, column: Column): string | number | null {
-  return column === "status" ? statusText(row) : row[column];
+  return column === "status" ? statusText(row) : (row[column] ?? null);
 }
 
 const names = new Intl.Collator("en", { numeric: true, sensitivity: "base" });

@@ -30,6 +30,8 @@ const NOT_LOADED = "Not loaded before the hub shut down. See report.html in the 
 
 export class OpenRun {
   readonly about = signal<RunDocument | null>(null);
+  /** The name to show; in a hub of several folders `name` also contains a tag. */
+  readonly label = computed(() => this.about.value?.label ?? this.about.value?.id ?? this.name);
   readonly status = signal<Status | null>(null);
   readonly findings = signal<FindingsDocument | null>(null);
   readonly events = signal<RunEvent[]>([]);

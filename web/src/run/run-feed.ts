@@ -6,7 +6,9 @@
  */
 
 import { signal } from "@preact/signals";
-import type { RunRow, RunsDocument } from "../api/documents";
+import { encoded } from "../address";
+import type { RunRow } from "../api/documents";
+import type { Labels, RunsDocument } from "../api/history-documents";
 import { aborted, type Failure, type Source } from "../api/source";
 import { withNewest } from "./list-rows";
 import { asFailure } from "./open-run";
@@ -20,6 +22,8 @@ const SHARE = 0.1;
 export class RunFeed {
   readonly rows = signal<RunRow[] | null>(null);
   readonly failure = signal<Failure | null>(null);
+  /** What this reader may do besides reading. */
+  readonly may = signal<readonly string[]>([]);
   private readonly stop = new AbortController();
   private timer: ReturnType<typeof setTimeout> | undefined;
   private busy = false;
@@ -78,7 +82,22 @@ export class RunFeed {
     this.rows.value = rows;
   }
 
-  private page(first: number): Promise<RunsDocument> {
-    return this.source.get<RunsDocument>("runs", { first, limit: PAGE }, this.stop.signal);
+  private async page(first: number): Promise<RunsDocument> {
+    const found = await this.source.get<RunsDocument>("runs", { first, limit: PAGE }, this.stop.signal);
+    this.may.value = found.may ?? [];
+    return found;
+  }
+
+  /** Change the name, tags or note of a run. */
+  async label(id: string, labels: Partial<Labels>): Promise<void> {
+    const said = await this.source.change<Labels>("POST", `runs/${encoded(id)}/labels`, labels);
+    const change = (row: RunRow): RunRow => (row.id === id ? { ...row, ...said, name: said.name || row.name } : row);
+    this.rows.value = this.rows.value?.map(change) ?? null;
+    if (labels.name === "") void this.ask(); // only the hub knows the original name
+  }
+
+  async remove(id: string): Promise<void> {
+    await this.source.change("DELETE", `runs/${encoded(id)}`);
+    this.rows.value = this.rows.value?.filter((row) => row.id !== id) ?? null;
   }
 }

@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import type { OpenRun } from "../run/open-run";
+import { CopyButton } from "../ui/copy-button";
 import { duration } from "../ui/format";
 import { useNow } from "../ui/now";
 import { statusText } from "../words/standing";
@@ -54,6 +55,7 @@ function Lost({ run }: { run: OpenRun }) {
       <p>
         Last update <Heard run={run} />. The page reconnects when the hub is back. <Again run={run} />
       </p>
+      <Reopen run={run} when="If the run has ended, its hub has, too. To open the run again:" />
     </Strip>
   );
 }
@@ -64,8 +66,9 @@ function Ended({ run }: { run: OpenRun }) {
   return (
     <Strip tone="info" title={how === "finished" ? "The run has finished." : `The run has ended: ${how}.`}>
       <p>
-        Its hub has shut down; this page keeps its data. The full report is <code>report.html</code> in the run’s folder; <code>stepscope serve</code> shows the run in this view again.
+        Its hub has shut down. This page keeps its data until you reload or close it; <code>report.html</code> in the run’s folder has all of it.
       </p>
+      <Reopen run={run} when="To open the run again:" />
     </Strip>
   );
 }
@@ -79,6 +82,17 @@ function Strip({ tone, title, children }: { tone: string; title: string; childre
       </h2>
       <div class="banner-body">{children}</div>
     </section>
+  );
+}
+
+/** The command for a run whose hub ends with it: after a reload there is nobody left to say it. */
+function Reopen({ run, when }: { run: OpenRun; when: string }) {
+  const command = run.about.value?.reopen;
+  if (!command) return null;
+  return (
+    <p>
+      {when} <code>{command}</code> <CopyButton text={command} what="the command" />
+    </p>
   );
 }
 

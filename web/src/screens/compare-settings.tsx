@@ -1,18 +1,21 @@
-/** The settings of two runs: those that differ, and how many are the same. */
+/** What differs between the runs besides their times: job, code, environment and settings. */
 
-import { ownWords, settingsDifference } from "../run/compare-settings";
-import { settingsOf, type ComparedRun } from "../run/compared-run";
+import type { CompareDocument } from "../api/compare-documents";
+import { letterOf, ownWords } from "../run/compare";
 import { Card, Nothing } from "../ui/card";
+import { Letter } from "./compare-letter";
 
-export function CompareSettings({ pair: [one, two] }: { pair: [ComparedRun, ComparedRun] }) {
-  const { differ, same } = settingsDifference(settingsOf(one), settingsOf(two));
+type Value = string | number | boolean | null;
+
+export function CompareSettings({ found }: { found: CompareDocument }) {
+  const { runs, settings } = found;
   return (
     <Card
       title="Differences in setup"
-      about="command, code, environment, versions and settings"
-      csv={{ name: "compare-settings", make: () => ({ columns: ["setting", "a", "b"], rows: differ.map(({ name, one: a, two: b }) => [name, a, b]) }) }}
+      about="job, machine, versions, code, settings and environment"
+      csv={{ name: "compare-settings", make: () => ({ columns: ["kind", "setting", ...runs.map((run) => run.label)], rows: settings.map(({ kind, label, values }) => [kind, label, ...values.map(text)]) }) }}
     >
-      {differ.length === 0 ? (
+      {settings.length === 0 ? (
         <Nothing>No known differences.</Nothing>
       ) : (
         <div class="scrolls">
@@ -20,40 +23,41 @@ export function CompareSettings({ pair: [one, two] }: { pair: [ComparedRun, Comp
             <thead>
               <tr>
                 <th scope="col">Setting</th>
-                <th scope="col">A</th>
-                <th scope="col">B</th>
+                {runs.map((run, at) => (
+                  <th key={run.id} scope="col">
+                    <Letter at={at} /> <span class="hidden">{letterOf(at)}</span> <bdi>{run.label}</bdi>
+                  </th>
+                ))}
               </tr>
             </thead>
             <tbody>
-              {differ.map(({ name, one: a, two: b }) => (
-                <tr key={name}>
-                  <th scope="row">{name}</th>
-                  <td data-side="A">
-                    <Value text={a} other={b} />
-                  </td>
-                  <td data-side="B">
-                    <Value text={b} other={a} />
-                  </td>
+              {settings.map(({ kind, label, values }) => (
+                <tr key={`${kind} ${label}`}>
+                  <th scope="row">{label}</th>
+                  {values.map((value, at) => (
+                    <td key={at} data-side={letterOf(at)}>
+                      <Shown value={value} baseline={at === 0 ? (values[1] ?? null) : (values[0] ?? null)} />
+                    </td>
+                  ))}
                 </tr>
               ))}
             </tbody>
           </table>
         </div>
       )}
-      {same.length > 0 && (
-        <details class="same">
-          <summary>Same in both: {same.length}</summary>
-          <p class="muted">{same.join(", ")}</p>
-        </details>
-      )}
     </Card>
   );
 }
 
-/** In a long text, words that the other side lacks are marked. */
-function Value({ text, other }: { text: string | null; other: string | null }) {
-  if (text === null) return <span class="muted">not set</span>;
-  const words = ownWords(text, other);
-  if (words.length < 4) return <code>{text}</code>;
+function text(value: Value): string | null {
+  return value === null ? null : typeof value === "boolean" ? (value ? "yes" : "no") : String(value);
+}
+
+/** In a long text, words that the baseline lacks are marked. */
+function Shown({ value, baseline }: { value: Value; baseline: Value }) {
+  const said = text(value);
+  if (said === null) return <span class="muted">not set</span>;
+  const words = ownWords(said, text(baseline));
+  if (words.length < 4) return <code>{said}</code>;
   return <code>{words.map(({ text: word, own }, at) => (own ? <mark key={at}>{word}</mark> : word))}</code>;
 }

@@ -1,82 +1,61 @@
-/** Two runs side by side: which is faster, where the difference lies, and how they were started. */
+/** Several runs side by side: how each differs from the first, where, and how they were started. The hub judges. */
 
 import { useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
-import { LIST } from "../address";
-import type { Failure, Source } from "../api/source";
-import { aborted } from "../api/source";
-import { numberText } from "../panels/metrics";
-import { compareLink, go, runLink } from "../route";
-import { cutShort, difference, verdictOf } from "../run/compare";
-import { askRun, memoryPairs, metricPairs, onDevice, pacePair, phasePairs, stepPairs, type ComparedRun } from "../run/compared-run";
+import { LIST, MOST_COMPARED, encoded } from "../address";
+import type { CompareDocument, ComparedRun } from "../api/compare-documents";
+import { aborted, type Failure, type Source } from "../api/source";
+import { go, runLink } from "../route";
+import { letterOf } from "../run/compare";
 import { asFailure } from "../run/open-run";
-import { bytes, count, digits, duration } from "../ui/format";
-import { Icon } from "../ui/icons";
+import { SeverityMark } from "../ui/severity";
 import { useShortcuts } from "../ui/shortcuts";
 import { StatusChip } from "../ui/status-chip";
 import { setTab } from "../ui/tab";
 import { began } from "../ui/when";
 import { countOf } from "../words/ranks";
 import { CompareCurves } from "./compare-curves";
-import { Figures } from "./compare-figures";
+import { CompareFindings } from "./compare-findings";
+import { Letter } from "./compare-letter";
 import { CompareSettings } from "./compare-settings";
+import { CompareTable } from "./compare-table";
 import { PageTools } from "./page-tools";
 import { RunPicker } from "./run-picker";
 import { ScreenBar } from "./screen-bar";
 import { TroubleScreen } from "./trouble";
 import "./compare.css";
 
-const AGAIN_MS = 5000;
-const SEVERITY_SHAPES = { critical: "✖", warning: "▲", info: "●" };
+const AGAIN_MS = 10_000;
 
-interface CompareProps {
-  source: Source;
-  one: string;
-  two: string;
-}
-
-export function CompareScreen({ source, one, two }: CompareProps) {
-  const { pair, failure, again } = usePair(source, one, two);
-  const metrics = pair === null ? [] : metricPairs(...pair);
-  const swap = (): void => go({ screen: "compare", runs: [two, one] });
-  useEffect(() => setTab(`${one} and ${two}`, "none"), [one, two]);
+export function CompareScreen({ source, runs }: { source: Source; runs: string[] }) {
+  const { found, failure, again } = useComparison(source, runs);
+  const [one = "", two = "", ...others] = runs;
+  const show = (chosen: readonly string[]): void => go({ screen: "compare", runs: [...chosen] });
+  const what = (found?.runs.map((run) => run.label) ?? runs).join(", ");
+  useEffect(() => setTab(what, "none"), [what]);
   useShortcuts("Compare runs", [
-    { keys: "s", words: "swap sides", act: swap },
+    { keys: "s", words: "swap the first two runs", act: () => show([two, one, ...others]) },
     { keys: "g l", words: "go to the list of runs", act: () => go(LIST) },
   ]);
-  if (failure !== null && (pair === null || failure.trouble === "refused")) return <TroubleScreen failure={failure} source={source} what={`${one} and ${two}`} onAgain={again} />;
+  if (failure !== null && (found === null || failure.trouble === "refused")) return <TroubleScreen failure={failure} source={source} what={what} onAgain={again} />;
   return (
     <>
       <ScreenBar home title="Compare runs">
         <span class="space" />
         <PageTools />
       </ScreenBar>
-      <main id="main" class="grid" tabIndex={-1} aria-busy={pair === null}>
-        {pair === null && <p class="nothing">Opening both runs …</p>}
-        {pair !== null && (
+      <main id="main" class="grid" tabIndex={-1} aria-busy={found === null}>
+        {found === null && <p class="nothing">Comparing {countOf(runs.length, "run")} …</p>}
+        {found !== null && (
           <>
             {failure !== null && <p class="banner warning">The data is out of date: {failure.message}</p>}
-            <Headline pair={pair} />
-            <div class="sides">
-              <Side run={pair[0]} letter="A" source={source} onPick={(id) => location.assign(compareLink(id, two))} />
-              <button type="button" class="icon-button swap" aria-label="Swap sides" title="Swap sides (s)" onClick={swap}>
-                <Icon name="swap" />
-              </button>
-              <Side run={pair[1]} letter="B" source={source} onPick={(id) => location.assign(compareLink(one, id))} />
-            </div>
-            <CompareCurves pair={pair} />
-            <Figures title="Step time" about={`${onDevice(...pair) ? "host time, " : ""}steady steps, mean over ranks`} pairs={stepPairs(...pair)} shown={duration} words={["faster", "slower"]} half />
-            <Figures
-              title="Pace and memory"
-              pairs={[pacePair(...pair)]}
-              shown={digits}
-              words={["faster", "slower"]}
-              more={{ pairs: memoryPairs(...pair), shown: bytes, words: ["less", "more"] }}
-              half
-            />
-            <Figures title="Phases" about={`${onDevice(...pair) ? "device time, " : ""}mean over ranks and steps`} pairs={phasePairs(...pair)} shown={duration} words={["shorter", "longer"]} bars />
-            {metrics.length > 0 && <Figures title="Metrics" about="noted by the scripts, last value" pairs={metrics} shown={numberText} words={["less", "more"]} />}
-            <CompareSettings pair={pair} />
+            <Headline found={found} />
+            <Columns source={source} found={found} show={show} />
+            <CompareTable source={source} found={found} />
+            <CompareCurves source={source} found={found} />
+            <CompareFindings found={found} />
+            <CompareSettings found={found} />
           </>
         )}
       </main>
@@ -84,98 +63,134 @@ export function CompareScreen({ source, one, two }: CompareProps) {
   );
 }
 
-function Headline({ pair: [one, two] }: { pair: [ComparedRun, ComparedRun] }) {
-  const [median] = stepPairs(one, two);
-  if (median === undefined) return null;
-  const winner = difference(median)?.winner ?? null;
+/** What the comparison says about each run. */
+function Headline({ found }: { found: CompareDocument }) {
+  const [, ...others] = found.runs;
   return (
     <section class="card headline" aria-label="Which is faster">
-      <p>{verdictOf(median, `A (${short(one.about.name)})`, `B (${short(two.about.name)})`, duration)}</p>
-      {winner !== null && median.spread !== null && <p class="muted">This exceeds the step-to-step spread of ±{duration(median.spread)}.</p>}
-      {winner !== null && median.spread === null && <p class="muted">Too few individual steps are available to estimate the step-to-step spread.</p>}
-      {cutShort(one.about, two.about).map((words) => (
+      {others.map((run) => (
+        <div key={run.id} class="headline-run">
+          <Said run={run} />
+        </div>
+      ))}
+    </section>
+  );
+}
+
+function Said({ run: { comparison, problem } }: { run: ComparedRun }) {
+  if (comparison === null) return <p class="muted">{problem === null ? "The baseline cannot be compared." : `${problem}.`}</p>;
+  const { title, look, changed, cause, step, basis, needed, skew, exchanges, notices } = comparison;
+  const more = [skew && `Ranks: ${skew}.`, ...exchanges.map((words) => `Exchanges: ${words}.`), ...notices].filter(Boolean);
+  return (
+    <>
+      {changed.length > 0 && (
+        <p>
+          <SeverityMark look="warning" /> Changed: {changed.join("; ")}.
+        </p>
+      )}
+      <p class="headline-title">
+        <SeverityMark look={look} /> {title}
+      </p>
+      {cause && <p>{cause}</p>}
+      <p class="muted">
+        {step.join("; ")}. Based on {basis} {needed}
+      </p>
+      {more.map((words) => (
         <p key={words} class="muted">
           {words}
         </p>
       ))}
-      {one.about.world_size !== two.about.world_size && (
-        <p class="muted">
-          They have {count(one.about.world_size)} and {count(two.about.world_size)} ranks, so a step is not the same amount of work.
-        </p>
-      )}
-    </section>
+    </>
   );
 }
 
-interface SideProps {
-  run: ComparedRun;
-  letter: "A" | "B";
-  source: Source;
-  onPick: (id: string) => void;
+function Columns({ source, found, show }: { source: Source; found: CompareDocument; show: (runs: readonly string[]) => void }) {
+  const ids = found.runs.map((run) => run.id);
+  return (
+    <div class="sides">
+      {found.runs.map((run, at) => (
+        <Side key={run.id} run={run} at={at}>
+          <RunPicker source={source} now={run.id} name={run.label} label="Change run" onPick={(id) => show(distinct(ids.map((one) => (one === run.id ? id : one))))} />
+          {at > 0 && (
+            <button type="button" class="quiet" onClick={() => show([run.id, ...ids.filter((id) => id !== run.id)])}>
+              Make baseline
+            </button>
+          )}
+          {ids.length > 2 && (
+            <button type="button" class="quiet" aria-label={`Remove ${run.label}`} onClick={() => show(ids.filter((id) => id !== run.id))}>
+              Remove
+            </button>
+          )}
+        </Side>
+      ))}
+      {ids.length < MOST_COMPARED && (
+        <section class="card side-more" aria-label="Another run">
+          <RunPicker source={source} now="" label="Add a run" onPick={(id) => id !== "" && show(distinct([...ids, id]))} />
+        </section>
+      )}
+    </div>
+  );
 }
 
-function Side({ run, letter, source, onPick }: SideProps) {
-  const { about } = run;
-  const begun = about.context.created_wall_ns;
+/** A run can be picked twice, but is shown once; with one left there is nothing to compare. */
+function distinct(ids: readonly string[]): string[] {
+  return [...new Set(ids)];
+}
+
+function Side({ run, at, children }: { run: ComparedRun; at: number; children: ComponentChildren }) {
   return (
-    <section class={`card side side-${letter.toLowerCase()}`} aria-label={`${letter}: ${about.name}`}>
+    <section class="card side" style={{ borderTopColor: `var(--series-${at % 6})` }} aria-label={`${letterOf(at)}: ${run.label}`}>
       <header>
-        <span class="letter" aria-hidden="true">
-          {letter}
-        </span>
+        <Letter at={at} />
         <h2>
           <a href={runLink(run.id)}>
-            <bdi>{about.name}</bdi>
+            <bdi>{run.label}</bdi>
           </a>
         </h2>
-        <StatusChip of={about} />
+        {at === 0 && <span class="chip">baseline</span>}
+        <StatusChip of={run} />
       </header>
       <p class="muted">
-        {begun !== null && `${began(begun, Date.now())} · `}
-        {countOf(about.ranks, "rank")} · {countOf(about.newest_step + 1, "step")}
+        {[began(run.created_wall_ns, Date.now()), run.ranks !== null && countOf(run.ranks, "rank"), run.steps !== null && countOf(run.steps, "step"), run.folder].filter(Boolean).join(" · ")}
       </p>
-      {about.verdict === null ? (
-        <p class="muted">Nothing was found.</p>
-      ) : (
-        <p class={`side-verdict ${about.verdict.severity}`}>
-          <span aria-hidden="true">{SEVERITY_SHAPES[about.verdict.severity]}</span> {about.verdict.title}
-          {about.verdict.price !== null && <span class="muted"> {about.verdict.price}</span>}
+      {run.verdict ? (
+        <p>
+          {run.severity && <SeverityMark look={run.severity} />} {run.verdict}
         </p>
+      ) : (
+        <p class="muted">No verdict.</p>
       )}
-      <RunPicker source={source} now={run.id} onPick={onPick} />
+      <div class="side-tools">{children}</div>
     </section>
   );
 }
 
-function short(name: string): string {
-  return name.length > 40 ? `${name.slice(0, 39)}…` : name;
-}
-
-/** Load both runs, and again every few seconds while one of them is active. */
-function usePair(source: Source, one: string, two: string): { pair: [ComparedRun, ComparedRun] | null; failure: Failure | null; again: () => void } {
-  const pair = useSignal<[ComparedRun, ComparedRun] | null>(null);
+/** Ask the hub, and again every few seconds while one of the runs is active. */
+function useComparison(source: Source, runs: readonly string[]): { found: CompareDocument | null; failure: Failure | null; again: () => void } {
+  const found = useSignal<CompareDocument | null>(null);
   const failure = useSignal<Failure | null>(null);
   const turn = useSignal(0);
   useEffect(() => {
     const stop = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
     const ask = async (): Promise<void> => {
-      if (!document.hidden || pair.value === null) {
+      if (!document.hidden || found.value === null) {
         try {
-          pair.value = await Promise.all([askRun(source, one, stop.signal), askRun(source, two, stop.signal)]);
+          found.value = await source.get<CompareDocument>("compare", { runs: runs.map(encoded).join(",") }, stop.signal);
           failure.value = null;
         } catch (error) {
           if (aborted(error)) return;
           failure.value = asFailure(error);
         }
       }
-      if (pair.value?.some((run) => !run.about.over)) timer = setTimeout(() => void ask(), AGAIN_MS);
+      if (found.value?.runs.some((run) => !run.over)) timer = setTimeout(() => void ask(), AGAIN_MS);
     };
     void ask();
     return () => {
       stop.abort();
       clearTimeout(timer);
     };
-  }, [source, one, two, turn.value]);
-  return { pair: pair.value, failure: failure.value, again: () => void (turn.value += 1) };
+  }, [source, runs.join("\n"), turn.value]);
+  return { found: found.value, failure: failure.value, again: () => void (turn.value += 1) };
 }
+

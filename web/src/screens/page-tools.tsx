@@ -8,18 +8,21 @@ import { switchTheme, theme } from "../ui/theme";
 import { tell } from "../ui/toast";
 import { showHelp } from "./help";
 
-export function PageTools() {
+/** `link`: whether the address says what is shown. */
+export function PageTools({ link = true }: { link?: boolean }) {
   const other = theme.value === "dark" ? "light" : "dark";
   useShortcuts("Everywhere", [
-    { keys: "c", words: "copy a link to this view", act: () => void copyLink() },
+    ...(link ? [{ keys: "c", words: "copy a link to this view", act: () => void copyLink() }] : []),
     { keys: "t", words: "switch between light and dark", act: switchTheme },
     { keys: "?", words: "show these shortcuts", act: showHelp },
   ]);
   return (
     <div class="tools">
-      <button type="button" class="icon-button" title="Copy a link to this view (c)" aria-label="Copy link" onClick={() => void copyLink()}>
-        <Icon name="link" />
-      </button>
+      {link && (
+        <button type="button" class="icon-button" title="Copy a link to this view (c)" aria-label="Copy link" onClick={() => void copyLink()}>
+          <Icon name="link" />
+        </button>
+      )}
       <button type="button" class="icon-button" title={`Use the ${other} theme (t)`} aria-label={`Use the ${other} theme`} onClick={switchTheme}>
         <Icon name={other === "dark" ? "moon" : "sun"} />
       </button>

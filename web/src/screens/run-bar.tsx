@@ -1,18 +1,22 @@
 /** The bar above a run: name, status, progress, speed, and whether the data is current. */
 
+import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import type { Severity } from "../api/documents";
 import { LIST } from "../address";
 import { go } from "../route";
-import type { OpenRun } from "../run/open-run";
+import { asFailure, type OpenRun } from "../run/open-run";
 import { lastStepEndNs, newestStep, paceNow, stalledMs } from "../run/pace";
 import { useSummary } from "../run/summary";
+import { downloadBlob } from "../ui/csv";
 import { count, digits, duration, stepsText } from "../ui/format";
+import { Icon } from "../ui/icons";
 import { useNow } from "../ui/now";
 import { useShortcuts } from "../ui/shortcuts";
 import { Chip, StatusChip } from "../ui/status-chip";
 import { setTab, type Mark } from "../ui/tab";
 import { theme } from "../ui/theme";
+import { tell } from "../ui/toast";
 import { gpuLoad } from "../words/context";
 import { ranksWords, statusText, stillIn, stillTitle } from "../words/standing";
 import { PageTools } from "./page-tools";
@@ -26,13 +30,14 @@ export function RunBar({ run }: { run: OpenRun }) {
   useRunKeys(run);
   useTab(run);
   return (
-    <ScreenBar home={run.source.kind === "hub"} title={run.about.value?.id ?? run.name}>
+    <ScreenBar home={run.source.kind === "hub"} title={run.label.value}>
       <span role="status">
         <Standing run={run} />
       </span>
       <Pace run={run} />
       <span class="space" />
       <RankField run={run} />
+      <DownloadReport run={run} />
       <PageTools />
       <Sections />
     </ScreenBar>
@@ -100,6 +105,29 @@ function GpuLoad({ run }: { run: OpenRun }) {
   return load === null ? null : <li title={load.title}>{load.words}</li>;
 }
 
+/** The page of this run as one file, made by the hub: to keep, or to send to somebody. */
+function DownloadReport({ run }: { run: OpenRun }) {
+  const busy = useSignal(false);
+  const { source } = run;
+  if (source.report === undefined || run.about.value === null) return null;
+  const load = async (): Promise<void> => {
+    busy.value = true;
+    try {
+      const report = await source.report?.(run.name);
+      if (report !== undefined) downloadBlob(`${run.label.value}.html`, report);
+    } catch (error) {
+      tell(`The report was not made: ${asFailure(error).message}`);
+    }
+    busy.value = false;
+  };
+  return (
+    <button type="button" class="report-button" title="Download this page as one file that needs no hub" disabled={busy.value} onClick={() => void load()}>
+      <Icon name="download" />
+      <span>{busy.value ? "Preparing …" : "Download report"}</span>
+    </button>
+  );
+}
+
 function useRunKeys(run: OpenRun): void {
   const most = Math.max(run.status.value?.ranks ?? 0, run.about.value?.world_size ?? 0);
   const turn = (by: number): void => {
@@ -124,7 +152,7 @@ function useTab(run: OpenRun): void {
   const mark = severity !== undefined ? MARKS[severity] : broken ? "none" : status?.over === false ? "live" : "none";
   const still = stillIn(run.findings.value?.findings ?? []);
   const where = status === null ? "" : status.over ? ` · ${statusText(status)}` : still !== null ? ` · hung in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
-  const title = `${run.about.value?.id ?? run.name}${where}`;
+  const title = `${run.label.value}${where}`;
   const colours = theme.value;
   useEffect(() => setTab(title, mark), [title, mark, colours]);
 }

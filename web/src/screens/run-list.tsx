@@ -1,15 +1,16 @@
-/** The runs of a hub: search, sort, open, and select two for comparison. */
+/** The runs of a hub: search, filter, sort, open, label and delete them, and select some for comparison. The view is in the address. */
 
 import { signal } from "@preact/signals";
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Source } from "../api/source";
-import { compareLink, instead, route } from "../route";
-import { chosenRows, statuses, toggled, type Column, type ListView } from "../run/list-rows";
+import { compareLink, go, instead, route } from "../route";
+import { chosenRows, NEWEST, readView, sortedBy, statuses, tagsOf, toggled, writeView, type Column, type ListView } from "../run/list-rows";
 import { RunFeed } from "../run/run-feed";
 import { count } from "../ui/format";
 import { useShortcuts } from "../ui/shortcuts";
 import { setTab } from "../ui/tab";
 import { theme } from "../ui/theme";
+import { HistoryChart } from "./history-chart";
 import { PageTools } from "./page-tools";
 import { RunTable } from "./run-table";
 import { ScreenBar } from "./screen-bar";
@@ -18,8 +19,8 @@ import "./run-list.css";
 
 /** With more rows, redrawing at every keystroke of a search would be slow. */
 const PER_PAGE = 50;
-/** Kept while the page is open, so that the list is unchanged on return from a run. */
-const view = signal<ListView>({ search: "", status: "", column: "created_wall_ns", down: true });
+/** Kept while the page is open, so that the list is unchanged on return from a run by a link that says nothing. */
+let lastQuery = "";
 const page = signal(0);
 const chosen = signal<string[]>([]);
 
@@ -32,6 +33,13 @@ export function RunList({ source }: { source: Source }) {
   const colours = theme.value;
   useEffect(() => setTab("Runs", "none"), [colours, feed.failure.value]);
   useShortcuts("List of runs", [{ keys: "/", words: "search", act: () => document.querySelector<HTMLElement>("[data-search]")?.focus() }]);
+  const query = route.value.query;
+  const returned = useRef(true);
+  useEffect(() => {
+    if (returned.current && query === undefined && lastQuery !== "") go({ query: lastQuery });
+    else lastQuery = query ?? "";
+    returned.current = false;
+  }, [query]);
   const rows = feed.rows.value;
   const [only] = rows ?? [];
   // The hub's bare address opens its only run; the logo still leads to the list.
@@ -55,31 +63,33 @@ export function RunList({ source }: { source: Source }) {
           </p>
         )}
         {rows === null && <p class="nothing">Looking for runs …</p>}
-        {rows !== null && (rows.length === 0 ? <NoRuns /> : <Found feed={feed} />)}
+        {rows !== null && (rows.length === 0 ? <NoRuns /> : <Found feed={feed} source={source} view={readView(query ?? "")} />)}
       </main>
     </>
   );
 }
 
-function Found({ feed }: { feed: RunFeed }) {
+function Found({ feed, source, view }: { feed: RunFeed; source: Source; view: ListView }) {
   const rows = feed.rows.value ?? [];
-  const found = useMemo(() => chosenRows(rows, view.value), [rows, view.value]);
+  const said = writeView(view);
+  const found = useMemo(() => chosenRows(rows, view), [rows, said]);
   const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
   const at = Math.min(page.value, pages - 1);
   const change = (by: Partial<ListView>): void => {
-    view.value = { ...view.value, ...by };
+    go({ query: writeView({ ...view, ...by }) });
     page.value = 0;
   };
-  const { search, status } = view.value;
+  const { search, status, tag } = view;
+  const tags = tagsOf(rows);
   return (
     <>
       <div class="list-tools" role="search">
         <label class="list-search">
-          <span class="hidden">Search runs by name, status or verdict</span>
+          <span class="hidden">Search runs by name, status, verdict, tag, note, command, host or commit</span>
           <input
             data-search
             type="search"
-            placeholder="Search names and verdicts"
+            placeholder="Search runs"
             value={search}
             onInput={(event) => change({ search: event.currentTarget.value })}
             onKeyDown={(event) => event.key === "Escape" && event.currentTarget.blur()}
@@ -96,9 +106,22 @@ function Found({ feed }: { feed: RunFeed }) {
             ))}
           </select>
         </label>
+        {(tags.length > 0 || tag !== "") && (
+          <label>
+            <span class="muted">Tag</span>{" "}
+            <select value={tag} onChange={(event) => change({ tag: event.currentTarget.value })}>
+              <option value="">all</option>
+              {(tags.some(([word]) => word === tag) || tag === "" ? tags : [...tags, [tag, 0] as const]).map(([word, many]) => (
+                <option key={word} value={word}>
+                  {word} ({many})
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
         <label class="narrow">
           <span class="muted">Sort</span>{" "}
-          <select value={view.value.column} onChange={(event) => change(sortedBy(event.currentTarget.value as Column))}>
+          <select value={view.column} onChange={(event) => change(sortedBy(event.currentTarget.value as Column))}>
             {SORTS.map(([column, words]) => (
               <option key={column} value={column}>
                 {words}
@@ -110,15 +133,19 @@ function Found({ feed }: { feed: RunFeed }) {
           {found.length === rows.length ? many(rows.length) : `${count(found.length)} of ${many(rows.length)}`}
         </span>
       </div>
+      <HistoryChart source={source} rows={found} tag={tag} />
       {found.length === 0 ? (
-        <p class="nothing card">No matching runs. {<button type="button" onClick={() => change({ search: "", status: "" })}>Show all</button>}</p>
+        <p class="nothing card">No matching runs. {<button type="button" onClick={() => change(NEWEST)}>Show all</button>}</p>
       ) : (
         <RunTable
           rows={found.slice(at * PER_PAGE, (at + 1) * PER_PAGE)}
-          view={view.value}
-          onSort={(column) => change(view.value.column === column ? { down: !view.value.down } : sortedBy(column))}
+          feed={feed}
+          view={view}
+          onSort={(column) => change(view.column === column ? { down: !view.down } : sortedBy(column))}
+          onTag={(word) => change({ tag: word })}
           chosen={chosen.value}
           onChoose={(id) => void (chosen.value = toggled(chosen.value, id))}
+          onGone={(id) => void (chosen.value = chosen.value.filter((one) => one !== id))}
         />
       )}
       {pages > 1 && <Pages at={at} pages={pages} />}
@@ -131,15 +158,12 @@ const SORTS: [Column, string][] = [
   ["created_wall_ns", "newest first"],
   ["name", "by name"],
   ["status", "by status"],
+  ["cost_share", "highest cost first"],
   ["median_step_ms", "slowest step first"],
+  ["duration_s", "longest first"],
   ["steps", "most steps first"],
   ["ranks", "most ranks first"],
 ];
-
-/** Default order: text ascending, numbers descending. */
-function sortedBy(column: Column): Pick<ListView, "column" | "down"> {
-  return { column, down: !["name", "status", "verdict"].includes(column) };
-}
 
 function many(runs: number): string {
   return runs === 1 ? "1 run" : `${count(runs)} runs`;
@@ -165,18 +189,25 @@ function Pages({ at, pages }: { at: number; pages: number }) {
   );
 }
 
-/** Stays visible while one or two runs are selected. */
+/** Stays visible while runs are selected. */
 function Chosen({ feed }: { feed: RunFeed }) {
-  const [one, two] = chosen.value;
+  const [one, ...others] = chosen.value;
   if (one === undefined) return null;
   const name = (id: string): string => feed.rows.value?.find((row) => row.id === id)?.name ?? id;
   return (
     <div class="list-chosen" role="status">
       <span class="list-names">
-        <bdi>{name(one)}</bdi> {two === undefined ? <span class="muted">selected: choose another run to compare</span> : <>and <bdi>{name(two)}</bdi></>}
+        <bdi>{name(one)}</bdi>{" "}
+        {others.length === 0 ? (
+          <span class="muted">selected: choose other runs to compare with it</span>
+        ) : (
+          <>
+            <span class="muted">(baseline) and</span> {others.length <= 2 ? others.map((id, at) => <bdi key={id}>{`${at > 0 ? ", " : ""}${name(id)}`}</bdi>) : `${others.length} other runs`}
+          </>
+        )}
       </span>
-      {two !== undefined && (
-        <a class="button primary" href={compareLink(one, two)}>
+      {others.length > 0 && (
+        <a class="button primary" href={compareLink(chosen.value)}>
           Compare
         </a>
       )}

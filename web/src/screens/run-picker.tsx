@@ -1,12 +1,23 @@
-/** Replace this run by another; the list is loaded when the field gets focus or the pointer. */
+/** Choose a run; the list is loaded when the field gets focus or the pointer. */
 
 import { useSignal } from "@preact/signals";
-import type { RunRow, RunsDocument } from "../api/documents";
+import type { RunRow } from "../api/documents";
+import type { RunsDocument } from "../api/history-documents";
 import type { Source } from "../api/source";
 
 const MOST = 200;
 
-export function RunPicker({ source, now, onPick }: { source: Source; now: string; onPick: (id: string) => void }) {
+interface RunPickerProps {
+  source: Source;
+  /** The chosen run; empty: none yet. */
+  now: string;
+  /** Its name, until the list is loaded. */
+  name?: string;
+  label: string;
+  onPick: (id: string) => void;
+}
+
+export function RunPicker({ source, now, name = now, label, onPick }: RunPickerProps) {
   const rows = useSignal<RunRow[] | null>(null);
   const load = (): void => {
     if (rows.value !== null) return;
@@ -19,12 +30,12 @@ export function RunPicker({ source, now, onPick }: { source: Source; now: string
   };
   return (
     <label class="run-picker">
-      <span class="muted">Change run</span>{" "}
+      <span class="muted">{label}</span>{" "}
       <select value={now} onFocus={load} onPointerEnter={load} onChange={(event) => onPick(event.currentTarget.value)}>
-        {!rows.value?.some((row) => row.id === now) && <option value={now}>{now}</option>}
+        {!rows.value?.some((row) => row.id === now) && <option value={now}>{name || "choose …"}</option>}
         {rows.value?.map((row) => (
           <option key={row.id} value={row.id}>
-            {row.name}
+            {row.folder ? `${row.name} (${row.folder})` : row.name}
           </option>
         ))}
       </select>

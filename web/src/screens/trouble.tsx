@@ -99,14 +99,14 @@ function sentence(words: string): string {
 const ADVICE: Record<Exclude<Trouble, "refused">, ComponentChildren> = {
   missing: (
     <p>
-      Its folder may have been moved, renamed or removed, or this hub may serve another folder. <code>stepscope list</code> shows the runs that exist.
+      Its folder may have been moved, renamed or removed, or this hub may serve another folder (<code>stepscope serve --all</code> serves all of them). <code>stepscope list</code> shows the runs that exist.
     </p>
   ),
   wrong: <p>The link may come from another version of this page. Open the run from the list.</p>,
   unreachable: (
     <>
-      <p>A run’s hub shuts down when the run ends. To view finished runs, start a hub for the folder that contains them:</p>
-      <pre>stepscope serve runs</pre>
+      <p>A run’s hub shuts down when the run ends. To view finished runs, start a hub for all of them:</p>
+      <pre>stepscope serve --all --open</pre>
     </>
   ),
   busy: <p>There are too many viewers, or too many wrong tokens came from this address. Wait a moment.</p>,

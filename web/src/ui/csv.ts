@@ -18,7 +18,11 @@ function cell(value: string | number | null): string {
 }
 
 export function download(name: string, text: string, type = "text/csv"): void {
-  const address = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
+  downloadBlob(name, new Blob([text], { type: `${type};charset=utf-8` }));
+}
+
+export function downloadBlob(name: string, data: Blob): void {
+  const address = URL.createObjectURL(data);
   const link = document.createElement("a");
   link.href = address;
   link.download = name;

@@ -505,7 +505,7 @@ def _candidates(graph: Graph, causes_ns: dict[str, int], kernels: Shares, operat
     return [change for ns, change in sorted(found, key=lambda each: -each[0]) if ns > least]
 
 
-def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
+def what_if_table(tried: Iterable[WhatIf], more: str = "", *, title: str = "What if") -> Table:
     """Build the table; ``more`` is appended to the note."""
     tried = list(tried)
     remarks = not all(each.fits for each in tried)
@@ -523,7 +523,7 @@ def what_if_table(tried: Iterable[WhatIf], more: str = "") -> Table:
     note = "Step times from a replay of the trace's dependencies; then_mostly: the main cause after the change."
     note = f"{note}  {more}" if more else note
     columns = ("change", "before_ns", "after_ns", "gain_share", "then_mostly", *(["remark"] * remarks))
-    return table_of("what_if", "What if", columns, rows, limit=100, note=note)
+    return table_of("what_if", title, columns, rows, limit=100, note=note)
 
 
 def _twice(kind: str, name: str) -> Change:

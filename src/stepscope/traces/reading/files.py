@@ -144,7 +144,7 @@ def find_traces(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
         traces = {file: None for file in below if _looks_like_one(file)}
         if not traces:
             endings = ", ".join(ENDINGS[:-2])
-            raise TraceError(f"{path}: there is no trace in this folder (files ending in {endings})")
+            raise TraceError(f"{path}: no traces found in this folder (files ending in {endings})")
         foreign = [file for file in below if file not in traces]
         if foreign:
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""

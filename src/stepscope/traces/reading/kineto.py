@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.errors import TraceError
+from stepscope.records.text import count_text
 from stepscope.traces.model.columns import (
     DEVICE_KINDS,
     HOST_KINDS,
@@ -524,17 +525,17 @@ def _problems(text: EventText[Any], reader: _Reader) -> Iterator[str]:
     if text.truncated:
         yield f"cut off: {text.truncated}; everything before is used"
     if text.lost:
-        yield f"{text.lost} events are not valid JSON and are left out"
+        yield f"left out {count_text(text.lost, 'event')}: not valid JSON"
     if text.mended:
-        yield f"{text.mended} pieces are not valid JSON and were repaired"
+        yield f"repaired {count_text(text.mended, 'piece')} of text that was not valid JSON"
     if reader.decode.wrong:
-        yield f"{reader.decode.wrong} events have fields of the wrong type, which are not used"
+        yield f"ignored fields of the wrong type in {count_text(reader.decode.wrong, 'event')}"
     if reader.unplaced:
-        yield f"{reader.unplaced} events have no usable time and are left out"
+        yield f"left out {count_text(reader.unplaced, 'event')}: no usable time"
     if reader.negative:
-        yield f"{reader.negative} events have a negative duration, counted as zero"
+        yield f"counted {count_text(reader.negative, 'event')} with a negative duration as zero"
     if reader.unpaired:
-        yield f"{reader.unpaired} range starts or ends have no counterpart and are left out"
+        yield f"left out {reader.unpaired:,} range starts and ends without their other half"
 
 
 def _with_process(trace: Trace) -> Trace:

@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from stepscope.errors import TraceError
+from stepscope.records.text import count_text
 from stepscope.traces.model.columns import Ints, Kind, Trace, TraceBuilder, TraceMeta
 from stepscope.traces.model.kernel_names import is_communication
 from stepscope.traces.reading.sqlite import MAGIC, Database
@@ -140,7 +141,7 @@ def add_ranges(builder: TraceBuilder, ranges: Ranges, launched: Mapping[str, Int
     closed = np.flatnonzero(ranges.open == 0)
     skipped = len(ranges.names) - len(closed)
     ranges = ranges.of(closed)
-    problems = [f"{skipped} NVTX ranges were never closed and are left out"] if skipped else []
+    problems = [f"left out {count_text(skipped, 'NVTX range')} that never ended"] if skipped else []
     steps = _steps(ranges)
     if steps:
         problems.append(f"{len(steps)} NVTX ranges like {ranges.names[min(steps)]!r} are taken as steps")

@@ -1,0 +1,193 @@
+"""Pages of traces and Flight Recorder dumps, opened from a file without a network: complete, usable, and inert."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.dumps import Call, FlightJob, frames_at, stack_text
+from fakes.traces import MadeTrace
+from page_files import data_in
+
+from stepscope.cli.main import run_command
+from tests.page.browsing import TOO_WIDE, complaints, expect
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def traced(rank: int, *, late: float = 0.0) -> MadeTrace:
+    """Steps of 20 ms; the rank comes ``late`` to the all-reduce; names that somebody made up."""
+    trace = MadeTrace(rank=rank, world_size=2)
+    for number in range(6):
+        at = number * 20_000.0
+        trace.step(number, at, 20_000)
+        trace.op("aten::mm", at + 10, 50)
+        trace.launched("ampere_sgemm_128x64_nn", at=at + 20, start=at + 100, dur=9_000)
+        trace.launched(EVIL, at=at + 30, start=at + 9_200, dur=300)
+        arrival = at + 10_000 + late
+        trace.op("record_param_comms", arrival - 50, 60)
+        trace.launched(REDUCE, at=arrival - 30, start=arrival, dur=at + 15_000 - arrival, stream=20)
+    return trace
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "traces").mkdir()
+    traced(0).write(folder / "traces" / f"{EVIL.replace('/', '|')}.json")
+    traced(1, late=4_000).write(folder / "traces" / "1.json")
+    job = FlightJob(4, backend="nccl")
+    job.add_group("9", EVIL, [0, 1, 2, 3])
+    call = Call(group="9", site=frames_at(3, file=f"/job/{EVIL}.py", function=EVIL))
+    job.run({rank: [call] * 3 for rank in range(4)}, until={1: 2})
+    job.write(folder / "dumps")
+    (folder / "dumps" / "stacks_1.txt").write_text(stack_text(("/job/data.py", 7, "load")))
+    made = {"trace": folder / "trace.html", "flight": folder / "flight.html"}
+    assert run_command(["trace", str(folder / "traces"), "--top", "4", "--html", str(made["trace"])]) == 0
+    assert run_command(["flight", str(folder / "dumps"), "--html", str(made["flight"])]) == 0
+    return made
+
+
+@pytest.fixture
+def opened(browser_page: Any, files: dict[str, Path]) -> Callable[..., Any]:
+    def open_it(name: str, **look: Any) -> Any:
+        page = browser_page(offline=True, **look)
+        page.goto(files[name].as_uri())
+        page.wait_for_selector("main[aria-busy=false]")
+        return page
+
+    return open_it
+
+
+def unfold(page: Any) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 400)])
+@pytest.mark.parametrize("name", ["trace", "flight"])
+def test_everything_is_there_and_fits(
+    opened: Callable[..., Any], files: dict[str, Path], name: str, theme: str, width: int
+) -> None:
+    page = opened(name, theme=theme, width=width)
+    report = data_in(files[name].read_bytes())[0]["report"]
+    unfold(page)
+    verdict = page.get_by_role("region", name="Verdict")
+    expect(verdict.get_by_role("heading", level=2)).to_have_text(report["verdict"]["title"])
+    for told in [report["verdict"], *report["others"]]:
+        for line in [told["title"], *told["advice"], *(text for side in told["sides"] for text, _ in side["items"])]:
+            expect(verdict.get_by_text(line).first).to_be_visible()
+    for part in report["parts"]:
+        expect(page.get_by_role("heading", name=part["title"], exact=True, level=2)).to_be_visible()
+    assert page.evaluate(TOO_WIDE) == []
+    assert page.locator("img").count() == 0, "a name stays a name"
+    assert report["name"] in page.title()
+
+
+@pytest.mark.parametrize("name", ["trace", "flight"])
+def test_axe_finds_nothing(opened: Callable[..., Any], axe: str, name: str) -> None:
+    page = opened(name)
+    unfold(page)
+    assert complaints(page, axe) == []
+
+
+def test_a_table_is_sorted_and_downloaded(opened: Callable[..., Any]) -> None:
+    page = opened("trace")
+    page.locator("summary", has_text="Kernels by name").click()
+    table = page.get_by_role("region", name="Table: Kernels by name")
+    expect(table.get_by_title(EVIL)).to_be_visible()
+    table.get_by_role("button", name="total").click()
+    expect(table.locator("th[aria-sort=descending]")).to_have_text(re.compile("total"))
+    expect(table.locator("tbody tr").first.locator("td").first).to_have_text("ampere_sgemm_128x64_nn")
+    table.get_by_role("button", name="total").click()
+    expect(table.locator("tbody tr").first.locator("td").first).to_have_attribute("title", EVIL)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download “Kernels by name” as CSV").click()
+    head, *rows = Path(download.value.path()).read_text().splitlines()
+    assert head.startswith("name,count,total,")
+    assert len(rows) == 3
+
+
+def test_the_timeline_with_keys(opened: Callable[..., Any]) -> None:
+    page = opened("trace")
+    box = page.get_by_role("application", name=re.compile("^Timeline: step 0 of rank 1"))
+    said = page.locator("[data-part=timeline] [aria-live=polite]")
+    box.focus()
+    page.keyboard.press("ArrowDown")
+    expect(said).to_contain_text("rank 1, critical path")
+    page.keyboard.press("ArrowDown")
+    expect(said).to_have_text("all_reduce: transfer: 1.00 ms from 14.0 ms, rank 1, collectives")
+    page.keyboard.press("ArrowDown")
+    expect(said).to_have_text("ProfilerStep#0: 20.0 ms from 0, rank 1, thread 4000")
+    page.keyboard.press("ArrowDown")
+    expect(said).to_have_text(re.compile("level 2$"))
+    before = said.text_content()
+    page.keyboard.press("ArrowLeft")
+    expect(said).not_to_have_text(before)
+    for _ in range(40):
+        page.keyboard.press("ArrowLeft")
+    expect(said).to_contain_text("aten::mm: 50.0 µs from 10.0 µs")
+    page.keyboard.press("Escape")
+    expect(said).to_have_text("")
+
+
+PICTURE = "document.querySelector('.timeline canvas').toDataURL()"
+
+
+def test_the_timeline_with_the_mouse(opened: Callable[..., Any]) -> None:
+    page = opened("trace", height=1400)
+    card = page.locator("[data-part=timeline]")
+    canvas = card.locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    place = canvas.bounding_box()
+    assert place is not None
+    page.mouse.move(
+        place["x"] + place["width"] / 2, place["y"] + 94
+    )  # the main thread, below axis, rank, path and collectives
+    expect(card.locator(".timeline-tip")).to_contain_text("ProfilerStep#0")
+    expect(card.locator(".timeline-tip")).to_contain_text("20.0 ms")
+    whole = page.evaluate(PICTURE)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    page.wait_for_function(f"before => {PICTURE} !== before", arg=whole)
+    zoomed = page.evaluate(PICTURE)
+    page.mouse.down()
+    page.mouse.move(place["x"] + 200, place["y"] + 94, steps=4)
+    page.mouse.up()
+    page.wait_for_function(f"before => {PICTURE} !== before", arg=zoomed)
+    card.get_by_role("button", name="Show all").click()
+    page.mouse.move(1, 1)
+    expect(card.locator(".timeline-tip")).to_have_count(0)
+    page.wait_for_function(f"before => {PICTURE} === before", arg=whole)
+
+
+WIDE_TABLES = """
+[...document.querySelectorAll(".report-table .scrolls")].filter((one) => one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.getAttribute("aria-label"))
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "param_dlrm_8rank",
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in ("hta_nccl_data_1of2", "kineto_resnet50_w0", "hta_cp_simple_add", "hta_df_index_resolver_1of2")
+        ),
+    ],
+)
+def test_real_traces(name: str, shared_data: Path, tmp_path: Path, browser_page: Any) -> None:
+    out = tmp_path / "page.html"
+    assert run_command(["trace", str(shared_data / "traces" / name), "--html", str(out)]) == 0
+    assert out.stat().st_size < 1_500_000
+    page = browser_page(offline=True)
+    page.goto(out.as_uri())
+    unfold(page)
+    expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+    assert page.evaluate(TOO_WIDE) == []
+    assert page.evaluate(WIDE_TABLES) == [], "tables fit 1,280 pixels"

@@ -1,0 +1,161 @@
+"""What the page shows of traces: everything that the text has, in bounded size, as plain values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.records.text import printable
+from stepscope.reports.page_documents import trace_page
+from stepscope.reports.trace_document import document_of
+from stepscope.reports.trace_text import render_trace
+
+MS = 1_000_000
+
+
+def parts_of(page: dict[str, Any], form: str) -> dict[str, dict[str, Any]]:
+    """By title."""
+    return {part["title"]: part for part in page["parts"] if part["form"] == form}
+
+
+def shown_table(title: str, page: dict[str, Any]) -> dict[str, Any]:
+    (found,) = (t for part in page["parts"] if part["form"] == "tables" for t in part["tables"] if t["title"] == title)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 512])
+def test_parts(ranks: int, trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job(ranks=ranks))
+    page = trace_page(document, name="traces")
+    text = json.dumps(page, allow_nan=False)
+    assert json.loads(text) == page, "plain values only"
+    assert len(text) < 200_000
+    assert (page["kind"], page["name"], page["notices"]) == ("trace", "traces", [])
+    assert page["verdict"]["title"] == document["verdict"]["title"]
+    assert [told["title"] for told in page["others"]] == [printable(document["findings"][1]["title"])]
+    assert page["verdict"]["left"] == round(1 / 1.26, 4)
+    titles = [part["title"] for part in page["parts"]]
+    several = [["Collectives"], ["Critical path by rank"], ["Tables of all ranks"]] if ranks > 1 else [[], [], []]
+    shown = "1" if ranks > 1 else "0"
+    assert titles == [
+        *("Device time by rank", *several[0], "Steps", *several[1], "Critical path by cause", "Memory", "Queue"),
+        *(*several[2], f"Tables of rank {shown}", "Worth knowing", "Files"),
+    ]
+    assert parts_of(page, "list")["Worth knowing"]["items"][0].startswith("1 file does not specify a rank")
+
+
+def test_without_a_finding_the_verdict_stands_alone(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job())
+    document["verdict"] = {**document["verdict"], "kind": "healthy", "severity": "info", "price": None}
+    page = trace_page(document, name="traces")
+    verdict = page["verdict"]
+    assert (verdict["look"], verdict["kind"], verdict["price"], verdict["left"]) == ("healthy", "", None, None)
+    assert len(page["others"]) == 2
+
+
+def test_a_comparison_leads(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job())
+    rows = [{"figure": "step", "before_ns": MS, "after_ns": 2 * MS}]
+    table = {"title": "Summary", "columns": list(rows[0]), "rows": rows, "left_out": 0, "note": ""}
+    document["diff"] = {
+        "verdict": "Steps take 1.00 ms longer.", "clear": True, "step_change_ns": MS, "notices": ["Ranks differ."],
+        "tables": {"diff_summary": table},
+    }  # fmt: skip
+    page = trace_page(document, name="new")
+    assert (page["verdict"]["title"], page["verdict"]["look"]) == ("Steps take 1.00 ms longer.", "warning")
+    assert page["verdict"]["sides"] == [{"title": "Note", "form": "list", "items": [["Ranks differ.", ""]], "more": ""}]
+    assert [part["title"] for part in page["parts"][:2]] == ["What changed", "Now"]
+    assert page["others"] == []
+    now = page["parts"][1]
+    assert (now["verdict"]["title"], len(now["others"])) == (document["verdict"]["title"], 1)
+
+
+def test_many_ranks_and_steps_are_columns(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job(ranks=2, steps=500))
+    (row, _) = document["distributed"]["rows"]
+    document["distributed"]["rows"] = [{**row, "rank": rank} for rank in range(5000)]
+    page = trace_page(document, name="traces")
+    found = parts_of(page, "columns")
+    steps, ranks = found["Steps"], found["Device time by rank"]
+    assert (steps["axis"], steps["numbers"][0], steps["numbers"][-1]) == ("step", [10, 10], [509, 509])
+    assert (ranks["axis"], ranks["numbers"][0], ranks["numbers"][-1]) == ("rank", [0, 4], [4995, 4999])
+    assert len(ranks["numbers"]) == 1000
+    assert [look for look, _ in ranks["legend"]] == list(ranks["values"])
+    assert ranks["values"]["idle"] == [12 * MS] * 1000
+    assert len(json.dumps(page)) < 200_000
+
+
+def test_bars_add_up(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job(ranks=2))
+    rows = parts_of(trace_page(document, name="traces"), "bars")["Device time by rank"]["rows"]
+    for row, of_rank in zip(rows, document["distributed"]["rows"], strict=True):
+        assert sum(value for _, value, _ in row["parts"]) == of_rank["span_ns"]
+    assert rows[0]["label"] == "rank 0"
+    assert rows[0]["figure"] == "89.0 ms"
+    assert rows[0]["parts"][0] == ["compute", 51 * MS, "computing: 51.0 ms, 57%"]
+
+
+def test_a_curve_keeps_its_peak(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job())
+    rows = [{"time_ns": at, "allocated_bytes": 1, "reserved_bytes": None} for at in range(50_000)]
+    rows[777]["allocated_bytes"] = 9
+    document["ranks"]["0"]["tables"]["memory"]["rows"] = rows
+    curve = parts_of(trace_page(document, name="traces"), "curves")["Memory"]
+    assert curve["about"] == "of rank 0; peak: 9 B allocated"
+    assert (curve["times_ns"][0], len(curve["times_ns"])) == (0, 2000)
+    ((name, values),) = curve["lines"]
+    assert (name, max(values), values[777 // 25]) == ("allocated", 9, 9)
+
+
+def test_rows_of_tables(trace_job: Callable[..., Any]) -> None:
+    table = shown_table("Kernels by name", trace_page(document_of(trace_job()), name="traces", top=2))
+    assert [row[0][0] if isinstance(row[0], list) else row[0] for row in table["rows"]] == [
+        "vectorized_elementwise_kernel<CUDAFunctor_add>",
+        "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn",
+    ]
+    assert table["more"] == "… and 2 more."
+    assert table["note"] == "Times are of all steps."
+
+
+def test_table_cells(trace_job: Callable[..., Any]) -> None:
+    """Important columns first, empty ones not at all; numbers can be sorted, names are short."""
+    document = document_of(trace_job())
+    evil = "</script>\x1b[31m"
+    columns = ["class", "name", "count", "total_ns", "occupancy_share", "mixed"]
+    rows = [
+        {"class": "gemm", "name": "void f<g>(int)", "count": 3, "total_ns": 1_500, "occupancy_share": None, "mixed": 1},
+        {"class": "", "name": evil, "count": None, "total_ns": 2, "occupancy_share": None, "mixed": "a"},
+    ]
+    table = {"title": "Kernels", "columns": columns, "rows": rows, "left_out": 0, "note": ""}
+    document["ranks"]["0"]["tables"] = {"kernels": table}
+    found = shown_table("Kernels", trace_page(document, name="traces"))
+    assert found["heads"] == ["name", "count", "total", "class", "mixed"]
+    assert found["numeric"] == [False, True, True, False, False]
+    assert found["rows"] == [
+        [["f<g>", "void f<g>(int)"], ["3", 3], ["1.50 µs", 1_500], "gemm", "1"],
+        ["</script>\\x1b[31m", ["", None], ["2 ns", 2], "", "a"],
+    ]
+    assert (found["main"], found["open"]) == (5, True)
+
+
+def test_columns_that_fit(trace_job: Callable[..., Any]) -> None:
+    document = document_of(trace_job())
+    columns = ["name", *(f"figure_{at}_ns" for at in range(30))]
+    row = dict.fromkeys(columns, 1234567) | {"name": "n" * 60}
+    table = {"title": "Wide", "columns": columns, "rows": [row], "left_out": 0, "note": ""}
+    document["ranks"]["0"]["tables"] = {"wide": table}
+    found = shown_table("Wide", trace_page(document, name="traces"))
+    assert (len(found["heads"]), found["main"]) == (31, 12)
+
+
+def test_doubt(trace_job: Callable[..., Any]) -> None:
+    """Where the text has a line on its certainty, the page has it, too."""
+    document = document_of(trace_job())
+    for confidence, shown in ((0.6, True), (0.75, False)):
+        document["verdict"]["confidence"] = confidence
+        certainty = trace_page(document, name="traces")["verdict"]["certainty"]
+        assert (certainty == "Certainty: 60%: few steps, or none that the profiler marked.") == shown
+        assert ("\n  certainty 60%: few steps, or none" in render_trace(document)) == shown

@@ -1,0 +1,150 @@
+/** A report on traces or Flight Recorder dumps, as written by `stepscope.reports.page_documents`: text, tables, charts. */
+
+import type { Look } from "../ui/severity";
+import { isRecord } from "./copy-bytes";
+import type { FlightDocument, StackGroup } from "./hang-documents";
+
+export interface ReportDocument extends Verdict {
+  kind: "trace" | "flight" | "compare";
+  name: string;
+  facts: string[];
+  /** Warnings before everything else. */
+  notices: string[];
+  parts: Part[];
+}
+
+export interface Verdict {
+  verdict: Told;
+  others: Told[];
+  /** `… and 3 more.`: further findings. */
+  more: string;
+}
+
+/** A verdict or finding. */
+export interface Told {
+  /** "": none. */
+  kind: string;
+  look: Look;
+  title: string;
+  facts: string[];
+  price: string | null;
+  /** Share of the time that would remain without it; null: unknown. */
+  left: number | null;
+  advice: string[];
+  certainty: string | null;
+  evidence: Record<string, unknown>;
+  /** Titled lists; each item has a line of code or "". */
+  sides: { title: string; form: "list" | "cycle"; items: [text: string, code: string][]; more: string }[];
+}
+
+/** A text or, with more information, a pair: a number to sort by, or the text in full. */
+export type Cell = string | [text: string, more: number | string | null];
+
+export interface TableDocument {
+  title: string;
+  note: string;
+  heads: string[];
+  numeric: boolean[];
+  rows: Cell[][];
+  /** How many columns fit a usual window. */
+  main: number;
+  more: string;
+  open: boolean;
+}
+
+/** `parts`: look, value and tooltip. */
+export interface BarDocument {
+  label: string;
+  number: number;
+  parts: [look: string, value: number, title: string][];
+  figure: string;
+}
+
+interface ChartDocument {
+  title: string;
+  about: string;
+  legend: [look: string, name: string][];
+}
+
+export interface BarsDocument extends ChartDocument {
+  form: "bars";
+  rows: BarDocument[];
+}
+
+export interface ColumnsDocument extends ChartDocument {
+  form: "columns";
+  axis: string;
+  /** First and last number of each column. */
+  numbers: [first: number, last: number][];
+  values: Record<string, number[]>;
+}
+
+export interface CurvesDocument {
+  form: "curves";
+  title: string;
+  about: string;
+  unit: "bytes" | "count";
+  times_ns: number[];
+  lines: [name: string, values: (number | null)[]][];
+}
+
+export interface LaneDocument {
+  rank: number;
+  name: string;
+  kind: string;
+  /** Differences between neighbors, in nanoseconds; sorted by level, then start. */
+  start: number[];
+  dur: number[];
+  /** Index into `names`; −1: several events. */
+  label: number[];
+  /** Index into `looks`. */
+  look: number[];
+  level: number[];
+  count: number[];
+}
+
+export interface TimelineDocument {
+  form: "timeline";
+  title: string;
+  about: string;
+  note: string;
+  length_ns: number;
+  looks: [look: string, name: string][];
+  names: string[];
+  marks: [at: number, name: string][];
+  lanes: LaneDocument[];
+}
+
+export interface FlightPart {
+  form: "flight";
+  title: string;
+  flight: Pick<FlightDocument, "culprits" | "first_divergence" | "wait_for" | "groups" | "grid">;
+  groups_left: number;
+  waits_left: number;
+  rows_left: number;
+}
+
+export interface StacksPart {
+  form: "stacks";
+  title: string;
+  culprits: number[];
+  stacks: StackGroup[];
+  more: string;
+}
+
+export type Part =
+  | ({ form: "told"; title: string } & Verdict)
+  | { form: "tables"; title: string; about: string; tables: TableDocument[] }
+  | { form: "list"; title: string; items: string[]; more: string }
+  | BarsDocument
+  | ColumnsDocument
+  | CurvesDocument
+  | TimelineDocument
+  | FlightPart
+  | StacksPart;
+
+/** The report in the data of a file; null: it is a copy of a run. */
+export function reportIn(json: Readonly<Record<string, unknown>>): ReportDocument | null {
+  const found = json["report"];
+  return isRecord(found) && isRecord(found["verdict"]) && Array.isArray(found["parts"]) ? (found as unknown as ReportDocument) : null;
+}

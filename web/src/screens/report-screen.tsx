@@ -1,0 +1,95 @@
+/** The screen of a report on traces or Flight Recorder dumps: the verdict, then its parts in the order of the document. */
+
+import { useEffect } from "preact/hooks";
+import type { Part, ReportDocument } from "../api/report-document";
+import { FlightRecords } from "../panels/flight";
+import "../panels/hang.css";
+import { BarsCard, ColumnsCard, CurvesCard } from "../panels/report-charts";
+import { TablesCard } from "../panels/report-table";
+import { StacksView } from "../panels/stacks";
+import { TimelineCard } from "../panels/timeline";
+import { ToldCard } from "../panels/told";
+import { Card } from "../ui/card";
+import type { Look } from "../ui/severity";
+import { Chip } from "../ui/status-chip";
+import { setTab, type Mark } from "../ui/tab";
+import { theme } from "../ui/theme";
+import { PageTools } from "./page-tools";
+import { ScreenBar } from "./screen-bar";
+import { Sections } from "./sections";
+
+const MARKS: Record<Look, Mark> = { critical: "critical", warning: "warning", info: "good", healthy: "good" };
+const KINDS = { trace: "trace", flight: "Flight Recorder", compare: "comparison" };
+
+export function ReportScreen({ report }: { report: ReportDocument }) {
+  const colours = theme.value;
+  useEffect(() => setTab(report.name, MARKS[report.verdict.look] ?? "none"), [report, colours]);
+  return (
+    <>
+      <ScreenBar home={false} title={report.name}>
+        <Chip tone="" shape="▤" words={KINDS[report.kind] ?? "report"} />
+        <ul class="bar-facts report-facts" aria-label="About the files">
+          {report.facts.map((fact) => (
+            <li key={fact}>{fact}</li>
+          ))}
+        </ul>
+        <PageTools link={false} />
+        <Sections />
+      </ScreenBar>
+      <main id="main" class="grid" tabIndex={-1} aria-busy={false}>
+        {report.notices.map((notice) => (
+          <p key={notice} class="report-notice" role="note">
+            {notice}
+          </p>
+        ))}
+        <ToldCard label="Verdict" told={report} />
+        {report.parts.map((part, at) => (
+          <PartView key={at} part={part} file={report.name} />
+        ))}
+      </main>
+    </>
+  );
+}
+
+function PartView({ part, file }: { part: Part; file: string }) {
+  switch (part.form) {
+    case "tables":
+      return <TablesCard {...part} file={file} />;
+    case "timeline":
+      return <TimelineCard timeline={part} />;
+    case "bars":
+      return <BarsCard bars={part} />;
+    case "columns":
+      return <ColumnsCard columns={part} />;
+    case "curves":
+      return <CurvesCard curves={part} />;
+    case "told":
+      return <ToldCard label={part.title} told={part} />;
+    case "flight":
+      return (
+        <Card title={part.title}>
+          <div class="flight">
+            <FlightRecords flight={part.flight} culprits={part.flight.culprits} now all={part} />
+          </div>
+        </Card>
+      );
+    case "stacks":
+      return (
+        <Card title={part.title} about="equal ones grouped">
+          <StacksView stacks={part.stacks} culprits={part.culprits} headed={false} />
+          {part.more !== "" && <p class="muted">{part.more}</p>}
+        </Card>
+      );
+    case "list":
+      return (
+        <Card title={part.title}>
+          <ul class="plain-list">
+            {part.items.map((item, at) => (
+              <li key={at}>{item}</li>
+            ))}
+          </ul>
+          {part.more !== "" && <p class="muted">{part.more}</p>}
+        </Card>
+      );
+  }
+}
