@@ -147,8 +147,9 @@ class ServedFolder:
 
     token = READER
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, changes: bool = False) -> None:
         self.folder = folder
+        self.changes = changes
         self.port = 0
         self._hub: Hub | None = None
         self.start()
@@ -167,7 +168,7 @@ class ServedFolder:
             """Wrong tokens are slowed down, which other tests see to."""
 
         readers = Readers(self.token, sleep=at_once)
-        self._hub = Hub(lambda: make_app(Runs.of_folder(self.folder), readers), port=self.port)
+        self._hub = Hub(lambda: make_app(Runs.of_folder(self.folder), readers, changes=self.changes), port=self.port)
         self.port = self._hub.port
 
     def stop(self) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import html
 import json
 import math
 import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,39 +19,19 @@ from fakes.samples import with_samples
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import Feed, record
+from page_files import data_in
 
 from stepscope.cli.main import run_command
 from stepscope.errors import NotARun, RunError, RunUnwritable
 from stepscope.hub import report_copy
-from stepscope.hub.report_copy import FIRST, STEP, Blobs, make_copy, plans, rounded, write_copy
+from stepscope.hub.report_copy import FIRST, STEP, Blobs, plans, rounded
+from stepscope.hub.report_file import make_copy, write_copy
 from stepscope.page import assets
 from stepscope.store.load import open_run
 
 HOSTILE = "</script><script>alert(1)</script>\"'<!--"
 SLOW = Cluster(ranks=6, steps=300, hosts=2, faults=(slow_at(3, "forward", 30.0),), allocated_mb=100.0)
-
-
-@pytest.fixture(autouse=True)
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page in small, so that none has to be built; its script has in it what must not end it."""
-    static = tmp_path / "static"
-    (static / "assets").mkdir(parents=True)
-    (static / "index.html").write_text('<script src="./assets/a.js"></script><link href="./assets/a.css">')
-    (static / "assets" / "a.js").write_text('const a = "</SCRIPT>", b = "<!--<script>", c = 1 < 2;')
-    (static / "assets" / "a.css").write_text('p::after { content: "</style>"; }')
-    monkeypatch.setattr(assets, "STATIC", static)
-    assets.find_asset.cache_clear()
-    yield static  # type: ignore[misc]
-    assets.find_asset.cache_clear()
-
-
-def unwrapped(made: bytes) -> tuple[dict[str, Any], bytes]:
-    found = re.search(rb'id="stepscope-data">([^<]*)</script>', made)
-    assert found is not None
-    data = gzip.decompress(base64.b64decode(found[1]))
-    magic, version, _, length = struct.unpack_from("<4sHHI", data)
-    assert (magic, version) == (b"STCP", 1)
-    return json.loads(data[12 : 12 + length]), data[12 + length :]
+pytestmark = pytest.mark.usefixtures("small_page")
 
 
 def times_of(packed: dict[str, Any], blobs: bytes) -> np.ndarray[Any, Any]:
@@ -79,7 +57,7 @@ def test_figures_are_rounded_and_stay_what_they_are() -> None:
 
 def test_the_answers_are_the_hubs(tmp_path: Path) -> None:
     run_dir = record(tmp_path / "runs", "night", with_samples(SLOW, every_s=0.5))
-    copy, blobs = unwrapped(make_copy(run_dir, wall_ns=7))
+    copy, blobs = data_in(make_copy(run_dir, wall_ns=7))
     answers = copy["answers"]
     assert (copy["run"], copy["made_wall_ns"], copy["over"]) == ("night", 7, True)
     assert answers["findings"]["verdict"]["title"].startswith("Rank 3 is 30.0 ms slower")
@@ -105,7 +83,7 @@ def test_device_times_are_in_it_where_there_are_any(tmp_path: Path) -> None:
     run = Cluster(ranks=2, steps=40, device_timed=True).run()
     timed = [replace(one, device_steps=one.device_steps[::4]) for one in run.ranks]
     run_dir = record(tmp_path / "runs", "gpu", replace(run, ranks=tuple(timed)))
-    copy, blobs = unwrapped(make_copy(run_dir))
+    copy, blobs = data_in(make_copy(run_dir))
     forward = times_of(copy["answers"]["steps"]["device_mean_ns"]["forward"], blobs)
     slot = timed[0].phase_names.index("forward")
     expected = np.full(40, np.nan)
@@ -120,7 +98,7 @@ def test_of_a_long_run_less_is_kept_and_that_is_said(tmp_path: Path, monkeypatch
     (run_dir / "flight").mkdir()
     for rank in (0, 1):
         (run_dir / "flight" / f"rank_{rank}.json").write_text("{}")
-    copy, blobs = unwrapped(make_copy(run_dir))
+    copy, blobs = data_in(make_copy(run_dir))
     said = " ".join(copy["left_out"])
     assert "Not included: 2 Flight Recorder dumps." in said
     assert "4 of 40 ranks have their own curves." in said
@@ -149,19 +127,19 @@ def test_the_first_plan_that_fits_is_taken(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_and_one_that_was_killed(tmp_path: Path) -> None:
     feed = Feed(tmp_path / "runs", "live", SLOW)
     feed.make(150)
-    copy, _ = unwrapped(make_copy(tmp_path / "runs" / "live"))
+    copy, _ = data_in(make_copy(tmp_path / "runs" / "live"))
     assert copy["over"] is False
     assert copy["answers"]["findings"]["verdict"]["title"].startswith("Rank 3 is")
     feed.end()
     killed = record(tmp_path / "runs", "killed", SLOW.run(), sealed=False)
-    assert unwrapped(make_copy(killed))[0]["answers"]["steps"]["last"][-1] == 299
+    assert data_in(make_copy(killed))[0]["answers"]["steps"]["last"][-1] == 299
 
 
 def test_the_command_opens_the_run_once_and_makes_the_same_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = record(tmp_path / "runs", "night", replace(SLOW, ranks=4, steps=40).run())
-    expected = unwrapped(make_copy(run_dir))[0]
+    expected = data_in(make_copy(run_dir))[0]
     opened: list[Path] = []
 
     def counted(path: Path, **more: Any) -> Any:
@@ -174,7 +152,7 @@ def test_the_command_opens_the_run_once_and_makes_the_same_page(
         opened.clear()
         assert run_command(["report", str(run_dir), "--quiet", "--html", *words]) == 0
         assert opened == [run_dir]
-        found = unwrapped(page.read_bytes())[0]
+        found = data_in(page.read_bytes())[0]
         same = ("findings", "summary", "steps", "ranks", "collectives", "events")
         assert [found["answers"][name] for name in same] == [expected["answers"][name] for name in same]
         assert found["maps"] == expected["maps"]
@@ -202,14 +180,14 @@ def test_nothing_of_a_run_breaks_out_of_the_file(tmp_path: Path) -> None:
     assert script == 'const a = "\\x3c/SCRIPT>", b = "\\x3c!--\\x3cscript>", c = 1 < 2;'
 
 
-def test_what_cannot_be_made_is_said(tmp_path: Path, built: Path) -> None:
+def test_what_cannot_be_made_is_said(tmp_path: Path, small_page: Path) -> None:
     run_dir = record(tmp_path / "runs", "night", replace(SLOW, steps=20).run())
     with pytest.raises(NotARun):
         write_copy(tmp_path, tmp_path / "a.html")
     with pytest.raises(RunUnwritable, match="cannot write"):
         write_copy(run_dir, tmp_path / "nowhere" / "a.html")
     assert list(tmp_path.glob("*.html")) == []
-    (built / "index.html").unlink()
+    (small_page / "index.html").unlink()
     assets.find_asset.cache_clear()
     with pytest.raises(RunError, match="the page was not built"):
         write_copy(run_dir, tmp_path / "a.html")

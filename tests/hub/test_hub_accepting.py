@@ -37,7 +37,7 @@ class Asker:
     def __init__(self, run_dir: Path) -> None:
         self.done: list[Path] = []
         runs = Runs.of_folder(run_dir.parent)
-        self.accepting = FolderIngest(runs, Refusals(), fingerprint=b"", done=self.done.append)
+        self.accepting = FolderIngest(runs.path_of, Refusals(), fingerprint=b"", done=self.done.append)
 
     async def ask(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes, dict[bytes, bytes]]:
         said: list[Any] = []

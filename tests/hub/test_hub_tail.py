@@ -166,3 +166,25 @@ def test_of_the_samples_of_a_night_the_newest_are_read(tmp_path: Path, monkeypat
         file.write('{"wall_ns": 1000}\n')
     assert tail.poll() == 1
     assert live.samples()[-1]["wall_ns"] == 1000
+
+
+def test_a_tail_of_the_last_steps_begins_in_the_middle_and_follows_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_module, "RECENT_BYTES", 4096)
+    (tmp_path / STEPS).mkdir()
+    series = Cluster(ranks=2, steps=700).series()
+    for one in series:
+        for first in range(0, 600, 2):
+            append(tmp_path, one, range(first, first + 2))
+    live = LiveRun()
+    tail = Tail(tmp_path, live, recent=True)
+    while tail.poll():
+        pass
+    first = live.steps(bins=1000)["first"]
+    assert (0 < first[0] < 599, first) == (True, list(range(first[0], 600)))
+    for one in series:
+        append(tmp_path, one, range(600, 602))
+    tail.poll()
+    assert live.info()["step"] == 601
+    assert live.info()["rows_repeated"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -327,16 +328,17 @@ def test_noted_numbers_are_curves_in_bounded_memory() -> None:
 def test_notes_of_a_run_are_the_same_live_and_over() -> None:
     run = Cluster(ranks=2, steps=4).run()
     pid = run.ranks[0].identity.pid
-    loss = {0: {"loss": 1.0}, 2: {"loss": 1 / 3}}
+    loss: dict[int, dict[str, Any]] = {0: {"loss": 1.0}, 2: {"loss": 1 / 3}, 3: {"loss": "nan", "lr": "nan"}}
     notes = [{"event": "note", "rank": 0, "pid": pid, "step": step, "values": values} for step, values in loss.items()]
     other = {"event": "note", "rank": 0, "pid": -1, "step": 0, "values": {"loss": 99.0}}
     past = past_run(replace(run, events=(*notes, other))).noted.curves(0, 3, 10)
     live = Noted()
     slots = b"".join(NOTE_SLOT.pack(NOTE, 0, 1, note["step"], *_text(note["values"])) for note in notes)
-    live.take(np.frombuffer(slots, np.uint8).reshape(-1, SLOT_BYTES))
+    live.take(np.frombuffer(slots, np.uint8).reshape(-1, SLOT_BYTES), [(0, pid)] * len(notes))
+    assert list(live.health) == notes, "the rules see also what is no number"
     assert past == live.curves(0, 3, 10) == [{"name": "loss", "step": [0, 2], "value": [1.0, 1 / 3]}]
 
 
-def _text(values: dict[str, float]) -> tuple[int, bytes]:
+def _text(values: dict[str, Any]) -> tuple[int, bytes]:
     text = json.dumps(values).encode()
     return len(text), text

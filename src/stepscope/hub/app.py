@@ -8,24 +8,28 @@ An internal error is answered with one line of JSON that reveals no internals.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from stepscope.hub.api import files, ranks, samples, steps
+from stepscope.errors import RunError
+from stepscope.hub.api import compare, files, ranks, samples, steps
 from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Asked, Parameter, Resource, openapi, route_of
-from stepscope.hub.api.responses import CONTENT_TYPE, Body, SafeHeaders, failure, takes_gzip
+from stepscope.hub.api.responses import CONTENT_TYPE, ApiError, Body, SafeHeaders, failure, takes_gzip
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
 from stepscope.hub.runs import Runs
 from stepscope.page.assets import INDEX, Asset, find_asset
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from stepscope.hub.ingest.endpoints import Agents
     from stepscope.hub.limits import Refusals
 
-__all__ = ["make_app", "resources_of"]
+__all__ = ["answers_of", "make_app", "resources_of"]
 
 
 # -- page -------------------------------------------------------------------------------------------------------------
@@ -83,8 +87,14 @@ def make_app(
     streams: Streams | None = None,
     refusals: Refusals | None = None,
     framed: bool = False,
+    changes: bool = False,
 ) -> ASGIApp:
-    """``refusals``: what the server and ``ingest`` refused; ``framed``: the page may be embedded in a notebook."""
+    """``refusals``: what the server and ``ingest`` refused; ``framed``: the page may be embedded in a notebook.
+
+    ``changes``: whoever has the hub's own token may label and delete runs.  Never for a page that others can embed.
+    """
+    if framed and changes:
+        raise ValueError("a page that is embedded in another one must not change runs")
     streams = Streams() if streams is None else streams
 
     def text() -> str:
@@ -92,7 +102,7 @@ def make_app(
 
         return metrics_text(runs, readers, streams, ingest, refusals)
 
-    resources = resources_of(streams, text, ingest=ingest is not None)
+    resources = resources_of(streams, text, ingest=ingest is not None, changes=changes)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -101,7 +111,7 @@ def make_app(
 
     app: ASGIApp = Starlette(
         routes=[*page_routes(), *(route_of(one, runs) for one in resources), *session_routes(readers)],
-        middleware=[Middleware(ReadersOnly, readers=readers)],
+        middleware=[Middleware(ReadersOnly, readers=readers, changes=changes)],
         exception_handlers={HTTPException: _refused, Exception: _fault},
         lifespan=lifespan,
     )
@@ -112,12 +122,32 @@ def make_app(
     return SafeHeaders(app, framed=framed)
 
 
-def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) -> tuple[Resource, ...]:
+def answers_of(runs: Runs) -> ASGIApp:
+    """Return the resources without authentication, for callers in this process."""
+    return Router([route_of(one, runs) for one in resources_of(Streams(), str, ingest=False)])
+
+
+def resources_of(
+    streams: Streams, metrics: Callable[[], str], *, ingest: bool, changes: bool = False
+) -> tuple[Resource, ...]:
     """Return all declared resources; the session and the home page are not among them."""
+    packing = asyncio.Lock()
 
     def stream(asked: Asked) -> Response:
         said = asked.request.headers.get("last-event-id") or asked.values["after"]
-        return streams.open(asked.run, partial(asked.runs.open, asked.run.name), said)
+        return streams.open(asked.run, partial(asked.runs.open, asked.run.id), said)
+
+    async def report(asked: Asked) -> Body:
+        from stepscope.hub.report_copy import Asker, copy_of  # large; imported only when a report is requested
+
+        name = asked.run.name
+        async with packing:  # a report of a large run takes seconds and memory: make one at a time
+            try:
+                data = await copy_of(Asker(answers_of(asked.runs), asked.run), wall_ns=time.time_ns())
+            except RunError as error:
+                raise ApiError(503, str(error)) from error
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(f'{name}.html', safe='')}"}
+        return Body(data=data, media_type="text/html; charset=utf-8", headers=headers)
 
     def healthz(_asked: Asked) -> Mapping[str, Any]:
         return {"status": "ok"}
@@ -135,11 +165,19 @@ def resources_of(streams: Streams, metrics: Callable[[], str], *, ingest: bool) 
         ),
         Resource(path="/api/v1/openapi.json", about="This description.", answer=described),
         *run_resources.RUN_RESOURCES,
+        *(run_resources.CHANGE_RESOURCES if changes else ()),
         *steps.RESOURCES,
         *ranks.RESOURCES,
         *run_resources.FINDING_RESOURCES,
         *samples.RESOURCES,
+        compare.resource(),
         *files.RESOURCES,
+        Resource(
+            path="/api/v1/runs/{run}/report.html",
+            about="The page of a run as a single file with its data inside, as a download.",
+            answer=report,
+            media_types=("text/html",),
+        ),
         Resource(
             path="/api/v1/runs/{run}/stream",
             about="Server-sent events: reset, steps, events, findings, status, heartbeat, end. Last-Event-ID resumes.",

@@ -64,7 +64,9 @@ _LONGEST: Final = 1 << 15
 _TEXT: Final = 128
 """Characters in a name, an address, a method or a run."""
 _RUNS: Final = "/api/v1/runs"
-_PLAIN: Final = frozenset({"/metrics", "/api/v1/hello", "/api/v1/session", "/api/v1/openapi.json", _RUNS})
+_PLAIN: Final = frozenset(
+    {"/metrics", "/api/v1/history", "/api/v1/hello", "/api/v1/session", "/api/v1/openapi.json", _RUNS}
+)
 _BELOW: Final = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}){1,3}")
 
 
@@ -102,7 +104,7 @@ class AuditLog:
 
     def note(
         self,
-        event: Literal["read", "signed in", "signed out", "joined", "ended", "refused"],
+        event: Literal["read", "changed", "signed in", "signed out", "joined", "ended", "refused"],
         *,
         via: Via,
         who: str = "",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
-from typing import Final, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from stepscope.errors import HubError
 from stepscope.wire.frames import FRAME_BYTES, HELLO_BYTES, JOIN_BYTES
@@ -27,6 +27,7 @@ __all__ = [
     "Refusals",
     "Refused",
     "ServerLimits",
+    "address_of",
     "is_local",
     "plain_address",
     "source_of",
@@ -321,6 +322,12 @@ class Entrance:
         self.leave(oldest)  # now, so that newcomers find room before it is really gone
         oldest.send_away()
         return True
+
+
+def address_of(scope: Mapping[str, Any]) -> str:
+    """Return the client's address, empty for a local socket; addresses forwarded by a proxy are not trusted."""
+    client = scope.get("client")
+    return plain_address(str(client[0])) if client else ""
 
 
 def plain_address(host: str) -> str:

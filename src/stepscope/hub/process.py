@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from stepscope.hub.ingest.tail import Tail
 from stepscope.hub.limits import Refusals, ServerLimits
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import RuleLoop, keep_up
-from stepscope.hub.runs import FinalSummary, Runs, final_of
+from stepscope.hub.runs import FinalSummary, Runs, final_of, recent_run, whole_run
 from stepscope.hub.server import Server, run_loop
 from stepscope.hub.transport import TlsFiles
 from stepscope.records import run_clock
@@ -103,10 +103,12 @@ class _Hub:
         self._about = about
         self._control = Control(0)
         self._told_to_stop = False
-        self._live = LiveRun(name=settings.run_dir.name, run_dir=settings.run_dir, meta=meta)
-        self._tail = Tail(settings.run_dir, self._live)
-        self._looks = RuleLoop(self._live)
-        self._runs = Runs.of_one(settings.run_dir, self._live, wanted=settings.name)
+        # A hub of one node starts when a reader comes, perhaps after hours; with several it has run from the start.
+        recent = recent_run(settings.run_dir, meta) if settings.nnodes == 1 else None
+        live = LiveRun(name=settings.run_dir.name, run_dir=settings.run_dir, meta=meta) if recent is None else recent[0]
+        self._poll: Callable[[], object] = Tail(settings.run_dir, live).poll if recent is None else recent[1]
+        self._looks = RuleLoop(live)
+        self._runs = Runs.of_one(settings.run_dir, live, wanted=settings.name)
         self._refusals = Refusals()
         self._audit = AuditLog(path=settings.run_dir / AUDIT)
         self._gathering: RunIngest | None = None
@@ -130,11 +132,12 @@ class _Hub:
         loop.add_reader(self._control.fd, self._hear)
         server = self._server()
         serving = asyncio.create_task(server.run())
-        feeding = asyncio.create_task(keep_up(self._live, poll=self._tail.poll, looks=self._looks))
+        whole = self._whole if self._live.partial else None
+        feeding = asyncio.create_task(keep_up(self._live, poll=self._poll, looks=self._looks, whole=whole))
         auditing = asyncio.create_task(self._audit.keep())
         try:
             await self._until_over(server, [serving, feeding])
-            self._tail.poll()
+            self._poll()
             self._live.tick()
             if server.connections and not self._told_to_stop:
                 await self._say_the_end(server, feeding)
@@ -151,6 +154,14 @@ class _Hub:
             if isinstance(outcome, Exception):
                 raise outcome
         return self._control.closed and self._control.end is None and not self._told_to_stop
+
+    @property
+    def _live(self) -> LiveRun:
+        return self._runs.live()[0].live
+
+    async def _whole(self) -> tuple[LiveRun, Callable[[], object]]:
+        live, self._poll = await whole_run(self._runs.live()[0])
+        return live, self._poll
 
     def _server(self) -> Server:
         settings, about = self._settings, self._about

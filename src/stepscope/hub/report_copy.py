@@ -1,4 +1,6 @@
-"""The page of a run as one file, ``report.html``: the page with the answers to all its requests packed inside.
+"""The page of a run as one file: the page with the answers to all its requests packed inside.
+
+The launcher writes it at the end of a run (``report_file.py``), and a hub makes it for a reader who downloads it.
 
 The answers are thinned according to a plan until the file is small enough for mail; what was left out is listed.
 Documents have the form described in docs/api.md, except that columns of times become blobs, which the page restores
@@ -8,18 +10,9 @@ Documents have the form described in docs/api.md, except that columns of times b
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
-import gzip
-import secrets
-import struct
-import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,47 +22,32 @@ from numpy.typing import ArrayLike, NDArray
 from starlette.types import ASGIApp, Message
 
 from stepscope import __version__
-from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
-from stepscope.hub.api.auth import Readers
+from stepscope.errors import RunError
 from stepscope.hub.api.samples import WHO
 from stepscope.hub.api.steps import HEAT_HEAD, HEAT_TYPE, MOST_BINS
-from stepscope.hub.app import make_app
-from stepscope.hub.runs import OpenRun, Runs
-from stepscope.page.assets import is_built, report_file
+from stepscope.hub.runs import OpenRun
+from stepscope.page.assets import UNBUILT, is_built, pack, report_file
 from stepscope.records.paths import log_path
 from stepscope.records.redaction import Redactor
-from stepscope.records.series import RunData
 from stepscope.records.text import Progress, count_text, no_progress
-from stepscope.store import file_io
 from stepscope.store.catalog import run_entry
 from stepscope.store.documents import read_meta
-from stepscope.store.paths import REPORT_FILE
 
-__all__ = ["Blobs", "KnownRun", "add_copy", "make_copy", "plans", "rounded", "write_copy"]
+__all__ = ["MOST_BYTES", "Asker", "Blobs", "copy_of", "plans", "rounded"]
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------
-# Compact numbers, and the container for them and the documents.
+# Compact numbers; ``page/assets.py`` describes the container for them and the documents. Its JSON is
+# ``{"schema", "run", …, "answers": {resource: document}, "maps": {…}, "files": {…}}``.
 #
-#     0    4s   magic  b"STCP"
-#     4    u16  version
-#     6    u16  0
-#     8    u32  length of the JSON that follows
-#     12   ...  JSON: ``{"schema", "run", …, "answers": {resource: document}, "maps": {…}, "files": {…}}``
-#          ...  blobs, which the JSON refers to by offset from its end
-#
-# The whole container is gzipped once.  Times are stored as logarithms in steps of a quarter of a percent: the error is
-# at most an eighth of a percent for any size, invisible in charts and in figures of three digits.  A code is a u16: 0
-# means unknown and 1 means zero.  All low bytes come before all high bytes, which compresses better.
+# Times are stored as logarithms in steps of a quarter of a percent: the error is at most an eighth of a percent for any
+# size, invisible in charts and in figures of three digits.  A code is a u16: 0 means unknown and 1 means zero.  All low
+# bytes come before all high bytes, which compresses better.
 
-HEAD = struct.Struct("<4sHHI")
-MAGIC = b"STCP"
-VERSION = 1
 STEP = 0.0025
 """The difference between two codes, in the natural logarithm."""
 UNKNOWN, ZERO, FIRST = 0, 1, 2
 MOST_CODE = 0xFFFF
-_LEVEL = 9
 
 
 class Blobs:
@@ -101,11 +79,6 @@ class Blobs:
 
     def join(self) -> bytes:
         return b"".join(self._parts)
-
-
-def wrap(document: Mapping[str, Any], blobs: Blobs) -> bytes:
-    text = msgspec.json.encode(document)
-    return gzip.compress(HEAD.pack(MAGIC, VERSION, 0, len(text)) + text + blobs.join(), _LEVEL, mtime=0)
 
 
 def rounded(values: Sequence[Any], digits: int = 4) -> list[Any]:
@@ -183,7 +156,7 @@ def _plan(part: int) -> Plan:
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
-# Calls the hub's application in this process: no socket, no server, and no second implementation of the answers.
+# Calls the hub's resources in this process: no socket, no server, and no second implementation of the answers.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +166,10 @@ class Reply:
 
 
 class Asker:
-    """Sends one reader's requests about one run."""
+    """Sends the requests about one run.  ``app`` answers without authentication (``app.answers_of``)."""
 
-    def __init__(self, app: ASGIApp, token: str, run: OpenRun) -> None:
+    def __init__(self, app: ASGIApp, run: OpenRun) -> None:
         self._app = app
-        self._token = token
         self.run = run
 
     async def document(self, resource: str, **params: object) -> dict[str, Any]:
@@ -208,7 +180,7 @@ class Asker:
 
     async def reply(self, resource: str, accept: str, **params: object) -> Reply | None:
         """Return the reply; None if refused."""
-        path = f"/api/v1/runs/{self.run.name}{'/' if resource else ''}{resource}"
+        path = f"/api/v1/runs/{self.run.id}{'/' if resource else ''}{resource}"
         return await self.ask(path, accept, {name: value for name, value in params.items() if value is not None})
 
     async def ask(self, path: str, accept: str, params: Mapping[str, object]) -> Reply | None:
@@ -222,7 +194,7 @@ class Asker:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": urlencode({name: str(value) for name, value in params.items()}).encode(),
-            "headers": [(b"authorization", f"Bearer {self._token}".encode()), (b"accept", accept.encode())],
+            "headers": [(b"accept", accept.encode())],
             "client": None,
             "server": None,
         }
@@ -241,28 +213,6 @@ class Asker:
 
         await self._app(scope, receive, send)
         return Reply(headers=headers, data=b"".join(parts)) if status == 200 else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownRun:
-    """A finished run that was already read."""
-
-    data: RunData
-    summary: Mapping[str, Any]
-
-
-@asynccontextmanager
-async def open_asker(run_dir: Path, known: KnownRun | None = None) -> AsyncIterator[Asker]:
-    """Open a run for requests.  NotARun if it cannot be opened."""
-    run_dir, token = run_dir.resolve(), secrets.token_urlsafe(32)
-    runs = Runs.of_folder(run_dir) if known is None else Runs.of_past(run_dir, known.data, known.summary)
-    try:
-        run = await runs.open(run_dir.name)
-        if run is None:
-            raise NotARun(f"{run_dir} is not a run, or cannot be read")
-        yield Asker(make_app(runs, Readers(token)), token, run)
-    finally:
-        await runs.close()
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
@@ -401,6 +351,8 @@ async def gather(
     progress(0, STAGES)
     left_out: list[str] = []
     answers: dict[str, Any] = {name: await ask.document(name) for name in WHOLE}
+    # Where it was served does not matter here.
+    answers[""] |= {"id": ask.run.name, "folder": None, "reopen": None, "reading": False}
     _judge(answers)
     for name, key in LONG.items():
         answers[name] = _cut(await ask.document(name), key, name, plan.document_bytes, left_out)
@@ -606,100 +558,37 @@ def _map(data: bytes, unit: str, blobs: Blobs) -> dict[str, Any]:
     }
 
 
-# -- report.html ------------------------------------------------------------------------------------------------------
-# Opens a run as the hub does, requests everything, and puts the answers into the page.
-#
-#     size = write_copy(run_dir, run_dir / "report.html")
-#
-# The event loop ends with the call.  The file is written completely or not at all.
+# -- the file ---------------------------------------------------------------------------------------------------------
 
-UNBUILT = "the page was not built; run `make page`"
 SCHEMA = 1
-M_ARENA_MAX = -8
-"""As in ``malloc.h``."""
 
 
-def write_copy(
-    run_dir: Path, path: Path, *, known: KnownRun | None = None, redact: bool = False, progress: Progress = no_progress
-) -> int:
-    """Write a copy; return its size in bytes.
-
-    ``known``: the run, if it was already read; ``redact``: see ``records/redaction.py``.  RunError if it cannot be
-    written: not a run, page not built, disk full.
-    """
-    made = asyncio.run(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress, redact=redact))
-    try:
-        file_io.write_bytes(path, made)
-    except OSError as error:
-        raise RunUnwritable(f"cannot write {path}: {error.strerror}") from error
-    return len(made)
-
-
-def add_copy(run_dir: Path, known: KnownRun, progress: Progress = no_progress) -> str:
-    """Add ``report.html`` to a finished run; return why it could not be written, or an empty string.
-
-    The other results of the run do not depend on it: any failure is only reported.
-    """
-    _give_back()
-    made = asyncio.run(_outcome(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress)))
-    if not isinstance(made, bytes):
-        return str(made) if isinstance(made, StepscopeError) else f"internal error: {made!r}"
-    try:
-        file_io.write_bytes(run_dir / REPORT_FILE, made)
-    except OSError as error:
-        return str(error.strerror)
-    return ""
-
-
-def make_copy(
-    run_dir: Path, *, most_bytes: int = MOST_BYTES, wall_ns: int | None = None, progress: Progress = no_progress
+async def copy_of(
+    ask: Asker, *, most_bytes: int = MOST_BYTES, wall_ns: int, redact: bool = False, progress: Progress = no_progress
 ) -> bytes:
-    """Return the file as bytes; ``wall_ns``: the creation time that it states."""
-    return asyncio.run(_make(run_dir, most_bytes, time.time_ns() if wall_ns is None else wall_ns, None, progress))
+    """Return the page of a run with its data inside; ``wall_ns``: the creation time that it states.
 
-
-def _give_back() -> None:
-    """Return memory freed after reading the run to the system: next to a job every megabyte counts, even at its end.
-
-    Also prevent a separate heap for the thread that answers.
+    RunError if the page was not built.
     """
-    gc.collect()
-    with suppress(AttributeError):  # another C library
-        library = ctypes.CDLL(None)
-        library.mallopt(M_ARENA_MAX, 1)
-        library.malloc_trim(0)
-
-
-async def _outcome(making: Coroutine[Any, Any, bytes]) -> bytes | BaseException:
-    return (await asyncio.gather(making, return_exceptions=True))[0]
-
-
-async def _make(
-    run_dir: Path, most_bytes: int, wall_ns: int, known: KnownRun | None, progress: Progress, *, redact: bool = False
-) -> bytes:
     if not is_built():
         raise RunError(UNBUILT)
-    made = b""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # there is one request at a time
-    told = progress if known is not None else _after_half(progress)
-    async with open_asker(run_dir, known) as ask:
-        for plan in plans():
-            blobs = Blobs()
-            contents = await gather(ask, plan, blobs, told, files=not redact)
-            told = no_progress  # a second plan requests less of the same, and a progress bar never goes back
-            name = str(contents["answers"][""].get("name") or ask.run.name)
-            document = _head(ask, name, wall_ns) | contents
-            if redact:
-                document = Redactor(read_meta(ask.run.path), document).document(document)
-            made = report_file(title=document["name"], data=wrap(document, blobs)) or b""
-            if len(made) <= most_bytes:
-                break
+    made, told = b"", progress
+    for plan in plans():
+        blobs = Blobs()
+        contents = await gather(ask, plan, blobs, told, files=not redact)
+        told = no_progress  # a second plan requests less of the same, and a progress bar never goes back
+        made = await asyncio.to_thread(_packed, ask, contents, blobs, wall_ns, redact=redact)
+        if len(made) <= most_bytes:
+            break
     return made
 
 
-def _after_half(progress: Progress) -> Progress:
-    """Report the second half of the progress: opening a large run takes as much time as all the rest."""
-    return lambda done, total: progress(total + done, 2 * total)
+def _packed(ask: Asker, contents: Contents, blobs: Blobs, wall_ns: int, *, redact: bool) -> bytes:
+    name = str(contents["answers"][""].get("name") or ask.run.name)
+    document = _head(ask, name, wall_ns) | contents
+    if redact:
+        document = Redactor(read_meta(ask.run.path), document).document(document)
+    return report_file(title=document["name"], data=pack(msgspec.json.encode(document), blobs.join())) or b""
 
 
 def _head(ask: Asker, name: str, wall_ns: int) -> dict[str, Any]:

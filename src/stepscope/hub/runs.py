@@ -2,6 +2,7 @@
 
     runs = Runs.of_one(run_dir, live)        # the hub of a run: ingest feeds ``live``
     runs = Runs.of_folder(Path("runs"))      # ``stepscope serve``: opened on request, one ahead (``open_ahead``)
+    runs = Runs.of_user(folders)             # ``stepscope serve --all``: the runs of several folders
 
 A run in a folder is opened in a thread, through ``store.open_run``, and put into the same model as a live run
 (``past_run``).  While it is still active it is followed instead (``ingest/tail.py``) until clients stop asking for it.
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.hub.live.digests import LOG_ROOM, DigestLog
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.live.rules import MOST_JUDGED, Snapshot, keep_up, run_data_of, select, snapshot
+from stepscope.hub.live.rules import BACKLOG_S, MOST_JUDGED, Snapshot, keep_up, run_data_of, select, snapshot
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, HangRecord, Severity, status_severity
@@ -39,13 +42,27 @@ from stepscope.ring.layout import RingState
 from stepscope.store.catalog import KnownRuns, RunEntry, is_active, list_runs, newest_run, run_entry
 from stepscope.store.documents import NodeInfo, load_summary, log_names, read_meta, read_nodes, read_refused
 from stepscope.store.inbox.journal import TABLE_DTYPE, BlockRows
+from stepscope.store.labels import Labels, change_labels, delete_run, read_labels
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.liveness import mark_watched, processes_alive
 from stepscope.store.load import load_run, open_run
-from stepscope.store.paths import EVENTS, INBOX, META, NODES, SAMPLES, STACKS, STEPS, SUMMARY
+from stepscope.store.paths import EVENTS, INBOX, LABELS, META, NODES, SAMPLES, STACKS, STEPS, SUMMARY
+from stepscope.store.user_runs import run_id, split_run_id
 from stepscope.wire.frames import ring_id
 
-__all__ = ["FinalSummary", "OpenRun", "Runs", "final_of", "open_ahead", "past_run"]
+__all__ = [
+    "CHECK_S",
+    "READING_SHARE",
+    "FinalSummary",
+    "OpenRun",
+    "Runs",
+    "changed_of",
+    "final_of",
+    "open_ahead",
+    "past_run",
+    "recent_run",
+    "whole_run",
+]
 
 
 # -- open run ---------------------------------------------------------------------------------------------------------
@@ -93,6 +110,8 @@ class OpenRun:
     ) -> None:
         self.path = path
         self.name = path.name
+        self.id = path.name
+        """Names the run in the API: in a hub of several folders the name alone is ambiguous."""
         self.live = live
         self.fed = fed
         """Whether rows are pushed into the model (by ingest)."""
@@ -131,6 +150,10 @@ class OpenRun:
     def context(self) -> dict[str, Any]:
         meta = self.meta()
         return {name: meta.get(name) for name in CONTEXT}
+
+    def labels(self) -> Labels:
+        found: Labels = self._cached(LABELS, read_labels)
+        return found
 
     def status(self) -> str:
         """Return the status, one word of a fixed set (docs/api.md)."""
@@ -376,15 +399,28 @@ LOOKED_AT_S = 30.0
 _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
 
 
+Folders = Callable[[], Mapping[str, Path]]
+"""Returns the folders to serve, by tag (``store/user_runs.py``); new ones may appear with each call."""
+
+
 class Runs:
-    def __init__(self, root: Path, *, one: OpenRun | None, names: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        one: OpenRun | None,
+        names: frozenset[str] = frozenset(),
+        folders: Folders | None = None,
+    ) -> None:
         self.root = root
         self._one = one
         self._names = names
+        self._folders = folders
+        self._known_folders: dict[str, Path] = {}
         self._opened: OrderedDict[str, OpenRun] = OrderedDict()
         self._opening: dict[str, asyncio.Task[OpenRun | None]] = {}
         self._following: set[asyncio.Task[None]] = set()
-        self._listed = KnownRuns()
+        self._listed: dict[Path, KnownRuns] = {}
         self._listing: asyncio.Task[list[RunEntry]] | None = None
 
     @classmethod
@@ -405,6 +441,22 @@ class Runs:
             return cls(root.resolve().parent, one=None, names=frozenset({root.resolve().name}))
         return cls(root, one=None)
 
+    @classmethod
+    def of_user(cls, folders: Folders) -> Runs:
+        """Serve all runs of several folders; a run's ID says in which folder it is."""
+        return cls(Path(), one=None, folders=folders)
+
+    def id_of(self, path: Path) -> str:
+        """Return the ID of a listed run."""
+        return path.name if self._folders is None else run_id(path)
+
+    def folder_of(self, path: Path) -> str | None:
+        """Return the folder of a run as text; None if all runs are in one folder."""
+        if self._folders is None:
+            return None
+        home, folder = str(Path.home()), str(path.parent)
+        return f"~{folder.removeprefix(home)}" if folder.startswith(f"{home}/") else folder
+
     def live(self) -> list[OpenRun]:
         """Return the open runs; used for metrics."""
         return [self._one] if self._one is not None else list(self._opened.values())
@@ -423,13 +475,13 @@ class Runs:
             self._one.asked()
             self._one.live.settle()
             return self._one
-        if not self._may_be(name):
+        if await self.where(name) is None:
             return None
         opened = self._opened.get(name)
         now_s = time.monotonic()
         if opened is not None and opened.poll is None and now_s - opened.checked_s > self._pause_s(opened):
             opened.checked_s = now_s
-            if opened.stamp != await asyncio.to_thread(_changed_of, opened.path):
+            if opened.stamp != await asyncio.to_thread(changed_of, opened.path):
                 opened = None
         if opened is None:
             opened = await self._open_once(name)
@@ -441,9 +493,35 @@ class Runs:
         return opened
 
     def path_of(self, name: str) -> Path | None:
-        """Return the path of an existing run."""
+        """Return the path of an existing run in the only folder."""
         path = self.root / name
-        return path if self._may_be(name) and (path / META).is_file() else None
+        return path if self._folders is None and self._may_be(name) and (path / META).is_file() else None
+
+    @property
+    def may_delete(self) -> bool:
+        """Whether runs of this hub can be deleted: not the only one that it serves."""
+        return self._one is None and not self._names
+
+    async def label(self, run: str, **change: Any) -> Labels | None:
+        """Change the labels of a run (``change_labels``); None if it does not exist."""
+        path = await self._existing(run)
+        return None if path is None else await asyncio.to_thread(change_labels, path, **change)
+
+    async def delete(self, run: str) -> bool:
+        """Delete a run that is over; False if it does not exist.  RunError, with the reason, if it is in use."""
+        path = await self._existing(run) if self.may_delete else None
+        if path is None:
+            return False
+        await asyncio.to_thread(delete_run, path, watch=False)
+        self._opened.pop(run, None)
+        return True
+
+    async def _existing(self, id_: str) -> Path | None:
+        """Return the path of a run that exists and that this hub serves."""
+        if self._one is not None:
+            return self._one.path if id_ in self._names else None
+        path = await self.where(id_)
+        return path if path is not None and await asyncio.to_thread((path / META).is_file) else None
 
     async def close(self) -> None:
         """Stop all background tasks."""
@@ -459,6 +537,18 @@ class Runs:
             return False
         return not self._names or name in self._names
 
+    async def where(self, id_: str) -> Path | None:
+        """Return where a run with that ID would be; None if it cannot be a run of this hub."""
+        if self._folders is None:
+            return self.root / id_ if self._may_be(id_) else None
+        name, tag = split_run_id(id_)
+        if not self._may_be(name):
+            return None
+        if tag not in self._known_folders:
+            self._known_folders.update(await asyncio.to_thread(self._folders))
+        folder = self._known_folders.get(tag)
+        return None if folder is None else folder / name
+
     @staticmethod
     def _pause_s(opened: OpenRun) -> float:
         return max(CHECK_S, opened.took_s / READING_SHARE)
@@ -472,11 +562,15 @@ class Runs:
         return await asyncio.shield(task)
 
     async def _open(self, name: str) -> OpenRun | None:
+        path = await self.where(name)
         try:
-            opened = await asyncio.to_thread(_load, self.root / name)
+            opened = None if path is None else await asyncio.to_thread(_load, path)
         except (RunError, OSError):
+            opened = None
+        if opened is None:
             self._opened.pop(name, None)
             return None
+        opened.id = name
         opened.asked()
         self._opened[name] = opened
         self._opened.move_to_end(name)
@@ -496,33 +590,39 @@ class Runs:
 
     async def _follow(self, run: OpenRun, poll: Poll) -> None:
         """Keep up with an active run while clients ask for it; then close it."""
-        keeping = asyncio.create_task(keep_up(run.live, poll=poll))
+        whole = partial(whole_run, run) if run.live.partial else None
+        keeping = asyncio.create_task(keep_up(run.live, poll=poll, whole=whole))
         try:
-            while self._opened.get(run.name) is run and time.monotonic() - run.live.asked_s < LOOKED_AT_S:
+            while self._opened.get(run.id) is run and time.monotonic() - run.live.asked_s < LOOKED_AT_S:
                 await asyncio.wait((keeping,), timeout=CHECK_S)
                 if keeping.done() or not await asyncio.to_thread(_goes_on, run.path):
                     break
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-            if self._opened.get(run.name) is run:
-                del self._opened[run.name]
+            if self._opened.get(run.id) is run:
+                del self._opened[run.id]
 
     def _list(self) -> list[RunEntry]:
         if self._one is not None:
             return [run_entry(self._one.path)]
         if self._names:
             return [run_entry(self.root / name) for name in sorted(self._names)]
-        return list_runs(self.root, known=self._listed)[0]
+        folders = [self.root] if self._folders is None else list(self._folders().values())
+        entries = [
+            entry
+            for folder in folders
+            for entry in list_runs(folder, known=self._listed.setdefault(folder, KnownRuns()))[0]
+        ]
+        return entries if len(folders) == 1 else sorted(entries, key=lambda one: one.created_wall_ns, reverse=True)
 
 
 def _load(path: Path) -> OpenRun:
     started_s = time.monotonic()
-    stamp = _changed_of(path)
+    stamp = changed_of(path)
     meta = read_meta(path)
     if meta.get("sealed") is not True and _goes_on(path):
-        live = LiveRun(name=path.name, run_dir=path, meta=meta)
-        poll = _poll_of(path, live)
+        live, poll = recent_run(path, meta) or _all_of(path, meta)
         opened = OpenRun(path, live, poll=poll)
         poll()
         live.tick()
@@ -541,6 +641,62 @@ def final_of(path: Path) -> FinalSummary:
     """Summarize a run whose processes have ended, before it is sealed.  RunError if it cannot be read."""
     data = open_run(path)
     return summarise(data, logs=log_names(path)), data.hangs
+
+
+# -- long active runs -------------------------------------------------------------------------------------------------
+# All steps of a day take many seconds to read.  Clients first get a model of the last steps; all of them are read into
+# another model, in a thread, which then takes its place.
+
+
+FIRST_S = 2.0
+"""For this long the hub's clients have all of the processor: they draw their first picture."""
+
+
+def recent_run(path: Path, meta: Mapping[str, Any]) -> tuple[LiveRun, Poll] | None:
+    """Return a model with the last steps of a long run on one node, and its poll; None for other runs."""
+    from stepscope.hub.ingest.tail import Tail, is_long
+
+    if (path / INBOX).exists() or not is_long(path):
+        return None
+    live = LiveRun(name=path.name, run_dir=path, meta=meta)
+    live.partial = True
+    poll = Tail(path, live, recent=True).poll
+    _catch_up(live, poll)
+    return live, poll
+
+
+async def whole_run(run: OpenRun) -> tuple[LiveRun, Poll]:
+    """Read all steps of an active run; then its model is the run's, and polled from there on."""
+    stop = threading.Event()
+    await asyncio.sleep(FIRST_S)
+    try:
+        live, poll = await asyncio.to_thread(_read_all, run.path, run.live.meta, stop)
+    finally:
+        stop.set()  # a thread cannot be canceled
+    run.live = live
+    if run.poll is not None:
+        run.poll = poll
+    return live, poll
+
+
+def _read_all(path: Path, meta: Mapping[str, Any], stop: threading.Event) -> tuple[LiveRun, Poll]:
+    live, poll = _all_of(path, meta)
+    _catch_up(live, poll, stop)
+    return live, poll
+
+
+def _catch_up(live: LiveRun, poll: Poll, stop: threading.Event | None = None) -> None:
+    while stop is None or not stop.is_set():
+        began_s = time.monotonic()
+        poll()
+        live.tick()
+        if time.monotonic() - began_s < BACKLOG_S:
+            return
+
+
+def _all_of(path: Path, meta: Mapping[str, Any]) -> tuple[LiveRun, Poll]:
+    live = LiveRun(name=path.name, run_dir=path, meta=meta)
+    return live, _poll_of(path, live)
 
 
 def _poll_of(path: Path, live: LiveRun) -> Poll:
@@ -569,7 +725,8 @@ def _goes_on(path: Path) -> bool:
         return False
 
 
-def _changed_of(path: Path) -> tuple[Any, ...]:
+def changed_of(path: Path) -> tuple[Any, ...]:
+    """Return a value that differs if the run may have changed on disk."""
     return tuple(stamp_of(path / name) for name in _WATCHED)
 
 

@@ -23,6 +23,7 @@ The modules of this package serve all three:
     liveness                   lease.json, processes and session: whether a run is active
     load, rank_series          a run in any state as ``RunData``: the series of each rank and all other records
     catalog                    the list of runs in a folder
+    user_runs                  the folders of a user's runs, and the hub of all of them; outside any run directory
 
 ``events.jsonl`` (what happened when) is written by the agent with ``file_io``; sealing adds the users' notes to it.
 

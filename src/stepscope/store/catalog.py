@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from stepscope.errors import NotARun
 from stepscope.records.finding import SEVERITIES, Severity, status_severity
 from stepscope.records.text import Progress, no_progress
 from stepscope.store.documents import load_findings, load_summary, read_meta
+from stepscope.store.labels import Labels, read_labels
 from stepscope.store.live.ring_files import RingSidecar, read_sidecars
 from stepscope.store.liveness import launcher_alive, processes_alive
-from stepscope.store.paths import FINDINGS, META, SUMMARY
+from stepscope.store.paths import FINDINGS, LABELS, META, SUMMARY
 
 __all__ = ["KnownRuns", "RunEntry", "is_active", "list_runs", "newest_run", "run_entry"]
 
@@ -27,6 +28,7 @@ __all__ = ["KnownRuns", "RunEntry", "is_active", "list_runs", "newest_run", "run
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
     name: str
+    """As it was renamed, or as it was started."""
     path: Path
     created_wall_ns: int
     status: str
@@ -43,6 +45,20 @@ class RunEntry:
     """Severity of the verdict; None without a verdict."""
     healthy: bool = False
     """Whether the verdict is that nothing is wrong."""
+    cost_share: float | None = None
+    """Share of the step time that the verdict costs; None: it has no price."""
+    duration_s: float | None = None
+    """From the start to the end; None while it is active."""
+    host: str = ""
+    command: tuple[str, ...] = ()
+    commit: str = ""
+    """The git commit; empty if not known."""
+    branch: str = ""
+    dirty: bool = False
+    """Whether the working tree had changes that were not committed."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The last value of each number that the script gave to ``stepscope.note()``."""
+    labels: Labels = field(default_factory=Labels)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -57,6 +73,16 @@ class RunEntry:
             "median_step_ms": self.median_step_ms,
             "verdict": self.verdict,
             "severity": self.severity,
+            "cost_share": self.cost_share,
+            "duration_s": self.duration_s,
+            "host": self.host,
+            "command": list(self.command),
+            "commit": self.commit,
+            "branch": self.branch,
+            "dirty": self.dirty,
+            "metrics": dict(self.metrics),
+            "tags": list(self.labels.tags),
+            "note": self.labels.note,
         }
 
 
@@ -81,7 +107,7 @@ def list_runs(
     for place, path in enumerate(folders):
         progress(place, len(folders))
         stamp = _stamp(path)
-        if stamp[0] is None:
+        if stamp[0] is None or path.name.startswith("."):  # being created or deleted
             continue
         held = earlier.get(path.name)
         if held is not None and held[0] == stamp:
@@ -108,7 +134,7 @@ def list_runs(
 def _stamp(path: Path) -> Stamp:
     """Return the state of the files that a finished run is listed from; None for each that does not exist."""
     found: list[tuple[int, int, int] | None] = []
-    for file in (META, SUMMARY, FINDINGS):
+    for file in (META, SUMMARY, FINDINGS, LABELS):
         try:
             about = (path / file).stat()
         except OSError:
@@ -148,8 +174,10 @@ def run_entry(path: Path) -> RunEntry:
     median = _number(step_time.get("p50_ms")) if isinstance(step_time, Mapping) else None
     total = steps.get("total") if isinstance(steps, Mapping) else None
     status = _status(path, meta, summary)
+    git, command = meta.get("git"), meta.get("command")
+    labels = read_labels(path)
     return RunEntry(
-        name=meta["name"],
+        name=labels.name or meta["name"],
         path=path,
         created_wall_ns=int(_number(meta.get("created_wall_ns")) or 0),
         status=status,
@@ -161,7 +189,39 @@ def run_entry(path: Path) -> RunEntry:
         verdict=_text(verdict, "title") or "",
         severity=_text(verdict, "severity"),
         healthy=_healthy(verdict),
+        cost_share=_cost_share(summary),
+        duration_s=None if status in ACTIVE else _duration_s(meta, summary),
+        host=_text(meta, "host") or "",
+        command=tuple(map(str, command)) if isinstance(command, list) else (),
+        commit=_text(git, "commit") or "",
+        branch=_text(git, "branch") or "",
+        dirty=isinstance(git, Mapping) and git.get("dirty") is True,
+        metrics=_metrics(summary.get("metrics")),
+        labels=labels,
     )
+
+
+def _cost_share(summary: Mapping[str, Any]) -> float | None:
+    findings = summary.get("findings")
+    first = findings[0] if isinstance(findings, list) and findings else None
+    cost = first.get("cost") if isinstance(first, Mapping) else None
+    return _number(cost.get("share")) if isinstance(cost, Mapping) else None
+
+
+def _duration_s(meta: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
+    run, end, began = summary.get("run"), meta.get("end"), _number(meta.get("created_wall_ns"))
+    said = _number(run.get("duration_s")) if isinstance(run, Mapping) else None
+    ended = _number(end.get("wall_ns")) if isinstance(end, Mapping) else None
+    if said is not None or ended is None or began is None:
+        return said
+    return max(ended - began, 0) / 1e9
+
+
+def _metrics(said: Any) -> dict[str, float]:
+    """The last values, as the summary has them."""
+    rows = said.items() if isinstance(said, Mapping) else ()
+    lasts = ((str(name), _number(row.get("last"))) for name, row in rows if isinstance(row, Mapping))
+    return {name: last for name, last in lasts if last is not None}
 
 
 def _usual_ms(sidecars: Iterable[RingSidecar]) -> float | None:

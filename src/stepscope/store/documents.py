@@ -211,14 +211,14 @@ class HubFile:
 def write_hub_file(run_dir: Path, hub: HubFile) -> None:
     """Write ``hub.json``; OSError if the disk refuses."""
     path = run_dir / HUB
-    beside = path.with_name(f".{HUB}.{secrets.token_hex(4)}")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f".{HUB}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "w") as file:
             json.dump({"schema": HUB_SCHEMA, **asdict(hub)}, file)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

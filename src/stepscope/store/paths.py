@@ -15,6 +15,7 @@ __all__ = [
     "HUB",
     "HUB_EVENTS",
     "INBOX",
+    "LABELS",
     "META",
     "NODES",
     "PARTS",
@@ -59,6 +60,8 @@ REDACTED_FILE = "report-redacted.html"
 FINDINGS = "findings.json"
 HUB = "hub.json"
 """The address of the run's hub and the token for reading from it; readable by its owner only."""
+LABELS = "labels.json"
+"""The name, tags and note that people gave the run."""
 INBOX = "inbox"
 """What other nodes sent."""
 HUB_EVENTS = "inbox/hub-events.jsonl"

@@ -170,16 +170,16 @@ def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]
             except OSError:
                 pass  # a file system without locks
             lines = changed(_lines(path, _read(path, "key")))
-            beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
             try:
-                fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 with os.fdopen(fd, "w") as new:
                     new.write("".join(f"{line}\n" for line in lines))
                     new.flush()
                     os.fsync(new.fileno())
-                beside.replace(path)
+                temporary.replace(path)
             finally:
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write the key {path}: {error.strerror}") from error
     return path
@@ -198,16 +198,16 @@ def kept_secret(path: Path, what: str, instead: str) -> str:
         raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(secrets.token_hex(32) + "\n")
         try:
-            os.link(beside, path)  # atomic; another node may have been faster
+            os.link(temporary, path)  # atomic; another node may have been faster
         except FileExistsError:
             pass
         finally:
-            beside.unlink()
+            temporary.unlink()
         return _read(path, what)
     except OSError as error:
         raise UsageError(f"cannot create the {what} {path}: {error.strerror}; {instead} instead") from error

@@ -153,7 +153,7 @@ def test_what_the_ranks_exchange_is_told_by_group_and_operation() -> None:
     nccl = Cluster(ranks=2, steps=40, noise=0.0, device_timed=True, traffic=traffic)
     table = communication_table(build_window(nccl.run()))
     page = Exposition()
-    run: Any = SimpleNamespace(name="r", document=None, live=SimpleNamespace(judged=Judged(communication=table)))
+    run: Any = SimpleNamespace(id="r", document=None, live=SimpleNamespace(judged=Judged(communication=table)))
     _communication(page, run)
     found = series_of(page.text())
     who = 'run="r",group="dp0",kind="data",op="all_reduce"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes.cluster import Cluster
+from fakes.cluster import Cluster, slow_at
 from hub_feed import sidecar_of, taken_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.hub import runs as runs_module
 from stepscope.hub.api.stream import MOST_STEPS, Cursor, Streams, news
+from stepscope.hub.ingest import tail as tail_module
 from stepscope.hub.ingest.tail import Tail
 from stepscope.hub.limits import ServerLimits
 from stepscope.hub.live.live_run import LiveRun
@@ -26,6 +29,7 @@ from stepscope.store.documents import end_run, read_meta
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.paths import EVENTS
+from tests.hub.run_parts import Feed
 
 READER = "reader-token-of-the-tests"
 STEPS = 2000
@@ -316,3 +320,43 @@ def test_changed_wakes_everybody() -> None:
         return await asyncio.gather(*waiting)
 
     assert asyncio.run(run()) == [1, 1, 1]
+
+
+def test_a_long_run_shows_its_last_steps_first_and_says_when_it_has_all(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole run is read only when the client has seen its last steps."""
+    monkeypatch.setattr(tail_module, "LONG_BYTES", 0)
+    monkeypatch.setattr(tail_module, "RECENT_BYTES", 1 << 14)
+    monkeypatch.setattr(runs_module, "FIRST_S", 0.0)
+    seen = threading.Event()
+    read_whole = runs_module.whole_run
+
+    async def patient(run: OpenRun) -> Any:
+        while not seen.is_set():
+            await asyncio.sleep(0.01)
+        return await read_whole(run)
+
+    monkeypatch.setattr(runs_module, "whole_run", patient)
+    feed = Feed(tmp_path / "runs", "long", Cluster(ranks=2, steps=1000, faults=(slow_at(1, "forward", 30.0),)))
+    feed.make(900, frame=2)
+    hub = serve(lambda: Runs.of_folder(feed.run_dir.parent))
+    path = "/api/v1/runs/long"
+    about, steps = hub.get(path).json, hub.get(f"{path}/steps").json
+    assert (about["reading"], about["newest_step"], steps["last"][-1]) == (True, 899, 899)
+    assert steps["first"][0] > 0
+    while not (found := hub.get(f"{path}/findings").json["findings"]):
+        pass  # it makes no further step: what it shows is enough to be sure
+    assert (found[0]["ranks"], hub.get(path).json["reading"]) == ([1], True)
+    with hub.client.stream("GET", f"{path}/stream", headers={"Authorization": f"Bearer {READER}"}) as stream:
+        told = messages(stream.iter_lines())
+        until(told, "reset")
+        seen.set()
+        *_, (_, _, again) = until(told, "reset")
+    assert (again["why"], again["last_step"]) == ("behind", 899)
+    assert hub.get(f"{path}/steps").json["first"][0] == 0
+    assert hub.get(path).json["reading"] is False
+    assert hub.get(f"{path}/findings").json["findings"][0]["ranks"] == [1], "it stays found"
+    feed.make(10)
+    while hub.get(path).json["newest_step"] < 909:
+        pass

@@ -24,6 +24,7 @@ from stepscope.errors import UsageError
 from stepscope.hub.audit import read_audit
 from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.load import open_run
+from stepscope.store.user_runs import UserHub, add_folder, find_user_hub, run_id
 
 
 @pytest.fixture
@@ -107,11 +108,11 @@ def test_for_others_it_speaks_tls(commands: Any, folder: Path, home: dict[str, s
 def test_a_terminal_gets_a_link_that_signs_in_and_a_pipe_only_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: str, link: str
 ) -> None:
-    command._tell(Path("runs"), "http://x:1", run, Path("t"), "s/cret")
+    command._tell("runs", "http://x:1", run, Path("t"), "s/cret")
     piped = capsys.readouterr()
     assert (piped.out, "cret" in piped.err) == ("http://x:1\n", False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    command._tell(Path("runs"), "http://x:1", run, Path("t"), "s/cret")
+    command._tell("runs", "http://x:1", run, Path("t"), "s/cret")
     assert capsys.readouterr().out == f"{link}\n"
 
 
@@ -147,6 +148,8 @@ def test_open_shows_the_page_and_hides_the_token_from_the_machine(
         ([".", "--tls-cert", "x.pem", "--tls-key", "open"], "--tls-cert x.pem: no such file"),
         ([".", "--token-file", "open"], "other users can read the token"),
         ([".", "--token-file", "short"], "cut off"),
+        (["--all", "short"], "--all serves all your runs; omit short"),
+        (["--all", "--accept"], "--accept needs one folder"),
     ],
 )
 def test_what_cannot_be_served_is_told(
@@ -207,3 +210,34 @@ def test_a_proxy_is_trusted_on_this_machine_only(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=why):
         run_command(["serve", ".", *words])
+
+
+def test_all_runs_of_a_user_keep_their_address(
+    commands: Any, record_run: Any, home: dict[str, str], tmp_path: Path
+) -> None:
+    """Folders become known by ``stepscope run``; the port is given here, since others may use the fixed one."""
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    one = record_run(tmp_path / "one", "night", Cluster(ranks=1, steps=5).run())
+    add_folder(one.parent, state)
+    process = commands.start("serve", "--all", "--port", "0", env=home | state)
+    url = url_of(process)
+    place = tmp_path / "config" / "stepscope" / "serve-all.token"
+    token = place.read_text().strip()
+    assert find_user_hub(state) == UserHub(url=url, token=token, token_file=str(place))
+    assert [row["id"] for row in ask(url, token, "/api/v1/runs")["runs"]] == [run_id(one)]
+    two = record_run(tmp_path / "two", "night", Cluster(ranks=1, steps=7).run())
+    add_folder(two.parent, state)
+    assert ask(url, token, f"/api/v1/runs/{run_id(two)}")["newest_step"] == 6
+    second = commands.finish(commands.start("serve", "--all", env=home | state))
+    assert (second.code, second.stdout) == (0, f"{url}\n")
+    assert "your hub is already running" in second.stderr
+    process.send_signal(signal.SIGTERM)
+    done = commands.finish(process)
+    assert (done.code, token in done.stdout + done.stderr) == (0, False)
+    assert "serving all your runs (1 folder so far)" in done.stderr
+    assert find_user_hub(state) is None
+    again = commands.start("serve", "--all", "--port", url.rpartition(":")[2], env=home | state)
+    assert url_of(again) == url
+    assert ask(url, token, "/api/v1/runs")["total"] == 2, "the token is kept"
+    again.send_signal(signal.SIGINT)
+    assert commands.finish(again).code == 0

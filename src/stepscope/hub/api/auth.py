@@ -38,9 +38,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stepscope.hub.api.responses import JSON, failure, json_body
 from stepscope.hub.api.tokens import METRICS, NamedToken, ReaderTokens
 from stepscope.hub.audit import AuditLog, Via, route_and_run
-from stepscope.hub.limits import plain_address, source_of
+from stepscope.hub.limits import address_of, source_of
 
 __all__ = [
+    "MAY_CHANGE",
     "ONLY_RUN",
     "OPEN_PATHS",
     "SESSION_PATH",
@@ -49,6 +50,7 @@ __all__ = [
     "ReadersOnly",
     "TrustedProxy",
     "session_routes",
+    "why_forged",
 ]
 
 
@@ -61,6 +63,9 @@ OPEN_FOLDER = "/assets/"
 """The script and the style sheet of the page."""
 ONLY_RUN = "stepscope.only_run"
 """In ``scope["state"]``: the only run that the reader may read; None or missing: all runs."""
+MAY_CHANGE = "stepscope.may_change"
+"""In ``scope["state"]``: whether the reader may label and delete runs.  Only the hub's own token allows that, and only
+if the hub was started for it: named tokens and users of a proxy read."""
 SESSION_S = 12 * 3600
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
@@ -170,7 +175,7 @@ class Readers:
 
     def note(
         self,
-        event: Literal["read", "signed in", "signed out", "refused"],
+        event: Literal["read", "changed", "signed in", "signed out", "refused"],
         scope: Scope,
         reader: Reader | None,
         status: int,
@@ -262,6 +267,28 @@ def _named(token: NamedToken) -> Reader:
     return Reader(via="named token", name=token.name, token=token)
 
 
+CHANGING = ("POST", "DELETE")
+"""Methods of requests that change something."""
+
+
+def why_forged(request: Request) -> str:
+    """Return why a request that changes something may come from a page of another site; empty if it does not.
+
+    A cookie says who the user is, not which page sent the request, and browsers also send ours for pages on other
+    ports of this host.  They say where a request comes from, and send neither JSON nor DELETE to another origin without
+    asking it first, which this hub never allows.
+    """
+    headers = request.headers
+    if request.method == "POST" and headers.get("content-type", "").partition(";")[0].strip() != JSON:
+        return f"the body must be {JSON}"
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return "" if site == "same-origin" else "the request comes from another page"
+    if origin is not None:
+        return "" if origin.partition("://")[2] == headers.get("host") else "the request comes from another page"
+    return "" if "authorization" in headers else "the request does not say which page it comes from"
+
+
 class _RevokedError(Exception):
     """Raised through an answer that is being sent."""
 
@@ -269,9 +296,10 @@ class _RevokedError(Exception):
 class ReadersOnly:
     """A pure ASGI layer: everything that is not open to all needs a reader, even a path that does not exist."""
 
-    def __init__(self, app: ASGIApp, readers: Readers) -> None:
+    def __init__(self, app: ASGIApp, readers: Readers, *, changes: bool = False) -> None:
         self._app = app
         self._readers = readers
+        self._changes = changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
@@ -289,12 +317,15 @@ class ReadersOnly:
         if (told := scope.get("state", {}).get("stepscope.known")) is not None:
             told()  # ``hub/server.py``: the entrance no longer counts it as a stranger
 
+        state = scope.setdefault("state", {})
+        state[MAY_CHANGE] = self._changes and reader.via == "hub token"
         if reader.token is not None:
-            scope.setdefault("state", {})[ONLY_RUN] = reader.token.only_run
+            state[ONLY_RUN] = reader.token.only_run
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                readers.note("read", scope, reader, message["status"])
+                changed = scope["method"] in CHANGING and message["status"] < 400
+                readers.note("changed" if changed else "read", scope, reader, message["status"])
             elif message.get("more_body") and not readers.holds(reader, scope["path"]):
                 raise _RevokedError
             await send(message)
@@ -311,12 +342,6 @@ def browser_of(scope: Scope) -> str:
     peer = scope.get("state", {}).get("stepscope.peer")  # from ``hub/server.py``
     uid = peer() if peer is not None else None
     return f"{address_of(scope)} {'' if uid is None else uid}"
-
-
-def address_of(scope: Scope) -> str:
-    """Return the peer's address; addresses forwarded by a proxy are not trusted."""
-    client = scope.get("client")
-    return plain_address(str(client[0])) if client else ""
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

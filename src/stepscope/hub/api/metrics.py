@@ -98,7 +98,7 @@ def metrics_text(
 
 def _run(page: Exposition, run: OpenRun) -> None:
     status = status_of(run)
-    name = run.name
+    name = run.id
     _gauge(page, "stepscope_run_info", "An open run.", 1, run=name, status=status["status"])
     _gauge(page, "stepscope_run_step", "Last step completed by all live ranks.", max(0, status["step"]), run=name)
     _gauge(page, "stepscope_run_attempt", "Restarts of an elastic job so far.", status["attempt"], run=name)
@@ -133,7 +133,7 @@ def _findings(page: Exposition, run: OpenRun) -> None:
         key = str(finding.get("kind")), str(finding.get("severity"))
         counts.setdefault(key, []).append(len(ranks) if isinstance(ranks, list) else 0)
     for (kind, severity), ranks in counts.items():
-        labels = {"run": run.name, "kind": kind, "severity": severity}
+        labels = {"run": run.id, "kind": kind, "severity": severity}
         _gauge(page, "stepscope_findings", "Current findings.", len(ranks), **labels)
         _gauge(page, "stepscope_finding_ranks", "Ranks named in findings.", sum(ranks), **labels)
 
@@ -144,12 +144,12 @@ def _communication(page: Exposition, run: OpenRun) -> None:
         return
     if measured := table.get("measured"):
         about = "Analyzed steps whose collectives were timed on the device."
-        _gauge(page, "stepscope_communication_device_steps", about, measured["steps"], run=run.name)
+        _gauge(page, "stepscope_communication_device_steps", about, measured["steps"], run=run.id)
         about = "Analyzed steps overwritten in the Flight Recorder before they could be read."
-        _gauge(page, "stepscope_communication_missed_steps", about, measured["missed"], run=run.name)
+        _gauge(page, "stepscope_communication_missed_steps", about, measured["missed"], run=run.id)
     said = set()
     for group in table["groups"][:MOST_GROUPS]:
-        who = {"run": run.name, "group": group["name"] or group["description"], "kind": group["kind"]}
+        who = {"run": run.id, "group": group["name"] or group["description"], "kind": group["kind"]}
         if tuple(who.values()) in said:
             continue  # if several have no name, only the one that blocks longest
         said.add(tuple(who.values()))
@@ -175,10 +175,10 @@ def _nodes(page: Exposition, run: OpenRun) -> None:
     total, nodes = nodes_of(run, 0, MOST_NODES)
     now_ns = run_clock.now_of(run.live.meta)
     heard = sum(1 for node in run.nodes() if now_ns - node.heard_wall_ns < 60e9)
-    _gauge(page, "stepscope_nodes", "Nodes of a run.", total, run=run.name)
-    _gauge(page, "stepscope_nodes_heard", "Nodes that sent data in the last minute.", heard, run=run.name)
+    _gauge(page, "stepscope_nodes", "Nodes of a run.", total, run=run.id)
+    _gauge(page, "stepscope_nodes_heard", "Nodes that sent data in the last minute.", heard, run=run.id)
     for node in nodes:
-        labels = {"run": run.name, "node": node.node, "host": node.hosts[0] if node.hosts else ""}
+        labels = {"run": run.id, "node": node.node, "host": node.hosts[0] if node.hosts else ""}
         _node(page, node, labels)
 
 

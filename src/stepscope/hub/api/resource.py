@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stepscope import __version__
-from stepscope.hub.api.auth import ONLY_RUN
+from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN, why_forged
 from stepscope.hub.api.responses import ApiError, Body, answer, failure
 from stepscope.hub.runs import OpenRun, Runs
 
@@ -115,6 +115,8 @@ class Resource:
     """Whether it needs no token; ``api.auth.OPEN_PATHS`` decides, and a test keeps the two consistent."""
     path_parameters: Mapping[str, str] = field(default_factory=dict)
     """Descriptions of ``{name}`` in the path, except the run."""
+    changes: bool = False
+    """Whether it changes a run: not everyone may, and the run is not opened for it."""
 
 
 def route_of(resource: Resource, runs: Runs) -> Route:
@@ -122,8 +124,10 @@ def route_of(resource: Resource, runs: Runs) -> Route:
         try:
             values = _values(resource, request)
             name = request.path_params.get("run")
-            opened = await runs.open(name) if name is not None else None
-            if name is not None and (opened is None or not _may_read(request, opened)):
+            if resource.changes:
+                _check_change(request)
+            opened = await runs.open(name) if name is not None and not resource.changes else None
+            if name is not None and not resource.changes and (opened is None or not _may_read(request, opened)):
                 raise ApiError(404, "there is no such run")
             given = resource.answer(Asked(request=request, runs=runs, values=values, opened=opened))
             content = await given if inspect.isawaitable(given) else given
@@ -135,10 +139,18 @@ def route_of(resource: Resource, runs: Runs) -> Route:
     return Route(resource.path, endpoint, methods=methods)
 
 
+def _check_change(request: Request) -> None:
+    """ApiError(403) if this reader, or the page that sent the request, may not change anything."""
+    if request.scope.get("state", {}).get(MAY_CHANGE) is not True:
+        raise ApiError(403, "only the hub's own token may change runs")
+    if why := why_forged(request):
+        raise ApiError(403, why)
+
+
 def _may_read(request: Request, opened: OpenRun) -> bool:
     """Whether the token covers the run: a hub also accepts its run's requested name, which may be another run's."""
     only = request.scope.get("state", {}).get(ONLY_RUN)
-    return only is None or only == opened.name
+    return only is None or only == opened.id
 
 
 def _values(resource: Resource, request: Request) -> dict[str, Any]:
@@ -182,7 +194,7 @@ def openapi(resources: Sequence[Resource], *, ingest: bool) -> dict[str, Any]:
         "info": {
             "title": "Stepscope hub",
             "version": __version__,
-            "description": "Read-only, except for data from agents. docs/api.md explains every response.",
+            "description": "docs/api.md explains every response. Only the hub's own token may change anything.",
         },
         "components": {
             "securitySchemes": {

@@ -73,9 +73,9 @@ async def answer(headers: Headers, content: Mapping[str, Any] | Body) -> Respons
     return await asyncio.to_thread(_answer, headers, content)
 
 
-def failure(status: int, why: str, *, headers: Mapping[str, str] | None = None, name: str = "error") -> Response:
-    """Return an error response.  ``name``: the key of the reason in the document; agents look for ``why``."""
-    return Response(json_body({name: why}), status, dict(headers or {}), JSON)
+def failure(status: int, why: str, *, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error response."""
+    return Response(json_body({"error": why}), status, dict(headers or {}), JSON)
 
 
 def _answer(headers: Headers, content: Mapping[str, Any] | Body) -> Response:

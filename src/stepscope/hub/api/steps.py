@@ -276,6 +276,8 @@ def _metrics(asked: Asked) -> Mapping[str, Any]:
     }
 
 
+BINS = Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=MOST_BINS)
+
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/metrics",
@@ -284,7 +286,7 @@ RESOURCES = (
         parameters=(
             FIRST,
             LAST,
-            Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=MOST_BINS),
+            BINS,
         ),
     ),
     Resource(
@@ -294,7 +296,7 @@ RESOURCES = (
         parameters=(
             FIRST,
             LAST,
-            Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=MOST_BINS),
+            BINS,
             Parameter(name="worst", about="worst ranks per bin", default=4, most=16),
         ),
     ),

@@ -147,8 +147,11 @@ class EventStream(Response):
                 return
             behind = any(event == "reset" and said["why"] == "behind" for event, said, _ in messages)
             pause_s = self._streams.behind_s if behind else self._streams.pause_s
+            seen = run.live
             version = await self._wait(run, version, gone, beat_s + pause_s)
             run = await self._find()
+            if run is not None and seen.partial and run.live is not seen:
+                self._cursor = replace(self._cursor, step=-1)  # the model has more: the client must load it again
         await _last_word(send, "gone", "the run no longer exists")
 
     async def _wait(self, run: OpenRun, version: int, gone: asyncio.Task[None], not_before_s: float) -> int:

@@ -131,13 +131,13 @@ class ReaderTokens:
             os.close(fd)
 
     def _write(self, tokens: tuple[NamedToken, ...]) -> None:
-        beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
                 json.dump({"schema": 1, "tokens": [asdict(one) for one in tokens]}, file)
-            beside.replace(self._path)
+            temporary.replace(self._path)
         except OSError as error:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise UsageError(f"cannot write {self._path}: {error.strerror}") from error
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from stepscope.errors import FrameError
 from stepscope.hub.audit import AuditLog, route_and_run
 from stepscope.hub.ingest.auth import Admission, Admitted, Challenges, Sender
-from stepscope.hub.limits import Refusals, Refused, plain_address, source_of
+from stepscope.hub.limits import Refusals, Refused, address_of, plain_address, source_of
 from stepscope.hub.server import AGENT, known
 from stepscope.records import run_clock
 from stepscope.records.text import duration_text, say
@@ -127,6 +127,7 @@ _BUSY_RETRY_S: Final = 1.0
 _SKEW_NS: Final = 1_000_000_000
 _LARGEST: Final = (1 << 63) - 1
 _JSON: Final = (b"content-type", b"application/json")
+_CLOSE: Final = (b"connection", b"close")
 _NUMBERS: Final = ("pid", "start_ticks", "anchor_mono_ns", "anchor_wall_ns", "live_since_ns", "live_step")
 
 
@@ -182,7 +183,7 @@ class IngestApp:
         return path in self._paths or for_agents(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        address = plain_address(scope["client"][0]) if scope.get("client") else "local"
+        address = address_of(scope) or "local"
         sender = None
         try:
             path = scope["path"]
@@ -204,7 +205,7 @@ class IngestApp:
                 refused = Refused(401, "token", "the token is not valid for this hub; join again")
                 if not self.admission.was_ours(token):
                     raise refused
-                await _answer(send, refused.status, _refusal(refused))
+                await answer_refused(send, refused, close=False)
                 return
             known(scope)
             self._check_run(path)
@@ -218,7 +219,7 @@ class IngestApp:
             if sender is not None:
                 self._inbox.refuse(sender.spool)
             note_refused(self._audit, scope, refused, address, sender)
-            await _answer(send, refused.status, _refusal(refused), close=refused.status in (401, 403))
+            await answer_refused(send, refused, close=refused.status in (401, 403))
 
     # -- joins -------------------------------------------------------------------------------------------------------
 
@@ -491,17 +492,15 @@ def _header(scope: Scope, name: bytes) -> bytes:
     return b""
 
 
-def _refusal(refused: Refused) -> bytes:
+async def answer_refused(send: Send, refused: Refused, *, close: bool) -> None:
+    """``close``: a client without access must pass the entrance again, where it is counted."""
     said: dict[str, Any] = {"why": refused.why}
     if refused.retry_s is not None:
         said["retry_s"] = round(refused.retry_s, 3)
-    return json.dumps(said).encode()
+    await _answer(send, refused.status, json.dumps(said).encode(), *([_CLOSE] if close else []))
 
 
-async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes], close: bool = False) -> None:
-    """``close``: a client without access must pass the entrance again, where it is counted."""
+async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
     sent = [_JSON, (b"content-length", b"%d" % len(body)), *headers]
-    if close:
-        sent.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})

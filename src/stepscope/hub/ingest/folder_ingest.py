@@ -19,15 +19,19 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from stepscope.errors import NotARun, StepscopeError
-from stepscope.hub.api.auth import address_of
-from stepscope.hub.api.responses import failure
 from stepscope.hub.audit import AuditLog
 from stepscope.hub.ingest.auth import ADDRESSES, Challenges, SenderLimits
-from stepscope.hub.ingest.endpoints import IngestFigures, answer_hello, for_agents, no_challenge, note_refused
+from stepscope.hub.ingest.endpoints import (
+    IngestFigures,
+    answer_hello,
+    answer_refused,
+    for_agents,
+    no_challenge,
+    note_refused,
+)
 from stepscope.hub.ingest.run_ingest import RunIngest
-from stepscope.hub.limits import Buckets, Refusals, Refused, source_of
+from stepscope.hub.limits import Buckets, Refusals, Refused, address_of, source_of
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.runs import Runs
 from stepscope.hub.server import known
 from stepscope.store.documents import read_meta
 from stepscope.store.liveness import launcher_alive
@@ -55,7 +59,7 @@ class FolderIngest:
 
     def __init__(
         self,
-        runs: Runs,
+        run_dir_of: Callable[[str], Path | None],
         refusals: Refusals,
         *,
         fingerprint: bytes,
@@ -63,9 +67,12 @@ class FolderIngest:
         idle_s: float = IDLE_S,
         audit: AuditLog | None = None,
     ) -> None:
-        """``done``: called in a thread with each closed run.  UsageError if there is no key."""
+        """``run_dir_of``: the folder of a run, by name.  ``done``: called in a thread with each closed run.
+
+        UsageError if there is no key.
+        """
         self.refusals = refusals
-        self._runs = runs
+        self._run_dir_of = run_dir_of
         self._fingerprint = fingerprint
         self._keys = KeyRing(os.environ)
         self._keys()
@@ -100,9 +107,7 @@ class FolderIngest:
         except Refused as refused:
             self.refusals.count(refused.reason, address_of(scope))
             note_refused(self._audit, scope, refused, address_of(scope))
-            # Agents read the reason from "why".  Close: a client without access must pass the entrance again.
-            said = failure(refused.status, refused.why, headers={"Connection": "close"}, name="why")
-            await said(scope, receive, send)
+            await answer_refused(send, refused, close=True)
             return
         taking.heard_s = time.monotonic()
         await taking.gathering.ingest(scope, receive, send)
@@ -122,7 +127,7 @@ class FolderIngest:
         """Return the run for a client with the key (join) or a token (frames); Refused reveals no runs."""
         name, _, what = scope["path"].removeprefix(_BEFORE).rpartition("/")
         token = dict(scope["headers"]).get(b"authorization", b"")
-        run_dir = self._runs.path_of(name)
+        run_dir = self._run_dir_of(name)
         if what == "frames":
             found = None if run_dir is None else self._open.get(run_dir)
             if found is None or found.gathering.ingest.admission.sender_of(token) is None:

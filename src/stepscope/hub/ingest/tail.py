@@ -15,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -57,7 +58,7 @@ from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
 from stepscope.store.rank_series import STEP_DTYPE
 from stepscope.wire.frames import LINE_FILES, LINES_BYTES, TABLE_FIELDS, Frame, inflate_part, read_frame, ring_id
 
-__all__ = ["InboxTail", "Tail"]
+__all__ = ["InboxTail", "Tail", "is_long"]
 
 
 # -- tail of this node's files ----------------------------------------------------------------------------------------
@@ -70,6 +71,18 @@ TAIL_POLL_S = 0.1
 """The duration of one poll: there may be a large backlog, and other tasks wait."""
 SAMPLES_S = 0.03
 """The part of it for samples."""
+LONG_BYTES = 8 << 20
+"""Reading more steps than this takes seconds."""
+RECENT_BYTES = 64 << 10
+"""Of each ring: a few hundred steps, which fill a chart."""
+RECENT_SAMPLES_BYTES = 1 << 20
+
+
+def is_long(run_dir: Path) -> bool:
+    """Whether it takes seconds to read this node's part of a run, so that its last steps should be shown first."""
+    with suppress(OSError), os.scandir(run_dir / STEPS) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(SEGMENT_SUFFIX)) > LONG_BYTES
+    return False
 
 
 @dataclass
@@ -96,6 +109,8 @@ class Tail:
     live: LiveRun
     clock: Callable[[], float] = time.monotonic
     node: str = NODE
+    recent: bool = False
+    """Whether to begin with the last steps and samples instead of the first."""
     _rings: dict[str, _Ring] = field(default_factory=dict)
     _offsets: dict[str, int] = field(default_factory=dict)
 
@@ -155,6 +170,8 @@ class Tail:
                 ring.introduced = True
                 self.live.ring(ring.about, node=self.node)
             path = self.run_dir / STEPS / f"{key}{SEGMENT_SUFFIX}"
+            if self.recent and not ring.offset:
+                ring.offset = max(0, size - RECENT_BYTES)  # in the middle of a frame: the next one is found
             try:
                 found, ring.offset = parts_from(path, ring.offset, after_seq=ring.after_seq, most_slots=SLOTS_AT_ONCE)
             except OSError:
@@ -172,7 +189,8 @@ class Tail:
     def _lines(self, name: str, until_s: float = math.inf) -> int:
         count = 0
         if name == SAMPLES and name not in self._offsets:
-            self._offsets[name] = first_within(self.run_dir, KEPT_BYTES)  # no more would be kept
+            # No more would be kept.
+            self._offsets[name] = first_within(self.run_dir, RECENT_SAMPLES_BYTES if self.recent else KEPT_BYTES)
         while True:
             offset = self._offsets.get(name, 0)
             piece = self._piece(name, offset)

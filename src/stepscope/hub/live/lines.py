@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.series import noted_numbers
+from stepscope.records.series import noted_health, noted_numbers
 from stepscope.records.steps import NOTE_SLOT
 from stepscope.store.live.sample_files import Thinner, strides
 from stepscope.store.paths import SAMPLES
@@ -222,6 +222,8 @@ def _wall_ns(record: dict[str, Any]) -> int:
 
 MOST_NAMES = 24
 CURVE_ROOM = 2048
+HEALTH_ROOM = 4096
+"""The newest losses and gradient norms, which the rules judge."""
 
 
 class Noted:
@@ -231,10 +233,13 @@ class Noted:
         """By name, steps per bin, and by bin the sum of its values and their number."""
         self.left_out: set[str] = set()
         """Names beyond the limit, some of them."""
+        self.health: deque[dict[str, Any]] = deque(maxlen=HEALTH_ROOM)
+        """Notes with a loss or a gradient norm, as events."""
 
     def clear(self) -> None:
         self._curves.clear()
         self.left_out.clear()
+        self.health.clear()
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values of one rank at a step."""
@@ -255,15 +260,18 @@ class Noted:
             bins[step // span] = total + value, count + 1
             self._curves[name] = span, bins
 
-    def take(self, slots: NDArray[np.uint8]) -> None:
-        """Add the notes among received slots, [n, 256]."""
-        for slot in slots:
+    def take(self, slots: NDArray[np.uint8], whose: Sequence[tuple[int, int]]) -> None:
+        """Add the notes in received slots, [n, 256], with the rank and the process that each is from."""
+        for slot, (rank, pid) in zip(slots, whose, strict=True):
             _, _, _, step, length, said = NOTE_SLOT.unpack(slot.tobytes())
             try:
                 values = msgspec.json.decode(said[:length])
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                 continue
-            self.add(step, noted_numbers({"event": "note", "values": values}))
+            event = {"event": "note", "rank": rank, "pid": pid, "step": step, "values": values}
+            self.add(step, noted_numbers(event))
+            if noted_health(event):
+                self.health.append(event)
 
     def curves(self, first: int, last: int, bins: int) -> list[dict[str, Any]]:
         """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each."""

@@ -93,6 +93,8 @@ class Intake:
     ) -> None:
         self.name = name
         self.run_dir = run_dir
+        self.partial = False
+        """Whether it has only the last steps, until another model that has all of them takes its place."""
         self.meta: Mapping[str, Any] = {} if meta is None else meta
         self.registry = Registry()
         self.planes = Planes() if planes is None else planes
@@ -239,8 +241,11 @@ class Intake:
         if len(batch.device):
             self._take_device(batch.device, batch.device_ring)
         if len(batch.notes):
-            own = self.registry.of["attempt"][batch.note_ring] == self.registry.attempt
-            self.noted.take(batch.notes[own])
+            of = self.registry.of
+            own = of["attempt"][batch.note_ring] == self.registry.attempt
+            rings = batch.note_ring[own]
+            whose = zip(of["rank"][rings].tolist(), of["pid"][rings].tolist(), strict=True)
+            self.noted.take(batch.notes[own], list(whose))
 
     def _take_device(self, rows: NDArray[Any], ring: NDArray[np.intp]) -> None:
         of = self.registry.of

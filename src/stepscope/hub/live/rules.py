@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, collecting_text, live_window, look
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.hub.live.lines import parse_raw
 from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import SEVERITIES, Finding, HangRecord
+from stepscope.records.finding import SEVERITIES, Finding, HangRecord, expected_gain
 from stepscope.records.identity import RankIdentity
 from stepscope.records.paths import error_path, hangs_folder
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
@@ -114,7 +115,7 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
         have=planes.have[block],
         held={name: plane[block] for name, plane in planes.held.items()},
         exchanges=live.exchanges.kept(planes.oldest) if len(columns) == planes.columns else (),
-        events=tuple(live.events(0, limit=MOST_EVENTS)),
+        events=(*live.events(0, limit=MOST_EVENTS), *live.noted.health),
         samples=tuple(live.said.raw("samples.jsonl", nodes[::every])),
         stacks=tuple(live.said.raw("stacks.jsonl", nodes[::every])),
     )
@@ -318,6 +319,10 @@ AGAIN_S = 60.0
 """The delay after a failed evaluation."""
 
 
+Whole = Callable[[], Coroutine[Any, Any, tuple[LiveRun, Callable[[], object]]]]
+"""Reads a whole run; returns its model, and what polls for more."""
+
+
 class RuleLoop:
     def __init__(
         self,
@@ -330,8 +335,15 @@ class RuleLoop:
         self._most = most_judged
         self._cpu_clock = cpu_clock
         self._watched: tuple[Watched, ...] = ()
+        self._unseen = live.partial
+        """Whether earlier steps went by unseen: then the first evaluation is preceded by one without the last steps."""
         self._attempt = live.registry.attempt
         self._seen: tuple[int, ...] = ()
+
+    def move_to(self, live: LiveRun) -> None:
+        """Continue on a model that has more of the same run; what was found stays found."""
+        live.judge(self._live.judged)
+        self._live, self._seen = live, ()
 
     async def run(self, *, first_s: float = 0.0) -> None:
         """Evaluate the rules repeatedly after ``first_s``; the first time as soon as there is a step."""
@@ -387,6 +399,9 @@ class RuleLoop:
     ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], dict[str, Any] | None, str, float]:
         began = self._cpu_clock()
         data = run_data_of(copy)
+        if self._unseen:
+            self._unseen = False
+            self._watched, _ = look(_without_last(data, thresholds.CONFIRM_STEPS))
         window = live_window(data)
         watched, changes = look(data, self._watched, window)
         table = communication_table(window)
@@ -394,17 +409,46 @@ class RuleLoop:
         return watched, changes, standing, table, collecting, self._cpu_clock() - began
 
 
-async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, looks: RuleLoop | None = None) -> None:
+def _without_last(data: RunData, steps: int) -> RunData:
+    """Return the run as it was so many steps before."""
+    newest = max((int(series.steps["step"][-1]) for series in data.ranks if len(series.steps)), default=0)
+    ranks = tuple(
+        replace(
+            series,
+            steps=series.steps[series.steps["step"] <= max(newest - steps, 0)],
+            device_steps=series.device_steps[series.device_steps["step"] <= max(newest - steps, 0)],
+        )
+        for series in data.ranks
+    )
+    return replace(data, ranks=ranks)
+
+
+async def keep_up(
+    live: LiveRun,
+    *,
+    poll: Callable[[], object] | None = None,
+    looks: RuleLoop | None = None,
+    whole: Whole | None = None,
+) -> None:
     """Take in rows and digest steps a few times a second, and evaluate the rules now and then, until canceled.
 
     ``poll``: an additional source of rows, such as a tail.  A failing rule is a bug in Stepscope but must not stop the
     intake: the error is reported, and the rules run again after a while.  ``looks``: pass a loop to evaluate once more
-    afterwards.
+    afterwards.  ``whole``: reads all of a run of which ``live`` has only the last steps, and takes its place.
     """
     looks = RuleLoop(live) if looks is None else looks
     looking = asyncio.create_task(looks.run())
+    reading = None if whole is None else asyncio.create_task(whole())
     try:
         while True:
+            if reading is not None and reading.done():
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+                before, (live, poll) = live, reading.result()
+                looks.move_to(live)
+                live.asked_s = before.asked_s
+                before.touch()  # whoever waits for news of it looks again, and finds the other one
+                reading, looking = None, asyncio.create_task(looks.run())
             began_s = time.monotonic()
             if poll is not None:
                 poll()
@@ -415,8 +459,10 @@ async def keep_up(live: LiveRun, *, poll: Callable[[], object] | None = None, lo
                 looking = asyncio.create_task(looks.run(first_s=AGAIN_S))
             await asyncio.sleep(BACKLOG_TICK_S if backlog else WATCHED_TICK_S if live.watched else TICK_S)
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        tasks = [looking, *([] if reading is None else [reading])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _told_of(run_dir: Path | None) -> tuple[int, ...]:
@@ -450,4 +496,4 @@ def _for_all(finding: Finding, share: float) -> Finding:
 def _weight(finding: Finding) -> tuple[bool, int, float]:
     """Sort a hang or a dead rank before anything that is only slow, as in the summary."""
     stopped = finding.kind in AT_ONCE and finding.severity == "critical"
-    return stopped, SEVERITIES.index(finding.severity), float(finding.cost.get("share", 0.0))
+    return stopped, SEVERITIES.index(finding.severity), expected_gain(finding)

@@ -163,17 +163,17 @@ def cut_at(run_dir: Path, place: str, offset: int) -> None:
 def replace_whole(run_dir: Path, place: str, data: bytes) -> None:
     """Replace a small file atomically."""
     with _folder(run_dir, place) as (folder, name):
-        beside = f".{name[:100]}.{os.getpid()}.tmp"
-        fd = os.open(beside, _NEW | os.O_TRUNC, file_mode(run_dir), dir_fd=folder)
+        temporary = f".{name[:100]}.{os.getpid()}.tmp"
+        fd = os.open(temporary, _NEW | os.O_TRUNC, file_mode(run_dir), dir_fd=folder)
         try:
             try:
                 write_all(fd, data, 0)
             finally:
                 os.close(fd)
-            os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             with suppress(OSError):
-                os.unlink(beside, dir_fd=folder)
+                os.unlink(temporary, dir_fd=folder)
             raise
 
 
