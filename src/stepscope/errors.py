@@ -7,6 +7,8 @@
     │   └── RunUnwritable          the folder cannot be created or written
     ├── TraceError                 a trace or its description cannot be used           exit 3
     ├── DumpError                  a Flight Recorder dump cannot be used               exit 3
+    ├── CompareError               an input of a comparison cannot be used             exit 3
+    │   └── CompareTooShort        it has too few steps to tell                        exit 2
     ├── FrameError                 data from the network is not in our format          exit 3
     ├── HubError                   the hub cannot be started or reached                exit 3
     │   ├── HubRefused             it answers but does not accept us
@@ -24,6 +26,8 @@ guard (``recorder/guard.py``) catches them.
 from __future__ import annotations
 
 __all__ = [
+    "CompareError",
+    "CompareTooShort",
     "DumpError",
     "FrameError",
     "HubError",
@@ -71,6 +75,14 @@ class TraceError(StepscopeError):
 
 class DumpError(StepscopeError):
     exit_code = 3
+
+
+class CompareError(StepscopeError):
+    exit_code = 3
+
+
+class CompareTooShort(CompareError):
+    exit_code = 2
 
 
 class FrameError(StepscopeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, save_summary, write_meta
+from stepscope.store.labels import change_labels
 
 SUMMARY = {
     "schema": 1,
@@ -51,6 +53,7 @@ def test_a_table_newest_first(runs: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["list", "--json", str(runs)]) == 0
     new, old = json.loads(capsys.readouterr().out)
+    ended_ns = read_meta(runs / "old")["end"]["wall_ns"]
     assert old == {
         "name": "old",
         "path": str(runs / "old"),
@@ -63,6 +66,16 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "median_step_ms": 123.456,
         "verdict": "Rank 2 is slow in forward",
         "severity": "critical",
+        "cost_share": None,
+        "duration_s": (ended_ns - 1_700_000_000 * 10**9) / 1e9,
+        "host": platform.node(),
+        "command": ["x"],
+        "commit": "",
+        "branch": "",
+        "dirty": False,
+        "metrics": {},
+        "tags": [],
+        "note": "",
     }
     assert (new["status"], new["ranks"], new["verdict"]) == ("failed", None, "")
 
@@ -132,6 +145,9 @@ def test_how_a_run_ended_in_the_words_of_its_summary(runs: Path, capsys: pytest.
     save_summary(runs / "old", {**SUMMARY, **ended}, "")
     assert run_command(["list", str(runs)]) == 0
     assert "  killed (SIGKILL)  " in capsys.readouterr().out.splitlines()[-1]
+    for word in ("crashed", "killed"):
+        assert run_command(["list", "--json", "--status", word, str(runs)]) == 0
+        assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["old"]
 
 
 @pytest.fixture
@@ -221,3 +237,30 @@ def test_no_folder(tmp_path: Path) -> None:
     for name, why in (("runs", "runs is not a folder"), ("rnus", r"rnus does not exist; did you mean runs\?")):
         with pytest.raises(UsageError, match=why):
             run_command(["list", str(tmp_path / name)])
+
+
+def test_tags_and_names(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    change_labels(runs / "old", add=["baseline", "bf16"], name="before")
+    change_labels(runs / "new", add=["bf16"])
+    assert run_command(["list", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run           started           status    ranks   steps  median step  tags           verdict"
+    assert lines[2] == f"new           {when(1_700_003_600)}  failed                                bf16"
+    assert lines[3].startswith(
+        f"old (before)  {when(1_700_000_000)}  finished      4  12,000       123 ms  baseline bf16"
+    )
+    for tags, names in ((["bf16"], ["new", "before"]), (["bf16", "baseline"], ["before"])):
+        assert run_command(["list", "--json", str(runs), *(f"--tag={tag}" for tag in tags)]) == 0
+        assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == names
+    assert run_command(["list", "--tag", "none", "--status", "failed", str(runs)]) == 0
+    assert capsys.readouterr().out == f"No runs in {runs} with the status failed and the tag none.\n"
+
+
+def test_the_costliest_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    findings = {"findings": [{"kind": "straggler", "cost": {"share": 0.25}}]}
+    save_summary(runs / "old", {**SUMMARY, **findings}, "")
+    assert run_command(["list", "--json", "--sort", "cost", str(runs)]) == 0
+    assert [(entry["name"], entry["cost_share"]) for entry in json.loads(capsys.readouterr().out)] == [
+        ("old", 0.25),
+        ("new", None),
+    ]

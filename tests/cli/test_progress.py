@@ -92,6 +92,16 @@ def test_it_says_how_long_it_will_take_if_that_is_long(
     assert shown(terminal) == [line, ""]
 
 
+def test_a_narrow_terminal_gets_one_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at(terminal, monkeypatch)
+    monkeypatch.setenv("COLUMNS", "30")
+    clock = Seconds()
+    with progress_bar("reading dumps", clock=clock) as told:
+        clock.now_s += 1.0
+        told(1, 2)
+    assert shown(terminal) == ["reading dumps ████████████░░░", ""]
+
+
 def test_parts_that_say_nothing_are_a_percentage(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     sit_at(terminal, monkeypatch)
     clock = Seconds()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.traces import MadeTrace
+from page_files import data_in
 
 from stepscope.cli.main import run_command
 from stepscope.errors import TraceError, UsageError
@@ -94,15 +96,21 @@ def test_last_step_counts_on_request(traces: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["collectives"]["count"] == 6
 
 
-def test_files(
-    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], read_page: Callable[[str], Any]
-) -> None:
+@pytest.mark.usefixtures("small_page")
+def test_files(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page, tables and a timeline, beside what is printed."""
     page, tables, timeline = tmp_path / "page.html", tmp_path / "tables", tmp_path / "all.json.gz"
     words = ["trace", str(traces), "--json", "--html", str(page), "--csv", str(tables), "--perfetto", str(timeline)]
     assert run_command(words) == 0
     document = json.loads(capsys.readouterr().out)
-    assert "Collectives: waiting and transfer" in read_page(page.read_text(encoding="utf-8")).inside["h2"]
+    report = data_in(page.read_bytes())[0]["report"]
+    assert (report["kind"], report["name"], report["verdict"]["title"]) == (
+        *("trace", "traces", document["verdict"]["title"]),
+    )
+    parts = {part["title"]: part for part in report["parts"]}
+    assert list(parts)[:3] == ["Timeline", "Device time by rank", "Collectives"]
+    assert parts["Timeline"]["about"] == "step 0 of rank 1, one of median length"
+    assert {lane["rank"] for lane in parts["Timeline"]["lanes"]} == {0, 1}
     events = json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]
     tracks = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "thread_name"}
     assert {(0, "critical path"), (1, "critical path")} <= tracks
@@ -113,6 +121,14 @@ def test_files(
     assert [int(row["total_ns"]) for row in own] == [
         row["total_ns"] for row in document["ranks"]["1"]["tables"]["kernels"]["rows"]
     ]
+
+
+def test_without_a_built_page(traces: Path, tmp_path: Path, small_page: Path) -> None:
+    """It is said before the traces are read."""
+    (small_page / "index.html").unlink()
+    (traces / "broken.json").write_text("{")
+    with pytest.raises(UsageError, match=r"cannot write .*page\.html: the page was not built; run `make page`"):
+        run_command(["trace", str(traces), "--html", str(tmp_path / "page.html")])
 
 
 def test_against(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,21 +183,29 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken(name: str, tmp_path: Path, run_stepscope: Callable[..., Any]) -> None:
-    """One clear line that names the file, exit code 3, nothing printed."""
+def test_broken(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error that names the file, and nothing printed."""
     path = tmp_path / name
     path.write_bytes(BROKEN[name])
+    with pytest.raises(TraceError, match=re.escape(name)) as caught:
+        run_command(["trace", str(path), "--json"])
+    assert "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_broken_file_is_one_line_and_exit_code_3(tmp_path: Path, run_stepscope: Callable[..., Any]) -> None:
+    path = tmp_path / "empty.json"
+    path.touch()
     done = run_stepscope("trace", path, "--json")
     assert (done.code, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("stepscope: ")
-    assert name in line
+    assert line.startswith(f"stepscope: {path}: ")
 
 
 def test_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nothing\.json does not exist"):
         run_command(["trace", str(tmp_path / "nothing.json")])
-    with pytest.raises(TraceError, match="no trace in this folder"):
+    with pytest.raises(TraceError, match="no traces found in this folder"):
         run_command(["trace", str(tmp_path)])
 
 
@@ -213,11 +237,17 @@ def test_what_if(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["change"] for row in asked["rows"]] == ["comm=hidden", "kernel:*sgemm*=2x"]
 
 
-@pytest.mark.parametrize("name", ["param_dlrm_8rank", "hta_nccl_data_1of2", "kineto_resnet50_w0", "hta_cp_simple_add"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "param_dlrm_8rank",
+        "hta_cp_simple_add",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("hta_nccl_data_1of2", "kineto_resnet50_w0")),
+    ],
+)
 def test_real(name: str, shared_data: Path, tmp_path: Path, run_stepscope: Callable[..., Any]) -> None:
-    """Valid JSON without NaN, a page, and text that fits."""
-    page = tmp_path / "page.html"
-    done = run_stepscope("trace", shared_data / "traces" / name, "--json", "--html", page)
+    """Valid JSON without NaN, and text that fits."""
+    done = run_stepscope("trace", shared_data / "traces" / name, "--json")
     assert (done.code, done.stderr) == (0, "")
     document = json.loads(done.stdout, parse_constant=pytest.fail)
     assert all(rank["temporal"].keys() >= TEMPORAL for rank in document["ranks"].values())

@@ -42,10 +42,10 @@ def test_text(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.out == (
         "▲ Stragglers make this job 1.27 times as slow as without them: 14.0 s a step\n"
         "  instead of 11.0 s.\n"
-        "  cause      rank 1 of 2 workers: at the usual pace there, all of the time lost\n"
-        "             is saved.\n"
+        "  cause      rank 1 of 2 workers: working at the usual pace would save all of\n"
+        "             the lost time.\n"
         "\n"
-        "             slowdown if only this were slow, and its share of the time lost\n"
+        "             slowdown if only this were slow, and its share of the lost time\n"
         "  workers    rank 1 (dp 1, stage 0)         1.273×  100%  ████████████████████\n"
         "  stages     stage 0                        1.273×  100%  ████████████████████\n"
         "  dp ranks   dp rank 1                      1.273×  100%  ████████████████████\n"

@@ -131,7 +131,9 @@ def test_an_option_of_ours_after_the_script(run_stepscope: Run, script: Callable
     assert "options after" not in run_stepscope("run", "reads.py", "--hang-after", "5", "--name", "x").stderr
 
 
-def test_switched_off_it_is_not_there(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+def test_switched_off_it_is_not_there(
+    run_stepscope: Run, script: Callable[..., Path], tmp_path: Path, root: Path
+) -> None:
     script(
         """
         import os, sys
@@ -146,7 +148,7 @@ def test_switched_off_it_is_not_there(run_stepscope: Run, script: Callable[..., 
         sys.exit(5)
         """
     )
-    done = run_stepscope("run", "script.py", env={"STEPSCOPE": "0"})
+    done = run_stepscope("run", "script.py", env={"STEPSCOPE": "0", "PYTHONPATH": str(root / "src")})
     assert (done.code, done.stderr, done.run_dir) == (5, "", None)
     assert done.stdout.splitlines()[:3] == ["{} True", "['STEPSCOPE']", "[] False"]
     assert not (tmp_path / "runs").exists()

@@ -6,12 +6,16 @@ import http.client
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
+
+from stepscope.cli.launch import record as launcher
+from stepscope.store.user_runs import UserHub, announced, known_folders, run_id
 
 WATCHED = """
 import os, sys, time
@@ -124,3 +128,45 @@ def test_no_hub_means_none(run_stepscope: Callable[..., Any], script: Callable[.
     script("import glob; print(glob.glob('runs/*/hub.json'))\n")
     done = run_stepscope("run", "--no-hub", "script.py")
     assert (done.code, done.stdout) == (0, "[]\n")
+
+
+def test_the_last_lines_say_how_to_see_the_run_from_now_on(
+    run_stepscope: Callable[..., Any], script: Callable[..., Path], tmp_path: Path
+) -> None:
+    script("print('ran')\n")
+    done = run_stepscope("run", "--name", "a b", "script.py", env={"STEPSCOPE_HTML": "1"})
+    assert done.stderr.splitlines()[-2:] == [
+        f"stepscope: report: {(tmp_path / 'runs/a b/report.html').as_uri()}",
+        "stepscope: page: stepscope serve 'runs/a b' --open",
+    ]
+    (known,) = known_folders({"XDG_STATE_HOME": str(tmp_path / ".state")}).values()
+    assert known == tmp_path / "runs"
+    quiet = run_stepscope("run", "--quiet", "script.py", env={"XDG_STATE_HOME": os.devnull})
+    assert (quiet.code, quiet.stdout, quiet.stderr) == (0, "ran\n", "")
+
+
+def test_a_hub_of_the_user_is_linked_to_at_the_start_and_at_the_end(
+    run_stepscope: Callable[..., Any], script: Callable[..., Path], tmp_path: Path
+) -> None:
+    script("print('ran')\n")
+    hub = UserHub(url="http://127.0.0.1:7071", token="secret", token_file="/config/token")
+    with announced(hub, {"XDG_STATE_HOME": str(tmp_path / ".state")}):
+        done = run_stepscope("run", "--name", "one", "script.py")
+    first, page, *_, last = done.stderr.splitlines()
+    assert first == "stepscope: recording to runs/one"
+    link = f"http://127.0.0.1:7071/#/run/{quote(run_id(tmp_path / 'runs/one'))}"
+    assert page == last == f"stepscope: page: {link} (its token: /config/token)"
+    assert "secret" not in done.stderr, "this is no terminal"
+
+
+def test_a_home_directory_that_does_not_respond_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stuck = threading.Event()
+    monkeypatch.setattr(launcher, "HOME_S", 0.0)
+    monkeypatch.setattr(launcher, "add_folder", lambda *_: stuck.wait(60))
+    assert launcher._user_page(tmp_path / "one") is None
+    stuck.set()
+    for thread in threading.enumerate():
+        if thread.name == "user-runs":
+            thread.join(60)

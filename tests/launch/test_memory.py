@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 WHILE_IT_TRAINS = 100e6
 AT_THE_END = 107e6 if platform.machine() == "x86_64" else 102e6
@@ -16,6 +17,7 @@ OWN_AT_THE_END = 50e6
 """Without what the kernel can take back at any time: more than half is the code of libraries, as it lies on disk."""
 
 
+@pytest.mark.soak  # near: tests/agent/test_memory_limit.py
 def test_everything_beside_the_job_together(commands: Any, job: Path) -> None:
     process = commands.start("run", "--quiet", job, "--steps", "20", env={"STEPSCOPE_HTML": "1"})
     highest = at_end = own_at_end = 0

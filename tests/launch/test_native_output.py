@@ -233,8 +233,9 @@ def test_ranks_that_share_a_file(commands: Any, script: Callable[..., Path]) -> 
     )
 
 
+@pytest.mark.soak  # near: ranks that share a file, above
 @pytest.mark.ranks
-@pytest.mark.parametrize("how", ["native output", pytest.param("redirects", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("how", ["native output", "redirects"])
 def test_under_torchrun_every_rank_has_all_of_its_own(commands: Any, script: Callable[..., Path], how: str) -> None:
     script(RANK)
     options = ["--native-output"] if how == "native output" else []

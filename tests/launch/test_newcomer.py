@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.soak  # near: .ci/run runs the demo and asks for the same rank
 @pytest.mark.ranks
 def test_the_demo_names_the_slow_rank(run_stepscope: Callable[..., Any], tmp_path: Path) -> None:
     done = run_stepscope("demo", "--steps", "40", "--phase", "backward", "--dir", tmp_path / "there")

@@ -139,6 +139,7 @@ sys.exit(int(codes.get(os.environ["RANK"], 0)))
 STEPSCOPE = (sys.executable, "-m", "stepscope", "run", "--quiet")
 
 
+@pytest.mark.soak  # near: test_slurm_tasks.py, without a real Slurm
 @pytest.mark.ranks
 def test_tasks_of_slurms_are_ranks_of_one_run(slurm: Slurm, commands: Any, tmp_path: Path) -> None:
     """All in one test, since the daemons take a while to start."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 LEAKS = """
 import os, signal, subprocess, sys, threading
 import pytest
@@ -53,6 +55,7 @@ def test_clean(monkeypatch, tmp_path):
 SHORT_GRACE = "GRACE_S = 0.3"
 
 
+@pytest.mark.soak  # it starts pytest in another process; the fixtures hardly ever change
 def test_each_leak_is_caught(root: Path, tmp_path: Path, run_python: Callable[..., Any]) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()

@@ -6,6 +6,7 @@ Read, not imported: importing the recorder would bring torch in, and ``__main__`
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ MAY_IMPORT_TORCH = ("recorder/", "integrations/")
 PURE = ("diagnosis/", "reports/")
 
 
+@functools.cache
 def parse(module: str) -> ast.Module:
     return ast.parse((PACKAGE / module).read_text(), filename=module)
 

@@ -181,7 +181,7 @@ def _values(action: argparse.Action) -> Completions:
     words = {part: "" for part in parts if part.islower() and len(parts) > 1}
     if "RUN" in parts:
         words |= dict.fromkeys(runs_in(RUNS_FOLDER), "run")
-        return Completions(words=words, more="dirs")
+        return Completions(words=words, more="files" if "FILE" in parts else "dirs")
     if action.type is not Path and metavar != "FILE":
         return Completions(words=words)
     return Completions(words=words, more="dirs" if metavar.lower() == "dir" else "files")

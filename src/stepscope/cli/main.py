@@ -2,7 +2,8 @@
 
 A command's module is imported only when needed: ``stepscope run`` must not pay for ``stepscope sql``. A module with
 ``OPTIONS_BEFORE_JOB`` gets the words of another program in ``args.job``, untouched by our parser. A module with
-``more_words`` gets the positional words after options, which argparse does not accept.
+``more_words`` gets the positional words after options, which argparse does not accept. A module with ``USAGE_EXIT``
+ends with that code if its command line is wrong.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ COMMANDS = (
     "watch",
     "report",
     "list",
+    "compare",
+    "gate",
+    "history",
+    "sweep",
+    "tag",
+    "delete",
     "sql",
     "trace",
     "flight",
@@ -57,6 +64,8 @@ COMMANDS = (
 """In the order in which a new user meets them."""
 OWN = {"help": "show this help, or that of a command", "version": "print the version"}
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
+EXPERIMENTS = ("compare", "gate", "history", "sweep", "tag", "delete")
+"""Commands about many runs."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
 ALIASES = {"ls": "list"}
@@ -92,8 +101,8 @@ class _Parser(argparse.ArgumentParser):
 
 def command_module(name: str) -> Any:
     """Import the module of a command."""
-    folder = "" if name == "completion" else "launch." if name in HIDDEN else "commands."
-    return import_module(f"stepscope.cli.{folder}{name}")
+    folders = {"completion": "", **dict.fromkeys(HIDDEN, "launch."), **dict.fromkeys(EXPERIMENTS, "experiments.")}
+    return import_module(f"stepscope.cli.{folders.get(name, 'commands.')}{name}")
 
 
 def build_parser(commands: Sequence[str] = (*COMMANDS, *OWN, *HIDDEN)) -> argparse.ArgumentParser:
@@ -141,8 +150,16 @@ def run_command(words: Sequence[str]) -> int:
             parser.parse_args(words[:1])  # prints, and raises SystemExit
         parser.print_help()
         return 0
-    job: list[str] = []
     module = command_module(asked)
+    try:
+        return _run_module(module, asked, words)
+    except UsageError as error:
+        error.exit_code = getattr(module, "USAGE_EXIT", error.exit_code)
+        raise
+
+
+def _run_module(module: Any, asked: str, words: Sequence[str]) -> int:
+    job: list[str] = []
     options = getattr(module, "OPTIONS_BEFORE_JOB", None)
     ours = list(words[1:])
     if options is not None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from stepscope import __version__
 from stepscope.errors import UsageError
+from stepscope.page.assets import UNBUILT, is_built, pack, report_file
 from stepscope.records.files import replaced
 from stepscope.records.text import Progress, duration_text, printable
 
-__all__ = ["format_table", "progress_bar", "protect_inputs", "write_page"]
+__all__ = ["format_table", "page_name", "progress_bar", "protect_inputs", "require_page", "write_page", "write_text"]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -35,10 +39,12 @@ def format_table(
     With a ``width`` the columns in ``left_out`` are left out one by one until the last column has ``least`` columns of
     the terminal. Then the last column is cut, and if that is not enough the first one, but not below their heads.
     """
+    from rich.cells import cell_len
+
     columns = {
         place: [printable(cell) for cell in column] for place, column in enumerate(zip(heads, *rows, strict=True))
     }
-    widths = {place: max(map(_width, column)) for place, column in columns.items()}
+    widths = {place: max(map(cell_len, column)) for place, column in columns.items()}
     first, last = 0, len(heads) - 1
 
     def excess(width: int, widths: Mapping[int, int]) -> int:
@@ -50,31 +56,21 @@ def format_table(
                 del columns[place], widths[place]
         for place in (last, first):
             room = widths[place] - excess(width, widths)
-            widths[place] = min(widths[place], max(room, _width(heads[place])))
-            columns[place] = [_cut_to_width(cell, widths[place]) for cell in columns[place]]
+            widths[place] = min(widths[place], max(room, cell_len(heads[place])))
     padded = [
-        [_padded(cell, widths[place], right=place in numeric) for cell in (head, "─" * widths[place], *cells)]
+        [_fit(cell, widths[place], right=place in numeric) for cell in (head, "─" * widths[place], *cells)]
         for place, (head, *cells) in columns.items()
     ]
     return "\n".join(COLUMN_GAP.join(line).rstrip() for line in zip(*padded, strict=True))
 
 
-def _width(text: str) -> int:
-    """Columns on a terminal: East Asian wide characters take two, combining characters none."""
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
+def _fit(text: str, width: int, *, right: bool) -> str:
+    """Cut or pad to that many columns of a terminal: wide characters take two, combining characters none."""
+    from rich.cells import cell_len, set_cell_size
 
-
-def _cut_to_width(text: str, width: int) -> str:
-    if _width(text) <= width:
-        return text
-    while _width(text) > width - 1:
-        text = text[:-1]
-    return f"{text}…"
-
-
-def _padded(text: str, width: int, *, right: bool) -> str:
-    padding = " " * (width - _width(text))
+    if cell_len(text) > width:
+        text = set_cell_size(text, width - 1).rstrip() + "…"
+    padding = " " * (width - cell_len(text))
     return padding + text if right else text + padding
 
 
@@ -133,6 +129,8 @@ class _ProgressBar:
         left_s = (now_s - self._began_s) * (total - done) / done if done else 0.0
         if left_s > WORTH_TELLING_S:
             line += f", {duration_text(left_s, whole=True)} left"
+        # One line only: _CLEAR would leave the rest of a wrapped one.
+        line = line[: shutil.get_terminal_size().columns - 1]
         print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
 
     def _figures(self, done: int, total: int) -> str:
@@ -161,12 +159,41 @@ def protect_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> No
             raise UsageError(f"{path} is an input file and would be overwritten; write to another file")
 
 
-def write_page(path: Path, text: str) -> None:
+def require_page(path: Path | None) -> None:
+    """Raise UsageError if a page is to be written and was not built; before the work whose result it would show."""
+    if path is not None and not is_built():
+        raise UsageError(f"cannot write {path}: {UNBUILT}")
+
+
+def write_page(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the page with a document of ``reports/page_documents.py`` inside."""
+    text = json.dumps(
+        {"stepscope": __version__, "made_wall_ns": time.time_ns(), "report": document},
+        separators=(",", ":"),
+        allow_nan=False,
+    )
+    made = report_file(title=document["name"], data=pack(text.encode()))
+    if made is None:
+        raise UsageError(f"cannot write {path}: {UNBUILT}")
+    _write(path, made)
+
+
+def write_text(path: Path, text: str) -> None:
+    _write(path, text.encode())
+
+
+def _write(path: Path, content: bytes) -> None:
     try:
         with replaced(path) as spare:
-            spare.write_text(text, encoding="utf-8")
+            spare.write_bytes(content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def page_name(paths: Sequence[Path]) -> str:
+    """The name of a page about some files: that of the first path."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return (paths[0].name or paths[0].resolve().name) + more
 
 
 def _file_identity(path: Path) -> object:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "place", metavar="PLACE", type=Path, nargs="?", default=DEFAULT, help="a folder of runs, a run, or a log"
     )
-    parser.add_argument("--json", action="store_true", help="a JSON array instead of a table")
+    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:

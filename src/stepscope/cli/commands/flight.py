@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.cli.arguments import existing
-from stepscope.cli.output import progress_bar, protect_inputs, write_page
+from stepscope.cli.output import page_name, progress_bar, protect_inputs, require_page, write_page
 from stepscope.errors import DumpError
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     for path in args.paths:
         existing(path)
+    require_page(args.html)
     if args.html is not None:
         protect_inputs([args.html], [*args.paths, *_existing_output(args.html, args.paths)])
     with progress_bar("reading dumps") as told:
@@ -58,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     )
     document = verdict.to_dict()
     if args.html is not None:
-        from stepscope.reports.flight_html import render_flight_html
+        from stepscope.reports.page_documents import flight_page
 
-        write_page(args.html, render_flight_html(document))
+        write_page(args.html, flight_page(document, name=page_name(args.paths)))
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:

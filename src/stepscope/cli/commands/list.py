@@ -27,14 +27,16 @@ examples:
   stepscope list --limit 5                           the five newest
   stepscope list --status failed --status crashed    those that failed or crashed
   stepscope list --sort severity                     the most severe verdict first
+  stepscope list --tag baseline                      those with a tag (see `stepscope tag`)
 
 Before each verdict: ✖ critical, ▲ warning, ● information, ✔ nothing is wrong.
 """
 
 DEFAULT = Path("runs")
-COLUMNS = ("run", "started", "status", "ranks", "steps", "median step", "verdict")
+COLUMNS = ("run", "started", "status", "ranks", "steps", "median step", "tags", "verdict")
 NUMERIC = (3, 4, 5)
-LEFT_OUT = (3, 4, 1, 5)
+LEFT_OUT = (3, 4, 1, 6, 5)
+TAGS = COLUMNS.index("tags")
 """Columns that a narrow terminal does not show, the first one first."""
 VERDICT_COLUMNS = 32
 """Room for the verdict for which other columns are left out."""
@@ -48,6 +50,7 @@ ORDERS: dict[str, Callable[[RunEntry], Any]] = {
     "ranks": lambda entry: -(entry.ranks or 0),
     "steps": lambda entry: -(entry.steps or 0),
     "step-time": lambda entry: -(entry.median_step_ms or 0.0),
+    "cost": lambda entry: -(entry.cost_share or 0.0),
     "severity": lambda entry: (
         (*SEVERITIES, None).index(entry.severity if entry.severity in SEVERITIES else None),
         entry.healthy,
@@ -67,14 +70,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"only runs with this status: {', '.join(STATUSES)}; may be repeated",
     )
     parser.add_argument(
+        "--tag", action="append", metavar="TAG", help="only runs with this tag; if repeated, with all of them"
+    )
+    parser.add_argument(
         "--sort",
         choices=tuple(ORDERS),
         default="started",
         metavar="ORDER",
-        help="started (default: newest first), name, status, or the highest first: ranks, steps, step-time, severity",
+        help="started (default: newest first), name, status, or the highest first: ranks, steps, step-time, cost, "
+        "severity",
     )
     parser.add_argument("--limit", type=count("runs"), metavar="N", help="show only the first N runs")
-    parser.add_argument("--json", action="store_true", help="a JSON array instead of a table")
+    parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,19 +91,21 @@ def run(args: argparse.Namespace) -> int:
         entries, problems = list_runs(args.dir, progress=told)
     for problem in problems:
         say(problem)
-    found = sorted(_with_status(entries, args.status), key=ORDERS[args.sort])
+    tagged = [entry for entry in entries if set(args.tag or ()) <= set(entry.labels.tags)]
+    found = sorted(_with_status(tagged, args.status), key=ORDERS[args.sort])
     shown = found[: args.limit]
     if args.json:
         print(json.dumps([entry.to_dict() for entry in shown], indent=2))
     elif shown:
         # Output for another program is not cut.
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        rows = [_cells(entry) for entry in shown]
-        print(format_table(COLUMNS, rows, numeric=NUMERIC, width=width, left_out=LEFT_OUT, least=VERDICT_COLUMNS))
+        print(_table(shown, width))
         if width is not None and len(shown) < len(found):
             print(f"({len(shown)} of {count_text(len(found), 'run')})")
     elif entries:
-        print(printable(f"No runs in {args.dir} with the status {' or '.join(args.status)}."))
+        asked = [f"the status {' or '.join(args.status)}"] if args.status else []
+        asked += [f"the tag {' and '.join(args.tag)}"] if args.tag else []
+        print(printable(f"No runs in {args.dir} with {' and '.join(asked)}."))
     else:
         print(printable(f"No runs in {args.dir} yet."))
     return 0
@@ -114,7 +123,22 @@ def _with_status(entries: Sequence[RunEntry], wanted: Sequence[str] | None) -> l
 
 
 def _has_status(entry: RunEntry, word: str) -> bool:
-    return bool(word) and entry.status.startswith(word)
+    """By the status itself, or by the words that the table shows for it (``killed``)."""
+    return bool(word) and (entry.status.startswith(word) or entry.status_text.startswith(word))
+
+
+def _table(entries: Sequence[RunEntry], width: int | None) -> str:
+    """The column of tags is left out if no run has any."""
+    dropped = set() if any(entry.labels.tags for entry in entries) else {TAGS}
+    kept = [place for place in range(len(COLUMNS)) if place not in dropped]
+    return format_table(
+        [COLUMNS[place] for place in kept],
+        [[cells[place] for place in kept] for cells in map(_cells, entries)],
+        numeric=[kept.index(place) for place in NUMERIC],
+        width=width,
+        left_out=[kept.index(place) for place in LEFT_OUT if place in kept],
+        least=VERDICT_COLUMNS,
+    )
 
 
 def _cells(entry: RunEntry) -> Sequence[str]:
@@ -125,4 +149,6 @@ def _cells(entry: RunEntry) -> Sequence[str]:
     median = "" if entry.median_step_ms is None else ms_text(entry.median_step_ms)
     mark = MARKS.get("healthy" if entry.healthy else entry.severity or "", " ")
     verdict = f"{mark} {entry.verdict}" if entry.verdict else ""
-    return (entry.path.name, started, entry.status_text, *counts, median, verdict)
+    renamed = f" ({entry.labels.name})" if entry.labels.name else ""
+    tags = " ".join(entry.labels.tags)
+    return (f"{entry.path.name}{renamed}", started, entry.status_text, *counts, median, tags, verdict)

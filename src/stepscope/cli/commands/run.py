@@ -28,6 +28,7 @@ from stepscope.cli.launch.record import JobOptions, record
 from stepscope.errors import UsageError
 from stepscope.records.files import PRIVATE, SHARED_WITH
 from stepscope.records.text import default_name, say
+from stepscope.store.labels import checked_tag
 
 __all__ = ["add_arguments"]
 
@@ -48,7 +49,7 @@ The exit code is the job's.  STEPSCOPE=0 runs the job without Stepscope.
 """
 
 OPTIONS_BEFORE_JOB = (
-    *("--name", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after"),
+    *("--name", "--tag", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after"),
     *("--share", "--max-disk", "--max_disk"),
     *("--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port", "--master_port"),
     *("--hub-host", "--hub_host", "--hub-port", "--hub_port", "--tls-cert", "--tls_cert", "--tls-key", "--tls_key"),
@@ -64,6 +65,9 @@ _UNITS = "KMGT"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "stepscope run [options] SCRIPT.py | -m MODULE | LAUNCHER … [arguments]"
     parser.add_argument("--name", help="name of the run (default: the script and the time)")
+    parser.add_argument(
+        "--tag", type=_tag, action="append", default=[], metavar="TAG", help="a tag for the run; may be repeated"
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs"), help="folder of runs (default: runs)")
     parser.add_argument(
         "--nproc-per-node",
@@ -183,6 +187,7 @@ def run(args: argparse.Namespace) -> int:
         command=command,
         root=args.dir,
         name=_name(args.name, command, nodes, step, alone=args.no_hub),
+        tags=tuple(args.tag),
         quiet=args.quiet,
         html=not args.no_html,
         on_hang=HangPolicy(after_s=after_s, action=args.on_hang),
@@ -247,6 +252,13 @@ def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep |
     if nodes.several and not alone:
         raise UsageError(f"a job on {nodes.count} nodes needs a --name, the same on every node, to identify the run")
     return None
+
+
+def _tag(text: str) -> str:
+    try:
+        return checked_tag(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _ranks(text: str) -> str:

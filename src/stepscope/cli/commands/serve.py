@@ -1,4 +1,4 @@
-"""``stepscope serve``: the HTTP API of one run, or of a folder of finished and live runs."""
+"""``stepscope serve``: the page and the HTTP API of one run, of a folder of runs, or of all runs of this user."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.cli.arguments import port_number, run_path
 from stepscope.cli.links import opened_in_browser, page_link
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.records.text import say
+from stepscope.records.text import count_text, say
 from stepscope.store.paths import META
+from stepscope.store.user_runs import UserHub, announced, find_user_hub, known_folders
 
 if TYPE_CHECKING:
     from stepscope.hub.api.auth import TrustedProxy
@@ -29,28 +31,39 @@ if TYPE_CHECKING:
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
-HELP = "serve a run, or a folder of runs, over HTTP"
+HELP = "serve a run, a folder of runs, or all your runs over HTTP"
 EPILOG = """\
 examples:
   stepscope serve                       the runs in runs/, on this machine only
   stepscope serve runs/NAME             one run
   stepscope serve --open                also open the page in your browser
+  stepscope serve --all                 all your runs in all folders, on a fixed port; `stepscope run` links to it
   stepscope serve --host 0.0.0.0        for other machines, too: TLS with a generated certificate
   stepscope serve runs --accept         also accept data from `stepscope send`
 
 On a terminal it prints a link that opens the page and signs you in.  Every request needs the reader's token, which is
-in a file that only you can read.  Each start makes a new token, unless --token-file names a file that keeps it:
+in a file that only you can read.  Each start makes a new token, except with --all or a --token-file, which keep it:
   curl -H "Authorization: Bearer $(cat ~/.config/stepscope/serve-7070.token)" http://127.0.0.1:7070/api/v1/runs
 """
 DEFAULT = Path("runs")
 DEFAULT_PORT = 7070
+ALL_PORT = 7071
+"""Of ``--all``: another one, so that a hub that always runs does not get in the way of ``stepscope serve DIR``."""
 TOKEN_FILE = "serve-{port}.token"
+ALL_TOKEN_FILE = "serve-all.token"
 IN_USE = "use --port 0 for any free port, or --port N for another one"
 ANYWHERE = ("", "0.0.0.0", "::")
+OPENING_S = 2.0
+"""How long the file that leads a browser to a running hub is kept for it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dir", metavar="DIR", type=Path, nargs="?", default=DEFAULT, help="a run, or a folder of runs")
+    parser.add_argument("dir", metavar="DIR", type=Path, nargs="?", help="a run, or a folder of runs (default: runs)")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="serve all runs that you record with `stepscope run`, in any folder; new ones appear by themselves",
+    )
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
     )
@@ -58,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         metavar="N",
         type=port_number(least=0),
-        default=DEFAULT_PORT,
-        help="port to listen on (default: 7070; 0 = any free port)",
+        help="port to listen on (default: 7070, with --all 7071; 0 = any free port)",
     )
     parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="certificate in PEM format; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", type=Path, help="its private key")
@@ -68,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         metavar="FILE",
         type=Path,
-        help="file for the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token)",
+        help="file for the reader's token (default: a new one each time, in ~/.config/stepscope/serve-PORT.token; with "
+        "--all one that is kept, in ~/.config/stepscope/serve-all.token)",
     )
     parser.add_argument(
         "--trust-header",
@@ -84,6 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="file that logs who read and sent what (default: ~/.config/stepscope/audit.jsonl); see `stepscope audit`",
     )
+    parser.add_argument(
+        "--read-only", action="store_true", help="do not let the page rename, tag or delete runs, even with your token"
+    )
     parser.add_argument("--accept", action="store_true", help="accept data of these runs from `stepscope send`")
     parser.add_argument("--open", action="store_true", help="open the page in your browser")
     parser.add_argument(
@@ -96,28 +112,32 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.hub.limits import is_local
     from stepscope.hub.server import run_loop
 
+    if args.all:
+        _check_all(args)
+        if (already := find_user_hub(os.environ)) is not None:
+            return _tell_already(already, open_it=args.open)
     host, port, outside = args.host, args.port, args.host != "localhost" and not is_local(args.host)
+    if port is None:
+        port = ALL_PORT if args.all else DEFAULT_PORT
     options = HubOptions(host=host, port=port, tls=not args.no_tls, certificate=args.tls_cert, key=args.tls_key)
     trusted = _trusted(args.trust_header, args.proxy_user, outside=outside)
-    args.dir = _served(args.dir)
-    if not any(
-        (args.dir / name).exists() for name in (META, *(f"{child.name}/{META}" for child in args.dir.iterdir()))
-    ):
-        say(f"no runs in {args.dir} yet; specify a run or a folder of runs")
+    folder = None if args.all else _served(DEFAULT if args.dir is None else args.dir)
     with (
         listen(host, port, in_use=IN_USE) as listening,
-        _token(args.token_file, listening.getsockname()[1]) as (place, token),
+        _token(args.token_file, listening.getsockname()[1], kept=args.all) as (place, token),
     ):
         shown = socket.gethostname() if host in ANYWHERE else host
         secured = options.tls and (outside or options.certificate is not None)
         tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
-        url, one = url_of(shown, listening.getsockname()[1], tls=secured), _name_of(args.dir)
-        _tell(args.dir, url, one, place, token)
-        if tls is not None:
-            _tell_certificate(tls, own=options.certificate is not None)
+        url = url_of(shown, listening.getsockname()[1], tls=secured)
+        one = _name_of(folder) if folder is not None else ""
         try:
-            with _shown(page_link(url, one, token)) if args.open else nullcontext():
-                run_loop(_serve(args, listening, token, tls, trusted))
+            with _announced(url, place, token, tls) if args.all else nullcontext():
+                _tell(_what(folder), url, one, place, token)
+                if tls is not None:
+                    _tell_certificate(tls, own=options.certificate is not None)
+                with _shown(page_link(url, one, token)) if args.open else nullcontext():
+                    run_loop(_serve(args, folder, listening, token, tls, trusted))
         finally:
             if tls is not None:
                 tls.remove()
@@ -131,7 +151,49 @@ def _served(path: Path) -> Path:
     path = run_path(path)
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder")
+    if not any((path / name).exists() for name in (META, *(f"{child.name}/{META}" for child in path.iterdir()))):
+        say(f"no runs in {path} yet; specify a run or a folder of runs")
     return path
+
+
+def _check_all(args: argparse.Namespace) -> None:
+    if args.dir is not None:
+        raise UsageError(f"--all serves all your runs; omit {args.dir}, or omit --all to serve only that folder")
+    if args.accept:
+        raise UsageError("--accept needs one folder to receive into: `stepscope serve DIR --accept`")
+
+
+def _tell_already(hub: UserHub, *, open_it: bool) -> int:
+    """All runs are already served: say where."""
+    say("your hub is already running; it shows all your runs")
+    print(page_link(hub.url, token=hub.token) if sys.stdout.isatty() else hub.url, flush=True)
+    if open_it:
+        with opened_in_browser(page_link(hub.url, token=hub.token)) as found:
+            if found:
+                time.sleep(OPENING_S)
+            else:
+                say("no browser was found to open the page")
+    return 0
+
+
+@contextmanager
+def _announced(url: str, place: Path, token: str, tls: TlsFiles | None) -> Iterator[None]:
+    """Let ``stepscope run`` link to this hub; if that fails, only those links are missing."""
+    fingerprint = "" if tls is None else tls.fingerprint.hex()
+    about = UserHub(url=url, token=token, token_file=str(place.absolute()), fingerprint=fingerprint)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(announced(about, os.environ))
+        except OSError as error:
+            say(f"`stepscope run` will not link to this hub: {error}")
+        yield
+
+
+def _what(folder: Path | None) -> str:
+    if folder is not None:
+        return str(folder)
+    folders = known_folders(os.environ)
+    return f"all your runs ({count_text(len(folders), 'folder')} so far)"
 
 
 def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedProxy | None:
@@ -155,10 +217,15 @@ def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedP
 
 
 @contextmanager
-def _token(fixed: Path | None, port: int) -> Iterator[tuple[Path, str]]:
-    """A file with the reader's token: the user's own, which is kept, or a new one that is removed at the end."""
+def _token(fixed: Path | None, port: int, *, kept: bool = False) -> Iterator[tuple[Path, str]]:
+    """A file with the reader's token: the user's own, which is kept, or a new one that is removed at the end.
+
+    ``kept``: keep ours, too, so that links and sessions stay valid after a restart.
+    """
     from stepscope.wire.keys import kept_secret, key_path
 
+    if fixed is None and kept:
+        fixed = key_path(os.environ).with_name(ALL_TOKEN_FILE)
     if fixed is not None:
         yield fixed, kept_secret(fixed, "token", "name another file with --token-file")
         return
@@ -176,9 +243,9 @@ def _name_of(folder: Path) -> str:
     return folder.resolve().name if (folder / META).is_file() else ""
 
 
-def _tell(folder: Path, url: str, run: str, place: Path, token: str) -> None:
+def _tell(what: str, url: str, run: str, place: Path, token: str) -> None:
     """Print the URL to standard output, also for programs; on a terminal, print the link that signs in."""
-    say(f"serving {folder}; Ctrl-C to stop")
+    say(f"serving {what}; Ctrl-C to stop")
     say(f"the token is in {place}")
     print(page_link(url, run, token) if sys.stdout.isatty() else url, flush=True)
 
@@ -196,7 +263,7 @@ def _shown(link: str) -> Iterator[None]:
         yield
 
 
-def _audit(folder: Path, fixed: Path | None) -> AuditLog:
+def _audit(folder: Path | None, fixed: Path | None) -> AuditLog:
     """The audit log, outside the served folder, which may belong to another user or to a run on another host."""
     from stepscope.hub.audit import AuditLog, audit_path
 
@@ -204,11 +271,12 @@ def _audit(folder: Path, fixed: Path | None) -> AuditLog:
     if fixed is None:
         with suppress(OSError):  # the log reports that it cannot be written
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return AuditLog(path=path, about={"served": str(folder.resolve())})
+    return AuditLog(path=path, about={"served": "all runs" if folder is None else str(folder.resolve())})
 
 
 async def _serve(
     args: argparse.Namespace,
+    folder: Path | None,
     listening: socket.socket,
     token: str,
     tls: TlsFiles | None,
@@ -223,12 +291,12 @@ async def _serve(
     from stepscope.hub.runs import Runs, open_ahead
     from stepscope.hub.server import Server
 
-    folder: Path = args.dir
-    refusals, runs, audit = Refusals(), Runs.of_folder(folder), _audit(folder, args.audit_log)
+    runs = Runs.of_user(lambda: known_folders(os.environ)) if folder is None else Runs.of_folder(folder)
+    refusals, audit = Refusals(), _audit(folder, args.audit_log)
     fingerprint = tls.fingerprint if tls is not None else b""
     agents = None
     if args.accept:
-        agents = FolderIngest(runs, refusals, fingerprint=fingerprint, done=_finish, audit=audit)
+        agents = FolderIngest(runs.path_of, refusals, fingerprint=fingerprint, done=_finish, audit=audit)
     port = listening.getsockname()[1]
     readers = Readers(
         token,
@@ -238,20 +306,22 @@ async def _serve(
         trusted=trusted,
         audit=audit,
     )
-    app = make_app(runs, readers, agents, refusals=refusals)
+    app = make_app(runs, readers, agents, refusals=refusals, changes=not args.read_only)
     server = Server(app, listening, tls=tls, refusals=refusals)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.stop)
     if args.until_eof:
         loop.add_reader(0, lambda: None if os.read(0, 4096) else _end(loop, server))
-    beside = [asyncio.create_task(open_ahead(runs, folder)), asyncio.create_task(audit.keep())]
+    tasks = [asyncio.create_task(audit.keep())]
+    if folder is not None:
+        tasks.append(asyncio.create_task(open_ahead(runs, folder)))
     try:
         await server.run()
     finally:
-        for task in beside:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if agents is not None:
             await agents.close()
         audit.close()

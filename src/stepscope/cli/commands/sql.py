@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sql", metavar="SQL", help="the query (DuckDB's SQL)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
-    form.add_argument("--json", action="store_true", help="a JSON array of objects instead of a table")
+    form.add_argument("--json", action="store_true", help="print a JSON array of objects instead of a table")
 
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:

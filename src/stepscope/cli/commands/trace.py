@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import count, existing
-from stepscope.cli.output import progress_bar, protect_inputs, write_page
+from stepscope.cli.output import page_name, progress_bar, protect_inputs, require_page, write_page
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.files import replaced
 
@@ -78,7 +78,7 @@ def what_if_results(job: JobAnalysis, options: Options, changes: Sequence[Change
                 raise UsageError(str(error)) from None
         return what_if(graph, change)
 
-    return what_if_table([tried(change) for change in changes])
+    return what_if_table([tried(change) for change in changes], title="Requested changes (--what-if)")
 
 
 def write_tables(job: JobAnalysis, folder: Path) -> None:
@@ -106,6 +106,15 @@ def write_timeline(job: JobAnalysis, options: Options, out: Path) -> None:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None
 
 
+def page_timeline(job: JobAnalysis, options: Options) -> dict[str, Any] | None:
+    """One step of a few ranks, for the page; None if there are no events."""
+    from stepscope.traces.timeline import chosen_ranks, timeline_of
+
+    traces = (pair for rank in chosen_ranks(job) for pair in _reopen_traces(job, options, rank) if pair[0] == rank)
+    timeline = timeline_of(job, traces, keep_last=options.keep_last)
+    return None if timeline is None else timeline.to_dict()
+
+
 def _reopen_traces(job: JobAnalysis, options: Options, only: int | None = None) -> Iterator[tuple[int, Trace]]:
     """Reopen the traces one by one, or only the file of one rank; a file may hold several analyzed processes."""
     from stepscope.traces.reading.cache import open_traces
@@ -128,7 +137,7 @@ one per rank, or a folder of them; the ranks are taken from the files' contents 
 examples:
   stepscope trace trace.json.gz                          one rank
   stepscope trace traces/                                all ranks of a job: which ones are late, and the cost
-  stepscope trace traces/ --html trace.html              also write a page with charts
+  stepscope trace traces/ --html trace.html              also write a page with charts and a timeline
   stepscope trace traces/ --json                         the result as JSON
   stepscope trace traces/ --perfetto merged.json.gz      one timeline of all ranks on one clock, for ui.perfetto.dev
   stepscope trace new/ --against old/                    what became slower or faster, and why
@@ -141,7 +150,9 @@ ROWS_ON_A_PAGE = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="traces of one job: files or folders")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead of text")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts to this file")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write a page with charts and a timeline to this file"
+    )
     parser.add_argument("--csv", metavar="DIR", type=Path, help="write every table as a CSV file into this folder")
     parser.add_argument("--perfetto", metavar="FILE", type=Path, help="write all ranks as one timeline (.json.gz)")
     parser.add_argument("--last-step", action="store_true", help="include the last profiler step")
@@ -173,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
 
     for path in (*args.paths, *(args.against or ())):
         existing(path)
+    require_page(args.html)
     changes = parse_changes(args.what_if)
     options = _options(args)
     found, found_before = find_traces(args.paths), find_traces(args.against or ())
@@ -187,9 +199,10 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto is not None:
         write_timeline(job, options, args.perfetto)
     if args.html is not None:
-        from stepscope.reports.trace_html import render_trace_html
+        from stepscope.reports.page_documents import trace_page
 
-        write_page(args.html, render_trace_html(document, top=args.top or ROWS_ON_A_PAGE))
+        top, timeline = args.top or ROWS_ON_A_PAGE, page_timeline(job, options)
+        write_page(args.html, trace_page(document, name=page_name(args.paths), top=top, timeline=timeline))
     _print(document, args)
     return 0
 

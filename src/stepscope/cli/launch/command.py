@@ -369,7 +369,7 @@ def split_job(words: Sequence[str], options: Collection[str]) -> tuple[list[str]
 
 
 def misplaced_options(words: Sequence[str], options: Mapping[str, bool]) -> list[list[str]]:
-    """Options of ours, each with its value, among the arguments of a script or module; they may be the script's own.
+    """Stepscope options, each with its value, among the arguments of a script or module; they may be the script's own.
 
     ``options`` says for each option whether it takes a value. A launcher's options are never ours.
     """

@@ -13,11 +13,13 @@ A job that cannot be recorded still runs. If its hub is not available, each node
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -63,8 +65,10 @@ from stepscope.records.run_clock import environment_of
 from stepscope.records.text import say
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.documents import end_run, read_hub_file, read_meta
+from stepscope.store.labels import change_labels
 from stepscope.store.liveness import process_alive
-from stepscope.store.paths import HUB, META
+from stepscope.store.paths import HUB, META, REPORT_FILE
+from stepscope.store.user_runs import add_folder, find_user_hub, run_id
 from stepscope.wire.keys import ENV_KEY, load_keys
 
 __all__ = ["JobOptions", "record"]
@@ -187,7 +191,7 @@ def signals_held() -> Iterator[Mask]:
 
 
 def supervise(
-    command: Sequence[str], environment: Mapping[str, str], beside: JobServices, *, mask: Mask, quiet: bool = False
+    command: Sequence[str], environment: Mapping[str, str], services: JobServices, *, mask: Mask, quiet: bool = False
 ) -> tuple[JobEnd, JobEnd]:
     """Run the job to its end with its helpers; call within ``signals_held``, whose mask the job gets.
 
@@ -195,23 +199,23 @@ def supervise(
     UsageError if the job cannot be started.
     """
     job = _start(command, environment, mask)
-    beside.start(mask)
-    own, aborted = _wait(job, beside, lambda: _Abort(job, beside.session))
-    if beside.forwarder is not None:
-        beside.forwarder.finish()
-    if beside.view is not None:
-        beside.view.finish(quiet=quiet)
+    services.start(mask)
+    own, aborted = _wait(job, services, lambda: _Abort(job, services.session))
+    if services.forwarder is not None:
+        services.forwarder.finish()
+    if services.view is not None:
+        services.view.finish(quiet=quiet)
     whole = own
-    if beside.others is not None:
-        _await_others(beside, beside.others)
-        whole = worst_end([own, *beside.others.ends()])
+    if services.others is not None:
+        _await_others(services, services.others)
+        whole = worst_end([own, *services.others.ends()])
     elif own.status == "interrupted" or aborted:
-        end_orphans(beside.session)
-    beside.agent.finish(whole, quiet=quiet)
-    if beside.hub is not None:
-        beside.hub.finish(whole, quiet=quiet)
-    if beside.view is not None:
-        beside.view.close()
+        end_orphans(services.session)
+    services.agent.finish(whole, quiet=quiet)
+    if services.hub is not None:
+        services.hub.finish(whole, quiet=quiet)
+    if services.view is not None:
+        services.view.close()
     return own, whole
 
 
@@ -227,7 +231,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: Mask) -
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
 
 
-def _wait(job: int, beside: JobServices | None, abort: Callable[[], _Abort] | None = None) -> tuple[JobEnd, bool]:
+def _wait(job: int, services: JobServices | None, abort: Callable[[], _Abort] | None = None) -> tuple[JobEnd, bool]:
     """How the job ended, and whether we ended it because it hung."""
     watched = watched_signals()
     interrupted: int | None = None
@@ -239,14 +243,14 @@ def _wait(job: int, beside: JobServices | None, abort: Callable[[], _Abort] | No
         if caught is not None and caught.si_signo != signal.SIGCHLD:
             interrupted = caught.si_signo
             times += 1
-            typed = beside.typed(caught) if beside is not None else caught.si_code == FROM_TERMINAL
+            typed = services.typed(caught) if services is not None else caught.si_code == FROM_TERMINAL
             if times >= IMPATIENT:
                 os.kill(job, signal.SIGKILL)
             elif not typed:
                 os.kill(job, caught.si_signo)
-        if beside is not None:
-            pause_s = beside.keep_alive()
-            if aborting is None and abort is not None and beside.agent.wants_end():
+        if services is not None:
+            pause_s = services.keep_alive()
+            if aborting is None and abort is not None and services.agent.wants_end():
                 aborting = abort()
         if aborting is not None:
             aborting.insist()
@@ -257,13 +261,13 @@ def _wait(job: int, beside: JobServices | None, abort: Callable[[], _Abort] | No
             return (aborted_end(code) if ours else job_end(code, interrupted)), aborting is not None
 
 
-def _await_others(beside: JobServices, others: OtherTasks) -> None:
+def _await_others(services: JobServices, others: OtherTasks) -> None:
     """Wait until the other tasks are over. Whatever ends the job ends them too; the third Ctrl-C ends the wait."""
     times = 0
     while not others.over() and times < IMPATIENT:
         caught = signal.sigtimedwait(watched_signals(), 0.2)
         times += caught is not None and caught.si_signo != signal.SIGCHLD
-        beside.keep_alive()
+        services.keep_alive()
 
 
 class _Abort:
@@ -289,6 +293,8 @@ class _Abort:
 
 # -- recording --------------------------------------------------------------------------------------------------------
 
+HOME_S = 1.0
+"""How long a home directory may take to respond."""
 INJECTED = Path(__file__).parents[2] / "recorder" / "inject"
 
 
@@ -297,6 +303,7 @@ class JobOptions:
     command: list[str]
     root: Path
     name: str | None
+    tags: tuple[str, ...] = ()
     quiet: bool = False
     html: bool = True
     """Whether to write ``report.html`` into the run."""
@@ -369,15 +376,18 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
         _run_unrecorded(job)
     for notice in paths.notices:
         say(notice)
+    if job.tags and not (link is not None and link.sends):
+        _label(paths.run_dir, job.tags)
     hub, link = _open_hub(job, paths, link)
     if leader is not None:
         leader.announce(paths.run_dir, paths.session)
+    user_page = None if link is not None and link.sends else _user_page(paths.run_dir)
     if not job.quiet:
-        _tell_where(job, paths.run_dir, hub, link)
+        _tell_where(job, paths.run_dir, hub, link, user_page)
     agent = AgentChild(paths.run_dir, paths.session, job.on_hang, link)
     view = _open_view(job, paths.run_dir, hub) if job.live else None
     forwarder = _open_forwarder(paths.run_dir) if job.native_output else None
-    beside = JobServices(session=paths.session, agent=agent, hub=hub, others=leader, view=view, forwarder=forwarder)
+    services = JobServices(session=paths.session, agent=agent, hub=hub, others=leader, view=view, forwarder=forwarder)
     with signals_held() as mask:
         try:
             environment = _environment(job, paths.run_dir, paths.session)
@@ -386,7 +396,7 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
             if view is not None:
                 # Python buffers output to a file until a block is full or the script ends.
                 environment.setdefault("PYTHONUNBUFFERED", "1")
-            own, whole = supervise(job.command, environment, beside, mask=mask, quiet=job.quiet)
+            own, whole = supervise(job.command, environment, services, mask=mask, quiet=job.quiet)
         except UsageError as error:
             if view is not None:
                 view.close()
@@ -403,11 +413,26 @@ def _record(job: JobOptions, leader: Leader | None) -> int:
     return own.exit_code
 
 
-def _tell_where(job: JobOptions, run_dir: Path, hub: HubChild | None, link: HubLink | None) -> None:
-    """Print where the run is recorded and how to view it; only the first node has the page."""
+def _label(run_dir: Path, tags: Sequence[str]) -> None:
+    try:
+        change_labels(run_dir, add=tags, made_here=True)
+    except (RunError, UsageError) as error:
+        say(f"the run has no tags: {error}")
+
+
+def _tell_where(
+    job: JobOptions, run_dir: Path, hub: HubChild | None, link: HubLink | None, user_page: str | None
+) -> None:
+    """Print where the run is recorded and how to view it; only the first node has the page.
+
+    ``user_page``: the page in the user's hub, which outlives the run and is therefore preferred to the run's own.
+    """
     sends = link is not None and link.sends
     url = link.url if link is not None and sends else hub.url if hub is not None else ""
     say(f"recording to {_short(run_dir)}{f' (hub: {url})' if url and job.nodes.several else ''}")
+    if user_page is not None:
+        say(f"page: {user_page}")
+        return
     about = read_hub_file(run_dir) if not sends else None
     if about is None:
         return
@@ -417,6 +442,36 @@ def _tell_where(job: JobOptions, run_dir: Path, hub: HubChild | None, link: HubL
         say(f"page: {page_link(url, run_dir.name)} (its token: {_short(run_dir / HUB)})")
     if about.fingerprint and job.hub.certificate is None:
         say(f"your browser will ask whether to trust the run's self-signed certificate (SHA-256 {about.fingerprint})")
+
+
+def _user_page(run_dir: Path) -> str | None:
+    """Remember this folder of runs, and return the run's page in the user's hub; None if no such hub runs.
+
+    A home directory on a network file system may not respond. The job does not wait for it: this is done in a thread.
+    """
+    found: list[str] = []
+
+    def look() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
+        with suppress(OSError, RuntimeError):  # no home directory, or it is not writable
+            folder = add_folder(run_dir.parent, os.environ)
+            if (hub := find_user_hub(os.environ)) is not None:
+                shown = sys.stderr.isatty()
+                link = page_link(hub.url, run_id(folder / run_dir.name), hub.token if shown else "")
+                found.append(link if shown else f"{link} (its token: {hub.token_file})")
+
+    thread = threading.Thread(target=look, name="user-runs", daemon=True)
+    with suppress(RuntimeError):  # no more threads are allowed
+        thread.start()
+        thread.join(HOME_S)
+    return found[0] if found else None
+
+
+def _tell_links(run_dir: Path) -> None:
+    """Print how to view the run now that its own hub has ended."""
+    if (run_dir / REPORT_FILE).is_file():
+        say(f"report: {(run_dir.absolute() / REPORT_FILE).as_uri()}")
+    say(f"page: {_user_page(run_dir) or shlex.join(['stepscope', 'serve', _short(run_dir), '--open'])}")
 
 
 def _link(job: JobOptions) -> HubLink | None:
@@ -511,6 +566,7 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool, hint: str = "") -> Non
         return
     if not quiet:
         print(text, file=sys.stderr)
+        _tell_links(run_dir)
         if hint and end.status == "failed" and not summary["steps"]["total"]:
             say(hint)
 
