@@ -3,7 +3,7 @@
 A fault is *right* when the first finding about the job has the right kind, names the right rank (or none, where all
 ranks have it) and the line that loses the time, and no other finding that warns blames another rank.  A healthy run is
 right when no finding that warns blames a rank, or says that one died or hung.  Findings about the machine are set
-aside: on a busy one they are true.
+aside: on a busy one they are true.  So are those about a wait of the framework itself that blame nobody.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frameworks.cases import Case, expected_of, fault_lines
+from frameworks.cases import OWN_WAITS, Case, expected_of, fault_lines
 
 __all__ = ["NEEDED", "Judged", "good_enough", "judge", "names_line", "places_in", "render"]
 
@@ -51,7 +51,7 @@ class Judged:
 
 
 def judge(case: Case, summary: Mapping[str, Any], *, exit_code: int | None, seconds: float = 0.0) -> Judged:
-    findings = [finding for finding in summary.get("findings") or () if finding["kind"] not in OF_MACHINE]
+    findings = [finding for finding in summary.get("findings") or () if not _set_aside(case, finding)]
     first: Finding = findings[0] if findings else {}
     ranks = case.framework.ranks
     problems = []
@@ -74,6 +74,14 @@ def judge(case: Case, summary: Mapping[str, Any], *, exit_code: int | None, seco
         title=first.get("title", ""),
         others=tuple(_word(finding, ranks) for finding in findings[1:]),
         seconds=round(seconds, 1),
+    )
+
+
+def _set_aside(case: Case, finding: Finding) -> bool:
+    wait = OWN_WAITS.get(case.framework.name)
+    place = (finding.get("evidence") or {}).get("place")
+    return finding["kind"] in OF_MACHINE or bool(
+        wait and isinstance(place, str) and place.startswith(f"{wait}:") and not finding.get("ranks")
     )
 
 

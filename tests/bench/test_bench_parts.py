@@ -96,6 +96,7 @@ def test_pace_counts_every_call() -> None:
     assert rate > 0
 
 
+@pytest.mark.soak
 def test_one_bare_run(run_python: object, tmp_path: Path, root: Path) -> None:
     out = tmp_path / "all.json"
     done = run_python(  # type: ignore[operator]

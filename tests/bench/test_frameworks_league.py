@@ -136,3 +136,16 @@ def test_the_command_lists_its_cases_and_knows_when_there_are_none(capsys: pytes
     assert main(["--list", "--only", "tp/data-*"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["tp/data-one", "tp/data-all"]
     assert main(["--only", "nothing/*"]) == 2
+
+
+def test_a_wait_of_ray_itself_is_set_aside() -> None:
+    """It blames nobody and is true; what was done to the run must still be found."""
+    case = BY_NAME["ray/callback-all"]
+    file, line = next(iter(fault_lines(case)))
+    place = "ray.train.report: ray/train/context.py:517 in TrainContext.report, from ray_job.py:57"
+    wait = finding("stall", title=f"Steps 40 and 60 took long, mostly in {place}.", ranks=[], evidence={"place": place})
+    fault = between(title=f"Mostly in {file}:{line}.")
+    assert problems(case, wait, fault) == ()
+    assert problems(case, wait) == ("kind", "line")
+    assert "rank" in problems(case, {**wait, "ranks": [1]}, fault)
+    assert "kind" in problems(EVERYWHERE, wait, between())
