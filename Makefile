@@ -8,6 +8,7 @@ TEST_ARGS ?=
 LEAGUE_ARGS ?=
 HANGS_ARGS ?=
 FRAMEWORKS_ARGS ?=
+COMPARE_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_ARGS ?=
 FUZZ_ROUNDS ?= 3
@@ -31,7 +32,7 @@ PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vi
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-# One worker more than the two cores of a small machine: many tests wait for a process they started.
+# Two workers more than the cores of a small machine: a test waits for the processes it started about half of its time.
 PYTEST := -m pytest -n 3 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.
 NOTHING_CHOSEN := [ $$? -eq 5 ]
@@ -45,10 +46,10 @@ else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench screenshots league frameworks hangs gpu gpu-league clean
+.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench screenshots league league-compare frameworks hangs gpu gpu-league clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(RUN_READY) $(LINT_READY) ## Create the virtual environment with all dependencies
 
@@ -61,17 +62,17 @@ test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python $(PYTEST) $(TEST_ARGS)
 
-soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (12 minutes)
-	$(BIN)/python $(PYTEST) -m soak $(TEST_ARGS) || $(NOTHING_CHOSEN)
-	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "hypothesis and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
+soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (14 minutes)
+	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(PYTEST) -m soak $(TEST_ARGS) || $(NOTHING_CHOSEN)
+	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "(hypothesis or seeds) and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 
 long: $(FRAMEWORKS_READY) $(PAGE) ## Run the tests under frameworks (700 MB), and a simulated day of faults (an hour in all)
-	$(BIN)/python -m pytest -m long $(TEST_ARGS)
+	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m long $(TEST_ARGS)
 
 versions: $(PAGE) ## Run the tests that start torch with other torch versions (TORCH_VERSIONS="2.15.0 2.10.0")
 	@table=; for version in $(TORCH_VERSIONS); do \
 		echo "== torch $$version"; verdict=passed; \
-		{ $(MAKE) --no-print-directory .venv-torch-$$version/.ready && .venv-torch-$$version/bin/python $(PYTEST) \
+		{ $(MAKE) --no-print-directory .venv-torch-$$version/.ready && STEPSCOPE_WHOLE_TORCH=1 .venv-torch-$$version/bin/python $(PYTEST) \
 			-m "not long" $(VERSION_TESTS) $(TEST_ARGS); } || verdict=failed; \
 		table="$$table  torch $$version: $$verdict\n"; \
 	done; printf "\n$$table"; case "$$table" in *failed*) exit 1;; esac
@@ -121,6 +122,9 @@ screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the screenshots of th
 
 league: $(RUN_READY) ## Score the verdicts against injected faults (45 minutes; LEAGUE_ARGS="--synthetic 5": one)
 	PYTHONPATH=bench $(BIN)/python -m league $(LEAGUE_ARGS)
+
+league-compare: $(RUN_READY) ## Score comparisons: false alarms, and how small a slowdown is found (20 minutes; COMPARE_ARGS="--pairs 0": 5)
+	PYTHONPATH=bench $(BIN)/python -m compare $(COMPARE_ARGS)
 
 frameworks: $(FRAMEWORKS_READY) ## Score the verdicts under HF, Lightning, Ray and others (30 minutes; FRAMEWORKS_ARGS="--only 'hf/*'")
 	PYTHONPATH=bench $(BIN)/python -m frameworks $(FRAMEWORKS_ARGS)

@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +24,8 @@ import psutil
 import pytest
 from example_counts import examples
 from summary_consistency import check_summaries
+
+from stepscope.page import assets
 
 if TYPE_CHECKING:
     from stepscope.traces.model.window import Window
@@ -44,8 +45,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 # Hundreds of processes are started from here: without this, each would compile all of our modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Torch jobs load torch's compiler only if they use it: half of what starting them takes.
+if "STEPSCOPE_WHOLE_TORCH" not in os.environ:
+    late_compiler = str(ROOT / "tests" / "support" / "late_compiler")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [late_compiler, os.environ.get("PYTHONPATH")]))
 # No test leaves traces in the user's cache, or finds some there; those that want one bring their own.
 os.environ["STEPSCOPE_CACHE_GB"] = "0"
+# No test names its folders to the user's hub, or finds that hub; those that want one bring their own.
+os.environ["XDG_STATE_HOME"] = os.devnull
 # A page at the end of every run would cost the tests minutes; those of the page ask for it.
 os.environ["STEPSCOPE_HTML"] = "0"
 
@@ -174,51 +181,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-class PageReader(HTMLParser):
-    """What a browser would make of a page of ours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: set[str] = set()
-        self.attributes: dict[str, set[str]] = {}
-        """By name, all values."""
-        self.inside: dict[str, str] = {}
-        """By tag, the text directly inside it, of all of them."""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
-        for name, value in attrs:
-            self.attributes.setdefault(name, set()).add(value or "")
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        inner = self.open[-1] if self.open else ""
-        self.inside[inner] = self.inside.get(inner, "") + data
-
-
 @pytest.fixture
-def read_page() -> Callable[[str], PageReader]:
-    """Read HTML; every tag must be closed, and nothing may be fetched."""
-
-    def read(text: str) -> PageReader:
-        reader = PageReader()
-        reader.feed(text)
-        reader.close()
-        assert reader.open == []
-        assert not reader.attributes.keys() & {"src", "href", "style", "onclick", "onload", "onerror"}
-        assert reader.inside.get("script", "").count("fetch(") == 0
-        return reader
-
-    return read
+def small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A page in small, so that none has to be built; its script has in it what must not end it."""
+    static = tmp_path / "static"
+    (static / "assets").mkdir(parents=True)
+    (static / "index.html").write_text('<script src="./assets/a.js"></script><link href="./assets/a.css">')
+    (static / "assets" / "a.js").write_text('const a = "</SCRIPT>", b = "<!--<script>", c = 1 < 2;')
+    (static / "assets" / "a.css").write_text('p::after { content: "</style>"; }')
+    monkeypatch.setattr(assets, "STATIC", static)
+    assets.find_asset.cache_clear()
+    yield static
+    assets.find_asset.cache_clear()
 
 
 # ── leaks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -491,7 +465,11 @@ class Commands:
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE")}
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), inherited.get("PYTHONPATH", "")]))
-        ours = {"XDG_CACHE_HOME": str(self.folder / ".cache"), "STEPSCOPE_HTML": "0"}
+        ours = {
+            "XDG_CACHE_HOME": str(self.folder / ".cache"),
+            "XDG_STATE_HOME": str(self.folder / ".state"),
+            "STEPSCOPE_HTML": "0",
+        }
         return {**inherited, **ours, "PYTHONPATH": path, TOKEN: self._token}
 
     def newest_run(self) -> Path | None:

@@ -67,6 +67,7 @@ def test_gan(record: Callable[..., Any]) -> None:
     assert micro_batches(summary) == [1, 1, *[2] * (STEPS - 1)]
 
 
+@pytest.mark.soak
 def test_custom_loop(record: Callable[..., Any]) -> None:
     summary = record("custom_loop.py")
     assert phases(summary) == {"augment", "loss", "update", "other"} | (phases(summary) & {"backward"})

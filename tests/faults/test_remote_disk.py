@@ -80,6 +80,7 @@ def test_while_it_does_not_answer_the_job_prints_and_trains_on(
     assert not Path(meta["session"]).exists()
 
 
+@pytest.mark.soak  # near: the test above
 def test_when_its_server_died_and_it_is_mounted_again_nothing_is_missing(
     start: Callable[..., Any], toy: Path, disk: Disk, run_stepscope: Callable[..., Any]
 ) -> None:

@@ -44,6 +44,7 @@ def skewed_clock(folder: Path, seconds: int) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "SKEW_S": str(seconds)}
 
 
+@pytest.mark.soak  # near: tests/launch/test_two_nodes.py
 def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster, toy: Path) -> None:
     two = cluster(2, toy)
     two.start("--steps", "30", "--pause-ms", "20", ranks=2)
