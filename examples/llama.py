@@ -74,6 +74,8 @@ def main() -> None:
         if rank == 0 and (step % 20 == 0 or step == args.steps):
             print(f"step {step}  loss {outputs.loss.item():.4f}")
 
+    # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
+    del model
     dist.destroy_process_group()
 
 

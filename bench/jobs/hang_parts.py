@@ -103,4 +103,6 @@ class Job:
 
     def end(self):
         if self.ranks > 1:
+            # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
+            self.model = self.optimizer = None
             dist.destroy_process_group()

@@ -218,6 +218,8 @@ def main() -> None:
     parser.add_argument("--marks", type=Path)
     job = Job(parser.parse_args())
     job.train()
+    # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
+    del job
     dist.destroy_process_group()
 
 

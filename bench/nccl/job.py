@@ -175,6 +175,8 @@ def main() -> None:
         loader = torch.utils.data.DataLoader(samples, batch_size=None, pin_memory=args.device == "cuda")
         marks = spans(args.steps, args.clean, args.warm, fault.from_step if fault.where else 0)
         ends = _train(net, optimizer, loader, fault, device, {at for pair in marks.values() for at in pair})
+        # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
+        del net
     if rank == 0:
         measured = json.dumps({name: span_ms(ends, *pair) for name, pair in marks.items()})
         print(measured, flush=True)

@@ -49,6 +49,8 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
+    del model
     dist.destroy_process_group()
 
 

@@ -97,6 +97,8 @@ def main():
     steps = how(model, optimizer, device, report)
     report.steps(steps)
     dist.barrier()
+    # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
+    del model
     dist.destroy_process_group()
 
 

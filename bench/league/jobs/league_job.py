@@ -238,6 +238,8 @@ def main():
     job = Job(args)
     job.train(around)
     if job.ranks > 1:
+        # The model goes first: torch 2.13 may hang if it is destroyed after its process group (docs/hangs.md).
+        del job
         dist.destroy_process_group()
 
 

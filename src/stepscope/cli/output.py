@@ -12,12 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from stepscope import __version__
+from stepscope.cli.arguments import RUNS_FOLDER, existing
 from stepscope.errors import UsageError
 from stepscope.page.assets import UNBUILT, is_built, pack, report_file
 from stepscope.records.files import replaced
-from stepscope.records.text import Progress, duration_text, printable
+from stepscope.records.text import Progress, duration_text, printable, say
+from stepscope.store.catalog import RunEntry, list_runs
 
-__all__ = ["format_table", "page_name", "progress_bar", "protect_inputs", "require_page", "write_page", "write_text"]
+__all__ = [
+    "format_table",
+    "page_name",
+    "progress_bar",
+    "protect_inputs",
+    "require_page",
+    "runs_of_folder",
+    "write_page",
+    "write_text",
+]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -107,6 +118,17 @@ def progress_bar(
         yield bar.tell
     finally:
         bar.clear()
+
+
+def runs_of_folder(folder: Path) -> list[RunEntry]:
+    """The runs in it, newest first, read with a progress bar; what cannot be read is reported."""
+    if folder != RUNS_FOLDER and not existing(folder).is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    with progress_bar("reading runs") as tell:
+        entries, problems = list_runs(folder, progress=tell)
+    for problem in problems:
+        say(problem)
+    return entries
 
 
 class _ProgressBar:

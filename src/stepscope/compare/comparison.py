@@ -67,8 +67,8 @@ def compare_inputs(
 ) -> dict[str, Any]:
     """Compare ``candidate`` with its baselines; CompareError if an input cannot be used.
 
-    ``margin``: a change within it, on both sides, is none.  ``limit``: the slowdown that is to be told from a smaller
-    one, if the sign alone does not matter.  ``unfinished``: accept runs that failed or still run.
+    ``margin``: a change within it, in either direction, counts as no change.  ``limit``: a slowdown up to it is
+    acceptable; None: any counts.  ``unfinished``: accept runs that failed or still run.
     """
     check_comparable([*baselines, candidate], unfinished=unfinished)
     clock = _clock_of([*baselines, candidate])
@@ -394,7 +394,7 @@ def _memory(baselines: Sequence[Input], candidate: Input) -> dict[str, Any]:
 
 
 def _communication(baselines: Sequence[Input], candidate: Input) -> list[dict[str, Any]]:
-    """By kind of group and operation, per step; the last baseline stands for all, because exchanges do not vary."""
+    """By kind of group and operation, per step; the last baseline represents all, because exchanges do not vary."""
     first = {(row["group"], row["op"]): row for row in baselines[-1].communication}
     last = {(row["group"], row["op"]): row for row in candidate.communication}
     names = ("count", "bytes", "exposed_ms", "overlapped_ms", "transfer_ms")

@@ -35,7 +35,7 @@ Shape = Literal["steady", "steps", "gradual", "cannot_tell"]
 
 SCHEMA = 1
 FEWEST_RUNS = 5
-"""With fewer, the difference between runs cannot be told from a change."""
+"""With fewer, a change cannot be distinguished from the usual difference between runs."""
 FEWEST_IN_PART = 2
 """Runs on each side of a change: one run alone may be an exception."""
 UNUSUAL = 5.0

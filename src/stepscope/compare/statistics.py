@@ -157,7 +157,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """What would decide a comparison that is undecided, if the runs go on as they are; None: more than is sensible."""
+    """What would decide an undecided comparison, if the runs continue as they are; None: more than is sensible."""
 
     steps: int | None
     """More steady steps in each run."""
@@ -510,6 +510,6 @@ def _half(change: Change, prior: Prior, *, steps: int = 1, runs: int = 0) -> flo
 
 
 def _rounded_up(count: int) -> int:
-    """To two digits: nobody counts steps more precisely."""
+    """To two digits; the estimate is no better."""
     size = int(10 ** max(len(str(count)) - 2, 0))
     return -(-count // size) * size

@@ -105,9 +105,9 @@ def main():
         optimizer.step()
         if rank == 0 and step % 25 == 0:
             print(f"step {step:4d}  loss {loss.item():.3f}", flush=True)
-    # Without it torch 2.13 hangs now and then: one of gloo's threads needs the GIL to release the last exchange, and is
-    # joined, with the GIL held, when the model is destroyed.
-    dist.barrier()
+    # The model goes first.  Otherwise torch 2.13 hangs now and then: one of gloo's threads needs the GIL to release the
+    # last exchange, and is joined, with the GIL held, when the model is destroyed.
+    del model
     dist.destroy_process_group()
 
 

@@ -88,7 +88,7 @@ class Finding:
 
 
 UPPER_BOUND_COUNTS = 0.5
-"""Share of a gain that is known as "at most" which findings are ordered by: nobody knows where below it the gain is."""
+"""Share of a gain that is known as "at most" which findings are ordered by: the real gain is somewhere below it."""
 
 
 def expected_gain(finding: Finding) -> float:

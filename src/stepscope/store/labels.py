@@ -129,7 +129,7 @@ def _checked_note(text: str) -> str:
 
 
 # -- deleting ---------------------------------------------------------------------------------------------------------
-# Only a run of ours that is over, and that no process works on.  The folder is first renamed, which takes effect at
+# Only a Stepscope run that is over, and that no process works on.  The folder is first renamed, which takes effect at
 # once, and then removed; what a killed process left of it is removed by the next one.
 
 _DELETED = ".deleted-"

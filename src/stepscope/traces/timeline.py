@@ -110,7 +110,7 @@ class Lane:
     """Index into ``LOOKS``."""
     level: NDArray[np.int64]
     count: NDArray[np.int64]
-    """How many events it stands for."""
+    """How many events it represents."""
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -127,7 +127,7 @@ function paintRow(context: CanvasRenderingContext2D, timeline: TimelineDocument,
   }
 }
 
-/** The name of an event, or how many it stands for. */
+/** The name of an event, or how many it represents. */
 export function nameOf(timeline: TimelineDocument, row: Row, at: number): string {
   const many = row.count[at] ?? 1;
   return many > 1 ? `${many.toLocaleString("en-GB")} short events` : (timeline.names[row.label[at] ?? -1] ?? "");

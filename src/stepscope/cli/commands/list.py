@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import count, did_you_mean, existing
-from stepscope.cli.output import format_table, progress_bar
+from stepscope.cli.arguments import RUNS_FOLDER, count, did_you_mean
+from stepscope.cli.output import format_table, runs_of_folder
 from stepscope.errors import UsageError
-from stepscope.records.text import count_text, printable, say
+from stepscope.records.text import count_text, printable
 from stepscope.reports.layout import MARKS
-from stepscope.store.catalog import RunEntry, list_runs
+from stepscope.store.catalog import RunEntry
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -32,7 +32,6 @@ examples:
 Before each verdict: ✖ critical, ▲ warning, ● information, ✔ nothing is wrong.
 """
 
-DEFAULT = Path("runs")
 COLUMNS = ("run", "started", "status", "ranks", "steps", "median step", "tags", "verdict")
 NUMERIC = (3, 4, 5)
 LEFT_OUT = (3, 4, 1, 6, 5)
@@ -61,7 +60,7 @@ ORDERS: dict[str, Callable[[RunEntry], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "dir", metavar="DIR", type=Path, nargs="?", default=DEFAULT, help="folder of runs (default: runs)"
+        "dir", metavar="DIR", type=Path, nargs="?", default=RUNS_FOLDER, help="folder of runs (default: runs)"
     )
     parser.add_argument(
         "--status",
@@ -85,12 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.dir != DEFAULT and not existing(args.dir).is_dir():
-        raise UsageError(f"{args.dir} is not a folder")
-    with progress_bar("reading runs") as told:
-        entries, problems = list_runs(args.dir, progress=told)
-    for problem in problems:
-        say(problem)
+    entries = runs_of_folder(args.dir)
     tagged = [entry for entry in entries if set(args.tag or ()) <= set(entry.labels.tags)]
     found = sorted(_with_status(tagged, args.status), key=ORDERS[args.sort])
     shown = found[: args.limit]

@@ -28,7 +28,7 @@ this job differ anyway (docs/compare.md).
 
 examples:
   stepscope compare before after               two runs in runs/
-  stepscope compare base1 base2 base3 after    three baselines: smaller changes can be told from chance
+  stepscope compare base1 base2 base3 after    three baselines: finds smaller changes
   stepscope compare before after --json        the document, for scripts
   stepscope compare before after --markdown    for a pull request
   stepscope compare old.csv new.csv --column iteration_ms

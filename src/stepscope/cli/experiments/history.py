@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import count, existing
-from stepscope.cli.output import format_table, progress_bar
+from stepscope.cli.arguments import RUNS_FOLDER, count
+from stepscope.cli.output import format_table, runs_of_folder
 from stepscope.errors import UsageError
-from stepscope.records.text import count_text, ms_text, printable, say
-from stepscope.store.catalog import RunEntry, list_runs
+from stepscope.records.text import count_text, ms_text, printable
+from stepscope.store.catalog import RunEntry
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 
@@ -32,7 +32,6 @@ examples:
 Runs are compared by the mean of their steady steps, from their summaries. How far runs differ by chance is measured
 from run to run; only what is more than that is reported as a change. docs/history.md explains how.
 """
-DEFAULT = Path("runs")
 COLUMNS = ("run", "started", "commit", "steps", "mean step", "", "change")
 NUMERIC = (3, 4)
 BAR_CELLS = 16
@@ -40,7 +39,7 @@ BAR_CELLS = 16
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "dir", metavar="DIR", type=Path, nargs="?", default=DEFAULT, help="folder of runs (default: runs)"
+        "dir", metavar="DIR", type=Path, nargs="?", default=RUNS_FOLDER, help="folder of runs (default: runs)"
     )
     parser.add_argument(
         "--last", type=count("runs"), default=20, metavar="N", help="use the newest N runs (default: 20)"
@@ -60,12 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepscope.compare.history import history_document, history_points, same_job
 
-    if args.dir != DEFAULT and not existing(args.dir).is_dir():
-        raise UsageError(f"{args.dir} is not a folder")
-    with progress_bar("reading runs") as told:
-        entries, problems = list_runs(args.dir, progress=told)
-    for problem in problems:
-        say(problem)
+    entries = runs_of_folder(args.dir)
     found = [entry for entry in entries if _asked(entry, args.tag or (), args.name)]
     if not found:
         filtered = " with that name or tag" if entries else ""

@@ -188,8 +188,7 @@ def _jump(values: NDArray[np.float64]) -> int | None:
     needed, later = thresholds.SPIKE_BEFORE, thresholds.SPIKE_AFTER
     if len(values) < needed + later:
         return None
-    least = np.minimum.accumulate(values[::-1])[::-1]
-    """[N]; the lowest from there on."""
+    least = np.minimum.accumulate(values[::-1])[::-1]  # [N]; the lowest from there on
     windows = np.lib.stride_tricks.sliding_window_view(values[:-later], needed)
     above = np.flatnonzero(least[needed : needed + len(windows)] > windows.max(axis=1)) + needed
     for at in above[:JUMPS_AT_MOST]:

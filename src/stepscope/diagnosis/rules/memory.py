@@ -341,7 +341,7 @@ def _rise_of_blocks(
 ) -> Rise:
     """Judge by the lowest points [R, B] of stretches, the steps they are ``at``, and the middles [B] of the stretches.
 
-    ``least_bytes``: less growth is none, however fast.
+    ``least_bytes``: less growth does not count, however fast.
 
     Growing memory is lowest at the start of its stretch: placed at the middle, the whole line would lie half a stretch
     late.

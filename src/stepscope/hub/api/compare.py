@@ -31,7 +31,7 @@ __all__ = ["compare_runs", "resource"]
 MOST_RUNS = 8
 KEPT = 16
 ALIKE = 0.02
-"""A smaller difference of peak memory is none: it is one number without a spread."""
+"""A smaller difference of peak memory does not count: it is one number without a spread."""
 LOOKS = {"slower": "worse", "faster": "better", "same": "alike", "cannot_tell": "alike"}
 
 
