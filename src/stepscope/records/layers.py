@@ -1,0 +1,229 @@
+"""What a sampled step shows of the model's layers: their time, memory, gradients and checksums.
+
+The recorder writes two kinds of lines to ``PID.layers`` beside its ring, and the agent moves them to ``layers.jsonl``:
+a *model* (the tree of modules; once, and again when the model changes) and a *sample* for each sampled step.  All lists
+of a sample have one entry for each module of its model, in the same order; null where nothing is known.  A module's
+bytes, norms and checksum are those of the parameters that it owns itself, without its children; ``forward_us`` is the
+whole call, children included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "MEMORY_KINDS",
+    "SHARED_STEPS",
+    "LayerRecords",
+    "LayerSample",
+    "ModelTree",
+    "ModuleInfo",
+    "plain_numbers",
+    "read_layers",
+]
+
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
+SHARED_STEPS = 100
+"""Every rank samples at multiples of this, or of this times a power of two: so ranks have steps in common."""
+MOST_MODULES = 20_000
+MOST_TEXT = 512
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleInfo:
+    name: str
+    """As in ``named_modules()``: ``layers.7.mlp``; empty for the model itself."""
+    type: str
+    """The name of its class."""
+    parent: int
+    """Index of the module that contains it; -1 for the model itself.  Parents come before their children."""
+    elements: int
+    """Of the parameters that it owns itself (the local shard, if they are sharded)."""
+    trainable: int
+    """Of these, elements that require gradients."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTree:
+    id: str
+    """A hash of names, types and shapes: ranks with equal models have equal ids."""
+    modules: tuple[ModuleInfo, ...]
+    compiled: bool
+    """Modules inside a compiled region are not timed, and their activations are unknown."""
+    replicated: bool
+    """Every rank of the data-parallel group holds all parameters: their checksums must be equal after each step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSample:
+    rank: int
+    attempt: int
+    step: int
+    wall_ns: int
+    model: str
+    """Id of the model."""
+    clock: str
+    """Which clock timed the layers: ``host`` or ``device``."""
+    group: str
+    """Ranks with the same group hold the same replica: ``""`` for plain data parallelism, else the coordinates of the
+    other dimensions (``tp=1,pp=0``)."""
+    forward_us: tuple[float | None, ...]
+    backward_us: tuple[float | None, ...]
+    """Of the module's own backward; only modules without children have it."""
+    memory: Mapping[str, tuple[int, ...]]
+    """Bytes by kind (``MEMORY_KINDS``)."""
+    grad_norm: tuple[float | None, ...]
+    """``inf`` or ``nan`` if the gradients are; None: no gradients."""
+    weight_norm: tuple[float | None, ...]
+    update_ratio: tuple[float | None, ...]
+    """Size of the optimizer's change relative to the weights, estimated from a part of each parameter."""
+    zero_share: tuple[float | None, ...]
+    """Share of gradient elements that are exactly zero."""
+    checksum: tuple[str | None, ...]
+    """Of the bits of the parameters after the step; equal bits give equal sums in any order."""
+    nonfinite_forward: int | None
+    """The first module, in order of execution, whose output was NaN or infinite although its inputs were finite."""
+    nonfinite_backward: int | None
+    """The first module, in order of the backward pass, that received such a gradient; before any exchange of ranks."""
+    skipped: bool
+    """The gradient scaler skipped the step because of infinite gradients, which is normal now and then."""
+    device_peak: int | None
+    """Of the allocator, in the sampled step; None without a GPU."""
+    device_bytes: int | None
+    """In use by the allocator at the end of the step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerRecords:
+    models: Mapping[str, ModelTree]
+    samples: tuple[LayerSample, ...]
+    """In order of step and rank; each refers to one of the models."""
+
+    def __bool__(self) -> bool:
+        return bool(self.samples)
+
+
+def read_layers(records: Iterable[Mapping[str, Any]]) -> tuple[LayerRecords, int]:
+    """Return what parsed lines of ``layers.jsonl`` say, and the number of lines that are invalid."""
+    models: dict[str, ModelTree] = {}
+    found: list[LayerSample] = []
+    bad = 0
+    for record in records:
+        kind = record.get("kind")
+        model = _model(record) if kind == "model" else None
+        if model is not None:
+            models.setdefault(model.id, model)
+            continue
+        tree = models.get(str(record.get("model"))) if kind == "sample" else None
+        sample = None if tree is None else _sample(record, len(tree.modules))
+        if sample is None:
+            bad += 1
+        else:
+            found.append(sample)
+    found.sort(key=lambda one: (one.attempt, one.step, one.rank))
+    return LayerRecords(models=models, samples=tuple(found)), bad
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+# They may come from another node or from a damaged file: everything is checked.
+
+
+def _model(raw: Mapping[str, Any]) -> ModelTree | None:
+    identity, rows = raw.get("model"), raw.get("modules")
+    if not isinstance(identity, str) or not isinstance(rows, list) or not 0 < len(rows) <= MOST_MODULES:
+        return None
+    modules = []
+    for at, row in enumerate(rows):
+        module = _module(row, at)
+        if module is None:
+            return None
+        modules.append(module)
+    return ModelTree(
+        id=identity[:MOST_TEXT],
+        modules=tuple(modules),
+        compiled=raw.get("compiled") is True,
+        replicated=raw.get("replicated") is True,
+    )
+
+
+def _module(row: Any, at: int) -> ModuleInfo | None:
+    """``[name, type, parent, elements, trainable]``."""
+    if not isinstance(row, list) or len(row) != 5 or not all(isinstance(text, str) for text in row[:2]):
+        return None
+    parent, elements, trainable = row[2:]
+    if not (type(parent) is int and -1 <= parent < at) or not (_is_count(elements) and _is_count(trainable)):
+        return None
+    name, kind = (text[:MOST_TEXT] for text in row[:2])
+    return ModuleInfo(name=name, type=kind, parent=parent, elements=elements, trainable=trainable)
+
+
+def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
+    if not all(_is_count(raw.get(name)) for name in ("rank", "step", "wall_ns")):
+        return None
+    lists = {name: _numbers(raw.get(name), modules) for name in _FLOATS}
+    memory = raw.get("memory")
+    memory = memory if isinstance(memory, Mapping) else {}
+    bytes_of = {name: tuple(int(value or 0) for value in _numbers(memory.get(name), modules)) for name in MEMORY_KINDS}
+    sums = raw.get("checksum")
+    sums = sums if isinstance(sums, list) and len(sums) == modules else [None] * modules
+    attempt = raw.get("attempt")
+    return LayerSample(
+        rank=raw["rank"],
+        attempt=attempt if type(attempt) is int and 0 <= attempt <= _LARGEST else 0,
+        step=raw["step"],
+        wall_ns=raw["wall_ns"],
+        model=str(raw["model"]),
+        clock="device" if raw.get("clock") == "device" else "host",
+        group=_text(raw.get("group")),
+        memory=bytes_of,
+        checksum=tuple(value[:MOST_TEXT] if isinstance(value, str) else None for value in sums),
+        nonfinite_forward=_index(raw.get("nonfinite_forward"), modules),
+        nonfinite_backward=_index(raw.get("nonfinite_backward"), modules),
+        skipped=raw.get("skipped") is True,
+        device_peak=raw["device_peak"] if _is_count(raw.get("device_peak")) else None,
+        device_bytes=raw["device_bytes"] if _is_count(raw.get("device_bytes")) else None,
+        **lists,
+    )
+
+
+_FLOATS = ("forward_us", "backward_us", "grad_norm", "weight_norm", "update_ratio", "zero_share")
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""JSON has no such numbers."""
+
+
+def _numbers(raw: Any, count: int) -> tuple[float | None, ...]:
+    """All None if the list is not usable."""
+    if not isinstance(raw, list) or len(raw) != count:
+        return (None,) * count
+    return tuple(map(_number, raw))
+
+
+def _number(raw: Any) -> float | None:
+    if type(raw) in (int, float):
+        return float(raw) if abs(raw) <= _LARGEST or type(raw) is float else None
+    return _WORDS.get(raw) if isinstance(raw, str) else None
+
+
+def plain_numbers(values: Sequence[float | None]) -> list[float | str | None]:
+    """The form in which ``_numbers`` reads them: four digits are enough, and JSON has no NaN."""
+    return [value if value is None else _plain(value) for value in values]
+
+
+def _plain(value: float) -> float | str:
+    return float(f"{value:.4g}") if math.isfinite(value) else str(value)
+
+
+def _index(raw: Any, count: int) -> int | None:
+    return raw if type(raw) is int and 0 <= raw < count else None
+
+
+def _is_count(raw: Any) -> bool:
+    return type(raw) is int and 0 <= raw <= _LARGEST
+
+
+def _text(raw: Any) -> str:
+    return raw[:MOST_TEXT] if isinstance(raw, str) else ""
