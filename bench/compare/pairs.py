@@ -14,7 +14,7 @@ from stepscope.compare import compare_inputs, read_input
 __all__ = ["KINDS", "Pair", "record_pairs"]
 
 JOB = Path(__file__).with_name("jobs") / "pair_job.py"
-STEP_MS = 40.0
+STEP_MS = 155.0
 """About what a step of the job takes; a twentieth of it is added."""
 KINDS: dict[str, tuple[str, ...]] = {
     "same": (),
