@@ -99,6 +99,24 @@ def test_a_leak_of_one_rank_names_it() -> None:
     assert creep.title.startswith("Host memory of rank 2 grows by 3.0 MiB a step")
 
 
+def test_what_grows_is_said_first() -> None:
+    run = with_samples(
+        Cluster(ranks=4, steps=100, phases_ms=SECOND), rss_mb=lambda rank, at: 1000 + (3.0 if rank == 2 else 0.0) * at
+    )
+    growing = {"holder": "kept, a list made at train.py:88", "per_step": 1.0, "element": "float32 []", "graph": True}
+    run.ranks[2].facts["growing"] = {**growing, "element_bytes": 4, "from": 200, "to": 250}
+    (creep,) = found(run)
+    assert creep.evidence["growing"]["rank"] == 2
+    assert creep.advice[0] == (
+        "kept, a list made at train.py:88, gets longer by 1 element a step: float32 [], with the graph that made it: "
+        "keep .detach() or .item() instead."
+    )
+    run.ranks[2].facts["growing"].pop("element")
+    (creep,) = found(run)
+    assert creep.evidence["growing"] is None
+    assert creep.advice[0].startswith("Look for what the loop keeps")
+
+
 @pytest.mark.parametrize(
     ("available", "severity"), [(GIB, "critical"), (60 * GIB, "warning"), (2048 * GIB, "info"), (None, "warning")]
 )

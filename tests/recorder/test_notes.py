@@ -14,7 +14,7 @@ import pytest
 import stepscope
 from stepscope.recorder import bootstrap
 from stepscope.recorder.guard import ImportWatch, Patches
-from stepscope.recorder.notes import LOGGERS, install
+from stepscope.recorder.hooks.notes import LOGGERS, install
 
 
 class Host:

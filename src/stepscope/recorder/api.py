@@ -23,7 +23,7 @@ from stepscope.recorder import bootstrap
 from stepscope.recorder.guard import failsafe, warn
 from stepscope.recorder.identity import rank_from
 from stepscope.recorder.ledger import NOT_NOW
-from stepscope.recorder.notes import note_texts
+from stepscope.recorder.hooks.notes import note_texts
 from stepscope.records.files import make_session, take_folder
 from stepscope.records.paths import (
     ENV_CLOCK,

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.recorder import facts, notes
+from stepscope.recorder import facts
 from stepscope.recorder.failure import watch_end
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
-from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp
+from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp, notes
 from stepscope.recorder.hooks.compiled import leave_shared_code_alone
 from stepscope.recorder.hooks.forward import ForwardProbe
 from stepscope.recorder.hooks.optimizer import OptimizerHooks

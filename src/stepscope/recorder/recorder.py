@@ -20,6 +20,7 @@ from stepscope.errors import RingNoSpace
 from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
+from stepscope.recorder.growth import GrowthWatch
 from stepscope.recorder.ledger import NOBODY, NOT_NOW, Ledger
 from stepscope.recorder.process_groups import GroupTable
 from stepscope.recorder.stacks import StackOffer
@@ -168,6 +169,7 @@ class Recorder:
         self.ring: RingWriter | None = None
         self.boundaries = StepBoundaries()
         self.objects = LiveObjects()
+        self._growth = GrowthWatch()
         self.groups.forget()
         self.explicit = False
         self.identity = RankIdentity(host="", pid=0)
@@ -295,8 +297,12 @@ class Recorder:
         device_at = None if self._device is None else self._device.end_step(step, ended, self.ledger)
         if step >= self._asked_at or not self.forward_seen:
             self._look_around(optimizer)
+        if step >= self._growth.due_at:
+            self._look_at_growth(step)
         if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
-            self._attend_at = self._asked_at if device_at is None else min(self._asked_at, device_at)
+            self._attend_at = min(self._asked_at, self._growth.due_at)
+            if device_at is not None:
+                self._attend_at = min(self._attend_at, device_at)
 
     def begin(self) -> None:
         """Create the ring now unless it exists: the script itself says that it trains."""
@@ -458,6 +464,14 @@ class Recorder:
         if self.ring is not None:
             self._tell_facts(self.ring)
         return unfinished
+
+    def _look_at_growth(self, step: int) -> None:
+        found = self._growth.look(step)
+        if found is None:
+            self._growth.due_at = sys.maxsize  # it failed on the script's objects, and would fail again
+        elif found and self.ring is not None:
+            self.objects.facts = {**self.objects.facts, **found}
+            self._tell_facts(self.ring)
 
     @guard.failsafe
     def _tell_last_facts(self, ring: RingWriter, *, in_order: bool) -> None:

@@ -1,7 +1,7 @@
 """Findings about the loss and the gradient norm: no longer numbers (loss_nan, nan_gradients), or a jump (loss_spike).
 
 They cost no time, but a run that trains on NaN is lost from that step on.  The values are the script's own: what it
-gave to ``stepscope.note``, or what its framework logged (``recorder/notes.py``).
+gave to ``stepscope.note``, or what its framework logged (``recorder/hooks/notes.py``).
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ what the agent samples of the processes once a second.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -548,6 +549,8 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut) -> C
     per_step, first, last = (float(values[worst]) for values in (rise.per_step, rise.first, rise.last))
     first_step, last_step = round(float(rise.first_step[worst])), round(float(rise.last_step[worst]))
     first_text, last_text = span_texts(first, last)
+    found = _what_grows(view, rows, worst)
+    grows = _growing_advice(found)
     # Correct for a run that continues and for one that is over.
     more = f"after another {duration_text(end.in_s)}"
     runs_out = f"; at this pace it runs out at step {end.step:,}, {more}" if end.step else ""
@@ -572,11 +575,30 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut) -> C
             "runs_out_at_step": end.step,
             "runs_out_in_s": end.in_s,
             "samples": rise.samples,
+            "growing": found or None,
         },
-        advice=MEMORY_CREEP_ADVICE[which],
+        advice=(*grows, *MEMORY_CREEP_ADVICE[which])[:3],
         confidence=0.95 if rise.sure else 0.75,
     )
     return Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))
+
+
+def _what_grows(view: View, rows: NDArray[np.intp], worst: int) -> dict[str, Any]:
+    """What the recorder of the rank that grows most, or of another one that grows, found to get longer; or {}."""
+    for row in (worst, *rows):
+        found = view.window.facts[view.rows[row]].get("growing")
+        if isinstance(found, dict) and {"holder", "per_step", "element", "element_bytes"} <= set(found):
+            return {**found, "rank": view.ranks[row]}
+    return {}
+
+
+def _growing_advice(found: Mapping[str, Any]) -> Iterator[str]:
+    if found:
+        size = f", {bytes_text(found['element_bytes'])} each" if found["element_bytes"] >= 1024 else ""
+        elements = f"{found['per_step']:g} element{'' if found['per_step'] == 1 else 's'}"
+        graph = found.get("graph") is True
+        kept = ", with the graph that made it: keep .detach() or .item() instead" if graph else ""
+        yield (f"{found['holder']}, gets longer by {elements} a step: {found['element']}{size}{kept}.")
 
 
 def _creep_severity(view: View, end: _RunsOut) -> Severity:

@@ -1,0 +1,269 @@
+"""Finds what grows when the memory of this process grows: the list, dict, set or deque that only gets longer.
+
+Now and then, after a step, the memory of the process (and what torch's allocator has in use on the device) is read.  If
+it rose several times in a row, all containers of the process are counted, and once more a little later.  One that grew
+with the steps is described: its name, the line that made it, and what it holds.  A script that keeps losses, outputs or
+hidden states keeps them in such a container.
+
+A count visits every object that Python's garbage collector tracks (20 ms for 300,000 of them), so it is only done on
+suspicion and at most a few times in a process.  Nothing is kept alive: a count holds ids and lengths.  The result is a
+fact (``growing``), which joins the finding ``memory_creep``; it is not a finding of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from stepscope.recorder.guard import failsafe
+
+__all__ = ["GrowthWatch"]
+
+FIRST_LOOK = 50
+"""Steps between two readings of the memory, at first."""
+LEAST_S = 0.5
+"""If they are closer than this, the distance doubles."""
+RISES = 3
+"""So many rises in a row are suspicious …"""
+LEAST_BYTES = 16 << 20
+LEAST_PER_STEP = 100_000.0
+"""… if they are that large: 100 MB in 1,000 steps."""
+MOST_COUNTS = 6
+"""In one process."""
+LEAST_LENGTH = 16
+"""Shorter containers are not counted."""
+LEAST_GROWTH = 0.2
+"""Elements for each step; what grows more slowly is something else."""
+LEAST_SHARE = 0.1
+"""Of the rise, that the elements must explain: a small log that grows with the steps is not the leak."""
+CONTAINERS = (list, dict, set, deque)
+MOST_NAMED = 8
+"""Containers whose elements and names are looked at."""
+STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
+TEXT = 120
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Counted = dict[int, int]
+"""Length by id."""
+
+
+class GrowthWatch:
+    def __init__(self, *, now_s: Callable[[], float] = time.monotonic, used: Callable[[], int] | None = None) -> None:
+        self.due_at = FIRST_LOOK
+        """After this step, look again."""
+        self._now_s = now_s
+        self._used = used or used_bytes
+        self._every = FIRST_LOOK
+        self._looked_s = now_s()
+        self._rises: list[tuple[int, int]] = []
+        """(step, bytes) of looks, each higher than the one before."""
+        self._counted: tuple[int, Counted] | None = None
+        """The first count of a pair, and the step after which it was made."""
+        self._counts = 0
+
+    @failsafe
+    def look(self, step: int) -> dict[str, Any]:
+        """Look after this step, if it is time; facts about what grows, or {}."""
+        if step < self.due_at:
+            return {}
+        now_s = self._now_s()
+        if now_s - self._looked_s < LEAST_S:
+            self._every *= 2
+        self._looked_s = now_s
+        self.due_at = step + self._every
+        used = self._used()
+        if self._rises and used <= self._rises[-1][1]:
+            self._rises.clear()
+            self._counted = None
+        self._rises.append((step, used))
+        if self._counted is not None:
+            return self._compare(step)
+        if self._suspicious() and self._counts < MOST_COUNTS:
+            self._counts += 1
+            self._counted = step, count_containers()
+        return {}
+
+    def _suspicious(self) -> bool:
+        (first_step, first), (last_step, last) = self._rises[0], self._rises[-1]
+        enough = last - first >= max(LEAST_BYTES, LEAST_PER_STEP * (last_step - first_step))
+        return len(self._rises) > RISES and enough
+
+    def _compare(self, step: int) -> dict[str, Any]:
+        """Count again, and describe the container that took most.
+
+        A tensor that keeps its graph alive keeps the activations too, which cannot be counted: it explains any rise.
+        """
+        assert self._counted is not None
+        (before, lengths), self._counted = self._counted, None
+        rise = self._rises[-1][1] - self._rises[-2][1]
+        self._rises.clear()
+        self._counts += 1
+        steps = step - before
+        found = sorted(_grown(lengths, LEAST_GROWTH * steps), key=lambda one: -one[1])[:MOST_NAMED]
+        best: dict[str, Any] = {}
+        for container, more in found:
+            element = _last_of(container)
+            size, text, graph = describe(element)
+            weight = rise + size * more if graph else size * more
+            if weight >= max(best.get("weight", 0), LEAST_SHARE * rise):
+                holder = name_of(container, sys._getframe())
+                best = {
+                    "weight": weight,
+                    "holder": holder[:TEXT],
+                    "per_step": round(more / steps, 2),
+                    "element": text[:TEXT],
+                    "element_bytes": size,
+                    "graph": graph,
+                    "from": before,
+                    "to": step,
+                }
+        best.pop("weight", None)
+        return {"growing": best} if best else {}
+
+
+def used_bytes() -> int:
+    """Of this process, without mapped files, and of torch's allocator on the current device."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
+    used = (resident - shared) * PAGE
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        used += int(cuda.memory_allocated())
+    return used
+
+
+# -- containers -------------------------------------------------------------------------------------------------------
+
+
+def count_containers() -> Counted:
+    return {id(one): len(one) for one in gc.get_objects() if type(one) in CONTAINERS and len(one) >= LEAST_LENGTH}
+
+
+def _grown(before: Counted, least: float) -> list[tuple[Any, int]]:
+    """Containers that have at least that many more elements than before, and how many."""
+    return [
+        (one, more)
+        for one in gc.get_objects()
+        if type(one) in CONTAINERS and id(one) in before and (more := len(one) - before[id(one)]) >= max(least, 1)
+    ]
+
+
+def _last_of(container: Any) -> Any:
+    if isinstance(container, dict):
+        return next(reversed(container.values()), None)
+    if isinstance(container, set):
+        return next(iter(container), None)
+    return container[-1] if container else None
+
+
+def describe(element: Any) -> tuple[int, str, bool]:
+    """Its size in bytes, what it is in words, and whether it keeps a graph alive."""
+    if isinstance(element, tuple | list | dict):
+        values = list(element.values()) if isinstance(element, dict) else list(element)
+        parts = [describe(value) for value in values[:MOST_NAMED] if not isinstance(value, tuple | list | dict)]
+        if not parts:
+            return sys.getsizeof(element), type(element).__name__, False
+        size = sum(part[0] for part in parts)
+        largest = max(parts, key=lambda part: part[0])
+        return size, f"{type(element).__name__} with {largest[1]}", any(part[2] for part in parts)
+    shape, dtype, nbytes = (getattr(element, name, None) for name in ("shape", "dtype", "nbytes"))
+    if isinstance(nbytes, int) and dtype is not None and shape is not None:
+        kind = f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"
+        device = getattr(element, "device", None)
+        where = f" on {device}" if getattr(device, "type", "cpu") != "cpu" else ""
+        return nbytes, f"{kind}{where}", getattr(element, "grad_fn", None) is not None
+    return sys.getsizeof(element), type(element).__name__, False
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def name_of(container: Any, frame: FrameType | None) -> str:
+    """``kept, a list made at train.py:88``: how the script calls it, as far as that can be found."""
+    kind = type(container).__name__
+    found = _in_frames(container, frame) or _in_referrers(container)
+    return f"{found[0]}, a {kind}{found[1]}" if found else f"a {kind}"
+
+
+def _in_frames(container: Any, frame: FrameType | None) -> tuple[str, str] | None:
+    """As a variable of a function that is running, or of a module that one is in."""
+    seen: set[int] = set()
+    while frame is not None:
+        if not _is_ours(frame.f_globals):
+            for names, code in ((frame.f_locals, frame.f_code), (frame.f_globals, None)):
+                if id(names) in seen:
+                    continue
+                seen.add(id(names))
+                for name, value in list(names.items()):
+                    if value is container:
+                        return name, _made_at(name, code or _module_code(frame))
+        frame = frame.f_back
+    return None
+
+
+def _in_referrers(container: Any) -> tuple[str, str] | None:
+    """As a variable of a module, or as an attribute of an object."""
+    for holder in gc.get_referrers(container):
+        if isinstance(holder, ModuleType | FrameType):
+            continue
+        names = holder if type(holder) is dict else getattr(holder, "__dict__", None)
+        if type(names) is not dict or _is_ours(names):
+            continue
+        for name, value in list(names.items()):
+            if value is container and isinstance(name, str):
+                module = sys.modules.get(str(names.get("__name__")))
+                if module is not None and vars(module) is names:
+                    return f"{module.__name__}.{name}", ""
+                owner = holder if names is not holder else _owner_of(names)
+                return (f"{type(owner).__name__}.{name}" if owner is not None else repr(name)), ""
+    return None
+
+
+def _owner_of(names: dict[str, Any]) -> Any:
+    for holder in gc.get_referrers(names):
+        if getattr(holder, "__dict__", None) is names:
+            return holder
+    return None
+
+
+def _is_ours(names: Any) -> bool:
+    return str(names.get("__name__", "")).partition(".")[0] == "stepscope"
+
+
+def _module_code(frame: FrameType) -> CodeType | None:
+    """Of the module that the frame is in, if it is running, as a script is."""
+    here: FrameType | None = frame
+    while here is not None:
+        if here.f_code.co_name == "<module>" and here.f_globals is frame.f_globals:
+            return here.f_code
+        here = here.f_back
+    return None
+
+
+def _made_at(name: str, code: CodeType | None) -> str:
+    """``made at train.py:88``: the first line that assigns the name."""
+    if code is None:
+        return ""
+    lines = _lines_of(code, name)
+    line = next(lines, None)
+    return "" if line is None else f" made at {Path(code.co_filename).name}:{line}"
+
+
+def _lines_of(code: CodeType, name: str) -> Iterator[int]:
+    import dis  # only where something grows
+
+    line = code.co_firstlineno
+    for at in dis.get_instructions(code):
+        start = at.starts_line
+        if type(start) is int:
+            line = start
+        elif start and (number := getattr(at, "line_number", None)) is not None:  # Python 3.13: a bool and a number
+            line = number
+        if at.opname in STORES and at.argval == name:
+            yield line

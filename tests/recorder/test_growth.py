@@ -1,0 +1,148 @@
+"""What grows is named: the container, the line that made it, and what it holds."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.recorder import growth
+from stepscope.recorder.growth import GrowthWatch
+
+MB = 1 << 20
+KEPT_BY_MODULE: list[bytes] = []
+
+
+class Memory:
+    """Grows by a number of bytes a step; looks are a second apart."""
+
+    def __init__(self, per_step: int) -> None:
+        self.per_step = per_step
+        self.step = 0
+        self.watch = GrowthWatch(now_s=lambda: self.step / 10, used=lambda: 100 * MB + self.per_step * self.step)
+
+    def train(self, steps: int, each: Callable[[int], object]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(steps):
+            each(self.step)
+            found |= self.watch.look(self.step) or {}
+            self.step += 1
+        return found
+
+
+class Tensor:
+    def __init__(self, graph: bool = False) -> None:
+        self.dtype, self.shape, self.nbytes = "torch.float32", (512, 512), MB
+        self.grad_fn = object() if graph else None
+
+
+def test_a_list_is_named_with_the_line_that_made_it() -> None:
+    kept = []
+    line = sys._getframe().f_lineno - 1
+    found = Memory(MB).train(400, lambda _: kept.append(Tensor()))
+    assert found["growing"] == {
+        "holder": f"kept, a list made at test_growth.py:{line}",
+        "per_step": 1.0,
+        "element": "float32 [512, 512]",
+        "element_bytes": MB,
+        "graph": False,
+        "from": 200,
+        "to": 250,
+    }
+
+
+def test_a_tensor_with_its_graph_explains_more_than_its_size() -> None:
+    kept: list[Tensor] = []
+    log: list[int] = []
+
+    def each(step: int) -> None:
+        kept.append(Tensor(graph=True))
+        kept[-1].nbytes = 4
+        log.append(step)
+
+    found = Memory(MB).train(300, each)["growing"]
+    assert found["holder"].startswith("kept, a list")
+    assert (found["graph"], found["element_bytes"]) == (True, 4)
+
+
+def test_attributes_dicts_and_variables_of_modules_are_named() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.seen: dict[int, Tensor] = {}
+
+    trainer = Trainer()
+    found = Memory(MB).train(300, lambda step: trainer.seen.__setitem__(step, Tensor()))["growing"]
+    assert found["holder"] == "Trainer.seen, a dict"
+
+    found = Memory(MB).train(300, lambda _: KEPT_BY_MODULE.append(bytes(MB)))["growing"]
+    KEPT_BY_MODULE.clear()
+    assert found["holder"] == "KEPT_BY_MODULE, a list"
+    assert found["element"] == "bytes"
+
+
+def test_elements_of_a_tuple_are_described() -> None:
+    kept: list[Any] = []
+    found = Memory(2 * MB).train(300, lambda step: kept.extend([(step, Tensor())] * 2))["growing"]
+    assert (found["element"], found["per_step"]) == ("tuple with float32 [512, 512]", 2.0)
+
+
+@pytest.mark.parametrize("per_step", [0, 50_000])
+def test_nothing_is_counted_where_memory_does_not_grow(per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "count_containers", lambda: pytest.fail("counted"))
+    kept: list[Tensor] = []
+    assert Memory(per_step).train(2_000, lambda _: kept.append(Tensor())) == {}
+
+
+def test_a_small_log_is_not_the_leak() -> None:
+    log: list[int] = []
+    assert Memory(MB).train(400, log.append) == {}
+
+
+def test_what_does_not_grow_is_not_named() -> None:
+    full: deque[Tensor] = deque([Tensor()] * 100, maxlen=100)
+    fixed = [Tensor()] * 100
+
+    def each(step: int) -> None:
+        full.append(Tensor())
+        fixed[step % 100] = Tensor()
+        list(range(1_000))
+
+    assert Memory(MB).train(400, each) == {}
+
+
+def test_counts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = 0
+    original = growth.count_containers
+
+    def counted() -> Any:
+        nonlocal counts
+        counts += 1
+        return original()
+
+    monkeypatch.setattr(growth, "count_containers", counted)
+    Memory(MB).train(20_000, lambda _: None)
+    assert 0 < counts <= growth.MOST_COUNTS
+
+
+def test_looks_become_rarer_where_steps_are_short() -> None:
+    step = 0
+    watch = GrowthWatch(now_s=lambda: step / 10_000, used=lambda: 0)
+    looks = []
+    for step in range(100_000):
+        if step >= watch.due_at:
+            looks.append(step)
+            watch.look(step)
+    assert len(looks) < 40
+
+
+def test_an_object_that_raises_is_survived() -> None:
+    class Bad:
+        @property
+        def nbytes(self) -> int:
+            raise RuntimeError("not now")
+
+    kept: list[Any] = []
+    assert Memory(MB).train(400, lambda _: kept.append(Bad())) == {}
