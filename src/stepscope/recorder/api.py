@@ -21,9 +21,9 @@ from typing import Any, ParamSpec, TypeVar
 from stepscope.errors import RingNoSpace, StepscopeError
 from stepscope.recorder import bootstrap
 from stepscope.recorder.guard import failsafe, warn
+from stepscope.recorder.hooks.notes import note_texts
 from stepscope.recorder.identity import rank_from
 from stepscope.recorder.ledger import NOT_NOW
-from stepscope.recorder.hooks.notes import note_texts
 from stepscope.records.files import make_session, take_folder
 from stepscope.records.paths import (
     ENV_CLOCK,
