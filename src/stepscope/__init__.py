@@ -9,6 +9,7 @@ Most users never import this: ``stepscope run train.py`` needs no change to the 
         with stepscope.phase("augment"):  # a custom phase; also works as a decorator
             ...
     stepscope.note(loss=0.3)              # a value recorded with the step
+    stepscope.watch(model)                # the model whose layers are sampled, if it is not the one that is called
     stepscope.summary()                   # the summary so far, with the contents of summary.json
     stepscope.live()                      # in a notebook that trains: record, and show the live page in the cell
     stepscope.show("night")               # in any notebook: the page of a run
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.notebook.cells import live, show
-    from stepscope.recorder.api import init, note, phase, step, summary
+    from stepscope.recorder.api import init, note, phase, step, summary, watch
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "init", "live", "note", "phase", "show", "step", "summary"]
+__all__ = ["__version__", "init", "live", "note", "phase", "show", "step", "summary", "watch"]
 
 _FOUND_IN = {"live": "stepscope.notebook.cells", "show": "stepscope.notebook.cells"}
 """All other names are defined in the recorder."""

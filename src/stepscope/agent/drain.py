@@ -7,6 +7,7 @@ exactly where the first one was killed, and a failed write loses nothing.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import time
@@ -17,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.agent.journal import Journal
 from stepscope.errors import RingForeign, RingVersion
 from stepscope.records import run_clock
 from stepscope.records.collectives import ProcessGroup, merged_groups
-from stepscope.records.paths import BESIDE_RING, RING_SUFFIX
+from stepscope.records.paths import BESIDE_RING, LAYERS_SUFFIX, RING_SUFFIX
 from stepscope.records.series import RankState
 from stepscope.records.steps import SLOT_BYTES, STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingHeader, RingReader, split
@@ -51,6 +53,9 @@ FLIGHTS_AT_ONCE = FRAME_SLOTS // 2
 """Records of collectives on the device per frame. Those with the same seq must fit into one frame."""
 EARLIER_SLOTS = 4096
 """Slots at the end of a segment to search for steps whose collectives may still be in the Flight Recorder."""
+LAYERS_AT_ONCE = 8 << 20
+PUNCH_HOLE = 3
+"""FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE."""
 RECENT_STEPS = 20
 RECENT_RECORDS = 100
 """The recent steps are among this many records at the end of a batch."""
@@ -75,6 +80,7 @@ class RingDrain:
         """Durations of the last steps."""
         self.flights: FlightRecords | None = None
         """Records from this rank's NCCL Flight Recorder, once it is read."""
+        self._layers = LayerLines(reader.path.with_suffix(LAYERS_SUFFIX))
         self._found = _not_said(earlier.groups if earlier else (), self.header.groups)
         self._written_s = time.monotonic()
         self._sidecar_s = float("-inf")
@@ -156,6 +162,14 @@ class RingDrain:
             self._found = tuple(flights.found)
             self.save_last_sidecar()
 
+    def move_layers(self, journal: Journal) -> bool:
+        """Write what the process wrote about its layers since the last time; False if the disk refuses."""
+        while journal.takes_layers and (lines := self._layers.read()):
+            who = self.reader.header().identity
+            journal.layers(lines, rank=who.rank, attempt=who.attempt, pid=self.header.pid)
+            journal.flush()
+        return journal.takes_layers
+
     def state(self) -> RankState:
         """Return how the process ended, given that it has."""
         claimed = sidecar_of(self.header).state
@@ -190,6 +204,44 @@ class RingDrain:
             os.close(self.pidfd)
             self.pidfd = None
         self.reader.close()
+
+
+class LayerLines:
+    """The file beside a ring in which a process writes what sampled steps showed of its layers.
+
+    It is in memory, and only ever grows: what was read is cut out of it once it is on disk, and reads as zeros from
+    then on.  So a second agent finds only what the first one has not read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0
+        self._freed = 0
+
+    def read(self) -> list[bytes]:
+        """Return the lines since the last time; frees those returned before, which are on disk by now."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return []
+        try:
+            size = os.fstat(fd).st_size
+            if self._end > self._freed:
+                self._free(fd)
+            data = os.pread(fd, min(size - self._end, LAYERS_AT_ONCE), self._end) if size > self._end else b""
+        finally:
+            os.close(fd)
+        data = data[: data.rfind(b"\n") + 1]
+        self._end += len(data)
+        return data.replace(b"\0", b"").splitlines(keepends=True)
+
+    def _free(self, fd: int) -> None:
+        punch = getattr(_LIBC, "fallocate", None)
+        if (
+            punch is not None
+            and punch(fd, PUNCH_HOLE, ctypes.c_long(self._freed), ctypes.c_long(self._end - self._freed)) == 0
+        ):
+            self._freed = self._end
 
 
 class Rings:
@@ -239,15 +291,20 @@ class Rings:
 
 def drain_leftovers(run_dir: Path, session: Path) -> None:
     """Drain rings of dead processes that have no agent left; raise OSError if a write fails."""
+    journal = Journal(run_dir)
     for drain in Rings(run_dir, session).discover():
         try:
             if not drain.alive():
                 drain.ended_wall_ns = drain.ended_wall_ns or run_clock.wall_ns()
                 drain.drain_to_end()
                 drain.save_last_sidecar()
+                drain.move_layers(journal)
                 drain.remove()
         finally:
             drain.close()
+
+
+_LIBC = ctypes.CDLL(None)
 
 
 def _not_said(groups: Iterable[ProcessGroup], said: Iterable[ProcessGroup]) -> tuple[ProcessGroup, ...]:

@@ -189,6 +189,7 @@ class Agent:
                 self._try(drain.save_sidecar, drain)
                 if drain.due(watched=watched):
                     self._try(drain.drain, drain)
+                drain.move_layers(self._journal)
         self._lease.renew()
         self._copy_output()
         self._watchdog.look(self._rings.known.values())
@@ -284,7 +285,8 @@ class Agent:
                 how["collective"] = call
             self._journal.event("rank_end", **who, **how)
         # If the disk rejects a write, the ring stays known as dead and is retried on the next tick.
-        if self._try(drain.drain_to_end, drain) and self._try(drain.save_last_sidecar, drain):
+        written = self._try(drain.drain_to_end, drain) and self._try(drain.save_last_sidecar, drain)
+        if written and drain.move_layers(self._journal):
             self._rings.forget(drain)
             drain.remove()
 
@@ -437,6 +439,7 @@ class Agent:
                 done = done and drain.reader.path not in self._rings.known
             else:
                 done = self._try(drain.drain, drain) and self._try(drain.save_last_sidecar, drain) and done
+                done = drain.move_layers(self._journal) and done
         return self._journal.flush() and done
 
     def _ask_git(self, run_dir: Path, meta: dict[str, Any]) -> GitContext | None:

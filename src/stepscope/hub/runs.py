@@ -29,11 +29,13 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.errors import NotARun, RunError, UsageError
 from stepscope.hub.live.digests import LOG_ROOM, DigestLog
+from stepscope.hub.live.lines import LayerLines
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import BACKLOG_S, MOST_JUDGED, Snapshot, keep_up, run_data_of, select, snapshot
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, HangRecord, Severity, status_severity
+from stepscope.records.layers import layer_lines
 from stepscope.records.series import RankSeries, RunData, noted_numbers
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
@@ -46,7 +48,7 @@ from stepscope.store.labels import Labels, change_labels, delete_run, read_label
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.liveness import mark_watched, processes_alive
 from stepscope.store.load import load_run, open_run
-from stepscope.store.paths import EVENTS, INBOX, LABELS, META, NODES, SAMPLES, STACKS, STEPS, SUMMARY
+from stepscope.store.paths import EVENTS, INBOX, LABELS, LAYERS, META, NODES, SAMPLES, STACKS, STEPS, SUMMARY
 from stepscope.store.user_runs import run_id, split_run_id
 from stepscope.wire.frames import ring_id
 
@@ -299,6 +301,15 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
     for file, records in ((EVENTS, data.events), (SAMPLES, data.samples), (STACKS, data.stacks)):
         for node, lines in lines_by_node(live, records, nodes).items():
             live.lines(file, lines, node=node, offset_ns=0)
+    if data.layers:
+        live.said.layers = LayerLines(kept_bytes=sys.maxsize)  # they are already thinned, too
+        hosts = {(series.identity.attempt, series.rank): series.identity.host for series in data.ranks}
+        told = [
+            line | {"node": hosts.get((line["attempt"], line["rank"]), "")} if line["kind"] == "sample" else line
+            for line in layer_lines(data.layers)
+        ]
+        for node, lines in lines_by_node(live, told, nodes).items():
+            live.lines(LAYERS, lines, node=node, offset_ns=0)
     live.tick()
     return live
 

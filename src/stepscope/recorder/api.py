@@ -40,7 +40,7 @@ from stepscope.records.steps import FLAG_EXPLICIT, OTHER
 from stepscope.records.text import TIME_IN_NAME, checked_name, default_name
 from stepscope.ring.writer import process_start_ticks
 
-__all__ = ["init", "note", "phase", "step", "summary"]
+__all__ = ["init", "note", "phase", "step", "summary", "watch"]
 
 
 # -- Joining a run ----------------------------------------------------------------------------------------------------
@@ -247,6 +247,18 @@ def note(**values: Any) -> None:
         return
     for text in note_texts(values):
         recorder.note(text)
+
+
+@failsafe
+def watch(model: Any, *, activations: bool = True, gradients: bool = True) -> None:
+    """Name the model whose layers are looked at in sampled steps (docs/layers.md), also if it is on a GPU.
+
+    Without this, the modules that the script calls are looked at.  ``activations=False`` leaves out the sizes of
+    outputs and the search for NaN in them; ``gradients=False`` their norms and the time of backward.
+    """
+    recorder = bootstrap.current()
+    if recorder is not None and recorder.layers is not None:
+        recorder.layers.watch(model, activations=activations, gradients=gradients)
 
 
 def summary() -> dict[str, Any]:

@@ -28,6 +28,7 @@ from stepscope.recorder.hooks.compiled import leave_shared_code_alone
 from stepscope.recorder.hooks.forward import ForwardProbe
 from stepscope.recorder.hooks.optimizer import OptimizerHooks
 from stepscope.recorder.identity import attempt_from, is_launcher, rank_from
+from stepscope.recorder.layers.sampler import layer_sampler
 from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.stacks import StackOffer
@@ -77,6 +78,9 @@ class Instrumentation:
         self._undo.append(recorder.stacks.withdraw)
         recorder.server = ServerOffer()
         self._undo.append(recorder.server.withdraw)
+        recorder.layers = sampler = layer_sampler(torch, recorder.ledger, os.environ)
+        if sampler is not None:
+            self._undo.append(sampler.withdraw)
         collectives.install_init_process_group(recorder, torch, patches)
         recorder.ask_after_steps(forward)
 

@@ -391,6 +391,17 @@ class LiveObjects:
         if not known and len(self._optimizers) < MAX_OBJECTS:
             self._optimizers.append(weakref.ref(optimizer))
 
+    def roots(self) -> list[Any]:
+        """The models that are alive, as the script calls them."""
+        return [root for root in (known.walk.root() for known in self._roots) if root is not None]
+
+    def optimizers(self, last: Any = None) -> list[Any]:
+        """The optimizers that are alive, and ``last``, if it is an optimizer that is not among them."""
+        alive = [optimizer for optimizer in (known() for known in self._optimizers) if optimizer is not None]
+        if hasattr(last, "state") and not any(one is last for one in alive):
+            alive.append(last)
+        return [one for one in alive if isinstance(getattr(one, "state", None), dict)]
+
     @failsafe
     def _meet_loader(self, loader: Any, step: int) -> dict[str, Any]:
         self._loaders.taken(loader, step)

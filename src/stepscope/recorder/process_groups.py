@@ -16,7 +16,7 @@ from stepscope.records.identity import rank_runs
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import GROUP_SHIFT
 
-__all__ = ["UNKNOWN_GROUP", "GroupTable", "KnownGroup", "display_name", "group_facts", "mesh_facts"]
+__all__ = ["UNKNOWN_GROUP", "GroupTable", "KnownGroup", "display_name", "group_facts", "mesh_facts", "whole_mesh"]
 
 
 # -- Process groups ---------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
     """
     if not meshes:
         return {}
-    mesh = max((_whole_mesh(mesh) for mesh in meshes), key=lambda mesh: mesh.ndim)
+    mesh = max((whole_mesh(mesh) for mesh in meshes), key=lambda mesh: mesh.ndim)
     names = [str(name) for name in mesh.mesh_dim_names or ()]
     facts: dict[str, Any] = {"mesh": {"names": names, "shape": [int(size) for size in mesh.shape]}}
     place = mesh.get_coordinate()
@@ -185,7 +185,7 @@ def mesh_facts(meshes: Sequence[Any], *, sharded: bool) -> dict[str, Any]:
     return {**facts, "peers": rank_runs(ranks, mesh.get_rank())}
 
 
-def _whole_mesh(mesh: Any) -> Any:
+def whole_mesh(mesh: Any) -> Any:
     """The mesh that this one was sliced from, unless that one lacks its dimensions."""
     root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
     names = set(mesh.mesh_dim_names or ())

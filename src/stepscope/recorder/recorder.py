@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Protocol
@@ -136,6 +136,31 @@ class BackwardFigures(Protocol):
         ...
 
 
+class LayerSamples(Protocol):
+    """Looks at the layers of the model in some steps."""
+
+    def finish(self, step: int, flags: int, optimizers: Sequence[Any], ring: RingWriter | None) -> int:
+        """The sampled step is over; return a flag for it."""
+        ...
+
+    def after_step(self, step: int, roots: Callable[[], Sequence[Any]], *, compiled: bool, busy: bool) -> int:
+        """Begin the next step; return the step at whose end to call this again."""
+        ...
+
+    def watch(self, model: Any, *, activations: bool, gradients: bool) -> None: ...
+
+    def drop_step(self) -> None:
+        """Stop looking at the current step, because a graph is being captured."""
+        ...
+
+    def forget(self) -> None: ...
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the step in progress is sampled."""
+        ...
+
+
 class Recorder:
     """Receives ``enter``/``leave`` around phases and ``end_step`` at the end of a step from the hooks.
 
@@ -157,6 +182,7 @@ class Recorder:
         self._search: RootSearch | None = None
         self.stacks: StackOffer | None = None
         self.server: ServerOffer | None = None
+        self.layers: LayerSamples | None = None
         self._forgetting: list[Callable[[], None]] = []
         self._known: Callable[[RankIdentity], None] | None = None
         self.ledger = Ledger(now, self._start)
@@ -196,6 +222,8 @@ class Recorder:
             self.stacks.forget()
         if self.server is not None:
             self.server.forget()
+        if self.layers is not None:
+            self.layers.forget()
         for forget in self._forgetting:
             forget()
 
@@ -280,6 +308,8 @@ class Recorder:
         self.boundaries.hold()
         if self._device is not None:
             self._device.drop_step(self.ledger)
+        if self.layers is not None:
+            self.layers.drop_step()
 
     def capture_ends(self) -> object | None:
         """Return the optimizer whose step was captured, the last one if there were several; None if there was none."""
@@ -291,6 +321,9 @@ class Recorder:
     def _end_step_with_figures(self, outer: int, step: int, flags: int, optimizer: object) -> None:
         """End a step, add the figures that others have about it, and run the checks that are due."""
         self._attend_at = step + 1
+        if self.layers is not None and self.layers.sampling:
+            self.ledger.leave(outer)  # reading the layers is not the optimizer's time
+            self._finish_layers(self.layers, step, flags, optimizer)
         ended = self.ledger.phase
         self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
         self.flags = 0
@@ -299,10 +332,18 @@ class Recorder:
             self._look_around(optimizer)
         if step >= self._growth.due_at:
             self._look_at_growth(step)
+        due = [self._asked_at, self._growth.due_at]
+        if device_at is not None:
+            due.append(device_at)
+        if self.layers is not None:
+            busy, compiled = self._captured is not None, self._compiled > 0
+            due.append(self.layers.after_step(step, self.objects.roots, compiled=compiled, busy=busy))
         if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
-            self._attend_at = min(self._asked_at, self._growth.due_at)
-            if device_at is not None:
-                self._attend_at = min(self._attend_at, device_at)
+            self._attend_at = min(due)
+
+    @guard.failsafe
+    def _finish_layers(self, layers: LayerSamples, step: int, flags: int, optimizer: object) -> None:
+        self.flags |= layers.finish(step, flags, self.objects.optimizers(optimizer), self._ring_in_memory())
 
     def begin(self) -> None:
         """Create the ring now unless it exists: the script itself says that it trains."""
@@ -407,6 +448,10 @@ class Recorder:
         # Only in memory: a signal handler must not wait for a disk.
         if self.stacks is not None and ring.path.parent == self._session:
             self.stacks.open(ring)
+
+    def _ring_in_memory(self) -> RingWriter | None:
+        """None also for a ring on disk: writing next to it could block."""
+        return self.ring if self.ring is not None and self.ring.path.parent == self._session else None
 
     def _offer_server(self, ring: RingWriter) -> None:
         if self.server is not None and ring.path.parent == self._session:

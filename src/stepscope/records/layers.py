@@ -10,24 +10,29 @@ whole call, children included.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "FIRST_SHARED_STEP",
     "MEMORY_KINDS",
     "SHARED_STEPS",
     "LayerRecords",
     "LayerSample",
     "ModelTree",
     "ModuleInfo",
+    "layer_lines",
     "plain_numbers",
     "read_layers",
 ]
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
 SHARED_STEPS = 100
-"""Every rank samples at multiples of this, or of this times a power of two: so ranks have steps in common."""
+FIRST_SHARED_STEP = 37
+"""Every rank samples at the second plus multiples of the first, or of the first times a power of two: so ranks have
+steps in common.  They are no round numbers, because loops log, evaluate and save at those, and such a step would say
+little about the others."""
 MOST_MODULES = 20_000
 MOST_TEXT = 512
 _LARGEST = (1 << 63) - 1
@@ -124,8 +129,29 @@ def read_layers(records: Iterable[Mapping[str, Any]]) -> tuple[LayerRecords, int
             bad += 1
         else:
             found.append(sample)
-    found.sort(key=lambda one: (one.attempt, one.step, one.rank))
-    return LayerRecords(models=models, samples=tuple(found)), bad
+    # What an agent had just read when it was killed, the next one may have read again.
+    once = {(one.attempt, one.step, one.rank, one.model): one for one in reversed(found)}
+    return LayerRecords(models=models, samples=tuple(once[key] for key in sorted(once))), bad
+
+
+def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
+    """The lines that ``read_layers`` reads, for models and samples that no longer are as a recorder wrote them."""
+    for model in records.models.values():
+        rows = [[one.name, one.type, one.parent, one.elements, one.trainable] for one in model.modules]
+        flags = {"compiled": model.compiled, "replicated": model.replicated}
+        yield {"kind": "model", "model": model.id, **flags, "modules": rows}
+    for sample in records.samples:
+        told: dict[str, Any] = {"rank": sample.rank, "attempt": sample.attempt, "kind": "sample", "step": sample.step}
+        told |= {name: getattr(sample, name) for name in ("wall_ns", "model", "clock", "group", "skipped")}
+        told["memory"] = {name: sizes for name, sizes in sample.memory.items() if any(sizes)}
+        for name in _FLOATS:
+            values = getattr(sample, name)
+            if any(value is not None for value in values):
+                told[name] = plain_numbers(values)
+        if any(value is not None for value in sample.checksum):
+            told["checksum"] = sample.checksum
+        told |= {name: value for name in _PLAIN if (value := getattr(sample, name)) is not None}
+        yield told
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
@@ -191,6 +217,7 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
 
 
 _FLOATS = ("forward_us", "backward_us", "grad_norm", "weight_norm", "update_ratio", "zero_share")
+_PLAIN = ("nonfinite_forward", "nonfinite_backward", "device_peak", "device_bytes")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON has no such numbers."""
 

@@ -7,6 +7,7 @@ lasts.  The *run directory* is permanent.
     <session>/<pid>.stacks            where it was seen outside all phases, on its way to the agent
     <session>/<pid>.threads           the stacks of all its threads, when it seems to hang
     <session>/<pid>.sock              where torch's worker server listens, in jobs with several ranks
+    <session>/<pid>.layers            what sampled steps showed of the model's layers, on its way to the agent
     <run>/rings/<pid>.ring            the ring, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
     <run>/flight/rank_<rank>.json     the contents of its Flight Recorders at that time
@@ -33,6 +34,7 @@ __all__ = [
     "ENV_HANG_AFTER",
     "ENV_HTML",
     "ENV_KEEP_EVIDENCE",
+    "ENV_LAYERS",
     "ENV_NATIVE",
     "ENV_RUN_DIR",
     "ENV_SERVER",
@@ -42,6 +44,8 @@ __all__ = [
     "ENV_TORCH_DUMPS",
     "FLIGHT",
     "HANGS",
+    "LAYERS_SUFFIX",
+    "LAYER_MODES",
     "PRINTED_SUFFIX",
     "RING_SUFFIX",
     "SERVER_SUFFIX",
@@ -74,6 +78,10 @@ ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 """Seconds without progress after which the watchdog investigates; ``0``: never."""
 ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
 """``1``: keep what the watchdog gathers in single-host jobs, too, for tests to replay."""
+ENV_LAYERS = "STEPSCOPE_LAYERS"
+"""One of LAYER_MODES; not set: ``sampled``, but only for models on the CPU."""
+LAYER_MODES = ("off", "sampled", "every")
+"""At which steps the layers of the model are looked at: never, now and then, at each step."""
 ENV_SERVER = "STEPSCOPE_SERVER"
 """``0``: torch's worker server is never started."""
 NCCL_TIMING, OLD_NCCL_TIMING = "TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"
@@ -96,9 +104,10 @@ RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
+LAYERS_SUFFIX = ".layers"
 PRINTED_SUFFIX = ".printed"
 """In the session: what a process printed, on its way to the log of a run on a remote file system."""
-BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX)
+BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX, LAYERS_SUFFIX)
 """Removed together with the ring."""
 ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """They tell torch where NCCL's watchdog writes the Flight Recorder of a rank; torch appends the rank's number."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import HangRecord
 from stepscope.records.identity import RankIdentity
+from stepscope.records.layers import LayerRecords
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,6 +104,8 @@ class RunData:
     errors: tuple[RankError, ...] = ()
     stacks: tuple[dict[str, Any], ...] = ()
     """Where ranks were seen in long stretches that no phase claims (docs/schema.md)."""
+    layers: LayerRecords = field(default_factory=lambda: LayerRecords(models={}, samples=()))
+    """What sampled steps showed of the model's layers; of very many samples, evenly spaced ones."""
     hangs: tuple[HangRecord, ...] = ()
     """What the watchdog found when the job made no progress."""
     flight: dict[str, Any] = field(default_factory=dict)

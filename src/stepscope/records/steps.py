@@ -32,6 +32,7 @@ __all__ = [
     "FLAG_EXPLICIT",
     "FLAG_FIRST",
     "FLAG_REPLAYED",
+    "FLAG_SAMPLED",
     "FLAG_SKIPPED",
     "FORWARD",
     "GRAPH_PHASE",
@@ -146,6 +147,8 @@ FLAG_FIRST = 32
 """The first step of its process: it begins at the first activity seen, not at the end of another step."""
 FLAG_REPLAYED = 64
 """The step was a replay of a CUDA graph: everything in it is one phase, GRAPH_PHASE."""
+FLAG_SAMPLED = 128
+"""The layers were looked at in this step and not in its neighbors, which makes it longer."""
 
 SLOT_HEAD = struct.Struct("<IHHQ")
 """zero, kind, flags, seq."""

@@ -19,6 +19,7 @@ __all__ = [
     "MAX_DISK",
     "NEARLY_FULL",
     "append_jsonl",
+    "append_lines",
     "blank_line",
     "disk_limit",
     "fsync_file",
@@ -123,7 +124,11 @@ def read_document(path: Path, *, most: int = MAX_DOCUMENT_BYTES) -> bytes:
 
 def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
     """Append all records, or none if the disk refuses (OSError)."""
-    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
+    append_lines(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode())
+
+
+def append_lines(path: Path, text: bytes) -> None:
+    """Append whole lines, or nothing if the disk refuses (OSError)."""
     if not text:
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(path.parent))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotARun, RunUnwritable
+from stepscope.records.layers import LayerRecords, read_layers
 from stepscope.records.run_clock import now_of
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.records.text import Progress, count_text, duration_text, no_progress
@@ -25,10 +26,10 @@ from stepscope.store.live.failures import (
     read_stacks,
 )
 from stepscope.store.live.logs import read_native, read_training_log
-from stepscope.store.live.sample_files import thinned
+from stepscope.store.live.sample_files import LayerChoice, layer_records, layers_on_disk, thinned
 from stepscope.store.liveness import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.locks import locked
-from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
+from stepscope.store.paths import EVENTS, HUB_EVENTS, LAYERS, POSITIONS, SAMPLES, STACKS
 
 if TYPE_CHECKING:
     from stepscope.store.inbox.remote import Remote, Shown
@@ -225,13 +226,15 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
     errors, bad_errors = read_errors(path, numbers, offsets)
     stacks, bad_stacks = read_stacks(path, numbers.of)
     sent_stacks, bad_sent = remote.stacks(numbers)
+    layers, bad_layers, bad_sent_layers = _read_layers(path, remote, numbers)
     hangs, bad_hangs = read_joined_hangs(path, found.series, errors, remote.nodes)
     flight, large = ({}, []) if found.live else _read_flight(path, found.series, errors)
     if not sealed:
-        if bad_stacks and not found.live:
-            notices.append(f"{bad_stacks:,} lines of {STACKS} could not be read.")
+        for name, bad in ((STACKS, bad_stacks), (LAYERS, bad_layers)):
+            if bad and not found.live:
+                notices.append(f"{bad:,} lines of {name} could not be read.")
         notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
-    notices += remote.notices(bad_sent)
+    notices += remote.notices(bad_sent + bad_sent_layers)
     told = node_notices(
         meta, remote.nodes, read_refused(path), lost=_lost_nodes(meta, live=found.live), over=not found.live
     )
@@ -246,6 +249,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         events=_merge_notes([*found.events, *seen, *remote.records(EVENTS)], found.notes, doubled=not sealed),
         errors=errors,
         stacks=_in_order(stacks, sent_stacks),
+        layers=layers,
         hangs=hangs,
         flight=flight,
         training_log=read_training_log(path, found.series),
@@ -320,6 +324,24 @@ def _find_open(path: Path, meta: dict[str, Any], *, alone: bool, progress: Progr
         shown={whose: pair for whose, pair in pairs if pair is not None},
         live=live,
     )
+
+
+def _read_layers(path: Path, remote: Remote, numbers: RankNumbers) -> tuple[LayerRecords, int, int]:
+    """Return the chosen samples of all nodes under the ranks that are shown, and how many lines are invalid."""
+    choice = LayerChoice()
+    choice.see(layers_on_disk(path))
+    for sent in remote.lines:
+        choice.see(sent.layers)
+    own, bad = layer_records(filter(choice.takes, layers_on_disk(path)), numbers)
+    told: list[dict[str, Any]] = []
+    bad_sent = 0
+    for sent in remote.lines:
+        records, none = layer_records(filter(choice.takes, sent.layers), numbers, sent.host, sent.offset_ns)
+        told += records
+        bad_sent += none
+    # Another node may have described the model first.
+    layers, wrong = read_layers(sorted([*own, *told], key=lambda record: record.get("kind") != "model"))
+    return layers, bad + wrong, bad_sent
 
 
 def _nodes(nodes: Iterable[NodeInfo], shown: Shown, own: str) -> tuple[dict[str, Any], ...]:

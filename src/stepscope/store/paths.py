@@ -16,6 +16,7 @@ __all__ = [
     "HUB_EVENTS",
     "INBOX",
     "LABELS",
+    "LAYERS",
     "META",
     "NODES",
     "PARTS",
@@ -45,6 +46,8 @@ SAMPLES = "samples.jsonl"
 SAMPLES_FOLDER = "samples"
 """Older samples, thinned (``store/live/sample_files.py``)."""
 STACKS = "stacks.jsonl"
+LAYERS = "layers.jsonl"
+"""What sampled steps showed of the model's layers (``records/layers.py``)."""
 STEPS = "steps"
 SEGMENT_SUFFIX = ".seg"
 SIDECAR_SUFFIX = ".json"

@@ -16,7 +16,7 @@ Parts, by kind:
     rings    zlib of a JSON list of sidecars (``steps/KEY.json``), which identify the rings; sent before the first block
              of a ring, and again after a change
     steps    a block (see "Blocks" below)
-    lines    zlib of whole lines of ``events.jsonl``, ``samples.jsonl`` or ``stacks.jsonl``, starting at ``offset``
+    lines    zlib of whole lines of a file such as ``events.jsonl`` (``LINE_FILES``), starting at ``offset``
     log      zlib of bytes of ``logs/NAME.log``, starting at ``offset``
     file     zlib of a whole small file: ``errors/*.json``, ``hangs/*``, ``flight/*.json``
 
@@ -104,7 +104,7 @@ FRAME_PREFIX = struct.Struct("<4sHHII")
 _CRC_END = 12
 
 PartKind = Literal["rings", "steps", "lines", "log", "file"]
-LINE_FILES = ("events.jsonl", "samples.jsonl", "stacks.jsonl")
+LINE_FILES = ("events.jsonl", "samples.jsonl", "stacks.jsonl", "layers.jsonl")
 _NAMES = {
     "lines": re.compile("|".join(re.escape(name) for name in LINE_FILES)),
     "log": re.compile(r"logs/[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.log"),

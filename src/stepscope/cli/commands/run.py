@@ -27,6 +27,7 @@ from stepscope.cli.launch.hub import DEFAULT_PORT, HubOptions
 from stepscope.cli.launch.record import JobOptions, record
 from stepscope.errors import UsageError
 from stepscope.records.files import PRIVATE, SHARED_WITH
+from stepscope.records.paths import LAYER_MODES
 from stepscope.records.text import default_name, say
 from stepscope.store.labels import checked_tag
 
@@ -50,7 +51,7 @@ The exit code is the job's.  STEPSCOPE=0 runs the job without Stepscope.
 
 OPTIONS_BEFORE_JOB = (
     *("--name", "--tag", "--dir", "--nproc-per-node", "--nproc_per_node", "--on-hang", "--hang-after"),
-    *("--share", "--max-disk", "--max_disk"),
+    *("--share", "--max-disk", "--max_disk", "--layers"),
     *("--nnodes", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port", "--master_port"),
     *("--hub-host", "--hub_host", "--hub-port", "--hub_port", "--tls-cert", "--tls_cert", "--tls-key", "--tls_key"),
 )
@@ -100,6 +101,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also keep output of native code (NCCL, CUDA, the C library) in each rank's log; output then passes "
         "through files in the run, unless it goes to a terminal",
+    )
+    parser.add_argument(
+        "--layers",
+        choices=LAYER_MODES,
+        help="look at the model's layers never, in a few sampled steps, or in every step, which slows the job down "
+        "(default: sampled for models on the CPU, off on a GPU)",
     )
     parser.add_argument("--quiet", action="store_true", help="print no summary; still write the files")
     parser.add_argument(
@@ -206,6 +213,7 @@ def run(args: argparse.Namespace) -> int:
         mode=SHARED_WITH.get(args.share, PRIVATE),
         max_disk=args.max_disk,
         native_output=args.native_output,
+        layers=args.layers,
         hint=hint,
     )
     return record(job)
@@ -216,7 +224,13 @@ def _misplaced(job: Sequence[str]) -> list[list[str]]:
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     valued = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
-    return misplaced_options(job, valued)
+    found = misplaced_options(job, valued)
+    # Many scripts have an option --layers of their own, with a number.
+    return [words for words in found if words[0].partition("=")[0] != "--layers" or _is_layer_mode(words)]
+
+
+def _is_layer_mode(words: Sequence[str]) -> bool:
+    return (words[0].partition("=")[2] or words[-1]) in LAYER_MODES
 
 
 def _hint(job: Sequence[str], moved: Sequence[Sequence[str]]) -> str:

@@ -52,6 +52,7 @@ from stepscope.records.files import PRIVATE
 from stepscope.records.paths import (
     ENV_CLAIM,
     ENV_CLOCK,
+    ENV_LAYERS,
     ENV_NATIVE,
     ENV_RUN_DIR,
     ENV_SESSION,
@@ -322,6 +323,8 @@ class JobOptions:
     """Limit of the run on disk, in bytes; 0: no limit; None: the default."""
     native_output: bool = False
     """Whether to keep output of native code, which then passes through files."""
+    layers: str | None = None
+    """When the ranks look at their model's layers; None: they decide."""
     hint: str = ""
     """Printed if the job fails before its first step; the cause may be a misplaced option."""
 
@@ -600,6 +603,8 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
     environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)
     environment[ENV_RUN_DIR] = str(run_dir)
     environment[ENV_SESSION] = str(session)
+    if job.layers is not None:
+        environment[ENV_LAYERS] = job.layers
     environment.pop(ENV_CLOCK, None)
     environment.update(environment_of(read_meta(run_dir)))
     if not any(environment.get(name) for name in ENV_TORCH_DUMPS):

@@ -1,4 +1,4 @@
-"""Lines from agents: events, parsed on arrival; samples and stacks, parsed only on request.  Values that scripts noted.
+"""Lines from agents: events, parsed on arrival; samples, stacks and layers, parsed only on request.  Noted values.
 
 A hundred thousand ranks make more samples a second than one process can parse.  The newest samples and stacks are kept
 as raw bytes, by node, and the rules read only the few nodes whose ranks they judge.  Parsing a line shifts its wall
@@ -8,6 +8,7 @@ times by the node's offset, onto the hub's clock.
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -17,13 +18,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
 from stepscope.records.series import noted_health, noted_numbers
 from stepscope.records.steps import NOTE_SLOT
 from stepscope.store.live.sample_files import Thinner, strides
-from stepscope.store.paths import SAMPLES
+from stepscope.store.paths import LAYERS, SAMPLES
 from stepscope.store.sealed.sample_source import whose_of
 
-__all__ = ["Lines", "Noted", "of_kind", "parse_raw"]
+__all__ = ["LayerLines", "Lines", "Noted", "of_kind", "parse_raw"]
 
 Raw = tuple[str, bytes, int]
 """A line as received: its node, its bytes, and how far the node's clock is ahead."""
@@ -35,6 +37,15 @@ MOST_OF_NODE = 20_000
 """The limit for samples from one node: every evaluation of the rules and every curve on the page scans them all."""
 LINE_BYTES = 64 << 10
 """Agents send no longer line."""
+LAYERS_KEPT_BYTES = 8 << 20
+"""The same for layers, which every evaluation of the rules parses."""
+LAYERS_LINE_BYTES = 2 << 20
+MOST_MODELS = 64
+LARGEST_STRIDE = SHARED_STEPS << 24
+_LAYER_HEAD = re.compile(
+    rb'\{(?:"rank":\d+,"attempt":\d+,(?:"pid":\d+,)?)?'
+    rb'"kind":"(?:model","model":"(?P<model>[0-9a-f]{1,64})"|sample","step":(?P<step>\d{1,18}),)'
+)
 _OVERHEAD = 64
 _STRETCHES = range(63)
 """Lengths of a stretch of time, as powers of two in nanoseconds."""
@@ -54,10 +65,14 @@ class Lines:
         self._held_bytes = 0
         self._kept: dict[tuple[str, str], deque[tuple[bytes, int]]] = {}
         self._order: deque[tuple[str, str]] = deque()
+        self.layers = LayerLines()
 
     def put(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
         if file == "events.jsonl":
             self._put_events(lines, node, offset_ns)
+            return
+        if file == LAYERS:
+            self.layers.put(lines, node=node, offset_ns=offset_ns)
             return
         key = (file, node)
         fitting = [(line, offset_ns) for line in lines if len(line) <= LINE_BYTES]
@@ -161,6 +176,45 @@ class Lines:
                 continue
             self.events_seen += 1
             self._events.append({**record, "node": node, "number": self.events_seen})
+
+
+class LayerLines:
+    """Lines of ``layers.jsonl`` as received, in bounded memory: if there are too many, every second step is dropped."""
+
+    def __init__(self, kept_bytes: int = LAYERS_KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
+        self._held_bytes = 0
+        self._models: dict[bytes, Raw] = {}
+        self._samples: deque[tuple[int, Raw]] = deque()
+        self._every = 1
+        """Only samples of steps that are a multiple of this above the place of the shared ones are kept."""
+
+    def put(self, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
+        for line in lines:
+            head = _LAYER_HEAD.match(line) if len(line) <= LAYERS_LINE_BYTES else None
+            if head is None:
+                continue
+            raw = (node, line, offset_ns)
+            if head["model"] is not None:
+                if len(self._models) < MOST_MODELS:
+                    self._models.setdefault(head["model"], raw)
+            elif self._fits(int(head["step"])):
+                self._samples.append((int(head["step"]), raw))
+                self._held_bytes += len(line) + _OVERHEAD
+        while self._held_bytes > self._kept_bytes and self._every < LARGEST_STRIDE:
+            self._every = SHARED_STEPS if self._every == 1 else 2 * self._every
+            first = self._samples[0][0]
+            kept = [one for one in self._samples if one[0] == first or self._fits(one[0])]
+            self._samples = deque(kept)
+            self._held_bytes = sum(len(raw[1]) + _OVERHEAD for _, raw in kept)
+
+    def _fits(self, step: int) -> bool:
+        return (step - FIRST_SHARED_STEP) % self._every == 0
+
+    def raw(self, nodes: Collection[str] | None = None) -> list[Raw]:
+        """Return the models, then the samples of these nodes, unparsed."""
+        samples = [raw for _, raw in self._samples if nodes is None or raw[0] in nodes]
+        return [*self._models.values(), *samples] if samples else []
 
 
 def _source_and_time(line: bytes) -> tuple[Hashable, int | None]:

@@ -37,10 +37,11 @@ from stepscope.hub.live.digests import (
     digest_steps,
     metrics_of,
 )
-from stepscope.hub.live.lines import Lines, Noted
+from stepscope.hub.live.lines import Lines, Noted, parse_raw
 from stepscope.hub.live.registry import ENDED, STATES, Registry
 from stepscope.hub.live.step_arrays import NONE, Batch, Exchanges, Heat, Names, Planes, Taken, gather
 from stepscope.records.finding import Finding
+from stepscope.records.layers import LayerRecords, read_layers
 from stepscope.records.series import ALIVE
 from stepscope.records.steps import COMM
 from stepscope.store.live.ring_files import RingSidecar
@@ -147,7 +148,7 @@ class Intake:
             self.settle()
 
     def lines(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
-        """Take lines of ``events.jsonl``, ``samples.jsonl`` or ``stacks.jsonl``."""
+        """Take lines of ``events.jsonl``, ``samples.jsonl``, ``stacks.jsonl`` or ``layers.jsonl``."""
         self.offsets_ns[node] = offset_ns
         self.said.put(file, lines, node=node, offset_ns=offset_ns)
         self.touch()
@@ -660,6 +661,10 @@ class LiveRun(Intake):
     ) -> list[dict[str, Any]]:
         found = self.said.parsed("samples.jsonl", nodes=nodes, since_wall_ns=since_wall_ns, limit=min(limit, MOST_ROWS))
         return [line for line in found if kinds is None or line.get("kind") in kinds]
+
+    def layers(self) -> LayerRecords:
+        """Parse what sampled steps showed of the layers so far; takes up to a second, so call it in a thread."""
+        return read_layers(parse_raw(self.said.layers.raw()))[0]
 
     def stacks(self, *, nodes: Collection[str] | None = None, limit: int = 1000) -> list[dict[str, Any]]:
         return self.said.parsed("stacks.jsonl", nodes=nodes, limit=min(limit, MOST_ROWS))

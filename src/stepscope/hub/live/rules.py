@@ -30,12 +30,14 @@ from stepscope.hub.live.registry import STATES
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import SEVERITIES, Finding, HangRecord, expected_gain
 from stepscope.records.identity import RankIdentity
+from stepscope.records.layers import read_layers
 from stepscope.records.paths import error_path, hangs_folder
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
 from stepscope.records.steps import DEVICE, OTHER, PHASE_SLOTS, SLOT_BYTES, STEP
 from stepscope.reports.tables import communication_table
 from stepscope.store.documents import clock_offsets, read_nodes
 from stepscope.store.live.failures import RankNumbers, checked_stacks, read_errors, read_joined_hangs
+from stepscope.store.live.sample_files import layer_as_shown
 from stepscope.store.rank_series import DEVICE_DTYPE, STEP_DTYPE, collective_rows, comm_rows
 
 __all__ = ["MOST_JUDGED", "RuleLoop", "Snapshot", "keep_up", "run_data_of", "select", "snapshot"]
@@ -92,6 +94,7 @@ class Snapshot:
     events: tuple[dict[str, Any], ...]
     samples: tuple[Line, ...]
     stacks: tuple[Line, ...]
+    layers: tuple[Line, ...]
 
 
 def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
@@ -118,6 +121,7 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
         events=(*live.events(0, limit=MOST_EVENTS), *live.noted.health),
         samples=tuple(live.said.raw("samples.jsonl", nodes[::every])),
         stacks=tuple(live.said.raw("stacks.jsonl", nodes[::every])),
+        layers=tuple(live.said.layers.raw(nodes[::every])),
     )
 
 
@@ -172,6 +176,7 @@ def run_data_of(copy: Snapshot) -> RunData:
         errors, _ = read_errors(copy.run_dir, numbers, clock_offsets(nodes))
         hangs, _ = read_joined_hangs(copy.run_dir, series, errors, nodes)
     stacks, _ = checked_stacks(parse_raw(copy.stacks), numbers.of)
+    layers, _ = read_layers(layer_as_shown(record, numbers) for record in parse_raw(copy.layers))
     return RunData(
         name=copy.name,
         path="" if copy.run_dir is None else str(copy.run_dir),
@@ -181,6 +186,7 @@ def run_data_of(copy: Snapshot) -> RunData:
         events=copy.events,
         errors=errors,
         stacks=stacks,
+        layers=layers,
         hangs=hangs,
     )
 

@@ -1,4 +1,4 @@
-"""What other nodes sent to a run, as records: their rings, events, samples and stacks, from journals and parts.
+"""What other nodes sent to a run, as records: their rings, events, samples, stacks, layers, from journals and parts.
 
 Reads the journals (``store/inbox/journal.py``) of a run whose hub may still be writing them.  A node's wall times are
 moved to the hub's clock by the offset that round trips measured.  Steps are timed by their machine's monotonic clock,
@@ -37,7 +37,7 @@ from stepscope.store.inbox.parts import part_steps, read_part_steps, rest_path, 
 from stepscope.store.live.failures import RankNumbers, checked_stacks
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.live.ring_records import RingRecords
-from stepscope.store.paths import EVENTS, SAMPLES, STACKS
+from stepscope.store.paths import EVENTS, LAYERS, SAMPLES, STACKS
 from stepscope.store.rank_series import BUILTIN_COLUMNS, Assembled, joined_rows
 from stepscope.wire.frames import Frame, Part, inflate_part, read_frame, ring_id
 
@@ -148,6 +148,10 @@ class RemoteLines:
     host: str
     records: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {EVENTS: [], SAMPLES: [], STACKS: []})
     """By file."""
+    layers: list[bytes] = field(default_factory=list)
+    """Lines of ``layers.jsonl`` as they came: not all of them are parsed."""
+    offset_ns: int = 0
+    """How far the node's clock is ahead."""
     bad: int = 0
     """Invalid lines."""
 
@@ -169,12 +173,12 @@ class Remote:
         """Return all nodes' lines of a file, node by node."""
         return [record for lines in self.lines for record in lines.records[file]]
 
-    def notices(self, bad_stacks: int) -> list[str]:
+    def notices(self, bad_lines: int) -> list[str]:
         """Return notices about what could not be read."""
         said = []
         if self.unreadable:
             said.append(f"{self.unreadable:,} frames from other nodes could not be read.")
-        if bad := bad_stacks + sum(lines.bad for lines in self.lines):
+        if bad := bad_lines + sum(lines.bad for lines in self.lines):
             said.append(f"{bad:,} lines from other nodes could not be read.")
         return said
 
@@ -366,8 +370,11 @@ def _records(ring: _Ring, about: RingSidecar, node: NodeInfo, *, gone: bool) -> 
 
 
 def _decoded(node: NodeInfo, lines: Mapping[str, Iterable[bytes]]) -> RemoteLines:
-    found = RemoteLines(host=node.host)
+    found = RemoteLines(host=node.host, offset_ns=node.offset_ns or 0)
     for name, texts in lines.items():
+        if name == LAYERS:
+            found.layers = b"".join(texts).splitlines()
+            continue
         for line in b"".join(texts).splitlines():
             try:
                 record = json.loads(line)

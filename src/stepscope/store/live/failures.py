@@ -49,15 +49,20 @@ class RankNumbers:
     def __init__(self, ranks: Iterable[RankSeries], here: str) -> None:
         """``here`` is the host of processes that do not report one."""
         self._here = here
-        self._by_host: dict[tuple[str, int], int | None] = {}
-        self._by_pid: dict[int, int | None] = {}
+        self._by_host: dict[tuple[str, int], RankSeries | None] = {}
+        self._by_pid: dict[int, RankSeries | None] = {}
         for series in ranks:
             who, pid = (series.identity.host, series.identity.pid), series.identity.pid
-            self._by_host[who] = None if who in self._by_host else series.rank
-            self._by_pid[pid] = None if pid in self._by_pid else series.rank
+            self._by_host[who] = None if who in self._by_host else series
+            self._by_pid[pid] = None if pid in self._by_pid else series
 
     def of(self, pid: int, host: str | None = None) -> int | None:
         """Return the rank; None if the pid is unknown, or two processes had it one after the other."""
+        found = self.series(pid, host)
+        return None if found is None else found.rank
+
+    def series(self, pid: int, host: str | None = None) -> RankSeries | None:
+        """Return the series of that process under the same conditions."""
         who = (host or self._here, pid)
         return self._by_host[who] if who in self._by_host else self._by_pid.get(pid)
 

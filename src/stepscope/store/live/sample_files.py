@@ -10,6 +10,8 @@ begins where the last segment ends.
 A segment is made by renaming ``samples.jsonl``.  It is thinned by writing another file with another name before the
 first one is removed.  After a kill in between, both exist; then the coarser one counts, and so does one that covers
 several.  One writer, the agent; any number of readers, which open what they find and retry if something moved.
+
+    layers.jsonl                       what sampled steps showed of the layers (``records/layers.py``)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import contextlib
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -27,18 +29,23 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 from stepscope.records.files import folder_mode
 from stepscope.store import file_io
-from stepscope.store.file_io import lines_in, open_file
-from stepscope.store.paths import SAMPLES, SAMPLES_FOLDER
+from stepscope.store.file_io import lines_in, open_file, record_in
+from stepscope.store.live.failures import RankNumbers
+from stepscope.store.paths import LAYERS, SAMPLES, SAMPLES_FOLDER
 
 __all__ = [
     "MOST_SAMPLES",
     "OVER",
     "SOURCE",
     "Coarsener",
+    "LayerChoice",
     "SamplePiece",
     "SampleSegment",
     "Thinner",
     "first_within",
+    "layer_as_shown",
+    "layer_records",
+    "layers_on_disk",
     "newest_of",
     "open_sample_files",
     "read_samples",
@@ -474,3 +481,91 @@ def _number(values: Mapping[str, Any], name: str, default: float | None) -> floa
 def _rounded(value: float) -> float:
     """Round a mean to the digits it is worth; means of bytes are large numbers."""
     return round(value, 3) if abs(value) < 1e6 else round(value)
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+# ``layers.jsonl`` has one line for each rank and sampled step, which can be long.  Of very many, only those of some
+# steps are parsed: the first, the last and evenly spaced ones, the same for all ranks, and the first step of each rank
+# in which something was not finite.
+
+MOST_LAYER_STEPS = 2_000
+MOST_LAYER_BYTES = 16 << 20
+"""Of all ranks together; in memory they take several times as much."""
+_LAYER_HEAD = re.compile(
+    rb'\{"rank":(\d{1,9}),"attempt":(\d{1,9}),(?:"pid":\d{1,9},)?"kind":"sample","step":(\d{1,18}),'
+)
+_NOT_FINITE = b'"nonfinite_'
+
+
+class LayerChoice:
+    """Which lines of one or more ``layers.jsonl`` to parse; all of them must be seen first."""
+
+    def __init__(self, *, most_steps: int = MOST_LAYER_STEPS, most_bytes: int = MOST_LAYER_BYTES) -> None:
+        self._most_steps = most_steps
+        self._most_bytes = most_bytes
+        self._bytes: Counter[tuple[int, int]] = Counter()
+        """By attempt and step."""
+        self._first_bad: dict[tuple[int, int], tuple[int, int]] = {}
+        """By attempt and rank: attempt and step."""
+        self._chosen: set[tuple[int, int]] | None = None
+
+    def see(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            head = _LAYER_HEAD.match(line)
+            if head is not None:
+                rank, attempt, step = map(int, head.groups())
+                self._bytes[attempt, step] += len(line)
+                if _NOT_FINITE in line:
+                    before = self._first_bad.get((attempt, rank), (attempt, step))
+                    self._first_bad[attempt, rank] = min(before, (attempt, step))
+
+    def takes(self, line: bytes) -> bool:
+        if self._chosen is None:
+            self._chosen = self._choose()
+        head = _LAYER_HEAD.match(line)
+        return head is None or (int(head[2]), int(head[3])) in self._chosen
+
+    def _choose(self) -> set[tuple[int, int]]:
+        steps = sorted(self._bytes)
+        typical = sum(self._bytes.values()) // max(len(steps), 1) or 1
+        most = max(2, min(self._most_steps, self._most_bytes // typical))
+        if len(steps) > most:
+            last = len(steps) - 1
+            steps = [steps[round(at * last / (most - 1))] for at in range(most)]
+        return {*steps, *self._first_bad.values()}
+
+
+def layers_on_disk(run_dir: Path) -> Iterator[bytes]:
+    """Yield the lines of ``layers.jsonl``; none if it is missing."""
+    try:
+        file = open_file(run_dir / LAYERS)
+    except FileNotFoundError:
+        return
+    with file:
+        yield from file
+
+
+def layer_records(
+    lines: Iterable[bytes], numbers: RankNumbers, host: str | None = None, offset_ns: int = 0
+) -> tuple[list[dict[str, Any]], int]:
+    """Return parsed lines of ``layers.jsonl`` under the ranks that are shown, and the number that are no records.
+
+    ``offset_ns``: how far the clock of ``host`` is ahead.
+    """
+    records, bad = [], 0
+    for line in lines:
+        record = record_in(line)
+        if record is None:
+            bad += bool(line.strip())
+            continue
+        if offset_ns and type(record.get("wall_ns")) is int:
+            record["wall_ns"] = max(record["wall_ns"] - offset_ns, 1)
+        records.append(layer_as_shown(record, numbers, host))
+    return records, bad
+
+
+def layer_as_shown(record: dict[str, Any], numbers: RankNumbers, host: str | None = None) -> dict[str, Any]:
+    """Put a record of ``layers.jsonl`` under the rank and attempt that its process is shown as."""
+    pid = record.get("pid")
+    series = numbers.series(pid, host) if type(pid) is int else None
+    return record if series is None else {**record, "rank": series.rank, "attempt": series.identity.attempt}

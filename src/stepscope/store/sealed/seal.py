@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RingError, RunError, RunUnwritable
+from stepscope.records.layers import layer_lines
 from stepscope.records.series import RankSeries
 from stepscope.records.text import Progress, no_progress
 from stepscope.ring import RingReader
@@ -42,7 +43,7 @@ from stepscope.store.liveness import (
 )
 from stepscope.store.load import Loaded, load_run
 from stepscope.store.locks import LockBusy, locked, take_lock
-from stepscope.store.paths import EVENTS, INBOX, PARTS, STACKS, STEPS
+from stepscope.store.paths import EVENTS, INBOX, LAYERS, PARTS, STACKS, STEPS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,7 +113,8 @@ def _write(run_dir: Path, progress: Progress) -> None:
     data = loaded.data
     stage = locks.new_stage(run_dir)
     _write_and_verify(stage, loaded, progress)
-    for name, records in ((EVENTS, data.events), (STACKS, data.stacks)):
+    layers = tuple(layer_lines(data.layers)) if data.layers else ()
+    for name, records in ((EVENTS, data.events), (STACKS, data.stacks), (LAYERS, layers)):
         if records and (name == EVENTS or data.nodes):
             lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
             file_io.write_bytes(stage / name, lines.encode())

@@ -1,0 +1,705 @@
+"""One sampled step: what two hooks see of every module's call, and what is read of the parameters when it is over.
+
+The hooks are torch's global module hooks: nothing is attached to the model, so nothing can remain on it or be pickled
+with it, and hooks of the script run in their order.  A call is timed on the host, without what our hooks take inside
+it.  Backward is timed without backward hooks of modules, which cost 195 µs each: a module that calls no other one marks
+the autograd node of its output, and the time between two marks belongs to the module of the first one.  Marks disappear
+with the graph.  Forward calls that activation checkpointing repeats during backward are not counted.
+
+At the end the sizes of parameters, gradients, optimizer state and buffers are read from metadata; norms, zeros and
+checksums take one pass over the values each.  On a GPU nothing waits: the numbers are copied to the host in the
+background (``Scalars``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from stepscope.recorder.guard import failsafe, immortal
+from stepscope.recorder.layers.tree import ModuleTree, local_part
+from stepscope.recorder.ledger import Ledger
+from stepscope.records.layers import MEMORY_KINDS, plain_numbers
+from stepscope.records.steps import BACKWARD
+
+__all__ = ["SampledStep", "Scalars"]
+
+MAX_OUTPUTS = 8
+"""Tensors of one output that are looked at."""
+SLICE = 1024
+"""Elements of each parameter that show how much the optimizer changed it."""
+NARROW = ("torch.float16", "torch.bfloat16")
+"""Dtypes in which a norm could overflow."""
+
+
+# -- The step ---------------------------------------------------------------------------------------------------------
+
+
+class SampledStep:
+    """What the hooks see during one step, and what is read at its end."""
+
+    def __init__(
+        self,
+        torch: Any,
+        ledger: Ledger,
+        now: Callable[[], int],
+        trees: Sequence[ModuleTree],
+        *,
+        activations: bool,
+        gradients: bool,
+    ) -> None:
+        self._torch = torch
+        self._ledger = ledger
+        self._now = now
+        self._trees = trees
+        self._activations = activations
+        self._gradients = gradients
+        self._firsts: list[int] = []
+        """Where each tree's nodes begin in the lists below, which have those of all trees."""
+        self._index: dict[int, int] = {}
+        """id of a module → its node."""
+        count = 0
+        for tree in trees:
+            self._firsts.append(count)
+            self._index.update((key, count + at) for key, at in tree.timed())
+            count += len(tree.nodes)
+        self._tops = set(self._firsts)
+        self._forward_ns = [0] * count
+        self._backward_ns = [0] * count
+        self._called = [False] * count
+        self._marked = [False] * count
+        self._begun_ns = [0] * count
+        """When the call in progress began; 0: none that counts."""
+        self._own_before_ns = [0] * count
+        self._entered = [0] * count
+        self._calls = 0
+        self._outermost = -1
+        """The node that the script itself called, during the call."""
+        self._outputs: dict[int, tuple[int, int]] = {}
+        """Outputs since the last backward, by address: the node and the bytes."""
+        self._most_outputs: dict[int, tuple[int, int]] = {}
+        """The same when they were most."""
+        self._backward_ran = False
+        self._in_backward = -1
+        """The node whose backward is running."""
+        self._since_ns = 0
+        self._checked: weakref.ref[Any] | None = None
+        self._bad_forward: int | None = None
+        self._bad_backward: int | None = None
+        self._sums: list[tuple[bool, int, Any]] = []
+        """On a GPU: whether it was in forward, the node, and the sum of its output or gradient."""
+        self._handles: list[Any] = []
+        self._slices: dict[Any, tuple[list[int], list[int], Any]] = {}
+        """By device and dtype: ids of parameters, how many values of each, and these values before the step."""
+        self._device_peak = 0
+        self._over = False
+        self._inside = False
+        """Whether a hook is at work; it stays so when one fails, and then the others do nothing."""
+        self.own_ns = 0
+        """What the hooks took."""
+
+    @property
+    def failed(self) -> bool:
+        return self._inside
+
+    # -- Hooks ----------------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        modules: Any = self._torch.nn.modules.module
+        before, after = self._make_hooks()
+        self._handles.append(modules.register_module_forward_pre_hook(before))
+        self._handles.append(modules.register_module_forward_hook(after, with_kwargs=True))
+
+    def remove(self) -> None:
+        """Leave nothing behind: marks in a graph that is still alive do nothing from now on."""
+        self._over = True
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        now, ledger, index, tops = self._now, self._ledger, self._index, self._tops
+        entered, begun_ns, own_before_ns = self._entered, self._begun_ns, self._own_before_ns
+
+        @failsafe
+        def before(module: Any, _args: Any) -> None:
+            at = index.get(id(module))
+            if at is None or self._inside:
+                return
+            self._inside = True
+            here_ns = now()
+            self._calls += 1
+            entered[at] = self._calls
+            begun_ns[at] = 0
+            if ledger.phase != BACKWARD and ((self._outermost >= 0 and at not in tops) or self._enter(at)):
+                begun_ns[at] = there_ns = now()
+                self.own_ns = own_before_ns[at] = self.own_ns + there_ns - here_ns
+            self._inside = False
+
+        @failsafe
+        def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            at = index.get(id(module))
+            if at is None or self._inside:
+                return
+            here_ns = now()
+            self._inside = True
+            calls_none = entered[at] == self._calls
+            if begun_ns[at] and self._outermost >= 0:
+                self._forward_ns[at] += here_ns - begun_ns[at] - (self.own_ns - own_before_ns[at])
+                begun_ns[at] = 0
+                self._called[at] = True
+                self._look(at, calls_none, (args, kwargs), output)
+                if at == self._outermost:
+                    self._leave()
+                self.own_ns += now() - here_ns
+            elif calls_none and ledger.phase == BACKWARD:
+                self._look_again(at, output)
+            self._inside = False
+
+        return before, after
+
+    def _enter(self, at: int) -> bool:
+        """The script calls a module; return whether it trains with it."""
+        torch = self._torch
+        if (
+            get_ident() != self._ledger.thread
+            or not torch.is_grad_enabled()
+            or torch._C._get_tracing_state() is not None
+            or torch._C._functorch.peek_interpreter_stack() is not None
+        ):
+            self._outermost = -1
+            return False
+        if self._backward_ran or not self._gradients:
+            self._outputs = {}
+            self._backward_ran = False
+        self._in_backward = -1  # if the last backward failed, its end was not seen
+        self._outermost = at
+        return True
+
+    def _leave(self) -> None:
+        self._outermost = -1
+        self._checked = None
+        if _total(self._outputs) > _total(self._most_outputs):
+            self._most_outputs = self._outputs
+        if self._torch.cuda.is_initialized():
+            self._device_peak = max(self._device_peak, self._torch.cuda.memory_allocated())
+
+    def _look(self, at: int, calls_none: bool, inputs: Any, output: Any) -> None:
+        """Look at what a module returned; ``calls_none``: it called no other module."""
+        torch = self._torch
+        tensors = _tensors_in(torch, output)
+        with torch._C.DisableTorchFunction():
+            if self._bad_forward is None and self._activations and not torch._C._len_torch_dispatch_stack():
+                self._check_output(at, calls_none, inputs, tensors)
+            if calls_none and not _saves_elsewhere(torch):
+                marked = not self._gradients
+                for tensor in tensors:
+                    node = tensor.grad_fn
+                    if node is None:
+                        continue
+                    if not marked:
+                        marked = True
+                        node.register_prehook(_Mark(self._backward_reaches, at))
+                    if self._activations and type(tensor) is torch.Tensor:
+                        storage = tensor.untyped_storage()
+                        self._outputs.setdefault(storage.data_ptr(), (at, storage.nbytes()))
+
+    def _look_again(self, at: int, output: Any) -> None:
+        """A module is called during backward, by activation checkpointing: its graph may be the one that is used."""
+        torch = self._torch
+        if self._gradients and torch.is_grad_enabled() and not _saves_elsewhere(torch):
+            node = next((one.grad_fn for one in _tensors_in(torch, output) if one.grad_fn is not None), None)
+            if node is not None:
+                node.register_prehook(_Mark(self._backward_reaches, at))
+
+    def _check_output(self, at: int, calls_none: bool, inputs: Any, tensors: Sequence[Any]) -> None:
+        torch = self._torch
+        for tensor in tensors:
+            local = local_part(tensor)
+            if type(local) is not torch.Tensor or not local.is_floating_point() or not local.numel():
+                continue
+            if local.is_cuda:
+                if calls_none:
+                    self._sums.append((True, at, _sum(torch, local)))
+                continue
+            if local.is_cpu and not (self._checked is not None and self._checked() is tensor):
+                self._checked = weakref.ref(tensor)
+                if _is_bad(torch, local):
+                    given = [local_part(one) for one in _tensors_in(torch, inputs)]
+                    if not any(one.is_cpu and one.is_floating_point() and _is_bad(torch, one) for one in given):
+                        self._bad_forward = at
+                    return
+
+    def _backward_reaches(self, at: int, gradients: Sequence[Any]) -> None:
+        """Backward is about to go through the module ``at``."""
+        if self._over or self._inside:
+            return
+        self._inside = True
+        here_ns = self._now()
+        if self._in_backward >= 0:
+            self._backward_ns[self._in_backward] += here_ns - self._since_ns
+        else:
+            self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        self._marked[at] = self._backward_ran = True
+        if self._bad_backward is None:
+            self._check_gradient(at, gradients)
+        self._in_backward = at
+        self._since_ns = self._now()
+        self.own_ns += self._since_ns - here_ns
+        self._inside = False
+
+    def _check_gradient(self, at: int, gradients: Sequence[Any]) -> None:
+        torch = self._torch
+        for gradient in gradients:
+            local: Any = None if gradient is None else local_part(gradient)
+            if type(local) is torch.Tensor and local.numel() and not torch._C._len_torch_dispatch_stack():
+                with torch.no_grad(), torch._C.DisableTorchFunction():
+                    if local.is_cuda:
+                        self._sums.append((False, at, _sum(torch, local)))
+                    elif local.is_cpu and _is_bad(torch, local, below=True):
+                        self._bad_backward = at
+                return
+
+    @failsafe
+    def _backward_ends(self) -> None:
+        if self._in_backward >= 0 and not self._over:
+            self._backward_ns[self._in_backward] += self._now() - self._since_ns
+        self._in_backward = -1
+
+    # -- Figures --------------------------------------------------------------------------------------------------
+
+    def copy_slices(self) -> None:
+        """Before the step: copy some values of each parameter that is trained."""
+        if self._torch._C._len_torch_dispatch_stack():
+            return
+        with _undisturbed(self._torch):
+            found: dict[Any, tuple[list[int], list[Any]]] = {}
+            for tree in self._trees:
+                for _, parameter in tree.parameters():
+                    if parameter.requires_grad and (values := _slice(self._torch, local_part(parameter))) is not None:
+                        ids, slices = found.setdefault((values.device, values.dtype), ([], []))
+                        ids.append(id(parameter))
+                        slices.append(values)
+            for key, (ids, slices) in found.items():
+                self._slices[key] = ids, [len(one) for one in slices], self._torch.cat(slices)
+
+    def read(
+        self, scalars: Scalars, optimizers: Sequence[Any]
+    ) -> Callable[[], list[tuple[ModuleTree, dict[str, Any]]]]:
+        """Read the figures at the end of the step; the result returns them, once ``scalars`` have arrived."""
+        torch = self._torch
+        numeric = not torch._C._len_torch_dispatch_stack()
+        scalars.start()
+        with _undisturbed(torch):
+            readings = [
+                _TreeReading(torch, tree, scalars, optimizers, gradients=self._gradients, numeric=numeric)
+                for tree in self._trees
+            ]
+            changes = self._read_changes(scalars) if numeric else dict
+            sums = scalars.add([one for _, _, one in self._sums])
+            scalars.send()
+        device = self._device_memory()
+
+        def figures() -> list[tuple[ModuleTree, dict[str, Any]]]:
+            self._judge_sums(scalars.numbers(sums))
+            changed = changes()
+            found = []
+            for tree, first, reading in zip(self._trees, self._firsts, readings, strict=True):
+                last = first + len(tree.nodes)
+                read = reading.figures(changed)
+                read["memory"]["activations"] = self._activation_bytes(first, last)
+                read["forward_us"] = self._times(self._forward_ns, self._called, first, last)
+                read["backward_us"] = self._times(self._backward_ns, self._marked, first, last)
+                for name, bad in (("forward", self._bad_forward), ("backward", self._bad_backward)):
+                    if bad is not None and first <= bad < last:
+                        read[f"nonfinite_{name}"] = bad - first
+                found.append((tree, {**read, **device}))
+            return found
+
+        return figures
+
+    def _read_changes(self, scalars: Scalars) -> Callable[[], dict[int, tuple[float, float]]]:
+        """How much each parameter's copied values changed in the step, and how large they were, by its id."""
+        torch = self._torch
+        alive = {id(parameter): local_part(parameter) for tree in self._trees for _, parameter in tree.parameters()}
+        asked: list[tuple[list[int], int, int]] = []
+        for (device, dtype), (ids, sizes, values) in self._slices.items():
+            now = [_slice(torch, alive[key]) if key in alive else None for key in ids]
+            if any(
+                one is None or (one.device, one.dtype, len(one)) != (device, dtype, size)
+                for one, size in zip(now, sizes, strict=True)
+            ):
+                continue  # the script has replaced parameters
+            change = torch.cat(now) - values
+            asked.append(
+                (
+                    ids,
+                    scalars.add(_norms(torch, list(change.split(sizes)))),
+                    scalars.add(_norms(torch, list(values.split(sizes)))),
+                )
+            )
+        self._slices.clear()
+
+        def changes() -> dict[int, tuple[float, float]]:
+            return {
+                key: (change, size)
+                for ids, by, of in asked
+                for key, change, size in zip(ids, scalars.numbers(by), scalars.numbers(of), strict=True)
+            }
+
+        return changes
+
+    def _judge_sums(self, numbers: Sequence[float]) -> None:
+        for (forward, at, _), number in zip(self._sums, numbers, strict=True):
+            if number - number == 0:
+                continue
+            if forward and self._bad_forward is None and number != -float("inf"):
+                self._bad_forward = at
+            elif not forward and self._bad_backward is None:
+                self._bad_backward = at
+        self._sums.clear()
+
+    def _activation_bytes(self, first: int, last: int) -> list[int] | None:
+        if not self._activations or not any(self._called[first:last]):
+            return None
+        found = [0] * (last - first)
+        for at, size in self._most_outputs.values():
+            if first <= at < last:
+                found[at - first] += size
+        return found
+
+    @staticmethod
+    def _times(spent_ns: list[int], known: list[bool], first: int, last: int) -> list[float | str | None] | None:
+        if not any(known[first:last]):
+            return None
+        return plain_numbers(
+            [ns / 1e3 if seen else None for ns, seen in zip(spent_ns[first:last], known[first:last], strict=True)]
+        )
+
+    def _device_memory(self) -> dict[str, int]:
+        if not self._torch.cuda.is_initialized():
+            return {}
+        used = int(self._torch.cuda.memory_allocated())
+        return {"device_bytes": used, "device_peak": max(self._device_peak, used)}
+
+
+class _Mark:
+    """Called when backward reaches the autograd node of a module's output."""
+
+    __slots__ = ("_at", "_reached")
+    __torch_unserializable__ = True
+
+    def __init__(self, reached: Callable[[int, Sequence[Any]], None], at: int) -> None:
+        self._reached = reached
+        self._at = at
+
+    @failsafe
+    def __call__(self, gradients: Sequence[Any]) -> None:
+        self._reached(self._at, gradients)
+
+
+# -- Parameters -------------------------------------------------------------------------------------------------------
+
+
+class _TreeReading:
+    """The figures of one model's parameters at the end of a step."""
+
+    def __init__(
+        self,
+        torch: Any,
+        tree: ModuleTree,
+        scalars: Scalars,
+        optimizers: Sequence[Any],
+        *,
+        gradients: bool,
+        numeric: bool,
+    ) -> None:
+        self._tree = tree
+        self._scalars = scalars
+        self._memory = {name: [0] * len(tree.nodes) for name in MEMORY_KINDS if name != "activations"}
+        self._weights: list[int] = []
+        """The owner of each parameter whose values are read …"""
+        self._ids: list[int] = []
+        self._grads: list[int] = []
+        """… and of each whose gradient is."""
+        self._sizes: list[int] = []
+        self._scales: list[float] = []
+        weights: list[Any] = []
+        grads: list[Any] = []
+        scale_of = _scales(optimizers)
+        for at, parameter in tree.parameters():
+            local = local_part(parameter)
+            self._memory["parameters"][at] += _bytes(local)
+            self._memory["optimizer"][at] += sum(
+                _state_bytes(torch, optimizer.state.get(parameter)) for optimizer in optimizers
+            )
+            gradient = parameter.grad
+            if gradient is not None:
+                gradient = local_part(gradient)
+                self._memory["gradients"][at] += _bytes(gradient)
+            if not numeric:
+                continue
+            if _has_values(torch, local):
+                self._weights.append(at)
+                self._ids.append(id(parameter))
+                weights.append(local)
+            if gradients and gradient is not None and _has_values(torch, gradient):
+                self._grads.append(at)
+                self._sizes.append(gradient.numel())
+                self._scales.append(scale_of.get(id(parameter), 1.0))
+                grads.append(gradient)
+        for at, buffer in tree.buffers():
+            self._memory["buffers"][at] += _bytes(local_part(buffer))
+        self._of_weights = scalars.add(_norms(torch, weights))
+        self._of_grads = scalars.add(_norms(torch, grads))
+        self._nonzero = scalars.add([torch.count_nonzero(one) for one in grads])
+        self._sums = scalars.add([_bit_sum(torch, one) for one in weights] if tree.replicated else [])
+
+    def figures(self, changed: Mapping[int, tuple[float, float]]) -> dict[str, Any]:
+        """All lists have one entry for each node; ``changed``: by id of a parameter, its change and its size."""
+        count, numbers = len(self._tree.nodes), self._scalars.numbers
+        norms = zip(numbers(self._of_grads), self._scales, strict=True)
+        change: float
+        size: float
+        zeros = _Sums(count)
+        for at, size, nonzero in zip(self._grads, self._sizes, numbers(self._nonzero), strict=True):
+            zeros.add(at, size - nonzero, size)
+        changes = _Sums(count)
+        for at, key in zip(self._weights, self._ids, strict=True):
+            if key in changed:
+                change, size = changed[key]
+                changes.add(at, change * change, size * size)
+        return {
+            "memory": self._memory,
+            "grad_norm": plain_numbers(_root_sums(count, self._grads, [norm / scale for norm, scale in norms])),
+            "weight_norm": plain_numbers(_root_sums(count, self._weights, numbers(self._of_weights))),
+            "update_ratio": plain_numbers([ratio if ratio is None else ratio**0.5 for ratio in changes.ratios()]),
+            "zero_share": plain_numbers(zeros.ratios()),
+            "checksum": self._checksums(count),
+        }
+
+    def _checksums(self, count: int) -> list[str | None] | None:
+        sums = self._scalars.numbers(self._sums)
+        if not sums:
+            return None
+        mixed = [0] * count
+        places = [0] * count
+        for at, bits in zip(self._weights, sums, strict=True):
+            places[at] += 1
+            mixed[at] += int(bits) * (2 * places[at] - 1) + places[at]
+        known = [places[at] and at not in self._tree.unsummed for at in range(count)]
+        return [f"{mixed[at] & (1 << 64) - 1:016x}" if known[at] else None for at in range(count)]
+
+
+class _Sums:
+    """A ratio of two sums for each node."""
+
+    def __init__(self, count: int) -> None:
+        self._above = [0.0] * count
+        self._below = [0.0] * count
+
+    def add(self, at: int, above: float, below: float) -> None:
+        self._above[at] += above
+        self._below[at] += below
+
+    def ratios(self) -> list[float | None]:
+        return [above / below if below else None for above, below in zip(self._above, self._below, strict=True)]
+
+
+def _root_sums(count: int, owners: Sequence[int], norms: Sequence[float]) -> list[float | None]:
+    """The norm over all parameters of each node."""
+    squares: list[float | None] = [None] * count
+    for at, norm in zip(owners, norms, strict=True):
+        squares[at] = (squares[at] or 0.0) + norm * norm
+    return [square if square is None else square**0.5 for square in squares]
+
+
+def _scales(optimizers: Sequence[Any]) -> dict[int, float]:
+    """By id of a parameter: what its gradient is multiplied with, where a fused optimizer divides by itself."""
+    found: dict[int, float] = {}
+    for optimizer in optimizers:
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None and not getattr(scale, "is_cuda", False):
+            value = float(scale)
+            found |= {id(one): value for group in optimizer.param_groups for one in group["params"] if value}
+    return found
+
+
+def _bytes(tensor: Any) -> int:
+    if tensor.is_sparse:
+        return int(tensor._values().nbytes + tensor._indices().nbytes)
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _state_bytes(torch: Any, state: Any) -> int:
+    if not state:
+        return 0
+    return sum(_bytes(local_part(value)) for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _has_values(torch: Any, tensor: Any) -> bool:
+    """Whether its values may be read: an ordinary tensor of numbers, in memory that torch holds now."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_floating_point()
+        and (tensor.is_cpu or tensor.is_cuda)
+        and tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and tensor.untyped_storage().nbytes() > 0
+    )
+
+
+def _slice(torch: Any, tensor: Any) -> Any:
+    """Some values, evenly spaced, as a view; None: it has none that can be read."""
+    if not _has_values(torch, tensor) or not tensor.is_contiguous():
+        return None
+    size = tensor.numel()
+    # An odd distance: an even one would read the same column of a matrix again and again.
+    distance = max(size // SLICE - 1 | 1, 1)
+    return tensor.as_strided((min(size // distance, SLICE),), (distance,), tensor.storage_offset())
+
+
+def _norms(torch: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Their norms, in order; those of narrow dtypes in a wider one."""
+    groups: dict[Any, list[int]] = {}
+    for at, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(at)
+    found: list[Any] = [None] * len(tensors)
+    for (_, dtype), own in groups.items():
+        wide = torch.float32 if str(dtype) in NARROW else None
+        for at, norm in zip(own, torch._foreach_norm([tensors[at] for at in own], 2, wide), strict=True):
+            found[at] = norm
+    return found
+
+
+def _bit_sum(torch: Any, tensor: Any) -> Any:
+    """The sum of a tensor's bits as integers, which wraps around: the same in any order."""
+    if tensor.is_contiguous() and tensor.numel() * tensor.element_size() % 8 == 0 and tensor.storage_offset() == 0:
+        return tensor.view(-1).view(torch.int64).sum()
+    same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.view(same_size).sum(dtype=torch.int64)
+
+
+def _sum(torch: Any, tensor: Any) -> Any:
+    return tensor.detach().sum(dtype=torch.float32 if str(tensor.dtype) in NARROW else tensor.dtype)
+
+
+def _is_bad(torch: Any, tensor: Any, *, below: bool = False) -> bool:
+    """Whether there is a NaN or an infinity in it.  Scripts mask with minus infinity, which counts only if ``below``.
+
+    A sum is the fastest way to look at all values; one that is not finite may also have overflowed.
+    """
+    total = _sum(torch, tensor).item()
+    if total - total == 0 or (total == -float("inf") and not below):
+        return False
+    least, most = (one.item() for one in torch.aminmax(tensor.detach()))
+    return not most < float("inf") or (below and not least > -float("inf"))
+
+
+def _saves_elsewhere(torch: Any) -> bool:
+    """Whether tensors are not kept as they are for backward, but recomputed or moved: checkpointing, offloading."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _tensors_in(torch: Any, value: Any) -> list[Any]:
+    """The first tensors in an output or in arguments, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    found: list[Any] = []
+    left = [value]
+    for _ in range(4 * MAX_OUTPUTS):
+        if not left or len(found) >= MAX_OUTPUTS:
+            break
+        one = left.pop()
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, list | tuple):
+            left += reversed(one[:MAX_OUTPUTS])
+        elif isinstance(one, dict):
+            left += reversed(list(one.values())[:MAX_OUTPUTS])
+        elif hasattr(one, "__dict__") and not callable(one):
+            left += reversed(list(vars(one).values())[:MAX_OUTPUTS])
+    return found
+
+
+def _total(outputs: Mapping[int, tuple[int, int]]) -> int:
+    return sum(size for _, size in outputs.values())
+
+
+@contextmanager
+def _undisturbed(torch: Any) -> Iterator[None]:
+    """Our own operations: no graph, no autocast, and no mode of the script sees them."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
+        yield
+
+
+# -- Numbers on their way to the host ---------------------------------------------------------------------------------
+
+
+class Scalars:
+    """Tensors of one element each, read together: at once on the CPU; from a GPU in the background.
+
+    Holds events and pinned memory, so it is immortal (``recorder/guard.py``), and both are used again.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._lists: list[list[Any]] = []
+        self._copies: list[tuple[list[tuple[int, int]], Any]] = []
+        """Where the numbers belong, and the pinned memory in which they arrive."""
+        self._events: list[Any] = []
+        self._free_events: list[Any] = []
+        self._pinned: dict[Any, Any] = {}
+
+    def start(self) -> None:
+        self._lists = []
+        self._copies = []
+
+    def add(self, tensors: list[Any]) -> int:
+        """Read these too; returns what to ask ``numbers`` for."""
+        self._lists.append(tensors)
+        return len(self._lists) - 1
+
+    def send(self) -> None:
+        groups: dict[Any, list[tuple[int, int]]] = {}
+        for which, tensors in enumerate(self._lists):
+            for at, tensor in enumerate(tensors):
+                groups.setdefault((tensor.device, tensor.dtype), []).append((which, at))
+        for (device, dtype), places in groups.items():
+            stacked = self._torch.stack([self._lists[which][at] for which, at in places])
+            if device.type == "cpu":
+                self._put(places, stacked.tolist())
+            else:
+                self._copies.append((places, self._copy(device, dtype, stacked)))
+
+    def arrived(self) -> bool:
+        """Whether all numbers are here; never waits."""
+        if self._events and not all(event.query() for event in self._events):
+            return False
+        self._free_events += self._events
+        self._events = []
+        for places, pinned in self._copies:
+            self._put(places, pinned[: len(places)].tolist())
+        self._copies = []
+        return True
+
+    def numbers(self, which: int) -> list[Any]:
+        return self._lists[which]
+
+    def _put(self, places: Sequence[tuple[int, int]], values: Sequence[Any]) -> None:
+        for (which, at), value in zip(places, values, strict=True):
+            self._lists[which][at] = value
+
+    def _copy(self, device: Any, dtype: Any, stacked: Any) -> Any:
+        torch = self._torch
+        room = self._pinned.get((device, dtype))
+        if room is None or len(room) < len(stacked):
+            room = immortal(torch.empty(2 * len(stacked), dtype=dtype, pin_memory=True))
+            self._pinned[device, dtype] = room
+        room[: len(stacked)].copy_(stacked, non_blocking=True)
+        event = self._free_events.pop() if self._free_events else immortal(torch.cuda.Event())
+        event.record(torch.cuda.current_stream(device))
+        self._events.append(event)
+        return room

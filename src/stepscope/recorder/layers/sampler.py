@@ -1,0 +1,299 @@
+"""Looks at the layers of the model in a few sampled steps: their time, memory, gradients and checksums.
+
+``records/layers.py`` has the format.  Steps that are not sampled pay nothing: no hook exists during them, and the
+recorder does not even ask.
+
+*Which steps.*  One early step, then one in 100·2^k, at the same place in each block of 100, so that ranks have steps in
+common although each chooses its own k.  That place is no round number: loops log, evaluate and save at those.  The more
+often 100 steps fit into the time that may pass between two samples, and the longer the run, the larger k.
+
+*Compiled code.*  A hook would change what ``torch.compile`` has to guard, and make it compile again.  In a process that
+has compiled anything, no hook is installed: such samples have sizes, norms and checksums, but no times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from stepscope.recorder.guard import failsafe, immortal, warn
+from stepscope.recorder.layers.sampled_step import SampledStep, Scalars
+from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
+from stepscope.recorder.ledger import Ledger
+from stepscope.records import run_clock
+from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
+from stepscope.records.paths import ENV_LAYERS, LAYER_MODES, LAYERS_SUFFIX
+from stepscope.records.steps import FLAG_SAMPLED, FLAG_SKIPPED
+from stepscope.ring import RingWriter
+
+__all__ = ["LayerSampler", "Schedule", "layer_sampler"]
+
+MAX_ROOTS = 4
+MAX_FILE_BYTES = 32 << 20
+"""If the agent leaves this much unread, nothing is added."""
+
+
+def layer_sampler(torch: Any, ledger: Ledger, environ: Mapping[str, str]) -> LayerSampler | None:
+    """The sampler that the environment asks for; None: it is off."""
+    said = environ.get(ENV_LAYERS, "")
+    if said == "off":
+        return None
+    return LayerSampler(torch, ledger, every_step=said == "every", explicit=said in LAYER_MODES)
+
+
+# -- Schedule ---------------------------------------------------------------------------------------------------------
+
+EARLY_STEP = 11
+SHORTEST_NS, LONGEST_NS = 2_000_000_000, 60_000_000_000
+"""Time between two samples: at least the first at the beginning, and the second in a long run …"""
+SAMPLES_BEFORE_GROWTH = 150
+"""… growing once the run has taken this many times the first."""
+MOST_COST = 0.02
+"""If a sample takes more than this share of the time since the one before it, the time between them doubles."""
+LARGEST_STRIDE = SHARED_STEPS << 24
+
+
+class Schedule:
+    def __init__(self, *, every_step: bool, now: Callable[[], int]) -> None:
+        self._every_step = every_step
+        self._now = now
+        self._began_ns = self._last_ns = now()
+        self._last = 0
+        self._samples = 0
+        self._slowdown = 1
+        self.next = 1 if every_step else EARLY_STEP
+        """The step to sample next."""
+
+    def sampled(self, step: int, cost_ns: int) -> None:
+        """Choose the next step after this one, which was sampled (or could not be) and cost so much."""
+        now_ns = self._now()
+        since_ns, steps = max(now_ns - self._last_ns, 1), max(step - self._last, 1)
+        self._last_ns, self._last = now_ns, step
+        if self._every_step:
+            self.next = step + 1
+            return
+        if self._samples and cost_ns > MOST_COST * since_ns:
+            self._slowdown *= 2
+        elif self._slowdown > 1 and cost_ns < MOST_COST / 8 * since_ns:
+            self._slowdown //= 2
+        self._samples += 1
+        wanted_ns = min(max((now_ns - self._began_ns) // SAMPLES_BEFORE_GROWTH, SHORTEST_NS), LONGEST_NS)
+        stride = SHARED_STEPS
+        while stride * since_ns < wanted_ns * self._slowdown * steps and stride < LARGEST_STRIDE:
+            stride *= 2
+        self.next = (step - FIRST_SHARED_STEP) // stride * stride + stride + FIRST_SHARED_STEP
+
+
+# -- Sampler ----------------------------------------------------------------------------------------------------------
+
+
+class LayerSampler:
+    """Owned by the recorder; called on the training thread, except where autograd calls back."""
+
+    def __init__(
+        self,
+        torch: Any,
+        ledger: Ledger,
+        *,
+        every_step: bool = False,
+        explicit: bool = False,
+        now: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._torch = torch
+        self._ledger = ledger
+        self._every_step = every_step
+        self._explicit = explicit
+        """Whether the user asked for it: models on a GPU are looked at only then."""
+        self._now = now
+        self._watched: weakref.ref[Any] | None = None
+        self._parts = (True, True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over: initially, and in a forked child, whose parent still owns the file and is in the step."""
+        step: SampledStep | None = getattr(self, "_step", None)
+        if step is not None:
+            step.remove()
+        fd = getattr(self, "_fd", -1)
+        if fd >= 0:
+            os.close(fd)
+        self._fd = -1
+        self._scalars = immortal(Scalars(self._torch))
+        self._step: SampledStep | None = None
+        self._schedule: Schedule | None = None
+        self._trees: dict[int, ModuleTree] = {}
+        self._told: set[str] = set()
+        self._pending: list[Callable[[], None]] = []
+        self._stopped = False
+        self._cost_ns = 0
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the step in progress is sampled."""
+        return self._step is not None
+
+    @failsafe
+    def withdraw(self) -> None:
+        """Remove everything, for good."""
+        self.forget()
+        self._stopped = True
+
+    @failsafe
+    def watch(self, model: Any, *, activations: bool, gradients: bool) -> None:
+        """Look at this model, which the script names, instead of the roots that were found."""
+        self._watched = weakref.ref(model)
+        self._parts = (activations, gradients)
+        self._explicit = True
+        self._trees.clear()
+
+    def drop_step(self) -> None:
+        """Stop looking at the current step, because a graph is being captured."""
+        if self._step is not None:
+            self._step.remove()
+            self._step = None
+
+    def finish(self, step: int, flags: int, optimizers: Sequence[Any], ring: RingWriter | None) -> int:
+        """End the sampled step, if this was one: what else is in the step is over.  Returns a flag for it."""
+        sampled, self._step = self._step, None
+        if sampled is None:
+            return 0
+        begun_ns = self._now()
+        sampled.remove()
+        written = self._finish(sampled, step, flags, optimizers, ring)
+        if written is None or sampled.failed:
+            self._stop()
+        self._cost_ns += self._now() - begun_ns + sampled.own_ns
+        if self._schedule is not None:
+            self._schedule.sampled(step, self._cost_ns)
+        return 0 if self._every_step else FLAG_SAMPLED
+
+    def after_step(self, step: int, roots: Callable[[], Sequence[Any]], *, compiled: bool, busy: bool) -> int:
+        """Begin the next step, which is sampled if it is due; return the step at whose end to call this again.
+
+        ``busy``: a CUDA graph is being captured.  ``compiled``: code was compiled in this process.
+        """
+        if self._stopped:
+            return 1 << 62
+        if self._schedule is None:
+            self._schedule = Schedule(every_step=self._every_step, now=self._now)
+        if self._pending and not busy:
+            self._resolve()
+        if step >= self._schedule.next:
+            self._schedule.sampled(step, 0)  # nobody asked in time
+        if step + 1 == self._schedule.next:
+            begun_ns = self._now()
+            began = False if busy else self._begin(roots, compiled)
+            self._cost_ns = self._now() - begun_ns
+            if began is None:
+                self._stop()
+            elif not began:
+                self._schedule.sampled(step + 1, 0)
+        if self._step is not None or self._pending:
+            return step + 1
+        return self._schedule.next - 1
+
+    def _stop(self) -> None:
+        """Once failed, never again."""
+        self._stopped = True
+        self._pending.clear()
+
+    @failsafe
+    def _resolve(self) -> None:
+        if self._scalars.arrived():
+            for write in self._pending:
+                write()
+            self._pending.clear()
+
+    @failsafe
+    def _begin(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> bool:
+        """Install the hooks; False: there is nothing to look at."""
+        trees = [] if self._pending else self._find_trees(roots, compiled)
+        if not trees:
+            return False
+        activations, gradients = self._parts
+        step = SampledStep(self._torch, self._ledger, self._now, trees, activations=activations, gradients=gradients)
+        step.copy_slices()
+        if not any(tree.compiled for tree in trees):
+            step.install()
+        self._step = step
+        return True
+
+    def _find_trees(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> list[ModuleTree]:
+        watched = self._watched() if self._watched is not None else None
+        models = [watched] if watched is not None else list(roots())[:MAX_ROOTS]
+        trees: list[ModuleTree] = []
+        for model in models:
+            tree = self._trees.get(id(model))
+            if tree is None or tree.root() is not model or not tree.is_current(compiled=compiled):
+                tree = ModuleTree(model, compiled=compiled)
+            if not tree.nodes:
+                warn(f"the model has more than {MOST_MODULES:,} modules: its layers are not looked at")
+                self._stop()
+                return []
+            if self._may_look_at(tree):
+                trees.append(tree)
+        self._trees = {id(tree.root()): tree for tree in trees}
+        # A model may be called in two ways, with its wrapper and without; and a part of it may be called by itself.
+        inside = {key for tree in trees for key, at in tree.timed() if at}
+        tops = {next(tree.timed())[0]: tree for tree in trees}
+        return [tree for key, tree in tops.items() if key not in inside]
+
+    def _may_look_at(self, tree: ModuleTree) -> bool:
+        devices = {local_part(parameter).device.type for _, parameter in tree.parameters()}
+        return bool(devices) and devices <= ({"cpu", "cuda"} if self._explicit else {"cpu"})
+
+    @failsafe
+    def _finish(
+        self, sampled: SampledStep, step: int, flags: int, optimizers: Sequence[Any], ring: RingWriter | None
+    ) -> bool:
+        wall_ns = run_clock.wall_ns()
+        read = sampled.read(self._scalars, optimizers)
+
+        def write() -> None:
+            lines: list[dict[str, Any]] = []
+            told = set(self._told)
+            for tree, figures in read():
+                if tree.id not in told:
+                    told.add(tree.id)
+                    lines.append(_model_line(tree))
+                sample = {"kind": "sample", "step": step, "wall_ns": wall_ns, "model": tree.id, "clock": "host"}
+                sample |= {"group": tree.group, "skipped": bool(flags & FLAG_SKIPPED)}
+                lines.append({**sample, **{name: value for name, value in figures.items() if value is not None}})
+            if self._write(lines, ring):
+                self._told = told
+
+        if self._scalars.arrived():
+            write()
+        else:
+            self._pending.append(write)
+        return True
+
+    def _write(self, records: Iterable[Mapping[str, Any]], ring: RingWriter | None) -> bool:
+        """Append lines to the file beside the ring; whether the agent will find them."""
+        if ring is None:
+            self._stop()
+            return False
+        if self._fd < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(ring.path.with_suffix(LAYERS_SUFFIX), flags, 0o600)
+        if os.fstat(self._fd).st_blocks * 512 > MAX_FILE_BYTES:
+            return False
+        text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
+        if os.write(self._fd, text) != len(text):
+            self._stop()
+            return False
+        return True
+
+
+def _model_line(tree: ModuleTree) -> dict[str, Any]:
+    return {
+        "kind": "model",
+        "model": tree.id,
+        "compiled": tree.compiled,
+        "replicated": tree.replicated,
+        "modules": tree.rows,
+    }
