@@ -147,7 +147,9 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
 
 
 def _begun_at(found: Finding, sampled: NonFinite) -> Finding:
-    """Add where it began, according to the layers."""
+    """Add where it began, according to the layers, unless they show it only after the loss did."""
+    if not sampled.dropped and sampled.step > int(found.evidence["first_step"]):
+        sampled = replace(sampled, layer=None, where=None, ranks=())
     first = f"; first in {sampled.origin}, {sampled.when}" if sampled.origin else ""
     severity = found.severity if sampled.dropped else "critical"
     return replace(
