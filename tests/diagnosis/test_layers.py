@@ -221,6 +221,24 @@ def test_no_layer_is_accused_of_weights_that_were_lost_before() -> None:
     assert "--layers every" in found.advice[1]
 
 
+def test_nor_is_the_layer_that_is_called_first() -> None:
+    """It need not be the first in the tree."""
+    fault = lost("layers.2.mlp", since=250, ranks=[2], called_first="layers.0.mlp")
+    for steps in (range(0, 1000, 100), range(0, 301, 100)):
+        (found,) = found_in(sampled(NET, ranks=4, steps=steps, faults=[fault]))
+        assert found.title == "Gradients and weights became NaN between steps 200 and 300."
+
+
+def test_nor_the_last_one_if_nobody_looked_at_forward() -> None:
+    def only_backward(rank: int, step: int, values: Values) -> None:
+        if values.nonfinite_forward is not None:
+            values.nonfinite_forward, values.nonfinite_backward = None, values.at("head")
+
+    faults = [lost("layers.2.mlp", since=250), only_backward]
+    (found,) = found_in(sampled(NET, ranks=4, faults=faults))
+    assert found.evidence["layer"] is None
+
+
 def test_the_layer_joins_the_loss() -> None:
     fault = lost("layers.3.mlp", since=49, ranks=[1])
     run = noted(CLUSTERS[4], {step: "nan" if step >= 50 else 2.5 for step in range(60)})

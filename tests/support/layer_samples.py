@@ -157,7 +157,7 @@ def _sample(tree: ModelTree, rank: int, step: int, attempt: int, values: Values)
         model=tree.id,
         clock=values.clock,
         group=values.group,
-        memory={kind: (0,) * len(tree.modules) for kind in MEMORY_KINDS},
+        memory={kind: tuple(4 * module.elements for module in tree.modules) for kind in MEMORY_KINDS},
         forward_us=tuple(values.forward_us),
         backward_us=tuple(values.backward_us),
         grad_norm=tuple(_rounded(values.grad_norm)),
@@ -233,10 +233,11 @@ def lost(
     ranks: Collection[int] | None = None,
     forward: bool = False,
     value: float = math.nan,
+    called_first: str | None = None,
 ) -> Fault:
     """NaN begins at a step in a layer on some ranks; the exchange and the update bring it everywhere.
 
-    Afterwards every layer has it, and forward first shows it in the first one that has weights.
+    Afterwards every layer has it, and forward first shows it in the one that is called first (else: the first of all).
     """
 
     def fault(rank: int, step: int, values: Values) -> None:
@@ -249,7 +250,7 @@ def lost(
                 values.grad_norm[at] = values.weight_norm[at] = value
                 values.checksum[at] = f"nan {rank}"
         if step > since:
-            values.nonfinite_forward = own[0]
+            values.nonfinite_forward = own[0] if called_first is None else values.at(called_first)
         elif ranks is None or rank in ranks:
             if forward:
                 values.nonfinite_forward = values.at(name)

@@ -432,11 +432,10 @@ def _slow_layer(
     rank = view.ranks[worst.rank]
     peers = {view.ranks[row] for row in np.flatnonzero(view.groups == view.groups[worst.rank])}
     peers -= {view.ranks[row] for row in culprits}
-    steady = set(view.window.steps[view.window.steady].tolist())
     first, last = int(view.steps[at.start]), int(view.steps[at.stop - 1])
     sampled: dict[tuple[str, int], dict[int, LayerSample]] = {}
     for sample in view.window.layers.samples:
-        if sample.clock == clock and first <= sample.step <= last and sample.step in steady:
+        if sample.clock == clock and first <= sample.step <= last:
             sampled.setdefault((sample.model, sample.step), {})[sample.rank] = sample
     compared: dict[str, list[tuple[Floats, Floats]]] = {}
     for (model, _), by_rank in sampled.items():

@@ -39,6 +39,8 @@ Bools = NDArray[np.bool_]
 
 LISTED = 16
 """Layers in the evidence."""
+LATER_STEPS = 8
+"""Steps after a bad one that are looked at."""
 
 
 # -- no longer numbers ------------------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ class _Lost:
         place, where, ranks = self._local(samples) or self._of_gradients(samples) or (None, None, ())
         next_to = good is not None and good + 1 == step
         # Steps that are not applied leave the weights as they are, so every such step shows where it begins.
-        sure = next_to or bool(dropped) or (place is not None and self._begins_here(samples, place, where, ranks))
+        sure = next_to or bool(dropped) or (place is not None and self._begins_here(at, place, where, ranks))
         exact = next_to or (sure and not dropped)
         norms = [norm for sample in samples for norm in (*sample.grad_norm, *sample.weight_norm) if norm is not None]
         return NonFinite(
@@ -221,19 +223,24 @@ class _Lost:
         ranks = tuple(sorted(bad)) if len(bad) < len(samples) else ()
         return max(own[-1] for own in bad.values()), "backward", ranks
 
-    def _begins_here(
-        self, samples: Sequence[LayerSample], place: int, where: str | None, ranks: tuple[int, ...]
-    ) -> bool:
+    def _begins_here(self, at: int, place: int, where: str | None, ranks: tuple[int, ...]) -> bool:
         """Whether the weights were still numbers when the step began.
 
-        Otherwise the first layer that has weights is the first to show it, on every rank.
+        Otherwise the layer that is called first is the first to show it, on every rank; later steps show which one.
         """
         if ranks and self.model.replicated:
             return True
+        first = {
+            sample.nonfinite_forward
+            for step in self.steps[at + 1 :][:LATER_STEPS]
+            for sample in self.by_step[step]
+            if sample.nonfinite_forward is not None
+        }
         if where == "forward":
-            return any(module.trainable for module in self.model.modules[:place])
-        watched = any(time is not None for sample in samples for time in sample.forward_us)
-        return watched and not self.model.compiled
+            return bool(first) and place not in first
+        samples = self.by_step[self.steps[at]]
+        outputs = any(any(sample.memory.get("activations", ())) for sample in samples)
+        return bool(first) or (at + 1 == len(self.steps) and outputs and not self.model.compiled)
 
 
 def _state(samples: Sequence[LayerSample]) -> Literal["good", "dropped", "lost"]:
@@ -683,11 +690,11 @@ def _silent_evidence(names: Sequence[str], parameters: int, history: History) ->
 
 def _named(places: Sequence[_Place], *, several: bool) -> tuple[list[str], int]:
     """Their names, without repeats, and the number of their parameters."""
-    sizes: dict[str, int] = {}
-    for _, model, at in places:
-        name = _label(model, at, several=several)
-        sizes[name] = sizes.get(name, 0) + model.modules[at].trainable
-    return list(sizes), sum(sizes.values())
+    sizes: dict[str, dict[tuple[int, ...], int]] = {}
+    for history, model, at in places:
+        # Each rank's shard counts; the same ranks again are a model that changed.
+        sizes.setdefault(_label(model, at, several=several), {})[history.ranks] = model.modules[at].trainable
+    return list(sizes), sum(sum(by_ranks.values()) for by_ranks in sizes.values())
 
 
 def _list(names: Sequence[str]) -> str:
