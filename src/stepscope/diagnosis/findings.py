@@ -34,6 +34,8 @@ from stepscope.diagnosis.rules.communication import find_communication
 from stepscope.diagnosis.rules.crashes import find_crashes
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
 from stepscope.diagnosis.rules.imbalance import find_uneven
+from stepscope.diagnosis.rules.layers.gradients import find_silent, histories_of
+from stepscope.diagnosis.rules.layers.replicas import find_desync
 from stepscope.diagnosis.rules.loss import find_loss
 from stepscope.diagnosis.rules.machine import find_machine
 from stepscope.diagnosis.rules.memory import find_memory
@@ -300,6 +302,7 @@ REMARKS = frozenset(
         "throughput_drop",
         "loss_nan",
         "nan_gradients",
+        "unused_parameters",
         "memory_creep",
         "memory_pressure",
         "memory_imbalance",
@@ -334,7 +337,9 @@ def diagnose(
     survived = [crash for crash in crashes if crash.severity == "info"]
     stopped = led_by_hangs(hangs, [crash for crash in crashes if crash not in survived])
     slow = with_stalls(run, [claim.finding for claim in _explained(view)])
-    slow = sorted([*slow, *find_loss(run, view)], key=_weight, reverse=True)
+    histories = histories_of(view)
+    values = [*find_loss(run, view, histories), *find_desync(view), *find_silent(view, histories)]
+    slow = sorted([*slow, *values], key=_weight, reverse=True)
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
     insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached, alive=alive)
     findings = [*stopped, *slow, *insufficient, *survived]

@@ -62,6 +62,10 @@ class ModelTree:
     replicated: bool
     """Every rank of the data-parallel group holds all parameters: their checksums must be equal after each step."""
 
+    def label(self, index: int) -> str:
+        """The name of a module; the class for the model itself, which has no name."""
+        return self.modules[index].name or self.modules[index].type
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSample:

@@ -394,6 +394,61 @@ SPIKE_SPREADS = 8.0
 SPIKE_SHARE = 0.5
 """… and by this share of it."""
 
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+SKIPPED_SAMPLES = 5
+"""Successive sampled steps whose update was not applied, up to the last one …"""
+SKIPPED_STEPS = 24
+"""… from the first to the last: a GradScaler that begins at 65,536 has reached 1 after 16 steps, whatever the loss."""
+EXPLODING_SAMPLES = 5
+"""Successive samples, up to the last one: a bad batch or a restart of the learning rate is over by then …"""
+EXPLODING_TIMES = 100.0
+"""… with this many times the usual norm: warm-up, unfreezing and harder data make it ten times as large …"""
+EXPLODING_TIMES_HIGHEST = 10.0
+"""… and this many times the highest so far: the first steps of a run often have the largest gradients …"""
+EXPLODING_BEFORE = 10
+"""… after so many samples that show what is usual …"""
+EXPLODING_BEFORE_STEPS = 100
+"""… over so many steps: gradients rise from next to nothing while layers that begin at zero are learned."""
+EXPLODING_LAYER_SHARE = 0.9
+"""Share of the total norm: one layer's growth counts if hardly anything but its gradient is left."""
+STARTING_STEPS = 5
+"""The first steps of a run: layers behind one that begins at zero (LoRA, gates) have no gradient yet."""
+VANISHING_SAMPLES = 5
+"""Samples, all of them …"""
+VANISHING_STEPS = 50
+"""… over so many steps …"""
+VANISHING_LAYERS = 3
+"""… in so many layers in a row, from the first on: one layer alone may be meant to learn little …"""
+VANISHING_SHARE = 1e-6
+"""… with this share of the gradients, relative to the weights, of the layers that have large ones …"""
+VANISHING_GRADIENT = 1e-8
+"""… and a typical gradient of an element below Adam's epsilon: no optimizer makes anything of it …"""
+VANISHING_RISE = 10.0
+"""… that has not become this many times larger since: a model that begins with closed gates opens them."""
+VANISHING_MODEL = 6
+"""Layers in the model; of fewer, the first three are no part of it."""
+DEAD_SAMPLES = 3
+"""Samples, all of them …"""
+DEAD_STEPS = 20
+"""… over so many steps."""
+DECAY_SLACK = 2.0
+"""Weight decay alone shrinks weights by the sum of its updates, up to this factor while the learning rate changes …"""
+DECAY_ROUNDING = 3e-4
+"""… and up to the rounding of the norms, of which four digits are known."""
+ROUTED_SIBLINGS = 3
+"""Numbered modules of one kind, of which some have a gradient in some samples only: something chooses between them."""
+DIFFER_EVERYWHERE = 0.9
+"""Share of the layers with trainable parameters: then the weights as a whole differ, not a part of the model …"""
+DIFFER_LOCALLY = 0.1
+"""… and up to this share (or one) it is a change within a layer."""
+MOVED_TIMES = 10.0
+"""Of two ranks that differ, the one whose weights moved this many times as far since they were equal is the cause."""
+HISTORY_STEPS = 256
+"""Sampled steps that are looked at closely, evenly spaced; with --layers every there may be any number."""
+LAYER_STEPS = 2
+"""Sampled steps that must show in which layer a slow rank loses its time."""
+
 # -- machine ----------------------------------------------------------------------------------------------------------
 
 SAMPLE_LOOKS_BACK_S = 1.0

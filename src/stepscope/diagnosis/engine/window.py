@@ -25,6 +25,7 @@ from stepscope.diagnosis.engine.samples import during, of_kind
 from stepscope.diagnosis.engine.statistics import mean_rank, spread
 from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGroup, group_kind
 from stepscope.records.identity import RankIdentity
+from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RankSeries, RunData
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST
 
@@ -350,6 +351,8 @@ class Window(Planes):
     stacks: tuple[dict[str, Any], ...]
     communication: Communication | None
     """What the ranks exchanged; None: there is one rank, or no exchange was recorded."""
+    layers: LayerRecords
+    """Samples of the whole attempt: they are rare, and what is wrong shows against earlier ones."""
 
     @cached_property
     def lines(self) -> dict[object, list[dict[str, Any]]]:
@@ -436,7 +439,13 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         probes=_probes(run, begins, ends),
         stacks=tuple(during(run.stacks, begins, ends)),
         communication=build_communication(trained, steps, _steady(steps, warmup), planes.phase_ns, groups),
+        layers=_layers_of(run, current[0].identity.attempt if current else 0),
     )
+
+
+def _layers_of(run: RunData, attempt: int) -> LayerRecords:
+    own = tuple(sample for sample in run.layers.samples if sample.attempt == attempt)
+    return LayerRecords(models=run.layers.models, samples=own)
 
 
 def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:

@@ -1,14 +1,15 @@
-"""Findings about the loss and the gradient norm: no longer numbers (loss_nan, nan_gradients), or a jump (loss_spike).
+"""Findings about the loss and all gradients: not numbers (loss_nan, nan_gradients), a jump (loss_spike), an explosion.
 
 They cost no time, but a run that trains on NaN is lost from that step on.  The values are the script's own: what it
-gave to ``stepscope.note``, or what its framework logged (``recorder/hooks/notes.py``).
+gave to ``stepscope.note``, or what its framework logged (``recorder/hooks/notes.py``); and samples of the layers, which
+show the same without a note, and where it began.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.attempts import attempts_of
 from stepscope.diagnosis.engine.statistics import spread
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.records.finding import Finding, Severity
+from stepscope.diagnosis.rules.layers.gradients import History, NonFinite, find_exploding, first_nonfinite
+from stepscope.records.finding import SEVERITIES, Finding, Severity
 from stepscope.records.series import RunData, is_loss, noted_health
 from stepscope.records.text import named_ranks
 
@@ -32,10 +34,16 @@ PASSING_ADVICE = (
     "With fp16 and a GradScaler a few of these are normal: the scaler skips such a step.",
     "Otherwise look at the batches of these steps: an empty one or one without labels makes a mean of nothing.",
 )
+DROPPED_ADVICE = (
+    "Nothing is learned while every step is dropped: stop the job, and resume from a checkpoint before that step.",
+    "Repeat a step under torch.autograd.set_detect_anomaly(True), which names the operation.",
+)
 SPIKE_ADVICE = (
     "Look at the batches of these steps and at what changed there: learning rate, data, sequence length.",
     "If it recurs: a lower learning rate, a longer warm-up, or clip_grad_norm_.",
 )
+PASSING = "share"
+"""In the evidence if numbers came again."""
 JUMPS_AT_MOST = 1000
 """Values looked at closely in one curve."""
 HELD_OUT = ("eval", "val", "test")
@@ -68,12 +76,21 @@ class _Curve:
         return len(self.values) - (int(good[-1]) + 1 if len(good) else 0)
 
 
-def find_loss(run: RunData, view: View) -> list[Finding]:
-    """At most one ``loss_nan`` or ``nan_gradients``, else at most one ``loss_spike``."""
+def find_loss(run: RunData, view: View, histories: Sequence[History]) -> list[Finding]:
+    """At most one ``loss_nan`` or ``nan_gradients``, else at most one ``loss_spike`` or ``exploding_gradients``."""
     curves = _curves(run)
     losses = [curve for curve in curves if curve.is_loss]
     gradients = [curve for curve in curves if not curve.is_loss]
-    return _not_a_number(losses, view) or _not_a_number(gradients, view) or _spike(losses, view)
+    noted = _not_a_number(losses, view) or _not_a_number(gradients, view)
+    sampled = first_nonfinite(view)
+    if sampled is not None:
+        lasting = [found for found in noted if PASSING not in found.evidence]
+        return [_begun_at(lasting[0], sampled) if lasting else _of_layers(sampled, view)]
+    if noted:
+        return noted
+    exploding = [found for found in find_exploding(view, histories) if not _improves(losses, found)]
+    spikes = _spike(losses, view)
+    return [_with_jump(exploding[0], spikes)] if exploding else spikes
 
 
 def _curves(run: RunData) -> list[_Curve]:
@@ -129,6 +146,52 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
     )
 
 
+def _begun_at(found: Finding, sampled: NonFinite) -> Finding:
+    """Add where it began, according to the layers, unless they show it only after the loss did."""
+    if not sampled.dropped and sampled.step > int(found.evidence["first_step"]):
+        sampled = replace(sampled, layer=None, where=None, ranks=())
+    first = f"; first in {sampled.origin}, {sampled.when}" if sampled.origin else ""
+    severity = found.severity if sampled.dropped else "critical"
+    return replace(
+        found,
+        severity=max(found.severity, severity, key=SEVERITIES.index),
+        title=f"{found.title[:-1]}{first}.",
+        ranks=sampled.ranks or found.ranks,
+        evidence={**found.evidence, **sampled.evidence},
+        advice=(*found.advice[:1], _look_at(sampled), *found.advice[1:]),
+    )
+
+
+def _of_layers(sampled: NonFinite, view: View) -> Finding:
+    first = f", first in {sampled.origin}" if sampled.origin else ""
+    if sampled.dropped:
+        title = (
+            f"No update was applied in the last {sampled.dropped} sampled steps, from step {sampled.step:,} on: "
+            f"gradients are {sampled.word}{first}."
+        )
+    else:
+        title = f"Gradients and weights became {sampled.word} {sampled.when}{first}."
+    advice = DROPPED_ADVICE if sampled.dropped else NAN_ADVICE
+    return Finding(
+        kind="nan_gradients",
+        severity="warning" if sampled.dropped else "critical",
+        title=title,
+        ranks=sampled.ranks,
+        steps=(sampled.step, sampled.last_step),
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={"first_step": sampled.step, **sampled.evidence},
+        advice=(advice[0], _look_at(sampled), *advice[1:]),
+    )
+
+
+def _look_at(sampled: NonFinite) -> str:
+    if sampled.layer is None:
+        return "With --layers every from that checkpoint on, the samples show the layer and the rank."
+    if sampled.where == "forward":
+        return f"The inputs of {sampled.layer} were finite: look at its own operations, and at the batch."
+    return f"The gradient was bad when it reached {sampled.layer}: look at what forward() does with its output."
+
+
 def _passing(curve: _Curve, view: View) -> Finding:
     """Numbers come again after it."""
     at = curve.steps[curve.bad]
@@ -142,7 +205,7 @@ def _passing(curve: _Curve, view: View) -> Finding:
         curve,
         view,
         steps=(int(at[0]), int(at[-1])),
-        evidence={"first_step": int(at[0]), "share": round(share, 4)},
+        evidence={"first_step": int(at[0]), PASSING: round(share, 4)},
         advice=PASSING_ADVICE,
     )
 
@@ -158,7 +221,7 @@ def _spike(curves: Sequence[_Curve], view: View) -> list[Finding]:
     """A jump from which the loss has not come back; others are left to the chart."""
     found = []
     for curve in curves:
-        if any(word in curve.name.lower() for word in HELD_OUT) or not np.isfinite(curve.values).all():
+        if _is_held_out(curve) or not np.isfinite(curve.values).all():
             continue
         at = _jump(curve.values)
         if at is not None:
@@ -183,6 +246,10 @@ def _spike(curves: Sequence[_Curve], view: View) -> list[Finding]:
     ]
 
 
+def _is_held_out(curve: _Curve) -> bool:
+    return any(word in curve.name.lower() for word in HELD_OUT)
+
+
 def _jump(values: NDArray[np.float64]) -> int | None:
     """The first value after which all are far above what was usual before; None: there is no such value."""
     needed, later = thresholds.SPIKE_BEFORE, thresholds.SPIKE_AFTER
@@ -198,6 +265,34 @@ def _jump(values: NDArray[np.float64]) -> int | None:
         if least[at] > far:
             return int(at)
     return None
+
+
+# -- exploding_gradients ----------------------------------------------------------------------------------------------
+
+
+def _improves(losses: Sequence[_Curve], exploding: Finding) -> bool:
+    """Whether the loss is no higher since the gradients became large: then that does no harm."""
+    step = int(exploding.evidence["first_step"])
+    known = []
+    for curve in losses:
+        before, after = curve.values[curve.steps < step], curve.values[curve.steps >= step]
+        if min(len(before), len(after)) >= thresholds.LOST_NOTES and not _is_held_out(curve):
+            known.append(float(np.median(after)) <= float(np.median(before)))
+    return bool(known) and all(known)
+
+
+def _with_jump(exploding: Finding, spikes: Sequence[Finding]) -> Finding:
+    """One cause: the loss jumps because of the gradients."""
+    if not spikes:
+        return exploding
+    jump = {key: spikes[0].evidence[key] for key in ("name", "before", "after")}
+    step = int(spikes[0].evidence["first_step"])
+    return replace(
+        exploding,
+        title=f"{exploding.title[:-1]}; the loss jumped from {_value(jump['before'])} to {_value(jump['after'])} "
+        f"at step {step:,}.",
+        evidence={**exploding.evidence, "loss": {**jump, "first_step": step}},
+    )
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

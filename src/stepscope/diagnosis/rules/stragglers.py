@@ -59,6 +59,7 @@ from stepscope.diagnosis.engine.view import (
 from stepscope.diagnosis.engine.window import times_the_tokens
 from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice
 from stepscope.records.finding import Finding
+from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import ms_text, named_ranks
 
@@ -170,32 +171,34 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     hosts = tuple(view.hosts[index] for index in culprits)
     side = _side(view, worst, phase)
     place = _place(view, ranks, kind, phase, at, side)
+    layer = _slow_layer(view, worst, culprits, at, side) if kind == "compute_straggler" and phase else None
     tokens = _times_the_tokens(view, culprits, at) if kind in ("compute_straggler", "straggler") else 1.0
     routed = tokens >= thresholds.BYTES_ALIKE
+    about_layer = _layer_advice(layer, view.ranks[worst.rank])
+    advice = straggler_advice(
+        ranks,
+        hosts,
+        phase,
+        world_size=len(view.ranks),
+        place=place,
+        node=kind == "node_straggler",
+        side=side,
+        share_samples=view.window.share_samples,
+        splits_sequences=view.window.splits_sequences,
+    )
     finding = Finding(
         kind="imbalance" if routed else kind,
         severity=severity_of(cost["share"], worst.excess_ns),
-        title=_title(view, kind, group, phase, at, place, tokens),
+        title=_title(view, kind, group, phase, at, place, tokens, layer),
         ranks=ranks,
         phase=phase,
         steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
         cost=cost,
         evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place)
         | {"side": side}
+        | (layer.evidence if layer else {})
         | ({"by": "experts", "times_the_bytes": round(tokens, 3)} if routed else {}),
-        advice=expert_advice(same_batches=_same_batches(view))
-        if routed
-        else straggler_advice(
-            ranks,
-            hosts,
-            phase,
-            world_size=len(view.ranks),
-            place=place,
-            node=kind == "node_straggler",
-            side=side,
-            share_samples=view.window.share_samples,
-            splits_sequences=view.window.splits_sequences,
-        ),
+        advice=expert_advice(same_batches=_same_batches(view)) if routed else (*about_layer, *advice),
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, saved_ns=saved_ns)
@@ -288,7 +291,16 @@ def _peers_median(view: View, durations_ns: Floats, culprits: NDArray[np.intp]) 
     return out
 
 
-def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: slice, place: str, tokens: float) -> str:
+def _title(
+    view: View,
+    kind: str,
+    group: list[Suspect],
+    phase: str | None,
+    at: slice,
+    place: str,
+    tokens: float,
+    layer: _SlowLayer | None,
+) -> str:
     ranks = tuple(view.ranks[suspect.rank] for suspect in sorted(group, key=lambda suspect: suspect.rank))
     worst = max(group, key=lambda suspect: suspect.excess_ns)
     excess = ms_text(worst.excess_ns / 1e6)
@@ -314,6 +326,9 @@ def _title(view: View, kind: str, group: list[Suspect], phase: str | None, at: s
     where = {None: ", in no single phase,", "other": f" within the step but in no known phase{seen}"}.get(
         phase, f" in {phase}{seen}"
     )
+    if layer is not None:
+        which = "" if len(ranks) == 1 else f" on rank {view.ranks[worst.rank]}"
+        where += f", mostly in {layer.text}{which},"
     if tokens >= thresholds.BYTES_ALIKE:
         it = "it has" if len(ranks) == 1 else "they have"
         more = f"{it} {tokens:.2g}× the bytes of {its} peers in all_to_all"
@@ -379,6 +394,95 @@ def _confidence(view: View, worst: Suspect, at: slice) -> float:
     if at.stop - at.start < 3 * thresholds.MIN_STEPS:
         confidence -= 0.1
     return confidence
+
+
+# -- the layer --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SlowLayer:
+    name: str
+    own_ms: float
+    peers_ms: float
+    steps: int
+    """Sampled steps that were compared."""
+
+    @property
+    def text(self) -> str:
+        """``layers.7.mlp (12.1 ms instead of 2.00 ms)``."""
+        return f"{self.name} ({ms_text(self.own_ms)} instead of {ms_text(self.peers_ms)})"
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        return {
+            "layer": self.name,
+            "layer_ms": round(self.own_ms, 3),
+            "layer_peers_ms": round(self.peers_ms, 3),
+            "layer_steps": self.steps,
+        }
+
+
+def _slow_layer(
+    view: View, worst: Suspect, culprits: NDArray[np.intp], at: slice, side: str | None
+) -> _SlowLayer | None:
+    """The layer in which the slowest of the ranks loses at least half of its extra time, by samples of layers."""
+    if worst.phase not in ("forward", "backward"):
+        return None
+    clock = "host" if side == "host" else view.clock
+    rank = view.ranks[worst.rank]
+    peers = {view.ranks[row] for row in np.flatnonzero(view.groups == view.groups[worst.rank])}
+    peers -= {view.ranks[row] for row in culprits}
+    first, last = int(view.steps[at.start]), int(view.steps[at.stop - 1])
+    sampled: dict[tuple[str, int], dict[int, LayerSample]] = {}
+    for sample in view.window.layers.samples:
+        if sample.clock == clock and first <= sample.step <= last:
+            sampled.setdefault((sample.model, sample.step), {})[sample.rank] = sample
+    compared: dict[str, list[tuple[Floats, Floats]]] = {}
+    for (model, _), by_rank in sampled.items():
+        others = [by_rank[each] for each in sorted(peers & by_rank.keys())]
+        if rank in by_rank and others:
+            tree = view.window.layers.models[model]
+            usual = np.median([_own_us(tree, sample, worst.phase) for sample in others], axis=0)
+            compared.setdefault(model, []).append((_own_us(tree, by_rank[rank], worst.phase), usual))
+    excess_us = worst.by_phase.get(worst.phase, worst.excess_ns) / 1e3
+    found = [_most_of(view.window.layers.models[model], pairs, excess_us) for model, pairs in compared.items()]
+    return max((one for one in found if one is not None), key=lambda one: one.own_ms - one.peers_ms, default=None)
+
+
+def _most_of(tree: ModelTree, pairs: Sequence[tuple[Floats, Floats]], excess_us: float) -> _SlowLayer | None:
+    """The module with half of the extra time, both of the finding and of the sampled steps."""
+    if len(pairs) < thresholds.LAYER_STEPS:
+        return None
+    own, usual = (np.stack(rows) for rows in zip(*pairs, strict=True))
+    more = np.median(own - usual, axis=0)
+    module = int(more.argmax())
+    extra_us = max(excess_us, float(np.median((own - usual).sum(axis=1))))
+    if not tree.modules[module].name or more[module] < thresholds.EXPLAINS_SHARE * extra_us:
+        return None
+    peers_us = float(np.median(usual[:, module]))
+    return _SlowLayer(
+        name=tree.label(module),
+        own_ms=(peers_us + float(more[module])) / 1e3,
+        peers_ms=peers_us / 1e3,
+        steps=len(pairs),
+    )
+
+
+def _own_us(tree: ModelTree, sample: LayerSample, phase: str) -> Floats:
+    """[M]; each module's time without that of the modules inside it; 0 where it is not known."""
+    if phase == "backward":
+        return np.nan_to_num(np.array(sample.backward_us, np.float64))
+    whole = np.nan_to_num(np.array(sample.forward_us, np.float64))
+    inside = np.zeros(len(whole))
+    for at, module in enumerate(tree.modules):
+        if module.parent >= 0:
+            inside[module.parent] += whole[at]
+    return np.asarray(np.maximum(whole - inside, 0.0), np.float64)
+
+
+def _layer_advice(layer: _SlowLayer | None, rank: int) -> Iterator[str]:
+    if layer is not None:
+        yield f"Compare what {layer.name} does on rank {rank}: the size of its input, a branch, a hook, another kernel."
 
 
 # -- detection --------------------------------------------------------------------------------------------------------

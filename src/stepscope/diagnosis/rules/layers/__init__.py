@@ -1,0 +1,1 @@
+"""Rules on samples of layers: what gradients and weights are like, and whether replicas are equal."""

@@ -1,0 +1,703 @@
+"""Findings about the gradients of single layers: where they stop being numbers, explode, vanish, or are missing.
+
+``nan_gradients`` comes together with the loss (``rules/loss.py``): one cause, one finding.  Everything here works on
+samples of a few steps, so a step is known exactly only if it was sampled, and so was the one before.
+
+What healthy runs do, and must not be accused of:
+
+- Masks are infinite on purpose, and a gradient scaler, or the script, drops a step whose gradients are not finite.
+  Only weights that are no longer numbers, or steps that are all dropped, are a fault.
+- In a run of which every hundredth step is sampled, a part that is trained in other steps only (a GAN's other half, a
+  second task) never shows a gradient.  So a layer without gradients must also have weights that do not learn.
+- Layers behind one that begins at zero (LoRA, gates) have no gradient in the first steps; experts are idle at times.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.rules.layers.replicas import is_expert
+from stepscope.records.finding import Finding
+from stepscope.records.layers import LayerRecords, LayerSample, ModelTree
+from stepscope.records.text import count_text, named_ranks
+
+__all__ = ["History", "NonFinite", "find_exploding", "find_silent", "first_nonfinite", "histories_of"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+LISTED = 16
+"""Layers in the evidence."""
+LATER_STEPS = 8
+"""Steps after a bad one that are looked at."""
+
+
+# -- no longer numbers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFinite:
+    """Where and when values stopped being numbers."""
+
+    step: int
+    """The first sampled step that shows it."""
+    last_step: int
+    good_step: int | None
+    """The last sampled step before with nothing but numbers."""
+    exact: bool
+    """Whether it began in ``step`` itself; else in a step since ``good_step``."""
+    layer: str | None
+    """None: it is not known where it began, because the weights may have been NaN before the sampled step."""
+    where: Literal["forward", "backward"] | None
+    ranks: tuple[int, ...]
+    """Where it began; empty: on all alike, or not known."""
+    word: str
+    """``NaN`` or ``infinite``."""
+    dropped: int
+    """Steps in a row whose update was not applied, if that is all that is wrong; else 0: the weights are lost."""
+
+    @property
+    def origin(self) -> str:
+        """``layers.3.mlp on rank 1, in backward``; empty if it is not known."""
+        if self.layer is None:
+            return ""
+        on = f" on {named_ranks(self.ranks).lower()}" if self.ranks else ""
+        return f"{self.layer}{on}" + (f", in {self.where}" if self.where else "")
+
+    @property
+    def when(self) -> str:
+        if self.exact:
+            return f"at step {self.step:,}"
+        if self.good_step is None:
+            return f"at step {self.step:,} or before"
+        return f"between steps {self.good_step:,} and {self.step:,}"
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer,
+            "layer_step": self.step,
+            "layer_good_step": self.good_step,
+            "layer_exact": self.exact,
+            "began_in": self.where,
+        }
+
+
+def first_nonfinite(view: View) -> NonFinite | None:
+    """The place where gradients and weights stopped being numbers; None: they are numbers, or were again later."""
+    layers = view.window.layers
+    found = []
+    for model, by_step in _by_model(layers.samples).items():
+        one = _Lost(layers.models[model], by_step, several=_several(layers)).find()
+        if one is not None:
+            found.append(one)
+    # One that lost its weights explains the others; of two halves of a pipeline the one that knows the place does.
+    return min(found, key=lambda one: (bool(one.dropped), one.step, one.layer is None), default=None)
+
+
+def _by_model(samples: Sequence[LayerSample]) -> dict[str, dict[int, list[LayerSample]]]:
+    """Model → step → samples, one of each rank, in order."""
+    found: dict[str, dict[int, dict[int, LayerSample]]] = {}
+    for sample in samples:
+        found.setdefault(sample.model, {}).setdefault(sample.step, {})[sample.rank] = sample
+    return {
+        model: {step: [by_rank[rank] for rank in sorted(by_rank)] for step, by_rank in sorted(by_step.items())}
+        for model, by_step in found.items()
+    }
+
+
+def _several(layers: LayerRecords) -> bool:
+    """Whether several kinds of models were sampled, so that a layer's name alone is not enough."""
+    return len({layers.models[model].modules[0].type for model in {sample.model for sample in layers.samples}}) > 1
+
+
+def _label(model: ModelTree, at: int, *, several: bool) -> str:
+    of = f" of {model.modules[0].type}" if several and model.modules[at].name else ""
+    return f"{model.label(at)}{of}"
+
+
+class _Lost:
+    """Searches the samples of one model."""
+
+    def __init__(self, model: ModelTree, by_step: Mapping[int, Sequence[LayerSample]], *, several: bool) -> None:
+        self.model = model
+        self.by_step = by_step
+        self.steps = list(by_step)
+        self.several = several
+
+    def find(self) -> NonFinite | None:
+        begin, lost = len(self.steps), None
+        while begin and (state := _state(self.by_step[self.steps[begin - 1]])) != "good":
+            begin -= 1
+            lost = begin if state == "lost" else lost
+        if begin == len(self.steps):
+            return None
+        if lost is None:
+            count, span = len(self.steps) - begin, self.steps[-1] - self.steps[begin]
+            many = count >= thresholds.SKIPPED_SAMPLES and span >= thresholds.SKIPPED_STEPS
+            return self._from(begin, dropped=count) if many else None
+        # Weights may have been looked at before the update that spoiled them; a scaler's skipped steps are normal.
+        while lost > begin and not any(sample.skipped for sample in self.by_step[self.steps[lost - 1]]):
+            lost -= 1
+        return self._from(lost, dropped=0)
+
+    def _from(self, at: int, *, dropped: int) -> NonFinite:
+        step = self.steps[at]
+        samples = self.by_step[step]
+        good = self.steps[at - 1] if at else None
+        place, where, ranks = self._local(samples) or self._of_gradients(samples) or (None, None, ())
+        next_to = good is not None and good + 1 == step
+        # Steps that are not applied leave the weights as they are, so every such step shows where it begins.
+        sure = next_to or bool(dropped) or (place is not None and self._begins_here(at, place, where, ranks))
+        exact = next_to or (sure and not dropped)
+        norms = [norm for sample in samples for norm in (*sample.grad_norm, *sample.weight_norm) if norm is not None]
+        return NonFinite(
+            step=step,
+            last_step=self.steps[-1],
+            good_step=good,
+            exact=exact,
+            layer=_label(self.model, place, several=self.several) if sure and place is not None else None,
+            where=where if sure else None,
+            ranks=ranks if sure else (),
+            word="NaN" if any(map(math.isnan, norms)) else "infinite",
+            dropped=dropped,
+        )
+
+    def _local(
+        self, samples: Sequence[LayerSample]
+    ) -> tuple[int, Literal["forward", "backward"], tuple[int, ...]] | None:
+        """What the ranks saw before they exchanged anything: the module, the pass and the ranks."""
+        forward = {
+            sample.rank: sample.nonfinite_forward
+            for sample in samples
+            if sample.nonfinite_forward is not None and sample.nonfinite_forward not in self._masks
+        }
+        backward = {
+            sample.rank: sample.nonfinite_backward for sample in samples if sample.nonfinite_backward is not None
+        }
+        seen = forward or backward
+        if not seen:
+            return None
+        ranks = tuple(sorted({*forward, *backward}))
+        ranks = () if len(ranks) == len(samples) else ranks
+        # The rank that is first in the model is nearest to the cause.
+        return min(seen.values()) if forward else max(seen.values()), "forward" if forward else "backward", ranks
+
+    @cached_property
+    def _masks(self) -> set[int]:
+        """Modules whose output is infinite in healthy steps, too."""
+        return {
+            sample.nonfinite_forward
+            for samples in self.by_step.values()
+            if _state(samples) == "good"
+            for sample in samples
+            if sample.nonfinite_forward is not None
+        }
+
+    @staticmethod
+    def _of_gradients(
+        samples: Sequence[LayerSample],
+    ) -> tuple[int, Literal["forward", "backward"], tuple[int, ...]] | None:
+        """By the gradients alone: what begins in a backward spreads to the layers before, not to those after it."""
+        bad: dict[int, list[int]] = {}
+        for sample in samples:
+            known = [at for at, norm in enumerate(sample.grad_norm) if norm is not None]
+            own = [at for at in known if not _is_number(sample.grad_norm[at])]
+            if own and len(own) == len(known):
+                return None
+            if own:
+                bad[sample.rank] = own
+        if not bad:
+            return None
+        ranks = tuple(sorted(bad)) if len(bad) < len(samples) else ()
+        return max(own[-1] for own in bad.values()), "backward", ranks
+
+    def _begins_here(self, at: int, place: int, where: str | None, ranks: tuple[int, ...]) -> bool:
+        """Whether the weights were still numbers when the step began.
+
+        Otherwise the layer that is called first is the first to show it, on every rank; later steps show which one.
+        """
+        if ranks and self.model.replicated:
+            return True
+        first = {
+            sample.nonfinite_forward
+            for step in self.steps[at + 1 :][:LATER_STEPS]
+            for sample in self.by_step[step]
+            if sample.nonfinite_forward is not None
+        }
+        if where == "forward":
+            return bool(first) and place not in first
+        samples = self.by_step[self.steps[at]]
+        outputs = any(any(sample.memory.get("activations", ())) for sample in samples)
+        return bool(first) or (at + 1 == len(self.steps) and outputs and not self.model.compiled)
+
+
+def _state(samples: Sequence[LayerSample]) -> Literal["good", "dropped", "lost"]:
+    """``dropped``: gradients that are no numbers, and weights that are."""
+    bad = [sample for sample in samples if _is_bad(sample)]
+    if not bad:
+        return "good"
+    kept = all(sample.skipped or _has_numbers(sample.weight_norm) for sample in bad)
+    return "dropped" if kept else "lost"
+
+
+def _is_bad(sample: LayerSample) -> bool:
+    if not all(map(_is_number, sample.grad_norm)) or not all(map(_is_number, sample.weight_norm)):
+        return True
+    # Its gradients may be gone when it is looked at.
+    return sample.nonfinite_backward is not None and all(norm is None for norm in sample.grad_norm)
+
+
+def _has_numbers(norms: Sequence[float | None]) -> bool:
+    """Whether some are known, and all that are known are numbers."""
+    return any(norm is not None for norm in norms) and all(map(_is_number, norms))
+
+
+def _is_number(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
+
+
+# -- history of a model -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The healthy samples of one model: [S] steps, at least one, and [S, M] values of all its ranks together."""
+
+    model: ModelTree
+    ranks: tuple[int, ...]
+    steps: NDArray[np.int64]
+    gradient: Floats
+    """nan: no rank has one."""
+    weight: Floats
+    update: Floats
+    """``update_ratio`` of the rank where it is largest; nan: not known."""
+    checksums: tuple[tuple[str | None, ...], ...]
+    """By step, of the lowest rank that has any."""
+
+    @cached_property
+    def trainable(self) -> NDArray[np.int64]:
+        return np.array([module.trainable for module in self.model.modules], np.int64)
+
+    @cached_property
+    def total(self) -> Floats:
+        """[S]; the norm of all gradients."""
+        return np.asarray(np.sqrt(np.nansum(self.gradient**2, axis=1)), np.float64)
+
+    def since_start(self) -> History | None:
+        """Without the first steps, in which layers may have no gradient yet; None: nothing is left."""
+        at = np.flatnonzero(self.steps - self.steps[0] >= thresholds.STARTING_STEPS)
+        if not len(at):
+            return None
+        return History(
+            model=self.model,
+            ranks=self.ranks,
+            steps=self.steps[at],
+            gradient=self.gradient[at],
+            weight=self.weight[at],
+            update=self.update[at],
+            checksums=tuple(self.checksums[row] for row in at),
+        )
+
+    @property
+    def span(self) -> int:
+        return int(self.steps[-1] - self.steps[0])
+
+
+def histories_of(view: View) -> list[History]:
+    """What the samples show of each model, over the steps that are looked at closely."""
+    layers, found = view.window.layers, []
+    for identity, by_step in _by_model(layers.samples).items():
+        steps = list(by_step)
+        if len(steps) > thresholds.HISTORY_STEPS:
+            steps = [steps[at] for at in np.linspace(0, len(steps) - 1, thresholds.HISTORY_STEPS).astype(int)]
+        steps = [step for step in steps if _is_healthy(by_step[step])]
+        if not steps:
+            continue
+        chosen = [by_step[step] for step in steps]
+        found.append(
+            History(
+                model=layers.models[identity],
+                ranks=tuple(sorted({sample.rank for samples in chosen for sample in samples})),
+                steps=np.array(steps, np.int64),
+                gradient=np.stack([_together(samples, lambda sample: sample.grad_norm) for samples in chosen]),
+                weight=np.stack([_together(samples, lambda sample: sample.weight_norm) for samples in chosen]),
+                update=np.stack([_largest([sample.update_ratio for sample in samples]) for samples in chosen]),
+                checksums=tuple(
+                    next((sample.checksum for sample in samples if any(sample.checksum)), samples[0].checksum)
+                    for samples in chosen
+                ),
+            )
+        )
+    return found
+
+
+def _is_healthy(samples: Sequence[LayerSample]) -> bool:
+    return _state(samples) == "good" and not any(sample.skipped for sample in samples)
+
+
+def _together(samples: Sequence[LayerSample], values: Callable[[LayerSample], Sequence[float | None]]) -> Floats:
+    """[M]; root of the mean square over the ranks that know it.
+
+    Ranks have the same gradients or parts of them: a mean of either does not depend on how many ranks were sampled.
+    """
+    rows = np.array([values(sample) for sample in samples], np.float64)  # None becomes nan
+    known = ~np.isnan(rows)
+    counts = known.sum(axis=0)
+    sums = np.where(known, rows, 0.0) ** 2
+    mean = sums.sum(axis=0) / np.maximum(counts, 1)
+    return np.asarray(np.where(counts > 0, np.sqrt(mean), np.nan), np.float64)
+
+
+def _largest(rows: Sequence[Sequence[float | None]]) -> Floats:
+    return np.asarray(np.fmax.reduce(np.array(rows, np.float64), axis=0), np.float64)
+
+
+# -- exploding_gradients ----------------------------------------------------------------------------------------------
+
+EXPLODING_ADVICE = (
+    "clip_grad_norm_ before optimizer.step() bounds it; a lower learning rate or a longer warm-up prevents it.",
+    "Look at the batches from that step on, and at what changed there: data, sequence length, learning rate.",
+    "If the run ends in NaN, resume from a checkpoint from before that step.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Explosion:
+    at: int
+    usual: float
+    now: float
+
+
+def find_exploding(view: View, histories: Sequence[History]) -> list[Finding]:
+    """At most one ``exploding_gradients``."""
+    layers = view.window.layers
+    found: list[tuple[int, Finding]] = []
+    for history in histories:
+        one = _of_total(history) or _of_layer(history)
+        if one is None:
+            continue
+        explosion, place = one
+        step = int(history.steps[explosion.at])
+        layer = None if place is None else _label(history.model, place, several=_several(layers))
+        times = explosion.now / explosion.usual
+        whose = "the gradients" if layer is None else f"the gradients of {layer}"
+        ranks = _whose(history, view)
+        on = f" on {named_ranks(ranks).lower()}" if ranks else ""
+        finding = Finding(
+            kind="exploding_gradients",
+            severity="warning",
+            title=(
+                f"The norm of {whose}{on} is {_times(times)} what it was: {explosion.now:.3g} instead of "
+                f"{explosion.usual:.3g} since step {step:,}."
+            ),
+            ranks=ranks,
+            steps=(step, int(history.steps[-1])),
+            cost=cost_of(view, np.zeros(len(view.steps))),
+            evidence={
+                "layer": layer,
+                "first_step": step,
+                "before": explosion.usual,
+                "after": explosion.now,
+                "times": round(times, 1),
+                "samples": len(history.steps),
+                "samples_since": len(history.steps) - explosion.at,
+            },
+            advice=EXPLODING_ADVICE,
+            confidence=0.85,
+        )
+        found.append((step, finding))
+    return [min(found, key=lambda one: one[0])[1]] if found else []
+
+
+def _whose(history: History, view: View) -> tuple[int, ...]:
+    """The ranks that hold the model; empty: all of them do."""
+    others = set(view.window.ranks) - set(history.ranks)
+    return history.ranks if others and view.window.stages else ()
+
+
+def _of_total(history: History) -> tuple[_Explosion, int | None] | None:
+    found = _explosion(history.total, history.steps, thresholds.EXPLODING_TIMES)
+    if found is None:
+        return None
+    late = np.median(np.nan_to_num(history.gradient[found.at :]) ** 2, axis=0)
+    place = int(late.argmax())
+    return found, place if late[place] * 2 >= late.sum() else None
+
+
+def _of_layer(history: History) -> tuple[_Explosion, int | None] | None:
+    """One layer that had a small part of the total and now has nearly all of it."""
+    if _explosion(history.total, history.steps, thresholds.EXPLODING_TIMES_HIGHEST) is None:
+        return None
+    last = np.nan_to_num(history.gradient[-1])
+    place = int(last.argmax())
+    own = history.gradient[:, place]
+    if np.isnan(own).any() or last[place] < thresholds.EXPLODING_LAYER_SHARE * history.total[-1]:
+        return None
+    found = _explosion(own, history.steps, thresholds.EXPLODING_TIMES)
+    return None if found is None else (found, place)
+
+
+def _explosion(norms: Floats, steps: NDArray[np.int64], times: float) -> _Explosion | None:
+    """The first value from which on all are far above what was usual in the first half of those before it."""
+    count = len(norms)
+    if count < thresholds.EXPLODING_BEFORE + thresholds.EXPLODING_SAMPLES:
+        return None
+    least = np.minimum.accumulate(norms[::-1])[::-1]  # the lowest from there on
+    for at in range(thresholds.EXPLODING_BEFORE, count - thresholds.EXPLODING_SAMPLES + 1):
+        before = norms[: max(thresholds.EXPLODING_BEFORE, (at + 1) // 2)]
+        if steps[at] - steps[0] < thresholds.EXPLODING_BEFORE_STEPS or not before.any():
+            continue
+        usual = float(np.median(before))
+        far = max(times * usual, thresholds.EXPLODING_TIMES_HIGHEST * float(before.max()))
+        if usual > 0 and least[at] >= far:
+            return _Explosion(at=at, usual=usual, now=float(np.median(norms[at:])))
+    return None
+
+
+def _times(times: float) -> str:
+    return f"{times:,.0f} times" if times < 1e6 else f"{times:.0e} times".replace("e+0", "e").replace("e+", "e")
+
+
+# -- layers without gradients -----------------------------------------------------------------------------------------
+
+VANISHING_ADVICE = (
+    "These layers learn nothing: add residual connections or normalization, or initialize the layers after them anew.",
+    "Sigmoid and tanh shrink gradients layer by layer: use ReLU, GELU or SiLU. In fp16 use a GradScaler, or bf16.",
+    "If these layers are meant to keep their weights, freeze them: requires_grad_(False) saves their gradients.",
+)
+DEAD_ADVICE = (
+    "Look at what forward() does with its output: detach(), a product with 0, a ReLU that is always off.",
+    "In fp16 without a GradScaler small gradients become zero: use one, or bf16.",
+    "If it is not meant to learn, freeze it: requires_grad_(False) saves its gradients and optimizer state.",
+)
+UNUSED_ADVICE = (
+    "If they are meant to learn: their output does not reach the loss. Look for detach() or a branch never taken.",
+    "If not, freeze them (requires_grad_(False)) or remove them; DDP then needs no find_unused_parameters.",
+)
+
+
+def find_silent(view: View, histories: Sequence[History]) -> list[Finding]:
+    """``vanishing_gradients``, ``dead_layer`` and ``unused_parameters``, at most one of each."""
+    layers = view.window.layers
+    histories = [late for one in histories if (late := one.since_start()) is not None]
+    several = _several(layers)
+    vanishing = [(history, front) for history in histories if (front := _vanishing(history))]
+    tiny = {history.model.modules[at].name for history, front in vanishing for at in front}
+    dead = [one for one in _without_gradient(histories, _zeros) if one[1].modules[one[2]].name not in tiny]
+    unused = _without_gradient(histories, _missing)
+    found = []
+    if vanishing:
+        found.append(_vanishing_finding(*vanishing[0], view, several=several))
+    if dead:
+        found.append(_dead_finding(dead, view, several=several))
+    if unused:
+        found.append(_unused_finding(unused, view, several=several))
+    return found
+
+
+def _vanishing(history: History) -> list[int]:
+    """The first layers, if their gradients are tiny compared with those of later ones; else nothing."""
+    if len(history.steps) < thresholds.VANISHING_SAMPLES or history.span < thresholds.VANISHING_STEPS:
+        return []
+    modules = _comparable(history)
+    if len(modules) < thresholds.VANISHING_MODEL:
+        return []
+    gradient = history.gradient[:, modules]
+    ratio = gradient / history.weight[:, modules]
+    large = np.quantile(ratio, 0.75, axis=1)[:, None]
+    each = gradient / np.sqrt(history.trainable[modules])
+    below = (ratio < thresholds.VANISHING_SHARE * large) & (each < thresholds.VANISHING_GRADIENT)
+    tiny = np.asarray(below.all(axis=0), np.bool_)
+    front = len(tiny) if tiny.all() else int(np.argmin(tiny))
+    some = gradient[:, :front].any(axis=0)  # a layer may also have none at all
+    if int(some.sum()) < thresholds.VANISHING_LAYERS:
+        return []
+    rise = np.median(gradient[-2:, :front][:, some]) / max(float(np.median(gradient[:2, :front][:, some])), 1e-300)
+    return [] if rise >= thresholds.VANISHING_RISE else [int(at) for at in modules[:front]]
+
+
+def _comparable(history: History) -> NDArray[np.intp]:
+    """Modules with trainable parameters whose gradients and weights are known in all samples."""
+    known = ~np.isnan(history.gradient).any(axis=0) & (np.nan_to_num(history.weight) > 0).all(axis=0)
+    return np.flatnonzero(known & (history.trainable > 0))
+
+
+def _vanishing_finding(history: History, front: Sequence[int], view: View, *, several: bool) -> Finding:
+    first, last = (_label(history.model, at, several=several) for at in (front[0], front[-1]))
+    rest = [at for at in _comparable(history) if at not in front]
+    here, there = (
+        float(np.median(history.gradient[:, places] / history.weight[:, places])) for places in (list(front), rest)
+    )
+    return Finding(
+        kind="vanishing_gradients",
+        severity="warning",
+        title=(
+            f"Gradients vanish before they reach the first {len(front)} layers ({first} to {last}): {here:.0e} of "
+            f"the weights there, {there:.0e} in the layers after them."
+        ),
+        ranks=_whose(history, view),
+        steps=(int(history.steps[0]), int(history.steps[-1])),
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence={
+            "layer": first,
+            "last_layer": last,
+            "layers": len(front),
+            "gradient_to_weight": here,
+            "gradient_to_weight_after": there,
+            "samples": len(history.steps),
+        },
+        advice=VANISHING_ADVICE,
+        confidence=0.8,
+    )
+
+
+_Place = tuple[History, ModelTree, int]
+
+
+def _without_gradient(histories: Sequence[History], silent: Callable[[History], Bools]) -> list[_Place]:
+    """Trainable layers that are ``silent`` in all samples and do not learn in between; by history and module.
+
+    A layer that is divided among ranks counts if it is silent on all of them.
+    """
+    found: list[_Place] = []
+    heard: set[str] = set()
+    for history in histories:
+        trainable = history.trainable > 0
+        if len(history.steps) < thresholds.DEAD_SAMPLES or history.span < thresholds.DEAD_STEPS:
+            quiet = np.zeros(len(trainable), np.bool_)
+        else:
+            quiet = silent(history) & trainable & ~_chosen(history)
+            learns = (np.nan_to_num(history.gradient) > 0).all(axis=0)
+            if not learns.any():
+                quiet[:] = False
+        for at in np.flatnonzero(trainable):
+            name = history.model.modules[at].name
+            if quiet[at] and not is_expert(name) and _stands_still(history, int(at)):
+                found.append((history, history.model, int(at)))
+            elif not history.model.replicated:
+                heard.add(name)
+    return [one for one in found if one[1].replicated or one[1].modules[one[2]].name not in heard]
+
+
+def _zeros(history: History) -> Bools:
+    return np.asarray((history.gradient == 0).all(axis=0), np.bool_)
+
+
+def _missing(history: History) -> Bools:
+    return np.asarray(np.isnan(history.gradient).all(axis=0), np.bool_)
+
+
+def _chosen(history: History) -> Bools:
+    """Modules that something chooses between in each step, as a router does: siblings with gradients now and then."""
+    active = np.asarray(np.nan_to_num(history.gradient) > 0, np.bool_)
+    at_times: Bools = np.asarray(active.any(axis=0) & ~active.all(axis=0), np.bool_)
+    kinds: defaultdict[str, list[int]] = defaultdict(list)
+    for at, module in enumerate(history.model.modules):
+        if module.trainable:
+            kinds[re.sub(r"\d+", "*", module.name)].append(at)
+    found = np.zeros(active.shape[1], np.bool_)
+    for members in kinds.values():
+        if len(members) >= thresholds.ROUTED_SIBLINGS and at_times[members].any():
+            found[members] = True
+    return found
+
+
+def _stands_still(history: History, at: int) -> bool:
+    """Whether the weights stay as they are from sample to sample, apart from weight decay.
+
+    Otherwise they learn in steps that are not sampled.
+    """
+    sums = [own[at] for own in history.checksums]
+    weight, update = history.weight[:, at], history.update[:, at]
+    if None not in sums and len(set(sums)) == 1:
+        return True
+    if None in sums and bool((update == 0).all()):
+        return bool((weight == weight[0]).all())
+    return _only_decays(weight, update, history.steps)
+
+
+def _only_decays(weight: Floats, update: Floats, steps: NDArray[np.int64]) -> bool:
+    """Whether the norm shrinks by just what the updates at the sampled steps are."""
+    if not ((weight > 0) & (update > 0)).all():  # also if one is not known
+        return False
+    shrunk = -np.diff(np.log(weight))
+    apart = np.diff(steps)
+    low, high = np.minimum(update[:-1], update[1:]) * apart, np.maximum(update[:-1], update[1:]) * apart
+    slack, rounding = thresholds.DECAY_SLACK, thresholds.DECAY_ROUNDING
+    return bool(((shrunk >= low / slack - rounding) & (shrunk <= high * slack + rounding)).all())
+
+
+def _dead_finding(dead: Sequence[_Place], view: View, *, several: bool) -> Finding:
+    names, parameters = _named(dead, several=several)
+    history = dead[0][0]
+    which = f"Layer {names[0]} gets" if len(names) == 1 else f"{len(names)} layers ({_list(names)}) get"
+    return Finding(
+        kind="dead_layer",
+        severity="warning",
+        title=(
+            f"{which} a gradient of exactly zero in all {len(history.steps)} sampled steps: "
+            f"{count_text(parameters, 'parameter')} never learn."
+        ),
+        ranks=_whose(history, view),
+        steps=(int(history.steps[0]), int(history.steps[-1])),
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence=_silent_evidence(names, parameters, history),
+        advice=DEAD_ADVICE,
+        confidence=0.9,
+    )
+
+
+def _unused_finding(unused: Sequence[_Place], view: View, *, several: bool) -> Finding:
+    names, parameters = _named(unused, several=several)
+    history = unused[0][0]
+    return Finding(
+        kind="unused_parameters",
+        severity="info",
+        title=(
+            f"{count_text(parameters, 'trainable parameter')} never got a gradient in {len(history.steps)} sampled "
+            f"steps: those of {_list(names)}."
+        ),
+        ranks=_whose(history, view),
+        steps=(int(history.steps[0]), int(history.steps[-1])),
+        cost=cost_of(view, np.zeros(len(view.steps))),
+        evidence=_silent_evidence(names, parameters, history),
+        advice=UNUSED_ADVICE,
+        confidence=0.9,
+    )
+
+
+def _silent_evidence(names: Sequence[str], parameters: int, history: History) -> dict[str, Any]:
+    return {
+        "layer": names[0],
+        "layers": list(names[:LISTED]),
+        "layers_count": len(names),
+        "parameters": parameters,
+        "samples": len(history.steps),
+    }
+
+
+def _named(places: Sequence[_Place], *, several: bool) -> tuple[list[str], int]:
+    """Their names, without repeats, and the number of their parameters."""
+    sizes: dict[str, dict[tuple[int, ...], int]] = {}
+    for history, model, at in places:
+        # Each rank's shard counts; the same ranks again are a model that changed.
+        sizes.setdefault(_label(model, at, several=several), {})[history.ranks] = model.modules[at].trainable
+    return list(sizes), sum(sum(by_ranks.values()) for by_ranks in sizes.values())
+
+
+def _list(names: Sequence[str]) -> str:
+    if len(names) <= 3:
+        return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
+    return f"{', '.join(names[:2])} and {len(names) - 2} more"
