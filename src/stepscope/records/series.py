@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import HangRecord
 from stepscope.records.identity import RankIdentity
+from stepscope.records.layers import LayerRecords
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,6 +115,8 @@ class RunData:
     nodes: tuple[dict[str, Any], ...] = ()
     """Nodes that joined, as in ``nodes.json`` (docs/schema.md); ``series``: attempt and rank of what each sent;
     ``here``: the one whose own directory this is."""
+    layers: LayerRecords = field(default_factory=lambda: LayerRecords(models={}, samples=()))
+    """What sampled steps show of the model's layers."""
     notices: tuple[str, ...] = ()
     """What is missing or could not be read, in sentences."""
 

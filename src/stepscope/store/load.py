@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotARun, RunUnwritable
+from stepscope.records.layers import read_layers
 from stepscope.records.run_clock import now_of
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.records.text import Progress, count_text, duration_text, no_progress
@@ -28,7 +29,7 @@ from stepscope.store.live.logs import read_native, read_training_log
 from stepscope.store.live.sample_files import thinned
 from stepscope.store.liveness import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.locks import locked
-from stepscope.store.paths import EVENTS, HUB_EVENTS, POSITIONS, SAMPLES, STACKS
+from stepscope.store.paths import EVENTS, HUB_EVENTS, LAYERS, POSITIONS, SAMPLES, STACKS
 
 if TYPE_CHECKING:
     from stepscope.store.inbox.remote import Remote, Shown
@@ -251,6 +252,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         training_log=read_training_log(path, found.series),
         native={} if found.live else read_native(path, found.series, errors),
         nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
+        layers=read_layers(read_jsonl(path / LAYERS)[0])[0],
         notices=(*notices, *large, *told, *remote.reduced),
     )
     return Loaded(

@@ -16,6 +16,7 @@ __all__ = [
     "HUB_EVENTS",
     "INBOX",
     "LABELS",
+    "LAYERS",
     "META",
     "NODES",
     "PARTS",
@@ -62,6 +63,8 @@ HUB = "hub.json"
 """The address of the run's hub and the token for reading from it; readable by its owner only."""
 LABELS = "labels.json"
 """The name, tags and note that people gave the run."""
+LAYERS = "layers.jsonl"
+"""What sampled steps show of the model's layers (``records/layers.py``)."""
 INBOX = "inbox"
 """What other nodes sent."""
 HUB_EVENTS = "inbox/hub-events.jsonl"
