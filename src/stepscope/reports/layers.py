@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from stepscope.records.layers import MEMORY_KINDS, LayerRecords, LayerSample, ModelTree, plain_numbers
 from stepscope.records.text import bytes_text, count_text, norm_text, ns_text, printable, share_text
 
-__all__ = ["MOST_MODULES", "choose_sample", "layers_document", "no_layers"]
+__all__ = ["choose_sample", "layers_document", "no_layers"]
 
 SCHEMA = 1
-MOST_MODULES = 1000
-"""For readers over the network; the smallest modules beyond that are counted in the one that contains them."""
 MOST_POINTS = 500
 """Of the timeline, and sampled steps to choose from."""
 MOST_RANKS = 4096
@@ -149,7 +146,7 @@ def _timeline(samples: Sequence[LayerSample]) -> dict[str, Any]:
 def _kind(kind: str, sample: LayerSample, total: int, samples: Iterable[LayerSample]) -> dict[str, Any]:
     own = _sum(sample, kind)
     values = [_sum(one, kind) for one in samples]
-    spread = {"min": min(values), "median": int(median(values)), "max": max(values)}
+    spread = {"min": min(values), "median": _median(values), "max": max(values)}
     return {
         "kind": kind,
         "title": KIND_TITLES[kind],
@@ -167,7 +164,7 @@ def _kind(kind: str, sample: LayerSample, total: int, samples: Iterable[LayerSam
 def _over_ranks(totals: Mapping[int, int]) -> dict[str, Any]:
     low = min(totals, key=lambda rank: (totals[rank], rank))
     high = max(totals, key=lambda rank: (totals[rank], -rank))
-    middle = int(median(totals.values()))
+    middle = _median(totals.values())
     least, most = bytes_text(totals[low]), bytes_text(totals[high])
     said = f"from {least} (rank {low}) to {most} (rank {high}), median {bytes_text(middle)}"
     if len(totals) == 1:
@@ -213,6 +210,12 @@ def _rest(rest: int, of: int) -> str:
     if rest >= 0:
         return f"{bytes_text(rest)}, {share_text(_share(rest, of))}, is not in any layer"
     return f"{bytes_text(-rest)} less than the sum of the layers"
+
+
+def _median(values: Iterable[int]) -> int:
+    """Of an even number, the mean of the two in the middle."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
 
 
 def _share(part: float, whole: float) -> float:

@@ -91,8 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render_layers(document: Mapping[str, Any], *, width: int = 80, depth: int = DEPTH, sort: str = "bytes") -> str:
-    from stepscope.reports.layout import Page
+    from stepscope.reports.layout import NARROWEST, Page
 
+    width = max(width, NARROWEST)
     page = Page(width, color=False)
     page.lines.append(document["text"]["shown"])
     page.blank()

@@ -9,26 +9,28 @@ from typing import Any
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.responses import ApiError
 from stepscope.records.layers import LayerRecords
+from stepscope.reports.layers import choose_sample, layers_document, no_layers
 
 __all__ = ["RESOURCES"]
 
 LARGEST_RANK = (1 << 31) - 1
+MOST_MODULES = 1000
 
 
 async def _layers(asked: Asked) -> Mapping[str, Any]:
     records = await asked.run.layers()
-    return await asyncio.to_thread(_document, records, asked.values["rank"], asked.values["step"])
+    values = asked.values
+    return await asyncio.to_thread(_document, records, values["rank"], values["step"], values["modules"])
 
 
-def _document(records: LayerRecords, rank: int | None, step: int | None) -> Mapping[str, Any]:
-    from stepscope.reports.layers import MOST_MODULES, choose_sample, layers_document, no_layers
+def _document(records: LayerRecords, rank: int | None, step: int | None, modules: int) -> Mapping[str, Any]:
 
     if not records:
         return no_layers()
     sample = choose_sample(records, rank=rank, step=step)
     if sample is None:
         raise ApiError(404, "there are no layer samples of this rank")
-    return layers_document(records, sample, most=MOST_MODULES)
+    return layers_document(records, sample, most=modules)
 
 
 RESOURCES = (
@@ -39,6 +41,13 @@ RESOURCES = (
         parameters=(
             Parameter(name="rank", about="default: the rank that holds most", most=LARGEST_RANK),
             Parameter(name="step", about="the last sample up to this step, or else the first; default: the last one"),
+            Parameter(
+                name="modules",
+                about="maximum number; the smallest others are counted in the modules that contain them",
+                default=MOST_MODULES,
+                least=1,
+                most=MOST_MODULES,
+            ),
         ),
     ),
 )
