@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,3 +230,18 @@ def test_damaged_bytes_are_not_counted() -> None:
     shown = document(tiny(memory={"parameters": ["nan", -5, 1e300, 8]}))
     assert shown["total_bytes"] == 8
     assert MODEL_ID not in json.dumps(shown)
+
+
+def test_every_key_is_documented(root: Path) -> None:
+    section = (root / "docs/schema.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`([a-z_]+)`", section))
+    shown = document(layer_records())
+    keys = {
+        *shown,
+        *shown["modules"][0],
+        *shown["kinds"][0],
+        *shown["over_ranks"],
+        *shown["device"],
+        *shown["timeline"],
+    }
+    assert keys - documented - {"schema"} == set()
