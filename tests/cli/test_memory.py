@@ -77,7 +77,7 @@ def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_samples(run_dir: Path) -> None:
-    with pytest.raises(UsageError, match="rank 7 has no samples of its layers; there are samples of ranks 0–3"):
+    with pytest.raises(UsageError, match="rank 7 has no samples of its layers; ranks with samples: 0–3"):
         run_command(["memory", str(run_dir), "--rank", "7"])
     with pytest.raises(UsageError, match="--step: must be a whole number, not '-1'"):
         run_command(["memory", str(run_dir), "--step=-1"])
@@ -113,15 +113,25 @@ def test_fits_and_nothing_of_a_model_reaches_the_terminal(width: int) -> None:
     assert max(map(len, text.splitlines())) <= max(width, 60)
     assert all(line == line.rstrip() for line in text.splitlines())
     assert all(c.isprintable() or c == "\n" for c in text)
-    assert "stages.0 … 1  2 × Sequential, 88 B each" in text
-    assert "0 … 1  4 × Conv, 40 B each" in text
-    assert "stages.2  Sequential" in text
-    assert "… and 22 more" in text
+    assert "  0 … 1  2 × Sequential, 88 B each" in text
+    assert "  0 … 1  4 × Conv, 40 B each" in text
+    assert "  2  Sequential" in text
+    assert "  … and 21 more" in text
 
 
-def test_blocks_of_different_size_are_one_line_with_both_sizes() -> None:
-    lines = layer_lines(ranks=1, samples=1, layers=2, device=False)
-    lines[1]["memory"]["activations"][5] += 1 << 30  # the attention of the first block
+def test_a_block_that_is_unlike_the_others_is_seen() -> None:
+    lines = layer_lines(ranks=1, samples=1, layers=6, device=False)
+    blocks = [at for at, row in enumerate(lines[0]["modules"]) if row[1] == "Block"]
+    lines[1]["memory"]["activations"][blocks[1] + 2] += 1 << 30  # its attention
+    lines[1]["memory"]["activations"][blocks[5] + 2] += 1 << 20
+    lines[1]["forward_us"][blocks[3]] *= 3
     records, _ = read_layers(lines)
-    text = render_layers(layers_document(records, records.samples[0]), width=110)
-    assert "layers.0 … 1  2 × Block, 252 MiB to 1.2 GiB each" in text
+    text = render_layers(layers_document(records, records.samples[0]), width=110, depth=2, sort="name")
+    shown = [line.split("  ")[3:5] for line in text.splitlines() if line.startswith("      ") and "Block" in line]
+    assert shown == [
+        ["0", "Block"],
+        ["1", "Block"],
+        ["2", "Block"],
+        ["3", "Block"],
+        ["4 … 5", "2 × Block, 234 MiB to 235 MiB each"],
+    ]

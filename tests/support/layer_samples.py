@@ -84,11 +84,11 @@ def _sample(rows: list[Row], parents: list[int], rank: int, number: int, *, devi
             forward[parents[at]] += forward[at]
     held = sum(sum(values) for kind, values in memory.items() if kind != "activations")
     return {
-        "kind": "sample",
-        "model": MODEL_ID,
         "rank": rank,
         "attempt": 0,
+        "kind": "sample",
         "step": EVERY * number,
+        "model": MODEL_ID,
         "wall_ns": WALL_NS + number * 10**9,
         "clock": "device" if device else "host",
         "group": "",
@@ -100,8 +100,6 @@ def _sample(rows: list[Row], parents: list[int], rank: int, number: int, *, devi
         "update_ratio": [None if not size else 1e-3 / (1 + number) for size in sizes],
         "zero_share": [None if not size else 0.6 if name == "embed" else 0.0 for name, _, size, *_ in rows],
         "checksum": [None if not size else f"{size:x}" for size in sizes],
-        "nonfinite_forward": None,
-        "nonfinite_backward": None,
         "skipped": False,
         "device_peak": held + sum(memory["activations"]) + (96 << 20) if device else None,
         "device_bytes": held + (32 << 20) if device else None,

@@ -136,7 +136,13 @@ test("keys and the pointer find cells", () => {
 test("labels fit their cells and do not cover each other", () => {
   const cell = (x: number, width: number, name: string, level: number): Cell => ({ parent: -1, box: { x, y: 0, width, height: 20 }, property: null, name, level, at: 0, part: "" });
   expect(labelsOf([cell(0, 200, "layers.0", 1), cell(0, 90, "attention", 2), cell(100, 100, "feedforward", 2), cell(300, 12, "norm", 1)]).map(({ text }) => text)).toEqual(["layers.0", "feedforward"]);
-  expect(labelsOf([cell(0, 60, "attention", 1)])[0]?.text).toBe("attenti…");
+  expect(labelsOf([cell(0, 60, "attention", 1), cell(80, 35, "attention", 1)]).map(({ text }) => text)).toEqual(["attenti…"]);
+  // Below the name of the outer cell, if there is room.
+  const tall = (one: Cell): Cell => ({ ...one, box: { ...one.box, height: 40 } });
+  expect(labelsOf([tall(cell(0, 200, "mlp", 1)), tall(cell(0, 90, "up", 2))]).map(({ text, y }) => [text, y])).toEqual([
+    ["mlp", 12],
+    ["up", 26],
+  ]);
 });
 
 test("gradients that are not finite are the highest", () => {

@@ -25,7 +25,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from stepscope.errors import RunError
-from stepscope.hub.api import compare, files, layers, ranks, samples, steps
+from stepscope.hub.api import compare, files, ranks, samples, steps
 from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Asked, Parameter, Resource, openapi, route_of
@@ -168,7 +168,6 @@ def resources_of(
         *(run_resources.CHANGE_RESOURCES if changes else ()),
         *steps.RESOURCES,
         *ranks.RESOURCES,
-        *layers.RESOURCES,
         *run_resources.FINDING_RESOURCES,
         *samples.RESOURCES,
         compare.resource(),

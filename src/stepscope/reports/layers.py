@@ -413,7 +413,7 @@ def _notes(model: ModelTree, sample: LayerSample) -> list[str]:
 
 
 def _unseen(model: ModelTree, sample: LayerSample, ranks: int) -> list[str]:
-    """What the figures do not contain, so that nobody takes them for the whole."""
+    """What the figures do not contain, so that they are not taken for the whole."""
     said = []
     if _sum(sample, "activations"):
         said.append("activations are the outputs of layers only, not what operations save inside them")

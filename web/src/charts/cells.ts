@@ -13,7 +13,7 @@ export interface Cell {
   name: string;
   /** How deep it is. */
   level: number;
-  /** What it stands for: a row of the document, and a part of it, such as a kind of memory. */
+  /** The row of the document that it shows, and the part of it, such as a kind of memory. */
   at: number;
   part: string;
 }
@@ -29,7 +29,10 @@ export const FONT_PX = 11;
 const LINE_PX = 14;
 const LETTER_PX = 6.3;
 const PAD_PX = 4;
-const LEAST_LETTERS = 3;
+/** A shorter beginning of a name says nothing. */
+const LEAST_LETTERS = 5;
+/** Lines below the top of a cell that are tried, where names of outer cells are in the way. */
+const MOST_LINES = 4;
 
 /** The innermost cell at a point; -1: none. */
 export function cellAt(cells: readonly Cell[], x: number, y: number): number {
@@ -71,10 +74,14 @@ export function labelsOf(cells: readonly Cell[]): Label[] {
     const room = Math.floor((cell.box.width - 2 * PAD_PX) / LETTER_PX);
     const text = cell.name.length <= room ? cell.name : room > LEAST_LETTERS ? `${cell.name.slice(0, room - 1)}…` : "";
     if (text === "") continue;
-    const box = { x: cell.box.x + PAD_PX, y: cell.box.y + 1, width: text.length * LETTER_PX, height: LINE_PX - 1 };
-    if (taken.some((other) => overlap(other, box))) continue;
-    taken.push(box);
-    found.push({ cell: at, x: box.x, y: box.y + FONT_PX, text });
+    const lines = Math.min(MOST_LINES, Math.floor(cell.box.height / LINE_PX));
+    for (let line = 0; line < lines; line += 1) {
+      const box = { x: cell.box.x + PAD_PX, y: cell.box.y + line * LINE_PX + 1, width: text.length * LETTER_PX, height: LINE_PX - 1 };
+      if (taken.some((other) => overlap(other, box))) continue;
+      taken.push(box);
+      found.push({ cell: at, x: box.x, y: box.y + FONT_PX, text });
+      break;
+    }
   }
   return found;
 }

@@ -36,6 +36,10 @@ HINT = "record them with `stepscope run --layers sampled`"
 DEPTH = 3
 WIDEST = 110
 BAR_CELLS = 14
+WIDEST_NAME = 50
+"""There are no bars if names would be cut for them; longer names are cut anyway."""
+LIKE_BYTES, LIKE_TIME = 1.1, 1.5
+"""Modules whose bytes and times differ by more than this are not shown as one."""
 MOST_SIBLINGS = 40
 """Lines below one module; the rest is counted."""
 
@@ -77,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         from stepscope.flight.wording import spans_text
 
         ranks = sorted({one.rank for one in records.samples})
-        raise UsageError(f"rank {args.rank} has no samples of its layers; there are samples of {spans_text(ranks)}")
+        raise UsageError(f"rank {args.rank} has no samples of its layers; ranks with samples: {spans_text(ranks)}")
     document = layers_document(records, sample)
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
@@ -226,7 +230,12 @@ class _Builder:
         return _numbered(first) and _numbered(second) and int(second) == int(first) + 1
 
     def _alike(self, members: Sequence[int]) -> bool:
-        return all(self._shape[one] == self._shape[two] for one, two in pairwise(members))
+        """Built alike, and none of them is large or slow among the others: that one must be seen."""
+        if any(self._shape[one] != self._shape[two] for one, two in pairwise(members)):
+            return False
+        sizes = [self._rows[at]["total_bytes"] for at in members]
+        times = [(self._rows[at]["forward_us"] or 0) + (self._rows[at]["backward_us"] or 0) for at in members]
+        return max(sizes) <= LIKE_BYTES * min(sizes) and max(times) <= LIKE_TIME * min(times)
 
 
 def _numbered(name: str) -> bool:
@@ -275,17 +284,14 @@ def _module_lines(document: Mapping[str, Any], width: int, depth: int, order: Ca
     ]
     widths = [max(len(head), *(len(row[at]) for row in cells)) for at, head in enumerate(heads)]
     widths[2] = BAR_CELLS
-    if width < sum(widths) + 2 * len(widths) + NARROWEST_NAME:
+    names = ["  " * level + node.name + (f"  {node.about}" if node.about else "") for level, node in shown]
+    if width < sum(widths) + 2 * len(widths) + 2 + min(max(map(len, names)), WIDEST_NAME):
         heads, cells, widths = _without_bars(heads, cells, widths)
     bars = heads.index("") if "" in heads else -1
-    names = ["  " * level + node.name + (f"  {node.about}" if node.about else "") for level, node in shown]
     room = min(width - 2 - sum(widths) - 2 * len(widths), max(map(len, ["module", *names])))
     lines = [_line("module", heads, widths, room, bars)]
     lines += [_line(cut(name, room), row, widths, room, bars) for name, row in zip(names, cells, strict=True)]
     return [*lines, *([f"  More inside: --depth {depth + 1}"] if deeper else [])]
-
-
-NARROWEST_NAME = 30
 
 
 def _without_bars(
