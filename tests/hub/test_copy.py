@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fakes.cluster import Cluster, slow_at
 from fakes.samples import with_samples
+from gpt_layers import write_layer_samples
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import Feed, record
@@ -53,6 +54,21 @@ def test_times_are_kept_to_an_eighth_of_a_percent(values: list[float]) -> None:
 def test_figures_are_rounded_and_stay_what_they_are() -> None:
     assert rounded([123456, 0, None, 12.34567, -98766, 7]) == [123500, 0, None, 12.35, -98770, 7]
     assert rounded([]) == []
+
+
+def test_layers_of_some_ranks_are_included(tmp_path: Path) -> None:
+    run_dir = record(tmp_path / "runs", "night", Cluster(ranks=12, steps=20).run())
+    write_layer_samples(run_dir, ranks=12, samples=3)
+    copy, _ = data_in(make_copy(run_dir, wall_ns=7))
+    answers = copy["answers"]
+    included = {name for name in answers if name.startswith("layers/")}
+    assert included == {f"layers/{rank}" for rank in (0, 1, 2, 4, 5, 6, 7)}
+    shown = [answers["layers"], *(answers[name] for name in sorted(included))]
+    assert [one["rank"] for one in shown] == [3, 0, 1, 2, 4, 5, 6, 7]
+    assert all((one["ranks"], one["steps"]) == ([0, 1, 2, 3, 4, 5, 6, 7], [200]) for one in shown)
+    assert all(len(one["modules"]) == 125 for one in shown)
+    assert "8 of 12 ranks have their layers included." in copy["left_out"]
+    assert "Of 3 samples of the layers, the last one is included." in copy["left_out"]
 
 
 def test_the_answers_are_the_hubs(tmp_path: Path) -> None:

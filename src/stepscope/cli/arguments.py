@@ -26,6 +26,7 @@ __all__ = [
     "port_number",
     "run_path",
     "runs_in",
+    "whole_number",
 ]
 
 
@@ -122,6 +123,13 @@ def count(what: str) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def whole_number(text: str) -> int:
+    """Type of a whole number from 0, such as a rank or a step."""
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
+    return int(text)
 
 
 def amount(what: str) -> Callable[[str], float]:

@@ -50,6 +50,7 @@ COMMANDS = (
     "tag",
     "delete",
     "sql",
+    "memory",
     "trace",
     "flight",
     "whatif",
@@ -66,6 +67,8 @@ OWN = {"help": "show this help, or that of a command", "version": "print the ver
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
 EXPERIMENTS = ("compare", "gate", "history", "sweep", "tag", "delete")
 """Commands about many runs."""
+ANALYSES = ("memory", "trace", "flight", "whatif")
+"""Commands that analyze what Stepscope or other tools recorded."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
 ALIASES = {"ls": "list"}
@@ -101,7 +104,12 @@ class _Parser(argparse.ArgumentParser):
 
 def command_module(name: str) -> Any:
     """Import the module of a command."""
-    folders = {"completion": "", **dict.fromkeys(HIDDEN, "launch."), **dict.fromkeys(EXPERIMENTS, "experiments.")}
+    folders = {
+        "completion": "",
+        **dict.fromkeys(HIDDEN, "launch."),
+        **dict.fromkeys(EXPERIMENTS, "experiments."),
+        **dict.fromkeys(ANALYSES, "analysis."),
+    }
     return import_module(f"stepscope.cli.{folders.get(name, 'commands.')}{name}")
 
 

@@ -129,6 +129,9 @@ class Plan:
     log_bytes: int
     """Bytes from the start and from the end of one log."""
     all_log_bytes: int
+    layer_modules: int
+    """Modules of the model, for each rank whose layers are included."""
+    layer_ranks: int
     document_bytes: int
     """Bytes of a document that cannot be thinned: hangs, stacks, nodes."""
 
@@ -151,6 +154,8 @@ def _plan(part: int) -> Plan:
         events=2000 // part,
         log_bytes=(64 << 10) // part,
         all_log_bytes=(2 << 20) // part,
+        layer_modules=1000 // part,
+        layer_ranks=max(1, 8 // part),
         document_bytes=(1 << 20) // part,
     )
 
@@ -370,6 +375,7 @@ async def gather(
     for kind in WHO:
         answers[f"samples/{kind}"] = await _samples(ask, kind, plan, left_out)
     answers["samples/process/last"] = await _log_places(ask, plan)
+    await _model_layers(ask, plan, answers, left_out)
     progress(4, STAGES)
     maps = await _maps(ask, plan, blobs, answers[""], left_out)
     progress(5, STAGES)
@@ -494,6 +500,30 @@ async def _log_places(ask: Asker, plan: Plan) -> dict[str, Any]:
     """Return the length of each log over time, from which the page finds the place of a moment."""
     asked = {"kind": "process", "fields": "log_bytes", "stat": "last"}
     return await ask.document("samples", **asked, bins=CURVE_BINS, limit=max(1, plan.sample_values // CURVE_BINS))
+
+
+# -- layers of the model ---------------------------------------------------------------------------------------------
+
+
+async def _model_layers(ask: Asker, plan: Plan, answers: dict[str, Any], left_out: list[str]) -> None:
+    """Add the last sample of the fullest rank, and of some other ranks as ``layers/RANK``."""
+    fullest = answers["layers"] = await ask.document("layers", modules=plan.layer_modules)
+    if fullest.get("rank") is None:
+        return
+    others = [rank for rank in fullest["ranks"] if rank != fullest["rank"]]
+    found = {
+        rank: await ask.document("layers", rank=rank, modules=plan.layer_modules)
+        for rank in others[: plan.layer_ranks - 1]
+    }
+    found = {fullest["rank"]: fullest, **{rank: document for rank, document in found.items() if document}}
+    ranks, samples = fullest["ranks"], fullest["samples"]
+    for rank, document in found.items():
+        document |= {"ranks": sorted(found), "steps": [document["step"]]}
+        if document is not fullest:
+            answers[f"layers/{rank}"] = document
+    _told(left_out, len(found), len(ranks), "ranks have their layers included")
+    if samples > 1:
+        left_out.append(f"Of {samples:,} samples of the layers, the last one is included.")
 
 
 # -- maps ------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from stepscope.hub.live.rules import BACKLOG_S, MOST_JUDGED, Snapshot, keep_up, 
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, HangRecord, Severity, status_severity
-from stepscope.records.layers import layer_lines
+from stepscope.records.layers import LayerRecords, layer_lines
 from stepscope.records.series import RankSeries, RunData, noted_numbers
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
@@ -108,6 +108,7 @@ class OpenRun:
         fed: bool = False,
         document: Mapping[str, Any] | None = None,
         hangs: Sequence[HangRecord] = (),
+        layers: LayerRecords | None = None,
         ended: str = "",
     ) -> None:
         self.path = path
@@ -122,6 +123,9 @@ class OpenRun:
         self.document = document
         """The contents of ``summary.json``, existing or computed, if the run is over."""
         self._hangs = tuple(hangs)
+        self._layers = layers
+        self._reading_layers: asyncio.Task[LayerRecords] | None = None
+        self._layers_due_s = 0.0
         self.leaving = False
         """Whether the hub is about to exit together with this run."""
         self._ended = ended
@@ -205,6 +209,7 @@ class OpenRun:
         self._ended_wall_ns = run_clock.wall_ns()
         if final is not None:
             self.document, self._hangs = final
+        self._layers = None  # the last samples may have come since
         self.live.touch()
 
     async def summary(self) -> Mapping[str, Any]:
@@ -224,6 +229,28 @@ class OpenRun:
         """Return the complete hang records of the summary: with the ranks and the Flight Recorder data."""
         await self.summary()
         return self._hangs
+
+    async def layers(self) -> LayerRecords:
+        """Return the samples of the layers: of a run that is over all of them, of an active one those that are kept.
+
+        Concurrent requests share one reading, which takes at most a fifth of the time.
+        """
+        if self._layers is not None and (self.over or time.monotonic() < self._layers_due_s):
+            return self._layers
+        if self._reading_layers is None:
+            self._reading_layers = asyncio.create_task(self._read_layers())
+        return await asyncio.shield(self._reading_layers)
+
+    async def _read_layers(self) -> LayerRecords:
+        started_s = time.monotonic()
+        try:
+            found: LayerRecords = await asyncio.to_thread(self.live.layers)
+            self._layers = found
+        finally:
+            took_s = time.monotonic() - started_s
+            self._layers_due_s = started_s + took_s + max(CHECK_S, took_s / READING_SHARE)
+            self._reading_layers = None
+        return found
 
     async def _summarise(self) -> Mapping[str, Any]:
         started_s = time.monotonic()
@@ -721,7 +748,7 @@ def _poll_of(path: Path, live: LiveRun) -> Poll:
 
 def _past(path: Path, data: RunData, document: Mapping[str, Any]) -> OpenRun:
     live = past_run(data, _node_names(path))
-    return OpenRun(path, live, document=document, hangs=data.hangs, ended=run_entry(path).status)
+    return OpenRun(path, live, document=document, hangs=data.hangs, layers=data.layers, ended=run_entry(path).status)
 
 
 def _node_names(path: Path) -> dict[str, str]:

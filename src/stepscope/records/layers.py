@@ -197,7 +197,7 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
     lists = {name: _numbers(raw.get(name), modules) for name in _FLOATS}
     memory = raw.get("memory")
     memory = memory if isinstance(memory, Mapping) else {}
-    bytes_of = {name: tuple(int(value or 0) for value in _numbers(memory.get(name), modules)) for name in MEMORY_KINDS}
+    bytes_of = {name: tuple(map(_bytes, _numbers(memory.get(name), modules))) for name in MEMORY_KINDS}
     sums = raw.get("checksum")
     sums = sums if isinstance(sums, list) and len(sums) == modules else [None] * modules
     attempt = raw.get("attempt")
@@ -237,6 +237,10 @@ def _number(raw: Any) -> float | None:
     if type(raw) in (int, float):
         return float(raw) if abs(raw) <= _LARGEST or type(raw) is float else None
     return _WORDS.get(raw) if isinstance(raw, str) else None
+
+
+def _bytes(value: float | None) -> int:
+    return int(value) if value is not None and 0 <= value <= _LARGEST else 0
 
 
 def plain_numbers(values: Sequence[float | None]) -> list[float | str | None]:

@@ -31,6 +31,7 @@ __all__ = [
     "ms_text",
     "named_ranks",
     "no_progress",
+    "norm_text",
     "ns_text",
     "number_text",
     "numbered",
@@ -126,6 +127,15 @@ def number_text(number: float) -> str:
     if number < 9.995:
         return f"{number:.2f}"
     return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
+
+
+def norm_text(value: float | None) -> str:
+    """A norm or a ratio of norms, of any size: ``1.24``, ``3.1e-06``, ``NaN``, ``infinite``."""
+    if value is None:
+        return "–"
+    if math.isfinite(value):
+        return f"{value:.3g}"
+    return "NaN" if math.isnan(value) else "infinite"
 
 
 def rate_text(per_second: float) -> str:

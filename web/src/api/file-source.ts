@@ -102,6 +102,8 @@ export class FileSource implements Source {
         return ranksOf(this.document(resource) as RanksDocument, params);
       case "events":
         return eventsOf(this.document(resource) as EventsDocument, params);
+      case "layers":
+        return this.layers(text(params, "rank"));
       case "samples":
         return this.samples(text(params, "kind") || "host", text(params, "stat") || "mean", params);
     }
@@ -110,6 +112,13 @@ export class FileSource implements Source {
       return rankOf(this.document(resource) as RankDocument, params);
     }
     return this.document(resource);
+  }
+
+  /** The last sample; of the fullest rank if none is named. */
+  private layers(rank: string): unknown {
+    const fullest = this.document("layers");
+    if (rank === "" || (isRecord(fullest) && String(fullest["rank"]) === rank)) return fullest;
+    return this.document(`layers/${rank}`);
   }
 
   private samples(kind: string, stat: string, params: Params): SamplesDocument {

@@ -24,6 +24,14 @@ export function TipBox({ at, frame, read }: TipBoxProps) {
   const side = right ? { right: `calc(100% - ${place.left - 12}px)` } : { left: `${place.left + 12}px` };
   return (
     <div class="tip" style={{ ...side, top: `${where.top + 4}px` }} aria-hidden="true">
+      <TipBody tip={tip} />
+    </div>
+  );
+}
+
+export function TipBody({ tip }: { tip: Tip }) {
+  return (
+    <>
       <p class="tip-title">{tip.title}</p>
       <table>
         <tbody>
@@ -37,7 +45,7 @@ export function TipBox({ at, frame, read }: TipBoxProps) {
         </tbody>
       </table>
       {tip.note !== undefined && <p class="tip-note">{tip.note}</p>}
-    </div>
+    </>
   );
 }
 

@@ -8,6 +8,7 @@ import { CopyNotice } from "../panels/copy-notice";
 import { EventsPanel } from "../panels/events";
 import { HangPanel } from "../panels/hang";
 import { HeatMap } from "../panels/heat-map";
+import { LayersPanel } from "../panels/layers";
 import { LogsPanel } from "../panels/logs";
 import { Machine } from "../panels/machine";
 import { Memory } from "../panels/memory";
@@ -69,6 +70,7 @@ function Figures({ run }: { run: OpenRun }) {
       <Memory run={run} />
       <Machine run={run} />
       <CollectivesPanel run={run} />
+      <LayersPanel run={run} />
     </>
   );
 }

@@ -1,7 +1,8 @@
-"""The ranks: a table with sorting and pages, and one rank over its steps."""
+"""The ranks: a table with sorting and pages, one rank over its steps, and the layers of a rank's model."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +16,10 @@ from stepscope.hub.api.responses import ApiError
 from stepscope.hub.api.steps import FIRST, LAST, MEMORY, heat_map
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.records.identity import RankIdentity
+from stepscope.records.layers import LayerRecords
 from stepscope.records.paths import error_path, log_of_rank
 from stepscope.records.text import host_in_name
+from stepscope.reports.layers import choose_sample, layers_document, no_layers
 
 __all__ = ["RESOURCES", "rank_series"]
 
@@ -122,6 +125,7 @@ def _nullable(values: NDArray[np.float32]) -> list[int | None]:
 # -- resources --------------------------------------------------------------------------------------------------------
 
 MOST_RANKS = 10_000
+MOST_MODULES = 1000
 LARGEST_RANK = (1 << 31) - 1
 
 
@@ -173,6 +177,20 @@ def _files_of(run_dir: Path, who: RankIdentity, restarts: int) -> dict[str, str 
     return {name: None if path is None else path.relative_to(run_dir).as_posix() for name, path in found.items()}
 
 
+async def _layers(asked: Asked) -> Mapping[str, Any]:
+    records, values = await asked.run.layers(), asked.values
+    return await asyncio.to_thread(_layers_of, records, values["rank"], values["step"], values["modules"])
+
+
+def _layers_of(records: LayerRecords, rank: int | None, step: int | None, modules: int) -> Mapping[str, Any]:
+    if not records:
+        return no_layers()
+    sample = choose_sample(records, rank=rank, step=step)
+    if sample is None:
+        raise ApiError(404, "there are no layer samples of this rank")
+    return layers_document(records, sample, most=modules)
+
+
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/ranks",
@@ -200,5 +218,21 @@ RESOURCES = (
             Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=4096),
         ),
         path_parameters={"rank": "rank number"},
+    ),
+    Resource(
+        path="/api/v1/runs/{run}/layers",
+        about="Memory, time and gradients by module, of one rank in a sampled step (docs/schema.md).",
+        answer=_layers,
+        parameters=(
+            Parameter(name="rank", about="default: the rank that holds most", most=LARGEST_RANK),
+            Parameter(name="step", about="the last sample up to this step, or else the first; default: the last one"),
+            Parameter(
+                name="modules",
+                about="maximum number; the smallest others are counted in the modules that contain them",
+                default=MOST_MODULES,
+                least=1,
+                most=MOST_MODULES,
+            ),
+        ),
     ),
 )

@@ -1,0 +1,437 @@
+"""One document about the layers of a model in a sampled step: memory, time and gradients by module.
+
+``choose_sample`` picks the sample of a rank, and ``layers_document`` makes the document (docs/schema.md) that
+``stepscope memory``, the API and the page draw.  Bytes of a module and of what is inside it are sums, so children and
+the module's own bytes add up to its total exactly.  Times are as measured: a module that was not called itself has the
+sum of its children, and a module that is called from several places counts where the tree has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stepscope.records.layers import MEMORY_KINDS, LayerRecords, LayerSample, ModelTree, plain_numbers
+from stepscope.records.text import bytes_text, count_text, norm_text, ns_text, printable, share_text
+
+__all__ = ["choose_sample", "layers_document", "no_layers"]
+
+SCHEMA = 1
+MOST_POINTS = 500
+"""Of the timeline, and sampled steps to choose from."""
+MOST_RANKS = 4096
+"""Ranks to choose from."""
+KIND_TITLES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "buffers": "buffers",
+    "activations": "activations",
+}
+_NORMS = ("grad_norm", "weight_norm", "update_ratio")
+
+
+def choose_sample(records: LayerRecords, *, rank: int | None = None, step: int | None = None) -> LayerSample | None:
+    """Return the sample to show, of the last attempt; None if there is none, or none of that rank.
+
+    Without a ``rank``: the rank that holds most.  A rank's sample is its last one, with a ``step`` the last one up to
+    it, or else its first.
+    """
+    shown = _shown(records, step)
+    if rank is not None:
+        return shown.get(rank)
+    return max(shown.values(), key=lambda sample: (_total(sample), -sample.rank), default=None)
+
+
+def no_layers() -> dict[str, Any]:
+    """The document of a run without samples."""
+    return {"schema": SCHEMA, "kind": "layers", "rank": None, "step": None, "ranks": [], "steps": [], "modules": []}
+
+
+def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | None = None) -> dict[str, Any]:
+    """Return the document about one sample; ``most``: the number of modules that it may list."""
+    model = records.models[sample.model]
+    modules = _Modules(model, sample)
+    ranks = _shown(records, sample.step)
+    totals = {rank: _total(one) for rank, one in ranks.items()}
+    total = totals[sample.rank]
+    own = [one for one in _last_attempt(records) if one.rank == sample.rank]
+    rows, left_out = modules.rows(most)
+    device = _device(sample, total)
+    kinds = [_kind(kind, sample, total, ranks.values()) for kind in MEMORY_KINDS if _has(kind, ranks.values())]
+    over_ranks = _over_ranks(totals)
+    return {
+        "schema": SCHEMA,
+        "kind": "layers",
+        "attempt": sample.attempt,
+        "rank": sample.rank,
+        "step": sample.step,
+        "wall_ns": sample.wall_ns,
+        "clock": sample.clock,
+        "compiled": model.compiled,
+        "replicated": model.replicated,
+        "skipped": sample.skipped,
+        "group": sample.group,
+        "ranks": sorted(ranks)[:MOST_RANKS],
+        "steps": [one.step for one in _thinned(own)],
+        "samples": len(own),
+        "total_bytes": total,
+        "kinds": kinds,
+        "over_ranks": over_ranks,
+        "device": device,
+        "timeline": _timeline(own),
+        "nonfinite_forward": _named(model, sample.nonfinite_forward),
+        "nonfinite_backward": _named(model, sample.nonfinite_backward),
+        "modules": rows,
+        "modules_total": len(model.modules),
+        "modules_left_out": left_out,
+        "sentences": _sentences(model, total, kinds, over_ranks, device),
+        "notes": _notes(model, sample),
+        "unseen": _unseen(model, sample, len(ranks)),
+        "text": {"total_bytes": bytes_text(total), "shown": _which(sample, totals, len(own))},
+    }
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+def _last_attempt(records: LayerRecords) -> list[LayerSample]:
+    """Samples are in order of attempt."""
+    last = records.samples[-1].attempt if records.samples else 0
+    return [sample for sample in records.samples if sample.attempt == last]
+
+
+def _shown(records: LayerRecords, step: int | None) -> dict[int, LayerSample]:
+    """By rank, its last sample up to ``step``; its first one if all are later."""
+    found: dict[int, LayerSample] = {}
+    for sample in _last_attempt(records):
+        if sample.rank not in found or step is None or sample.step <= step:
+            found[sample.rank] = sample
+    return found
+
+
+def _total(sample: LayerSample) -> int:
+    return sum(_sum(sample, kind) for kind in MEMORY_KINDS)
+
+
+def _sum(sample: LayerSample, kind: str) -> int:
+    return sum(sample.memory.get(kind, ()))
+
+
+def _has(kind: str, samples: Iterable[LayerSample]) -> bool:
+    return any(_sum(sample, kind) for sample in samples)
+
+
+def _thinned(samples: Sequence[LayerSample]) -> Sequence[LayerSample]:
+    """At most ``MOST_POINTS``, evenly, the last one among them."""
+    every = -(-len(samples) // MOST_POINTS)
+    return samples if every <= 1 else samples[(len(samples) - 1) % every :: every]
+
+
+def _timeline(samples: Sequence[LayerSample]) -> dict[str, Any]:
+    shown = _thinned(samples)
+    return {
+        "step": [one.step for one in shown],
+        "bytes": {kind: [_sum(one, kind) for one in shown] for kind in MEMORY_KINDS if _has(kind, shown)},
+        "total_bytes": [_total(one) for one in shown],
+        "device_bytes": [one.device_bytes for one in shown],
+        "device_peak": [one.device_peak for one in shown],
+    }
+
+
+# -- totals -----------------------------------------------------------------------------------------------------------
+
+
+def _kind(kind: str, sample: LayerSample, total: int, samples: Iterable[LayerSample]) -> dict[str, Any]:
+    own = _sum(sample, kind)
+    values = [_sum(one, kind) for one in samples]
+    spread = {"min": min(values), "median": _median(values), "max": max(values)}
+    return {
+        "kind": kind,
+        "title": KIND_TITLES[kind],
+        "bytes": own,
+        "share": _share(own, total),
+        "over_ranks": spread,
+        "text": {
+            "bytes": bytes_text(own),
+            "share": share_text(_share(own, total)),
+            **{name: bytes_text(value) for name, value in spread.items()},
+        },
+    }
+
+
+def _over_ranks(totals: Mapping[int, int]) -> dict[str, Any]:
+    low = min(totals, key=lambda rank: (totals[rank], rank))
+    high = max(totals, key=lambda rank: (totals[rank], -rank))
+    middle = _median(totals.values())
+    least, most = bytes_text(totals[low]), bytes_text(totals[high])
+    said = f"from {least} (rank {low}) to {most} (rank {high}), median {bytes_text(middle)}"
+    if len(totals) == 1:
+        said = "only this rank has samples"
+    elif least == most:
+        said = f"{most} on each of {count_text(len(totals), 'rank')}"
+    return {
+        "ranks": len(totals),
+        "min": totals[low],
+        "median": middle,
+        "max": totals[high],
+        "min_rank": low,
+        "max_rank": high,
+        "text": said,
+    }
+
+
+def _device(sample: LayerSample, total: int) -> dict[str, Any] | None:
+    """What the allocator counted, and how much of it the layers do not explain; None without a GPU."""
+    if sample.device_peak is None and sample.device_bytes is None:
+        return None
+    held = total - _sum(sample, "activations")
+    peak_rest = None if sample.device_peak is None else sample.device_peak - total
+    rest = None if sample.device_bytes is None else sample.device_bytes - held
+    parts = []
+    if sample.device_peak is not None and peak_rest is not None:
+        rest_text = _rest(peak_rest, sample.device_peak)
+        parts.append(f"{bytes_text(sample.device_peak)} at the peak of the step ({rest_text})")
+    if sample.device_bytes is not None and rest is not None:
+        parts.append(f"{bytes_text(sample.device_bytes)} at its end ({_rest(rest, sample.device_bytes)})")
+    return {
+        "peak_bytes": sample.device_peak,
+        "bytes": sample.device_bytes,
+        "held_bytes": held,
+        "peak_rest_bytes": peak_rest,
+        "rest_bytes": rest,
+        "text": "; ".join(parts),
+    }
+
+
+def _rest(rest: int, of: int) -> str:
+    """Not everything in the sum exists at the same time: outputs are freed while gradients appear."""
+    if rest >= 0:
+        return f"{bytes_text(rest)}, {share_text(_share(rest, of))}, is not in any layer"
+    return f"{bytes_text(-rest)} less than the sum of the layers"
+
+
+def _median(values: Iterable[int]) -> int:
+    """Of an even number, the mean of the two in the middle."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+Column = list[float | None]
+
+
+class _Modules:
+    """The figures of each module, alone and with everything inside it."""
+
+    def __init__(self, model: ModelTree, sample: LayerSample) -> None:
+        self._model = model
+        self._parents = [module.parent for module in model.modules]
+        count = len(self._parents)
+        self._own = {kind: list(sample.memory.get(kind) or (0,) * count) for kind in MEMORY_KINDS}
+        self._bytes = {kind: self._summed(values) for kind, values in self._own.items()}
+        self._total = [sum(values) for values in zip(*self._bytes.values(), strict=True)]
+        self._whole = sum(total for total, parent in zip(self._total, self._parents, strict=True) if parent < 0)
+        self._forward, self._own_forward = self._times(sample.forward_us, measured_whole=True)
+        self._backward, self._own_backward = self._times(sample.backward_us, measured_whole=False)
+        self._health = self._health_of(sample)
+
+    def rows(self, most: int | None) -> tuple[list[dict[str, Any]], int]:
+        """Return the modules in the order of the model, without the smallest ones, and how many those are."""
+        kept = self._kept(most)
+        place = {at: row for row, at in enumerate(kept)}
+        hidden = [0] * len(kept)
+        for parent in (self._parents[at] for at in range(len(self._parents)) if at not in place):
+            above = parent
+            while above not in place:
+                above = self._parents[above]
+            hidden[place[above]] += 1
+        rows = [self._row(at, place, hidden[row]) for row, at in enumerate(kept)]
+        return rows, len(self._parents) - len(kept)
+
+    def _kept(self, most: int | None) -> list[int]:
+        count = len(self._parents)
+        if most is None or count <= most:
+            return list(range(count))
+        columns = (self._total, self._forward, self._backward)
+        wholes = [max((value or 0 for value in column), default=0) or 1 for column in columns]
+        size = [max((c[at] or 0) / w for c, w in zip(columns, wholes, strict=True)) for at in range(count)]
+        for at in reversed(range(count)):  # a module is as large as the largest in it: its parent is always kept
+            if (parent := self._parents[at]) >= 0:
+                size[parent] = max(size[parent], size[at])
+        roots = [at for at in range(count) if self._parents[at] < 0]
+        return sorted({*roots, *sorted(range(count), key=lambda at: (-size[at], at))[:most]})
+
+    def _row(self, at: int, place: Mapping[int, int], hidden: int) -> dict[str, Any]:
+        module = self._model.modules[at]
+        parent = self._parents[at]
+        own = {kind: values[at] for kind, values in self._own.items() if values[at]}
+        total = {kind: values[at] for kind, values in self._bytes.items() if values[at]}
+        times = {
+            "forward_us": self._forward[at],
+            "own_forward_us": self._own_forward[at],
+            "backward_us": self._backward[at],
+            "own_backward_us": self._own_backward[at],
+        }
+        health = {name: values[at] for name, values in self._health.items()}
+        share = _share(self._total[at], self._whole)
+        return {
+            "name": printable(module.name),
+            "type": printable(module.type),
+            "parent": place[parent] if parent >= 0 else -1,
+            "elements": module.elements,
+            "left_out": hidden,
+            "own_bytes": own,
+            "bytes": total,
+            "total_bytes": self._total[at],
+            "share": share,
+            **{name: None if us is None else round(us, 3) for name, us in times.items()},
+            **dict(zip(health, plain_numbers(list(health.values())), strict=True)),
+            "text": {
+                "total_bytes": bytes_text(self._total[at]),
+                "share": share_text(share),
+                "bytes": {kind: bytes_text(value) for kind, value in total.items()},
+                **{name: ns_text(None if us is None else us * 1e3) for name, us in times.items()},
+                **{name: norm_text(health[name]) for name in _NORMS},
+                "zero_share": share_text(health["zero_share"]),
+            },
+        }
+
+    def _summed(self, values: Sequence[int]) -> list[int]:
+        """Each with everything inside it; a parent comes before its children."""
+        total = list(values)
+        for at in reversed(range(len(total))):
+            if (parent := self._parents[at]) >= 0:
+                total[parent] += total[at]
+        return total
+
+    def _times(self, values: Sequence[float | None], *, measured_whole: bool) -> tuple[Column, Column]:
+        """Total and own time; ``measured_whole``: what was measured includes the children."""
+        known = [value if value is not None and 0 <= value < math.inf else None for value in values]
+        inner: Column = [None] * len(known)
+        total: Column = [None] * len(known)
+        own: Column = [None] * len(known)
+        for at in reversed(range(len(known))):
+            measured, inside = known[at], inner[at]
+            if measured is None:
+                total[at] = inside
+                own[at] = None if inside is None else 0.0
+            elif measured_whole:
+                total[at] = measured
+                own[at] = max(0.0, measured - (inside or 0.0))
+            else:
+                total[at] = measured + (inside or 0.0)
+                own[at] = measured
+            value, parent = total[at], self._parents[at]
+            if value is not None and parent >= 0:
+                inner[parent] = (inner[parent] or 0.0) + value
+        return total, own
+
+    def _health_of(self, sample: LayerSample) -> dict[str, Column]:
+        """Norms of a module are those of all parameters inside it; ratios and shares are weighted."""
+        trainable = [module.trainable for module in self._model.modules]
+        weights = sample.weight_norm
+        pairs = list(zip(sample.update_ratio, weights, strict=True))
+        changes = [None if ratio is None or not weight else ratio * weight for ratio, weight in pairs]
+        changed = [weight if change is not None else None for change, weight in zip(changes, weights, strict=True)]
+        zeros = list(zip(sample.zero_share, trainable, strict=True))
+        zero = self._added([None if share is None else share * count for share, count in zeros])
+        of = self._added([None if share is None else float(count) for share, count in zeros])
+        ratio = self._ratio(self._joined(changes), self._joined(changed), sample.update_ratio)
+        return {
+            "grad_norm": self._joined(sample.grad_norm),
+            "weight_norm": self._joined(weights),
+            "update_ratio": ratio,
+            "zero_share": self._ratio(zero, of, sample.zero_share),
+        }
+
+    def _joined(self, norms: Sequence[float | None]) -> Column:
+        """Norms of modules with everything inside them: the root of the sum of squares, without an overflow."""
+        total = list(norms)
+        for at in reversed(range(len(total))):
+            value, parent = total[at], self._parents[at]
+            if value is not None and parent >= 0:
+                total[parent] = math.hypot(total[parent] or 0.0, value)
+        return total
+
+    def _added(self, values: Sequence[float | None]) -> Column:
+        total = list(values)
+        for at in reversed(range(len(total))):
+            value, parent = total[at], self._parents[at]
+            if value is not None and parent >= 0:
+                total[parent] = (total[parent] or 0.0) + value
+        return total
+
+    @staticmethod
+    def _ratio(parts: Column, wholes: Column, own: Sequence[float | None]) -> Column:
+        """``own`` where there is no whole to divide by."""
+        rows = zip(parts, wholes, own, strict=True)
+        return [alone if part is None or not whole else part / whole for part, whole, alone in rows]
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def _which(sample: LayerSample, totals: Mapping[int, int], samples: int) -> str:
+    fullest = len(totals) > 1 and sample.rank == max(totals, key=lambda rank: (totals[rank], -rank))
+    place = f", the fullest of {count_text(len(totals), 'rank')}," if fullest else ""
+    return f"Rank {sample.rank}{place} in step {sample.step:,} ({count_text(samples, 'sample')})"
+
+
+def _sentences(
+    model: ModelTree,
+    total: int,
+    kinds: Sequence[Mapping[str, Any]],
+    over_ranks: Mapping[str, Any],
+    device: Mapping[str, Any] | None,
+) -> list[str]:
+    parts = sorted((kind for kind in kinds if kind["bytes"]), key=lambda kind: -kind["bytes"])
+    shares = ", ".join(f"{kind['title']} {kind['text']['share']}" for kind in parts)
+    modules = count_text(len(model.modules), "module")
+    said = [f"Its {modules} hold {bytes_text(total)}{f': {shares}' if shares else ''}."]
+    if over_ranks["ranks"] > 1:
+        said.append(f"Over ranks: {over_ranks['text']}.")
+    if device is not None:
+        said.append(f"The device's allocator: {device['text']}.")
+    return said
+
+
+def _notes(model: ModelTree, sample: LayerSample) -> list[str]:
+    said = []
+    if sample.skipped:
+        said.append("The gradient scaler skipped this step because of infinite gradients.")
+    for at, what in ((sample.nonfinite_forward, "output"), (sample.nonfinite_backward, "gradient")):
+        if at is not None:
+            said.append(f"The first {what} that was NaN or infinite: {_named(model, at)}.")
+    return said
+
+
+def _unseen(model: ModelTree, sample: LayerSample, ranks: int) -> list[str]:
+    """What the figures do not contain, so that they are not taken for the whole."""
+    said = []
+    if _sum(sample, "activations"):
+        said.append("activations are the outputs of layers only, not what operations save inside them")
+    else:
+        said.append("activations were not measured")
+    if model.compiled:
+        said.append("layers inside the compiled region are not timed")
+    if not model.replicated and ranks > 1:
+        said.append("of parameters that are sharded, only this rank's part is counted")
+    if not any(value is not None for value in sample.forward_us):
+        said.append("layers were not timed")
+    elif sample.clock == "host" and (sample.device_peak is not None or sample.device_bytes is not None):
+        said.append("times are the host's, which starts work on the device and does not wait for it")
+    return said
+
+
+def _named(model: ModelTree, at: int | None) -> str | None:
+    if at is None:
+        return None
+    module = model.modules[at]
+    return printable(module.name or module.type)

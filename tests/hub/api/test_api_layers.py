@@ -1,0 +1,68 @@
+"""``/layers``: memory and time by module, of a run that is over and of one that goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.cluster import Cluster
+from gpt_layers import layer_lines, layer_records, write_layer_samples
+
+from stepscope.hub.runs import Runs
+from stepscope.reports.layers import choose_sample, layers_document
+from stepscope.store.file_io import append_jsonl
+from stepscope.store.paths import LAYERS
+from tests.hub.run_parts import Feed, record
+
+RUN = "/api/v1/runs/gpt/layers"
+
+
+@pytest.fixture
+def layers_hub(tmp_path: Path, serve: Callable[..., Any]) -> Any:
+    root = tmp_path / "runs"
+    write_layer_samples(record(root, "gpt", Cluster(ranks=4, steps=20).run()))
+    record(root, "plain", Cluster(ranks=1, steps=5).run())
+    return serve(lambda: Runs.of_folder(root))
+
+
+def test_the_document(layers_hub: Any) -> None:
+    records = layer_records()
+    sample = choose_sample(records)
+    assert sample is not None
+    assert layers_hub.get(RUN).json == layers_document(records, sample)
+    chosen = layers_hub.get(f"{RUN}?rank=1&step=250").json
+    assert (chosen["rank"], chosen["step"]) == (1, 200)
+    small = layers_hub.get(f"{RUN}?modules=10").json
+    assert (len(small["modules"]), small["modules_left_out"]) == (10, 115)
+
+
+def test_refusals_and_etags(layers_hub: Any) -> None:
+    assert layers_hub.get(RUN, token=None).status == 401
+    assert layers_hub.get("/api/v1/runs/none/layers").status == 404
+    missing = layers_hub.get(f"{RUN}?rank=9")
+    assert (missing.status, missing.json["error"]) == (404, "there are no layer samples of this rank")
+    for wrong in ("rank=-1", "step=x", "modules=0", "modules=1001", "depth=2"):
+        assert layers_hub.get(f"{RUN}?{wrong}").status == 400
+    tag = layers_hub.get(RUN).headers["ETag"]
+    assert layers_hub.get(RUN, If_None_Match=tag).status == 304
+
+
+def test_a_run_without_samples(layers_hub: Any) -> None:
+    said = layers_hub.get("/api/v1/runs/plain/layers").json
+    assert (said["rank"], said["ranks"], said["modules"]) == (None, [], [])
+
+
+def test_samples_of_a_run_that_goes_on(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    run = Feed(tmp_path / "runs", "live", Cluster(ranks=2, steps=400))
+    run.make(20)
+    hub = serve(lambda: Runs.of_folder(tmp_path / "runs"))
+    path = "/api/v1/runs/live/layers"
+    assert hub.get(path).json["rank"] is None
+    append_jsonl(run.run_dir / LAYERS, layer_lines(ranks=2, samples=1))
+    while (said := hub.get(path).json)["rank"] is None:
+        time.sleep(0.02)  # it is read again after a second at the latest
+    assert (said["rank"], said["step"]) == (0, 0)
+    run.end()
