@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakes.cluster import Cluster
 from made_runs import record
+from page_files import data_in
 
 from stepscope.cli.experiments import sweep
 from stepscope.cli.main import run_command
@@ -160,6 +161,34 @@ def test_a_second_call_runs_what_is_missing(jobs: Jobs, plan: Path, tmp_path: Pa
     plan.write_text(PLAN.replace("--delay", "--wait"))
     assert run_command(["sweep", str(plan)]) == 0
     assert jobs.started == ["slow-1-2", "slow-2-2"]  # another command: earlier trials do not count
+
+
+def test_the_result_so_far_is_there_after_each_trial(jobs: Jobs, plan: Path, tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def act(name: str) -> None:
+        done = tmp_path / "sweeps/small/result.json"
+        seen.append([row["status"] for row in result(tmp_path).values()] if done.is_file() else [])
+
+    jobs.act = act
+    assert run_command(["sweep", str(plan), "--rounds", "1"]) == 0
+    assert seen == [[], ["finished", "not run yet", "not run yet"], ["finished", "finished", "not run yet"]]
+
+
+def test_the_page_is_written_and_no_secret_is_in_it(jobs: Jobs, plan: Path, tmp_path: Path, small_page: Path) -> None:
+    plan.write_text(PLAN.replace('EXTRA = "yes"', 'API_TOKEN = "hush"').replace("'a lot'", "'a lot' --password hush"))
+    page = tmp_path / "front.html"
+    assert run_command(["sweep", str(plan), "--html", str(page)]) == 0
+    report = data_in(page.read_bytes())[0]["report"]
+    assert (report["kind"], report["name"]) == ("sweep", "small")
+    assert [point["name"] for point in report["parts"][0]["points"]] == ["base", "big", "slow"]
+    assert jobs.environments[1]["API_TOKEN"] == "hush"
+    rows = result(tmp_path)
+    assert rows["slow"]["settings"]["env"] == {"API_TOKEN": "[redacted]"}
+    assert rows["big"]["settings"]["args"] == ["--batch", "a lot", "--password", "[redacted]"]
+    assert "hush" not in json.dumps([report, rows])
+    with pytest.raises(UsageError, match="is an input file and would be overwritten"):
+        run_command(["sweep", str(plan), "--html", str(plan)])
 
 
 def test_a_trial_that_takes_too_long_is_ended(

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes.cluster import Cluster, slow_at
 
 from stepscope.compare.comparison import compare_inputs, percent_text
 from stepscope.compare.gate import Limits, gate_inputs
-from stepscope.compare.inputs import Input, input_of_run
+from stepscope.compare.inputs import Input, Measured, input_of_run
+from stepscope.compare.statistics import Series
 from stepscope.compare.text import comparison_page, render_comparison, render_markdown
 from stepscope.errors import CompareError
 from stepscope.reports.summary import summarise
@@ -123,6 +125,40 @@ def test_uneven_runs_cannot_be_told_apart() -> None:
     assert low < -0.01
     assert high > 0.01
     assert found["needed"] is not None
+
+
+def numbers_of(name: str, times_ms: Sequence[float]) -> Input:
+    values = np.array(times_ms) * 1e6
+    run = Series(numbers=np.arange(len(values)), values=values)
+    return Input(
+        name=name, path=name, kind="numbers", measured={"given": Measured(clock="given", run=run)}, steady=len(values)
+    )
+
+
+def test_percentiles_are_of_all_steps_and_decide_nothing() -> None:
+    even = [100.0] * 97
+    before = [numbers_of("one", [*even, 101, 110, 120, 130]), numbers_of("two", [*even, 101, 110, 124, 130])]
+    found = compare_inputs(before, numbers_of("after", [*even, 101, 150, 160, 170]))
+    assert found["percentiles_ms"] == {
+        "p50": {"before": 100.0, "after": 100.0},
+        "p90": {"before": 100.0, "after": 100.0},
+        "p99": {"before": 122.0, "after": 160.0},
+    }
+    words = "p50 100 ms → 100 ms", "p90 100 ms → 100 ms", "p99 122 ms → 160 ms"
+    assert f"            {' · '.join(words)}" in render_comparison(found).splitlines()
+    assert f"- percentiles: {', '.join(words)}" in render_markdown(found).splitlines()
+    sides = {side["title"]: side["items"] for side in comparison_page(found)["verdict"]["sides"]}
+    assert sides["percentiles"] == [[" · ".join(words), ""]]
+
+
+def test_percentiles_need_enough_steps() -> None:
+    def names(before: Input, after: Input) -> list[str]:
+        return list(compare_inputs([before], after)["percentiles_ms"])
+
+    long = numbers_of("long", [100.0] * 100)
+    assert names(long, numbers_of("b", [100.0] * 99)) == ["p50", "p90"]
+    assert names(numbers_of("a", [100.0] * 19), long) == ["p50"]
+    assert names(replace(numbers_of("a", [1.0] * 100), unit="throughput"), replace(long, unit="throughput")) == []
 
 
 # -- context ----------------------------------------------------------------------------------------------------------

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from made_sweeps import variant
 
-from stepscope.compare.statistics import Level
-from stepscope.compare.sweep import Trial, VariantTrials, front_svg, sweep_document, sweep_sentences, sweep_table
-
-MIB = 1 << 20
-
-
-def variant(
-    name: str, times_ms: Sequence[float], memory_mib: int | None, *, samples: float | None = None, failed: str = ""
-) -> VariantTrials:
-    trials = [
-        Trial(
-            round=at,
-            run=f"{name}-{at + 1}",
-            status="finished",
-            ok=True,
-            level=Level(mean=ms * 1e6, error=0.001, freedom=30.0, wander=0.0005, noise=0.005, steps=50),
-            memory=None if memory_mib is None else memory_mib * MIB,
-        )
-        for at, ms in enumerate(times_ms)
-    ]
-    if failed:
-        trials.append(Trial(round=len(trials), run=f"{name}-{len(trials) + 1}", status=failed, ok=False))
-    return VariantTrials(name=name, samples=samples, trials=trials)
+from stepscope.compare.sweep import front_svg, sweep_document, sweep_page, sweep_sentences, sweep_table
 
 
 def places(document: dict[str, Any]) -> dict[str, str]:
@@ -121,3 +100,57 @@ def test_the_picture_is_valid_and_shows_every_variant() -> None:
         picture = ElementTree.fromstring(front_svg(sweep_document("x", shown, rounds=1)))
         text = " ".join(picture.itertext())
         assert all(one.name in text for one in shown)
+
+
+# -- page -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_the_front_by_time_and_memory() -> None:
+    fast = variant("fast", [10.0, 10.1, 9.9], 800, samples=4)
+    settings = {"args": ["--wrap", "a b"], "env": {"NCCL_ALGO": "Ring"}, "options": ["--no-html"]}
+    small = variant("small", [40.0, 40.2, 39.8], 200, samples=8)
+    oom = variant("oom", [], None, samples=64, failed="out of memory")
+    document = sweep_document("fsdp2", [replace(fast, settings=settings), small, oom], rounds=3)
+    page = sweep_page(document, {"fast": "fast-3"})
+    assert (page["kind"], page["name"], page["complete"]) == ("sweep", "fsdp2", True)
+    assert page["facts"] == ["3 variants", "3 rounds"]
+    verdict = page["verdict"]
+    assert (verdict["look"], verdict["title"]) == ("info", sweep_sentences(document)[0])
+    assert verdict["sides"][0]["items"] == [["Least memory: small, 200 MiB, at 50% of that speed.", ""]]
+    front, tables = page["parts"]
+    assert (front["form"], front["title"], front["up"]) == ("front", "Memory and time per sample", "time per sample")
+    assert front["across"] == "peak memory of a process (largest rank)"
+    assert front["failed"] == [["oom", "out of memory"]]
+    assert [(one["name"], one["place"], one["run"]) for one in front["points"]] == [
+        ("small", "front", None),
+        ("fast", "front", "fast-3"),
+    ]
+    assert [one["ns"] for one in front["points"]] == [pytest.approx(5e6, rel=0.001), pytest.approx(2.5e6, rel=0.001)]
+    for one in front["points"]:
+        low, high = one["interval_ns"]
+        assert low < one["ns"] < high
+    assert front["label"].endswith("oom failed: out of memory.")
+    (table,) = tables["tables"]
+    assert table["heads"] == ["variant", "front", "samples/s", "interval", "step", "memory", "status", "settings"]
+    names = [row[0] for row in table["rows"]]
+    assert names == ["fast", "small", "oom"]
+    assert table["rows"][0][-1] == "NCCL_ALGO=Ring --no-html --wrap 'a b'"
+    assert table["rows"][2][2:7] == [["", None], "", ["", None], ["", None], "out of memory"]
+
+
+def test_the_page_of_a_sweep_without_a_result() -> None:
+    nothing = sweep_page(sweep_document("x", [variant("a", [], None), variant("b", [], None, failed="x")], rounds=1))
+    assert nothing["verdict"]["title"] == "The sweep is not complete; the same command runs what is missing."
+    assert (nothing["verdict"]["look"], nothing["complete"]) == ("warning", False)
+    assert nothing["parts"][0]["points"] == []
+    failed = sweep_page(sweep_document("x", [variant("b", [], None, failed="timed out")], rounds=1))
+    assert failed["verdict"]["title"] == "No variant was measured."
+    assert failed["parts"][0]["failed"] == [["b", "timed out"]]
+    assert sweep_page(sweep_document("x", [], rounds=1))["parts"][0]["points"] == []
+
+
+def test_without_memory_there_is_a_table_and_no_point() -> None:
+    page = sweep_page(sweep_document("x", [variant("a", [10.0], None)], rounds=1))
+    assert page["verdict"]["title"] == "The memory of the variants is not known, so there is no front."
+    assert (page["parts"][0]["points"], page["parts"][0]["title"]) == ([], "Memory and time per step")
+    assert page["parts"][1]["tables"][0]["rows"][0][0] == "a"

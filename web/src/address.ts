@@ -4,13 +4,15 @@
  *     #/?tag=nightly&sort=cost_share           the list of runs, filtered and sorted (`run/list-rows.ts`)
  *     #/run/night?first=100&last=300&step=212&rank=3
  *     #/compare/night/morning                  up to eight; the first is the baseline
+ *     #/sweep/fsdp2                            a sweep
  *
  * The route is in the fragment, which works below any path and in a file. It is untrusted input: invalid parts are
  * ignored, and it is only used as text.
  */
 
 export interface Route {
-  screen: "list" | "run" | "compare";
+  screen: "list" | "run" | "compare" | "sweep";
+  /** Of the screen of a sweep: its ID. */
   runs: string[];
   /** The visible steps; null: all, including new ones. */
   first: number | null;
@@ -37,6 +39,7 @@ export function readRoute(hash: string): Route {
   const runs = words.map(decoded);
   const [first = null, last = null, step = null, rank = null] = NUMBERS.map((name) => number(new URLSearchParams(query).get(name)));
   if (screen === "run" && runs.length === 1) return { screen, runs, first, last, step, rank, bare: false };
+  if (screen === "sweep" && runs.length === 1) return { screen, runs, ...NOWHERE };
   if (screen === "compare" && runs.length >= 2 && runs.length <= MOST_COMPARED) return { screen, runs, ...NOWHERE };
   return { screen: "list", runs: [], ...NOWHERE, bare: path === "", ...(screen === "" && query !== "" ? { query } : {}) };
 }
@@ -58,6 +61,10 @@ export function runLink(run: string, at: Partial<Route> = {}): string {
 
 export function compareLink(runs: readonly string[]): string {
   return writeRoute({ screen: "compare", runs: [...runs], ...NOWHERE });
+}
+
+export function sweepLink(sweep: string): string {
+  return writeRoute({ screen: "sweep", runs: [sweep], ...NOWHERE });
 }
 
 /** The token in an address (or ""), and the address without it. */

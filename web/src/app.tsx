@@ -9,6 +9,7 @@ import { HelpDialog } from "./screens/help";
 import { ReportScreen } from "./screens/report-screen";
 import { RunList } from "./screens/run-list";
 import { RunScreen } from "./screens/run-screen";
+import { SweepScreen } from "./screens/sweep";
 import { Guard } from "./ui/guard";
 import { Toast } from "./ui/toast";
 
@@ -20,7 +21,7 @@ export function App({ source }: { source: Source }) {
   );
 }
 
-/** A file about traces or Flight Recorder dumps has one screen. */
+/** A file about traces, dumps, a comparison or a sweep has one screen. */
 export function ReportApp({ report }: { report: ReportDocument }) {
   return (
     <Shared>
@@ -44,5 +45,6 @@ function Screen({ source }: { source: Source }) {
   const [one = ""] = runs;
   if (screen === "run") return <RunScreen key={one} source={source} name={one} />;
   if (screen === "compare") return <CompareScreen key={runs.join("\n")} source={source} runs={runs} />;
+  if (screen === "sweep") return <SweepScreen key={one} source={source} id={one} />;
   return <RunList source={source} />;
 }

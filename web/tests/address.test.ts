@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { compareLink, encoded, readRoute, runLink, withoutToken, writeRoute, type Route } from "../src/address";
+import { compareLink, encoded, readRoute, runLink, sweepLink, withoutToken, writeRoute, type Route } from "../src/address";
 
 const HOSTILE = [
   "<img src=x onerror=alert(1)>",
@@ -25,6 +25,7 @@ test("every name survives the round trip through its link", () => {
     expect(link).toMatch(/^#\/run\/[^/?#]+\?rank=3$/);
     expect(readRoute(link)).toEqual({ screen: "run", runs: [one], first: null, last: null, step: null, rank: 3, bare: false });
     expect(withoutToken(link)).toEqual(["", link]);
+    expect(readRoute(sweepLink(one))).toMatchObject({ screen: "sweep", runs: [one], bare: false });
     for (const two of HOSTILE) expect(readRoute(compareLink([one, two])).runs).toEqual([one, two]);
   }
 });

@@ -22,6 +22,7 @@ from stepscope.compare.statistics import (
     Change,
     Floats,
     Judgement,
+    Level,
     Series,
     Verdict,
     change_between,
@@ -54,6 +55,8 @@ RANK_CHANCE = 1e-4
 """Chance that any rank of an unchanged job is named."""
 OTHERS_PERCENT = 25.0
 """Of a machine's CPUs: from this use by other processes on, its runs differ with what those do."""
+PERCENTILES = {50: 1, 90: 20, 99: 100}
+"""By percentile: how many steps it takes.  Of fewer than a hundred, p99 says no more than the longest step."""
 NOT_PROBLEMS = ("healthy", "insufficient_data")
 
 
@@ -76,6 +79,7 @@ def compare_inputs(
     prior = replace(PRIOR, floor=ASSUMED_AT_MOST) if _crowded([*baselines, candidate]) else PRIOR
     judgement = judge([one.run for one in before], after.run, margin=margin, prior=prior)
     verdict, change = judgement.verdict, judgement.change
+    percentiles = {} if candidate.unit == "throughput" else _percentiles([one.run for one in (*before, after)])
     if judgement.ordinary:
         *before, after = [_ordinary(one) for one in (*before, after)]
     context = _context(baselines, candidate)
@@ -97,6 +101,7 @@ def compare_inputs(
         "throughput": {"before": finite(1e9 / change.before), "after": finite(1e9 / change.after)}
         if candidate.unit == "throughput"
         else None,
+        "percentiles_ms": percentiles,
         "clock": clock,
         "cause": _cause(verdict, change, phases, ranks, len(after.ranks)),
         "phases": [{name: value for name, value in row.items() if name != "common"} for row in phases],
@@ -167,6 +172,19 @@ def _all_steps(judgement: Judgement) -> dict[str, Any] | None:
     if whole is None:
         return None
     return {"change": finite(whole.change, 6), "interval": [finite(whole.low, 6), finite(whole.high, 6)]}
+
+
+def _percentiles(runs: Sequence[Series | Level]) -> dict[str, dict[str, Any]]:
+    """Of all steady steps, also unusual ones, by name; of several baselines the mean.  Empty: steps are not known."""
+    known = [run.values for run in runs if isinstance(run, Series)]
+    if len(known) < len(runs):
+        return {}
+    found = {}
+    for percent, fewest in PERCENTILES.items():
+        if min(map(len, known)) >= fewest:
+            *first, last = [float(np.percentile(values, percent)) / 1e6 for values in known]
+            found[f"p{percent}"] = {"before": finite(sum(first) / len(first)), "after": finite(last)}
+    return found
 
 
 def _input_row(one: Input, measured: Measured, unusual: int) -> dict[str, Any]:

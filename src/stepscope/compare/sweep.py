@@ -11,6 +11,7 @@ keep off the front is near it.  A variant that fails has a status and no speed.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,10 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.compare.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
-from stepscope.records.text import bytes_text, count_text, ms_text, number_text
+from stepscope.records.text import bytes_text, count_text, ms_text, number_text, printable_document
+from stepscope.reports.page_documents import page_document, page_table, tables_part, titled_lists, told
 from stepscope.reports.tables import finite
 
-__all__ = ["HEADS", "Trial", "VariantTrials", "front_svg", "sweep_document", "sweep_sentences", "sweep_table"]
+__all__ = [
+    "HEADS",
+    "Trial",
+    "VariantTrials",
+    "front_svg",
+    "sweep_document",
+    "sweep_page",
+    "sweep_sentences",
+    "sweep_table",
+]
 
 Floats = NDArray[np.float64]
 Place = Literal["front", "near", "dominated", "none"]
@@ -245,7 +256,7 @@ def sweep_table(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
             _speed_text(row, document["unit"]),
             "" if row["step_ms"] is None else ms_text(row["step_ms"]),
             "" if row["memory"] is None else bytes_text(row["memory"]),
-            PLACES[row["front"]] or (f"{row['better']} is better" if row["better"] else ""),
+            _place_text(row),
         )
         for row in rows
     ]
@@ -259,6 +270,20 @@ def _speed_text(row: Mapping[str, Any], unit: str) -> str:
 
 
 def sweep_sentences(document: Mapping[str, Any]) -> list[str]:
+    failed = [f"{row['variant']} failed: {row['status']}." for row in _failures(document)]
+    return [*_front_sentences(document), *failed, *_missing_sentence(document)]
+
+
+def _failures(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Variants without a speed that were tried."""
+    return [row for row in document["variants"] if row["speed"] is None and row["status"] != "not run yet"]
+
+
+def _missing_sentence(document: Mapping[str, Any]) -> list[str]:
+    return [] if document["complete"] else ["The sweep is not complete; the same command runs what is missing."]
+
+
+def _front_sentences(document: Mapping[str, Any]) -> list[str]:
     rows = {row["variant"]: row for row in document["variants"]}
     measured = [row for row in document["variants"] if row["speed"] is not None]
     said = []
@@ -274,11 +299,98 @@ def sweep_sentences(document: Mapping[str, Any]) -> list[str]:
             )
     elif measured:
         said.append("The memory of the variants is not known, so there is no front.")
-    failed = [row for row in document["variants"] if row["speed"] is None and row["status"] != "not run yet"]
-    said += [f"{row['variant']} failed: {row['status']}." for row in failed]
-    if not document["complete"]:
-        said.append("The sweep is not complete; the same command runs what is missing.")
     return said
+
+
+def _memory_words(points: Sequence[Mapping[str, Any]]) -> str:
+    of = {row["memory_of"] for row in points}
+    return f"peak memory of {'the device' if of == {'device'} else 'a process'} (largest rank)"
+
+
+# -- page -------------------------------------------------------------------------------------------------------------
+
+
+def sweep_page(document: Mapping[str, Any], runs: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the page shows of a sweep, in the form of ``reports/page_documents.py``.
+
+    ``runs``: by variant, the ID of a run that can be opened from there.
+    """
+    document = printable_document(document)
+    title, *more = [*_front_sentences(document), *_missing_sentence(document)] or ["No variant was measured."]
+    return page_document(
+        "sweep",
+        document["name"],
+        [count_text(len(document["variants"]), "variant"), count_text(document["rounds"], "round")],
+        [_front_part(document, runs or {}), *tables_part("Variants", [_variants_table(document)])],
+        verdict=told(
+            "info" if document["front"] else "warning",
+            title,
+            sides=titled_lists([("Also", [(line, "") for line in more])]),
+        ),
+        complete=document["complete"],
+    )
+
+
+def _front_part(document: Mapping[str, Any], runs: Mapping[str, str]) -> dict[str, Any]:
+    """Memory and time of each variant; the time of a step or, where variants process other amounts, of a sample."""
+    rows = [row for row in document["variants"] if row["speed"] is not None and row["memory"] is not None]
+    what = document["unit"].partition("/")[0].removesuffix("s")
+    points = [
+        {
+            "name": row["variant"],
+            "memory": row["memory"],
+            "ns": finite(1e9 / row["speed"]),
+            "interval_ns": [finite(1e9 / speed) for speed in reversed(row["speed_interval"])],
+            "place": row["front"],
+            "facts": [
+                ["speed", _speed_text(row, document["unit"])],
+                ["step", ms_text(row["step_ms"])],
+                ["peak memory", bytes_text(row["memory"])],
+                ["front", _place_text(row)],
+            ],
+            "run": runs.get(row["variant"]),
+        }
+        for row in sorted(rows, key=_by_memory)
+    ]
+    return {
+        "form": "front",
+        "title": f"Memory and time per {what}",
+        "about": f"bars: {document['confidence']:.0%} intervals; the best are at the lower left",
+        "label": _label(document),
+        "across": _memory_words(rows),
+        "up": f"time per {what}",
+        "points": points,
+        "failed": [[row["variant"], row["status"]] for row in _failures(document)],
+    }
+
+
+def _place_text(row: Mapping[str, Any]) -> str:
+    return PLACES[row["front"]] or (f"{row['better']} is better" if row["better"] else "")
+
+
+def _variants_table(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    unit = document["unit"]
+    rows = [
+        {
+            "variant": row["variant"],
+            "front": _place_text(row),
+            unit: row["speed"],
+            "interval": " to ".join(map(number_text, row["speed_interval"] or ())),
+            "step_ns": None if row["step_ms"] is None else row["step_ms"] * 1e6,
+            "memory_bytes": row["memory"],
+            "status": row["status"],
+            "settings": _settings_text(row["settings"]),
+        }
+        for row in sorted(document["variants"], key=lambda row: -(row["speed"] or 0.0))
+    ]
+    table = {"title": "Variants", "note": "", "left_out": 0, "columns": list(rows[0]) if rows else [], "rows": rows}
+    return page_table(table, len(rows))
+
+
+def _settings_text(settings: Mapping[str, Any]) -> str:
+    """As one would type them: variables, options of ``stepscope run``, arguments of the script."""
+    variables = [f"{name}={value}" for name, value in settings.get("env", {}).items()]
+    return shlex.join([*variables, *settings.get("options", ()), *settings.get("args", ())])
 
 
 # -- picture ----------------------------------------------------------------------------------------------------------
@@ -303,7 +415,7 @@ text { fill: #57606a; } .title { fill: #1b1f24; font-weight: 650; font-size: 15p
 def front_svg(document: Mapping[str, Any]) -> str:
     """The front as one picture: memory to the right, speed upwards; failed variants are listed below."""
     points = [row for row in document["variants"] if row["speed"] is not None and row["memory"] is not None]
-    failed = [row for row in document["variants"] if row["speed"] is None and row["status"] != "not run yet"]
+    failed = _failures(document)
     height = HEIGHT + 18 * len(failed)
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     label = escape(_label(document), {'"': "&quot;"})
@@ -345,9 +457,7 @@ def _plot(points: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> l
         parts.append(
             f'<text x="{x(bytes_at)}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{bytes_text(bytes_at)}</text>'
         )
-    of = {row["memory_of"] for row in points}
-    what = "peak memory of the device" if of == {"device"} else "peak memory of a process"
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 24}" text-anchor="end">{what} (largest rank)</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 24}" text-anchor="end">{_memory_words(points)}</text>')
     parts.append(f'<text x="{LEFT - 70}" y="{TOP - 14}">{document["unit"]}</text>')
     front = sorted((row for row in points if row["front"] == "front"), key=_by_memory)
     corners: list[str] = []

@@ -127,6 +127,13 @@ def _step(document: Document) -> list[str]:
     return [f"{times} ({percent_text(document['change'])})", interval_words(document).partition("; ")[2]]
 
 
+def _percentiles(document: Document) -> list[str]:
+    """``p90 41.2 ms → 43.0 ms``: figures without a verdict."""
+    return [
+        f"{name} {ms_text(row['before'])} → {ms_text(row['after'])}" for name, row in document["percentiles_ms"].items()
+    ]
+
+
 def _basis(document: Document) -> str:
     """What the interval rests on."""
     steps, noise = document["compared"], document["noise"]
@@ -242,6 +249,7 @@ def render_comparison(document: Document, *, width: int = 80, color: bool = Fals
     elif document["verdict"] in ("slower", "faster") and document["phases"]:
         out.labelled("where", ["no single phase or rank accounts for it"])
     out.items("step", _step(document))
+    out.items("", _percentiles(document))
     out.labelled("based on", [_basis(document)])
     if _to_decide(document):
         out.labelled("to decide", [_to_decide(document)])
@@ -311,6 +319,8 @@ def render_markdown(document: Document) -> str:
     if document["cause"]:
         lines.append(f"- **{_markdown(document['cause']['text'])}**")
     lines.append(f"- step: {_markdown(', '.join(_step(document)))}")
+    if _percentiles(document):
+        lines.append(f"- percentiles: {_markdown(', '.join(_percentiles(document)))}")
     lines.append(f"- based on {_markdown(_basis(document))}")
     if _to_decide(document):
         lines.append(f"- {_markdown(_to_decide(document))}")
@@ -356,6 +366,7 @@ def comparison_page(document: Document) -> dict[str, Any]:
         **{check["name"]: check["text"] for check in _checks(document)},
         "where": document["cause"]["text"] if document["cause"] else "",
         "step": " · ".join(_step(document)),
+        "percentiles": " · ".join(_percentiles(document)),
         "based on": _basis(document),
         "to decide": _to_decide(document),
         "ranks": _skew(document),

@@ -25,7 +25,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from stepscope.errors import RunError
-from stepscope.hub.api import compare, files, ranks, samples, steps
+from stepscope.hub.api import compare, files, ranks, samples, steps, sweeps
 from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Asked, Parameter, Resource, openapi, route_of
@@ -171,6 +171,7 @@ def resources_of(
         *run_resources.FINDING_RESOURCES,
         *samples.RESOURCES,
         compare.resource(),
+        *sweeps.resources(),
         *files.RESOURCES,
         Resource(
             path="/api/v1/runs/{run}/report.html",

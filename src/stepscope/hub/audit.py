@@ -65,7 +65,15 @@ _TEXT: Final = 128
 """Characters in a name, an address, a method or a run."""
 _RUNS: Final = "/api/v1/runs"
 _PLAIN: Final = frozenset(
-    {"/metrics", "/api/v1/history", "/api/v1/hello", "/api/v1/session", "/api/v1/openapi.json", _RUNS}
+    {
+        "/metrics",
+        "/api/v1/history",
+        "/api/v1/sweeps",
+        "/api/v1/hello",
+        "/api/v1/session",
+        "/api/v1/openapi.json",
+        _RUNS,
+    }
 )
 _BELOW: Final = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}){1,3}")
 

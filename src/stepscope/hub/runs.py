@@ -495,6 +495,12 @@ class Runs:
         home, folder = str(Path.home()), str(path.parent)
         return f"~{folder.removeprefix(home)}" if folder.startswith(f"{home}/") else folder
 
+    def folders(self) -> list[Path]:
+        """Return the folders of which all runs are served; none for the hub of one run.  Reads the disk."""
+        if self._one is not None or self._names:
+            return []
+        return [self.root] if self._folders is None else list(self._folders().values())
+
     def live(self) -> list[OpenRun]:
         """Return the open runs; used for metrics."""
         return [self._one] if self._one is not None else list(self._opened.values())
@@ -646,7 +652,7 @@ class Runs:
             return [run_entry(self._one.path)]
         if self._names:
             return [run_entry(self.root / name) for name in sorted(self._names)]
-        folders = [self.root] if self._folders is None else list(self._folders().values())
+        folders = self.folders()
         entries = [
             entry
             for folder in folders

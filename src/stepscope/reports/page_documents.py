@@ -1,4 +1,4 @@
-"""What the page shows of a trace, of Flight Recorder dumps or of a comparison, in one document.
+"""What the page shows of a trace, of Flight Recorder dumps, of a comparison or of a sweep, in one document.
 
 The input is the document of ``stepscope trace --json`` or ``stepscope flight --json`` and nothing else. The page
 (``web/src/screens/report-screen.tsx``) draws the result and adds no words of its own, so that text and page agree. The
@@ -6,7 +6,7 @@ size is bounded, whatever the input: rows of tables, bars, points of curves and 
 
 A document has a name, facts for the bar at the top, the verdict, other findings, and *parts* in reading order. Each
 part has a ``form``: ``told`` (a second verdict), ``tables``, ``bars``, ``columns``, ``curves``, ``timeline``,
-``flight``, ``stacks`` or ``list``. ``web/src/api/report-document.ts`` has all fields.
+``flight``, ``front``, ``stacks`` or ``list``. ``web/src/api/report-document.ts`` has all fields.
 """
 
 from __future__ import annotations

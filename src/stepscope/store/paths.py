@@ -34,6 +34,9 @@ __all__ = [
     "STEPS_PARQUET",
     "SUMMARY",
     "SUMMARY_TEXT",
+    "SWEEPS",
+    "SWEEP_RESULT",
+    "SWEEP_STATE",
     "hang_path",
     "ring_key",
     "segment_path",
@@ -61,6 +64,10 @@ SUMMARY_TEXT = "summary.txt"
 REPORT_FILE = "report.html"
 REDACTED_FILE = "report-redacted.html"
 FINDINGS = "findings.json"
+SWEEPS = "sweeps"
+"""Where ``stepscope sweep`` writes, next to ``runs``: each ``sweeps/NAME`` has the two files below, and ``runs``."""
+SWEEP_STATE = "sweep.json"
+SWEEP_RESULT = "result.json"
 HUB = "hub.json"
 """The address of the run's hub and the token for reading from it; readable by its owner only."""
 LABELS = "labels.json"

@@ -48,6 +48,11 @@ def test_each_run_is_a_column_and_the_first_is_the_baseline(compared: Hub) -> No
     assert [cell["look"] for cell in step["cells"]] == [None, "alike", "worse"]
     assert step["cells"][0]["change"] is None
     assert "% slower (99% certain)" in step["cells"][2]["change"]
+    middle, high = said["rows"][1:3]
+    assert [(row["section"], row["name"]) for row in (middle, high)] == [("Step time", "p50"), ("Step time", "p90")]
+    assert [cell["look"] for cell in high["cells"]] == [None] * 3
+    assert high["cells"][0]["change"] is None
+    assert high["cells"][2]["change"].startswith("+")
     (forward,) = (row for row in said["rows"] if (row["section"], row["name"]) == ("Phases", "forward"))
     assert [cell["look"] for cell in forward["cells"]] == [None, "alike", "worse"]
     assert (said["clock"], [run["problem"] for run in said["runs"]]) == ("host", [None] * 3)

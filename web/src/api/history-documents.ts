@@ -1,4 +1,4 @@
-/** The documents of the list of runs: the rows, what people call a run, and the history of a job (docs/api.md). */
+/** The documents of the list of runs: the rows, what people call a run, the history of a job, and the sweeps (docs/api.md). */
 
 import type { RunRow } from "./documents";
 
@@ -35,4 +35,17 @@ export interface HistoryDocument {
   runs: HistoryRun[];
   sentences: string[];
   command: string[];
+}
+
+/** A sweep in the list; with a `problem` it cannot be opened. */
+export interface SweepRow {
+  id: string;
+  name: string;
+  folder: string | null;
+  changed_wall_ns: number;
+  problem: string | null;
+  title?: string;
+  variants?: number;
+  failed?: number;
+  complete?: boolean;
 }

@@ -1,16 +1,18 @@
-/** A report on traces or Flight Recorder dumps, as written by `stepscope.reports.page_documents`: text, tables, charts. */
+/** A report on traces, Flight Recorder dumps, a comparison or a sweep, as written by `stepscope.reports.page_documents`: text, tables, charts. */
 
 import type { Look } from "../ui/severity";
 import { isRecord } from "./copy-bytes";
 import type { FlightDocument, StackGroup } from "./hang-documents";
 
 export interface ReportDocument extends Verdict {
-  kind: "trace" | "flight" | "compare";
+  kind: "trace" | "flight" | "compare" | "sweep";
   name: string;
   facts: string[];
   /** Warnings before everything else. */
   notices: string[];
   parts: Part[];
+  /** False: a sweep that is still running, or was interrupted. */
+  complete?: boolean;
 }
 
 export interface Verdict {
@@ -132,6 +134,31 @@ export interface StacksPart {
   more: string;
 }
 
+/** A variant of a sweep. `ns`: of a step or, where variants process other amounts, of a sample. */
+export interface FrontPoint {
+  name: string;
+  memory: number;
+  ns: number;
+  interval_ns: [low: number, high: number];
+  place: "front" | "near" | "dominated" | "none";
+  facts: [name: string, value: string][];
+  /** The ID of a run of this hub. */
+  run: string | null;
+}
+
+export interface FrontDocument {
+  form: "front";
+  title: string;
+  about: string;
+  /** The same in sentences. */
+  label: string;
+  across: string;
+  up: string;
+  /** By memory. */
+  points: FrontPoint[];
+  failed: [name: string, reason: string][];
+}
+
 export type Part =
   | ({ form: "told"; title: string } & Verdict)
   | { form: "tables"; title: string; about: string; tables: TableDocument[] }
@@ -140,6 +167,7 @@ export type Part =
   | ColumnsDocument
   | CurvesDocument
   | TimelineDocument
+  | FrontDocument
   | FlightPart
   | StacksPart;
 

@@ -1,8 +1,9 @@
-/** The screen of a report on traces or Flight Recorder dumps: the verdict, then its parts in the order of the document. */
+/** The screen of a report on traces, Flight Recorder dumps, a comparison or a sweep: the verdict, then its parts in the order of the document. */
 
 import { useEffect } from "preact/hooks";
 import type { Part, ReportDocument } from "../api/report-document";
 import { FlightRecords } from "../panels/flight";
+import { FrontCard } from "../panels/front";
 import "../panels/hang.css";
 import { BarsCard, ColumnsCard, CurvesCard } from "../panels/report-charts";
 import { TablesCard } from "../panels/report-table";
@@ -19,21 +20,22 @@ import { ScreenBar } from "./screen-bar";
 import { Sections } from "./sections";
 
 const MARKS: Record<Look, Mark> = { critical: "critical", warning: "warning", info: "good", healthy: "good" };
-const KINDS = { trace: "trace", flight: "Flight Recorder", compare: "comparison" };
+const KINDS = { trace: "trace", flight: "Flight Recorder", compare: "comparison", sweep: "sweep" };
 
-export function ReportScreen({ report }: { report: ReportDocument }) {
+/** `home`: whether it is a screen of a hub, with a list of runs and an address; else a file. */
+export function ReportScreen({ report, home = false }: { report: ReportDocument; home?: boolean }) {
   const colours = theme.value;
   useEffect(() => setTab(report.name, MARKS[report.verdict.look] ?? "none"), [report, colours]);
   return (
     <>
-      <ScreenBar home={false} title={report.name}>
+      <ScreenBar home={home} title={report.name}>
         <Chip tone="" shape="▤" words={KINDS[report.kind] ?? "report"} />
         <ul class="bar-facts report-facts" aria-label="About the files">
           {report.facts.map((fact) => (
             <li key={fact}>{fact}</li>
           ))}
         </ul>
-        <PageTools link={false} />
+        <PageTools link={home} />
         <Sections />
       </ScreenBar>
       <main id="main" class="grid" tabIndex={-1} aria-busy={false}>
@@ -63,6 +65,8 @@ function PartView({ part, file }: { part: Part; file: string }) {
       return <ColumnsCard columns={part} />;
     case "curves":
       return <CurvesCard curves={part} />;
+    case "front":
+      return <FrontCard front={part} />;
     case "told":
       return <ToldCard label={part.title} told={part} />;
     case "flight":

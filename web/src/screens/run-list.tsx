@@ -14,6 +14,7 @@ import { HistoryChart } from "./history-chart";
 import { PageTools } from "./page-tools";
 import { RunTable } from "./run-table";
 import { ScreenBar } from "./screen-bar";
+import { SweepList } from "./sweep-list";
 import { TroubleScreen } from "./trouble";
 import "./run-list.css";
 
@@ -63,6 +64,7 @@ export function RunList({ source }: { source: Source }) {
           </p>
         )}
         {rows === null && <p class="nothing">Looking for runs …</p>}
+        {rows !== null && <SweepList source={source} runs={rows.length} />}
         {rows !== null && (rows.length === 0 ? <NoRuns /> : <Found feed={feed} source={source} view={readView(query ?? "")} />)}
       </main>
     </>

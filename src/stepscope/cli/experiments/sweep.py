@@ -3,7 +3,7 @@
 sweeps/NAME/sweep.json     which trials were run, written after each; a second call runs what is missing
 sweeps/NAME/runs/          one ordinary run per trial
 sweeps/NAME/logs/          what each trial printed
-sweeps/NAME/result.json    the result, with result.md and front.svg
+sweeps/NAME/result.json    the result so far, with result.md and front.svg
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli.arguments import count, existing
-from stepscope.cli.output import format_table, write_text
+from stepscope.cli.output import format_table, protect_inputs, require_page, write_page, write_text
 from stepscope.errors import RunError, StepscopeError, UsageError
 from stepscope.records.paths import helper_command
+from stepscope.records.redaction import redact_command
 from stepscope.records.text import bytes_text, count_text, ms_text, numbered, printable, say
 from stepscope.store.documents import load_summary
 from stepscope.store.file_io import read_document, write_json
 from stepscope.store.locks import LockBusy, take_lock
+from stepscope.store.paths import SWEEP_RESULT, SWEEP_STATE, SWEEPS
 
 if TYPE_CHECKING:
     from stepscope.compare.sweep import Trial, VariantTrials
@@ -46,6 +48,7 @@ examples:
   stepscope sweep plan.toml --dry-run              only show the commands
   stepscope sweep plan.toml --nproc-per-node 1     with another number of ranks than the plan says
   stepscope sweep plan.toml --json > result.json
+  stepscope sweep plan.toml --html front.html      also write a page with the front
 
 A plan has a command and variants of it, in TOML or JSON:
   command = "train.py --steps 60"
@@ -60,7 +63,6 @@ A plan has a command and variants of it, in TOML or JSON:
 A variant that fails, for example because it runs out of memory, is part of the result.  docs/sweep.md has everything.
 """
 SCHEMA = 1
-STATE, RESULT = "sweep.json", "result.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MOST_VARIANTS = 200
 END_S = 60.0
@@ -81,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the result as JSON (docs/sweep.md)")
     form.add_argument("--markdown", action="store_true", help="print it as Markdown")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page to this file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,11 +92,13 @@ def run(args: argparse.Namespace) -> int:
         plan = replace(plan, rounds=args.rounds)
     if args.nproc_per_node is not None:
         plan = replace(plan, options=_with_ranks(plan.options, args.nproc_per_node))
-    folder: Path = args.dir if args.dir is not None else Path("sweeps") / plan.name
+    folder: Path = args.dir if args.dir is not None else Path(SWEEPS) / plan.name
     if args.dry_run:
         for variant in plan.variants:
             print(printable(f"{variant.name}: {_shown(plan, variant)}"))
         return 0
+    protect_inputs([args.html], [args.plan])
+    require_page(args.html)
     interrupted = False
     with _alone(folder) as sweep:
         try:
@@ -304,12 +309,15 @@ def _alone(folder: Path) -> Iterator[Sweep]:
 class Sweep:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.trials = list(_read_state(folder / STATE))
+        self.trials = list(_read_state(folder / SWEEP_STATE))
+        self._read: dict[tuple[str, str, int], Trial] = {}
+        """What the run of each trial says: a finished run does not change."""
 
     def run(self, plan: Plan, *, retry: bool) -> None:
         """Run what is missing, in rounds, so that all variants meet the same ups and downs of the machine."""
         if retry:
             self.trials = [trial for trial in self.trials if self._trial(trial).ok]
+            self._read.clear()
         total, done = len(plan.variants) * plan.rounds, 0
         for number in range(plan.rounds):
             for variant in plan.variants:
@@ -319,14 +327,15 @@ class Sweep:
                 say(f"round {number + 1} of {plan.rounds}, {variant.name} ({done} of {total})")
                 row = self._run_one(plan, variant, number)
                 self.trials.append(row)
-                write_json(self.folder / STATE, {"schema": SCHEMA, "trials": self.trials}, durable=True)
+                write_json(self.folder / SWEEP_STATE, {"schema": SCHEMA, "trials": self.trials}, durable=True)
                 self._tell(variant, row)
+                self.result(plan)
 
     def result(self, plan: Plan) -> dict[str, Any]:
         from stepscope.compare.sweep import front_svg, sweep_document
 
         document = sweep_document(plan.name, [self._variant(plan, one) for one in plan.variants], rounds=plan.rounds)
-        write_json(self.folder / RESULT, document)
+        write_json(self.folder / SWEEP_RESULT, document)
         write_text(self.folder / "front.svg", front_svg(document))
         write_text(self.folder / "result.md", _markdown(document) + "\n")
         return document
@@ -345,7 +354,12 @@ class Sweep:
     def _variant(self, plan: Plan, variant: Variant) -> VariantTrials:
         from stepscope.compare.sweep import VariantTrials
 
-        settings = {"args": list(variant.args), "env": dict(variant.env), "options": list(variant.options)}
+        env = [redact_command([f"{name}={value}"])[0].partition("=") for name, value in variant.env.items()]
+        settings = {
+            "args": redact_command(variant.args),
+            "env": {name: value for name, _, value in env},
+            "options": redact_command(variant.options),
+        }
         trials = [self._trial(row) for row in self._of(plan, variant)]
         return VariantTrials(name=variant.name, samples=variant.samples, settings=settings, trials=trials)
 
@@ -373,6 +387,12 @@ class Sweep:
         }
 
     def _trial(self, row: Mapping[str, Any]) -> Trial:
+        key = row["variant"], row["key"], row["round"]
+        if key not in self._read:
+            self._read[key] = self._read_trial(row)
+        return self._read[key]
+
+    def _read_trial(self, row: Mapping[str, Any]) -> Trial:
         """What a run's own summary says about it."""
         from stepscope.compare.inputs import read_input
         from stepscope.compare.statistics import Series, level_of, ordinary, unusual_steps
@@ -469,8 +489,10 @@ def _read_state(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _show(document: Mapping[str, Any], folder: Path, args: argparse.Namespace) -> None:
-    from stepscope.compare.sweep import HEADS, sweep_sentences, sweep_table
+    from stepscope.compare.sweep import HEADS, sweep_page, sweep_sentences, sweep_table
 
+    if args.html is not None:
+        write_page(args.html, sweep_page(document))
     if args.json:
         print(json.dumps(document, indent=2))
     elif args.markdown:
@@ -481,7 +503,7 @@ def _show(document: Mapping[str, Any], folder: Path, args: argparse.Namespace) -
         table = format_table(HEADS, sweep_table(document), numeric=(3, 4), width=width, left_out=(3,), least=10)
         rounds = count_text(document["rounds"], "round")
         print(printable(f"{sentences}\n\n{document['name']}, {rounds}:\n{table}", keep="\n"))
-    say(f"the result is in {folder}: {RESULT}, result.md, front.svg; its runs: stepscope serve {folder / 'runs'}")
+    say(f"the result is in {folder}: {SWEEP_RESULT}, result.md, front.svg; its runs: stepscope serve {folder / 'runs'}")
 
 
 def _markdown(document: Mapping[str, Any]) -> str:

@@ -180,6 +180,7 @@ Cell = dict[str, Any] | None
 
 
 def _time_rows(documents: Documents) -> Iterator[dict[str, Any]]:
+    from stepscope.compare.comparison import percent_text
     from stepscope.compare.text import change_text, interval_words
 
     def step(document: Mapping[str, Any]) -> tuple[Cell, Cell]:
@@ -188,6 +189,16 @@ def _time_rows(documents: Documents) -> Iterator[dict[str, Any]]:
         return _cell(times["before"], ms_text), {**(_cell(times["after"], ms_text) or {}), **words}
 
     yield _row("Step time", "mean step", documents, step)
+    for name in dict.fromkeys(name for document in documents if document for name in document["percentiles_ms"]):
+
+        def percentile(document: Mapping[str, Any], name: str = name) -> tuple[Cell, Cell]:
+            row = document["percentiles_ms"].get(name)
+            if row is None:
+                return None, None
+            change = {"change": percent_text(row["after"] / row["before"] - 1)} if row["before"] else {}
+            return _cell(row["before"], ms_text), {**(_cell(row["after"], ms_text) or {}), **change}
+
+        yield _row("Step time", name, documents, percentile)
     names = dict.fromkeys(row["phase"] for document in documents if document for row in document["phases"])
     for name in names:
 
