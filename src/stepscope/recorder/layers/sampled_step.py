@@ -116,8 +116,12 @@ class SampledStep:
     def remove(self) -> None:
         """Leave nothing behind: marks in a graph that is still alive do nothing from now on."""
         self._over = True
+        # torch does not forget on removal that the hook wants keyword arguments.
+        with_kwargs = self._torch.nn.modules.module._global_forward_hooks_with_kwargs
         while self._handles:
-            self._handles.pop().remove()
+            handle = self._handles.pop()
+            handle.remove()
+            with_kwargs.pop(handle.id, None)
 
     def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         now, ledger, index, tops = self._now, self._ledger, self._index, self._tops
@@ -230,6 +234,7 @@ class SampledStep:
                     given = [local_part(one) for one in _tensors_in(torch, inputs)]
                     if not any(one.is_cpu and one.is_floating_point() and _is_bad(torch, one) for one in given):
                         self._bad_forward = at
+                    self._checked = None  # the module around it may return the same tensor
                     return
 
     def _backward_reaches(self, at: int, gradients: Sequence[Any]) -> None:
@@ -299,12 +304,15 @@ class SampledStep:
             ]
             changes = self._read_changes(scalars) if numeric else dict
             sums = scalars.add([one for _, _, one in self._sums])
+            overflows = [getattr(optimizer, "found_inf", None) for optimizer in optimizers]
+            skips = scalars.add([one for one in overflows if isinstance(one, torch.Tensor) and one.ndim == 0])
             scalars.send()
         device = self._device_memory()
 
         def figures() -> list[tuple[ModuleTree, dict[str, Any]]]:
             self._judge_sums(scalars.numbers(sums))
             changed = changes()
+            skipped = any(scalars.numbers(skips))  # by a fused optimizer, which decides by itself
             found = []
             for tree, first, reading in zip(self._trees, self._firsts, readings, strict=True):
                 last = first + len(tree.nodes)
@@ -315,7 +323,7 @@ class SampledStep:
                 for name, bad in (("forward", self._bad_forward), ("backward", self._bad_backward)):
                     if bad is not None and first <= bad < last:
                         read[f"nonfinite_{name}"] = bad - first
-                found.append((tree, {**read, **device}))
+                found.append((tree, {**read, **device, **({"skipped": True} if skipped else {})}))
             return found
 
         return figures

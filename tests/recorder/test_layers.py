@@ -1,0 +1,851 @@
+"""What sampled steps show of real models on the CPU, and that nothing of it remains on them."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import io
+import itertools
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from clock import FakeClock
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
+
+import stepscope
+from stepscope.recorder import bootstrap, guard
+from stepscope.recorder.layers import tree as trees
+from stepscope.recorder.layers.sampler import LayerSampler, Schedule
+from stepscope.recorder.layers.tree import ModuleTree
+from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, read_layers
+from stepscope.records.paths import ENV_LAYERS
+from stepscope.records.steps import FLAG_SAMPLED
+from tests.recorder.conftest import Recording
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+FLOAT = 4
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Layers:
+    """What the sampler wrote so far."""
+
+    def __init__(self, recording: Recording, session: Path) -> None:
+        self.recording = recording
+        self._session = session
+
+    @property
+    def sampler(self) -> LayerSampler:
+        sampler = self.recording.recorder.layers
+        assert isinstance(sampler, LayerSampler)
+        return sampler
+
+    def records(self) -> LayerRecords:
+        lines = [line for path in self._session.glob("*.layers") for line in path.read_text().splitlines()]
+        records, bad = read_layers([{"rank": 0, "attempt": 0, **json.loads(line)} for line in lines])
+        assert bad == 0
+        return records
+
+    def last(self) -> tuple[ModelTree, LayerSample]:
+        """The last sample and its model."""
+        records = self.records()
+        sample = records.samples[-1]
+        return records.models[sample.model], sample
+
+    def by_name(self, field: str) -> dict[str, Any]:
+        """A figure of the last sample by module, where there is one."""
+        model, sample = self.last()
+        values = sample.memory[field] if field in sample.memory else getattr(sample, field)
+        return {one.name: value for one, value in zip(model.modules, values, strict=True) if value not in (None, 0)}
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> Layers:
+    """A recording in which every step is sampled."""
+    monkeypatch.setenv(ENV_LAYERS, "every")
+    return Layers(request.getfixturevalue("recording"), tmp_path / "session")
+
+
+@pytest.fixture
+def sampled(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
+) -> Layers:
+    """A recording at the default rate, on a clock of its own."""
+    monkeypatch.delenv(ENV_LAYERS, raising=False)
+    found = Layers(request.getfixturevalue("clocked"), tmp_path / "session")
+    found.sampler._now = clock
+    return found
+
+
+def train(model: nn.Module, steps: int, *, lr: float = 0.1, x: torch.Tensor = X) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+# -- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_known_model_with_adamw(layers: Layers) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(X).sum().backward()
+        optimizer.step()
+    parameters = {"0": (32 + 4) * FLOAT, "1": 8 * FLOAT, "3": 8 * FLOAT}
+    assert layers.by_name("parameters") == parameters
+    assert layers.by_name("gradients") == parameters
+    tensors = {"0": 2, "1": 2, "3": 1}  # AdamW has two of the same size for each, and a counter
+    assert layers.by_name("optimizer") == {name: 2 * size + tensors[name] * FLOAT for name, size in parameters.items()}
+    assert layers.by_name("buffers") == {"1": 2 * 4 * FLOAT + 8}
+    rows = len(X)
+    # ReLU's output is its own; each counts once, and the loss is not a module's.
+    assert layers.by_name("activations") == {
+        "0": rows * 4 * FLOAT,
+        "1": rows * 4 * FLOAT,
+        "2": rows * 4 * FLOAT,
+        "3": rows * 2 * FLOAT,
+    }
+    model_tree, _ = layers.last()
+    assert [(one.name, one.type, one.parent, one.elements) for one in model_tree.modules] == [
+        ("", "Sequential", -1, 0),
+        ("0", "Linear", 0, 36),
+        ("1", "BatchNorm1d", 0, 8),
+        ("2", "ReLU", 0, 0),
+        ("3", "Linear", 0, 8),
+    ]
+
+
+def test_an_output_that_is_a_view_or_changed_in_place_counts_once(layers: Layers) -> None:
+    train(nn.Sequential(nn.Linear(8, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.Identity(), nn.Linear(4, 2)), 3)
+    rows = len(X)
+    assert layers.by_name("activations") == {"0": rows * 4 * FLOAT, "4": rows * 2 * FLOAT}
+
+
+def test_micro_batches_add_their_times_but_not_their_activations(layers: Layers) -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(3):
+        for _ in range(4):
+            model(X).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(calls) == 12
+    rows = len(X)
+    assert layers.by_name("activations") == {"0": rows * 16, "1": rows * 16, "2": rows * 8}
+
+
+# -- Gradients and weights --------------------------------------------------------------------------------------------
+
+
+def test_norms_zeros_and_updates_are_those_of_torch(layers: Layers) -> None:
+    model = two_layers()
+    with torch.no_grad():
+        model[0].bias[:2] = -100.0  # two of four units never fire: their gradients are zero
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(3):
+        before = [one.detach().clone() for one in model[0].parameters()]
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+    first = list(model[0].parameters())
+    grads = torch.cat([one.grad.flatten() for one in first if one.grad is not None])
+    weights = torch.cat([one.detach().flatten() for one in first])
+    old = torch.cat([one.flatten() for one in before])
+    assert layers.by_name("grad_norm")["0"] == pytest.approx(grads.norm().item(), rel=1e-3)
+    assert layers.by_name("weight_norm")["0"] == pytest.approx(weights.norm().item(), rel=1e-3)
+    share = (grads == 0).float().mean().item()
+    assert share >= 0.5
+    assert layers.by_name("zero_share")["0"] == pytest.approx(share, rel=1e-3)
+    ratio = ((weights - old).norm() / old.norm()).item()
+    assert layers.by_name("update_ratio")["0"] == pytest.approx(ratio, rel=1e-3)
+
+
+def test_frozen_layers_have_no_gradients(layers: Layers) -> None:
+    model = two_layers()
+    model[0].requires_grad_(False)
+    train(model, 3)
+    tree, sample = layers.last()
+    assert [one.trainable for one in tree.modules] == [0, 0, 0, 10]
+    assert set(layers.by_name("grad_norm")) == {"2"}
+    assert set(layers.by_name("weight_norm")) == {"0", "2"}
+    assert set(layers.by_name("update_ratio")) == {"2"}
+    assert sample.memory["gradients"][1] == 0
+
+
+def test_gradients_that_are_gone_when_the_step_ends_are_unknown(layers: Layers) -> None:
+    model = two_layers()
+
+    class Freeing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            self.zero_grad()
+            return result
+
+    optimizer = Freeing(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(X).square().mean().backward()
+        optimizer.step()
+    assert layers.by_name("grad_norm") == {}
+    assert layers.by_name("gradients") == {}
+    assert set(layers.by_name("update_ratio")) == {"0", "2"}
+
+
+def test_a_skipped_step_says_so_and_a_scaled_gradient_is_divided(layers: Layers) -> None:
+    model = two_layers()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for at in range(4):
+        optimizer.zero_grad()
+        loss = model(X).square().mean() * (float("inf") if at == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    skipped = [sample.skipped for sample in layers.records().samples]
+    assert skipped == [False, True, False]
+    plain = copy.deepcopy(model)
+    plain.load_state_dict(model.state_dict())
+    grads = [one.grad for one in model[0].parameters() if one.grad is not None]
+    scale = 512.0  # halved after the step that overflowed
+    norm = torch.cat([one.flatten() for one in grads]).norm().item()
+    assert layers.by_name("grad_norm")["0"] == pytest.approx(norm / scale, rel=1e-3)
+
+
+def test_narrow_gradients_do_not_overflow_in_their_norm(layers: Layers) -> None:
+    model = nn.Sequential(nn.Linear(8, 64)).to(torch.bfloat16)
+    train(model, 3, lr=0.0, x=(1e3 * X).to(torch.bfloat16))
+    grads = [one.grad.float().flatten() for one in model.parameters() if one.grad is not None]
+    assert layers.by_name("grad_norm") == {"0": pytest.approx(torch.cat(grads).norm().item(), rel=1e-2)}
+
+
+# -- NaN --------------------------------------------------------------------------------------------------------------
+
+
+class Poison(nn.Module):
+    """Makes NaN out of finite input, in forward or in backward, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.forward_bad = False
+        self.backward_bad = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.scale
+        if self.forward_bad:
+            y = y + (y - y) / (y - y)
+        return _BadBackward.apply(y) if self.backward_bad else y
+
+
+class _BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("nan")
+
+
+def poisoned() -> tuple[nn.Sequential, Poison]:
+    bad = Poison()
+    return nn.Sequential(nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 4), bad), nn.ReLU(), nn.Linear(4, 2)), bad
+
+
+def test_the_layer_that_makes_nan_in_forward_is_named(layers: Layers) -> None:
+    model, bad = poisoned()
+    train(model, 3)
+    assert layers.last()[1].nonfinite_forward is None
+    bad.forward_bad = True
+    train(model, 1)
+    tree, sample = layers.last()
+    assert tree.modules[sample.nonfinite_forward or 0].name == "1.1"
+
+
+def test_the_layer_that_receives_nan_in_backward_first_is_named(layers: Layers) -> None:
+    model, bad = poisoned()
+    train(model, 3)
+    assert layers.last()[1].nonfinite_backward is None
+    bad.backward_bad = True
+    train(model, 1)
+    tree, sample = layers.last()
+    assert sample.nonfinite_forward is None
+    assert tree.modules[sample.nonfinite_backward or 0].name == "1.0"  # the one before it
+
+
+def test_nan_in_the_batch_is_no_layers_fault_and_that_of_a_container_is(layers: Layers) -> None:
+    train(two_layers(), 3, x=torch.full((6, 8), float("nan")))
+    assert layers.last()[1].nonfinite_forward is None
+
+    class Dividing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x).detach() / 0.0)  # type: ignore[no-any-return]
+
+    layers.sampler.watch(outer := nn.Sequential(Dividing()), activations=True, gradients=True)
+    train(outer, 2)
+    tree, sample = layers.last()  # of the second step: the first was begun before the model was named
+    assert tree.modules[sample.nonfinite_forward or 0].name == "0"
+
+
+def test_a_mask_of_minus_infinity_is_no_fault(layers: Layers) -> None:
+    class Mask(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.zeros_like(x, dtype=torch.bool)
+            mask[:, 0] = True
+            return x.masked_fill(mask, -float("inf"))
+
+    train(nn.Sequential(nn.Linear(8, 4), Mask(), nn.Softmax(dim=-1), nn.Linear(4, 2)), 3)
+    assert layers.last()[1].nonfinite_forward is None
+
+
+def test_values_whose_sum_overflows_are_finite(layers: Layers) -> None:
+    model = nn.Sequential(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+    for _ in range(3):
+        out = model(torch.full((64, 8), 1e37))
+        assert out.isfinite().all() and not out.sum().isfinite()
+        (out * 1e-37).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert layers.last()[1].nonfinite_forward is None
+
+
+# -- Times ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_contains_its_children_and_backward_is_of_those_without(layers: Layers) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
+    train(model, 3)
+    forward = layers.by_name("forward_us")
+    assert set(forward) == {"", "0", "1", "1.0", "1.1", "2"}
+    assert forward[""] >= forward["0"] + forward["1"] + forward["2"]
+    assert forward["1"] >= forward["1.0"] + forward["1.1"]
+    assert set(layers.by_name("backward_us")) == {"0", "1.0", "1.1", "2"}
+
+
+def test_a_call_in_which_the_model_is_evaluated_is_not_counted(layers: Layers) -> None:
+    class Counting(nn.Linear):
+        pass
+
+    model = nn.Sequential(Counting(8, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        with torch.no_grad():
+            model(torch.full((6, 8), float("nan")))
+        optimizer.step()
+    assert layers.last()[1].nonfinite_forward is None
+
+
+def test_a_forward_that_fails_does_not_confuse_the_next(layers: Layers) -> None:
+    model = two_layers()
+    train(model, 2)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(torch.randn(6, 5))
+    with torch.no_grad():
+        model(torch.full((6, 8), float("nan")))
+    train(model, 1)
+    assert layers.last()[1].nonfinite_forward is None
+    assert set(layers.by_name("forward_us")) == {"", "0", "1", "2"}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_counted_once(layers: Layers, reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.last = (
+                nn.Linear(8, 4),
+                nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+                nn.Linear(4, 2),
+            )
+            self.calls = 0
+            self.inner.register_forward_pre_hook(self._count)
+
+        def _count(self, *_: Any) -> None:
+            self.calls += 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(checkpoint(self.inner, self.first(x), use_reentrant=reentrant))  # type: ignore[no-any-return]
+
+    model = Checkpointed()
+    train(model, 3)
+    assert model.calls == 6  # twice a step: once in backward
+    forward, backward = layers.by_name("forward_us"), layers.by_name("backward_us")
+    assert set(forward) == {"", "first", "inner", "inner.0", "inner.1", "last"}
+    assert forward[""] >= forward["first"] + forward["inner"] + forward["last"]
+    assert {"first", "last"} <= set(backward)
+    # What is computed again is not kept.
+    assert layers.by_name("activations") == {"first": 6 * 16, "last": 6 * 8}
+
+
+# -- Models -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_models_with_two_optimizers(layers: Layers) -> None:
+    generator = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    critic = nn.Sequential(nn.Linear(8, 1))
+    steps = [torch.optim.Adam(critic.parameters()), torch.optim.Adam(generator.parameters())]
+    for _ in range(4):
+        for at, optimizer in enumerate(steps):
+            optimizer.zero_grad()
+            fake = generator(X)
+            loss = critic(fake.detach()).mean() if at == 0 else -critic(fake).mean()
+            loss.backward()
+            optimizer.step()
+    records = layers.records()
+    assert len(records.models) == 2
+    last = [sample for sample in records.samples if sample.step == records.samples[-1].step]
+    found = {records.models[sample.model].modules[1].elements: sample for sample in last}
+    assert set(found) == {8 * 8 + 8, 8 + 1}
+    for elements, sample in found.items():
+        assert sample.memory["optimizer"][1] == 2 * elements * FLOAT + 2 * FLOAT
+        assert sample.grad_norm[1] is not None
+
+
+def test_shared_modules_tied_weights_and_lists(layers: Layers) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Linear(8, 4, bias=False)
+            self.act = nn.ReLU()
+            self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+            self.again = self.blocks[0]
+            self.head = nn.Linear(8, 4, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.act(self.embed(x))
+            for block in (*self.blocks, self.again):
+                y = self.act(block(y))
+            return y @ self.head.weight
+
+    train(Tied(), 3)
+    assert layers.by_name("parameters") == {"embed": 32 * FLOAT, "blocks.0": 20 * FLOAT, "blocks.1": 20 * FLOAT}
+    names = [one.name for one in layers.last()[0].modules]
+    assert names == ["", "embed", "act", "blocks", "blocks.0", "blocks.1", "head"]
+    assert set(layers.by_name("forward_us")) == {"", "embed", "act", "blocks.0", "blocks.1"}
+
+
+def test_a_model_that_changes_is_described_again(layers: Layers) -> None:
+    model = two_layers()
+    train(model, 3)
+    model.append(nn.Linear(2, 2))
+    train(model, 2)
+    records = layers.records()
+    assert [len(tree.modules) for tree in records.models.values()] == [4, 5]
+    assert [records.models[sample.model].modules[-1].name for sample in records.samples] == ["2", "2", "2", "3"]
+
+
+def test_a_module_of_parameters_alone_and_other_outputs(layers: Layers) -> None:
+    class Position(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(8))
+
+        def forward(self) -> torch.Tensor:
+            return self.weight
+
+    class Dictionary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position, self.recurrent = Position(), nn.LSTM(8, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"out": self.recurrent(x + self.position())[0]}
+
+    model = Dictionary()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(X[None])["out"].square().mean().backward()
+        optimizer.step()
+    assert model.position.weight._backward_hooks is None
+    assert set(layers.by_name("forward_us")) == {"", "position", "recurrent"}
+    assert set(layers.by_name("backward_us")) == {"recurrent"}
+
+
+def test_very_large_models_show_their_upper_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "MOST_NODES", 4)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(3)])
+    tree = ModuleTree(model, compiled=False)
+    assert [(row[0], row[3]) for row in tree.rows] == [("", 0), ("0", 144), ("1", 144), ("2", 144)]
+    assert len(list(tree.parameters())) == 12
+    monkeypatch.setattr(trees, "MOST_MODULES", 4)
+    assert ModuleTree(model, compiled=False).nodes == []
+
+
+@pytest.mark.soak
+def test_compiled_models_have_no_times(layers: Layers) -> None:
+    model = two_layers()
+    compiled: Any = torch.compile(model, backend="eager")
+    train(compiled, 4)
+    tree, sample = layers.last()
+    assert tree.compiled
+    assert [one.name for one in tree.modules] == ["", "0", "1", "2"]
+    assert sample.forward_us == sample.backward_us == (None,) * 4
+    assert set(layers.by_name("grad_norm")) == {"0", "2"}
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1  # looking has not made it compile again
+    torch._dynamo.reset()
+    counters.clear()  # the other tests of this process have compiled nothing
+
+
+# -- Replicas ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def group(backend: str, store: Any, world_size: int) -> Iterator[None]:
+    hook = sys.excepthook
+    dist.init_process_group(backend, store=store, rank=0, world_size=world_size)
+    yield
+    dist.destroy_process_group()
+    sys.excepthook = hook
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    with group("gloo", dist.HashStore(), 1):
+        yield
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """A group that only pretends to have two ranks: what it exchanges is zero."""
+    with group("fake", FakeStore(), 2):
+        yield
+
+
+def test_checksums_of_replicas_show_a_single_bit(layers: Layers, alone: None) -> None:
+    model = DistributedDataParallel(two_layers())
+    train(model, 3, lr=0.0)
+    tree, first = layers.last()
+    assert tree.replicated
+    assert first.checksum[0] is first.checksum[2] is None
+    train(model, 1, lr=0.0)
+    assert layers.last()[1].checksum == first.checksum
+    weight = model.module[2].weight
+    with torch.no_grad():
+        weight.view(torch.int32)[1, 1] ^= 1
+    train(model, 1, lr=0.0)
+    flipped = layers.last()[1].checksum
+    assert [one == other for one, other in zip(flipped, first.checksum, strict=True)] == [True, True, True, False]
+    with torch.no_grad():
+        weight.view(torch.int32)[1, 1] ^= 1
+        model.module[0].bias += 1e-6
+    train(model, 1, lr=0.0)
+    nudged = layers.last()[1].checksum
+    assert [one == other for one, other in zip(nudged, first.checksum, strict=True)] == [True, False, True, True]
+
+
+def test_what_ddp_ignores_is_not_compared(layers: Layers, alone: None) -> None:
+    model = two_layers()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["2.bias"])
+    train(DistributedDataParallel(model), 3)
+    assert set(layers.by_name("checksum")) == {"0"}
+
+
+def test_only_what_is_replicated_is_compared(two_ranks: None) -> None:
+    def looked_at(model: nn.Module) -> tuple[bool, str, list[int]]:
+        tree = ModuleTree(model, compiled=False)
+        return tree.replicated, tree.group, [row[3] for row in tree.rows]
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
+    assert looked_at(two_layers()) == (False, "", [0, 36, 0, 10])  # every rank may train for itself
+    assert looked_at(DistributedDataParallel(two_layers())) == (True, "", [0, 36, 0, 10])
+    assert looked_at(fully_shard(two_layers(), mesh=mesh)) == (False, "dp_shard=0", [0, 18, 0, 5])
+    tensor = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    split = parallelize_module(two_layers(), tensor, {"0": ColwiseParallel(), "2": ColwiseParallel()})
+    assert looked_at(split) == (False, "tp=0", [0, 18, 0, 5])
+    flat = FullyShardedDataParallel(two_layers(), device_id=torch.device("cpu"))
+    assert looked_at(flat) == (False, "", [23, 0, 0, 0])
+
+
+def test_a_sharded_model_is_looked_at_without_gathering_it(layers: Layers, two_ranks: None) -> None:
+    model = fully_shard(two_layers(), mesh=init_device_mesh("cpu", (2,)))
+    train(model, 4)
+    assert layers.by_name("parameters") == {"0": 18 * FLOAT, "2": 5 * FLOAT}
+    assert layers.by_name("gradients") == {"0": 18 * FLOAT, "2": 5 * FLOAT}
+    assert layers.by_name("checksum") == {}
+    shard = torch.cat([one.to_local().flatten() for one in model[0].parameters()])
+    assert layers.by_name("weight_norm")["0"] == pytest.approx(shard.norm().item(), rel=1e-3)
+
+
+# -- No trace ---------------------------------------------------------------------------------------------------------
+
+
+def pickled(model: nn.Module) -> bytes:
+    file = io.BytesIO()
+    torch.save(model, file)
+    return pickle.dumps(model) + bytes(len(file.getvalue()))
+
+
+def test_nothing_remains_on_the_model_or_in_torch(layers: Layers) -> None:
+    order: list[str] = []
+    model = two_layers()
+    pristine = pickled(model)
+    model[0].register_forward_pre_hook(lambda *_: order.append("before"))
+    model[0].register_forward_hook(lambda *_: order.append("after 1"))
+    model[0].register_forward_hook(lambda *_: order.append("after 2"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(3):
+        order.clear()
+        loss = model(X).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert order == ["before", "after 1", "after 2"]
+    layers.sampler.drop_step()
+    modules: Any = torch.nn.modules.module
+    assert not modules._has_any_global_hook()
+    assert [len(one._forward_hooks) for one in model] == [2, 0, 0]
+    assert [len(one._forward_pre_hooks) for one in model] == [1, 0, 0]
+    assert all(one._backward_hooks is None for one in model.parameters())
+    for one in model:
+        one._forward_hooks.clear()
+        one._forward_pre_hooks.clear()
+    assert pickled(model) == pristine
+
+
+def losses(mode: str, make: Callable[[], Any]) -> list[float]:
+    """The losses of a training under the recorder, with dropout, so that a changed random state shows."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    recorder = make()
+    os.environ[ENV_LAYERS] = mode
+    watch = guard.ImportWatch()
+    instrumentation = bootstrap.Instrumentation(recorder, torch, watch)
+    found = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.randn(6, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    instrumentation.remove()
+    watch.remove()
+    guard.on_failure(None)
+    assert recorder.layers is None or mode == "every"
+    return found
+
+
+def test_losses_are_bit_identical(
+    make_recorder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(ENV_LAYERS, "off")
+    failures = guard.failures()
+    off = losses("off", make_recorder)
+    for path in (tmp_path / "session").iterdir():
+        path.unlink()
+    assert losses("every", make_recorder) == off
+    assert len(list((tmp_path / "session").glob("*.layers"))) == 1
+    assert guard.failures() == failures
+
+
+def test_the_scripts_modes_do_not_see_our_operations(layers: Layers) -> None:
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    model = two_layers()
+    train(model, 2)
+    for mode in (Functions(), Operations()):
+        seen.clear()
+        with mode:
+            train(model, 2)
+        assert not [name for name in seen if "norm" in name or "count_nonzero" in name or name in ("sum", "aten.sum")]
+    assert layers.by_name("forward_us")
+
+
+def test_a_graph_that_outlives_its_step_is_not_looked_at_again(layers: Layers) -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    kept = []
+    for _ in range(3):
+        out = model[1](model[0](X))
+        kept.append(out.mean())
+        model[2](out).mean().backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    before = layers.records().samples
+    for one in kept:
+        one.backward()
+    assert layers.records().samples == before
+
+
+def test_a_forked_child_forgets_the_step_and_the_file(layers: Layers) -> None:
+    train(two_layers(), 3)
+    assert layers.sampler.sampling
+    size = next((layers._session).glob("*.layers")).stat().st_size
+    pid = os.fork()
+    if not pid:
+        left = True
+        try:
+            layers.recording.recorder.forget()
+            modules: Any = torch.nn.modules.module
+            left = bool(modules._has_any_global_hook()) or layers.sampler.sampling or layers.sampler._fd != -1
+        finally:
+            os._exit(left)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert layers.sampler.sampling
+    assert next((layers._session).glob("*.layers")).stat().st_size == size
+    assert os.get_inheritable(layers.sampler._fd) is False
+
+
+def test_a_file_that_cannot_be_written_ends_sampling(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = two_layers()
+    train(model, 3)
+    before = len(layers.records().samples)
+    real = os.write
+    ours = layers.sampler._fd
+    failures = guard.failures()
+
+    def write(fd: int, data: bytes) -> int:
+        if fd == ours:
+            raise OSError(errno.ENOSPC, "no space")
+        return real(fd, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        train(model, 1)
+    train(model, 3)
+    assert len(layers.records().samples) == before
+    assert not layers.sampler.sampling
+    monkeypatch.setattr(guard, "_count", failures)  # this one was expected
+
+
+# -- When -------------------------------------------------------------------------------------------------------------
+
+
+def sampled_steps(step_ms: float, until_s: float, clock: FakeClock, *, cost_ms: float = 0.0) -> list[int]:
+    schedule = Schedule(every_step=False, now=clock)
+    found, at = [], 0
+    while clock.now_ns < until_s * 1e9:
+        clock.now_ns += int((schedule.next + 1 - at) * step_ms * 1e6)
+        at = schedule.next + 1
+        found.append(schedule.next)
+        schedule.sampled(schedule.next, int(cost_ms * 1e6))
+    return found
+
+
+def test_slow_steps_are_sampled_one_in_a_hundred() -> None:
+    assert sampled_steps(50.0, 30.0, FakeClock())[:5] == [11, 37, 137, 237, 337]
+
+
+def test_fast_steps_are_sampled_every_two_seconds_and_later_every_minute() -> None:
+    steps = sampled_steps(1.0, 4 * 3600.0, FakeClock())
+    apart = [later - earlier for earlier, later in itertools.pairwise(steps)]
+    assert all((step - 37) % 100 == 0 for step in steps[1:])
+    assert 2_000 <= apart[5] <= 4_000
+    assert 60_000 <= apart[-1] <= 120_000
+    assert len(steps) < 1_000
+
+
+def test_samples_that_take_long_are_taken_less_often() -> None:
+    cheap = sampled_steps(50.0, 600.0, FakeClock(), cost_ms=50.0)
+    dear = sampled_steps(50.0, 600.0, FakeClock(), cost_ms=500.0)
+    assert len(dear) < len(cheap) / 3
+
+
+def test_ranks_of_different_speed_have_steps_in_common() -> None:
+    fast, slow = (set(sampled_steps(ms, 120.0, FakeClock())) for ms in (5.0, 6.5))
+    assert len(fast & slow) > 10
+
+
+def test_the_default_rate_installs_no_hook_in_other_steps(sampled: Layers, clock: FakeClock) -> None:
+    model = two_layers()
+    hooked = []
+    modules: Any = torch.nn.modules.module
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for at in range(150):
+        clock.now_ns += 50_000_000
+        if modules._has_any_global_hook():
+            hooked.append(at)
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+    assert hooked == [11, 37, 137]
+    assert [sample.step for sample in sampled.records().samples] == hooked
+    steps = sampled.recording.steps()
+    assert [int(row["step"]) for row in steps if row["flags"] & FLAG_SAMPLED] == hooked
+
+
+def test_models_elsewhere_than_on_the_cpu_are_left_alone_unless_asked_for(sampled: Layers) -> None:
+    model = nn.Linear(8, 2, device="meta")
+    assert not sampled.sampler._may_look_at(ModuleTree(model, compiled=False))
+    assert sampled.sampler._may_look_at(ModuleTree(nn.Linear(8, 2), compiled=False))
+
+
+def test_a_graph_capture_ends_the_look(layers: Layers) -> None:
+    model = two_layers()
+    train(model, 2)
+    assert layers.sampler.sampling
+    layers.recording.recorder.capture_starts(lambda: True)
+    modules: Any = torch.nn.modules.module
+    assert not modules._has_any_global_hook()
+    layers.recording.recorder.capture_ends()
+
+
+def test_watch_names_the_model_and_what_to_look_at(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_recorder", layers.recording.recorder)
+    model = nn.Sequential(two_layers(), nn.Linear(2, 2))
+    stepscope.watch(model[0], activations=False, gradients=False)
+    train(model, 3)
+    tree, sample = layers.last()
+    assert [one.name for one in tree.modules] == ["", "0", "1", "2"]
+    assert layers.by_name("activations") == {}
+    assert layers.by_name("grad_norm") == {}
+    assert sample.backward_us == (None,) * 4
+    assert set(layers.by_name("forward_us")) == {"", "0", "1", "2"}
+
+
+def test_watch_does_nothing_when_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_recorder", None)
+    stepscope.watch(object())
