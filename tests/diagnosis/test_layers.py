@@ -401,9 +401,10 @@ def test_all_layers_before_a_detach() -> None:
     dead = [without_learning(name) for name in ("embed", *BLOCKS[:4])]
     (found,) = found_in(sampled(NET, ranks=2, faults=dead), ranks=2)
     assert found.title == (
-        "5 layers (embed, layers.0.attention and 3 more) get a gradient of exactly zero in all 9 sampled steps: "
+        "3 layers (embed, layers.0 and layers.1) get a gradient of exactly zero in all 9 sampled steps: "
         "5,120 parameters never learn."
     )
+    assert found.evidence["layers"] == ["embed", "layers.0", "layers.1"]
 
 
 def test_parameters_that_never_get_a_gradient_are_a_remark() -> None:

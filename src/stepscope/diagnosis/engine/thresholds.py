@@ -444,8 +444,10 @@ DIFFER_LOCALLY = 0.1
 """… and up to this share (or one) it is a change within a layer."""
 MOVED_TIMES = 10.0
 """Of two ranks that differ, the one whose weights moved this many times as far since they were equal is the cause."""
-HISTORY_STEPS = 256
-"""Sampled steps that are looked at closely, evenly spaced; with --layers every there may be any number."""
+HISTORY_STEPS, HISTORY_RANKS = 256, 8
+"""Sampled steps that are looked at closely, evenly spaced, and ranks: a look takes less than a second …"""
+HISTORY_STEPS_LEAST = 32
+"""… and has enough steps, however many ranks hold parts of the model."""
 LAYER_STEPS = 2
 """Sampled steps that must show in which layer a slow rank loses its time."""
 

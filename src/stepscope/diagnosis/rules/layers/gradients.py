@@ -319,16 +319,17 @@ def histories_of(view: View) -> list[History]:
     """What the samples show of each model, over the steps that are looked at closely."""
     layers, found = view.window.layers, []
     for identity, by_step in _by_model(layers.samples).items():
-        steps = list(by_step)
-        if len(steps) > thresholds.HISTORY_STEPS:
-            steps = [steps[at] for at in np.linspace(0, len(steps) - 1, thresholds.HISTORY_STEPS).astype(int)]
+        model = layers.models[identity]
+        if model.replicated:  # then a few ranks show it
+            by_step = {step: samples[: thresholds.HISTORY_RANKS] for step, samples in by_step.items()}
+        steps = _looked_at(list(by_step), max(map(len, by_step.values())))
         steps = [step for step in steps if _is_healthy(by_step[step])]
         if not steps:
             continue
         chosen = [by_step[step] for step in steps]
         found.append(
             History(
-                model=layers.models[identity],
+                model=model,
                 ranks=tuple(sorted({sample.rank for samples in chosen for sample in samples})),
                 steps=np.array(steps, np.int64),
                 gradient=np.stack([_together(samples, lambda sample: sample.grad_norm) for samples in chosen]),
@@ -341,6 +342,12 @@ def histories_of(view: View) -> list[History]:
             )
         )
     return found
+
+
+def _looked_at(steps: list[int], ranks: int) -> list[int]:
+    most = thresholds.HISTORY_STEPS * thresholds.HISTORY_RANKS // max(ranks, thresholds.HISTORY_RANKS)
+    most = max(most, thresholds.HISTORY_STEPS_LEAST)
+    return steps if len(steps) <= most else [steps[at] for at in np.linspace(0, len(steps) - 1, most).astype(int)]
 
 
 def _is_healthy(samples: Sequence[LayerSample]) -> bool:
@@ -689,12 +696,30 @@ def _silent_evidence(names: Sequence[str], parameters: int, history: History) ->
 
 
 def _named(places: Sequence[_Place], *, several: bool) -> tuple[list[str], int]:
-    """Their names, without repeats, and the number of their parameters."""
-    sizes: dict[str, dict[tuple[int, ...], int]] = {}
+    """Their names, without repeats, and the number of their parameters; a module stands for all those inside it."""
+    names: dict[str, None] = {}
+    sizes: dict[tuple[str, tuple[int, ...]], int] = {}
+    silent: defaultdict[str, set[int]] = defaultdict(set)
+    for _, model, at in places:
+        silent[model.id].add(at)
     for history, model, at in places:
+        names[_label(model, _outermost(model, at, silent[model.id]), several=several)] = None
         # Each rank's shard counts; the same ranks again are a model that changed.
-        sizes.setdefault(_label(model, at, several=several), {})[history.ranks] = model.modules[at].trainable
-    return list(sizes), sum(sum(by_ranks.values()) for by_ranks in sizes.values())
+        sizes[_label(model, at, several=several), history.ranks] = model.modules[at].trainable
+    return list(names), sum(sizes.values())
+
+
+def _outermost(model: ModelTree, at: int, silent: set[int]) -> int:
+    """The outermost module around it, short of the model itself, in which everything trainable is silent."""
+    while (parent := model.modules[at].parent) > 0:
+        inside = {parent}
+        for place in range(parent + 1, len(model.modules)):
+            if model.modules[place].parent in inside:
+                inside.add(place)
+        if not all(place in silent for place in inside if model.modules[place].trainable):
+            break
+        at = parent
+    return at
 
 
 def _list(names: Sequence[str]) -> str:
