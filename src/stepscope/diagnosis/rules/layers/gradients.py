@@ -320,18 +320,18 @@ def histories_of(view: View) -> list[History]:
     layers, found = view.window.layers, []
     for identity, by_step in _by_model(layers.samples).items():
         model = layers.models[identity]
-        if model.replicated:  # then a few ranks show it
-            by_step = {step: samples[: thresholds.HISTORY_RANKS] for step, samples in by_step.items()}
-        steps = _looked_at(list(by_step), max(map(len, by_step.values())))
-        steps = [step for step in steps if _is_healthy(by_step[step])]
-        if not steps:
+        ranks = sorted({sample.rank for samples in by_step.values() for sample in samples})
+        # Replicas have the same gradients, so a few of them show all.
+        most = thresholds.HISTORY_RANKS if model.replicated else len(ranks)
+        steps = _looked_at(list(by_step), min(most, len(ranks)))
+        chosen = [by_step[step][:most] for step in steps if _is_healthy(by_step[step])]
+        if not chosen:
             continue
-        chosen = [by_step[step] for step in steps]
         found.append(
             History(
                 model=model,
-                ranks=tuple(sorted({sample.rank for samples in chosen for sample in samples})),
-                steps=np.array(steps, np.int64),
+                ranks=tuple(ranks),
+                steps=np.array([samples[0].step for samples in chosen], np.int64),
                 gradient=np.stack([_together(samples, lambda sample: sample.grad_norm) for samples in chosen]),
                 weight=np.stack([_together(samples, lambda sample: sample.weight_norm) for samples in chosen]),
                 update=np.stack([_largest([sample.update_ratio for sample in samples]) for samples in chosen]),
