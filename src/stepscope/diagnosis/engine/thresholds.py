@@ -435,7 +435,10 @@ DEAD_STEPS = 20
 DECAY_SLACK = 2.0
 """Weight decay alone shrinks weights by the sum of its updates, up to this factor while the learning rate changes …"""
 DECAY_ROUNDING = 3e-4
-"""… and up to the rounding of the norms, of which four digits are known."""
+"""… and up to the rounding of the norms, of which four digits are known …"""
+DECAY_SHARE = 0.02
+"""… or, where rounding hides it, by updates with this share of those of other layers: those are 30 times as large with
+a strong decay, and 1,000 times with the default of AdamW."""
 ROUTED_SIBLINGS = 3
 """Numbered modules of one kind, of which some have a gradient in some samples only: something chooses between them."""
 DIFFER_EVERYWHERE = 0.9

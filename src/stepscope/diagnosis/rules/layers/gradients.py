@@ -622,9 +622,9 @@ def _chosen(history: History) -> Bools:
 
 
 def _stands_still(history: History, at: int) -> bool:
-    """Whether the weights stay as they are from sample to sample, apart from weight decay.
+    """Whether the weights stay as they are from sample to sample, apart from the decay of those that have a gradient.
 
-    Otherwise they learn in steps that are not sampled.
+    Otherwise they learn in steps that are not sampled, or follow others.
     """
     sums = [own[at] for own in history.checksums]
     weight, update = history.weight[:, at], history.update[:, at]
@@ -632,18 +632,29 @@ def _stands_still(history: History, at: int) -> bool:
         return True
     if None in sums and bool((update == 0).all()):
         return bool((weight == weight[0]).all())
-    return _only_decays(weight, update, history.steps)
+    return not np.isnan(history.gradient[:, at]).any() and _only_decays(history, at)
 
 
-def _only_decays(weight: Floats, update: Floats, steps: NDArray[np.int64]) -> bool:
-    """Whether the norm shrinks by just what the updates at the sampled steps are."""
+def _only_decays(history: History, at: int) -> bool:
+    """Whether the norm shrinks by just what the updates at the sampled steps are.
+
+    If that is too little to be seen, the updates must be small compared with those of the layers that learn: an
+    optimizer with momentum would still move weights that had a gradient a few steps ago.
+    """
+    weight, update = history.weight[:, at], history.update[:, at]
     if not ((weight > 0) & (update > 0)).all():  # also if one is not known
         return False
     shrunk = -np.diff(np.log(weight))
-    apart = np.diff(steps)
+    apart = np.diff(history.steps)
     low, high = np.minimum(update[:-1], update[1:]) * apart, np.maximum(update[:-1], update[1:]) * apart
     slack, rounding = thresholds.DECAY_SLACK, thresholds.DECAY_ROUNDING
-    return bool(((shrunk >= low / slack - rounding) & (shrunk <= high * slack + rounding)).all())
+    shrunk, low, high = (np.append(values, values.sum()) for values in (shrunk, low, high))  # also from first to last
+    if not ((shrunk >= low / slack - rounding) & (shrunk <= high * slack + rounding)).all():
+        return False
+    learning = history.update[:, (np.nan_to_num(history.gradient) > 0).all(axis=0)]
+    learning = learning[~np.isnan(learning)]
+    small = len(learning) > 0 and float(update.max()) <= thresholds.DECAY_SHARE * float(np.median(learning))
+    return bool(low[-1] >= slack * slack * rounding or small)
 
 
 def _dead_finding(dead: Sequence[_Place], view: View, *, several: bool) -> Finding:
