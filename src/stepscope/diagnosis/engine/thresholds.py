@@ -435,7 +435,10 @@ DEAD_STEPS = 20
 DECAY_SLACK = 2.0
 """Weight decay alone shrinks weights by the sum of its updates, up to this factor while the learning rate changes …"""
 DECAY_ROUNDING = 3e-4
-"""… and up to the rounding of the norms, of which four digits are known."""
+"""… and up to the rounding of the norms, of which four digits are known …"""
+DECAY_SHARE = 0.02
+"""… or, where rounding hides it, by updates with this share of those of other layers: those are 30 times as large with
+a strong decay, and 1,000 times with the default of AdamW."""
 ROUTED_SIBLINGS = 3
 """Numbered modules of one kind, of which some have a gradient in some samples only: something chooses between them."""
 DIFFER_EVERYWHERE = 0.9
@@ -444,8 +447,10 @@ DIFFER_LOCALLY = 0.1
 """… and up to this share (or one) it is a change within a layer."""
 MOVED_TIMES = 10.0
 """Of two ranks that differ, the one whose weights moved this many times as far since they were equal is the cause."""
-HISTORY_STEPS = 256
-"""Sampled steps that are looked at closely, evenly spaced; with --layers every there may be any number."""
+HISTORY_STEPS, HISTORY_RANKS = 256, 8
+"""Sampled steps that are looked at closely, evenly spaced, and ranks: a look takes less than a second …"""
+HISTORY_STEPS_LEAST = 32
+"""… and has enough steps, however many ranks hold parts of the model."""
 LAYER_STEPS = 2
 """Sampled steps that must show in which layer a slow rank loses its time."""
 

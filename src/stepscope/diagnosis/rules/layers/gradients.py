@@ -319,18 +319,19 @@ def histories_of(view: View) -> list[History]:
     """What the samples show of each model, over the steps that are looked at closely."""
     layers, found = view.window.layers, []
     for identity, by_step in _by_model(layers.samples).items():
-        steps = list(by_step)
-        if len(steps) > thresholds.HISTORY_STEPS:
-            steps = [steps[at] for at in np.linspace(0, len(steps) - 1, thresholds.HISTORY_STEPS).astype(int)]
-        steps = [step for step in steps if _is_healthy(by_step[step])]
-        if not steps:
+        model = layers.models[identity]
+        ranks = sorted({sample.rank for samples in by_step.values() for sample in samples})
+        # Replicas have the same gradients, so a few of them show all.
+        most = thresholds.HISTORY_RANKS if model.replicated else len(ranks)
+        steps = _looked_at(list(by_step), min(most, len(ranks)))
+        chosen = [by_step[step][:most] for step in steps if _is_healthy(by_step[step])]
+        if not chosen:
             continue
-        chosen = [by_step[step] for step in steps]
         found.append(
             History(
-                model=layers.models[identity],
-                ranks=tuple(sorted({sample.rank for samples in chosen for sample in samples})),
-                steps=np.array(steps, np.int64),
+                model=model,
+                ranks=tuple(ranks),
+                steps=np.array([samples[0].step for samples in chosen], np.int64),
                 gradient=np.stack([_together(samples, lambda sample: sample.grad_norm) for samples in chosen]),
                 weight=np.stack([_together(samples, lambda sample: sample.weight_norm) for samples in chosen]),
                 update=np.stack([_largest([sample.update_ratio for sample in samples]) for samples in chosen]),
@@ -341,6 +342,12 @@ def histories_of(view: View) -> list[History]:
             )
         )
     return found
+
+
+def _looked_at(steps: list[int], ranks: int) -> list[int]:
+    most = thresholds.HISTORY_STEPS * thresholds.HISTORY_RANKS // max(ranks, thresholds.HISTORY_RANKS)
+    most = max(most, thresholds.HISTORY_STEPS_LEAST)
+    return steps if len(steps) <= most else [steps[at] for at in np.linspace(0, len(steps) - 1, most).astype(int)]
 
 
 def _is_healthy(samples: Sequence[LayerSample]) -> bool:
@@ -615,9 +622,9 @@ def _chosen(history: History) -> Bools:
 
 
 def _stands_still(history: History, at: int) -> bool:
-    """Whether the weights stay as they are from sample to sample, apart from weight decay.
+    """Whether the weights stay as they are from sample to sample, apart from the decay of those that have a gradient.
 
-    Otherwise they learn in steps that are not sampled.
+    Otherwise they learn in steps that are not sampled, or follow others.
     """
     sums = [own[at] for own in history.checksums]
     weight, update = history.weight[:, at], history.update[:, at]
@@ -625,18 +632,29 @@ def _stands_still(history: History, at: int) -> bool:
         return True
     if None in sums and bool((update == 0).all()):
         return bool((weight == weight[0]).all())
-    return _only_decays(weight, update, history.steps)
+    return not np.isnan(history.gradient[:, at]).any() and _only_decays(history, at)
 
 
-def _only_decays(weight: Floats, update: Floats, steps: NDArray[np.int64]) -> bool:
-    """Whether the norm shrinks by just what the updates at the sampled steps are."""
+def _only_decays(history: History, at: int) -> bool:
+    """Whether the norm shrinks by just what the updates at the sampled steps are.
+
+    If that is too little to be seen, the updates must be small compared with those of the layers that learn: an
+    optimizer with momentum would still move weights that had a gradient a few steps ago.
+    """
+    weight, update = history.weight[:, at], history.update[:, at]
     if not ((weight > 0) & (update > 0)).all():  # also if one is not known
         return False
     shrunk = -np.diff(np.log(weight))
-    apart = np.diff(steps)
+    apart = np.diff(history.steps)
     low, high = np.minimum(update[:-1], update[1:]) * apart, np.maximum(update[:-1], update[1:]) * apart
     slack, rounding = thresholds.DECAY_SLACK, thresholds.DECAY_ROUNDING
-    return bool(((shrunk >= low / slack - rounding) & (shrunk <= high * slack + rounding)).all())
+    shrunk, low, high = (np.append(values, values.sum()) for values in (shrunk, low, high))  # also from first to last
+    if not ((shrunk >= low / slack - rounding) & (shrunk <= high * slack + rounding)).all():
+        return False
+    learning = history.update[:, (np.nan_to_num(history.gradient) > 0).all(axis=0)]
+    learning = learning[~np.isnan(learning)]
+    small = len(learning) > 0 and float(update.max()) <= thresholds.DECAY_SHARE * float(np.median(learning))
+    return bool(low[-1] >= slack * slack * rounding or small)
 
 
 def _dead_finding(dead: Sequence[_Place], view: View, *, several: bool) -> Finding:
@@ -689,12 +707,30 @@ def _silent_evidence(names: Sequence[str], parameters: int, history: History) ->
 
 
 def _named(places: Sequence[_Place], *, several: bool) -> tuple[list[str], int]:
-    """Their names, without repeats, and the number of their parameters."""
-    sizes: dict[str, dict[tuple[int, ...], int]] = {}
+    """Their names, without repeats, and the number of their parameters; a module stands for all those inside it."""
+    names: dict[str, None] = {}
+    sizes: dict[tuple[str, tuple[int, ...]], int] = {}
+    silent: defaultdict[str, set[int]] = defaultdict(set)
+    for _, model, at in places:
+        silent[model.id].add(at)
     for history, model, at in places:
+        names[_label(model, _outermost(model, at, silent[model.id]), several=several)] = None
         # Each rank's shard counts; the same ranks again are a model that changed.
-        sizes.setdefault(_label(model, at, several=several), {})[history.ranks] = model.modules[at].trainable
-    return list(sizes), sum(sum(by_ranks.values()) for by_ranks in sizes.values())
+        sizes[_label(model, at, several=several), history.ranks] = model.modules[at].trainable
+    return list(names), sum(sizes.values())
+
+
+def _outermost(model: ModelTree, at: int, silent: set[int]) -> int:
+    """The outermost module around it, short of the model itself, in which everything trainable is silent."""
+    while (parent := model.modules[at].parent) > 0:
+        inside = {parent}
+        for place in range(parent + 1, len(model.modules)):
+            if model.modules[place].parent in inside:
+                inside.add(place)
+        if not all(place in silent for place in inside if model.modules[place].trainable):
+            break
+        at = parent
+    return at
 
 
 def _list(names: Sequence[str]) -> str:
