@@ -135,3 +135,18 @@ def test_a_block_that_is_unlike_the_others_is_seen() -> None:
         ["3", "Block"],
         ["4 … 5", "2 × Block, 234 MiB to 235 MiB each"],
     ]
+
+
+def test_a_model_of_20_000_nested_modules() -> None:
+    names = ["a" * min(at, 1) + ".a" * max(at - 1, 0) for at in range(256)]
+    rows = [[names[min(at, 255)], "Wrapper", at - 1, 1, 1] for at in range(20_000)]
+    model = {"kind": "model", "model": "m", "modules": rows}
+    memory = {"parameters": [4] * 20_000}
+    records, bad = read_layers(
+        [model, {"kind": "sample", "model": "m", "rank": 0, "step": 1, "wall_ns": 1, "memory": memory}]
+    )
+    assert bad == 0
+    text = render_layers(layers_document(records, records.samples[0]), depth=100)
+    assert "Wrapper" in text
+    shown = layers_document(records, records.samples[0], most=1000)
+    assert (len(shown["modules"]), shown["modules"][-1]["left_out"]) == (1000, 19_000)

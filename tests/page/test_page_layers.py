@@ -20,7 +20,7 @@ NARROW = 400
 @pytest.fixture(scope="module")
 def layers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("layers") / "runs"
-    write_layer_samples(record(root, "gpt", Cluster(ranks=4, steps=1000, tail=0.0).run()))
+    write_layer_samples(record(root, "gpt", Cluster(ranks=4, steps=1000, tail=0.0).run()), layers=4)
     record(root, "plain", Cluster(ranks=2, steps=50).run())
     return root
 
@@ -46,9 +46,9 @@ def test_map_table_rank_and_sample(browser_page: Any, layers_served: Any, open_r
     expect(page.get_by_role("navigation", name="Sections")).to_contain_text("Layers")
     page.get_by_role("navigation", name="Sections").get_by_role("button", name="Layers").click()
 
-    treemap = panel.get_by_role("application", name="Memory by layer: GPT, 4.8 GiB.")
+    treemap = panel.get_by_role("application", name="Memory by layer: GPT, 2.4 GiB.")
     expect(treemap.locator("rect.cell").first).to_be_visible()
-    expect(treemap.locator("text").filter(has_text="layers.11")).to_be_visible()
+    expect(treemap.locator("text").filter(has_text="layers.3")).to_be_visible()
     treemap.focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowDown"):
         page.keyboard.press(key)
@@ -64,11 +64,11 @@ def test_map_table_rank_and_sample(browser_page: Any, layers_served: Any, open_r
     table = panel.get_by_role("region", name="Table of layers")
     expect(table.get_by_role("row").nth(1)).to_contain_text("GPT")
     expect(table.get_by_role("button", name="layers ModuleList")).to_have_attribute("aria-expanded", "true")
-    table.get_by_role("button", name="11 Block").click()
+    table.get_by_role("button", name="3 Block").click()
     expect(table).to_contain_text("attention")
 
-    flame = panel.get_by_role("application", name="Time by layer: GPT, forward 64.0 ms, backward 94.6 ms.")
-    expect(flame.locator("text").filter(has_text="forward: GPT 64.0 ms")).to_be_visible()
+    flame = panel.get_by_role("application", name="Time by layer: GPT, forward 24.4 ms, backward 37.4 ms.")
+    expect(flame.locator("text").filter(has_text="forward: GPT 24.4 ms")).to_be_visible()
     gradients = panel.get_by_role("region", name="Gradients by layer")
     expect(gradients.get_by_role("row")).to_have_count(13)
     gradients.get_by_role("button", name="Zeros").click()

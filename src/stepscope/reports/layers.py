@@ -247,11 +247,10 @@ class _Modules:
         kept = self._kept(most)
         place = {at: row for row, at in enumerate(kept)}
         hidden = [0] * len(kept)
-        for parent in (self._parents[at] for at in range(len(self._parents)) if at not in place):
-            above = parent
-            while above not in place:
-                above = self._parents[above]
-            hidden[place[above]] += 1
+        counted_in: list[int] = []  # by module: the row of the innermost one around it that is kept
+        for at, parent in enumerate(self._parents):
+            counted_in.append(place[at] if at in place else counted_in[parent])
+            hidden[counted_in[at]] += at not in place
         rows = [self._row(at, place, hidden[row]) for row, at in enumerate(kept)]
         return rows, len(self._parents) - len(kept)
 

@@ -33,7 +33,8 @@ export function CellPicture({ label, role, height, make, deps, tip, onEnter, onL
   const [chosen, setChosen] = useState(-1);
   const [pointed, setPointed] = useState(-1);
   const cells = useMemo(() => (width > 0 ? make(width) : []), [width, height, ...deps]);
-  const labels = useMemo(() => labelsOf(cells), [cells]);
+  // There may be thousands, which stay the same while the pointer moves.
+  const drawn = useMemo(() => <Drawing cells={cells} />, [cells]);
   useEffect(() => {
     const element = box.current;
     if (element === null) return;
@@ -83,14 +84,8 @@ export function CellPicture({ label, role, height, make, deps, tip, onEnter, onL
     >
       {width > 0 && (
         <svg width={width} height={height} aria-hidden="true">
-          {cells.map((cell, place) => cell.property !== null && <rect key={place} class="cell" {...cell.box} style={{ fill: `var(${cell.property})` }} />)}
-          {cells.map((cell, place) => cell.property === null && cell.level > 0 && <rect key={place} class="cell-outline" {...cell.box} style={{ strokeWidth: OUTLINES[Math.min(cell.level, 3)] }} />)}
+          {drawn}
           {shown !== undefined && <rect class="cell-shown" {...shown.box} />}
-          {labels.map(({ cell, x, y, text }) => (
-            <text key={cell} x={x} y={y} style={{ fontSize: `${FONT_PX}px` }}>
-              {text}
-            </text>
-          ))}
         </svg>
       )}
       {shown !== undefined && <CellTip cell={shown} tip={tip(shown)} width={width} />}
@@ -98,6 +93,20 @@ export function CellPicture({ label, role, height, make, deps, tip, onEnter, onL
         {said === undefined ? "" : tipWords(tip(said))}
       </p>
     </div>
+  );
+}
+
+function Drawing({ cells }: { cells: readonly Cell[] }) {
+  return (
+    <g>
+      {cells.map((cell, place) => cell.property !== null && <rect key={place} class="cell" {...cell.box} style={{ fill: `var(${cell.property})` }} />)}
+      {cells.map((cell, place) => cell.property === null && cell.level > 0 && <rect key={place} class="cell-outline" {...cell.box} style={{ strokeWidth: OUTLINES[Math.min(cell.level, 3)] }} />)}
+      {labelsOf(cells).map(({ cell, x, y, text }) => (
+        <text key={cell} x={x} y={y} style={{ fontSize: `${FONT_PX}px` }}>
+          {text}
+        </text>
+      ))}
+    </g>
   );
 }
 

@@ -9,7 +9,6 @@ import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ WIDEST_NAME = 50
 """There are no bars if names would be cut for them; longer names are cut anyway."""
 LIKE_BYTES, LIKE_TIME = 1.1, 1.5
 """Modules whose bytes and times differ by more than this are not shown as one."""
+MOST_LEVELS = 64
 MOST_SIBLINGS = 40
 """Lines below one module; the rest is counted."""
 
@@ -178,17 +178,18 @@ class _Builder:
             self._shape[at] = known.setdefault((rows[at]["type"], rows[at]["elements"], inside), len(known))
 
     def roots(self) -> list[_Node]:
-        return [self._node([at], "") for at, row in enumerate(self._rows) if row["parent"] < 0]
+        return [self._node([at], "", 0) for at, row in enumerate(self._rows) if row["parent"] < 0]
 
     def _last(self, at: int) -> str:
         name: str = self._rows[at]["name"]
         return name.rpartition(".")[2]
 
-    def _node(self, members: list[int], above: str) -> _Node:
+    def _node(self, members: list[int], above: str, level: int) -> _Node:
         rows = [self._rows[at] for at in members]
         first = rows[0]["name"]
-        inside = list(zip(*(self._children[at] for at in members), strict=True))
-        children = [self._node(group, first) for group in self._groups([list(places) for places in inside])]
+        inside = zip(*(self._children[at] for at in members if level < MOST_LEVELS), strict=True)
+        groups = self._groups([list(places) for places in inside])
+        children = [self._node(group, first, level + 1) for group in groups]
         node = _Node(
             members=members,
             children=children,
@@ -218,24 +219,26 @@ class _Builder:
     def _groups(self, places: Sequence[list[int]]) -> list[list[int]]:
         """Join neighbors that are alike and have consecutive numbers."""
         groups: list[list[int]] = []
+        sizes = times = (0.0, 0.0)
         for members in places:
-            if groups and self._follows(groups[-1][-1], members[0]) and self._alike([*groups[-1], *members]):
+            own_sizes = [self._rows[at]["total_bytes"] for at in members]
+            own_times = [(self._rows[at]["forward_us"] or 0) + (self._rows[at]["backward_us"] or 0) for at in members]
+            joined = min(sizes[0], *own_sizes), max(sizes[1], *own_sizes)
+            lasted = min(times[0], *own_times), max(times[1], *own_times)
+            # None may be large or slow among the others: that one must be seen.
+            like = joined[1] <= LIKE_BYTES * joined[0] and lasted[1] <= LIKE_TIME * lasted[0]
+            if groups and like and self._follows(groups[-1][-1], members[0]):
                 groups[-1] += members
+                sizes, times = joined, lasted
             else:
                 groups.append(list(members))
+                sizes, times = (min(own_sizes), max(own_sizes)), (min(own_times), max(own_times))
         return groups
 
     def _follows(self, one: int, two: int) -> bool:
         first, second = self._last(one), self._last(two)
-        return _numbered(first) and _numbered(second) and int(second) == int(first) + 1
-
-    def _alike(self, members: Sequence[int]) -> bool:
-        """Built alike, and none of them is large or slow among the others: that one must be seen."""
-        if any(self._shape[one] != self._shape[two] for one, two in pairwise(members)):
-            return False
-        sizes = [self._rows[at]["total_bytes"] for at in members]
-        times = [(self._rows[at]["forward_us"] or 0) + (self._rows[at]["backward_us"] or 0) for at in members]
-        return max(sizes) <= LIKE_BYTES * min(sizes) and max(times) <= LIKE_TIME * min(times)
+        numbered = _numbered(first) and _numbered(second) and int(second) == int(first) + 1
+        return numbered and self._shape[one] == self._shape[two]
 
 
 def _numbered(name: str) -> bool:
