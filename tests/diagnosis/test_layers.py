@@ -719,6 +719,12 @@ def test_a_slow_rank_loses_its_time_in_a_layer() -> None:
     assert found.advice[0].startswith("Compare what layers.3.mlp does on rank 3: ")
 
 
+def test_a_list_of_modules_which_nothing_calls_hides_no_layer() -> None:
+    faults = [slow_forward("layers.3.mlp", 10.1), set_values("layers", forward_us=None)]
+    found = straggler(slow_run(), sampled(NET, ranks=4, steps=range(0, 400, 100), faults=faults))
+    assert found.evidence["layer"] == "layers.3.mlp"
+
+
 def test_no_layer_is_named_that_does_not_explain_the_time() -> None:
     run = slow_run()
     plain = straggler(run, LayerRecords(models={}, samples=()))

@@ -472,11 +472,13 @@ def _own_us(tree: ModelTree, sample: LayerSample, phase: str) -> Floats:
     """[M]; each module's time without that of the modules inside it; 0 where it is not known."""
     if phase == "backward":
         return np.nan_to_num(np.array(sample.backward_us, np.float64))
-    whole = np.nan_to_num(np.array(sample.forward_us, np.float64))
+    whole = np.array(sample.forward_us, np.float64)
     inside = np.zeros(len(whole))
-    for at, module in enumerate(tree.modules):
-        if module.parent >= 0:
-            inside[module.parent] += whole[at]
+    for at in reversed(range(len(whole))):  # parents come before their children
+        if np.isnan(whole[at]):  # a ModuleList is not called, but what is in it is
+            whole[at] = inside[at]
+        if (parent := tree.modules[at].parent) >= 0:
+            inside[parent] += whole[at]
     return np.asarray(np.maximum(whole - inside, 0.0), np.float64)
 
 
