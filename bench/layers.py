@@ -96,7 +96,7 @@ class Training:
         torch.set_num_threads(1)
         torch.manual_seed(0)
 
-        class Block(nn.Module):
+        class Block(nn.Module):  # type: ignore[misc]
             def __init__(self, width: int) -> None:
                 super().__init__()
                 self.norm, self.mix, self.out = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)

@@ -17,6 +17,7 @@ from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.trends import find_trends
 from stepscope.records.finding import Finding
+from stepscope.records.steps import FLAG_SAMPLED
 
 
 def view_at(cluster: Cluster, facts: dict[str, Any] | None = None) -> View:
@@ -308,3 +309,25 @@ def test_the_scatter_of_longer_steps_has_no_beat(seed: int) -> None:
     found = diagnose(replace(job, faults=(*job.faults, *late)).run())
     assert [finding for finding in found if finding.evidence.get("period") is not None] == []
     assert {finding.severity for finding in found} == {"info"}
+
+
+def looked_at(cluster: Cluster, steps: range) -> list[Finding]:
+    """What is found if Stepscope looked at the layers in these steps."""
+    run = cluster.run()
+    ranks = []
+    for one in run.ranks:
+        rows = one.steps.copy()
+        rows["flags"][np.isin(rows["step"], list(steps))] |= FLAG_SAMPLED
+        ranks.append(replace(one, steps=rows))
+    view = view_of(build_window(replace(run, ranks=tuple(ranks))))
+    return [claim.finding for claim in find_spikes(view, view.step_ns, [])]
+
+
+def test_steps_in_which_the_layers_were_looked_at_are_no_spikes() -> None:
+    steps = range(37, 1000, 25)
+    each = [everywhere(2, "forward", 60.0, range(step, step + 1)) for step in steps]
+    slower = Cluster(ranks=2, steps=1000, faults=tuple(fault for faults in each for fault in faults))
+    assert [found.kind for found in found_in(slower)] == ["jitter"]
+    assert looked_at(slower, steps) == []
+    stalled = Cluster(ranks=2, steps=1000, faults=(slow_at(0, "forward", 5000.0, range(137, 138)),))
+    assert [(found.kind, found.steps) for found in looked_at(stalled, steps)] == [("stall", (137, 137))]

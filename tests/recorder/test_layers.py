@@ -35,6 +35,7 @@ from stepscope.recorder.layers.tree import ModuleTree
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, read_layers
 from stepscope.records.paths import ENV_LAYERS
 from stepscope.records.steps import FLAG_SAMPLED
+from stepscope.store.load import open_run
 from tests.recorder.conftest import Recording
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -849,3 +850,50 @@ def test_watch_names_the_model_and_what_to_look_at(layers: Layers, monkeypatch: 
 def test_watch_does_nothing_when_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "_recorder", None)
     stepscope.watch(object())
+
+
+# -- A whole job ------------------------------------------------------------------------------------------------------
+
+JOB = """
+    import torch
+    from torch import distributed as dist, nn
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(dist.get_rank())
+    for step in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(6, 8)).square().mean().backward()
+        optimizer.step()
+        if step == 5 and dist.get_rank() == 1:
+            with torch.no_grad():
+                model.module[2].weight[0, 0] += 1e-6
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.ranks
+def test_a_job_of_two_ranks_ends_up_in_the_run(
+    run_stepscope: Callable[..., Any], script: Callable[..., Path], forked_ranks: Path
+) -> None:
+    """A weight of rank 1 is nudged after step 5: its checksum differs from the next step on."""
+    options = ("--layers", "every", "--quiet", "--no-hub")
+    done = run_stepscope("run", *options, forked_ranks, "2", script(JOB, "train.py"))
+    assert done.code == 0, done.stderr
+    layers = open_run(done.run_dir).layers
+    (model,) = layers.models.values()
+    assert model.replicated
+    assert [one.name for one in model.modules] == ["", "0", "1", "2"]
+    by_rank = {rank: {one.step: one for one in layers.samples if one.rank == rank} for rank in range(2)}
+    assert set(by_rank[0]) == set(by_rank[1]) == set(range(1, 10))
+    differing = {
+        step: [model.modules[at].name for at in range(4) if one.checksum[at] != by_rank[1][step].checksum[at]]
+        for step, one in by_rank[0].items()
+    }
+    assert differing == {step: ["2"] if step > 5 else [] for step in range(1, 10)}
+    last = by_rank[0][9]
+    assert last.memory["optimizer"] == (0, 2 * 36 * FLOAT + 8, 0, 2 * 10 * FLOAT + 8)
+    assert all(value is not None for value in last.forward_us)
+    assert not list(done.run_dir.glob("rings/*"))

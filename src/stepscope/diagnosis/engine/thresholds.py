@@ -251,6 +251,8 @@ SPIKE_SPREADS = 6.0
 """… and this many robust spreads above its neighbors: on an uneven job half a step is nothing special."""
 SPIKE_FLOOR_NS = 1_000_000
 """One scheduling slice of a busy machine; below it every process has spikes."""
+LAYER_LOOK_STEPS = 2.0
+"""A step in which Stepscope looked at the layers may be this many typical steps longer: at most one was measured."""
 STALL_STEPS = 3.0
 """Typical steps lost at once that make a stall noticeable …"""
 STALL_NS = 1_000_000_000

@@ -30,7 +30,7 @@ from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
 from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED
 from stepscope.records.text import count_text, ms_text, ns_text, share_text
 
 __all__ = ["Place", "by_phase_ms", "find_spikes", "locate", "typical_phase_ns", "where_text"]
@@ -471,13 +471,27 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
     """``left_ns`` [S]: the steps without what ``claims`` explain."""
     if not view.enough or not left_ns.any():
         return []
-    series = spike_series(left_ns - unexplained_stops(view, claims))
+    series = spike_series(_without_looks(view, left_ns - unexplained_stops(view, claims)))
     spikes = spikes_of(view, series)
     stalls = _one_off(view, series, spikes)
     known = {spike.first for spike in stalls}
     recurring = [spike for spike in spikes if spike.first not in known]
     found = [_stall(view, series, spike) for spike in stalls]
     return [*_one_for_each_place(view, found), *find_jitter(view, series, recurring)]
+
+
+def _without_looks(view: View, values_ns: Floats) -> Floats:
+    """[S]; steps in which Stepscope looked at the layers are not longer than others, as far as that may be the reason.
+
+    They recur at a fixed distance, so even a small excess would be found.
+    """
+    looked = ((view.flags & FLAG_SAMPLED) > 0).any(axis=0)
+    if not looked.any() or looked.all():
+        return values_ns
+    usual = local_median(values_ns)
+    excess = values_ns - usual
+    explained = looked & (excess > 0) & (excess <= thresholds.LAYER_LOOK_STEPS * np.median(values_ns))
+    return np.where(explained, usual, values_ns)
 
 
 def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike]:

@@ -22,7 +22,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe, immortal
 from stepscope.recorder.layers.tree import ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
-from stepscope.records.layers import MEMORY_KINDS, plain_numbers
+from stepscope.records.layers import plain_numbers
 from stepscope.records.steps import BACKWARD
 
 __all__ = ["SampledStep", "Scalars"]
@@ -33,6 +33,12 @@ SLICE = 1024
 """Elements of each parameter that show how much the optimizer changed it."""
 NARROW = ("torch.float16", "torch.bfloat16")
 """Dtypes in which a norm could overflow."""
+COUNT_AGAIN = 16
+"""Samples after which sizes are counted again although nothing seems to have changed."""
+
+Figures = tuple[ModuleTree, dict[str, Any]]
+Changes = Mapping[int, tuple[float, float]]
+"""By id of a parameter: the sum of squares of the change of some of its values, and of these values."""
 
 
 # -- The step ---------------------------------------------------------------------------------------------------------
@@ -193,22 +199,29 @@ class SampledStep:
     def _look(self, at: int, calls_none: bool, inputs: Any, output: Any) -> None:
         """Look at what a module returned; ``calls_none``: it called no other module."""
         torch = self._torch
+        if not torch._C._len_torch_function_stack():
+            self._look_at(at, calls_none, inputs, output)
+            return
+        with torch._C.DisableTorchFunction():  # the script's modes do not see what follows
+            self._look_at(at, calls_none, inputs, output)
+
+    def _look_at(self, at: int, calls_none: bool, inputs: Any, output: Any) -> None:
+        torch = self._torch
         tensors = _tensors_in(torch, output)
-        with torch._C.DisableTorchFunction():
-            if self._bad_forward is None and self._activations and not torch._C._len_torch_dispatch_stack():
-                self._check_output(at, calls_none, inputs, tensors)
-            if calls_none and not _saves_elsewhere(torch):
-                marked = not self._gradients
-                for tensor in tensors:
-                    node = tensor.grad_fn
-                    if node is None:
-                        continue
-                    if not marked:
-                        marked = True
-                        node.register_prehook(_Mark(self._backward_reaches, at))
-                    if self._activations and type(tensor) is torch.Tensor:
-                        storage = tensor.untyped_storage()
-                        self._outputs.setdefault(storage.data_ptr(), (at, storage.nbytes()))
+        if self._bad_forward is None and self._activations and not torch._C._len_torch_dispatch_stack():
+            self._check_output(at, calls_none, inputs, tensors)
+        if not calls_none:
+            return
+        counts, marks = self._activations and not _saves_elsewhere(torch), self._gradients
+        for tensor in tensors:
+            node = tensor.grad_fn
+            if node is not None:
+                if marks:
+                    marks = False
+                    node.register_prehook(_Mark(self._backward_reaches, at))
+                if counts and type(tensor) is torch.Tensor:
+                    storage = tensor.untyped_storage()
+                    self._outputs.setdefault(storage.data_ptr(), (at, storage.nbytes()))
 
     def _look_again(self, at: int, output: Any) -> None:
         """A module is called during backward, by activation checkpointing: its graph may be the one that is used."""
@@ -227,8 +240,7 @@ class SampledStep:
             if local.is_cuda:
                 if calls_none:
                     self._sums.append((True, at, _sum(torch, local)))
-                continue
-            if local.is_cpu and not (self._checked is not None and self._checked() is tensor):
+            elif local.is_cpu and not (self._checked is not None and self._checked() is tensor):
                 self._checked = weakref.ref(tensor)
                 if _is_bad(torch, local):
                     given = [local_part(one) for one in _tensors_in(torch, inputs)]
@@ -248,24 +260,17 @@ class SampledStep:
         else:
             self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
         self._marked[at] = self._backward_ran = True
-        if self._bad_backward is None:
-            self._check_gradient(at, gradients)
+        torch = self._torch
+        gradient = next((one for one in gradients if one is not None), None)
+        local: Any = local_part(gradient)
+        # A mode of the script would see the sum.
+        seen = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+        if not seen and type(local) is torch.Tensor and local.numel():
+            self._sums.append((False, at, _sum(torch, local)))
         self._in_backward = at
         self._since_ns = self._now()
         self.own_ns += self._since_ns - here_ns
         self._inside = False
-
-    def _check_gradient(self, at: int, gradients: Sequence[Any]) -> None:
-        torch = self._torch
-        for gradient in gradients:
-            local: Any = None if gradient is None else local_part(gradient)
-            if type(local) is torch.Tensor and local.numel() and not torch._C._len_torch_dispatch_stack():
-                with torch.no_grad(), torch._C.DisableTorchFunction():
-                    if local.is_cuda:
-                        self._sums.append((False, at, _sum(torch, local)))
-                    elif local.is_cpu and _is_bad(torch, local, below=True):
-                        self._bad_backward = at
-                return
 
     @failsafe
     def _backward_ends(self) -> None:
@@ -277,22 +282,22 @@ class SampledStep:
 
     def copy_slices(self) -> None:
         """Before the step: copy some values of each parameter that is trained."""
-        if self._torch._C._len_torch_dispatch_stack():
+        torch = self._torch
+        if torch._C._len_torch_dispatch_stack():
             return
-        with _undisturbed(self._torch):
+        with _undisturbed(torch):
             found: dict[Any, tuple[list[int], list[Any]]] = {}
             for tree in self._trees:
                 for _, parameter in tree.parameters():
-                    if parameter.requires_grad and (values := _slice(self._torch, local_part(parameter))) is not None:
-                        ids, slices = found.setdefault((values.device, values.dtype), ([], []))
+                    local = local_part(parameter)
+                    if parameter.requires_grad and _has_values(torch, local) and local.is_contiguous():
+                        ids, slices = found.setdefault((local.device, local.dtype), ([], []))
                         ids.append(id(parameter))
-                        slices.append(values)
+                        slices.append(_slice(local))
             for key, (ids, slices) in found.items():
-                self._slices[key] = ids, [len(one) for one in slices], self._torch.cat(slices)
+                self._slices[key] = ids, [len(one) for one in slices], torch.cat(slices)
 
-    def read(
-        self, scalars: Scalars, optimizers: Sequence[Any]
-    ) -> Callable[[], list[tuple[ModuleTree, dict[str, Any]]]]:
+    def read(self, scalars: Scalars, optimizers: Sequence[Any]) -> Callable[[], list[Figures]]:
         """Read the figures at the end of the step; the result returns them, once ``scalars`` have arrived."""
         torch = self._torch
         numeric = not torch._C._len_torch_dispatch_stack()
@@ -302,14 +307,14 @@ class SampledStep:
                 _TreeReading(torch, tree, scalars, optimizers, gradients=self._gradients, numeric=numeric)
                 for tree in self._trees
             ]
-            changes = self._read_changes(scalars) if numeric else dict
+            changes = self._read_changes(scalars, readings)
             sums = scalars.add([one for _, _, one in self._sums])
             overflows = [getattr(optimizer, "found_inf", None) for optimizer in optimizers]
             skips = scalars.add([one for one in overflows if isinstance(one, torch.Tensor) and one.ndim == 0])
             scalars.send()
         device = self._device_memory()
 
-        def figures() -> list[tuple[ModuleTree, dict[str, Any]]]:
+        def figures() -> list[Figures]:
             self._judge_sums(scalars.numbers(sums))
             changed = changes()
             skipped = any(scalars.numbers(skips))  # by a fused optimizer, which decides by itself
@@ -328,29 +333,25 @@ class SampledStep:
 
         return figures
 
-    def _read_changes(self, scalars: Scalars) -> Callable[[], dict[int, tuple[float, float]]]:
-        """How much each parameter's copied values changed in the step, and how large they were, by its id."""
+    def _read_changes(self, scalars: Scalars, readings: Sequence[_TreeReading]) -> Callable[[], Changes]:
+        """Compare the copied values with those after the step."""
         torch = self._torch
-        alive = {id(parameter): local_part(parameter) for tree in self._trees for _, parameter in tree.parameters()}
+        alive = {key: weight for reading in readings for key, weight in zip(reading.ids, reading.weights, strict=True)}
         asked: list[tuple[list[int], int, int]] = []
         for (device, dtype), (ids, sizes, values) in self._slices.items():
-            now = [_slice(torch, alive[key]) if key in alive else None for key in ids]
-            if any(
-                one is None or (one.device, one.dtype, len(one)) != (device, dtype, size)
-                for one, size in zip(now, sizes, strict=True)
-            ):
-                continue  # the script has replaced parameters
-            change = torch.cat(now) - values
-            asked.append(
-                (
-                    ids,
-                    scalars.add(_norms(torch, list(change.split(sizes)))),
-                    scalars.add(_norms(torch, list(values.split(sizes)))),
-                )
-            )
+            now = [alive.get(key) for key in ids]
+            if not all(one is not None and one.is_contiguous() and one.device == device for one in now):
+                continue  # the script has replaced parameters, or moved them
+            after = torch.cat([_slice(one) for one in now])
+            if after.shape != values.shape or after.dtype != dtype:
+                continue
+            squares = [_squares(torch, one, sizes) for one in (after - values, values)]
+            asked.append((ids, scalars.add([squares[0]]), scalars.add([squares[1]])))
         self._slices.clear()
+        for reading in readings:
+            reading.weights.clear()
 
-        def changes() -> dict[int, tuple[float, float]]:
+        def changes() -> Changes:
             return {
                 key: (change, size)
                 for ids, by, of in asked
@@ -426,63 +427,55 @@ class _TreeReading:
     ) -> None:
         self._tree = tree
         self._scalars = scalars
-        self._memory = {name: [0] * len(tree.nodes) for name in MEMORY_KINDS if name != "activations"}
-        self._weights: list[int] = []
-        """The owner of each parameter whose values are read …"""
-        self._ids: list[int] = []
-        self._grads: list[int] = []
-        """… and of each whose gradient is."""
+        self.ids: list[int] = []
+        self.weights: list[Any] = []
+        """Parameters whose values are read, until ``Scalars`` are sent."""
+        self._owners: list[int] = []
+        self._grad_owners: list[int] = []
         self._sizes: list[int] = []
         self._scales: list[float] = []
-        weights: list[Any] = []
+        parameters = list(tree.parameters())
+        self._memory = _sizes_of(torch, tree, parameters, optimizers)
+        grad_bytes = self._memory["gradients"] = [0] * len(tree.nodes)
         grads: list[Any] = []
         scale_of = _scales(optimizers)
-        for at, parameter in tree.parameters():
+        for at, parameter in parameters:
             local = local_part(parameter)
-            self._memory["parameters"][at] += _bytes(local)
-            self._memory["optimizer"][at] += sum(
-                _state_bytes(torch, optimizer.state.get(parameter)) for optimizer in optimizers
-            )
+            has_values = numeric and _has_values(torch, local)
+            if has_values:
+                self._owners.append(at)
+                self.ids.append(id(parameter))
+                self.weights.append(local)
             gradient = parameter.grad
-            if gradient is not None:
-                gradient = local_part(gradient)
-                self._memory["gradients"][at] += _bytes(gradient)
-            if not numeric:
+            if gradient is None:
                 continue
-            if _has_values(torch, local):
-                self._weights.append(at)
-                self._ids.append(id(parameter))
-                weights.append(local)
-            if gradients and gradient is not None and _has_values(torch, gradient):
-                self._grads.append(at)
+            gradient = local_part(gradient)
+            grad_bytes[at] += _bytes(gradient)
+            if has_values and gradients and type(gradient) is torch.Tensor and gradient.layout is torch.strided:
+                self._grad_owners.append(at)
                 self._sizes.append(gradient.numel())
                 self._scales.append(scale_of.get(id(parameter), 1.0))
                 grads.append(gradient)
-        for at, buffer in tree.buffers():
-            self._memory["buffers"][at] += _bytes(local_part(buffer))
-        self._of_weights = scalars.add(_norms(torch, weights))
+        self._of_weights = scalars.add(_norms(torch, self.weights))
         self._of_grads = scalars.add(_norms(torch, grads))
         self._nonzero = scalars.add([torch.count_nonzero(one) for one in grads])
-        self._sums = scalars.add([_bit_sum(torch, one) for one in weights] if tree.replicated else [])
+        self._sums = scalars.add([_bit_sum(torch, one) for one in self.weights] if tree.replicated else [])
 
-    def figures(self, changed: Mapping[int, tuple[float, float]]) -> dict[str, Any]:
-        """All lists have one entry for each node; ``changed``: by id of a parameter, its change and its size."""
+    def figures(self, changed: Changes) -> dict[str, Any]:
+        """All lists have one entry for each node."""
         count, numbers = len(self._tree.nodes), self._scalars.numbers
         norms = zip(numbers(self._of_grads), self._scales, strict=True)
-        change: float
-        size: float
         zeros = _Sums(count)
-        for at, size, nonzero in zip(self._grads, self._sizes, numbers(self._nonzero), strict=True):
+        for at, size, nonzero in zip(self._grad_owners, self._sizes, numbers(self._nonzero), strict=True):
             zeros.add(at, size - nonzero, size)
         changes = _Sums(count)
-        for at, key in zip(self._weights, self._ids, strict=True):
+        for at, key in zip(self._owners, self.ids, strict=True):
             if key in changed:
-                change, size = changed[key]
-                changes.add(at, change * change, size * size)
+                changes.add(at, *changed[key])
         return {
             "memory": self._memory,
-            "grad_norm": plain_numbers(_root_sums(count, self._grads, [norm / scale for norm, scale in norms])),
-            "weight_norm": plain_numbers(_root_sums(count, self._weights, numbers(self._of_weights))),
+            "grad_norm": plain_numbers(_root_sums(count, self._grad_owners, [norm / scale for norm, scale in norms])),
+            "weight_norm": plain_numbers(_root_sums(count, self._owners, numbers(self._of_weights))),
             "update_ratio": plain_numbers([ratio if ratio is None else ratio**0.5 for ratio in changes.ratios()]),
             "zero_share": plain_numbers(zeros.ratios()),
             "checksum": self._checksums(count),
@@ -494,7 +487,7 @@ class _TreeReading:
             return None
         mixed = [0] * count
         places = [0] * count
-        for at, bits in zip(self._weights, sums, strict=True):
+        for at, bits in zip(self._owners, sums, strict=True):
             places[at] += 1
             mixed[at] += int(bits) * (2 * places[at] - 1) + places[at]
         known = [places[at] and at not in self._tree.unsummed for at in range(count)]
@@ -541,10 +534,25 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _state_bytes(torch: Any, state: Any) -> int:
-    if not state:
-        return 0
-    return sum(_bytes(local_part(value)) for value in state.values() if isinstance(value, torch.Tensor))
+def _sizes_of(
+    torch: Any, tree: ModuleTree, parameters: Sequence[tuple[int, Any]], optimizers: Sequence[Any]
+) -> dict[str, list[int]]:
+    """Bytes of parameters, optimizer state and buffers; counted again when the model or the optimizers change."""
+    key = tuple([(id(optimizer), len(optimizer.state)) for optimizer in optimizers])
+    if tree.sizes is None or tree.sizes[0] != key or tree.sizes[1] >= COUNT_AGAIN:
+        found = {name: [0] * len(tree.nodes) for name in ("parameters", "optimizer", "buffers")}
+        for at, parameter in parameters:
+            found["parameters"][at] += _bytes(local_part(parameter))
+            for optimizer in optimizers:
+                for value in (optimizer.state.get(parameter) or {}).values():
+                    if isinstance(value, torch.Tensor):
+                        found["optimizer"][at] += _bytes(local_part(value))
+        for at, buffer in tree.buffers():
+            found["buffers"][at] += _bytes(local_part(buffer))
+        tree.sizes = (key, 0, found)
+    _, uses, found = tree.sizes
+    tree.sizes = (key, uses + 1, found)
+    return dict(found)
 
 
 def _has_values(torch: Any, tensor: Any) -> bool:
@@ -559,14 +567,22 @@ def _has_values(torch: Any, tensor: Any) -> bool:
     )
 
 
-def _slice(torch: Any, tensor: Any) -> Any:
-    """Some values, evenly spaced, as a view; None: it has none that can be read."""
-    if not _has_values(torch, tensor) or not tensor.is_contiguous():
-        return None
+def _slice(tensor: Any) -> Any:
+    """Some values of a contiguous tensor, evenly spaced, as a view."""
     size = tensor.numel()
+    if size <= SLICE:
+        return tensor.view(-1)
     # An odd distance: an even one would read the same column of a matrix again and again.
     distance = max(size // SLICE - 1 | 1, 1)
     return tensor.as_strided((min(size // distance, SLICE),), (distance,), tensor.storage_offset())
+
+
+def _squares(torch: Any, values: Any, sizes: Sequence[int]) -> Any:
+    """The sums of squares of consecutive parts of these sizes."""
+    wide = values.float() if str(values.dtype) in NARROW else values
+    if wide.is_cpu:
+        return torch.segment_reduce(wide.square(), "sum", lengths=torch.tensor(sizes), unsafe=True)
+    return torch.stack(torch._foreach_norm(wide.split(sizes))).square()  # the sizes need not be copied to the GPU
 
 
 def _norms(torch: Any, tensors: Sequence[Any]) -> list[Any]:
@@ -591,19 +607,20 @@ def _bit_sum(torch: Any, tensor: Any) -> Any:
 
 
 def _sum(torch: Any, tensor: Any) -> Any:
-    return tensor.detach().sum(dtype=torch.float32 if str(tensor.dtype) in NARROW else tensor.dtype)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor.sum(dtype=torch.float32 if tensor.itemsize < 4 else tensor.dtype)
 
 
-def _is_bad(torch: Any, tensor: Any, *, below: bool = False) -> bool:
-    """Whether there is a NaN or an infinity in it.  Scripts mask with minus infinity, which counts only if ``below``.
+def _is_bad(torch: Any, tensor: Any) -> bool:
+    """Whether there is a NaN or plus infinity in it; with minus infinity scripts mask what does not count.
 
     A sum is the fastest way to look at all values; one that is not finite may also have overflowed.
     """
     total = _sum(torch, tensor).item()
-    if total - total == 0 or (total == -float("inf") and not below):
+    if total - total == 0 or total == -float("inf"):
         return False
-    least, most = (one.item() for one in torch.aminmax(tensor.detach()))
-    return not most < float("inf") or (below and not least > -float("inf"))
+    return not tensor.detach().max().item() < float("inf")
 
 
 def _saves_elsewhere(torch: Any) -> bool:
@@ -647,7 +664,7 @@ def _undisturbed(torch: Any) -> Iterator[None]:
 
 
 class Scalars:
-    """Tensors of one element each, read together: at once on the CPU; from a GPU in the background.
+    """Small tensors that are read together: at once on the CPU; from a GPU in the background.
 
     Holds events and pinned memory, so it is immortal (``recorder/guard.py``), and both are used again.
     """
@@ -655,32 +672,30 @@ class Scalars:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._lists: list[list[Any]] = []
-        self._copies: list[tuple[list[tuple[int, int]], Any]] = []
-        """Where the numbers belong, and the pinned memory in which they arrive."""
+        self._copies: list[tuple[int, Any, int]] = []
+        """Which list, the pinned memory in which it arrives, and how many numbers."""
         self._events: list[Any] = []
         self._free_events: list[Any] = []
-        self._pinned: dict[Any, Any] = {}
+        self._pinned: dict[tuple[int, Any], Any] = {}
 
     def start(self) -> None:
         self._lists = []
         self._copies = []
 
     def add(self, tensors: list[Any]) -> int:
-        """Read these too; returns what to ask ``numbers`` for."""
+        """Read these too, numbers or one list of them; returns what to ask ``numbers`` for."""
         self._lists.append(tensors)
         return len(self._lists) - 1
 
     def send(self) -> None:
-        groups: dict[Any, list[tuple[int, int]]] = {}
         for which, tensors in enumerate(self._lists):
-            for at, tensor in enumerate(tensors):
-                groups.setdefault((tensor.device, tensor.dtype), []).append((which, at))
-        for (device, dtype), places in groups.items():
-            stacked = self._torch.stack([self._lists[which][at] for which, at in places])
-            if device.type == "cpu":
-                self._put(places, stacked.tolist())
+            if not tensors:
+                continue
+            joined = tensors[0] if tensors[0].ndim else self._torch.stack(tensors)
+            if joined.is_cpu:
+                self._lists[which] = joined.tolist()
             else:
-                self._copies.append((places, self._copy(device, dtype, stacked)))
+                self._copies.append((which, self._copy(which, joined), len(joined)))
 
     def arrived(self) -> bool:
         """Whether all numbers are here; never waits."""
@@ -688,26 +703,22 @@ class Scalars:
             return False
         self._free_events += self._events
         self._events = []
-        for places, pinned in self._copies:
-            self._put(places, pinned[: len(places)].tolist())
+        for which, pinned, count in self._copies:
+            self._lists[which] = pinned[:count].tolist()
         self._copies = []
         return True
 
     def numbers(self, which: int) -> list[Any]:
         return self._lists[which]
 
-    def _put(self, places: Sequence[tuple[int, int]], values: Sequence[Any]) -> None:
-        for (which, at), value in zip(places, values, strict=True):
-            self._lists[which][at] = value
-
-    def _copy(self, device: Any, dtype: Any, stacked: Any) -> Any:
+    def _copy(self, which: int, joined: Any) -> Any:
         torch = self._torch
-        room = self._pinned.get((device, dtype))
-        if room is None or len(room) < len(stacked):
-            room = immortal(torch.empty(2 * len(stacked), dtype=dtype, pin_memory=True))
-            self._pinned[device, dtype] = room
-        room[: len(stacked)].copy_(stacked, non_blocking=True)
+        room = self._pinned.get((which, joined.dtype))
+        if room is None or len(room) < len(joined):
+            room = immortal(torch.empty(2 * len(joined), dtype=joined.dtype, pin_memory=True))
+            self._pinned[which, joined.dtype] = room
+        room[: len(joined)].copy_(joined, non_blocking=True)
         event = self._free_events.pop() if self._free_events else immortal(torch.cuda.Event())
-        event.record(torch.cuda.current_stream(device))
+        event.record(torch.cuda.current_stream(joined.device))
         self._events.append(event)
         return room

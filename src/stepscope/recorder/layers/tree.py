@@ -78,6 +78,8 @@ class ModuleTree:
         """``[name, class, parent, elements, trainable]`` of each node."""
         self.unsummed: set[int] = set()
         """Nodes with parameters that DDP does not keep equal."""
+        self.sizes: tuple[Any, int, dict[str, list[int]]] | None = None
+        """Bytes that were counted, for which optimizers, and how often they were used since."""
         self.id = self._count(sharing)
 
     def is_current(self, *, compiled: bool) -> bool:
