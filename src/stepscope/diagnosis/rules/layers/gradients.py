@@ -707,7 +707,7 @@ def _silent_evidence(names: Sequence[str], parameters: int, history: History) ->
 
 
 def _named(places: Sequence[_Place], *, several: bool) -> tuple[list[str], int]:
-    """Their names, without repeats, and the number of their parameters; a module stands for all those inside it."""
+    """Their names, without repeats, and the number of their parameters; the outermost silent module is named."""
     names: dict[str, None] = {}
     sizes: dict[tuple[str, tuple[int, ...]], int] = {}
     silent: defaultdict[str, set[int]] = defaultdict(set)
