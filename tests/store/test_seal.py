@@ -361,3 +361,22 @@ def test_a_spool_is_never_sealed(paths: RunPaths) -> None:
     assert seal.needs_seal(paths.run_dir)
     write_meta(paths.run_dir, {**read_meta(paths.run_dir), "hub": {"url": "http://a:1", "run": "r", "node": 1}})
     assert not seal.needs_seal(paths.run_dir)
+
+
+def test_small_files_share_a_database_and_an_error_costs_only_that(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = duckdb.connect, []
+    monkeypatch.setattr(duckdb, "connect", lambda **how: made.append(how) or real(**how))
+    seal.seal(run)
+    assert len(made) == 1
+    open_run(run)
+    assert len(made) == 2
+    with parquet.one_database(), parquet.one_database():
+        with parquet.connect(0) as con:
+            con.execute("CREATE TEMP TABLE mine (a INTEGER)")
+        with pytest.raises(duckdb.Error), parquet.connect(0) as con:
+            con.execute("SELECT * FROM mine")
+        with parquet.connect(0) as con:
+            assert con.execute("SELECT 1").fetchone() == (1,)
+    assert len(made) == 4

@@ -64,7 +64,9 @@ def finalize_run(
     notice says so. A live run is left unchanged, and so is one that is recorded on another host or belongs to another
     user. Raises NotARun if the directory is not a run.
     """
-    with run_umask(run_dir):
+    from stepscope.store.sealed.parquet import one_database
+
+    with run_umask(run_dir), one_database():
         return _finalize(run_dir, end, color, width, quiet, html, redact=redact, made_here=made_here)
 
 

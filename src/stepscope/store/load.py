@@ -217,7 +217,10 @@ def _form(path: Path, meta: dict[str, Any]) -> tuple[bool, int]:
 def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progress: Progress) -> Loaded:
     sealed = meta.get("sealed") is True
     if sealed:
-        found = _find_sealed(path, alone=alone, samples=samples, progress=progress)
+        from stepscope.store.sealed.parquet import one_database
+
+        with one_database():
+            found = _find_sealed(path, alone=alone, samples=samples, progress=progress)
     else:
         found = _find_open(path, meta, alone=alone, progress=progress)
     remote, notices = found.remote, found.notices

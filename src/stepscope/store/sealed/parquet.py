@@ -8,7 +8,9 @@ which matters for short runs: every column costs about 100 bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,7 @@ from stepscope.store.rank_series import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["COPY", "connect", "first_line", "read_ranks", "refuse_bomb", "write_ranks"]
+__all__ = ["COPY", "connect", "first_line", "one_database", "read_ranks", "refuse_bomb", "write_ranks"]
 
 SCHEMA = 1
 MOST_UNPACKED = 256 << 20
@@ -111,9 +113,49 @@ def _next_rows(count: int, at: int, there: int) -> slice:
     return slice(at, at + count)
 
 
-def connect(size: int) -> duckdb.DuckDBPyConnection:
-    """Open a database for ``size`` bytes; a small one uses one thread, since each takes memory while the job ends."""
-    return duckdb.connect(config={"threads": 1} if size < _WORTH_THREADS else {})
+@contextmanager
+def connect(size: int) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection for ``size`` bytes; its tables must be temporary.
+
+    A small one uses one thread, since each takes memory while the job ends.
+    """
+    made = _shared.get()
+    if size >= _WORTH_THREADS or made is None:
+        with duckdb.connect(config={"threads": 1} if size < _WORTH_THREADS else {}) as con:
+            yield con
+        return
+    if not made or made[-1] is None:
+        # Without a cache, so that what was just written is read back from the disk.
+        made.append(duckdb.connect(config={"threads": 1, "enable_external_file_cache": False}))
+    database = made[-1]
+    assert database is not None
+    try:
+        with database.cursor() as con:
+            yield con
+    except duckdb.Error:
+        made.append(None)  # a fatal error disables the database
+        raise
+
+
+@contextmanager
+def one_database() -> Iterator[None]:
+    """Let small connections inside share a database: creating one takes 20 times as long as reading a small file."""
+    if _shared.get() is not None:
+        yield
+        return
+    made: list[duckdb.DuckDBPyConnection | None] = []
+    outside = _shared.set(made)
+    try:
+        yield
+    finally:
+        _shared.reset(outside)
+        for database in made:
+            if database is not None:
+                database.close()
+
+
+_shared: ContextVar[list[duckdb.DuckDBPyConnection | None] | None] = ContextVar("small databases", default=None)
+"""All that were created inside ``one_database``; the last is in use, or None after an error."""
 
 
 def _write(path: Path, columns: Mapping[str, Any]) -> None:

@@ -266,9 +266,12 @@ _ALWAYS = "wall_ns"
 """Present even in an empty sample, so that it is still a row."""
 
 
-def add_samples(con: duckdb.DuckDBPyConnection, samples: Sequence[Mapping[str, Any]]) -> None:
+def add_samples(
+    con: duckdb.DuckDBPyConnection, samples: Sequence[Mapping[str, Any]], *, temporary: bool = False
+) -> None:
     """Append rows to the table ``samples``, which is created if necessary."""
-    con.execute(f"CREATE TABLE IF NOT EXISTS samples {declared(SAMPLE_COLUMNS)}")
+    table = "TEMP TABLE" if temporary else "TABLE"
+    con.execute(f"CREATE {table} IF NOT EXISTS samples {declared(SAMPLE_COLUMNS)}")
     insert_columns(con, "samples", SAMPLE_COLUMNS, _columns_of(samples))
 
 
@@ -457,7 +460,7 @@ def write_samples(folder: Path, run_dir: Path, more: Sequence[dict[str, Any]]) -
     with connect(0) as con:
         if second or more or before.exists():
             return _write_parts(con, path, before, itertools.chain([first, second], batches, [more]))
-        add_samples(con, first)
+        add_samples(con, first, temporary=True)
         con.execute(f"COPY samples TO {sql_output_path(path)} {COPY}")
     file_io.fsync_file(path)
     return len(sealed_samples(folder)) == len(first)
@@ -471,7 +474,7 @@ def _write_parts(
     more: Sequence[dict[str, Any]] = ()
     for batch in batches:
         more = batch  # the last batch is from other nodes
-        add_samples(con, batch)
+        add_samples(con, batch, temporary=True)
         parts.append(path.with_name(f"part-{len(parts)}-{path.name}"))
         con.execute(f"COPY samples TO {sql_output_path(parts[-1])} {COPY}")
         con.execute("DELETE FROM samples")

@@ -153,15 +153,16 @@ def _write_positions(run_dir: Path, stage: Path, shown: Shown) -> None:
 def _write_and_verify(stage: Path, loaded: Loaded, progress: Progress) -> None:
     import duckdb
 
-    from stepscope.store.sealed.parquet import read_ranks, write_ranks
+    from stepscope.store.sealed.parquet import one_database, read_ranks, write_ranks
     from stepscope.store.sealed.samples import write_samples
 
     data = loaded.data
     try:
-        write_ranks(stage, data.ranks, loaded.kept_notices)
-        same = write_samples(stage, Path(data.path), loaded.sent_samples)
-        progress(2, 3)
-        ranks, notices = read_ranks(stage, progress=lambda done, total: progress(2 * total + done, 3 * total))
+        with one_database():
+            write_ranks(stage, data.ranks, loaded.kept_notices)
+            same = write_samples(stage, Path(data.path), loaded.sent_samples)
+            progress(2, 3)
+            ranks, notices = read_ranks(stage, progress=lambda done, total: progress(2 * total + done, 3 * total))
     except duckdb.Error as error:
         raise RunUnwritable(f"cannot seal {data.path}: {str(error).strip().splitlines()[0]}") from error
     same = same and len(ranks) == len(data.ranks) and all(map(_same, ranks, data.ranks))
