@@ -3,9 +3,7 @@
 **Torch's compiler is loaded only where it is used**, so that torch jobs start in half the time.  An optimizer imports
 ``torch._dynamo`` in its first step, which takes as long as torch itself, and then calls three functions of it that do
 nothing outside of a compiled region.  Those are here; asking for anything else, or importing a module below it, loads
-the real one in its place.  The same holds for the formulas for tensors without data, which take a third of the import
-of torch: only the compiler and DTensor use them.  ``make soak`` and ``make versions`` run without this
-(``STEPSCOPE_WHOLE_TORCH``).
+the real one in its place.  ``make soak`` and ``make versions`` run without this (``STEPSCOPE_WHOLE_TORCH``).
 
 **Jobs do not hang at their end.**  During backward, torch 2.13 keeps a Python object with every exchange that DDP
 starts.  A thread of gloo releases it, for which it needs the GIL; a script that drops its model after
@@ -20,9 +18,6 @@ import os
 import sys
 
 NAME = "torch._dynamo"
-FORMULAS = "torch._meta_registrations"
-NEED_FORMULAS = ("torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor")
-"""What the compiler, ``torch.export`` and DTensor import before they use a tensor without data."""
 BACKWARD = "torch.autograd.graph"
 
 
@@ -74,29 +69,6 @@ class Finder:
         pass
 
 
-class FormulasFinder:
-    """Finds an empty module in place of the formulas until they are needed."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name == FORMULAS and os.path.isfile(os.path.join(path[0], "_meta_registrations.py")):
-            from importlib.machinery import ModuleSpec
-
-            return ModuleSpec(name, self)
-        if name in NEED_FORMULAS:
-            sys.meta_path.remove(self)
-            if sys.modules.pop(FORMULAS, None) is not None:
-                import importlib
-
-                importlib.import_module(FORMULAS)
-        return None
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        pass
-
-
 class BackwardFinder:
     """Finds the module that keeps the object, and makes it not to."""
 
@@ -123,5 +95,4 @@ class BackwardFinder:
 FINDER = Finder()
 if "STEPSCOPE_WHOLE_TORCH" not in os.environ:
     sys.meta_path.insert(0, FINDER)
-    sys.meta_path.insert(0, FormulasFinder())
 sys.meta_path.insert(0, BackwardFinder())
