@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stepscope
 from stepscope.recorder import bootstrap, guard
+from stepscope.recorder import recorder as recorder_module
 from stepscope.recorder.layers import tree as trees
 from stepscope.recorder.layers.sampler import LayerSampler, Schedule
 from stepscope.recorder.layers.tree import ModuleTree
@@ -74,6 +75,14 @@ class Layers:
         model, sample = self.last()
         values = sample.memory[field] if field in sample.memory else getattr(sample, field)
         return {one.name: value for one, value in zip(model.modules, values, strict=True) if value not in (None, 0)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled something."""
+    count = recorder_module._compile_count
+    before = count()
+    monkeypatch.setattr(recorder_module, "_compile_count", lambda: count() - before)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from stepscope.page import assets
 
 READER = "reader-token-of-the-tests"
 RESOURCES = resources_of(Streams(), lambda: "", ingest=False)
-FILLED = {"{run}": "demo", "{rank}": "3", "{path:path}": "logs/rank-0.log"}
+FILLED = {"{run}": "demo", "{rank}": "3", "{path:path}": "logs/rank-0.log", "{sweep}": "none"}
 
 
 def filled(path: str) -> str:
