@@ -22,8 +22,12 @@ export function TipBox({ at, frame, read }: TipBoxProps) {
   if (place === null || where === null || tip === null) return null;
   const right = place.left > where.left + where.width * 0.55;
   const side = right ? { right: `calc(100% - ${place.left - 12}px)` } : { left: `${place.left + 12}px` };
+  return <TipBody tip={tip} style={{ ...side, top: `${where.top + 4}px` }} />;
+}
+
+export function TipBody({ tip, style }: { tip: Tip; style: Record<string, string> }) {
   return (
-    <div class="tip" style={{ ...side, top: `${where.top + 4}px` }} aria-hidden="true">
+    <div class="tip" style={style} aria-hidden="true">
       <p class="tip-title">{tip.title}</p>
       <table>
         <tbody>
