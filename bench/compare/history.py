@@ -28,6 +28,7 @@ from compare.__main__ import DATA, held_out, mlperf_jobs
 from stepscope.compare.history import HistoryPoint, history_document
 from stepscope.compare.inputs import summary_input
 from stepscope.compare.statistics import CONFIDENCE, Level, Series
+from stepscope.records.text import count_text
 
 RUNS = 20
 HISTORIES_PER_JOB = 24
@@ -145,31 +146,24 @@ def score(jobs: dict[str, list[Series]], *, held: bool) -> bool:
     false = said["slower"] + said["faster"]
     by_job = Counter(one.job for one, document in zip(histories, steady, strict=True) if document["changes"])
     print(
-        f"no change       {false / len(histories):.1%} report one (of {len(by_job)} of {len(spreads)} jobs), "
+        f"no change       {false / len(histories):.1%} report one (of {count_text(len(by_job), 'job')}), "
         f"{said['same'] / len(histories):.0%} the same, {said['cannot_tell'] / len(histories):.0%} cannot tell; "
         f"{_share([bool(one['unusual']) for one in steady]):.0%} with an unusual run"
     )
     wrong = 0
     for effect in STEPS:
         rows = [found_in(points_of(one, levels[one.job], _step(effect, one.step_at)), one.step_at) for one in histories]
-        for title, chosen in (
-            ("all", rows),
-            (
-                "findable",
-                [
-                    row
-                    for one, row in zip(histories, rows, strict=True)
-                    if is_findable(effect, spreads[one.job], one.step_at)
-                ],
-            ),
-        ):
+        findable = [
+            row for one, row in zip(histories, rows, strict=True) if is_findable(effect, spreads[one.job], one.step_at)
+        ]
+        for title, chosen in (("all", rows), ("findable", findable)):
             print(
                 f"step of {effect:+.0%}     {title:<9}{len(chosen):>5}: at its run ±{NEAR} "
                 f"{_share([row.at_place for row in chosen]):.0%}, in the reported range "
                 f"{_share([row.in_range for row in chosen]):.0%}, slower {_share([row.slower for row in chosen]):.0%}, "
                 f"changes elsewhere {_share([row.elsewhere > 0 for row in chosen]):.1%}"
             )
-        wrong += sum(row.wrong for row in rows)
+        wrong += sum(row.wrong for row in findable)
     drifts = [
         history_document(points_of(one, levels[one.job], [(1 + DRIFT) ** at for at in range(RUNS)]))
         for one in histories
@@ -179,7 +173,7 @@ def score(jobs: dict[str, list[Series]], *, held: bool) -> bool:
         f"drift {DRIFT:+.1%} each slower {_share([one['verdict'] == 'slower' for one in drifts]):.0%}, "
         f"as gradual {_share([one['shape'] == 'gradual' for one in drifts]):.0%}"
     )
-    print(f"wrong sign      {wrong}")
+    print(f"wrong sign      {wrong} (a findable step, or the drift, called faster)")
     return false <= FALSE_AT_MOST * len(histories) and not wrong
 
 

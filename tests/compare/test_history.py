@@ -16,8 +16,9 @@ SCATTER = (0.3, -0.2, 0.1, -0.4, 0.2, 0.0, -0.1, 0.4, -0.3, 0.1, 0.2, -0.2, 0.0,
 """By how many thousandths runs differ."""
 
 
-def points(times_ms: Sequence[float], **settings: Sequence[Any]) -> list[HistoryPoint]:
-    level = {"error": 0.001, "freedom": 20.0, "wander": 0.0005, "noise": 0.005, "steps": 100}
+def points(times_ms: Sequence[float], noise: float = 0.005, **settings: Sequence[Any]) -> list[HistoryPoint]:
+    """``noise``: how far the steps of a run scatter."""
+    level = {"error": noise / 5, "freedom": 20.0, "wander": noise / 10, "noise": noise, "steps": 100}
     return [
         HistoryPoint(
             id=f"run-{at}",
@@ -131,3 +132,20 @@ def test_a_change_of_ten_times_the_spread_is_always_found_where_it_is() -> None:
         levels = np.where(np.arange(20) < 13, 100.0, 105.0) * np.exp(random.normal(0, 0.005, 20))
         document = history_document(points(levels))
         assert [row["run"] for row in document["changes"]] == ["run-13"]
+
+
+def test_steps_that_vary_in_the_same_way_in_each_run_hide_no_change() -> None:
+    """A long batch every tenth step scatters the steps of each run by 20%, and the runs differ by a thousandth."""
+    document = history_document(points(scattered([100.0] * 12 + [103.0] * 8), noise=0.2))
+    assert [row["run"] for row in document["changes"]] == ["run-12"]
+    assert document["noise"]["between"] < 0.003
+
+
+def test_runs_that_are_fast_or_slow_without_any_order_have_no_change() -> None:
+    """On two kinds of machines, in the order of a coin."""
+    random = np.random.default_rng(22)
+    wrong = 0
+    for _ in range(200):
+        levels = 100 * (1 + 0.01 * random.integers(0, 2, 20)) * np.exp(random.normal(0, 0.0003, 20))
+        wrong += history_document(points(levels))["verdict"] in ("slower", "faster")
+    assert wrong <= 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from compare.__main__ import (
     pairs_of,
     slowed,
 )
+from compare.history import RUNS, History, found_in, histories_of, is_findable, level_of_run, points_of, score
 
 from stepscope.compare.statistics import Series, judge
 
@@ -76,3 +78,51 @@ def test_recorded_series_raise_few_false_alarms() -> None:
     worse = [judge(case.baselines, slowed(case.candidate, 0.03)).verdict for case in cases]
     assert worse.count("slower") >= 0.85 * len(cases)
     assert worse.count("faster") <= 0.01 * len(cases)
+
+
+# -- histories --------------------------------------------------------------------------------------------------------
+
+
+def test_histories_take_turns_through_the_runs_of_a_job(tmp_path: Path) -> None:
+    write_series(tmp_path, noise=0.01)
+    jobs = mlperf_jobs(tmp_path)
+    histories = histories_of(jobs, held=True)
+    assert histories == histories_of(jobs, held=True)
+    assert histories
+    for history in histories:
+        assert held_out(history.job)
+        assert len(history.runs) == RUNS
+        assert sorted(history.runs[:6]) == list(range(6))
+        assert all(one != other for one, other in pairwise(history.runs))
+        assert 3 <= history.step_at <= RUNS - 3
+
+
+def test_a_step_is_looked_for_at_its_run() -> None:
+    random = np.random.default_rng(3)
+    runs = [Series(numbers=np.arange(40), values=1e8 * (1 + random.normal(0, 0.001, 40))) for _ in range(6)]
+    levels = [level_of_run(run) for run in runs]
+    history = History(job="x", runs=tuple(at % 6 for at in range(RUNS)), step_at=12)
+    found = found_in(points_of(history, levels, [1.0] * 12 + [1.05] * 8), 12)
+    assert (found.at_place, found.in_range, found.slower, found.elsewhere, found.wrong) == (True, True, True, 0, False)
+    other = found_in(points_of(history, levels, [1.0] * 12 + [1.05] * 8), 8)
+    assert (other.at_place, other.in_range, other.slower, other.elsewhere) == (False, False, True, 1)
+    faster = found_in(points_of(history, levels, [1.0] * 12 + [0.95] * 8), 12)
+    assert (faster.at_place, faster.slower, faster.wrong) == (False, False, True)
+
+
+def test_what_is_findable_depends_on_the_noise_and_the_place() -> None:
+    assert is_findable(0.02, 0.005, 10)
+    assert not is_findable(0.02, 0.02, 10)
+    assert is_findable(0.02, 0.008, 10)
+    assert not is_findable(0.02, 0.008, 3)
+
+
+def test_the_histories_of_calm_jobs_are_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compare.history.HISTORIES_PER_JOB", 2)
+    write_series(tmp_path, noise=0.001)
+    assert score(mlperf_jobs(tmp_path), held=True)
+    shown = capsys.readouterr().out
+    assert "no change       0.0% report one" in shown
+    assert "wrong sign      0" in shown

@@ -363,9 +363,7 @@ def test_a_spool_is_never_sealed(paths: RunPaths) -> None:
     assert not seal.needs_seal(paths.run_dir)
 
 
-def test_small_files_share_a_database_and_an_error_costs_only_that(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_files_share_a_database_and_an_error_costs_only_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, made = duckdb.connect, []
     monkeypatch.setattr(duckdb, "connect", lambda **how: made.append(how) or real(**how))
     seal.seal(run)

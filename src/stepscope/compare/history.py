@@ -15,13 +15,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.compare.inputs import Input, summary_input
-from stepscope.compare.statistics import CONFIDENCE, Level, assumed_spread, t_quantile
+from stepscope.compare.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
 from stepscope.errors import CompareError
 from stepscope.records.text import count_text
 from stepscope.reports.tables import finite
@@ -42,10 +43,11 @@ UNUSUAL = 5.0
 """A run is unusual if it differs by this many spreads from the median of the runs around it."""
 AROUND = 3
 """Runs on either side that it is compared with."""
-PER_DIFFERENCE = 0.6745 * math.sqrt(2)
-"""The median difference of two successive runs, in spreads."""
+SMALLER = 0.75
+"""The spread of runs is taken from the difference of successive runs that so many are smaller than.  A few changes and
+unusual runs do not move it; and runs that are either fast or slow, without any order, are not taken for calm ones."""
 WORTH = 0.6
-"""How much a median says about a spread, compared with all values."""
+"""How much this one difference says about a spread, compared with all values."""
 ASSUMPTION = 2.0
 """How far the assumed spread of runs is trusted: as much as so many runs more than one.  Less than in a comparison of
 two runs, because a summary says little about the order of its steps."""
@@ -257,14 +259,31 @@ def _noise(points: Sequence[HistoryPoint], levels: Floats) -> _Noise:
     """How far runs differ by chance: as assumed from their steps, and as their successive differences show."""
     if not points:
         return _Noise(spread=0.0, freedom=1.0, seen=0.0)
-    assumed = sum(assumed_spread(point.level) ** 2 for point in points) / len(points)
-    seen = float(np.median(np.abs(np.diff(levels)))) / PER_DIFFERENCE if len(levels) > 2 else 0.0
+    seen = _seen_spread(np.abs(np.diff(levels))) if len(levels) > 2 else 0.0
     worth = WORTH * max(len(levels) - 1, 0)
+    # Steps that differ much within each run, in the same way each time, say nothing about the next run.
+    most = max((_times_at_most(worth) * seen) ** 2, PRIOR.floor**2)
+    assumed = min(sum(assumed_spread(point.level) ** 2 for point in points) / len(points), most)
     trusted = ASSUMPTION + worth
     both = (ASSUMPTION * assumed + worth * seen**2) / trusted
     if seen**2 > both:
         return _Noise(spread=seen, freedom=max(worth, 2.0), seen=seen)
     return _Noise(spread=math.sqrt(both), freedom=trusted, seen=seen)
+
+
+def _seen_spread(differences: Floats) -> float:
+    """The spread of single runs that makes one difference in the sorted row of all as large as it is."""
+    at = round(SMALLER * (len(differences) - 1))
+    usual_place = (at + 0.625) / (len(differences) + 0.25)  # of this one in a normal distribution
+    return float(np.sort(differences)[at]) / (NormalDist().inv_cdf((1 + usual_place) / 2) * math.sqrt(2))
+
+
+def _times_at_most(freedom: float) -> float:
+    """How many times the measured spread the true one may be, with the confidence of the intervals (chi-squared)."""
+    if freedom <= 0:
+        return math.inf
+    low = 1 - 2 / (9 * freedom) - NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * math.sqrt(2 / (9 * freedom))
+    return low**-1.5 if low > 0 else math.inf
 
 
 def _unusual(levels: Floats, at: int, spread: float) -> bool:

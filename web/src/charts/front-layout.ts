@@ -30,7 +30,7 @@ export interface FrontLayout {
   line: string;
 }
 
-const MARGIN = { top: 26, right: 18, bottom: 26, left: 70 };
+const MARGIN = { top: 26, right: 18, bottom: 46, left: 70 };
 const ROOM = 0.12;
 const TICK_PX = { across: 110, up: 56 };
 const LETTER_PX = 6.8;

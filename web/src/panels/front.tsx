@@ -9,15 +9,15 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { FrontDocument, FrontPoint } from "../api/report-document";
 import { frontLayout, nextPoint, type FrontLayout } from "../charts/front-layout";
-import type { At, Frame } from "../charts/held-plot";
 import "../charts/plot.css";
-import { TipBox, tipWords, type Tip } from "../charts/tip";
+import { TipBody, tipWords, type Tip } from "../charts/tip";
 import { go } from "../route";
 import { Card, Nothing } from "../ui/card";
 import "./front.css";
 
-const HEIGHT = 360;
-const TIP_PX = 130;
+const HEIGHT = 380;
+/** The room of a tooltip. */
+const TIP = { width: 260, height: 130, gap: 12 };
 const LEGEND: [FrontPoint["place"], string][] = [
   ["front", "on the front: none is faster with as little memory"],
   ["near", "near it: only chance may keep it off"],
@@ -68,29 +68,19 @@ function Chart({ front }: { front: FrontDocument }) {
     return () => watch.disconnect();
   }, []);
   const layout = useMemo(() => (width > 0 ? frontLayout(front.points, width, HEIGHT) : null), [front, width]);
-  const at = useSignal<At | null>(null);
-  const frame = useSignal<Frame | null>(null);
+  const now = useSignal<number | null>(null);
   const said = useSignal("");
-  const point = (index: number | null): void => {
-    const spot = index === null ? undefined : layout?.spots[index];
-    if (index === null || spot === undefined || layout === null) {
-      at.value = null;
-      return;
-    }
-    frame.value = { left: layout.left, width: layout.right - layout.left, top: Math.min(spot.y, HEIGHT - TIP_PX), height: HEIGHT, least: 0, most: 1 };
-    at.value = { index, x: index, left: spot.x, top: spot.y };
-  };
-  const open = (index: number | undefined): void => {
-    const run = index === undefined ? null : (front.points[index]?.run ?? null);
+  const open = (index: number | null): void => {
+    const run = index === null ? null : (front.points[index]?.run ?? null);
     if (run !== null) go({ screen: "run", runs: [run] });
   };
   const pressed = (event: KeyboardEvent): void => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const next = nextPoint(event.key, at.value?.index ?? null, front.points.length);
-    if (event.key === "Enter") open(at.value?.index);
+    const next = nextPoint(event.key, now.value, front.points.length);
+    if (event.key === "Enter") open(now.value);
     else if (next === undefined) return;
     else {
-      point(next);
+      now.value = next;
       said.value = next === null ? "" : tipWords(tipOf(front, next));
     }
     event.preventDefault();
@@ -106,11 +96,15 @@ function Chart({ front }: { front: FrontDocument }) {
         aria-label={`${front.label} Left and right move between the variants.`}
         tabIndex={0}
         onKeyDown={pressed}
-        onBlur={() => point(null)}
-        onPointerLeave={() => point(null)}
+        onBlur={() => void (now.value = null)}
+        onPointerLeave={() => void (now.value = null)}
       >
-        {layout !== null && <Picture front={front} layout={layout} width={width} now={at.value?.index ?? null} onPoint={point} onOpen={open} />}
-        <TipBox at={at} frame={frame} read={(index) => tipOf(front, index)} />
+        {layout !== null && <Picture front={front} layout={layout} width={width} now={now.value} onPoint={(index) => void (now.value = index)} onOpen={open} />}
+        {layout !== null && now.value !== null && (
+          <div class="tip" style={tipPlace(layout, now.value, width)} aria-hidden="true">
+            <TipBody tip={tipOf(front, now.value)} />
+          </div>
+        )}
       </div>
       <p class="hidden" aria-live="polite">
         {said.value}
@@ -151,7 +145,7 @@ function Picture({ front, layout, width, now, onPoint, onOpen }: PictureProps) {
       <text x={4} y={14}>
         {front.up}
       </text>
-      <text x={right} y={14} text-anchor="end">
+      <text x={right} y={HEIGHT - 6} text-anchor="end">
         {front.across} →
       </text>
       <polyline class="front-line" points={layout.line} />
@@ -176,6 +170,15 @@ function Picture({ front, layout, width, now, onPoint, onOpen }: PictureProps) {
       })}
     </svg>
   );
+}
+
+/** Next to the point and inside the picture. */
+function tipPlace(layout: FrontLayout, index: number, width: number): Record<string, string> {
+  const { x, y } = layout.spots[index] ?? { x: 0, y: 0 };
+  const beside = x + TIP.gap + TIP.width <= width ? x + TIP.gap : x - TIP.gap - TIP.width;
+  const below = beside < 0; // too narrow for either side
+  const top = below ? (y + TIP.gap + TIP.height <= HEIGHT ? y + TIP.gap : y - TIP.gap - TIP.height) : Math.min(y, HEIGHT - TIP.height);
+  return beside > x || below ? { left: `${Math.max(beside, 0)}px`, top: `${top}px` } : { right: `${width - x + TIP.gap}px`, top: `${top}px` };
 }
 
 function tipOf(front: FrontDocument, index: number): Tip {
