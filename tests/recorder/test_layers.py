@@ -526,6 +526,20 @@ def test_compiled_models_have_no_times(layers: Layers) -> None:
     counters.clear()  # the other tests of this process have compiled nothing
 
 
+@pytest.mark.soak
+def test_a_model_may_be_compiled_as_one_graph_while_it_is_looked_at(layers: Layers) -> None:
+    model = two_layers()
+    train(model, 2)
+    assert layers.sampler.sampling
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    train(compiled, 4)
+    assert layers.last()[0].compiled
+    counters = torch._dynamo.utils.counters
+    assert counters["graph_break"] == {}
+    torch._dynamo.reset()
+    counters.clear()
+
+
 # -- Replicas ---------------------------------------------------------------------------------------------------------
 
 
@@ -819,9 +833,9 @@ def test_the_default_rate_installs_no_hook_in_other_steps(sampled: Layers, clock
 
 
 def test_models_elsewhere_than_on_the_cpu_are_left_alone_unless_asked_for(sampled: Layers) -> None:
-    model = nn.Linear(8, 2, device="meta")
-    assert not sampled.sampler._may_look_at(ModuleTree(model, compiled=False))
-    assert sampled.sampler._may_look_at(ModuleTree(nn.Linear(8, 2), compiled=False))
+    assert not sampled.sampler._may_look_at(nn.Linear(8, 2, device="meta"))
+    assert not sampled.sampler._may_look_at(nn.ReLU())
+    assert sampled.sampler._may_look_at(nn.Linear(8, 2))
 
 
 def test_a_graph_capture_ends_the_look(layers: Layers) -> None:
@@ -845,6 +859,14 @@ def test_watch_names_the_model_and_what_to_look_at(layers: Layers, monkeypatch: 
     assert layers.by_name("grad_norm") == {}
     assert sample.backward_us == (None,) * 4
     assert set(layers.by_name("forward_us")) == {"", "0", "1", "2"}
+
+
+def test_the_wrapper_of_a_watched_model_says_that_it_is_replicated(layers: Layers, alone: None) -> None:
+    model = two_layers()
+    layers.sampler.watch(model, activations=True, gradients=True)
+    train(DistributedDataParallel(model), 4)
+    assert layers.last()[0].replicated
+    assert [one.name for one in layers.last()[0].modules] == ["", "0", "1", "2"]
 
 
 def test_watch_does_nothing_when_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
