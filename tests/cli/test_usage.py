@@ -8,6 +8,7 @@ import pytest
 
 from stepscope import __version__
 from stepscope.cli.arguments import nearest
+from stepscope.cli.commands import run
 from stepscope.cli.launch.command import misplaced_options
 from stepscope.cli.main import main, run_command
 from stepscope.errors import NotARun, UsageError
@@ -214,3 +215,16 @@ TAKES_VALUE = {"--name": True, "--quiet": False}
 )
 def test_options_that_may_be_misplaced(line: str, found: list[list[str]]) -> None:
     assert misplaced_options(line.split(), TAKES_VALUE) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("train.py --layers 12", []),  # the script's own
+        ("train.py --layers=12 --quiet", [["--quiet"]]),
+        ("train.py --layers every", [["--layers", "every"]]),
+        ("train.py --layers=off", [["--layers=off"]]),
+    ],
+)
+def test_a_number_of_layers_is_the_scripts_own(line: str, found: list[list[str]]) -> None:
+    assert run._misplaced(line.split()) == found

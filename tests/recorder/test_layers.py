@@ -31,6 +31,7 @@ import stepscope
 from stepscope.recorder import bootstrap, guard
 from stepscope.recorder import recorder as recorder_module
 from stepscope.recorder.layers import tree as trees
+from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.sampler import LayerSampler, Schedule
 from stepscope.recorder.layers.tree import ModuleTree
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, read_layers
@@ -535,6 +536,20 @@ def test_compiled_models_have_no_times(layers: Layers) -> None:
     counters.clear()  # the other tests of this process have compiled nothing
 
 
+@pytest.mark.soak
+def test_a_model_may_be_compiled_as_one_graph_while_it_is_looked_at(layers: Layers) -> None:
+    model = two_layers()
+    train(model, 2)
+    assert layers.sampler.sampling
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    train(compiled, 4)
+    assert layers.last()[0].compiled
+    counters = torch._dynamo.utils.counters
+    assert counters["graph_break"] == {}
+    torch._dynamo.reset()
+    counters.clear()
+
+
 # -- Replicas ---------------------------------------------------------------------------------------------------------
 
 
@@ -828,9 +843,9 @@ def test_the_default_rate_installs_no_hook_in_other_steps(sampled: Layers, clock
 
 
 def test_models_elsewhere_than_on_the_cpu_are_left_alone_unless_asked_for(sampled: Layers) -> None:
-    model = nn.Linear(8, 2, device="meta")
-    assert not sampled.sampler._may_look_at(ModuleTree(model, compiled=False))
-    assert sampled.sampler._may_look_at(ModuleTree(nn.Linear(8, 2), compiled=False))
+    assert not sampled.sampler._may_look_at(nn.Linear(8, 2, device="meta"))
+    assert not sampled.sampler._may_look_at(nn.ReLU())
+    assert sampled.sampler._may_look_at(nn.Linear(8, 2))
 
 
 def test_a_graph_capture_ends_the_look(layers: Layers) -> None:
@@ -856,9 +871,122 @@ def test_watch_names_the_model_and_what_to_look_at(layers: Layers, monkeypatch: 
     assert set(layers.by_name("forward_us")) == {"", "0", "1", "2"}
 
 
+def test_the_wrapper_of_a_watched_model_says_that_it_is_replicated(layers: Layers, alone: None) -> None:
+    model = two_layers()
+    layers.sampler.watch(model, activations=True, gradients=True)
+    train(DistributedDataParallel(model), 4)
+    assert layers.last()[0].replicated
+    assert [one.name for one in layers.last()[0].modules] == ["", "0", "1", "2"]
+
+
 def test_watch_does_nothing_when_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "_recorder", None)
     stepscope.watch(object())
+
+
+# -- Without waiting for a device -------------------------------------------------------------------------------------
+
+
+class DeviceTensor:
+    """Stands in for a tensor on a GPU: its numbers arrive on the host when the test says so."""
+
+    is_cpu = False
+    device = "cuda:0"
+    dtype = "float32"
+
+    def __init__(self, numbers: list[float], ndim: int = 0) -> None:
+        self.numbers = numbers
+        self.ndim = ndim
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class DeviceTorch:
+    """As much of torch as copies numbers from a GPU; whatever waits for the device is missing."""
+
+    def __init__(self) -> None:
+        self.passed = False
+        self.events = 0
+        self.copied: list[list[float]] = []
+        outer = self
+
+        class Event:
+            def __init__(self) -> None:
+                outer.events += 1
+
+            def record(self, stream: str) -> None:
+                assert stream == "stream of cuda:0"
+
+            def query(self) -> bool:
+                return outer.passed
+
+        class Cuda:
+            pass
+
+        self.cuda: Any = Cuda()
+        self.cuda.Event = Event
+        self.cuda.current_stream = lambda device: f"stream of {device}"
+
+    def stack(self, tensors: list[DeviceTensor]) -> DeviceTensor:
+        return DeviceTensor([one.numbers[0] for one in tensors], 1)
+
+    def empty(self, size: int, *, dtype: str, pin_memory: bool) -> Any:
+        assert pin_memory
+        return Pinned(self, size)
+
+
+class Pinned:
+    def __init__(self, torch: DeviceTorch, size: int) -> None:
+        self._torch = torch
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> Pinned:
+        return Pinned(self._torch, part.stop)
+
+    def copy_(self, source: DeviceTensor, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self._torch.copied.append(source.numbers)
+
+    def tolist(self) -> list[float]:
+        assert self._torch.passed, "read before it has arrived"
+        return self._torch.copied[-1][: self._size]
+
+
+def test_numbers_on_a_device_are_read_when_they_have_arrived() -> None:
+    torch_there = DeviceTorch()
+    scalars = Scalars(torch_there)
+    for _ in range(3):
+        scalars.start()
+        norms, none = scalars.add([DeviceTensor([1.5]), DeviceTensor([2.5])]), scalars.add([])
+        scalars.send()
+        assert not scalars.arrived()
+        torch_there.passed = True
+        assert scalars.arrived()
+        assert scalars.arrived()
+        assert scalars.numbers(norms) == [1.5, 2.5]
+        assert scalars.numbers(none) == []
+        torch_there.passed = False
+    assert torch_there.events == 1  # used again, never destroyed
+
+
+def test_a_sample_on_its_way_is_written_later_and_no_other_begins(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = two_layers()
+    train(model, 2)
+    before = len(layers.records().samples)
+    with monkeypatch.context() as patched:
+        patched.setattr(Scalars, "arrived", lambda _: False)
+        train(model, 3)
+        assert len(layers.records().samples) == before
+        assert not layers.sampler.sampling
+    train(model, 2)
+    steps = [sample.step for sample in layers.records().samples]
+    assert steps == [1, 2, 6]
 
 
 # -- A whole job ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 from stepscope.recorder.process_groups import display_name, group_facts, mesh_facts
 
-__all__ = ["ModelWalk", "autocast_around_call", "autocast_seen_in"]
+__all__ = ["ModelWalk", "autocast_around_call", "autocast_seen_in", "unwrapped"]
 
 
 # -- FSDP -------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ A run directory has three kinds of data, each with a sub-package:
     live/      what this node's processes and agent write while the run is active
         steps/KEY.seg  steps/KEY.json                  records and last header of one ring    ring_files, ring_records
         samples.jsonl  samples/                        host, process and GPU samples          sample_files
+        layers.jsonl                                   looks at the model's layers            sample_files
         errors/  stacks.jsonl  hangs/  flight/         what went wrong                        failures
         logs/  outputs/                                what the ranks printed                 logs
     inbox/     what the run's hub receives from other nodes

@@ -20,6 +20,7 @@ from threading import get_ident
 from typing import Any
 
 from stepscope.recorder.guard import failsafe, immortal
+from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.layers.tree import ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.layers import plain_numbers
@@ -115,9 +116,20 @@ class SampledStep:
 
     def install(self) -> None:
         modules: Any = self._torch.nn.modules.module
-        before, after = self._make_hooks()
+        before, after = map(self._outside_graphs, self._make_hooks())
         self._handles.append(modules.register_module_forward_pre_hook(before))
         self._handles.append(modules.register_module_forward_hook(after, with_kwargs=True))
+
+    def _outside_graphs(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """Wrap a hook so that it is nothing to dynamo, which may begin to compile in this very step."""
+        is_compiling = self._torch.compiler.is_dynamo_compiling
+
+        def outside(*args: Any) -> None:
+            if not is_compiling():
+                hook(*args)
+
+        leave_alone(self._torch, outside, with_calls=False)
+        return outside
 
     def remove(self) -> None:
         """Leave nothing behind: marks in a graph that is still alive do nothing from now on."""

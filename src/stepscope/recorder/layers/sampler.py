@@ -24,6 +24,7 @@ from stepscope.recorder.guard import failsafe, immortal, warn
 from stepscope.recorder.layers.sampled_step import SampledStep, Scalars
 from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
+from stepscope.recorder.model import unwrapped
 from stepscope.records import run_clock
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
 from stepscope.records.paths import ENV_LAYERS, LAYER_MODES, LAYERS_SUFFIX
@@ -223,10 +224,10 @@ class LayerSampler:
         return True
 
     def _find_trees(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> list[ModuleTree]:
-        watched = self._watched() if self._watched is not None else None
-        models = [watched] if watched is not None else list(roots())[:MAX_ROOTS]
         trees: list[ModuleTree] = []
-        for model in models:
+        for model in self._models(roots()):
+            if not self._may_look_at(model):
+                continue
             tree = self._trees.get(id(model))
             if tree is None or tree.root() is not model or not tree.is_current(compiled=compiled):
                 tree = ModuleTree(model, compiled=compiled)
@@ -234,16 +235,22 @@ class LayerSampler:
                 warn(f"the model has more than {MOST_MODULES:,} modules: its layers are not looked at")
                 self._stop()
                 return []
-            if self._may_look_at(tree):
-                trees.append(tree)
+            trees.append(tree)
         self._trees = {id(tree.root()): tree for tree in trees}
         # A model may be called in two ways, with its wrapper and without; and a part of it may be called by itself.
         inside = {key for tree in trees for key, at in tree.timed() if at}
         tops = {next(tree.timed())[0]: tree for tree in trees}
         return [tree for key, tree in tops.items() if key not in inside]
 
-    def _may_look_at(self, tree: ModuleTree) -> bool:
-        devices = {local_part(parameter).device.type for _, parameter in tree.parameters()}
+    def _models(self, roots: Sequence[Any]) -> Sequence[Any]:
+        watched = self._watched() if self._watched is not None else None
+        if watched is None:
+            return roots[:MAX_ROOTS]
+        # The wrapper says which ranks hold the same parameters.
+        return [next((root for root in roots if unwrapped(root) is watched), watched)]
+
+    def _may_look_at(self, model: Any) -> bool:
+        devices = {local_part(parameter).device.type for parameter in model.parameters()}
         return bool(devices) and devices <= ({"cpu", "cuda"} if self._explicit else {"cpu"})
 
     @failsafe
