@@ -3,6 +3,7 @@
     python -m compare                          # with the data in ../shared/data/series, and 20 pairs made here
     python -m compare --pairs 0 --data DIR     # the recorded series only
     python -m compare --tune                   # the half from which the constants were learned, too
+    python -m compare --intervals 0.9          # if all intervals were narrower by a tenth
 
 Two sources.  Repeated MLPerf runs: each job was run 5 to 10 times, so pairs of runs differ by chance alone.  Tests of
 Megatron-LM ran once each; a series is cut into blocks that go to two halves in turn (ABBA), which stand for two runs.
@@ -28,7 +29,7 @@ import numpy as np
 
 from compare.pairs import KINDS, record_pairs
 from stepscope.compare.inputs import without_warmup
-from stepscope.compare.statistics import Change, Series, Verdict, judge
+from stepscope.compare.statistics import Change, Judgement, Series, Verdict, judge, verdict_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "series"
 EFFECTS = (0.01, 0.02, 0.03, 0.05)
@@ -101,17 +102,28 @@ def slowed(series: Series, effect: float, *, tenth: bool = False) -> Series:
     return replace(series, values=series.values * factor)
 
 
-def score(title: str, cases: Sequence[Case], *, by_within: bool) -> bool:
+def verdict_with(judgement: Judgement, intervals: float) -> Verdict:
+    """The verdict if the interval were so many times as wide."""
+    change = judgement.change
+    if intervals == 1:
+        return judgement.verdict
+    ratio = 1 + change.change
+    low, high = (ratio * ((1 + end) / ratio) ** intervals - 1 for end in (change.low, change.high))
+    return verdict_of(replace(change, low=low, high=high))
+
+
+def score(title: str, cases: Sequence[Case], *, by_within: bool, intervals: float = 1.0) -> bool:
     """Print one line of the table; whether the figures are within the targets."""
     if not cases:
         return True
     plain = [judge(case.baselines, case.candidate) for case in cases]
     spread = _spread_by_job(cases, [one.change for one in plain])
-    called = {name: _share(one.verdict == name for one in plain) for name in ("slower", "faster", "same")}
+    equal = [verdict_with(one, intervals) for one in plain]
+    called = {name: _share(one == name for one in equal) for name in ("slower", "faster", "same")}
     cells, wrong = [], 0
     good = called["slower"] <= 0.01 or len(cases) < 100
     for effect in EFFECTS:
-        verdicts = [judge(case.baselines, slowed(case.candidate, effect)).verdict for case in cases]
+        verdicts = [verdict_with(judge(case.baselines, slowed(case.candidate, effect)), intervals) for case in cases]
         findable = [
             at
             for at, case in enumerate(cases)
@@ -142,7 +154,7 @@ def _share(hits: Iterable[bool]) -> float:
     return sum(known) / len(known) if known else float("nan")
 
 
-def league_of_series(folder: Path, *, tune: bool) -> bool:
+def league_of_series(folder: Path, *, tune: bool, intervals: float = 1.0) -> bool:
     repeated, single = mlperf_jobs(folder), megatron_jobs(folder)
     good = True
     for held in (False, True) if tune else (True,):
@@ -151,12 +163,19 @@ def league_of_series(folder: Path, *, tune: bool) -> bool:
         print(f"{'':<34}{'pairs':>6}{'slower':>8}{'faster':>8}{'same':>7}  {effects}{'tenth':>7}{'wrong':>7}")
         for count in (1, 2, 3, 5):
             title = f"MLPerf, {count} baseline{'' if count == 1 else 's'}"
-            good &= score(title, pairs_of(repeated, count, held=held), by_within=False)
+            good &= score(title, pairs_of(repeated, count, held=held), by_within=False, intervals=intervals)
         for words, low, high in (("5 or 6 points", 0, 6), ("7 to 20 points", 7, 20), ("40 to 120 points", 21, 10**6)):
             chosen = {job: runs for job, runs in repeated.items() if low <= _longest(runs) <= high}
-            good &= score(f"MLPerf, 3 baselines, {words}", pairs_of(chosen, 3, held=held), by_within=False)
+            good &= score(
+                f"MLPerf, 3 baselines, {words}", pairs_of(chosen, 3, held=held), by_within=False, intervals=intervals
+            )
         for length in LENGTHS:
-            score(f"Megatron halves, {length} steps", halves_of(single, length, held=held), by_within=True)
+            score(
+                f"Megatron halves, {length} steps",
+                halves_of(single, length, held=held),
+                by_within=True,
+                intervals=intervals,
+            )
     print(
         "\nslower, faster, same: what equal runs were called (no more than 1% may be called slower)."
         "\nfound: of the pairs in which a slowdown of that size is findable.  tenth: every tenth step slower by half."
@@ -196,11 +215,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20, help="pairs of runs to make here; 0: none")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--baselines", type=int, default=3)
+    parser.add_argument("--intervals", type=float, default=1.0, help="score as if they were so many times as wide")
     parser.add_argument("--keep", type=Path, help="keep the runs made here in this folder")
     args = parser.parse_args()
     good = True
     if (args.data / "mlperf_v5_throughput.json").is_file():
-        good = league_of_series(args.data, tune=args.tune)
+        good = league_of_series(args.data, tune=args.tune, intervals=args.intervals)
     else:
         print(f"no recorded series in {args.data}; skipping them (--data names their folder)")
     if args.pairs:

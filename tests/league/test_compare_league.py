@@ -15,6 +15,7 @@ from compare.__main__ import (
     mlperf_jobs,
     pairs_of,
     slowed,
+    verdict_with,
 )
 from compare.history import RUNS, History, found_in, histories_of, is_findable, level_of_run, points_of, score
 
@@ -52,6 +53,17 @@ def test_a_slowdown_of_all_steps_or_of_every_tenth() -> None:
     assert slowed(run, 0.05).values.mean() == pytest.approx(10.5)
     assert slowed(run, 0.05, tenth=True).values.mean() == pytest.approx(10.5)
     assert np.median(slowed(run, 0.05, tenth=True).values) == 10.0
+
+
+def test_narrower_intervals_decide_more() -> None:
+    random = np.random.default_rng(4)
+    one, other = (
+        Series(numbers=np.arange(50), values=level * (1 + random.normal(0, 0.002, 50))) for level in (100, 101.5)
+    )
+    judged = judge([one], other)
+    assert (judged.verdict, verdict_with(judged, 1.0), verdict_with(judged, 0.5)) == (
+        "cannot_tell", "cannot_tell", "slower",
+    )  # fmt: skip
 
 
 def test_the_league_prints_both_kinds_of_series(
