@@ -501,9 +501,13 @@ def test_a_module_of_parameters_alone_and_other_outputs(layers: Layers) -> None:
     assert set(layers.by_name("backward_us")) == {"recurrent"}
 
 
-def test_parameters_without_a_shape_or_that_were_computed_are_passed_over(layers: Layers) -> None:
+def test_parameters_without_a_shape_are_passed_over() -> None:
+    tree = ModuleTree(nn.Sequential(nn.Linear(8, 4), nn.LazyLinear(3)), compiled=False)
+    assert [row[3] for row in tree.rows] == [0, 36, 0]
+
+
+def test_parameters_that_were_computed_have_no_gradient(layers: Layers) -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
-    model[1].unused = nn.LazyLinear(3)
     bias = torch.zeros(4, requires_grad=True)
     model[0]._parameters["bias"] = bias * 2  # as libraries for meta-learning do it
     optimizer = torch.optim.SGD([model[2].weight], lr=0.1)
