@@ -510,6 +510,23 @@ def test_a_module_of_parameters_alone_and_other_outputs(layers: Layers) -> None:
     assert set(layers.by_name("backward_us")) == {"recurrent"}
 
 
+def test_parameters_without_a_shape_are_passed_over() -> None:
+    tree = ModuleTree(nn.Sequential(nn.Linear(8, 4), nn.LazyLinear(3)), compiled=False)
+    assert [row[3] for row in tree.rows] == [0, 36, 0]
+
+
+def test_parameters_that_were_computed_have_no_gradient(layers: Layers) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    bias = torch.zeros(4, requires_grad=True)
+    model[0]._parameters["bias"] = bias * 2  # as libraries for meta-learning do it
+    optimizer = torch.optim.SGD([model[2].weight], lr=0.1)
+    for _ in range(3):
+        model(X).square().mean().backward(retain_graph=True)
+        optimizer.step()
+    assert layers.by_name("parameters") == {"0": 36 * FLOAT, "2": 10 * FLOAT}
+    assert layers.by_name("gradients") == {"0": 32 * FLOAT, "2": 10 * FLOAT}
+
+
 def test_very_large_models_show_their_upper_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "MOST_NODES", 4)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(3)])

@@ -392,8 +392,9 @@ class LiveObjects:
             self._optimizers.append(weakref.ref(optimizer))
 
     def roots(self) -> list[Any]:
-        """The models that are alive, as the script calls them."""
-        return [root for root in (known.walk.root() for known in self._roots) if root is not None]
+        """The models that are alive, as the script calls them, the largest first."""
+        ordered = sorted(self._roots, key=lambda known: -known.walk.parameters)
+        return [root for root in (known.walk.root() for known in ordered) if root is not None]
 
     def optimizers(self, last: Any = None) -> list[Any]:
         """The optimizers that are alive, and ``last``, if it is an optimizer that is not among them."""

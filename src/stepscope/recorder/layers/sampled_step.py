@@ -247,7 +247,7 @@ class SampledStep:
         torch = self._torch
         for tensor in tensors:
             local = local_part(tensor)
-            if type(local) is not torch.Tensor or not local.is_floating_point() or not local.numel():
+            if type(local) is not torch.Tensor or not _is_float(local) or not local.numel():
                 continue
             if local.is_cuda:
                 if calls_none:
@@ -256,7 +256,7 @@ class SampledStep:
                 self._checked = weakref.ref(tensor)
                 if _is_bad(torch, local):
                     given = [local_part(one) for one in _tensors_in(torch, inputs)]
-                    if not any(one.is_cpu and one.is_floating_point() and _is_bad(torch, one) for one in given):
+                    if not any(one.is_cpu and _is_float(one) and _is_bad(torch, one) for one in given):
                         self._bad_forward = at
                     self._checked = None  # the module around it may return the same tensor
                     return
@@ -458,7 +458,7 @@ class _TreeReading:
                 self._owners.append(at)
                 self.ids.append(id(parameter))
                 self.weights.append(local)
-            gradient = parameter.grad
+            gradient = parameter.grad if parameter.is_leaf else None
             if gradient is None:
                 continue
             gradient = local_part(gradient)
@@ -567,11 +567,16 @@ def _sizes_of(
     return dict(found)
 
 
+def _is_float(tensor: Any) -> bool:
+    """Numbers with which every operation works: those of one byte have few."""
+    return bool(tensor.is_floating_point()) and tensor.itemsize > 1
+
+
 def _has_values(torch: Any, tensor: Any) -> bool:
     """Whether its values may be read: an ordinary tensor of numbers, in memory that torch holds now."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.is_floating_point()
+        and _is_float(tensor)
         and (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and tensor.numel() > 0

@@ -38,12 +38,32 @@ MAX_FILE_BYTES = 32 << 20
 """If the agent leaves this much unread, nothing is added."""
 
 
+NEEDED = (
+    *(
+        "_C.DisableTorchFunction",
+        "_C._DisableAutocast",
+        "_C._get_tracing_state",
+        "_C._functorch.peek_interpreter_stack",
+    ),
+    *("_C._len_torch_dispatch_stack", "_C._len_torch_function_stack", "_C._autograd._top_saved_tensors_default_hooks"),
+    *("_foreach_norm", "segment_reduce", "nn.modules.module._global_forward_hooks_with_kwargs"),
+)
+"""What is private to torch, or may change; 2.13 has all of it.  Without it, layers are not looked at."""
+
+
 def layer_sampler(torch: Any, ledger: Ledger, environ: Mapping[str, str]) -> LayerSampler | None:
     """The sampler that the environment asks for; None: it is off."""
     said = environ.get(ENV_LAYERS, "")
-    if said == "off":
+    if said == "off" or not all(_has(torch, name) for name in NEEDED):
         return None
     return LayerSampler(torch, ledger, every_step=said == "every", explicit=said in LAYER_MODES)
+
+
+def _has(torch: Any, path: str) -> bool:
+    found = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found is not None
 
 
 # -- Schedule ---------------------------------------------------------------------------------------------------------

@@ -106,9 +106,10 @@ class ModuleTree:
                 module = reference()
                 if module is not None:
                     for parameter in module._parameters.values():
-                        if parameter is not None and id(parameter) not in seen:
-                            seen.add(id(parameter))
-                            yield at, parameter
+                        if parameter is None or id(parameter) in seen or hasattr(type(parameter), "materialize"):
+                            continue  # or a lazy one that has no shape yet
+                        seen.add(id(parameter))
+                        yield at, parameter
 
     def buffers(self) -> Iterator[tuple[int, Any]]:
         seen: set[int] = set()
@@ -117,9 +118,10 @@ class ModuleTree:
                 module = reference()
                 if module is not None and module._buffers:
                     for buffer in module._buffers.values():
-                        if buffer is not None and id(buffer) not in seen:
-                            seen.add(id(buffer))
-                            yield at, buffer
+                        if buffer is None or id(buffer) in seen or hasattr(type(buffer), "materialize"):
+                            continue
+                        seen.add(id(buffer))
+                        yield at, buffer
 
     def _walk(self, root: Any, sharing: _Sharing) -> None:
         seen: set[int] = set()
