@@ -1,4 +1,4 @@
-"""How often a history of runs reports a change that is none, and how well it finds one: on repeated runs of real jobs.
+"""How often a history of runs reports a change where there is none, and how well it finds one: runs of real jobs.
 
     PYTHONPATH=bench python -m compare.history            # the half of the jobs that taught nothing
     PYTHONPATH=bench python -m compare.history --tune     # also the half from which constants were learned

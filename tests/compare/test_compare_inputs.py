@@ -57,6 +57,14 @@ def test_a_run_has_its_steady_steps_phases_and_ranks() -> None:
     assert measured.rank_ns.shape == (len(measured.phases), 2, 8)
 
 
+def test_a_run_that_failed_before_its_first_step_is_refused_in_words() -> None:
+    """As one that ran out of memory at once, which a sweep must expect."""
+    one = input_of(job("early", steps=0))
+    assert (one.steady, one.on("host").phases, len(steps_of(one).values)) == (0, (), 0)
+    with pytest.raises(CompareTooShort, match=r"cannot tell: early has 0 steady steps; at least 10 are needed"):
+        check_comparable([input_of(job()), one], unfinished=True)
+
+
 def test_device_times_come_first_where_the_findings_use_them() -> None:
     one = input_of(job(device_timed=True, backend="nccl"))
     assert one.clocks == ("device", "host")

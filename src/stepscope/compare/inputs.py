@@ -243,6 +243,9 @@ ASSUMED_WANDER = 0.5
 
 
 def measured_of(view: View) -> Measured:
+    steps = Series(numbers=view.steps, values=view.step_ns)
+    if not view.phases or not view.ranks:
+        return Measured(clock=view.clock, run=steps)  # it ended before its first step
     phase_ns = view.phase_ns
     whole = not np.isnan(phase_ns).any()
     mean = phase_ns.mean(axis=1) if whole else np.stack([mean_rank(plane) for plane in phase_ns])
@@ -251,7 +254,7 @@ def measured_of(view: View) -> Measured:
     stretches = [_step_mean(phase_ns[:, :, begin:end]) for begin, end in pairwise(cuts.tolist()) if end > begin]
     return Measured(
         clock=view.clock,
-        run=Series(numbers=view.steps, values=view.step_ns),
+        run=steps,
         phases=view.phases,
         mean_ns=mean,
         common_ns=common,
