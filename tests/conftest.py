@@ -7,6 +7,8 @@ here, by name, instead of making a later test fail at random.  ``@pytest.mark.le
 from __future__ import annotations
 
 import functools
+import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -65,6 +67,31 @@ hypothesis.settings.register_profile(
     max_examples=examples(100),
 )
 hypothesis.settings.load_profile("here")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker imports the test files from another one on, so that each compiles its share and finds the rest."""
+    if session.config.pluginmanager.hasplugin("dsession"):  # it has workers, and collects nothing itself
+        return
+    gc.disable()  # what is made now stays for the whole run
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    chosen = [Path(session.config.invocation_params.dir, word.partition("::")[0]) for word in session.config.args]
+    files = sorted({file for path in chosen for file in ([path] if path.is_file() else path.rglob("test_*.py"))})
+    turn = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
+    for file in (*files[turn:], *files[:turn]):
+        try:
+            importlib.import_module(".".join(file.resolve().relative_to(ROOT).with_suffix("").parts))
+        except (Exception, pytest.skip.Exception):  # noqa: BLE001 - the collection does it again and reports it
+            continue
+
+
+def pytest_collection_finish() -> None:
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
