@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
+from module_syntax import statements
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "stepscope"
@@ -61,17 +61,8 @@ def exported(tree: ast.Module) -> list[str] | None:
 
 def imported_roots(tree: ast.Module) -> set[str]:
     """Top-level packages imported anywhere in a module, except for type checking only."""
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
     roots = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in statements(tree, for_types=False):
         if isinstance(node, ast.Import):
             roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -83,38 +74,50 @@ def has_only_docstring(tree: ast.Module) -> bool:
     return all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in tree.body)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_all_is_true(module: str) -> None:
-    tree = parse(module)
+def wrong_exports(tree: ast.Module, module: str) -> str:
+    """What is wrong with its ``__all__``; empty if nothing is."""
     names = exported(tree)
     if names is None:
-        assert has_only_docstring(tree) or Path(module).name == "__main__.py", "no __all__"
-        return
+        return "" if has_only_docstring(tree) or Path(module).name == "__main__.py" else "no __all__"
     lazy = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
-    assert len(names) == len(set(names))
-    assert [name for name in names if name.startswith("_") and not name.startswith("__")] == []
-    if not lazy:
-        assert set(names) - set(bound_names(tree.body)) == set()
+    private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+    unbound = set() if lazy else set(names) - set(bound_names(tree.body))
+    if len(names) > len(set(names)) or private or unbound:
+        return f"named twice, private or not there: {names}"
+    return ""
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(IN_RANK_PROCESS)])
-def test_rank_process_loads_only_stdlib_and_torch(module: str) -> None:
+# All modules in one test each: there are hundreds, and one that fails is named.
+
+
+def test_all_is_true() -> None:
+    wrong = {module: wrong_exports(parse(module), module) for module in MODULES}
+    assert {module: why for module, why in wrong.items() if why} == {}
+
+
+def test_rank_process_loads_only_stdlib_and_torch() -> None:
+    found = {name: imported_roots(parse(name)) for name in MODULES if name.startswith(IN_RANK_PROCESS)}
     allowed = {*sys.stdlib_module_names, "stepscope"}
-    if module.startswith("recorder/"):
-        allowed.add("torch")
-    assert imported_roots(parse(module)) - allowed == set()
+    more = {
+        name: roots - allowed - ({"torch"} if name.startswith("recorder/") else set()) for name, roots in found.items()
+    }
+    assert len(found) > 40
+    assert {name: roots for name, roots in more.items() if roots} == {}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith(MAY_IMPORT_TORCH)])
-def test_torch_stays_out(module: str) -> None:
-    assert "torch" not in imported_roots(parse(module))
+def test_torch_stays_out() -> None:
+    outside = [name for name in MODULES if not name.startswith(MAY_IMPORT_TORCH)]
+    assert len(outside) > 200
+    assert [name for name in outside if "torch" in imported_roots(parse(name))] == []
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(PURE)])
-def test_pure_modules_open_nothing(module: str) -> None:
-    calls = [node.func for node in ast.walk(parse(module)) if isinstance(node, ast.Call)]
-    names = {call.id for call in calls if isinstance(call, ast.Name)}
-    assert names & {"open", "print", "input"} == set()
+def test_pure_modules_open_nothing() -> None:
+    pure = [name for name in MODULES if name.startswith(PURE)]
+    assert len(pure) > 30
+    for module in pure:
+        calls = [node.func for node in ast.walk(parse(module)) if isinstance(node, ast.Call)]
+        names = {call.id for call in calls if isinstance(call, ast.Name)}
+        assert names & {"open", "print", "input"} == set(), module
 
 
 def test_public_api_is_true_and_lazy(run_python: Callable[..., Any]) -> None:
