@@ -41,11 +41,12 @@ SYNTHETIC = (
 SEEDS = (1, pytest.param(3, marks=pytest.mark.soak))
 """Of each cell: the first alone, or three."""
 BUSY = ("cpu_saturated", "jitter", "stall", "change_point", "throughput_drop")
-"""True of a machine that runs other tests meanwhile, although nobody put it there."""
+"""True of a machine that does something else meanwhile, although nobody put it there."""
 CASES_BY_ID = {case.id: case for case in CASES}
 
 
 @pytest.mark.soak  # near: the synthetic cells below, and the examples, recorded
+@pytest.mark.alone
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", [*SUBSET, *LONG])
 def test_real_case(name: str, tmp_path: Path) -> None:
