@@ -41,6 +41,8 @@ CLOCK_TICK_S = 0.02
 GRACE_S = 5.0
 """How long a thread or process that is on its way out may take."""
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with `&` by a shell without job control
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Many ranks share two cores: one thread each, here and in everything started from here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch 2.10 has the Flight Recorder off by default; 2.13 has it on, with this many calls.

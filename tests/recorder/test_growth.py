@@ -77,6 +77,8 @@ def test_attributes_dicts_and_variables_of_modules_are_named() -> None:
     found = Memory(MB).train(300, lambda step: trainer.seen.__setitem__(step, Tensor()))["growing"]
     assert found["holder"] == "Trainer.seen, a dict"
 
+    global KEPT_BY_MODULE
+    KEPT_BY_MODULE = []  # the garbage collector does not list what was made while the tests were collected
     found = Memory(MB).train(300, lambda _: KEPT_BY_MODULE.append(bytes(MB)))["growing"]
     KEPT_BY_MODULE.clear()
     assert found["holder"] == "KEPT_BY_MODULE, a list"
