@@ -386,7 +386,7 @@ def test_no_parameter_makes_it_stumble(hub: Any, path: str, query: list[tuple[st
     params = {name: value.encode("utf-8", "replace") for name, value in query}
     said = str(httpx.QueryParams({name: value.decode() for name, value in params.items()}))
     answer = hub.get(f"{path}?{said}", accept=accept)
-    assert answer.status in (200, 400)
+    assert answer.status in ((400, 404) if "/none" in path else (200, 400))
     if answer.status == 400:
         assert answer.json.keys() == {"schema", "error"}
 
