@@ -177,7 +177,7 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
-    from stepscope.reports.trace_document import document_of, rank_shown, table_document
+    from stepscope.reports.trace import document_of, rank_shown, table_document
     from stepscope.traces.exports import tables_in
     from stepscope.traces.reading.files import find_traces
 
@@ -214,7 +214,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _print(document: dict[str, Any], args: argparse.Namespace) -> None:
-    from stepscope.reports.trace_text import render_trace
+    from stepscope.reports.trace import render_trace
 
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
