@@ -32,7 +32,7 @@ from fakes.load import LoadJob, LoadPlan, LoadReport, run_load
 
 from stepscope.store.create import create_run
 from stepscope.store.documents import HubFile, write_hub_file
-from stepscope.wire.keys import load_keys
+from stepscope.wire.handshake import load_keys
 
 RANKS_PER_AGENT = 8
 SOURCES = tuple(f"127.0.0.{n}" for n in range(2, 34))

@@ -24,7 +24,7 @@ from page_parts import drawings, open_page, spread
 
 from stepscope.store.create import create_run
 from stepscope.store.documents import HubFile, write_hub_file
-from stepscope.wire.keys import load_keys
+from stepscope.wire.handshake import load_keys
 
 __all__ = ["measure_latency"]
 

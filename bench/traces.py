@@ -50,8 +50,7 @@ Row = dict[str, Any]
 
 
 def ours(paths: list[Path], cache: Path | None) -> Row:
-    from stepscope.traces.engine.engines import analyse_paths
-    from stepscope.traces.engine.worker import Options
+    from stepscope.traces.engine import Options, analyse_paths
     from stepscope.traces.findings import analyse_job
     from stepscope.traces.rank import RankAnalysis
     from stepscope.traces.reading.cache import Cache

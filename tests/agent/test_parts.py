@@ -17,8 +17,8 @@ import pytest
 from stepscope.agent.drain import _open_pidfd
 from stepscope.agent.job_context import Control
 from stepscope.agent.journal import MAX_SAMPLES, Journal
-from stepscope.agent.sampling import gpu
-from stepscope.agent.sampling.gpu import GpuSampler
+from stepscope.agent.sampling import host as gpu
+from stepscope.agent.sampling.host import GpuSampler
 from stepscope.store import file_io
 
 

@@ -18,9 +18,8 @@ from worker_server_stand_in import replaying
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.hangs import watchdog
 from stepscope.agent.hangs.on_hang import HangPolicy
-from stepscope.agent.hangs.progress import GAP_S, Subjects
 from stepscope.agent.hangs.rank_evidence import Gathered
-from stepscope.agent.hangs.watchdog import LOSS_S, Watchdog
+from stepscope.agent.hangs.watchdog import GAP_S, LOSS_S, Subjects, Watchdog
 from stepscope.agent.journal import Journal
 from stepscope.hangs.evidence import Evidence, EvidenceFile
 from stepscope.hangs.judge import NotAHang

@@ -18,9 +18,8 @@ from worker_server_stand_in import Behave, WorkerServer
 
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.hangs.on_hang import HangPolicy
-from stepscope.agent.hangs.progress import Subjects, World
 from stepscope.agent.hangs.rank_evidence import Subject, gather
-from stepscope.agent.hangs.watchdog import Watchdog
+from stepscope.agent.hangs.watchdog import Subjects, Watchdog, World
 from stepscope.agent.journal import Journal
 from stepscope.records.finding import HangRecord
 from stepscope.records.identity import RankIdentity

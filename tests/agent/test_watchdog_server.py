@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from worker_server_stand_in import EMPTY, Behave, replaying
 
 from stepscope.agent import worker_server
-from stepscope.agent.worker_server import FLIGHT, Questions, ask_active, ask_flights, ask_servers
+from stepscope.agent.flight_reader import FLIGHT, Questions, ask_active, ask_flights, ask_servers
 
 Serve = Callable[[Behave], Any]
 

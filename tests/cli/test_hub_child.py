@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.launch import hub
-from stepscope.cli.launch.helpers import Helper
-from stepscope.cli.launch.hub import HubChild, HubOptions, may_start, open_hub
+from stepscope.cli.launch import helpers
+from stepscope.cli.launch.helpers import Helper, HubChild, HubOptions, may_start, open_hub
 from stepscope.cli.main import run_command
 from stepscope.errors import HubError
 
@@ -48,7 +47,7 @@ def test_a_connection_of_another_user_is_closed_and_starts_nothing(
     monkeypatch.setattr(Helper, "start", lambda _self, _mask, caller=-1: started.append(caller))
     port = int(child.url.rpartition(":")[2])
     uids = iter([4711, os.getuid()])
-    monkeypatch.setattr(hub, "peer_uid", lambda *_: next(uids))
+    monkeypatch.setattr(helpers, "peer_uid", lambda *_: next(uids))
     with socket.create_connection(("127.0.0.1", port), 10) as stranger:
         child.keep_alive()
         assert (started, stranger.recv(1)) == ([], b"")

@@ -11,9 +11,9 @@ import pytest
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
+from stepscope.store.catalog import change_labels
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, save_summary, write_meta
-from stepscope.store.labels import change_labels
 
 SUMMARY = {
     "schema": 1,

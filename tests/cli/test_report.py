@@ -187,7 +187,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, why: str = "") -> list[Path]:
 
     monkeypatch.setenv("STEPSCOPE_HTML", "1")
     monkeypatch.setattr("stepscope.cli.finalize.is_built", lambda: True)
-    monkeypatch.setattr("stepscope.hub.report_file.add_copy", add)
+    monkeypatch.setattr("stepscope.hub.app.add_copy", add)
     return asked
 
 
@@ -227,7 +227,7 @@ def test_html_on_demand(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         made.append(path)
         return path.write_bytes(bytes(1_234_567))
 
-    monkeypatch.setattr("stepscope.hub.report_file.write_copy", write)
+    monkeypatch.setattr("stepscope.hub.app.write_copy", write)
     for words in ([str(run_dir), "--html"], ["--html", str(run_dir)], [str(run_dir), "--html", str(elsewhere)]):
         assert run_command(["report", *words]) == 0
         assert "summary.json · report.html" in capsys.readouterr().out

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from fakes.cluster import Cluster, slow_at
 
-from stepscope.compare.comparison import compare_inputs, percent_text
-from stepscope.compare.gate import Limits, gate_inputs
+from stepscope.compare.comparison import Limits, compare_inputs, gate_inputs, percent_text
 from stepscope.compare.inputs import Input, Measured, input_of_run
 from stepscope.compare.statistics import Series
 from stepscope.compare.text import comparison_page, render_comparison, render_markdown

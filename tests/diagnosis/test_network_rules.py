@@ -15,8 +15,7 @@ from fakes.wires import Trouble, Wires, with_probes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.diagnosis.engine.probes import ProbeSamples, network_faults, round_trips_of
-from stepscope.diagnosis.engine.readings import probe_samples
+from stepscope.diagnosis.engine.readings import ProbeSamples, network_faults, probe_samples, round_trips_of
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.diagnosis.findings import diagnose, look

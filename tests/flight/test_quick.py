@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from stepscope.errors import DumpError
 from stepscope.flight import decode
-from stepscope.flight.decode import decode_dump
+from stepscope.flight.decode import decode_dump, load_plain
 from stepscope.flight.dump import Dump
-from stepscope.flight.pickles import load_plain
 
 
 @pytest.fixture(autouse=True)

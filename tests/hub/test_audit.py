@@ -19,8 +19,7 @@ from fakes.cluster import Cluster
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
-from stepscope.hub.api.auth import Readers, TrustedProxy
-from stepscope.hub.api.tokens import ALL, METRICS, ReaderTokens
+from stepscope.hub.api.auth import ALL, METRICS, Readers, ReaderTokens, TrustedProxy
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import LINES, STRANGERS, WAITING, WINDOW_S, AuditLog, read_audit, rotated, route_and_run
 from stepscope.hub.ingest.auth import SILENT_S

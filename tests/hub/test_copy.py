@@ -25,8 +25,8 @@ from page_files import data_in
 from stepscope.cli.main import run_command
 from stepscope.errors import NotARun, RunError, RunUnwritable
 from stepscope.hub import report_copy
+from stepscope.hub.app import make_copy, write_copy
 from stepscope.hub.report_copy import FIRST, STEP, Blobs, plans, rounded
-from stepscope.hub.report_file import make_copy, write_copy
 from stepscope.page import assets
 from stepscope.store.load import open_run
 

@@ -10,13 +10,21 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.ingest.folder_ingest import FolderIngest
+from stepscope.hub.ingest.run_ingest import FolderIngest
 from stepscope.hub.limits import Refusals
 from stepscope.hub.runs import Runs
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
-from stepscope.wire.handshake import HELLO_PATH, PROOF_HEADER, Join, read_challenge, write_hello, write_join
-from stepscope.wire.keys import key_path, load_keys
+from stepscope.wire.handshake import (
+    HELLO_PATH,
+    PROOF_HEADER,
+    Join,
+    key_path,
+    load_keys,
+    read_challenge,
+    write_hello,
+    write_join,
+)
 
 
 @pytest.fixture

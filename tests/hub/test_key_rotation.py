@@ -17,7 +17,6 @@ import pytest
 from fakes.cluster import Cluster
 
 from stepscope.agent.shipping.client import HubClient
-from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import Sender, Shipper
 from stepscope.cli.main import run_command
 from stepscope.errors import KeyRefused, UsageError
@@ -27,11 +26,10 @@ from stepscope.hub.limits import Refusals, Refused
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.records.series import RankSeries
 from stepscope.store.create import create_run
-from stepscope.store.documents import end_run, read_meta, write_meta
+from stepscope.store.documents import Destination, end_run, read_meta, write_meta
 from stepscope.store.live.ring_files import write_sidecar
 from stepscope.store.load import open_run
-from stepscope.wire.handshake import Join, write_hello
-from stepscope.wire.keys import KeyRing, key_path, load_keys, retire_key, rotate_key
+from stepscope.wire.handshake import Join, KeyRing, key_path, load_keys, retire_key, rotate_key, write_hello
 from tests.hub.gate_parts import Parts, join_of
 from tests.hub.run_parts import Hub, append_steps, record, sidecar_of
 

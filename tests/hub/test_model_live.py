@@ -15,7 +15,7 @@ from hub_feed import FedRows, sidecar_of, taken_of
 
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
-from stepscope.hub.api.ranks import rank_series
+from stepscope.hub.api.steps import rank_series
 from stepscope.hub.live.lines import Lines, Noted
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Planes

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from stepscope.cli.launch import record as launcher
-from stepscope.store.user_runs import UserHub, announced, known_folders, run_id
+from stepscope.store.catalog import UserHub, announced, known_folders, run_id
 
 WATCHED = """
 import os, sys, time

@@ -18,7 +18,7 @@ import duckdb
 import pytest
 
 from stepscope.hub.audit import read_audit
-from stepscope.wire.keys import load_keys, retire_key, rotate_key
+from stepscope.wire.handshake import load_keys, retire_key, rotate_key
 
 pytestmark = [pytest.mark.ranks, pytest.mark.faults]
 

@@ -13,9 +13,9 @@ from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
 from stepscope.hub.transport import make_certificate
+from stepscope.store.catalog import add_folder, known_folders, run_id
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run
-from stepscope.store.user_runs import add_folder, known_folders, run_id
 from tests.hub.run_parts import READER, Hub, record
 from tests.page.browsing import expect, run_address
 

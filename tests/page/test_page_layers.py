@@ -10,7 +10,7 @@ import pytest
 from fakes.cluster import Cluster
 from gpt_layers import write_layer_samples
 
-from stepscope.hub.report_file import make_copy
+from stepscope.hub.app import make_copy
 from tests.hub.run_parts import record
 from tests.page.browsing import TOO_WIDE, ServedFolder, complaints, expect, settled
 

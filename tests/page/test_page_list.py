@@ -9,8 +9,8 @@ import pytest
 from fakes.cluster import Cluster
 
 from stepscope.reports import summarise
+from stepscope.store.catalog import change_labels, read_labels
 from stepscope.store.documents import save_summary
-from stepscope.store.labels import change_labels, read_labels
 from tests.hub.run_parts import record
 from tests.page.browsing import expect
 

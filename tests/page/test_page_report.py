@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.report_file import write_copy
+from stepscope.hub.app import write_copy
 from stepscope.notebook.cells import frame_of_page
 from tests.hub.run_parts import HOSTILE
 from tests.page.browsing import expect

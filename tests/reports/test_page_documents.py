@@ -10,8 +10,7 @@ import pytest
 
 from stepscope.records.text import printable
 from stepscope.reports.page_documents import trace_page
-from stepscope.reports.trace_document import document_of
-from stepscope.reports.trace_text import render_trace
+from stepscope.reports.trace import document_of, render_trace
 
 MS = 1_000_000
 

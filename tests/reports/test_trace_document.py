@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.reports.page_documents import trace_page
-from stepscope.reports.trace_document import document_of, plain
-from stepscope.reports.trace_text import render_trace
+from stepscope.reports.trace import document_of, plain, render_trace
 from stepscope.traces.device.figures import DeviceFigures
 from stepscope.traces.findings import analyse_job
 from stepscope.traces.job import JobAnalysis

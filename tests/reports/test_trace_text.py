@@ -11,8 +11,7 @@ from fakes.traces import MadeTrace
 
 from stepscope.records.finding import Finding
 from stepscope.records.text import ns_text
-from stepscope.reports.trace_document import document_of
-from stepscope.reports.trace_text import render_trace
+from stepscope.reports.trace import document_of, render_trace
 from stepscope.traces.findings import analyse_job
 from stepscope.traces.rank import analyse_rank
 

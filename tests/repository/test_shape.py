@@ -11,8 +11,8 @@ import pytest
 from module_syntax import statements
 
 SOURCE = Path("src/stepscope")
-MODULES_AT_MOST = 290
-"""259 before compare, gate, history, sweep and layers."""
+MODULES_AT_MOST = 264
+"""The package has about 255."""
 SINGLE_IMPORTERS_AT_MOST = 30
 FOLDER_AT_MOST = 15
 LINES_AT_MOST = 900

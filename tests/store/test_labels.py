@@ -11,10 +11,9 @@ import pytest
 from rings import write_steps
 
 from stepscope.errors import NotARun, RunError, RunUnwritable, UsageError
-from stepscope.store.catalog import list_runs
+from stepscope.store.catalog import Labels, change_labels, checked_tag, delete_run, list_runs, read_labels
 from stepscope.store.create import RunPaths
 from stepscope.store.documents import end_run, read_meta, write_meta
-from stepscope.store.labels import Labels, change_labels, checked_tag, delete_run, read_labels
 from stepscope.store.locks import take_lock
 
 

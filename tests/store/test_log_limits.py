@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.hub.api.files import read_piece
+from stepscope.hub.api.runs import read_piece
 from stepscope.store.inbox.receiver import Inbox
 from stepscope.store.live import logs
 from stepscope.store.live.logs import bound_log, bound_logs, log_share

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.store import user_runs
-from stepscope.store.user_runs import UserHub, add_folder, announced, find_user_hub, known_folders, run_id, split_run_id
+from stepscope.store import catalog
+from stepscope.store.catalog import UserHub, add_folder, announced, find_user_hub, known_folders, run_id, split_run_id
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_folder_that_is_gone_is_forgotten_by_the_host_that_named_it(
 def test_the_number_of_folders_is_bounded(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_runs, "MOST_FOLDERS", 2)
+    monkeypatch.setattr(catalog, "MOST_FOLDERS", 2)
     folders = made(tmp_path, "a", "b", "c")
     for number, folder in enumerate(folders):
         add_folder(folder, environ)

@@ -11,7 +11,7 @@ from typing import Any
 
 from worker_server_stand_in import EMPTY, Behave, replaying
 
-from stepscope.agent.worker_server import ACTIVE, FLIGHT, NCCL_FLIGHT, NEEDS_GIL
+from stepscope.agent.flight_reader import ACTIVE, FLIGHT, NCCL_FLIGHT, NEEDS_GIL
 from stepscope.hangs.evidence import EvidenceFile, RankEvidence, evidence_from_dict
 from stepscope.records.finding import ThreadStack
 

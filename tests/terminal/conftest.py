@@ -9,8 +9,7 @@ import pytest
 from fakes.cluster import Cluster, slow_at
 from fakes.samples import with_samples
 
-from stepscope.terminal.client import RunAddress
-from stepscope.terminal.feed import Feed
+from stepscope.terminal.feed import Feed, RunAddress
 from tests.hub.run_parts import WALL_NS, ServedFolder, record
 
 HOSTILE = "[red]x[/red] \x1b[31m\x1b]0;t\x07 <b> 漢字 \u202e"

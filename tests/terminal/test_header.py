@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.terminal.documents import Finding, Findings, Judged, Run, Status
+from stepscope.terminal.documents import Finding, Findings, Judged, Run, Snapshot, Status
 from stepscope.terminal.screen import draw_header, draw_verdict, ranks_words
-from stepscope.terminal.snapshot import Snapshot
 
 HANG = Finding(kind="hang_deadlock", severity="critical", title="T", ranks=(0, 1), steps=(41, 41))
 STATUS = {"status": "running", "ranks": 8, "live_ranks": 8, "world_size": 8, "step": 40}

@@ -14,9 +14,8 @@ import pytest
 
 from stepscope.errors import HubError, HubMissing, HubRefused
 from stepscope.hub.transport import TlsFiles, make_certificate
-from stepscope.terminal.client import HubReader, RunAddress
 from stepscope.terminal.documents import Message, Run, Runs, Status
-from stepscope.terminal.feed import Feed
+from stepscope.terminal.feed import Feed, HubReader, RunAddress
 from tests.hub.run_parts import ServedFolder
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 44\r\nConnection: close\r\n\r\n{"total": 1, "runs": [{"id": "a"}, {"id":1}'

@@ -23,6 +23,7 @@ from stepscope.terminal.documents import (
     Info,
     Levels,
     Machines,
+    Output,
     Rank,
     RankNow,
     Ranks,
@@ -30,15 +31,24 @@ from stepscope.terminal.documents import (
     Run,
     Sample,
     Samples,
+    Snapshot,
     Status,
+    StepRow,
     Verdict,
     Window,
 )
 from stepscope.terminal.feed import GPU_FIELDS, HOST_FIELDS, PROCESS_FIELDS
 from stepscope.terminal.screen import ViewState, draw_keys, draw_machine, draw_screen, draw_verdict
-from stepscope.terminal.snapshot import Output, Snapshot, StepRow
-from stepscope.terminal.timing import draw_phases, draw_rank, draw_ranks, draw_step_time, mean_times
-from stepscope.terminal.wording import EVENT_KINDS, event_words, severity_of
+from stepscope.terminal.wording import (
+    EVENT_KINDS,
+    draw_phases,
+    draw_rank,
+    draw_ranks,
+    draw_step_time,
+    event_words,
+    mean_times,
+    severity_of,
+)
 
 words = st.text(max_size=30) | st.sampled_from(["[red]x[/]", "\x1b[2J", "漢字" * 10, "\u202e", "a b " * 40, ""])
 numbers = st.floats(-1e30, 1e30) | st.integers(-5, 5).map(float) | st.floats(0, 1e9)

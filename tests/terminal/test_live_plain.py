@@ -8,11 +8,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stepscope.terminal.client import HubReader
-from stepscope.terminal.documents import Event, Finding, Findings, Message, Run, Status
-from stepscope.terminal.feed import Feed
+from stepscope.terminal.documents import Event, Finding, Findings, Message, Run, Snapshot, Status, still_s
+from stepscope.terminal.feed import Feed, HubReader
 from stepscope.terminal.plain import PlainView
-from stepscope.terminal.snapshot import Snapshot, still_s
 
 TITLE = "Rank 1 sleeps; rank 0 waits for it."
 BEGUN = Snapshot(link="live", run=Run(name="r"), status=Status(status="running", ranks=2))

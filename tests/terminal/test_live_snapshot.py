@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import HubError
-from stepscope.terminal.documents import Findings, Message, Run, Steps, Verdict
-from stepscope.terminal.snapshot import KEPT_EVENTS, KEPT_STEPS, Snapshot, apply_message, with_run, with_steps
+from stepscope.terminal.documents import (
+    KEPT_EVENTS,
+    KEPT_STEPS,
+    Findings,
+    Message,
+    Run,
+    Snapshot,
+    Steps,
+    Verdict,
+    apply_message,
+    with_run,
+    with_steps,
+)
 
 
 def said(event: str, **data: Any) -> Message:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.terminal.documents import Rank, Ranks
+from stepscope.terminal.documents import Output, Rank, Ranks, Snapshot, Wanted
 from stepscope.terminal.screen import ViewState, move_cursor, next_order, refresh_frozen, toggle_pane, wanted_by
-from stepscope.terminal.snapshot import Output, Snapshot, Wanted
 
 
 def test_the_table_follows_the_cursor() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.traces.model.columns import Trace
-from stepscope.traces.reading import event_text as text_module
+from stepscope.traces.reading import kineto_events as text_module
 from stepscope.traces.reading.files import blocks_of, read_trace
 from stepscope.traces.reading.kineto import read_kineto
 

@@ -16,7 +16,7 @@ import pytest
 from fakes.traces import MadeTrace
 from nsight import MadeReport
 
-from stepscope.traces.engine.worker import decode_analyses, encode_analyses
+from stepscope.traces.engine import decode_analyses, encode_analyses
 from stepscope.traces.model.columns import TABLES, Trace, side_columns
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.reading import cache as cache_module

@@ -8,8 +8,8 @@ from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.traces.model.calls import calls_of, holders
 from stepscope.traces.model.columns import Trace
+from stepscope.traces.model.window import calls_of, holders
 
 SLICES = st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0, 0, 1, 2, 3, 5, 9]), st.integers(1, 2)), max_size=14)
 

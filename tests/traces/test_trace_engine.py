@@ -17,17 +17,19 @@ from fakes.traces import MadeTrace
 from nsight import MadeReport
 
 from stepscope.errors import UsageError
-from stepscope.traces.engine import engines as engine_module
-from stepscope.traces.engine.engines import (
+from stepscope.traces import engine as engine_module
+from stepscope.traces.engine import (
     Engine,
+    FileTask,
     LocalEngine,
+    Options,
+    Problem,
     RayEngine,
     analyse_paths,
     engine_named,
     position_in,
     watched,
 )
-from stepscope.traces.engine.worker import FileTask, Options, Problem
 from stepscope.traces.rank import RankAnalysis
 from stepscope.traces.reading.cache import Cache, read_traces
 
@@ -203,8 +205,8 @@ def test_a_caller_whose_script_has_no_guard(tmp_path: Path, run_python: Callable
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from stepscope.traces.engine.worker import Options\n"
-        "from stepscope.traces.engine.engines import LocalEngine, analyse_paths\n"
+        "from stepscope.traces.engine import Options\n"
+        "from stepscope.traces.engine import LocalEngine, analyse_paths\n"
         "found = analyse_paths(sorted(Path('.').glob('*.gz')), Options(), LocalEngine(2))\n"
         "print([each.rank for each in found])\n"
     )

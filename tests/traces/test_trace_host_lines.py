@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.traces.model.columns import named
 from stepscope.traces.model.window import window_of
-from stepscope.traces.path.waits import lines_of
+from stepscope.traces.path.graph import lines_of
 
 NESTED = st.recursive(
     st.just([]), lambda inner: st.lists(st.tuples(st.integers(0, 3), inner), max_size=3), max_leaves=12

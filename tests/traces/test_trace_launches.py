@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fakes.traces import MadeTrace
 
-from stepscope.traces.device.figures import DeviceFigures, device_figures
-from stepscope.traces.device.launches import (
+from stepscope.traces.device.figures import (
+    DeviceFigures,
     Queue,
+    device_figures,
     launches_in,
     launches_table,
     queue_curve,

@@ -7,9 +7,9 @@ from typing import Any
 
 from fakes.traces import MadeTrace
 
+from stepscope.traces.job import assign_ranks, one_per_rank
 from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.ranks.rank_files import assign_ranks, one_per_rank
 from stepscope.traces.reading.files import read_trace
 
 

@@ -10,9 +10,8 @@ from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces.model.calls import calls_of, parents_of
 from stepscope.traces.model.columns import Kind
-from stepscope.traces.model.window import Window, window_of
+from stepscope.traces.model.window import Window, calls_of, parents_of, window_of
 
 PIECES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12), st.sampled_from([1, 2]), st.sampled_from("opra")), max_size=25

@@ -26,8 +26,20 @@ from stepscope.wire.frames import (
     ring_id,
     rows_of,
 )
-from stepscope.wire.handshake import Join, Peer, Positions, Welcome, read_join, read_welcome, write_join, write_welcome
-from stepscope.wire.keys import key_path, load_keys, sign, signed
+from stepscope.wire.handshake import (
+    Join,
+    Peer,
+    Positions,
+    Welcome,
+    key_path,
+    load_keys,
+    read_join,
+    read_welcome,
+    sign,
+    signed,
+    write_join,
+    write_welcome,
+)
 
 KEY = b"k" * 32
 SPOOL = "ab" * 16

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from stepscope.agent.hangs.on_hang import HangPolicy
 from stepscope.agent.loop import tend
-from stepscope.agent.shipping.destination import Destination
 from stepscope.errors import StepscopeError
 from stepscope.records.text import say
+from stepscope.store.documents import Destination
 
 
 def main() -> int:

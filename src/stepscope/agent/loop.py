@@ -21,14 +21,11 @@ from stepscope.agent.disk_space import DiskKeeper, SampleKeeper
 from stepscope.agent.drain import RingDrain, Rings
 from stepscope.agent.flight_reader import FlightReader
 from stepscope.agent.hangs.on_hang import HangPolicy
-from stepscope.agent.hangs.progress import Subjects, last_call
-from stepscope.agent.hangs.watchdog import Watchdog
+from stepscope.agent.hangs.watchdog import Subjects, Watchdog, last_call
 from stepscope.agent.job_context import Control, GitContext, Parents
 from stepscope.agent.journal import Journal
-from stepscope.agent.sampling.gpu import GpuSampler
-from stepscope.agent.sampling.host import HostSampler, OomWatch
+from stepscope.agent.sampling.host import GpuSampler, HostSampler, OomWatch
 from stepscope.agent.sampling.probes import Probes
-from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.stacks import SEEK_S, StackSampler
 from stepscope.errors import RunUnwritable
 from stepscope.records import run_clock
@@ -37,7 +34,7 @@ from stepscope.records.paths import helper_command, log_of_rank
 from stepscope.records.text import say
 from stepscope.ring import RingHeader
 from stepscope.ring.writer import process_start_ticks
-from stepscope.store.documents import read_meta, write_meta
+from stepscope.store.documents import Destination, read_meta, write_meta
 from stepscope.store.file_io import disk_limit, read_jsonl
 from stepscope.store.live.logs import OutputCopier
 from stepscope.store.liveness import LeaseKeeper, is_watched, remove_session

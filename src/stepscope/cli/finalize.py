@@ -133,7 +133,7 @@ def _save_summary(
     save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
     if usual or asked:
         # The hub's resources take a quarter of a second to load: import them only where they are used.
-        from stepscope.hub.report_file import KnownRun, add_copy
+        from stepscope.hub.app import KnownRun, add_copy
 
         with progress_bar(f"writing {REPORT_FILE}", None, quiet=quiet) as told:
             why = add_copy(run_dir, KnownRun(data=run, summary=summary), told)
@@ -150,7 +150,7 @@ def _write_page(
     path: Path, run_dir: Path, over: RunData | None, summary: dict[str, Any], *, redact: bool, quiet: bool
 ) -> None:
     """Write the page to ``path``. ``over``: data of a finished run; a live run is opened the way a hub follows it."""
-    from stepscope.hub.report_file import KnownRun, write_copy
+    from stepscope.hub.app import KnownRun, write_copy
 
     known = None if over is None else KnownRun(data=over, summary=summary)
     with progress_bar(f"writing {path.name}", None, quiet=quiet) as told:

@@ -2,8 +2,9 @@
 
 - ``inputs`` reads what can be compared: runs, ``summary.json``, stored baselines, and numbers from any logger.
 - ``statistics`` decides how large the change is and how far chance could have moved it.
-- ``comparison`` builds the document: the verdict, phases, ranks, memory, communication, findings and context.
-- ``gate`` checks a document against limits; ``text`` writes it for people.
+- ``comparison`` builds the document (the verdict, phases, ranks, memory, communication, findings, context) and checks
+  it against limits.
+- ``text`` writes a document for people.
 
     document = compare_inputs([read_input(Path("runs/before"))], read_input(Path("runs/after")))
 """

@@ -15,8 +15,25 @@ from typing import Any
 from stepscope.flight.alignment import Divergence, Group, usually_follows
 from stepscope.flight.dump import HOST_BACKENDS, Dump, GroupKey
 from stepscope.flight.stacks import FailureText, RankLog, group_stacks, user_frame
-from stepscope.flight.verdict import Accused, Verdict, grid_of, group_rows, missing_rows, split_at, split_of, waits_of
-from stepscope.flight.wait_graph import Case, Edge, Place, build_case, cycle_in, ends_of, place_of, reaching, waits_for
+from stepscope.flight.verdict import (
+    Accused,
+    Case,
+    Edge,
+    Place,
+    Verdict,
+    build_case,
+    cycle_in,
+    ends_of,
+    grid_of,
+    group_rows,
+    missing_rows,
+    place_of,
+    reaching,
+    split_at,
+    split_of,
+    waits_for,
+    waits_of,
+)
 from stepscope.flight.wording import call_name, frame_text, operation_text, parting_frame, ranks_text, site_frame
 from stepscope.records.finding import Frame, HangKind, ThreadStack, WaitingIn
 

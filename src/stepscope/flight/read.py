@@ -20,9 +20,8 @@ from multiprocessing import get_context
 from pathlib import Path, PurePath
 
 from stepscope.errors import DumpError, UsageError
-from stepscope.flight.decode import decode_dump, quick_dump
+from stepscope.flight.decode import MAX_BYTES, decode_dump, load_plain, quick_dump
 from stepscope.flight.dump import MAX_RANK, Dump
-from stepscope.flight.pickles import MAX_BYTES, load_plain
 from stepscope.flight.stacks import RankLog, is_stacks, is_titan_log, parse_threads, read_titan_log
 from stepscope.records.finding import ThreadStack
 from stepscope.records.text import Progress, no_progress

@@ -4,9 +4,9 @@
 - ``live`` keeps a run in memory, in arrays of bounded size: it digests steps, applies the rules, and has the findings.
 - ``api`` serves data: one file per resource, and the authentication and response formats they share.
 
-The modules here connect the three; ``pyproject.toml`` has the layers, highest first: process and report, app, ``api``,
+The modules here connect the three; ``pyproject.toml`` has the layers, highest first: process, app, ``api``,
 runs, ``ingest``, ``live``, server, limits.  ``process.py`` runs the hub of one job; ``server.py``, ``transport.py`` and
 ``limits.py`` accept connections; ``app.py`` routes requests; ``runs.py`` opens active and finished runs and follows
-the active ones; ``report_copy.py`` packs a run into one page, and ``report_file.py`` writes it as ``report.html``;
+the active ones; ``report_copy.py`` packs a run into one page, and ``app.py`` writes it as ``report.html``;
 ``audit.py`` logs who read and who sent what.
 """

@@ -4,15 +4,26 @@
 
 Every path that is not declared open (``api.auth.OPEN_PATHS``) needs the reader's token, even one that does not exist.
 An internal error is answered with one line of JSON that reveals no internals.
+
+``report.html`` is made here, too: a run is opened as the hub does, and the answers to all requests go into the page.
+
+    size = write_copy(run_dir, run_dir / "report.html")
+
+The event loop ends with the call.  The file is written completely or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -24,22 +35,26 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from stepscope.errors import RunError
-from stepscope.hub.api import compare, files, ranks, samples, steps, sweeps
+from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
+from stepscope.hub.api import compare, samples, steps
 from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Asked, Parameter, Resource, openapi, route_of
 from stepscope.hub.api.responses import CONTENT_TYPE, ApiError, Body, SafeHeaders, failure, takes_gzip
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
+from stepscope.hub.report_copy import MOST_BYTES, Asker, copy_of
 from stepscope.hub.runs import Runs
 from stepscope.page.assets import INDEX, Asset, find_asset
+from stepscope.records.series import RunData
+from stepscope.records.text import Progress, no_progress
+from stepscope.store import file_io
+from stepscope.store.paths import REPORT_FILE
 
 if TYPE_CHECKING:
     from stepscope.hub.ingest.endpoints import Agents
     from stepscope.hub.limits import Refusals
 
-__all__ = ["answers_of", "make_app", "resources_of"]
-
+__all__ = ["KnownRun", "add_copy", "answers_of", "make_app", "make_copy", "resources_of", "write_copy"]
 
 # -- page -------------------------------------------------------------------------------------------------------------
 # ``/`` and ``/assets/…``: the page itself.  Open to all: it contains nothing from a run.
@@ -167,12 +182,12 @@ def resources_of(
         *run_resources.RUN_RESOURCES,
         *(run_resources.CHANGE_RESOURCES if changes else ()),
         *steps.RESOURCES,
-        *ranks.RESOURCES,
+        *steps.RANK_RESOURCES,
         *run_resources.FINDING_RESOURCES,
         *samples.RESOURCES,
         compare.resource(),
-        *sweeps.resources(),
-        *files.RESOURCES,
+        *compare.resources(),
+        *run_resources.FILE_RESOURCES,
         Resource(
             path="/api/v1/runs/{run}/report.html",
             about="The page of a run as a single file with its data inside, as a download.",
@@ -199,3 +214,100 @@ async def _refused(_request: Request, error: Exception) -> Response:
 
 async def _fault(_request: Request, _error: Exception) -> Response:
     return failure(500, "internal error in the hub")
+
+
+# -- report.html ------------------------------------------------------------------------------------------------------
+
+M_ARENA_MAX = -8
+"""As in ``malloc.h``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownRun:
+    """A finished run that was already read."""
+
+    data: RunData
+    summary: Mapping[str, Any]
+
+
+@asynccontextmanager
+async def open_asker(run_dir: Path, known: KnownRun | None = None) -> AsyncIterator[Asker]:
+    """Open a run for requests.  NotARun if it cannot be opened."""
+    run_dir = run_dir.resolve()
+    runs = Runs.of_folder(run_dir) if known is None else Runs.of_past(run_dir, known.data, known.summary)
+    try:
+        run = await runs.open(run_dir.name)
+        if run is None:
+            raise NotARun(f"{run_dir} is not a run, or cannot be read")
+        yield Asker(answers_of(runs), run)
+    finally:
+        await runs.close()
+
+
+def write_copy(
+    run_dir: Path, path: Path, *, known: KnownRun | None = None, redact: bool = False, progress: Progress = no_progress
+) -> int:
+    """Write a copy; return its size in bytes.
+
+    ``known``: the run, if it was already read; ``redact``: see ``records/redaction.py``.  RunError if it cannot be
+    written: not a run, page not built, disk full.
+    """
+    made = asyncio.run(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress, redact=redact))
+    try:
+        file_io.write_bytes(path, made)
+    except OSError as error:
+        raise RunUnwritable(f"cannot write {path}: {error.strerror}") from error
+    return len(made)
+
+
+def add_copy(run_dir: Path, known: KnownRun, progress: Progress = no_progress) -> str:
+    """Add ``report.html`` to a finished run; return why it could not be written, or an empty string.
+
+    The other results of the run do not depend on it: any failure is only reported.
+    """
+    _give_back()
+    made = asyncio.run(_outcome(_make(run_dir, MOST_BYTES, time.time_ns(), known, progress)))
+    if not isinstance(made, bytes):
+        return str(made) if isinstance(made, StepscopeError) else f"internal error: {made!r}"
+    try:
+        file_io.write_bytes(run_dir / REPORT_FILE, made)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def make_copy(
+    run_dir: Path, *, most_bytes: int = MOST_BYTES, wall_ns: int | None = None, progress: Progress = no_progress
+) -> bytes:
+    """Return the file as bytes; ``wall_ns``: the creation time that it states."""
+    return asyncio.run(_make(run_dir, most_bytes, time.time_ns() if wall_ns is None else wall_ns, None, progress))
+
+
+def _give_back() -> None:
+    """Return memory freed after reading the run to the system: next to a job every megabyte counts, even at its end.
+
+    Also prevent a separate heap for the thread that answers.
+    """
+    gc.collect()
+    with suppress(AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(M_ARENA_MAX, 1)
+        library.malloc_trim(0)
+
+
+async def _outcome(making: Coroutine[Any, Any, bytes]) -> bytes | BaseException:
+    return (await asyncio.gather(making, return_exceptions=True))[0]
+
+
+async def _make(
+    run_dir: Path, most_bytes: int, wall_ns: int, known: KnownRun | None, progress: Progress, *, redact: bool = False
+) -> bytes:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # there is one request at a time
+    told = progress if known is not None else _after_half(progress)
+    async with open_asker(run_dir, known) as ask:
+        return await copy_of(ask, most_bytes=most_bytes, wall_ns=wall_ns, redact=redact, progress=told)
+
+
+def _after_half(progress: Progress) -> Progress:
+    """Report the second half of the progress: opening a large run takes as much time as all the rest."""
+    return lambda done, total: progress(total + done, 2 * total)

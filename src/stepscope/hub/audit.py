@@ -37,7 +37,7 @@ from typing import Any, Final, Literal
 
 from stepscope.records.text import say
 from stepscope.store.file_io import open_file, record_in
-from stepscope.wire.keys import key_path
+from stepscope.wire.handshake import key_path
 
 __all__ = ["AUDIT", "AuditLog", "Via", "audit_path", "read_audit", "route_and_run"]
 

@@ -24,8 +24,7 @@ from typing import Any
 
 from stepscope.agent.job_context import Control
 from stepscope.errors import HubError, RunError
-from stepscope.hub.api.auth import Readers
-from stepscope.hub.api.tokens import ReaderTokens, tokens_path
+from stepscope.hub.api.auth import Readers, ReaderTokens, tokens_path
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AUDIT, AuditLog
 from stepscope.hub.ingest.run_ingest import RunIngest

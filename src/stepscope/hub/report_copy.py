@@ -1,6 +1,7 @@
 """The page of a run as one file: the page with the answers to all its requests packed inside.
 
-The launcher writes it at the end of a run (``report_file.py``), and a hub makes it for a reader who downloads it.
+The launcher writes it at the end of a run (``write_copy`` in ``app.py``), and a hub makes it for a reader who downloads
+it.
 
 The answers are thinned according to a plan until the file is small enough for mail; what was left out is listed.
 Documents have the form described in docs/api.md, except that columns of times become blobs, which the page restores

@@ -41,15 +41,26 @@ from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
 from stepscope.reports import summarise
 from stepscope.ring.layout import RingState
-from stepscope.store.catalog import KnownRuns, RunEntry, is_active, list_runs, newest_run, run_entry
+from stepscope.store.catalog import (
+    KnownRuns,
+    Labels,
+    RunEntry,
+    change_labels,
+    delete_run,
+    is_active,
+    list_runs,
+    newest_run,
+    read_labels,
+    run_entry,
+    run_id,
+    split_run_id,
+)
 from stepscope.store.documents import NodeInfo, load_summary, log_names, read_meta, read_nodes, read_refused
 from stepscope.store.inbox.journal import TABLE_DTYPE, BlockRows
-from stepscope.store.labels import Labels, change_labels, delete_run, read_labels
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.liveness import mark_watched, processes_alive
 from stepscope.store.load import load_run, open_run
 from stepscope.store.paths import EVENTS, INBOX, LABELS, LAYERS, META, NODES, SAMPLES, STACKS, STEPS, SUMMARY
-from stepscope.store.user_runs import run_id, split_run_id
 from stepscope.wire.frames import ring_id
 
 __all__ = [
@@ -438,7 +449,7 @@ _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
 
 
 Folders = Callable[[], Mapping[str, Path]]
-"""Returns the folders to serve, by tag (``store/user_runs.py``); new ones may appear with each call."""
+"""Returns the folders to serve, by tag (``store/catalog.py``); new ones may appear with each call."""
 
 
 class Runs:

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from stepscope.cli.launch.hub import listen, url_of
+from stepscope.cli.launch.helpers import listen, url_of
 from stepscope.errors import StepscopeError
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.arguments import locate_run
-from stepscope.cli.links import page_link
 from stepscope.errors import NotARun, UsageError
+from stepscope.page.assets import page_link
 from stepscope.recorder import api, bootstrap
 from stepscope.recorder.guard import warn
 from stepscope.recorder.identity import rank_from

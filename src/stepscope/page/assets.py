@@ -2,6 +2,15 @@
 
 ``make page`` (or building a wheel) creates the files; a checkout without Node.js has none, and everything else works.
 Their names contain a checksum, so a browser may cache them forever; only ``index.html`` is requested again.
+
+Links open the page, and contain the token only where that is safe.
+
+    http://127.0.0.1:7070/#token=…              the list of runs
+    http://127.0.0.1:7070/#/run/night?token=…   one of them
+
+The token follows the ``#``: a browser does not send that part, and the page removes it from the address before it does
+anything else. A link contains the token only on a terminal. Output to a file or a pipe may be kept or read by others,
+and gets the link without it.
 """
 
 from __future__ import annotations
@@ -11,15 +20,28 @@ import gzip
 import hashlib
 import html
 import mimetypes
+import os
 import re
 import struct
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from urllib.parse import quote
 
-__all__ = ["INDEX", "UNBUILT", "Asset", "find_asset", "is_built", "pack", "report_file"]
-
+__all__ = [
+    "INDEX",
+    "UNBUILT",
+    "Asset",
+    "find_asset",
+    "is_built",
+    "opened_in_browser",
+    "pack",
+    "page_link",
+    "report_file",
+]
 
 # -- assets -----------------------------------------------------------------------------------------------------------
 
@@ -143,3 +165,46 @@ def _checksum(text: bytes) -> str:
 
 def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def page_link(url: str, run: str = "", token: str = "") -> str:
+    """Link to one run or to the list, with or without the token."""
+    place = f"/#/run/{quote(run, safe='')}" if run else "/#"
+    if not token:
+        return f"{url}{place if run else ''}"
+    return f"{url}{place}{'?' if run else ''}token={quote(token, safe='')}"
+
+
+@contextmanager
+def opened_in_browser(link: str) -> Iterator[bool]:
+    """Show the link in the user's browser; yield whether one could be started.
+
+    Command lines are visible to every user of the machine. The browser is therefore given a file that only its owner
+    can read and that redirects to the link; the file is removed at the end.
+    """
+    with tempfile.TemporaryDirectory(prefix="stepscope-open-", dir=_folder()) as folder:
+        page = Path(folder) / "open.html"
+        fd = os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(_redirect(link))
+        import webbrowser  # not needed by a launcher, which only makes links
+
+        yield webbrowser.open(page.as_uri())
+
+
+def _folder() -> str | None:
+    """The user's runtime folder, which is removed with the session; else the default for temporary files."""
+    folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    return folder if folder and os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def _redirect(link: str) -> str:
+    address = html.escape(link, quote=True)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Stepscope</title>'
+        f'<meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={address}"></head>'
+        f'<body><p><a href="{address}" rel="noreferrer">Open the page</a></p></body></html>\n'
+    )

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stepscope.records.kernel_names import fitted, short_names
 from stepscope.records.text import bytes_text, duration_text, ms_text, ns_text, number_text, printable, share_text
+from stepscope.traces.model.kernel_names import fitted, short_names
 
 __all__ = [
     "LABEL",

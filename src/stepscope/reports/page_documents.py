@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stepscope.records.kernel_names import fitted, short_name
 from stepscope.records.text import bytes_text, ns_text, printable, share_text
 from stepscope.reports.flight_text import doing_text, group_text, place_text, ranks_of, troubled
 from stepscope.reports.layout import cell_text, headings, is_number, price_text
-from stepscope.reports.trace_document import (
+from stepscope.reports.trace import (
+    COLUMNS,
     NO_FINDING,
     certainty_of,
     facts_of,
@@ -29,7 +29,7 @@ from stepscope.reports.trace_document import (
     rank_shown,
     worst_ranks,
 )
-from stepscope.reports.trace_text import COLUMNS
+from stepscope.traces.model.kernel_names import fitted, short_name
 
 __all__ = [
     "bar",

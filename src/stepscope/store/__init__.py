@@ -23,8 +23,8 @@ The modules of this package serve all three:
     create, documents          begin a run; run.json, nodes.json, hub.json, summary.json, findings.json
     liveness                   lease.json, processes and session: whether a run is active
     load, rank_series          a run in any state as ``RunData``: the series of each rank and all other records
-    catalog                    the list of runs in a folder
-    user_runs                  the folders of a user's runs, and the hub of all of them; outside any run directory
+    catalog                    the runs of a folder or of a user: list, label, delete; outside any run directory,
+                               the folders of a user's runs and the hub of all of them
 
 ``events.jsonl`` (what happened when) is written by the agent with ``file_io``; sealing adds the users' notes to it.
 

@@ -1,28 +1,238 @@
-"""List the runs in a folder, from their summaries where they exist, otherwise from their files.
+"""The runs of a folder or a user: list them, label them, delete them.
 
 A caller that lists the same folder repeatedly keeps a ``KnownRuns``: a finished run whose files are unchanged is not
 read again.
+
+Labels: a name, tags and a note that people give a run, in ``labels.json``.
+
+The file is separate from everything that is recorded, so an active run and a sealed one are labeled in the same way.
+Changes are serialized by the run's lock and replace the file as a whole.
+
+Where this user's runs are, and the hub that serves all of them (``stepscope serve --all``):
+
+    $XDG_STATE_HOME/stepscope/folders/TAG.json    a folder that contains runs, and the host that last wrote one there
+    $XDG_STATE_HOME/stepscope/hubs/HOST.json      address and token of the user's hub on that host, while it runs
+
+Without ``XDG_STATE_HOME`` it is ``~/.local/state``.  Only the user can read these files, and files of others are
+ignored.  Each folder has a file of its own, so that launchers that start at the same time need no lock.  A home
+directory may be shared by many hosts: a folder that does not exist here is forgotten only by the host that named it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
 import statistics
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import NotARun
+from stepscope.errors import NotARun, RunError, RunUnwritable, UsageError
 from stepscope.records.finding import SEVERITIES, Severity, status_severity
-from stepscope.records.text import Progress, no_progress
+from stepscope.records.text import Progress, host_in_name, no_progress
+from stepscope.ring.writer import process_start_ticks
+from stepscope.store import file_io
 from stepscope.store.documents import load_findings, load_summary, read_meta
-from stepscope.store.labels import Labels, read_labels
+from stepscope.store.file_io import read_document
 from stepscope.store.live.ring_files import RingSidecar, read_sidecars
-from stepscope.store.liveness import launcher_alive, processes_alive
-from stepscope.store.paths import FINDINGS, LABELS, META, SUMMARY
+from stepscope.store.liveness import (
+    Place,
+    is_local,
+    launcher_alive,
+    process_alive,
+    processes_alive,
+    sealing_barred,
+    session_of,
+)
+from stepscope.store.locks import LockBusy, locked, take_lock, writing_barred
+from stepscope.store.paths import FINDINGS, INBOX, LABELS, META, SUMMARY
 
-__all__ = ["KnownRuns", "RunEntry", "is_active", "list_runs", "newest_run", "run_entry"]
+__all__ = [
+    "KnownRuns",
+    "Labels",
+    "RunEntry",
+    "UserHub",
+    "add_folder",
+    "announced",
+    "change_labels",
+    "checked_tag",
+    "delete_run",
+    "find_user_hub",
+    "is_active",
+    "known_folders",
+    "list_runs",
+    "newest_run",
+    "read_labels",
+    "run_entry",
+    "run_id",
+    "split_run_id",
+]
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+SCHEMA = 1
+MOST_BYTES = 64 << 10
+MOST_TAGS = 32
+MOST_NAME = 200
+MOST_NOTE = 2000
+WAIT_S = 10.0
+"""A change waits this long for another process that holds the run's lock."""
+_TAG = re.compile(r"[^\s,+-][^\s,]{0,39}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    name: str = ""
+    """Shown instead of the name of the run's folder; empty: not renamed."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "tags": list(self.tags)}
+
+
+def checked_tag(text: str) -> str:
+    """The tag; UsageError if it cannot be one."""
+    if _TAG.fullmatch(text) is None or not text.isprintable():
+        raise UsageError(f"{text!r} is not a valid tag: use 1 to 40 characters without spaces and commas")
+    return text
+
+
+def read_labels(run_dir: Path) -> Labels:
+    """Return the labels of a run.  Whatever is missing or invalid is left out: the file may come from anyone."""
+    try:
+        said = json.loads(file_io.read_document(run_dir / LABELS, most=MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return Labels()
+    if not isinstance(said, dict) or said.get("schema") != SCHEMA:
+        return Labels()
+    name, tags, note = said.get("name"), said.get("tags"), said.get("note")
+    valid = [tag for tag in tags if isinstance(tag, str) and _TAG.fullmatch(tag)] if isinstance(tags, list) else []
+    return Labels(
+        name=name[:MOST_NAME] if isinstance(name, str) else "",
+        tags=tuple(dict.fromkeys(valid))[:MOST_TAGS],
+        note=note[:MOST_NOTE] if isinstance(note, str) else "",
+    )
+
+
+def change_labels(
+    run_dir: Path,
+    *,
+    name: str | None = None,
+    note: str | None = None,
+    tags: Sequence[str] | None = None,
+    add: Iterable[str] = (),
+    remove: Iterable[str] = (),
+    made_here: bool = False,
+) -> Labels:
+    """Change what is given, and return all labels.  An empty ``name`` or ``note`` removes it; ``tags`` replaces all.
+
+    ``made_here``: this process made the folder (``writing_barred``).
+    UsageError if a value is invalid; RunError if the folder is not a run, or must not be changed.
+    """
+    read_meta(run_dir)
+    if barred := writing_barred(run_dir, made_here=made_here):
+        raise RunUnwritable(f"{run_dir} cannot be labeled: {barred}")
+    removed, added = set(remove), [checked_tag(tag) for tag in add]
+    try:
+        with locked(run_dir, wait_s=WAIT_S):
+            before = read_labels(run_dir)
+            kept = [tag for tag in (before.tags if tags is None else map(checked_tag, tags)) if tag not in removed]
+            after = Labels(
+                name=before.name if name is None else _checked_name(name),
+                tags=tuple(dict.fromkeys([*kept, *added])),
+                note=before.note if note is None else _checked_note(note),
+            )
+            if len(after.tags) > MOST_TAGS:
+                raise UsageError(f"a run can have at most {MOST_TAGS} tags")
+            if after != before:
+                file_io.write_json(run_dir / LABELS, {"schema": SCHEMA, **after.to_dict()})
+    except LockBusy:
+        raise RunError(f"{run_dir} is being changed by another process; try again in a moment") from None
+    except OSError as error:
+        raise RunUnwritable(f"cannot write {run_dir / LABELS}: {error.strerror}") from error
+    return after
+
+
+def _checked_name(text: str) -> str:
+    text = text.strip()
+    if len(text) > MOST_NAME or not text.isprintable():
+        raise UsageError(f"the name must be one line of at most {MOST_NAME} characters")
+    return text
+
+
+def _checked_note(text: str) -> str:
+    text = text.strip()
+    if len(text) > MOST_NOTE or not all(c.isprintable() or c == "\n" for c in text):
+        raise UsageError(f"the note must be plain text of at most {MOST_NOTE:,} characters")
+    return text
+
+
+# -- deleting ---------------------------------------------------------------------------------------------------------
+# Only a Stepscope run that is over, and that no process works on.  The folder is first renamed, which takes effect at
+# once, and then removed; what a killed process left of it is removed by the next one.
+
+_DELETED = ".deleted-"
+
+
+def delete_run(run_dir: Path, *, watch: bool = True, progress: Progress = no_progress) -> None:
+    """Delete a run and its session; RunError, and nothing is changed, if it is or may be in use.
+
+    ``watch``: a run recorded on another machine that was never sealed is watched to see whether it is still recorded,
+    which can take long; without it such a run is not deleted.
+    """
+    if run_dir.is_symlink():
+        raise RunError(f"{run_dir} is a link and was not deleted")
+    meta = read_meta(run_dir)
+    why = writing_barred(run_dir) or _in_use(run_dir, meta, watch=watch, progress=progress)
+    if why:
+        raise RunError(f"{run_dir} was not deleted: {why}")
+    try:
+        with ExitStack() as held:
+            held.enter_context(locked(run_dir, wait_s=0.0))
+            if (run_dir / INBOX).is_dir():
+                held.callback(os.close, take_lock(run_dir / INBOX))
+            # Again, now that nobody else can begin to work on it.
+            if why := _in_use(run_dir, read_meta(run_dir), watch=False, progress=progress, seen=True):
+                raise RunError(f"{run_dir} was not deleted: {why}")
+            session = session_of(run_dir, meta)
+            folder = run_dir.resolve()
+            gone = folder.with_name(f"{_DELETED}{secrets.token_hex(8)}")
+            folder.rename(gone)
+    except LockBusy:
+        raise RunError(f"{run_dir} was not deleted: another process is working on it") from None
+    except OSError as error:
+        raise RunUnwritable(f"{run_dir} was not deleted: {error.strerror}") from error
+    if session is not None and session != run_dir / "rings":
+        shutil.rmtree(session, ignore_errors=True)
+    for left in gone.parent.glob(f"{_DELETED}*"):
+        if left.is_dir() and not left.is_symlink():
+            with suppress(OSError):
+                (left / META).unlink(missing_ok=True)
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _in_use(run_dir: Path, meta: dict[str, Any], *, watch: bool, progress: Progress, seen: bool = False) -> str | None:
+    """Why a run must not be deleted now; ``seen``: a remote run was watched before."""
+    if launcher_alive(meta) or processes_alive(run_dir):
+        return "it is still active"
+    if isinstance(meta.get("hub"), dict):
+        return "it has data that its hub may not have yet; `stepscope send` delivers it"
+    if seen or meta.get("sealed") is True or is_local(meta):
+        return None
+    if not watch:
+        return f"it was recorded on {meta.get('host')} and never finished; use `stepscope delete`"
+    return sealing_barred(run_dir, meta, progress=progress)
+
+
+# -- list -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,3 +474,167 @@ def _count(said: Any, seen: int) -> int | None:
 def _number(value: Any) -> float | None:
     """Return a number; None if it is not one, or is too large for any clock or counter."""
     return value if isinstance(value, int | float) and -MOST < value < MOST else None
+
+
+MOST_FOLDERS = 256
+"""The folders that were not used for the longest time are forgotten first."""
+FOLDERS_BYTES = 64 << 10
+FOLDERS_SCHEMA = 1
+_TAG_CHARS = 10
+_BEFORE_TAG = "~"
+
+
+def state_path(environ: Mapping[str, str]) -> Path:
+    folder = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".local" / "state")
+    return Path(folder) / "stepscope"
+
+
+# -- run IDs ----------------------------------------------------------------------------------------------------------
+# Runs in two folders may have the same name, and a link must keep its meaning when the second one appears.  The ID of a
+# run among all runs of a user is therefore its name and a tag of its folder: ``night~3fa9c1d204``.
+
+
+def run_id(run_dir: Path) -> str:
+    """Return the ID of a run in a folder as ``add_folder`` or ``known_folders`` returned it."""
+    return f"{run_dir.name}{_BEFORE_TAG}{_tag(run_dir.parent)}"
+
+
+def split_run_id(text: str) -> tuple[str, str]:
+    """Return the name of the run and the tag of its folder."""
+    name, _, tag = text.rpartition(_BEFORE_TAG)
+    return name, tag
+
+
+def _tag(folder: Path) -> str:
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:_TAG_CHARS]
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def add_folder(folder: Path, environ: Mapping[str, str]) -> Path:
+    """Remember a folder of runs; return its path for ``run_id``.  OSError if it cannot be remembered."""
+    folder = folder.resolve()
+    place = _private_folder(state_path(environ) / "folders") / f"{_tag(folder)}.json"
+    document = {"folder": os.fspath(folder), "host": platform.node()}
+    if _read(place) == document:
+        os.utime(place)
+    else:
+        _write(place, document)
+    files = _files(place.parent)
+    for _, path in files[: max(0, len(files) - MOST_FOLDERS)]:
+        path.unlink(missing_ok=True)
+    return folder
+
+
+def known_folders(environ: Mapping[str, str]) -> dict[str, Path]:
+    """Return the folders of this user's runs that exist, by tag; the last used is last."""
+    found: dict[str, Path] = {}
+    for _, path in _files(state_path(environ) / "folders"):
+        said = _read(path) or {}
+        folder = Path(str(said.get("folder", "")))
+        if not folder.is_absolute() or _tag(folder) != path.stem:
+            continue
+        if folder.is_dir():
+            found[path.stem] = folder
+        elif said.get("host") == platform.node():
+            with suppress(OSError):
+                path.unlink()
+    return found
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """Return the files and when they were last written, oldest first; none if others could have put them there."""
+    try:
+        if not _is_ours(folder.stat()):
+            return []
+        return sorted((path.stat().st_mtime_ns, path) for path in folder.glob("[0-9a-f]*.json"))
+    except OSError:
+        return []  # removed meanwhile, or never made
+
+
+# -- the user's hub ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserHub:
+    """A hub on this host that serves all runs of this user."""
+
+    url: str
+    token: str
+    """For readers."""
+    token_file: str = ""
+    """Where users find it."""
+    fingerprint: str = ""
+    """SHA-256 of the certificate in hexadecimal; empty without TLS."""
+
+
+def find_user_hub(environ: Mapping[str, str]) -> UserHub | None:
+    """Return the user's hub on this host if it runs."""
+    said = _read(_hub_path(environ)) or {}
+    texts = {name: said.get(name) for name in ("url", "token", "token_file", "fingerprint")}
+    pid, start_ticks = said.get("pid"), said.get("start_ticks")
+    if said.get("place") != Place.here().to_dict() or not all(isinstance(text, str) for text in texts.values()):
+        return None
+    if type(pid) is not int or type(start_ticks) is not int or not process_alive(pid, start_ticks):
+        return None
+    return UserHub(**{name: str(text) for name, text in texts.items()})
+
+
+@contextmanager
+def announced(hub: UserHub, environ: Mapping[str, str]) -> Iterator[None]:
+    """Let launchers find this process as the user's hub.  OSError if the file cannot be written."""
+    path, pid = _hub_path(environ), os.getpid()
+    _private_folder(path.parent)
+    process = {"pid": pid, "start_ticks": process_start_ticks(pid), "place": Place.here().to_dict()}
+    _write(path, {**asdict(hub), **process})
+    try:
+        yield
+    finally:
+        if (_read(path) or {}).get("pid") == pid:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _hub_path(environ: Mapping[str, str]) -> Path:
+    return state_path(environ) / "hubs" / f"{host_in_name(platform.node())}.json"
+
+
+# -- private files ----------------------------------------------------------------------------------------------------
+
+
+def _private_folder(folder: Path) -> Path:
+    """Make a folder that only this user can enter; OSError if it belongs to others."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not _is_ours(folder.stat()):
+        raise PermissionError(f"{folder} belongs to another user, or others can write to it")
+    return folder
+
+
+def _is_ours(about: os.stat_result) -> bool:
+    return about.st_uid == os.getuid() and not about.st_mode & 0o022
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return a document; None if it is missing, invalid, or could have been written by others."""
+    try:
+        if not _is_ours(path.stat()):
+            return None
+        said = json.loads(read_document(path, most=FOLDERS_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or said.pop("schema", None) != FOLDERS_SCHEMA:
+        return None
+    return said
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w") as file:
+            json.dump({"schema": FOLDERS_SCHEMA, **document}, file)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise

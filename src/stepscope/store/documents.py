@@ -2,6 +2,8 @@
 
 ``run.json`` says what was run and how it ended.  The launcher writes it when a run begins and ends; ``seal`` writes it
 after that.  Every document is replaced as a whole.
+
+``Destination``, the hub that a node sends to, is here because an agent without a hub loads no code for sending.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from stepscope.store.paths import FINDINGS, HUB, META, NODES, SUMMARY, SUMMARY_T
 
 __all__ = [
     "RUN_SCHEMA",
+    "Destination",
     "HubFile",
     "NodeInfo",
     "RunStatus",
@@ -42,7 +45,6 @@ __all__ = [
     "write_meta",
     "write_nodes",
 ]
-
 
 # -- run.json ---------------------------------------------------------------------------------------------------------
 
@@ -289,3 +291,28 @@ def _load_object(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None
+
+
+# -- destination ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """A hub and this node's identity there; stored as ``hub`` in the ``run.json`` of a spool."""
+
+    url: str
+    run: str
+    """The requested name."""
+    node: int
+    nnodes: int
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any]) -> Destination | None:
+        """Read the entry; return None if it is missing or invalid."""
+        said = meta.get("hub")
+        if not isinstance(said, dict):
+            return None
+        url, run, node, nnodes = (said.get(name) for name in ("url", "run", "node", "nnodes"))
+        if not (isinstance(url, str) and isinstance(run, str) and type(node) is int and type(nnodes) is int):
+            return None
+        return cls(url=url, run=run, node=node, nnodes=nnodes)

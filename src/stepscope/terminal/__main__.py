@@ -10,8 +10,7 @@ from pathlib import Path
 from stepscope.errors import HubError
 from stepscope.store.documents import read_hub_file
 from stepscope.terminal.app import WatchApp
-from stepscope.terminal.client import RunAddress, address_from_hub_file
-from stepscope.terminal.feed import Feed
+from stepscope.terminal.feed import Feed, RunAddress, address_from_hub_file
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """The view on a terminal: handles keys, draws the newest snapshot at most twice a second. The only user of Textual.
 
-The screen is one widget. Functions draw its content (``screen.py``, ``timing.py``), and only changed lines are written
+The screen is one widget. Functions draw its content (``screen.py``, ``wording.py``), and only changed lines are written
 to the terminal, which keeps it light over ssh. Colors are the terminal's sixteen on its own background, so that light,
 dark and no color (``NO_COLOR``) remain the user's choice. The mouse is left to the terminal, for copying text.
 """
@@ -21,6 +21,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from stepscope.terminal.documents import Snapshot
 from stepscope.terminal.feed import Feed
 from stepscope.terminal.screen import (
     Pane,
@@ -32,7 +33,6 @@ from stepscope.terminal.screen import (
     toggle_pane,
     wanted_by,
 )
-from stepscope.terminal.snapshot import Snapshot
 
 __all__ = ["ScreenLines", "WatchApp"]
 

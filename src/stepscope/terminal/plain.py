@@ -9,10 +9,9 @@ from stepscope.errors import HubError, HubMissing, HubRefused
 from stepscope.hangs.report import past_title
 from stepscope.records.text import count_text, ms_text
 from stepscope.reports.layout import MARKS
+from stepscope.terminal.documents import Snapshot, still_s, usual_wall_ns, usual_words
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.snapshot import Snapshot, still_s, usual_wall_ns, usual_words
-from stepscope.terminal.timing import plain, still_words
-from stepscope.terminal.wording import event_words, finding_line, news_line, severity_of
+from stepscope.terminal.wording import event_words, finding_line, news_line, plain, severity_of, still_words
 
 __all__ = ["PlainView", "watch_plain"]
 

@@ -27,9 +27,8 @@ from rich.text import Text
 from stepscope.flight.wording import steps_text
 from stepscope.records.text import bytes_text, count_text, duration_text
 from stepscope.reports.layout import MARKS
-from stepscope.terminal.documents import Event, GpuFigures, Levels, Samples, Status, Verdict
-from stepscope.terminal.snapshot import Snapshot, Wanted
-from stepscope.terminal.timing import (
+from stepscope.terminal.documents import Event, GpuFigures, Levels, Samples, Snapshot, Status, Verdict, Wanted
+from stepscope.terminal.wording import (
     ORDERS,
     STYLES,
     columns,
@@ -37,12 +36,13 @@ from stepscope.terminal.timing import (
     draw_rank,
     draw_ranks,
     draw_step_time,
+    event_words,
     fit,
     plain,
     printed_lines,
+    severity_of,
     wrapped,
 )
-from stepscope.terminal.wording import event_words, severity_of
 
 __all__ = [
     "Pane",

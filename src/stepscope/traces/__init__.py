@@ -8,9 +8,9 @@ The layers, lowest first. A module imports only from layers above it in this lis
     rank_collectives.py  the collectives of one rank
     path/                the critical path of one rank, and what-if changes to it
     rank.py              all analyses of one rank → one RankAnalysis of bounded size
-    engine/              many files → many RankAnalyses, in local processes or on Ray
-    ranks/               (same layer) ranks compared: files of a job, matched collectives, clocks
-    job.py               RankAnalyses → one JobAnalysis
+    engine.py            many files → many RankAnalyses, in local processes or on Ray
+    ranks/               (same layer) ranks compared: matched collectives, clocks
+    job.py               which files are the job; RankAnalyses → one JobAnalysis
     rules/               figures of a job → findings, one file per family of rules
     findings.py          runs all rules in order; severity, order and verdict
     outputs              exports.py, job_diff.py, sql.py: timelines, CSV, the comparison of two jobs, SQL

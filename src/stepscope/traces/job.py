@@ -1,21 +1,34 @@
-"""The ranks of a job together: a table of all ranks, the critical path over ranks, and ranks like their peers.
+"""The ranks of a job together: which files are the job, tables of all ranks, the critical path over ranks.
 
 Everything that only shows when ranks are compared. The findings are added by ``findings.py``.
+
+Which file is which rank: the latest recording of each rank counts, and files that cannot belong to one job do not.
+
+A folder often holds several recordings of the same job (``schedule(repeat=3)``), so a rank has several files: the
+latest of each rank counts. A file without a rank gets the lowest free number. Such files of one process at different
+times are recordings of one rank.
+
+Files that cannot belong to one job are not compared: different world sizes, or recordings more than an hour apart
+(clocks of hosts may differ by less). The set with most ranks counts; of several such sets, the latest. The report says
+so first.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import count, pairwise
 from statistics import median_low
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from stepscope.errors import TraceError
 from stepscope.records.finding import Finding
+from stepscope.records.text import count_text, named_ranks, ns_text
+from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.path.graph import CAUSES, Cause
 from stepscope.traces.path.whatif import Change, WhatIf
@@ -24,8 +37,7 @@ from stepscope.traces.rank_collectives import OPS
 from stepscope.traces.ranks.clocks import Clocks
 from stepscope.traces.ranks.collectives import CollectivesAnalysis
 
-__all__ = ["JobAnalysis", "JobPath", "distributed_table", "job_path", "like_peers"]
-
+__all__ = ["JobAnalysis", "JobPath", "assign_ranks", "distributed_table", "job_path", "like_peers", "one_per_rank"]
 
 # -- critical path over ranks -----------------------------------------------------------------------------------------
 # The critical path of each step over all ranks: which rank a step waited for, and what delayed that rank.
@@ -506,4 +518,139 @@ def _steps(analysis: RankAnalysis) -> tuple[Any, ...]:
         len(times),
         analysis.pace.step_ns,
         *(round(float(each(times))) for each in (np.mean, np.median, np.std, np.min, np.max)),
+    )
+
+
+# -- which file is which rank -----------------------------------------------------------------------------------------
+
+APART_NS: Final = 3600 * 10**9
+A_DATE_NS: Final = 10**18
+"""In the year 2001: lower values do not count from 1970, but perhaps from when the host was started."""
+NAMED: Final = 3
+"""How many of the left-out files are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankAssignment:
+    ranks: list[int | None]
+    """[traces]; None: left out."""
+    notices: list[str]
+    """The decisions, in words."""
+    mixed: str | None = None
+    """Why the files cannot belong to one job; None if they can."""
+
+
+def one_per_rank(analyses: Sequence[RankAnalysis]) -> tuple[list[RankAnalysis], RankAssignment]:
+    """Return one analysis per rank, in rank order, and the decisions."""
+    chosen = assign_ranks([analysis.meta for analysis in analyses])
+    found = {
+        rank: analysis if analysis.rank == rank else replace(analysis, rank=rank)
+        for rank, analysis in zip(chosen.ranks, analyses, strict=True)
+        if rank is not None
+    }
+    return [found[rank] for rank in sorted(found)], chosen
+
+
+def assign_ranks(metas: Sequence[TraceMeta]) -> RankAssignment:
+    recordings = _recordings(metas)
+    parts = [part for job in _jobs(metas) for part in _at_one_time(metas, job)]
+    part = max(parts, key=lambda part: (len({recordings[at] for at in part}), _latest(metas, part)), default=[])
+    latest: dict[int, int] = {}
+    for at in sorted(part, key=lambda at: (metas[at].origin_ns, at)):
+        latest[recordings[at]] = at
+    named = {rank: at for at in latest.values() if (rank := metas[at].rank) is not None}
+    nameless = sorted(at for at in latest.values() if metas[at].rank is None)
+    free = (number for number in count() if number not in named)
+    given = dict(zip(free, nameless, strict=False))
+    rank_at = {at: rank for rank, at in (named | given).items()}
+    left_out = [at for at in range(len(metas)) if at not in rank_at]
+    worlds = {None, *_worlds(metas, part)}
+    again = [at for at in left_out if recordings[at] in latest and metas[at].world_size in worlds]
+    foreign = sorted({*left_out}.difference(again))
+    later = sum(metas[at].origin_ns > metas[latest[recordings[at]]].origin_ns for at in again)
+    notices = [*_of_recordings(metas, len(again) - later, later), *_of_names(given, len(rank_at))]
+    return RankAssignment(
+        ranks=[rank_at.get(at) for at in range(len(metas))],
+        notices=notices,
+        mixed=_mixed(metas, part, foreign) if foreign else None,
+    )
+
+
+def _of_recordings(metas: Sequence[TraceMeta], earlier: int, later: int) -> list[str]:
+    whose = "the same ranks" if any(meta.rank is not None for meta in metas) else "the same process"
+    told = []
+    if earlier:
+        told.append(f"{count_text(earlier, 'file')} of an earlier recording of {whose} left out: the latest is used")
+    if later:
+        told.append(f"{count_text(later, 'file')} of a later recording left out: it has fewer ranks")
+    return told
+
+
+def _of_names(given: dict[int, int], ranks: int) -> list[str]:
+    if not given or ranks < 2:
+        return []
+    files = "1 file does" if len(given) == 1 else f"{len(given)} files do"
+    return [f"{files} not specify a rank; treated as {named_ranks(tuple(given)).lower()}"]
+
+
+def _recordings(metas: Sequence[TraceMeta]) -> list[int]:
+    """Return the same number for recordings of one rank, [traces]."""
+    numbers: dict[object, int] = {}
+    out = [0] * len(metas)
+    ends_ns: dict[object, list[int]] = {}
+    for at in sorted(range(len(metas)), key=lambda at: metas[at].origin_ns):
+        meta = metas[at]
+        key: object = meta.rank
+        if meta.rank is None:
+            process = (meta.host, meta.pid, tuple(str(each.get("name")) for each in meta.devices))
+            # The same pid at the same time is a process of another host or another container.
+            lanes = ends_ns.setdefault(process, [])
+            before = (lane for lane, end_ns in enumerate(lanes) if meta.pid is not None and end_ns <= meta.origin_ns)
+            lane = next(before, len(lanes))
+            lanes[lane : lane + 1] = [meta.origin_ns + max(meta.length_ns, 1)]
+            key = (process, lane)
+        out[at] = numbers.setdefault(key, len(numbers))
+    return out
+
+
+def _jobs(metas: Sequence[TraceMeta]) -> list[list[int]]:
+    """Group by world size; files without one may belong to any."""
+    worlds = _worlds(metas, range(len(metas)))
+    if not worlds:
+        return [[*range(len(metas))]] if metas else []
+    return [[at for at, meta in enumerate(metas) if meta.world_size in (world, None)] for world in worlds]
+
+
+def _worlds(metas: Sequence[TraceMeta], which: Iterable[int]) -> list[int]:
+    return sorted({world for at in which if (world := metas[at].world_size) is not None})
+
+
+def _at_one_time(metas: Sequence[TraceMeta], job: Sequence[int]) -> list[list[int]]:
+    """Split where two consecutive files are far apart in time."""
+    ordered = sorted(job, key=lambda at: metas[at].origin_ns)
+    cuts = [
+        place
+        for place, (at, after) in enumerate(pairwise(ordered), 1)
+        if metas[at].origin_ns > A_DATE_NS and metas[after].origin_ns - metas[at].origin_ns > APART_NS
+    ]
+    return [ordered[start:end] for start, end in pairwise([0, *cuts, len(ordered)])]
+
+
+def _latest(metas: Sequence[TraceMeta], part: Sequence[int]) -> int:
+    return max(metas[at].origin_ns for at in part)
+
+
+def _mixed(metas: Sequence[TraceMeta], part: Sequence[int], foreign: Sequence[int]) -> str:
+    reasons = []
+    worlds = _worlds(metas, [*part, *foreign])
+    if len(worlds) > 1:
+        reasons.append(f"their world sizes are {', '.join(map(str, worlds[:-1]))} and {worlds[-1]}")
+    apart_ns = max(min(abs(metas[at].origin_ns - metas[other].origin_ns) for other in part) for at in foreign)
+    if apart_ns > APART_NS:
+        reasons.append(f"they were recorded {ns_text(apart_ns)} apart")
+    names = ", ".join(metas[at].path for at in foreign[:NAMED])
+    more = f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else ""
+    return (
+        f"These files do not seem to belong to one job: {', and '.join(reasons)}. Left out: {names}{more}; compare two "
+        "recordings with --against."
     )

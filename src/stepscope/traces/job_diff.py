@@ -17,8 +17,8 @@ from itertools import zip_longest
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.records.kernel_names import fitted, short_name
 from stepscope.records.text import count_text, ms_text, named_ranks
+from stepscope.traces.model.kernel_names import fitted, short_name
 from stepscope.traces.model.tables import Table, table_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.traces.device.figures import DeviceFigures, Pace, device_figures, pace_of
+from stepscope.traces.device.figures import (
+    DeviceFigures,
+    Pace,
+    device_figures,
+    launches_in,
+    launches_table,
+    pace_of,
+    queue_curve,
+    queue_table,
+    queues_of,
+    short_kernels_table,
+)
 from stepscope.traces.device.kernels import (
     bandwidth_table,
     bytes_of,
@@ -20,14 +31,6 @@ from stepscope.traces.device.kernels import (
     kernel_types,
     kernels_table,
     sequences_table,
-)
-from stepscope.traces.device.launches import (
-    launches_in,
-    launches_table,
-    queue_curve,
-    queue_table,
-    queues_of,
-    short_kernels_table,
 )
 from stepscope.traces.device.work import (
     StreamIdle,

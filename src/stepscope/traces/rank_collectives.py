@@ -29,11 +29,10 @@ from stepscope.flight.dump import operation_name, parse_ranks
 from stepscope.records.collectives import OPS
 from stepscope.traces.device.work import device_spans
 from stepscope.traces.model import intervals
-from stepscope.traces.model.calls import holders
 from stepscope.traces.model.columns import HOST_KINDS, Ints, Kind, Numbering, Rows, Trace
 from stepscope.traces.model.intervals import EMPTY, Spans
 from stepscope.traces.model.kernel_names import is_communication
-from stepscope.traces.model.window import Window
+from stepscope.traces.model.window import Window, holders
 
 __all__ = [
     "OPS",

@@ -22,9 +22,9 @@ import numpy as np
 
 from stepscope.errors import TraceError
 from stepscope.records.files import sql_input_path
+from stepscope.traces.job import assign_ranks
 from stepscope.traces.model.columns import ROW_TABLES, TABLES, Kind, Trace, TraceMeta, side_columns
 from stepscope.traces.model.window import window_of
-from stepscope.traces.ranks.rank_files import assign_ranks
 from stepscope.traces.reading.cache import (
     BROKEN,
     Cache,

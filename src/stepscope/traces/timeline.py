@@ -22,13 +22,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.kernel_names import fitted, short_name
 from stepscope.records.text import count_text, ns_text, printable
 from stepscope.traces.device.figures import launched_in_steps
 from stepscope.traces.exports import collective_bars
 from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.columns import DEVICE_WORK, Ints, Kind, Rows, Trace
-from stepscope.traces.model.kernel_names import is_communication
+from stepscope.traces.model.kernel_names import fitted, is_communication, short_name
 from stepscope.traces.model.window import LABEL, Step, Window, is_user_frame, window_of
 from stepscope.traces.path.graph import CAUSES, graph_of
 from stepscope.traces.path.rank_path import whole_segments

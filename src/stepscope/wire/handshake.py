@@ -1,4 +1,4 @@
-"""The handshake of an agent and a hub: hello, challenge, join and welcome, each signed with the user's key.
+"""How an agent and a hub prove themselves: the user's key, and hello, challenge, join and welcome signed with it.
 
 An agent says who it is and learns where to resume and which token to send frames with.
 
@@ -17,38 +17,294 @@ later.
 The welcome says what the hub already has, so an agent stores no positions: if either side restarts, the agent joins
 again and resumes from there. Version 1 had no hello. Hubs and agents of the two versions refuse each other, because the
 first message of a version 1 agent is exactly what the hello protects.
+
+The key is the secret that one user's nodes share: ``STEPSCOPE_KEY`` if set, otherwise ``~/.config/stepscope/key``,
+which is created on first use and readable only by its owner. With a home folder that all nodes share, there is nothing
+else to do; elsewhere, copy the file once or set the variable. The key itself is never sent: it signs the handshake,
+which hands out the run's own random tokens.
+
+To change the key while jobs run, the file temporarily has two lines: the new key and the previous one (``rotate_key``,
+``retire_key``). A hub rereads the file when it changes and accepts both keys; an agent reads it whenever it joins and
+tries them in this order (``KeyRing``).
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import hmac
 import json
+import os
 import re
-from collections.abc import Mapping
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from stepscope.errors import FrameError
+from stepscope.errors import FrameError, UsageError
+from stepscope.records.text import say
 from stepscope.wire.frames import HELLO_BYTES, JOIN_BYTES
-from stepscope.wire.keys import sign, signed
 
 __all__ = [
+    "ENV_KEY",
     "HELLO_PATH",
     "PROOF_HEADER",
     "Join",
+    "KeyRing",
     "Peer",
     "Positions",
     "Welcome",
+    "kept_secret",
+    "key_path",
+    "load_keys",
     "peers_of",
     "positions_of",
     "read_challenge",
     "read_hello",
     "read_join",
     "read_welcome",
+    "retire_key",
+    "rotate_key",
+    "sign",
+    "signed",
     "write_challenge",
     "write_hello",
     "write_join",
     "write_welcome",
 ]
+
+# -- key --------------------------------------------------------------------------------------------------------------
+
+ENV_KEY = "STEPSCOPE_KEY"
+SHORTEST = 16
+_MOST_KEYS = 2
+_LOOK_S = 1.0
+_STOP_S = 1.0
+
+
+def key_path(environ: Mapping[str, str]) -> Path:
+    folder = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".config")
+    return Path(folder) / "stepscope" / "key"
+
+
+def load_keys(environ: Mapping[str, str] | None = None) -> tuple[bytes, ...]:
+    """Return the key to use, followed by the previous one if it is still accepted.
+
+    Raise UsageError if there is no key and none can be created, or if others could have read it.
+    """
+    environ = os.environ if environ is None else environ
+    if given := environ.get(ENV_KEY):
+        if len(given) < SHORTEST:
+            raise UsageError(f"{ENV_KEY} is too short for a secret: at least {SHORTEST} characters")
+        return (_digest(given),)
+    path = key_path(environ)
+    return tuple(map(_digest, _lines(path, kept_secret(path, "key", f"set {ENV_KEY}"))))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the output is closed, but the hub continues
+        say(text)
+
+
+class KeyRing:
+    """The current keys, for long-lived processes.
+
+    Calling it returns the keys as last read. Only the first call touches the file system (``load_keys``, UsageError).
+    ``look`` rereads the file if it changed; between ``start`` and ``stop`` a thread does so once a second. If the file
+    is missing, truncated or readable by others, the previous keys stay in use, no file is created, and the problem is
+    reported once.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, tell: Callable[[str], None] = _say) -> None:
+        self._environ = environ
+        self._path = None if environ.get(ENV_KEY) else key_path(environ)
+        self._tell = tell
+        self._seen: tuple[int, ...] = ()
+        self._keys: tuple[bytes, ...] = ()
+        self._told = ""
+        self._looking = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> tuple[bytes, ...]:
+        if not self._keys:
+            load_keys(self._environ)  # creates the file if necessary; before that it has no state
+            self._seen, self._keys = self._state(), load_keys(self._environ)
+        return self._keys
+
+    @property
+    def behind_s(self) -> float:
+        """How long a change to the file may go unnoticed while it is watched."""
+        return 1.5 * _LOOK_S if self._thread is not None else 0.0
+
+    def look(self) -> tuple[bytes, ...]:
+        """Reread the file if it changed. May block for a while if the home folder is on a network file system."""
+        self()
+        with self._looking:
+            state = self._state()
+            if self._path is not None and state != self._seen:
+                self._read_again(self._path)
+            self._seen = state
+        return self._keys
+
+    def start(self) -> None:
+        """Call ``look`` once a second in a thread, so that an event loop is not blocked."""
+        if self._path is not None:
+            self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)  # do not wait longer: the file system may be unreachable
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            self.look()
+
+    def _read_again(self, path: Path) -> None:
+        try:
+            self._keys = tuple(map(_digest, _lines(path, _read(path, "key", whole=True))))
+            self._told = ""
+        except (OSError, UsageError) as error:
+            why = f"cannot read the key {path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            if why != self._told:
+                self._told = why
+                self._tell(f"{why}; continuing with the previous key")
+
+    def _state(self) -> tuple[int, ...]:
+        """Return a value that differs if the file may have changed."""
+        try:
+            found = self._path.stat() if self._path is not None else None
+        except OSError:
+            return (0,)
+        return () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def rotate_key(environ: Mapping[str, str]) -> Path:
+    """Put a new key before the present one and return the file's path. Raise UsageError on failure."""
+
+    def changed(lines: list[str]) -> list[str]:
+        if len(lines) >= _MOST_KEYS:
+            raise UsageError("the old key is still accepted; remove it with `stepscope key retire`, then rotate again")
+        return [secrets.token_hex(32), *lines]
+
+    return _change(environ, changed)
+
+
+def retire_key(environ: Mapping[str, str]) -> Path:
+    """Keep only the newest key and return the file's path. Raise UsageError on failure."""
+
+    def changed(lines: list[str]) -> list[str]:
+        if len(lines) < _MOST_KEYS:
+            raise UsageError("there is no old key to retire; `stepscope key rotate` creates a new one")
+        return lines[:1]
+
+    return _change(environ, changed)
+
+
+def _change(environ: Mapping[str, str], changed: Callable[[list[str]], list[str]]) -> Path:
+    if environ.get(ENV_KEY):
+        raise UsageError(f"{ENV_KEY} is set, and a running job cannot reread it; only a key file can be changed")
+    path = key_path(environ)
+    kept_secret(path, "key", "use a writable folder")
+    path = path.resolve()  # keep a symbolic link
+    try:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"the key {path} is being changed by another command") from None
+            except OSError:
+                pass  # a file system without locks
+            lines = changed(_lines(path, _read(path, "key")))
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            try:
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with os.fdopen(fd, "w") as new:
+                    new.write("".join(f"{line}\n" for line in lines))
+                    new.flush()
+                    os.fsync(new.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write the key {path}: {error.strerror}") from error
+    return path
+
+
+def kept_secret(path: Path, what: str, instead: str) -> str:
+    """Return the secret in a file that only its owner can read. Create it on first use; raise UsageError on failure.
+
+    ``instead`` says what the user can do then.
+    """
+    try:
+        return _read(path, what)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from error
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        try:
+            os.link(temporary, path)  # atomic; another node may have been faster
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+        return _read(path, what)
+    except OSError as error:
+        raise UsageError(f"cannot create the {what} {path}: {error.strerror}; {instead} instead") from error
+
+
+def sign(key: bytes, purpose: str, *said: bytes) -> str:
+    """Return a proof that its author has the key and signed exactly this."""
+    mac = hmac.new(key, digestmod=hashlib.sha256)
+    for word in (purpose.encode(), *said):
+        mac.update(len(word).to_bytes(8, "little"))
+        mac.update(word)
+    return mac.hexdigest()
+
+
+def signed(key: bytes, proof: str, purpose: str, *said: bytes) -> bool:
+    """Check a proof in constant time, whatever it contains."""
+    return hmac.compare_digest(sign(key, purpose, *said).encode(), proof.encode(errors="replace"))
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _lines(path: Path, text: str) -> list[str]:
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if len(lines) > _MOST_KEYS:
+        raise UsageError(f"the key {path} has {len(lines)} lines; at most two are allowed, the new key and the old one")
+    if any(len(line) < SHORTEST for line in lines):
+        raise UsageError(f"a line of the key {path} is too short for a secret: at least {SHORTEST} characters")
+    return lines
+
+
+def _read(path: Path, what: str, *, whole: bool = False) -> str:
+    """Read a secret. ``whole``: another process may be writing it; require a line end as proof that it is complete."""
+    if path.stat().st_mode & 0o077:
+        raise UsageError(f"other users can read the {what} {path}; `chmod 600` it, or remove it to create a new one")
+    written = path.read_text(errors="replace")
+    text = written.strip()
+    if len(text) < SHORTEST:
+        raise UsageError(f"the {what} {path} is empty or cut off; remove it to create a new one")
+    if whole and not written.endswith("\n"):
+        raise UsageError(f"the last line of the {what} {path} has no newline, so it may be cut off")
+    return text
+
+
+# -- handshake --------------------------------------------------------------------------------------------------------
 
 PROOF_HEADER = "x-stepscope-proof"
 HELLO_PATH = "/api/v1/hello"

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from rings import RingStream, write_steps
 
-from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import Delivered, Shipper
 from stepscope.errors import UsageError
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingState
 from stepscope.store.create import RunPaths, create_run
-from stepscope.store.documents import read_meta, write_meta
+from stepscope.store.documents import Destination, read_meta, write_meta
 from stepscope.store.file_io import read_jsonl
 
 KEY_TEXT = "a key of sixteen characters or more"

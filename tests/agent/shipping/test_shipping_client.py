@@ -17,8 +17,7 @@ import pytest
 from stepscope.agent.shipping.client import HubClient
 from stepscope.errors import HubError, UsageError
 from stepscope.wire.frames import FrameHead, pack_frame
-from stepscope.wire.handshake import PROOF_HEADER, Join
-from stepscope.wire.keys import sign
+from stepscope.wire.handshake import PROOF_HEADER, Join, sign
 
 KEY = b"k" * 32
 SPOOL = "ab" * 16

@@ -9,8 +9,8 @@ from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import LONGEST_PAUSE_S, Sender
+from stepscope.store.documents import Destination
 
 KEY = b"k" * 32
 BYE = {"exit_code": 0, "status": "finished"}

@@ -11,13 +11,12 @@ import httpx
 import pytest
 from fakes.cluster import Cluster
 
-from stepscope.hub.api.auth import Readers
-from stepscope.hub.api.tokens import ALL, ReaderTokens
+from stepscope.hub.api.auth import ALL, Readers, ReaderTokens
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
 from stepscope.reports import summarise
+from stepscope.store.catalog import read_labels
 from stepscope.store.documents import save_summary
-from stepscope.store.labels import read_labels
 from tests.hub.run_parts import READER, Hub, record
 
 BEARER = {"Authorization": f"Bearer {READER}"}

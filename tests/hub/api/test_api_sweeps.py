@@ -16,7 +16,7 @@ from stepscope.compare.sweep import sweep_page
 from stepscope.hub.api.auth import Readers
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
-from stepscope.store.user_runs import run_id
+from stepscope.store.catalog import run_id
 from tests.hub.run_parts import READER, Hub, record
 
 

@@ -15,9 +15,8 @@ from fakes.cluster import Cluster
 
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
-from stepscope.hub.api.auth import SESSION_S, Readers, TrustedProxy
+from stepscope.hub.api.auth import ALL, METRICS, SESSION_S, NamedToken, Readers, ReaderTokens, TrustedProxy, run_scope
 from stepscope.hub.api.stream import Streams
-from stepscope.hub.api.tokens import ALL, METRICS, NamedToken, ReaderTokens, run_scope
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AuditLog, read_audit
 from stepscope.hub.live.live_run import LiveRun

@@ -22,9 +22,9 @@ from stepscope.cli.commands import serve as command
 from stepscope.cli.main import run_command
 from stepscope.errors import UsageError
 from stepscope.hub.audit import read_audit
+from stepscope.store.catalog import UserHub, add_folder, find_user_hub, run_id
 from stepscope.store.documents import read_meta, write_meta
 from stepscope.store.load import open_run
-from stepscope.store.user_runs import UserHub, add_folder, find_user_hub, run_id
 
 
 @pytest.fixture

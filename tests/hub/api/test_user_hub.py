@@ -11,12 +11,11 @@ from urllib.parse import quote
 import pytest
 from fakes.cluster import Cluster
 
-from stepscope.hub.api.auth import Readers
-from stepscope.hub.api.tokens import ReaderTokens, run_scope
+from stepscope.hub.api.auth import Readers, ReaderTokens, run_scope
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
 from stepscope.page.assets import is_built
-from stepscope.store.user_runs import add_folder, known_folders, run_id
+from stepscope.store.catalog import add_folder, known_folders, run_id
 from tests.hub.run_parts import HOSTILE, Hub
 
 

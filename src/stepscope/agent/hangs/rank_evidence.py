@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from stepscope.agent.flight_reader import NEEDS_GIL, Questions, ask_active, ask_flights, ask_servers
 from stepscope.agent.procfs import (
     Reading,
     child_kind,
@@ -32,7 +33,6 @@ from stepscope.agent.procfs import (
     wait_channel,
 )
 from stepscope.agent.stacks import STOPPED, StackOffers, StacksQuestion, ask_stacks
-from stepscope.agent.worker_server import NEEDS_GIL, Questions, ask_active, ask_flights, ask_servers
 from stepscope.flight.stacks import parse_threads
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
 from stepscope.records.finding import Frame, ThreadStack

@@ -32,14 +32,12 @@ from typing import Any
 
 from stepscope.agent.disk_space import SampleClaim
 from stepscope.agent.shipping.client import Answer, HubClient
-from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.outgoing import Batch, Outgoing
 from stepscope.errors import FrameError, HubError, HubRefused, KeyRefused, UsageError
 from stepscope.records import run_clock
-from stepscope.store.documents import read_meta
+from stepscope.store.documents import Destination, read_meta
 from stepscope.wire.frames import JOIN_BYTES, FrameHead, pack_frame
-from stepscope.wire.handshake import Join, Peer, Positions, Welcome, peers_of, positions_of, write_join
-from stepscope.wire.keys import KeyRing
+from stepscope.wire.handshake import Join, KeyRing, Peer, Positions, Welcome, peers_of, positions_of, write_join
 
 __all__ = ["Delivered", "HubClock", "Sender", "Shipper"]
 

@@ -17,7 +17,7 @@ from stepscope.errors import TraceError, UsageError
 from stepscope.records.files import replaced
 
 if TYPE_CHECKING:
-    from stepscope.traces.engine.worker import Options
+    from stepscope.traces.engine import Options
     from stepscope.traces.exports import Track
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.model.columns import Trace
@@ -33,10 +33,9 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 def analyze_traces(files: Sequence[Path], passed_over: Sequence[str], options: Options, engine: str) -> JobAnalysis:
     """Analyze all ranks that ``find_traces`` found; an unreadable file is a notice, unless there is no other."""
     from stepscope.records.text import bytes_text
-    from stepscope.traces.engine.engines import analyse_paths, engine_named
-    from stepscope.traces.engine.worker import Problem
+    from stepscope.traces.engine import Problem, analyse_paths, engine_named
     from stepscope.traces.findings import analyse_job
-    from stepscope.traces.ranks.rank_files import one_per_rank
+    from stepscope.traces.job import one_per_rank
 
     with progress_bar("reading traces", bytes_text) as told:
         found = analyse_paths(files, options, engine_named(engine), lambda _files, _all, read, total: told(read, total))
@@ -178,7 +177,7 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
-    from stepscope.reports.trace_document import document_of, rank_shown, table_document
+    from stepscope.reports.trace import document_of, rank_shown, table_document
     from stepscope.traces.exports import tables_in
     from stepscope.traces.reading.files import find_traces
 
@@ -208,14 +207,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    from stepscope.traces.engine.worker import Options
+    from stepscope.traces.engine import Options
     from stepscope.traces.reading.cache import Cache
 
     return Options(keep_last=args.last_step, cache=None if args.no_cache else Cache.of_environment())
 
 
 def _print(document: dict[str, Any], args: argparse.Namespace) -> None:
-    from stepscope.reports.trace_text import render_trace
+    from stepscope.reports.trace import render_trace
 
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))

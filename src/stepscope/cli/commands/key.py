@@ -6,7 +6,7 @@ import argparse
 import os
 
 from stepscope.records.text import say
-from stepscope.wire.keys import retire_key, rotate_key
+from stepscope.wire.handshake import retire_key, rotate_key
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 

@@ -23,13 +23,13 @@ from stepscope.cli.launch.command import (
     slurm_step,
     starts_ranks,
 )
-from stepscope.cli.launch.hub import DEFAULT_PORT, HubOptions
+from stepscope.cli.launch.helpers import DEFAULT_PORT, HubOptions
 from stepscope.cli.launch.record import JobOptions, record
 from stepscope.errors import UsageError
 from stepscope.records.files import PRIVATE, SHARED_WITH
 from stepscope.records.paths import LAYER_MODES
 from stepscope.records.text import default_name, say
-from stepscope.store.labels import checked_tag
+from stepscope.store.catalog import checked_tag
 
 __all__ = ["add_arguments"]
 

@@ -12,17 +12,16 @@ from typing import Any
 
 from stepscope.agent.drain import drain_leftovers
 from stepscope.agent.shipping.client import split_url
-from stepscope.agent.shipping.destination import Destination
 from stepscope.agent.shipping.sender import Sender
 from stepscope.cli.arguments import run_path
 from stepscope.cli.output import progress_bar
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.records.text import bytes_text, count_text, say
-from stepscope.store.documents import read_meta
+from stepscope.store.documents import Destination, read_meta
 from stepscope.store.liveness import clock_ahead_s, processes_alive, remove_session, sealing_barred, session_of
 from stepscope.store.locks import writing_barred
 from stepscope.store.paths import INBOX
-from stepscope.wire.keys import load_keys
+from stepscope.wire.handshake import load_keys
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 

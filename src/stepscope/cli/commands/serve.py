@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.cli.arguments import port_number, run_path
-from stepscope.cli.links import opened_in_browser, page_link
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.page.assets import opened_in_browser, page_link
 from stepscope.records.text import count_text, say
+from stepscope.store.catalog import UserHub, announced, find_user_hub, known_folders
 from stepscope.store.paths import META
-from stepscope.store.user_runs import UserHub, announced, find_user_hub, known_folders
 
 if TYPE_CHECKING:
     from stepscope.hub.api.auth import TrustedProxy
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepscope.cli.launch.hub import HubOptions, certificate_of, listen, url_of
+    from stepscope.cli.launch.helpers import HubOptions, certificate_of, listen, url_of
     from stepscope.hub.limits import is_local
     from stepscope.hub.server import run_loop
 
@@ -222,7 +222,7 @@ def _token(fixed: Path | None, port: int, *, kept: bool = False) -> Iterator[tup
 
     ``kept``: keep ours, too, so that links and sessions stay valid after a restart.
     """
-    from stepscope.wire.keys import kept_secret, key_path
+    from stepscope.wire.handshake import kept_secret, key_path
 
     if fixed is None and kept:
         fixed = key_path(os.environ).with_name(ALL_TOKEN_FILE)
@@ -283,10 +283,9 @@ async def _serve(
     trusted: TrustedProxy | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, or until the end of standard input."""
-    from stepscope.hub.api.auth import Readers
-    from stepscope.hub.api.tokens import ReaderTokens, tokens_path
+    from stepscope.hub.api.auth import Readers, ReaderTokens, tokens_path
     from stepscope.hub.app import make_app
-    from stepscope.hub.ingest.folder_ingest import FolderIngest
+    from stepscope.hub.ingest.run_ingest import FolderIngest
     from stepscope.hub.limits import Refusals
     from stepscope.hub.runs import Runs, open_ahead
     from stepscope.hub.server import Server

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepscope.hub.api.tokens import ALL, METRICS, ReaderTokens, run_scope, tokens_path
+    from stepscope.hub.api.auth import ALL, METRICS, ReaderTokens, run_scope, tokens_path
 
     tokens = ReaderTokens(tokens_path(os.environ))
     if args.action == "list":

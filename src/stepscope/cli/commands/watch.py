@@ -14,8 +14,7 @@ from stepscope.errors import HubError, UsageError
 from stepscope.records.text import say
 
 if TYPE_CHECKING:
-    from stepscope.terminal.client import RunAddress
-    from stepscope.terminal.feed import Feed
+    from stepscope.terminal.feed import Feed, RunAddress
 
 __all__ = ["LocalRun"]
 
@@ -69,8 +68,7 @@ def _is_url(said: str | None) -> bool:
 
 def _elsewhere(args: argparse.Namespace) -> Feed:
     """Feed from a hub's URL; it may be the URL of the page, but without the token."""
-    from stepscope.terminal.client import RunAddress, fingerprint_from, token_from
-    from stepscope.terminal.feed import Feed
+    from stepscope.terminal.feed import Feed, RunAddress, fingerprint_from, token_from
 
     url, _, fragment = args.where.partition("#")
     said, _, parameters = fragment.removeprefix("/").partition("?")
@@ -102,7 +100,7 @@ class LocalRun:
 
     def __init__(self, run_dir: Path) -> None:
         from stepscope.store.documents import read_meta
-        from stepscope.terminal.client import PrivateHub
+        from stepscope.terminal.feed import PrivateHub
 
         read_meta(run_dir)  # raises NotARun before anything is started
         self._run_dir = run_dir
@@ -112,7 +110,7 @@ class LocalRun:
     def where(self) -> RunAddress:
         from stepscope.store.catalog import is_active
         from stepscope.store.documents import read_hub_file
-        from stepscope.terminal.client import address_from_hub_file
+        from stepscope.terminal.feed import address_from_hub_file
 
         about = read_hub_file(self._run_dir)
         if about is not None and self._tries < TRIES and is_active(self._run_dir):

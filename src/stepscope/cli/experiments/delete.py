@@ -11,9 +11,8 @@ from stepscope.cli.arguments import locate_run
 from stepscope.cli.output import progress_bar
 from stepscope.errors import RunError, UsageError
 from stepscope.records.text import bytes_text, count_text, printable, say
-from stepscope.store.catalog import run_entry
+from stepscope.store.catalog import delete_run, run_entry
 from stepscope.store.file_io import run_bytes
-from stepscope.store.labels import delete_run
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 

@@ -78,7 +78,7 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
-    from stepscope.compare.gate import EXIT_CODES, Limits, alike, gate_inputs, record_baseline, stored_baselines
+    from stepscope.compare.comparison import EXIT_CODES, Limits, alike, gate_inputs, record_baseline, stored_baselines
 
     if args.record and args.baselines is None:
         raise UsageError("--record needs --baselines DIR, the folder to keep the run in")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.cli.arguments import locate_run
 from stepscope.records.text import printable
-from stepscope.store.labels import Labels, change_labels, read_labels
+from stepscope.store.catalog import Labels, change_labels, read_labels
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 

@@ -28,25 +28,29 @@ from stepscope import __version__
 from stepscope.agent.hangs.on_hang import HangPolicy
 from stepscope.cli.launch.command import Nodes, SlurmStep, rank_variables
 from stepscope.cli.launch.helpers import (
+    DEFAULT_PORT,
     ENDING,
     AgentChild,
+    HubChild,
     HubLink,
+    HubOptions,
     JobEnd,
     Mask,
     OutputForwarder,
     aborted_end,
     host_of,
     job_end,
+    open_hub,
     output_targets,
     spawn,
+    url_of,
     watched_signals,
     worst_end,
 )
-from stepscope.cli.launch.hub import DEFAULT_PORT, HubChild, HubOptions, open_hub, url_of
 from stepscope.cli.launch.live_view import LiveView, why_no_screen, why_no_terminal
 from stepscope.cli.launch.slurm_tasks import Leader, Member
-from stepscope.cli.links import page_link
 from stepscope.errors import HubError, RingNoSpace, RunError, UsageError
+from stepscope.page.assets import page_link
 from stepscope.recorder.identity import rank_from
 from stepscope.records.files import PRIVATE
 from stepscope.records.paths import (
@@ -64,13 +68,12 @@ from stepscope.records.paths import (
 )
 from stepscope.records.run_clock import environment_of
 from stepscope.records.text import say
+from stepscope.store.catalog import add_folder, change_labels, find_user_hub, run_id
 from stepscope.store.create import RunPaths, create_run, discard_run
 from stepscope.store.documents import end_run, read_hub_file, read_meta
-from stepscope.store.labels import change_labels
 from stepscope.store.liveness import process_alive
 from stepscope.store.paths import HUB, META, REPORT_FILE
-from stepscope.store.user_runs import add_folder, find_user_hub, run_id
-from stepscope.wire.keys import ENV_KEY, load_keys
+from stepscope.wire.handshake import ENV_KEY, load_keys
 
 __all__ = ["JobOptions", "record"]
 

@@ -1,6 +1,6 @@
 """``slow_network``: a host, link or network that is slow or loses packets, what it costs, and what to do.
 
-The agents' probes (``engine/probes.py``) show the fault, or a link that runs at a lower speed than those of the other
+The agents' probes (``engine/readings.py``) show the fault, or a link that runs at a lower speed than those of the other
 hosts.  The steps alone show what it costs:
 
 *Against before.*  The exchange (what the rank that is blocked least spends in ``comm``; where waiting is not measured,
@@ -28,8 +28,14 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import Claim, severity_of, unexplained
-from stepscope.diagnosis.engine.probes import NetworkFault, network_faults, round_trips_of
-from stepscope.diagnosis.engine.readings import network_readings, probe_samples, row_medians
+from stepscope.diagnosis.engine.readings import (
+    NetworkFault,
+    network_faults,
+    network_readings,
+    probe_samples,
+    round_trips_of,
+    row_medians,
+)
 from stepscope.diagnosis.engine.statistics import lower_median, median_rank, shortest
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.bounds import find_bounds

@@ -24,15 +24,17 @@ from stepscope.store.live.ring_files import RingSidecar
 from stepscope.wire.frames import ring_id
 from stepscope.wire.handshake import (
     Join,
+    KeyRing,
     Peer,
     Positions,
     Welcome,
     read_hello,
     read_join,
+    sign,
+    signed,
     write_challenge,
     write_welcome,
 )
-from stepscope.wire.keys import KeyRing, sign, signed
 
 __all__ = ["Admission", "Admitted", "Challenges", "RankClaims", "Sender", "SenderLimits", "neighbours"]
 

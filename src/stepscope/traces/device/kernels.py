@@ -16,12 +16,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.kernel_names import fitted, short_name
 from stepscope.traces.device.work import Work
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Codes, Ints
 from stepscope.traces.model.intervals import Spans
-from stepscope.traces.model.kernel_names import is_fp32_matmul, kernel_class, uses_tensor_cores
+from stepscope.traces.model.kernel_names import fitted, is_fp32_matmul, kernel_class, short_name, uses_tensor_cores
 from stepscope.traces.model.tables import Table, sums_of, table_of
 
 __all__ = [

@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from stepscope.traces.model.calls import nest_of, padded, sums
 from stepscope.traces.model.columns import Ints, Rows
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.model.window import Window
+from stepscope.traces.model.window import Window, nest_of, padded, sums
 
 __all__ = ["Flops", "flops_found", "flops_of", "flops_table", "peak_of"]
 

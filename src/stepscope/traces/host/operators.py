@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.traces.model.calls import Groups, Nest, innermost_at, medians, nest_of, padded, sums
 from stepscope.traces.model.columns import Ints, Kind, Rows, Slices
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.model.window import Window
+from stepscope.traces.model.window import Groups, Nest, Window, innermost_at, medians, nest_of, padded, sums
 
 __all__ = [
     "MemoryCurve",

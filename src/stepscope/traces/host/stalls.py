@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.traces.model import intervals
-from stepscope.traces.model.calls import innermost_at, nest_of, padded, sums
 from stepscope.traces.model.columns import Ints, Kind, Rows, named
 from stepscope.traces.model.kernel_names import is_asked_to_wait
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.model.window import Window
+from stepscope.traces.model.window import Window, innermost_at, nest_of, padded, sums
 
 __all__ = [
     "Compiling",

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import Codes, Ints, Kind, Rows
 from stepscope.traces.model.window import Window
-from stepscope.traces.path.graph import CAUSES, Cause, Graph, Via, expanded
-from stepscope.traces.path.waits import HostLine
+from stepscope.traces.path.graph import CAUSES, Cause, Graph, HostLine, Via, expanded
 
 __all__ = ["Routes", "Segments", "StepWalk", "routes_of", "summed", "walk_back", "walk_step"]
 

@@ -32,8 +32,7 @@ from stepscope.traces.device.figures import device_time, launched_in_steps, shar
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints, Kind
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.path.graph import Cause, Graph, Via
-from stepscope.traces.path.waits import HostLine
+from stepscope.traces.path.graph import Cause, Graph, HostLine, Via
 
 __all__ = ["Change", "Plan", "WhatIf", "as_it_was", "parse_change", "replay", "what_if", "what_if_table", "what_ifs"]
 

@@ -30,8 +30,7 @@ from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.rank_collectives import OPS, SYNCHRONISING, ProcessGroup, bus_factor
-from stepscope.traces.ranks.clocks import SAME_CLOCK_NS, Clocks, clocks_of
-from stepscope.traces.ranks.pairing import Pairs, pair
+from stepscope.traces.ranks.clocks import SAME_CLOCK_NS, Clocks, Pairs, clocks_of, pair
 
 if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis

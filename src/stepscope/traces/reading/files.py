@@ -17,7 +17,7 @@ __all__ = ["TIMELINE", "blocks_of", "find_traces", "read_trace"]
 
 # -- decompression ----------------------------------------------------------------------------------------------------
 # Files as blocks of plain bytes; the first bytes of a file decide on the compression, not its name. Whatever the
-# compression ratio, only one block is in memory at a time. ``event_text.py`` limits how much text is accepted.
+# compression ratio, only one block is in memory at a time. ``kineto_events.py`` limits how much text is accepted.
 
 BLOCK = 512 << 10
 """Plain bytes per block. The events of larger blocks leave the CPU cache before they are used; with smaller ones the

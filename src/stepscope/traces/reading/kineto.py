@@ -29,7 +29,6 @@ from stepscope.traces.model.columns import (
     TraceMeta,
     kind_of,
 )
-from stepscope.traces.reading.event_text import EventText
 from stepscope.traces.reading.kineto_events import (
     LATEST_NS,
     NO_ARGS,
@@ -37,6 +36,7 @@ from stepscope.traces.reading.kineto_events import (
     Begin,
     End,
     EventDecoder,
+    EventText,
     FlowEnd,
     FlowStart,
     Instant,

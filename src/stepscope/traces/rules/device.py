@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.finding import Finding
-from stepscope.records.kernel_names import fitted, short_name
 from stepscope.records.text import bytes_text, count_text, ms_text, share_text
+from stepscope.traces.model.kernel_names import fitted, short_name
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import Claim, JobView, claim_of, cost_of, halved
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.records.kernel_names import fitted, short_name, short_names
 from stepscope.traces.model.columns import Kind
+from stepscope.traces.model.kernel_names import fitted, short_name, short_names
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

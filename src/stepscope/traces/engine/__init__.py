@@ -1,1 +1,0 @@
-"""Many files → one analysis per rank, in local processes or on Ray."""
