@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.cluster import Cluster
+from fakes.cluster import Cluster, Death, slow_at
 
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData, noted_health
+from stepscope.reports import render_text, summarise
 
 STEPS = 200
 RANDOM = np.random.default_rng(5)
@@ -128,3 +129,25 @@ def test_gradients_that_are_no_numbers_any_more(name: str) -> None:
     assert (found.kind, found.severity) == ("nan_gradients", "info")
     jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
     assert losses(jumped, name=name) == [], "a norm may jump"
+
+
+def test_wrong_numbers_come_before_anything_that_is_only_slow_and_after_what_stopped_the_job() -> None:
+    run = Cluster(ranks=4, steps=STEPS, faults=(slow_at(2, "forward", 30.0),)).run()
+    slow = diagnose(run)[0]
+    assert (slow.kind, slow.severity) == ("compute_straggler", "critical")
+    lost = replace(run, events=tuple(noted(since(150, "nan"), run=run)))
+    assert [(found.kind, found.severity) for found in diagnose(lost)[:2]] == [
+        ("loss_nan", "critical"),
+        ("compute_straggler", "critical"),
+    ]
+    summary = summarise(lost)
+    assert summary["verdict"]["title"].startswith("The loss is NaN from step 150 on")
+    text = render_text(summary)
+    assert text.index("The loss is NaN") < text.index("Rank 2 is")
+    passing = replace(run, events=tuple(noted(falling(**{"20": "inf"}), run=run)))
+    assert diagnose(passing)[0].kind == "compute_straggler"
+    crashed = Cluster(
+        ranks=4, steps=STEPS, faults=(slow_at(2, "forward", 30.0),), deaths=(Death(rank=1, step=190),)
+    ).run()
+    crashed = replace(crashed, events=(*crashed.events, *noted(since(150, "nan"), run=crashed)))
+    assert [found.kind for found in diagnose(crashed)[:2]] == ["rank_crashed", "loss_nan"]

@@ -43,7 +43,7 @@ from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
-from stepscope.records.finding import SEVERITIES, Finding, HangKind, expected_gain
+from stepscope.records.finding import SEVERITIES, Finding, HangKind, finding_order
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text, ms_text, share_text
 
@@ -323,7 +323,7 @@ CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
 def diagnose(
     run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
 ) -> list[Finding]:
-    """Return all findings, the most severe and most costly first; never empty, no exception for missing data.
+    """Return all findings, crashes and hangs first, then as ``finding_order`` has them; never empty, no exception for missing data.
 
     ``window``: the steps to judge, all of them by default; ``reached``: whether the recorder is known to have got into
     any process, recorded or not; ``alive``: whether the job is still running.
@@ -339,7 +339,7 @@ def diagnose(
     slow = with_stalls(run, [claim.finding for claim in _explained(view)])
     histories = histories_of(view)
     values = [*find_loss(run, view, histories), *find_desync(view), *find_silent(view, histories)]
-    slow = sorted([*slow, *values], key=_weight, reverse=True)
+    slow = sorted([*slow, *values], key=finding_order, reverse=True)
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
     insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached, alive=alive)
     findings = [*stopped, *slow, *insufficient, *survived]
@@ -504,10 +504,6 @@ def _of_ranks(finding: Finding) -> bool:
 
 def _as_info(claim: Claim) -> Claim:
     return replace(claim, finding=replace(claim.finding, severity="info"))
-
-
-def _weight(finding: Finding) -> tuple[int, float]:
-    return SEVERITIES.index(finding.severity), expected_gain(finding)
 
 
 # -- live -------------------------------------------------------------------------------------------------------------
