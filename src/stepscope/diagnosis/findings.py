@@ -323,7 +323,7 @@ CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
 def diagnose(
     run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
 ) -> list[Finding]:
-    """Return all findings, crashes and hangs first, then as ``finding_order`` has them; never empty, no exception for missing data.
+    """Return all findings, what stopped the job first, then by ``finding_order``; never empty, never an exception.
 
     ``window``: the steps to judge, all of them by default; ``reached``: whether the recorder is known to have got into
     any process, recorded or not; ``alive``: whether the job is still running.

@@ -118,7 +118,7 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
         have=planes.have[block],
         held={name: plane[block] for name, plane in planes.held.items()},
         exchanges=live.exchanges.kept(planes.oldest) if len(columns) == planes.columns else (),
-        events=(*live.events(0, limit=MOST_EVENTS), *live.noted.health),
+        events=(*live.events(0, limit=MOST_EVENTS), *live.noted.health, *live.noted.seen),
         samples=tuple(live.said.raw("samples.jsonl", nodes[::every])),
         stacks=tuple(live.said.raw("stacks.jsonl", nodes[::every])),
         layers=tuple(live.said.layers.raw(nodes[::every])),
