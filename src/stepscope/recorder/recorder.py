@@ -316,9 +316,11 @@ class Recorder:
                 return
             outer = ledger.phase
         self.step = step + 1
-        if step < self._attend_at and self.forward_seen and not flags & FLAG_SKIPPED:
+        now_ns = ledger.now()
+        usual = now_ns - self._ended_ns < self._slow_ns and not flags & FLAG_SKIPPED
+        if usual and step < self._attend_at and self.forward_seen:
             ledger.end_step(outer, step, flags | self.flags)
-            self.flags, self._ended_ns = 0, ledger.now()
+            self.flags, self._ended_ns = 0, now_ns
         else:
             self._end_step_with_figures(outer, step, flags, optimizer)
         self.forward_seen = False
