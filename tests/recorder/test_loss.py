@@ -201,7 +201,7 @@ Made = Callable[[Stub], StepValues]
 @pytest.fixture
 def values_of() -> Iterator[Made]:
     patches, watch = Patches(), ImportWatch()
-    yield lambda stub: StepValues(stub, torch, patches, watch)  # type: ignore[arg-type]
+    yield lambda stub: StepValues(stub, torch, patches, watch, {})  # type: ignore[arg-type]
     patches.undo()
     watch.remove()
 

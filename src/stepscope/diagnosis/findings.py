@@ -33,7 +33,7 @@ from stepscope.diagnosis.rules.bounds import find_bounds, find_compute_bound
 from stepscope.diagnosis.rules.communication import find_communication
 from stepscope.diagnosis.rules.crashes import find_crashes
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
-from stepscope.diagnosis.rules.imbalance import find_uneven
+from stepscope.diagnosis.rules.imbalance import find_uneven, find_uneven_batches
 from stepscope.diagnosis.rules.layers.gradients import find_silent, histories_of
 from stepscope.diagnosis.rules.layers.replicas import find_desync
 from stepscope.diagnosis.rules.loss import find_loss
@@ -303,6 +303,7 @@ REMARKS = frozenset(
         "loss_nan",
         "nan_gradients",
         "unused_parameters",
+        "uneven_batches",
         "memory_creep",
         "memory_pressure",
         "memory_imbalance",
@@ -339,6 +340,7 @@ def diagnose(
     slow = with_stalls(run, [claim.finding for claim in _explained(view)])
     histories = histories_of(view)
     values = [*find_loss(run, view, histories), *find_desync(view), *find_silent(view, histories)]
+    values += find_uneven_batches(view)
     slow = sorted([*slow, *values], key=finding_order, reverse=True)
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
     insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached, alive=alive)

@@ -72,7 +72,7 @@ class Instrumentation:
         collectives.install(recorder, torch, patches, watch)
         ddp.install(recorder, torch, patches)
         ddp.install_stream_waits(recorder, torch, patches)
-        backward.install(recorder, torch, patches, StepValues(recorder, torch, patches, watch))
+        backward.install(recorder, torch, patches, StepValues(recorder, torch, patches, watch, os.environ))
         backward.install_deepspeed(recorder, patches, watch)
         compiled.install(recorder, torch, patches)
         recorder.stacks = StackOffer()

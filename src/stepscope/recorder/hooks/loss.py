@@ -4,7 +4,8 @@ The loss is the scalar on which the script calls ``backward``: the last one of t
 accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
 returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
-to pinned memory in the background, at most every 10 ms, and read when they are there.
+to pinned memory in the background, at most every 10 ms, and read when they are there.  From a GPU only if the user asks
+for samples of layers: what it costs there has not been measured yet.
 
 They are stored as notes whose names begin with ``SEEN`` (``records/steps.py``), so that they never mix with what the
 script notes itself: of all steps at first, then of every 2nd, 4th, 8th … so that their number grows with the logarithm
@@ -18,7 +19,7 @@ import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -28,6 +29,7 @@ from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.tree import local_part
 from stepscope.recorder.ledger import NOBODY
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.paths import ENV_LAYERS, LAYER_MODES
 from stepscope.records.steps import BACKWARD, SEEN
 
 __all__ = ["StepValues"]
@@ -52,8 +54,13 @@ Call = Callable[..., Any]
 
 
 class StepValues:
-    def __init__(self, recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch) -> None:
+    def __init__(
+        self, recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch, environ: Mapping[str, str]
+    ) -> None:
         self._recorder = recorder
+        said = environ.get(ENV_LAYERS, "")
+        self._devices = said in LAYER_MODES
+        """Whether to read from a GPU."""
         self._ledger = recorder.ledger
         self._torch = torch
         self._plain = torch.Tensor
@@ -68,7 +75,9 @@ class StepValues:
         self.forget()
         recorder.when_forked(self.forget)
         recorder.when_ending(self._end)
-        self._install(torch, patches, watch)
+        self._off = said == "off"
+        if not self._off:
+            self._install(torch, patches, watch)
 
     def forget(self) -> None:
         """Start over: initially, and in a forked child."""
@@ -119,6 +128,8 @@ class StepValues:
 
     def around(self, backward: Call) -> Call:
         """Wrap ``torch.autograd.backward``; ``backward`` is timed already."""
+        if self._off:
+            return backward
         ledger, see = self._ledger, self._see_loss
 
         @functools.wraps(backward)
@@ -242,7 +253,7 @@ class StepValues:
         if type(tensor) is not self._plain or tensor.numel() != 1 or not tensor.is_floating_point():
             return False
         dispatch, function, functorch = self._modes
-        return not (dispatch() or function() or functorch()) and (tensor.is_cpu or tensor.is_cuda)
+        return not (dispatch() or function() or functorch()) and (tensor.is_cpu or (tensor.is_cuda and self._devices))
 
     def _is_scaled(self) -> bool:
         """Whether gradients still have the factor of a GradScaler in them."""
