@@ -87,7 +87,7 @@ def main() -> None:
     jobs: Sequence[str] = args.jobs or (*ALONE, *TOGETHER)
     wrong = 0
     machine = f"{os.cpu_count()} cores, {platform.machine()}, CPU"
-    print(f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}, {machine}, {args.steps} steps")
+    print(f"{datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d}, {machine}, {args.steps} steps")
     print(f"{'job':18} {'layers':8} {'samples':>7} {'loss':>10} {'grad_norm':>10} {'seconds':>8}  findings")
     for job in jobs:
         for mode in MODES:

@@ -35,6 +35,7 @@ from stepscope.records.steps import (
     FLAG_COMPILED,
     FLAG_EPOCH_START,
     FLAG_FIRST,
+    FLAG_SAMPLED,
     FLAG_SKIPPED,
     INPUT,
     OPTIMIZER,
@@ -124,6 +125,8 @@ SLOW_TIMES = 3
 """A step is slow if it takes so many times the mean of the last stretch of …"""
 SLOW_STEPS = 16
 """… at least so many steps."""
+LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START
+"""Steps that take long because layers are looked at, or because the loader's workers start."""
 
 
 class RootSearch(Protocol):
@@ -384,7 +387,7 @@ class Recorder:
         now_ns = self.ledger.now()
         if flags & FLAG_SKIPPED:
             self.suspect("skipped", step)
-        elif now_ns - self._ended_ns >= self._slow_ns:
+        elif now_ns - self._ended_ns >= self._slow_ns and not self.flags & LONG_ANYWAY:
             self.suspect("slow", step)
         self._ended_ns = now_ns
         since, since_ns = self._stretch
