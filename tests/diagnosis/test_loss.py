@@ -171,12 +171,26 @@ def test_a_loss_that_nobody_noted_has_the_exact_step() -> None:
         assert found.title == f"The loss is NaN from step 133 on; it was {FALLING[132]:.4g} at step 132."
 
 
+def test_the_rank_where_it_began_is_named_although_all_have_it_a_step_later() -> None:
+    run = Cluster(ranks=3, steps=STEPS).run()
+    events: list[dict[str, Any]] = []
+    for rank, step in ((0, 134), (1, 133), (2, 134)):
+        events += [{**event, "event": "seen"} for event in noted(since(step, "nan"), rank=rank, run=run)]
+    found = diagnose(replace(run, events=tuple(events)))[0]
+    assert (found.kind, found.ranks, found.evidence["first_step"]) == ("loss_nan", (1,), 133)
+    assert found.title == (
+        "The loss of rank 1 is NaN from step 133 on, and that of the others from step 134; "
+        f"it was {FALLING[132]:.4g} at step 132."
+    )
+
+
 def test_a_loss_that_the_script_notes_counts_for_jumps() -> None:
     """The script knows which of its losses belong together: the last backward may be of another task from there on."""
     run = Cluster(ranks=2, steps=STEPS).run()
     jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
-    alone = diagnose(replace(run, events=tuple(seen(jumped, name="loss", run=run))))[0]
-    assert (alone.kind, alone.evidence["first_step"]) == ("loss_spike", 120)
+    healthy, alone, *_ = diagnose(replace(run, events=tuple(seen(jumped, name="loss", run=run))))
+    assert healthy.kind == "healthy"
+    assert (alone.kind, alone.severity, alone.evidence["first_step"]) == ("loss_spike", "info", 120)
     both = (*seen(jumped, name="loss", run=run), *noted(falling(), name="train/loss", run=run))
     assert not any(found.kind == "loss_spike" for found in diagnose(replace(run, events=both)))
 

@@ -302,6 +302,7 @@ REMARKS = frozenset(
         "throughput_drop",
         "loss_nan",
         "nan_gradients",
+        "loss_spike",
         "unused_parameters",
         "uneven_batches",
         "memory_creep",

@@ -148,12 +148,16 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
     step = int(curve.steps[since])
     good = since - 1
     ranks = tuple(sorted({each.rank for each in of_name if each.bad_at_end}))
-    everywhere = len(ranks) == len({each.rank for each in of_name})
+    first, spread_at = _first_ranks(curve, of_name)
+    everywhere = len(ranks) == len({each.rank for each in of_name}) and not first
+    ranks = first or ranks
     who = "" if everywhere else f" of {named_ranks(ranks).lower()}"
     before = ""
     if good >= 0:
         before = f"; it was {_value(float(curve.values[good]))} at step {int(curve.steps[good]):,}"
     when = f"from step {step:,} on" if curve.bad_at_end > 1 else f"at the last step that was noted, {step:,}"
+    if first:
+        when += f", and that of the others from step {spread_at:,}"
     return _finding(
         curve.kind,
         # The last value alone may be a step that a GradScaler skips.
@@ -166,6 +170,23 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
         evidence={"first_step": step, "last_good": float(curve.values[good]) if good >= 0 else None},
         advice=NAN_ADVICE,
     )
+
+
+def _first_ranks(curve: _Curve, of_name: Sequence[_Curve]) -> tuple[tuple[int, ...], int]:
+    """The ranks where it began, and the step at which it had reached all: the exchange of gradients spreads it.
+
+    Nothing if it began everywhere at once, did not reach all ranks, or is not known step by step.
+    """
+    own = [each for each in of_name if each.seen and curve.seen]
+    if not all(each.bad_at_end for each in own):
+        return (), 0
+    begun = {each.rank: int(each.steps[-each.bad_at_end]) for each in own}
+    good = {each.rank: int(each.steps[-each.bad_at_end - 1]) for each in own if each.bad_at_end < len(each.steps)}
+    step = min(begun.values(), default=0)
+    first = tuple(sorted(rank for rank, at in begun.items() if at == step))
+    if len(first) == len(begun) or any(good.get(rank, -1) < step for rank in begun if rank not in first):
+        return (), 0
+    return first, max(begun.values())
 
 
 def _begun_at(found: Finding, sampled: NonFinite) -> Finding:
@@ -256,7 +277,8 @@ def _spike(curves: Sequence[_Curve], view: View) -> list[Finding]:
     return [
         _finding(
             "loss_spike",
-            "warning",
+            # From backward alone it is not known whether it is still the same loss: a second stage has another one.
+            "info" if curve.seen else "warning",
             f"{_called(curve)} jumped from {_value(before)} to {_value(after)} at step {step:,} and has "
             f"not come back in {int(curve.steps[-1]) - step:,} steps.",
             curve,
