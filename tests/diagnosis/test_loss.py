@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.cluster import Cluster
+from fakes.cluster import Cluster, Death, slow_at
 
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
-from stepscope.records.series import RunData, noted_health
+from stepscope.records.series import RunData, note_event, noted_health
+from stepscope.reports import render_text, summarise
 
 STEPS = 200
 RANDOM = np.random.default_rng(5)
@@ -128,3 +129,93 @@ def test_gradients_that_are_no_numbers_any_more(name: str) -> None:
     assert (found.kind, found.severity) == ("nan_gradients", "info")
     jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
     assert losses(jumped, name=name) == [], "a norm may jump"
+
+
+def test_wrong_numbers_come_before_anything_that_is_only_slow_and_after_what_stopped_the_job() -> None:
+    run = Cluster(ranks=4, steps=STEPS, faults=(slow_at(2, "forward", 30.0),)).run()
+    slow = diagnose(run)[0]
+    assert (slow.kind, slow.severity) == ("compute_straggler", "critical")
+    lost = replace(run, events=tuple(noted(since(150, "nan"), run=run)))
+    assert [(found.kind, found.severity) for found in diagnose(lost)[:2]] == [
+        ("loss_nan", "critical"),
+        ("compute_straggler", "critical"),
+    ]
+    summary = summarise(lost)
+    assert summary["verdict"]["title"].startswith("The loss is NaN from step 150 on")
+    text = render_text(summary)
+    assert text.index("The loss is NaN") < text.index("Rank 2 is")
+    passing = replace(run, events=tuple(noted(falling(**{"20": "inf"}), run=run)))
+    assert diagnose(passing)[0].kind == "compute_straggler"
+    crashed = Cluster(
+        ranks=4, steps=STEPS, faults=(slow_at(2, "forward", 30.0),), deaths=(Death(rank=1, step=190),)
+    ).run()
+    crashed = replace(crashed, events=(*crashed.events, *noted(since(150, "nan"), run=crashed)))
+    assert [found.kind for found in diagnose(crashed)[:2]] == ["rank_crashed", "loss_nan"]
+
+
+# -- what the recorder saw itself -------------------------------------------------------------------------------------
+
+
+def seen(values: Mapping[int, Any], *, name: str, run: RunData) -> list[dict[str, Any]]:
+    return [{**event, "event": "seen"} for event in noted(values, name=name, run=run)]
+
+
+def test_a_loss_that_nobody_noted_has_the_exact_step() -> None:
+    """Also if the script logs it now and then."""
+    run = Cluster(ranks=2, steps=STEPS).run()
+    rarely = {step: value for step, value in since(133, "nan").items() if step % 50 == 0}
+    for own in ([], noted(rarely, run=run)):
+        events = (*own, *seen(since(133, "nan"), name="loss", run=run))
+        found = diagnose(replace(run, events=events))[0]
+        assert (found.kind, found.evidence["first_step"], found.ranks) == ("loss_nan", 133, ())
+        assert found.title == f"The loss is NaN from step 133 on; it was {FALLING[132]:.4g} at step 132."
+
+
+def test_the_rank_where_it_began_is_named_although_all_have_it_a_step_later() -> None:
+    run = Cluster(ranks=3, steps=STEPS).run()
+    events: list[dict[str, Any]] = []
+    for rank, step in ((0, 134), (1, 133), (2, 134)):
+        events += [{**event, "event": "seen"} for event in noted(since(step, "nan"), rank=rank, run=run)]
+    found = diagnose(replace(run, events=tuple(events)))[0]
+    assert (found.kind, found.ranks, found.evidence["first_step"]) == ("loss_nan", (1,), 133)
+    assert found.title == (
+        "The loss of rank 1 is NaN from step 133 on, and that of the others from step 134; "
+        f"it was {FALLING[132]:.4g} at step 132."
+    )
+
+
+def test_a_loss_that_the_script_notes_counts_for_jumps() -> None:
+    """The script knows which of its losses belong together: the last backward may be of another task from there on."""
+    run = Cluster(ranks=2, steps=STEPS).run()
+    jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
+    healthy, alone, *_ = diagnose(replace(run, events=tuple(seen(jumped, name="loss", run=run))))
+    assert healthy.kind == "healthy"
+    assert (alone.kind, alone.severity, alone.evidence["first_step"]) == ("loss_spike", "info", 120)
+    both = (*seen(jumped, name="loss", run=run), *noted(falling(), name="train/loss", run=run))
+    assert not any(found.kind == "loss_spike" for found in diagnose(replace(run, events=both)))
+
+
+def test_norms_that_explode_before_they_are_clipped() -> None:
+    run = Cluster(ranks=2, steps=STEPS).run()
+    norms = {step: float(RANDOM.uniform(0.5, 1.5)) * (1000.0 if step >= 150 else 1.0) for step in range(STEPS)}
+    found = diagnose(replace(run, events=tuple(seen(norms, name="grad_norm", run=run))))[0]
+    assert (found.kind, found.severity, found.steps) == ("exploding_gradients", "warning", (150, 199))
+    assert found.title.startswith("The gradient norm is ")
+    assert found.title.endswith(" since step 150.")
+    assert 500 < found.evidence["times"] < 2000
+    better = (*seen(norms, name="grad_norm", run=run), *seen(falling(), name="loss", run=run))
+    assert not any(found.kind == "exploding_gradients" for found in diagnose(replace(run, events=better)))
+    short = {step: norm for step, norm in norms.items() if step < 165}
+    assert diagnose(replace(run, events=tuple(seen(short, name="grad_norm", run=run))))[0].kind == "healthy"
+
+
+def test_what_was_seen_is_shown_unless_the_script_notes_that_name() -> None:
+    run = Cluster(ranks=2, steps=STEPS).run()
+    events = [*seen({5: 1.5, 6: 2.5}, name="loss", run=run), *seen({6: 0.5}, name="grad_norm", run=run)]
+    metrics = summarise(replace(run, events=tuple(events)))["metrics"]
+    assert metrics == {"loss": {"last": 2.5, "step": 6}, "grad_norm": {"last": 0.5, "step": 6}}
+    own = (*events, *noted({3: 9.0}, run=run))
+    assert summarise(replace(run, events=own))["metrics"]["loss"] == {"last": 9.0, "step": 3}
+    assert note_event({"~loss": 1, "~grad_norm": "nan"}) == ("seen", {"loss": 1, "grad_norm": "nan"})
+    assert note_event({"loss": 1, "~x": 2}) == ("note", {"loss": 1, "~x": 2})
+    assert note_event("text") == ("note", "text")

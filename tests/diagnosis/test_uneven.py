@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,3 +112,34 @@ def test_all_ranks_of_a_host_are_the_hosts_doing(hosts: int) -> None:
 def test_one_rank_of_a_host_is_not() -> None:
     (found,) = diagnose(Cluster(ranks=8, steps=60, hosts=2, faults=(slow_at(5, "forward", 6.0),)).run())
     assert (found.kind, found.ranks) == ("compute_straggler", (5,))
+
+
+# -- batches of different size ----------------------------------------------------------------------------------------
+
+
+def with_batches(*sizes: int | None, **facts: Any) -> list[Finding]:
+    run = Cluster(ranks=len(sizes), steps=40).run()
+    facts = {"ddp": {"bucket_mb": 25.0}, **facts}
+    series = [
+        replace(one, facts={"loader": {"batch_size": size, "last_batch": 3 + one.rank}, **facts})
+        for one, size in zip(run.ranks, sizes, strict=True)
+    ]
+    found = diagnose(replace(run, ranks=tuple(series)))
+    assert found[0].kind == "healthy"
+    return [one for one in found if one.kind == "uneven_batches"]
+
+
+def test_loaders_with_different_batch_sizes_are_a_remark() -> None:
+    (found,) = with_batches(32, 32, 16, 32)
+    assert (found.kind, found.severity, found.ranks) == ("uneven_batches", "info", (2,))
+    assert found.title == "Rank 2 has batches of 16 samples, the other ranks of 32."
+    assert found.evidence == {"batch_sizes": {"0": 32, "1": 32, "2": 16, "3": 32}, "usual": 32}
+    (found,) = with_batches(64, 32, 32, 8)
+    assert found.title == "Ranks 0 and 3 have batches of 8 to 64 samples, the other ranks of 32."
+
+
+@pytest.mark.parametrize("sizes", [(32, 32), (32, None), (None, None), (32,)])
+def test_batches_that_are_equal_or_not_known(sizes: tuple[int | None, ...]) -> None:
+    """Also if the last batches of an epoch differ."""
+    assert with_batches(*sizes) == []
+    assert with_batches(16, 32, ddp={}) == [], "each trains its own model"

@@ -311,6 +311,26 @@ def test_a_restart_that_no_launcher_counted_is_another_attempt() -> None:
     assert live.ranks()["attempt"] == [1, 1, 1]
 
 
+def test_what_the_recorder_saw_is_a_curve_unless_the_script_notes_that_name() -> None:
+    noted = Noted()
+    slots = [
+        NOTE_SLOT.pack(NOTE, 0, 1, step, len(text), text)
+        for step, text in ((3, b'{"~loss":2,"~grad_norm":0.5}'), (4, b'{"~loss":"nan"}'))
+    ]
+    noted.take(np.frombuffer(b"".join(slots), np.uint8).reshape(-1, 256), [(0, 77)] * 2)
+    assert [(one["name"], one["step"], one["value"]) for one in noted.curves(0, 9, 10)] == [
+        ("loss", [3], [2.0]),
+        ("grad_norm", [3], [0.5]),
+    ]
+    assert [(event["event"], event["values"]) for event in noted.seen] == [
+        ("seen", {"loss": 2, "grad_norm": 0.5}),
+        ("seen", {"loss": "nan"}),
+    ]
+    assert not noted.health
+    noted.add(5, {"loss": 9.0})
+    assert [(one["name"], one["value"]) for one in noted.curves(0, 9, 10)] == [("grad_norm", [0.5]), ("loss", [9.0])]
+
+
 def test_noted_numbers_are_curves_in_bounded_memory() -> None:
     noted = Noted(room=4)
     for step in range(10):

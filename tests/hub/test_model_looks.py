@@ -52,6 +52,20 @@ def test_live_findings_name_the_rank_that_the_whole_run_names(fault: object) -> 
     assert (live.judged.ranks, live.judged.of_ranks, live.judged.step) == (12, 12, 79)
 
 
+def test_wrong_numbers_lead_the_live_findings() -> None:
+    cluster = Cluster(ranks=4, steps=80, faults=(slow_at(2, "forward", 30.0),))
+    live = LiveRun()
+    pid = cluster.series()[0].identity.pid
+    for step in range(40, 80):
+        values = {"loss": "nan"}
+        live.noted.health.append({"event": "note", "rank": 0, "pid": pid, "step": step, "values": values})
+    asyncio.run(followed(live, cluster.series(), 80))
+    assert [(found.kind, found.severity) for found in live.judged.findings[:2]] == [
+        ("loss_nan", "critical"),
+        ("compute_straggler", "critical"),
+    ]
+
+
 def test_while_the_job_stands_still_a_rank_is_not_just_running(tmp_path: Path) -> None:
     hang = Job(ranks=3, sequence=7).alone(1).hang()
     series = Cluster(ranks=3, steps=20).series()

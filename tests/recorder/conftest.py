@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from stepscope.recorder import guard
 from stepscope.recorder.bootstrap import Instrumentation
 from stepscope.recorder.guard import ImportWatch
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.series import note_event
 from stepscope.records.steps import BUILTIN_PHASES, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.ring import RingReader
+
+SEEN_NOTE = b'{"~'
 
 
 class Recording:
@@ -44,11 +48,20 @@ class Recording:
         return steps
 
     def notes(self) -> list[bytes]:
-        return [NOTE_SLOT.unpack(slot)[5].rstrip(b"\0") for slot in self.slots() if slot[4] == NOTE]
+        """What the script noted."""
+        notes = [NOTE_SLOT.unpack(slot)[5].rstrip(b"\0") for slot in self.slots() if slot[4] == NOTE]
+        return [text for text in notes if not text.startswith(SEEN_NOTE)]
 
     def noted_steps(self) -> list[int]:
-        """The step of each note."""
-        return [NOTE_SLOT.unpack(slot)[3] for slot in self.slots() if slot[4] == NOTE]
+        """The step of each note of the script."""
+        notes = [NOTE_SLOT.unpack(slot) for slot in self.slots() if slot[4] == NOTE]
+        return [step for *_, step, _, said in notes if not said.startswith(SEEN_NOTE)]
+
+    def seen(self) -> dict[int, dict[str, Any]]:
+        """Loss and gradient norm as the recorder saw them, by step."""
+        notes = [NOTE_SLOT.unpack(slot) for slot in self.slots() if slot[4] == NOTE]
+        found = {step: json.loads(said[:length]) for *_, step, length, said in notes if said.startswith(SEEN_NOTE)}
+        return {step: note_event(values)[1] for step, values in found.items()}
 
     def facts(self) -> dict[str, Any]:
         """What the ring's header says of the live objects."""

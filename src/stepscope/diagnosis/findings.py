@@ -33,7 +33,7 @@ from stepscope.diagnosis.rules.bounds import find_bounds, find_compute_bound
 from stepscope.diagnosis.rules.communication import find_communication
 from stepscope.diagnosis.rules.crashes import find_crashes
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
-from stepscope.diagnosis.rules.imbalance import find_uneven
+from stepscope.diagnosis.rules.imbalance import find_uneven, find_uneven_batches
 from stepscope.diagnosis.rules.layers.gradients import find_silent, histories_of
 from stepscope.diagnosis.rules.layers.replicas import find_desync
 from stepscope.diagnosis.rules.loss import find_loss
@@ -43,7 +43,7 @@ from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
-from stepscope.records.finding import SEVERITIES, Finding, HangKind, expected_gain
+from stepscope.records.finding import SEVERITIES, Finding, HangKind, finding_order
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text, ms_text, share_text
 
@@ -302,7 +302,9 @@ REMARKS = frozenset(
         "throughput_drop",
         "loss_nan",
         "nan_gradients",
+        "loss_spike",
         "unused_parameters",
+        "uneven_batches",
         "memory_creep",
         "memory_pressure",
         "memory_imbalance",
@@ -323,7 +325,7 @@ CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
 def diagnose(
     run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
 ) -> list[Finding]:
-    """Return all findings, the most severe and most costly first; never empty, no exception for missing data.
+    """Return all findings, what stopped the job first, then by ``finding_order``; never empty, never an exception.
 
     ``window``: the steps to judge, all of them by default; ``reached``: whether the recorder is known to have got into
     any process, recorded or not; ``alive``: whether the job is still running.
@@ -339,7 +341,8 @@ def diagnose(
     slow = with_stalls(run, [claim.finding for claim in _explained(view)])
     histories = histories_of(view)
     values = [*find_loss(run, view, histories), *find_desync(view), *find_silent(view, histories)]
-    slow = sorted([*slow, *values], key=_weight, reverse=True)
+    values += find_uneven_batches(view)
+    slow = sorted([*slow, *values], key=finding_order, reverse=True)
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.
     insufficient = [] if stopped else find_insufficient(run, window, view, reached=reached, alive=alive)
     findings = [*stopped, *slow, *insufficient, *survived]
@@ -504,10 +507,6 @@ def _of_ranks(finding: Finding) -> bool:
 
 def _as_info(claim: Claim) -> Claim:
     return replace(claim, finding=replace(claim.finding, severity="info"))
-
-
-def _weight(finding: Finding) -> tuple[int, float]:
-    return SEVERITIES.index(finding.severity), expected_gain(finding)
 
 
 # -- live -------------------------------------------------------------------------------------------------------------

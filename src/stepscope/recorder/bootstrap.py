@@ -26,6 +26,7 @@ from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp, notes
 from stepscope.recorder.hooks.compiled import leave_shared_code_alone
 from stepscope.recorder.hooks.forward import ForwardProbe
+from stepscope.recorder.hooks.loss import StepValues
 from stepscope.recorder.hooks.optimizer import OptimizerHooks
 from stepscope.recorder.identity import attempt_from, is_launcher, rank_from
 from stepscope.recorder.layers.sampler import layer_sampler
@@ -71,7 +72,7 @@ class Instrumentation:
         collectives.install(recorder, torch, patches, watch)
         ddp.install(recorder, torch, patches)
         ddp.install_stream_waits(recorder, torch, patches)
-        backward.install(recorder, torch, patches)
+        backward.install(recorder, torch, patches, StepValues(recorder, torch, patches, watch, os.environ))
         backward.install_deepspeed(recorder, patches, watch)
         compiled.install(recorder, torch, patches)
         recorder.stacks = StackOffer()

@@ -37,6 +37,9 @@ LEAST_PER_STEP = 100_000.0
 """… if they are that large: 100 MB in 1,000 steps."""
 MOST_COUNTS = 6
 """In one process."""
+JUMP_BYTES = 256 << 20
+JUMP_SHARE = 0.25
+"""Memory that rose by that much, and by that share, from one look to the next, jumped."""
 LEAST_LENGTH = 16
 """Shorter containers are not counted."""
 LEAST_GROWTH = 0.2
@@ -67,6 +70,9 @@ class GrowthWatch:
         self._counted: tuple[int, Counted] | None = None
         """The first count of a pair, and the step after which it was made."""
         self._counts = 0
+        self._last: int | None = None
+        self.jumped = False
+        """Whether memory jumped before the last look."""
 
     @failsafe
     def look(self, step: int) -> dict[str, Any]:
@@ -79,6 +85,8 @@ class GrowthWatch:
         self._looked_s = now_s
         self.due_at = step + self._every
         used = self._used()
+        self.jumped = self._last is not None and used - self._last >= max(JUMP_BYTES, JUMP_SHARE * self._last)
+        self._last = used
         if self._rises and used <= self._rises[-1][1]:
             self._rises.clear()
             self._counted = None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from stepscope.errors import RingNoSpace
 from stepscope.recorder import guard, identity
@@ -35,6 +35,8 @@ from stepscope.records.steps import (
     FLAG_COMPILED,
     FLAG_EPOCH_START,
     FLAG_FIRST,
+    FLAG_SAMPLED,
+    FLAG_SKIPPED,
     INPUT,
     OPTIMIZER,
     OTHER,
@@ -51,7 +53,7 @@ from stepscope.ring.layout import (
     note_words,
 )
 
-__all__ = ["Recorder", "StepBoundaries"]
+__all__ = ["Oddity", "Recorder", "StepBoundaries"]
 
 
 # -- Step boundaries --------------------------------------------------------------------------------------------------
@@ -110,8 +112,21 @@ FACT_LOOKS = (1, 3, 100)
 FIRST_NEW_LOOK = 1024
 """From this step on, look again for models that joined without any other sign."""
 
+NEVER_NS = 1 << 62
+
 MAX_FAILURES = 100
 """Errors of our own after which a process is no longer recorded."""
+
+
+Oddity = Literal["nonfinite", "skipped", "slow", "memory"]
+"""Why the next steps are sampled: a value that is not finite, a step that a GradScaler skipped, one that took long,
+memory that rose suddenly."""
+SLOW_TIMES = 3
+"""A step is slow if it takes so many times the mean of the last stretch of …"""
+SLOW_STEPS = 16
+"""… at least so many steps."""
+LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START
+"""Steps that take long because layers are looked at, or because the loader's workers start."""
 
 
 class RootSearch(Protocol):
@@ -153,12 +168,20 @@ class LayerSamples(Protocol):
         """Stop looking at the current step, because a graph is being captured."""
         ...
 
+    def suspect(self, step: int, why: Oddity) -> bool:
+        """Something odd was seen in this step; return whether the next steps will be sampled because of it."""
+        ...
+
     def forget(self) -> None: ...
 
     @property
     def sampling(self) -> bool:
         """Whether the step in progress is sampled."""
         ...
+
+
+NOT_FINITE = (b':"nan"}', b':"inf"}', b':"-inf"}')
+"""How a note of such a value ends."""
 
 
 class Recorder:
@@ -184,6 +207,7 @@ class Recorder:
         self.server: ServerOffer | None = None
         self.layers: LayerSamples | None = None
         self._forgetting: list[Callable[[], None]] = []
+        self._ending: list[Callable[[], None]] = []
         self._known: Callable[[RankIdentity], None] | None = None
         self.ledger = Ledger(now, self._start)
         self.groups = GroupTable()
@@ -210,6 +234,12 @@ class Recorder:
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
         self._compiled = 0
         self._asked_at = 0
+        self._ended_ns = 0
+        """When the last step ended."""
+        self._slow_ns = NEVER_NS
+        """A step that takes longer is slow."""
+        self._stretch = (0, 0)
+        """The step and the time since which steps are counted, to know how long they usually take."""
         self._captured: list[object] | None = None
         """The optimizers that stepped during the current CUDA graph capture; None outside a capture."""
         self._counting = False
@@ -234,6 +264,10 @@ class Recorder:
     def when_forked(self, forget: Callable[[], None]) -> None:
         """Call ``forget`` in forked children, for hooks that remember calls in progress."""
         self._forgetting.append(forget)
+
+    def when_ending(self, end: Callable[[], None]) -> None:
+        """Call ``end`` when the process ends in order, or with an exception."""
+        self._ending.append(end)
 
     # -- Phases ---------------------------------------------------------------------------------------------------
 
@@ -262,16 +296,18 @@ class Recorder:
         closes = optimizer is None or (id(optimizer) == self.boundaries.sole and not self.explicit)
         if closes and outer != NOT_NOW and step < self._attend_at and self.forward_seen:
             # The common case.  ``Ledger.end_step`` is inlined, since every call costs microseconds here.
-            at, body = ledger.at, ledger.body
-            body[at] = (ledger.now() << TIME_SHIFT) + STEP_END
-            body[at + 1] = STEP_DATA | step << 20 | outer << 16 | flags | self.flags
-            ledger.phase, ledger.at = outer, at + 2
-            self.step, self.flags, self.forward_seen = step + 1, 0, False
-            if at > ledger.limit:
-                ledger.turn()
-            else:
-                ledger.header[HEAD_WORD] = ledger.rounds + at + 2
-            return
+            at, body, now_ns = ledger.at, ledger.body, ledger.now()
+            if now_ns - self._ended_ns < self._slow_ns:
+                body[at] = (now_ns << TIME_SHIFT) + STEP_END
+                body[at + 1] = STEP_DATA | step << 20 | outer << 16 | flags | self.flags
+                ledger.phase, ledger.at = outer, at + 2
+                self.step, self.flags, self.forward_seen, self._ended_ns = step + 1, 0, False, now_ns
+                if at > ledger.limit:
+                    ledger.turn()
+                else:
+                    ledger.header[HEAD_WORD] = ledger.rounds + at + 2
+                return
+            self._attend_at = step
         if not closes and not self._closes(optimizer):
             if outer != NOT_NOW:
                 ledger.leave(outer)
@@ -283,9 +319,11 @@ class Recorder:
                 return
             outer = ledger.phase
         self.step = step + 1
-        if step < self._attend_at and self.forward_seen:
+        now_ns = ledger.now()
+        usual = now_ns - self._ended_ns < self._slow_ns and not flags & FLAG_SKIPPED
+        if usual and step < self._attend_at and self.forward_seen:
             ledger.end_step(outer, step, flags | self.flags)
-            self.flags = 0
+            self.flags, self._ended_ns = 0, now_ns
         else:
             self._end_step_with_figures(outer, step, flags, optimizer)
         self.forward_seen = False
@@ -324,6 +362,7 @@ class Recorder:
         if self.layers is not None and self.layers.sampling:
             self.ledger.leave(outer)  # reading the layers is not the optimizer's time
             self._finish_layers(self.layers, step, flags, optimizer)
+        self._judge_length(step, flags)
         ended = self.ledger.phase
         self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
         self.flags = 0
@@ -340,6 +379,26 @@ class Recorder:
             due.append(self.layers.after_step(step, self.objects.roots, compiled=compiled, busy=busy))
         if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
             self._attend_at = min(due)
+
+    def _judge_length(self, step: int, flags: int) -> None:
+        """Notice a step that took long, or that was skipped, and how long steps usually take."""
+        if self.layers is None:
+            return
+        now_ns = self.ledger.now()
+        if flags & FLAG_SKIPPED:
+            self.suspect("skipped", step)
+        elif now_ns - self._ended_ns >= self._slow_ns and not self.flags & LONG_ANYWAY:
+            self.suspect("slow", step)
+        self._ended_ns = now_ns
+        since, since_ns = self._stretch
+        if step - since >= SLOW_STEPS:
+            self._slow_ns = SLOW_TIMES * (now_ns - since_ns) // (step - since) if since else NEVER_NS
+            self._stretch = step, now_ns
+
+    def suspect(self, why: Oddity, step: int | None = None) -> None:
+        """Something odd was seen in the current step, or another: sample the next ones, if that is affordable."""
+        if self.layers is not None and self.layers.suspect(self.step if step is None else step, why):
+            self._attend_at = 0
 
     @guard.failsafe
     def _finish_layers(self, layers: LayerSamples, step: int, flags: int, optimizer: object) -> None:
@@ -385,9 +444,17 @@ class Recorder:
             between = self.step > 0 and not self.forward_seen and rests
             ledger.put(*note_words(self.step - between, text))
             self._noted = ledger.written, rests
+            if text.endswith(NOT_FINITE):
+                self.suspect("nonfinite")
+
+    def note_at(self, step: int, text: bytes) -> None:
+        """Store a note with this step; on the training thread only."""
+        self.ledger.put(*note_words(step, text))
 
     def set_state(self, state: RingState) -> None:
         if self.ring is not None and self.identity.pid == os.getpid():
+            for end in self._ending:
+                end()
             self.ring.set_state(state)
             self._tell_last_facts(self.ring, in_order=state is RingState.EXITED)
 
@@ -512,6 +579,8 @@ class Recorder:
 
     def _look_at_growth(self, step: int) -> None:
         found = self._growth.look(step)
+        if self._growth.jumped:
+            self.suspect("memory", step)
         if found is None:
             self._growth.due_at = sys.maxsize  # it failed on the script's objects, and would fail again
         elif found and self.ring is not None:

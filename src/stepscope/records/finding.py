@@ -29,7 +29,7 @@ __all__ = [
     "WaitingIn",
     "decoded",
     "encoded",
-    "expected_gain",
+    "finding_order",
     "status_severity",
 ]
 
@@ -91,8 +91,18 @@ UPPER_BOUND_COUNTS = 0.5
 """Share of a gain that is known as "at most" which findings are ordered by: the real gain is somewhere below it."""
 
 
-def expected_gain(finding: Finding) -> float:
-    """The share of the time that a remedy saves, for ordering findings."""
+WRONG_NUMBERS = frozenset({"loss_nan", "nan_gradients", "replica_desync"})
+"""Kinds that say that the training computes something else than it should: however fast, it is in vain."""
+
+
+def finding_order(finding: Finding) -> tuple[int, bool, float]:
+    """Sort by this, the largest first: severity, then what makes the result wrong, then what costs most time."""
+    severity = SEVERITIES.index(finding.severity)
+    return severity, severity > 0 and finding.kind in WRONG_NUMBERS, _expected_gain(finding)
+
+
+def _expected_gain(finding: Finding) -> float:
+    """The share of the time that a remedy saves."""
     share = float(finding.cost.get("share", 0.0))
     return share * UPPER_BOUND_COUNTS if finding.cost.get("up_to") else share
 

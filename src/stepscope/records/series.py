@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,19 +11,23 @@ from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords
+from stepscope.records.steps import SEEN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
     "ALIVE",
+    "NOTED",
     "RankError",
     "RankSeries",
     "RankState",
     "RunData",
     "is_gradient_norm",
     "is_loss",
+    "note_event",
     "noted_health",
+    "noted_names",
     "noted_numbers",
 ]
 
@@ -121,11 +125,30 @@ class RunData:
     """What is missing or could not be read, in sentences."""
 
 
-def noted_numbers(event: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in a ``note`` event, by name; empty for any other event."""
-    values = event.get("values") if event.get("event") == "note" else None
+NOTED = ("note", "seen")
+"""Events with values that belong to a step: what the script gave to ``note``, and what the recorder saw itself."""
+
+
+def note_event(values: Any) -> tuple[str, Any]:
+    """The name of the event that a note is, and its values."""
+    if isinstance(values, Mapping) and values and all(str(name).startswith(SEEN) for name in values):
+        return "seen", {str(name).removeprefix(SEEN): value for name, value in values.items()}
+    return "note", values
+
+
+def noted_names(events: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """The names of all values that the script noted itself; what the recorder saw by the same name is not shown."""
+    notes = (event.get("values") for event in events if event.get("event") == "note")
+    return frozenset(str(name) for values in notes if isinstance(values, Mapping) for name in values)
+
+
+def noted_numbers(event: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, float]:
+    """The numbers in a note or in what the recorder saw, by name; ``own``: names of which only notes count."""
+    values = event.get("values") if event.get("event") in NOTED else None
     if not isinstance(values, Mapping):
         return {}
+    if event["event"] == "seen":
+        values = {name: value for name, value in values.items() if name not in own}
     kept = {str(name): value for name, value in values.items() if type(value) in (int, float)}
     return {name: float(value) for name, value in kept.items() if abs(value) < LARGEST}  # also not nan
 
@@ -144,8 +167,8 @@ NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def noted_health(event: Mapping[str, Any]) -> dict[str, float]:
-    """The losses and gradient norms in a ``note`` event, by their names, also those that are not finite."""
-    values = event.get("values") if event.get("event") == "note" else None
+    """The losses and gradient norms in a note or seen, by their names, also those that are not finite."""
+    values = event.get("values") if event.get("event") in NOTED else None
     if not isinstance(values, Mapping):
         return {}
     named = {str(name): value for name, value in values.items() if is_loss(str(name)) or is_gradient_norm(str(name))}

@@ -44,6 +44,7 @@ __all__ = [
     "OPTIMIZER",
     "OTHER",
     "PHASE_SLOTS",
+    "SEEN",
     "SLOT_BYTES",
     "SLOT_HEAD",
     "STEP",
@@ -158,6 +159,8 @@ DEVICE_SLOT = struct.Struct(f"<4xHHQ2Q{PHASE_SLOTS}Q96x")
 STEP_HEAD = struct.Struct("<4xH10x3Q")
 """kind, step, start_ns, wall_ns of a STEP record."""
 NOTE_SLOT = struct.Struct("<4xHHQQH230s")
+SEEN = "~"
+"""Names in a note begin with this if the recorder itself saw the value: the loss, the gradient norm."""
 NOTE_BYTES = 230
 
 ENTRIES_HEAD = struct.Struct("<4xHHQQQ")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import NotARun, RunUnwritable
 from stepscope.records.layers import LayerRecords, read_layers
 from stepscope.records.run_clock import now_of
-from stepscope.records.series import RankError, RankSeries, RunData
+from stepscope.records.series import NOTED, RankError, RankSeries, RunData
 from stepscope.records.text import Progress, count_text, duration_text, no_progress
 from stepscope.store import locks
 from stepscope.store.documents import NodeInfo, clock_offsets, read_meta, read_nodes, read_refused
@@ -375,7 +375,7 @@ def _merge_notes(
 ) -> tuple[dict[str, Any], ...]:
     """Merge the notes from the segments; drop copies left by an unfinished seal (``doubled``)."""
     if doubled:
-        events = [event for event in events if event.get("event") != "note" or "seq" not in event]
+        events = [event for event in events if event.get("event") not in NOTED or "seq" not in event]
     return tuple(sorted([*events, *notes], key=_wall_ns))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.records.collectives import COLLECTIVE_ROW, COMM_ROW, FLAG_DEVICE, MAX_GROUPS, OPS, ProcessGroup
-from stepscope.records.series import RankSeries
+from stepscope.records.series import RankSeries, note_event
 from stepscope.records.steps import (
     BACKWARD,
     BUILTIN_PHASES,
@@ -457,7 +457,7 @@ def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:
 
 
 def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
-    """Return the user's notes as events, each timed by the end of the last step recorded before it."""
+    """Return notes and what the recorder saw itself as events, each timed by the end of the last step before it."""
     kinds = _words(ring.slots, _KIND_AT, "<u2")
     if not (kinds == NOTE).any():
         return []
@@ -477,7 +477,8 @@ def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
             at_ns = int(steps["start_ns"][before - 1]) + int(steps["wall_ns"][before - 1])
         wall_ns = max(0, at_ns - about.anchor_mono_ns + about.anchor_wall_ns)
         who = {"rank": rank, "pid": about.pid, "key": about.key, "seq": seq}
-        events.append({"schema": 1, "wall_ns": wall_ns, "event": "note", **who, "step": step, "values": values})
+        event, values = note_event(values)
+        events.append({"schema": 1, "wall_ns": wall_ns, "event": event, **who, "step": step, "values": values})
     return events
 
 

@@ -24,6 +24,7 @@ from stepscope.records.text import bytes_text, count_text, duration_text, ms_tex
 __all__ = [
     "accumulation_setting",
     "autocast_setting",
+    "batch_size_of",
     "compile_setting",
     "compression_setting",
     "copy_setting",
@@ -357,6 +358,12 @@ def _left_open(window: Window) -> Iterator[str]:
 def _median_step_ns(window: Window) -> float | None:
     steady: NDArray[np.float64] = window.wall_ns[:, window.steady]
     return float(np.nanmedian(steady)) if steady.size and not np.isnan(steady).all() else None
+
+
+def batch_size_of(facts: Mapping[str, Any]) -> int | None:
+    """Samples in a batch of a data-parallel rank's training loader; None: not known, or not data-parallel."""
+    size = number(_facts_about(facts, "loader"), "batch_size") if _is_parallel(facts) else None
+    return int(size) if size else None
 
 
 def _is_parallel(facts: Mapping[str, Any]) -> bool:

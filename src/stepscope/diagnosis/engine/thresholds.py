@@ -412,6 +412,8 @@ EXPLODING_BEFORE = 10
 """… after so many samples that show what is usual …"""
 EXPLODING_BEFORE_STEPS = 100
 """… over so many steps: gradients rise from next to nothing while layers that begin at zero are learned."""
+EXPLODING_VALUES = 400
+"""Values of a curve that are looked at: every one of a short run, evenly spaced ones of a long one."""
 EXPLODING_LAYER_SHARE = 0.9
 """Share of the total norm: one layer's growth counts if hardly anything but its gradient is left."""
 STARTING_STEPS = 5

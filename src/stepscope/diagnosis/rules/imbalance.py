@@ -1,4 +1,4 @@
-"""Uneven ranks of which none is permanently slow: ``rotating_straggler`` and ``imbalance``.
+"""Uneven ranks of which none is permanently slow: ``rotating_straggler``, ``imbalance`` and ``uneven_batches``.
 
 Both cost the wait for whichever rank is slowest in a step.  In a *rotation* each step has one rank that is far behind
 the others (a job that wanders over the machine, work given to one rank in turn).  In an *imbalance* the ranks' work
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import Claim, severity_of
 from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.settings import batch_size_of
 from stepscope.diagnosis.engine.statistics import (
     longest,
     median_rank,
@@ -30,7 +31,7 @@ from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, un
 from stepscope.records.finding import Finding
 from stepscope.records.text import ms_text, named_ranks, share_text
 
-__all__ = ["find_uneven"]
+__all__ = ["find_uneven", "find_uneven_batches"]
 
 Floats = NDArray[np.float64]
 LEVEL_QUANTILE = 0.25
@@ -54,6 +55,38 @@ def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
     if len(kept) < 2 or _share_devices(view):
         return by_design
     return [*by_design, *_step_by_step(view, np.array(kept))]
+
+
+UNEVEN_BATCHES_ADVICE = (
+    "DDP and FSDP average the gradients of all ranks with the same weight: samples of a smaller batch count for more.",
+    "Use one size on all ranks, or multiply each rank's loss by its batch size over the mean of all.",
+)
+
+
+def find_uneven_batches(view: View) -> list[Finding]:
+    """At most one; it costs no time by itself."""
+    window = view.window
+    sizes = {rank: batch_size_of(facts) for rank, facts in zip(window.ranks, window.facts, strict=True)}
+    known = [size for size in sizes.values() if size]
+    if len(known) < 2 or len(known) < len(sizes) or len(set(known)) == 1:
+        return []
+    usual = max(sorted(set(known)), key=known.count)
+    others = [rank for rank, size in sizes.items() if size != usual]
+    of_others = sorted({size for size in known if size != usual})
+    said = f"{of_others[0]}" if len(of_others) == 1 else f"{of_others[0]} to {of_others[-1]}"
+    has = "has" if len(others) == 1 else "have"
+    return [
+        Finding(
+            kind="uneven_batches",
+            severity="info",
+            title=f"{named_ranks(others)} {has} batches of {said} samples, the other ranks of {usual}.",
+            ranks=tuple(others),
+            steps=view.span if len(view.steps) else None,
+            cost=cost_of(view, np.zeros(len(view.steps))),
+            evidence={"batch_sizes": {str(rank): size for rank, size in sizes.items()}, "usual": usual},
+            advice=UNEVEN_BATCHES_ADVICE,
+        )
+    ]
 
 
 def _share_devices(view: View) -> bool:

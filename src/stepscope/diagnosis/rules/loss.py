@@ -1,8 +1,8 @@
 """Findings about the loss and all gradients: not numbers (loss_nan, nan_gradients), a jump (loss_spike), an explosion.
 
 They cost no time, but a run that trains on NaN is lost from that step on.  The values are the script's own: what it
-gave to ``stepscope.note``, or what its framework logged (``recorder/hooks/notes.py``); and samples of the layers, which
-show the same without a note, and where it began.
+gave to ``stepscope.note``, or what its framework logged (``recorder/hooks/notes.py``); what the recorder saw of loss
+and gradient norm itself (``recorder/hooks/loss.py``); and samples of the layers, which show where it began.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.attempts import attempts_of
 from stepscope.diagnosis.engine.statistics import spread
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.layers.gradients import History, NonFinite, find_exploding, first_nonfinite
+from stepscope.diagnosis.rules.layers.gradients import (
+    EXPLODING_ADVICE,
+    History,
+    NonFinite,
+    explosion_of,
+    find_exploding,
+    first_nonfinite,
+)
 from stepscope.records.finding import SEVERITIES, Finding, Severity
 from stepscope.records.series import RunData, is_loss, noted_health
 from stepscope.records.text import named_ranks
@@ -56,6 +63,8 @@ class _Curve:
     rank: int
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
+    seen: bool
+    """Whether the recorder saw it, rather than the script noted it."""
 
     @property
     def is_loss(self) -> bool:
@@ -88,24 +97,37 @@ def find_loss(run: RunData, view: View, histories: Sequence[History]) -> list[Fi
         return [_begun_at(lasting[0], sampled) if lasting else _of_layers(sampled, view)]
     if noted:
         return noted
-    exploding = [found for found in find_exploding(view, histories) if not _improves(losses, found)]
-    spikes = _spike(losses, view)
+    exploding = [*find_exploding(view, histories), *_exploding(gradients, view)]
+    exploding = [found for found in exploding if not _improves(losses, found)]
+    spikes = _spike(_preferred(losses), view)
     return [_with_jump(exploding[0], spikes)] if exploding else spikes
 
 
 def _curves(run: RunData) -> list[_Curve]:
     current = {(series.rank, series.identity.pid) for series in attempts_of(run)[-1].series}
-    points: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    points: defaultdict[tuple[str, int, bool], dict[int, float]] = defaultdict(dict)
     for event in run.events:
         step, rank = event.get("step"), event.get("rank")
         if type(step) is not int or type(rank) is not int or (rank, event.get("pid")) not in current:
             continue
         for name, value in noted_health(event).items():
-            points[name, rank][step] = value
+            points[name, rank, event["event"] == "seen"][step] = value
     return [
-        _Curve(name=name, rank=rank, steps=np.array(sorted(own)), values=np.array([own[step] for step in sorted(own)]))
-        for (name, rank), own in points.items()
+        _Curve(
+            name=name,
+            rank=rank,
+            steps=np.array(sorted(own)),
+            values=np.array([own[step] for step in sorted(own)]),
+            seen=seen,
+        )
+        for (name, rank, seen), own in points.items()
     ]
+
+
+def _preferred(losses: Sequence[_Curve]) -> list[_Curve]:
+    """What the script says about its loss, if it says anything: it knows what belongs together."""
+    noted = [curve for curve in losses if not curve.seen and not _is_held_out(curve)]
+    return noted or [curve for curve in losses if curve.seen]
 
 
 # -- loss_nan ---------------------------------------------------------------------------------------------------------
@@ -125,13 +147,17 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
     since = len(curve.steps) - curve.bad_at_end
     step = int(curve.steps[since])
     good = since - 1
-    ranks = tuple(sorted(each.rank for each in of_name if each.bad_at_end))
-    everywhere = len(ranks) == len(of_name)
+    ranks = tuple(sorted({each.rank for each in of_name if each.bad_at_end}))
+    first, spread_at = _first_ranks(curve, of_name)
+    everywhere = len(ranks) == len({each.rank for each in of_name}) and not first
+    ranks = first or ranks
     who = "" if everywhere else f" of {named_ranks(ranks).lower()}"
     before = ""
     if good >= 0:
         before = f"; it was {_value(float(curve.values[good]))} at step {int(curve.steps[good]):,}"
     when = f"from step {step:,} on" if curve.bad_at_end > 1 else f"at the last step that was noted, {step:,}"
+    if first:
+        when += f", and that of the others from step {spread_at:,}"
     return _finding(
         curve.kind,
         # The last value alone may be a step that a GradScaler skips.
@@ -144,6 +170,23 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
         evidence={"first_step": step, "last_good": float(curve.values[good]) if good >= 0 else None},
         advice=NAN_ADVICE,
     )
+
+
+def _first_ranks(curve: _Curve, of_name: Sequence[_Curve]) -> tuple[tuple[int, ...], int]:
+    """The ranks where it began, and the step at which it had reached all: the exchange of gradients spreads it.
+
+    Nothing if it began everywhere at once, did not reach all ranks, or is not known step by step.
+    """
+    own = [each for each in of_name if each.seen and curve.seen]
+    if not all(each.bad_at_end for each in own):
+        return (), 0
+    begun = {each.rank: int(each.steps[-each.bad_at_end]) for each in own}
+    good = {each.rank: int(each.steps[-each.bad_at_end - 1]) for each in own if each.bad_at_end < len(each.steps)}
+    step = min(begun.values(), default=0)
+    first = tuple(sorted(rank for rank, at in begun.items() if at == step))
+    if len(first) == len(begun) or any(good.get(rank, -1) < step for rank in begun if rank not in first):
+        return (), 0
+    return first, max(begun.values())
 
 
 def _begun_at(found: Finding, sampled: NonFinite) -> Finding:
@@ -234,7 +277,8 @@ def _spike(curves: Sequence[_Curve], view: View) -> list[Finding]:
     return [
         _finding(
             "loss_spike",
-            "warning",
+            # From backward alone it is not known whether it is still the same loss: a second stage has another one.
+            "info" if curve.seen else "warning",
             f"{_called(curve)} jumped from {_value(before)} to {_value(after)} at step {step:,} and has "
             f"not come back in {int(curve.steps[-1]) - step:,} steps.",
             curve,
@@ -268,6 +312,39 @@ def _jump(values: NDArray[np.float64]) -> int | None:
 
 
 # -- exploding_gradients ----------------------------------------------------------------------------------------------
+
+
+def _exploding(curves: Sequence[_Curve], view: View) -> list[Finding]:
+    """The same for norms of every step, before they are clipped."""
+    found = []
+    for curve in curves:
+        if not np.isfinite(curve.values).all():
+            continue
+        thin = max(1, len(curve.steps) // thresholds.EXPLODING_VALUES)
+        explosion = explosion_of(
+            curve.values[::thin],
+            curve.steps[::thin],
+            thresholds.EXPLODING_TIMES,
+            least_before=thresholds.SPIKE_BEFORE,
+            least_after=thresholds.SPIKE_AFTER,
+        )
+        if explosion is not None:
+            found.append((int(curve.steps[explosion.at * thin]), curve, explosion))
+    if not found:
+        return []
+    step, curve, explosion = min(found, key=lambda each: each[0])
+    return [
+        _finding(
+            "exploding_gradients",
+            "warning",
+            f"{_called(curve)} is {explosion.title} since step {step:,}.",
+            curve,
+            view,
+            steps=(step, int(curve.steps[-1])),
+            evidence={"layer": None, "first_step": step, **explosion.evidence},
+            advice=EXPLODING_ADVICE,
+        )
+    ]
 
 
 def _improves(losses: Sequence[_Curve], exploding: Finding) -> bool:
@@ -328,5 +405,5 @@ def _finding(
         cost=cost_of(view, np.zeros(len(view.steps))),
         evidence={"name": curve.name, "noted_by": curve.rank, "notes": len(curve.steps), **evidence},
         advice=advice,
-        confidence=0.8 if kind == "loss_spike" else 1.0,
+        confidence={"loss_spike": 0.8, "exploding_gradients": 0.85}.get(kind, 1.0),
     )

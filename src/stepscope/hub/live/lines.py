@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
-from stepscope.records.series import noted_health, noted_numbers
-from stepscope.records.steps import NOTE_SLOT
+from stepscope.records.series import note_event, noted_health, noted_numbers
+from stepscope.records.steps import NOTE_SLOT, SEEN
 from stepscope.store.live.sample_files import Thinner, strides
 from stepscope.store.paths import LAYERS, SAMPLES
 from stepscope.store.sealed.sample_source import whose_of
@@ -289,15 +289,19 @@ class Noted:
         """Names beyond the limit, some of them."""
         self.health: deque[dict[str, Any]] = deque(maxlen=HEALTH_ROOM)
         """Notes with a loss or a gradient norm, as events."""
+        self.seen: deque[dict[str, Any]] = deque(maxlen=HEALTH_ROOM)
+        """The same as the recorder saw it."""
 
     def clear(self) -> None:
         self._curves.clear()
         self.left_out.clear()
         self.health.clear()
+        self.seen.clear()
 
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of one rank at a step."""
-        for name, value in values.items():
+    def add(self, step: int, values: Mapping[str, float], *, seen: bool = False) -> None:
+        """Add the values of one rank at a step; ``seen``: by the recorder, not noted by the script."""
+        for plain, value in values.items():
+            name = SEEN + plain if seen else plain
             if name not in self._curves and len(self._curves) >= MOST_NAMES:
                 self.left_out = {*list(self.left_out)[:MOST_NAMES], name}
                 continue
@@ -322,15 +326,22 @@ class Noted:
                 values = msgspec.json.decode(said[:length])
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                 continue
-            event = {"event": "note", "rank": rank, "pid": pid, "step": step, "values": values}
-            self.add(step, noted_numbers(event))
+            kind, values = note_event(values)
+            event = {"event": kind, "rank": rank, "pid": pid, "step": step, "values": values}
+            self.add(step, noted_numbers(event), seen=kind == "seen")
             if noted_health(event):
-                self.health.append(event)
+                (self.seen if kind == "seen" else self.health).append(event)
 
     def curves(self, first: int, last: int, bins: int) -> list[dict[str, Any]]:
-        """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each."""
+        """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each.
+
+        What the recorder saw is shown unless the script notes a value of the same name.
+        """
         found = []
-        for name, (span, held) in self._curves.items():
+        for stored, (span, held) in self._curves.items():
+            name = stored.removeprefix(SEEN)
+            if name != stored and name in self._curves:
+                continue
             inside = sorted(at for at in held if first <= at * span + span - 1 and at * span <= last)
             size = max(1, -(-len(inside) // max(1, bins)))
             groups = [inside[at : at + size] for at in range(0, len(inside), size)]

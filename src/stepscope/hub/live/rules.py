@@ -28,7 +28,7 @@ from stepscope.hub.live.lines import parse_raw
 from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import SEVERITIES, Finding, HangRecord, expected_gain
+from stepscope.records.finding import Finding, HangRecord, finding_order
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import read_layers
 from stepscope.records.paths import error_path, hangs_folder
@@ -118,7 +118,7 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
         have=planes.have[block],
         held={name: plane[block] for name, plane in planes.held.items()},
         exchanges=live.exchanges.kept(planes.oldest) if len(columns) == planes.columns else (),
-        events=(*live.events(0, limit=MOST_EVENTS), *live.noted.health),
+        events=(*live.events(0, limit=MOST_EVENTS), *live.noted.health, *live.noted.seen),
         samples=tuple(live.said.raw("samples.jsonl", nodes[::every])),
         stacks=tuple(live.said.raw("stacks.jsonl", nodes[::every])),
         layers=tuple(live.said.layers.raw(nodes[::every])),
@@ -489,7 +489,7 @@ def _shown(watched: Sequence[Watched], copy: Snapshot) -> tuple[Finding, ...]:
     """Return the most severe and costly findings first; the cost is scaled from the judged ranks to all."""
     share = copy.of_ranks / max(1, len(copy.ranks))
     shown = [_for_all(one.finding, share) for one in watched if one.shown]
-    return tuple(sorted(shown, key=_weight, reverse=True))
+    return tuple(sorted(shown, key=_order, reverse=True))
 
 
 def _for_all(finding: Finding, share: float) -> Finding:
@@ -499,7 +499,7 @@ def _for_all(finding: Finding, share: float) -> Finding:
     return replace(finding, cost={**finding.cost, "rank_hours": round(hours * share, 4)})
 
 
-def _weight(finding: Finding) -> tuple[bool, int, float]:
-    """Sort a hang or a dead rank before anything that is only slow, as in the summary."""
+def _order(finding: Finding) -> tuple[Any, ...]:
+    """Sort a hang or a dead rank before anything else, as in the summary."""
     stopped = finding.kind in AT_ONCE and finding.severity == "critical"
-    return stopped, SEVERITIES.index(finding.severity), expected_gain(finding)
+    return stopped, *finding_order(finding)

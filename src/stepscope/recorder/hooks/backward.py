@@ -16,6 +16,7 @@ from typing import Any
 
 from stepscope.recorder.guard import ImportWatch, Patches
 from stepscope.recorder.hooks.compiled import break_at, leave_alone
+from stepscope.recorder.hooks.loss import StepValues
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.steps import BACKWARD, FIRST_USER_SLOT, OPTIMIZER, OTHER
@@ -29,8 +30,8 @@ KEEPS_GRAPH_ARGUMENTS = {"retain_graph": 3, "create_graph": 4}
 """Arguments of ``grad`` that keep the graph, and their positions."""
 
 
-def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
-    backward = recorder.ledger.timed(torch.autograd.backward, BACKWARD)
+def install(recorder: Recorder, torch: Any, patches: Patches, values: StepValues) -> None:
+    backward = values.around(recorder.ledger.timed(torch.autograd.backward, BACKWARD))
     break_at(backward)
     patches.set(torch.autograd, "backward", backward)
     grad = _timed_grad(recorder.ledger, torch)

@@ -7,6 +7,9 @@ recorder does not even ask.
 common although each chooses its own k.  That place is no round number: loops log, evaluate and save at those.  The more
 often 100 steps fit into the time that may pass between two samples, and the longer the run, the larger k.
 
+*After something odd* (``suspect``) two more steps are sampled, a few times in a run.  A rank does so for itself: ranks
+are compared only at steps that several of them sampled.
+
 *Compiled code.*  A hook would change what ``torch.compile`` has to guard, and make it compile again.  In a process that
 has compiled anything, no hook is installed: such samples have sizes, norms and checksums, but no times.
 """
@@ -25,6 +28,7 @@ from stepscope.recorder.layers.sampled_step import SampledStep, Scalars
 from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.model import unwrapped
+from stepscope.recorder.recorder import Oddity
 from stepscope.records import run_clock
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
 from stepscope.records.paths import ENV_LAYERS, LAYER_MODES, LAYERS_SUFFIX
@@ -78,6 +82,14 @@ MOST_COST = 0.02
 LARGEST_STRIDE = SHARED_STEPS << 24
 
 
+MORE_SAMPLES = 2
+"""After something odd …"""
+MORE_STEPS = 40
+"""… unless that was fewer steps ago than this, so that at most one step in 20 is sampled because of it …"""
+MOST_TIMES: dict[Oddity, int] = {"nonfinite": 4, "skipped": 2, "slow": 2, "memory": 2}
+"""… and so many times in a run: 20 samples."""
+
+
 class Schedule:
     def __init__(self, *, every_step: bool, now: Callable[[], int]) -> None:
         self._every_step = every_step
@@ -86,16 +98,38 @@ class Schedule:
         self._last = 0
         self._samples = 0
         self._slowdown = 1
-        self.next = 1 if every_step else EARLY_STEP
+        self._regular = 1 if every_step else EARLY_STEP
+        self._more: range | None = None
+        """Steps to sample because of something odd."""
+        self._odd: int | None = None
+        """The step in which it was seen."""
+        self._times = dict(MOST_TIMES)
+
+    @property
+    def next(self) -> int:
         """The step to sample next."""
+        return min(self._more[0], self._regular) if self._more else self._regular
+
+    def suspect(self, step: int, why: Oddity) -> bool:
+        """Sample the steps after this one, in which something odd was seen; False: that was done too often."""
+        if self._every_step or not self._times[why] or (self._odd is not None and step - self._odd < MORE_STEPS):
+            return False
+        self._times[why] -= 1
+        self._odd = step
+        self._more = range(step + 1, step + 1 + MORE_SAMPLES)
+        return True
 
     def sampled(self, step: int, cost_ns: int) -> None:
         """Choose the next step after this one, which was sampled (or could not be) and cost so much."""
+        if self._more:
+            self._more = range(max(self._more[0], step + 1), self._more[-1] + 1)
+        if step < self._regular:
+            return  # the regular ones stay as they are
         now_ns = self._now()
         since_ns, steps = max(now_ns - self._last_ns, 1), max(step - self._last, 1)
         self._last_ns, self._last = now_ns, step
         if self._every_step:
-            self.next = step + 1
+            self._regular = step + 1
             return
         if self._samples and cost_ns > MOST_COST * since_ns:
             self._slowdown *= 2
@@ -106,7 +140,7 @@ class Schedule:
         stride = SHARED_STEPS
         while stride * since_ns < wanted_ns * self._slowdown * steps and stride < LARGEST_STRIDE:
             stride *= 2
-        self.next = (step - FIRST_SHARED_STEP) // stride * stride + stride + FIRST_SHARED_STEP
+        self._regular = (step - FIRST_SHARED_STEP) // stride * stride + stride + FIRST_SHARED_STEP
 
 
 # -- Sampler ----------------------------------------------------------------------------------------------------------
@@ -170,6 +204,14 @@ class LayerSampler:
         self._parts = (activations, gradients)
         self._explicit = True
         self._trees.clear()
+
+    def suspect(self, step: int, why: Oddity) -> bool:
+        """Something odd was seen in this step; return whether the next steps will be sampled because of it."""
+        if self._stopped:
+            return False
+        if self._schedule is None:
+            self._schedule = Schedule(every_step=self._every_step, now=self._now)
+        return self._schedule.suspect(step, why)
 
     def drop_step(self) -> None:
         """Stop looking at the current step, because a graph is being captured."""

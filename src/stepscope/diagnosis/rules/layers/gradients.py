@@ -32,7 +32,16 @@ from stepscope.records.finding import Finding
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree
 from stepscope.records.text import count_text, named_ranks
 
-__all__ = ["History", "NonFinite", "find_exploding", "find_silent", "first_nonfinite", "histories_of"]
+__all__ = [
+    "EXPLODING_ADVICE",
+    "History",
+    "NonFinite",
+    "explosion_of",
+    "find_exploding",
+    "find_silent",
+    "first_nonfinite",
+    "histories_of",
+]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -381,10 +390,20 @@ EXPLODING_ADVICE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Explosion:
+class Explosion:
     at: int
+    """The first value that is far above those before it."""
     usual: float
     now: float
+
+    @property
+    def title(self) -> str:
+        """``100 times what it was: 12.3 instead of 0.12``"""
+        return f"{_times(self.now / self.usual)} what it was: {self.now:.3g} instead of {self.usual:.3g}"
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        return {"before": self.usual, "after": self.now, "times": round(self.now / self.usual, 1)}
 
 
 def find_exploding(view: View, histories: Sequence[History]) -> list[Finding]:
@@ -398,26 +417,20 @@ def find_exploding(view: View, histories: Sequence[History]) -> list[Finding]:
         explosion, place = one
         step = int(history.steps[explosion.at])
         layer = None if place is None else _label(history.model, place, several=_several(layers))
-        times = explosion.now / explosion.usual
         whose = "the gradients" if layer is None else f"the gradients of {layer}"
         ranks = _whose(history, view)
         on = f" on {named_ranks(ranks).lower()}" if ranks else ""
         finding = Finding(
             kind="exploding_gradients",
             severity="warning",
-            title=(
-                f"The norm of {whose}{on} is {_times(times)} what it was: {explosion.now:.3g} instead of "
-                f"{explosion.usual:.3g} since step {step:,}."
-            ),
+            title=(f"The norm of {whose}{on} is {explosion.title} since step {step:,}."),
             ranks=ranks,
             steps=(step, int(history.steps[-1])),
             cost=cost_of(view, np.zeros(len(view.steps))),
             evidence={
                 "layer": layer,
                 "first_step": step,
-                "before": explosion.usual,
-                "after": explosion.now,
-                "times": round(times, 1),
+                **explosion.evidence,
                 "samples": len(history.steps),
                 "samples_since": len(history.steps) - explosion.at,
             },
@@ -434,8 +447,8 @@ def _whose(history: History, view: View) -> tuple[int, ...]:
     return history.ranks if others and view.window.stages else ()
 
 
-def _of_total(history: History) -> tuple[_Explosion, int | None] | None:
-    found = _explosion(history.total, history.steps, thresholds.EXPLODING_TIMES)
+def _of_total(history: History) -> tuple[Explosion, int | None] | None:
+    found = explosion_of(history.total, history.steps, thresholds.EXPLODING_TIMES)
     if found is None:
         return None
     late = np.median(np.nan_to_num(history.gradient[found.at :]) ** 2, axis=0)
@@ -443,33 +456,40 @@ def _of_total(history: History) -> tuple[_Explosion, int | None] | None:
     return found, place if late[place] * 2 >= late.sum() else None
 
 
-def _of_layer(history: History) -> tuple[_Explosion, int | None] | None:
+def _of_layer(history: History) -> tuple[Explosion, int | None] | None:
     """One layer that had a small part of the total and now has nearly all of it."""
-    if _explosion(history.total, history.steps, thresholds.EXPLODING_TIMES_HIGHEST) is None:
+    if explosion_of(history.total, history.steps, thresholds.EXPLODING_TIMES_HIGHEST) is None:
         return None
     last = np.nan_to_num(history.gradient[-1])
     place = int(last.argmax())
     own = history.gradient[:, place]
     if np.isnan(own).any() or last[place] < thresholds.EXPLODING_LAYER_SHARE * history.total[-1]:
         return None
-    found = _explosion(own, history.steps, thresholds.EXPLODING_TIMES)
+    found = explosion_of(own, history.steps, thresholds.EXPLODING_TIMES)
     return None if found is None else (found, place)
 
 
-def _explosion(norms: Floats, steps: NDArray[np.int64], times: float) -> _Explosion | None:
+def explosion_of(
+    norms: Floats,
+    steps: NDArray[np.int64],
+    times: float,
+    *,
+    least_before: int = thresholds.EXPLODING_BEFORE,
+    least_after: int = thresholds.EXPLODING_SAMPLES,
+) -> Explosion | None:
     """The first value from which on all are far above what was usual in the first half of those before it."""
     count = len(norms)
-    if count < thresholds.EXPLODING_BEFORE + thresholds.EXPLODING_SAMPLES:
+    if count < least_before + least_after:
         return None
     least = np.minimum.accumulate(norms[::-1])[::-1]  # the lowest from there on
-    for at in range(thresholds.EXPLODING_BEFORE, count - thresholds.EXPLODING_SAMPLES + 1):
-        before = norms[: max(thresholds.EXPLODING_BEFORE, (at + 1) // 2)]
+    for at in range(least_before, count - least_after + 1):
+        before = norms[: max(least_before, (at + 1) // 2)]
         if steps[at] - steps[0] < thresholds.EXPLODING_BEFORE_STEPS or not before.any():
             continue
         usual = float(np.median(before))
         far = max(times * usual, thresholds.EXPLODING_TIMES_HIGHEST * float(before.max()))
         if usual > 0 and least[at] >= far:
-            return _Explosion(at=at, usual=usual, now=float(np.median(norms[at:])))
+            return Explosion(at=at, usual=usual, now=float(np.median(norms[at:])))
     return None
 
 

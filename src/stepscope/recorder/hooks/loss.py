@@ -1,0 +1,351 @@
+"""Loss and gradient norm of each step, as the training computes them anyway.
+
+The loss is the scalar on which the script calls ``backward``: the last one of the step, if there are several (gradient
+accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
+returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
+of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
+to pinned memory in the background, at most every 10 ms, and read when they are there.  From a GPU only if the user asks
+for samples of layers: what it costs there has not been measured yet.
+
+They are stored as notes whose names begin with ``SEEN`` (``records/steps.py``), so that they never mix with what the
+script notes itself: of all steps at first, then of every 2nd, 4th, 8th … so that their number grows with the logarithm
+of the run; of ranks from ``EVERY_STEP_RANKS`` on, of every 64th of these.  A value that is not finite is stored in any
+case, with the last one before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from threading import get_ident
+from typing import Any
+
+from stepscope.recorder.guard import ImportWatch, Patches, failsafe, immortal
+from stepscope.recorder.hooks.compiled import leave_alone
+from stepscope.recorder.layers.sampled_step import Scalars
+from stepscope.recorder.layers.tree import local_part
+from stepscope.recorder.ledger import NOBODY
+from stepscope.recorder.recorder import Recorder
+from stepscope.records.paths import ENV_LAYERS, LAYER_MODES
+from stepscope.records.steps import BACKWARD, SEEN
+
+__all__ = ["StepValues"]
+
+EVERY_STEP_UP_TO = 1024
+"""Steps of which each value is stored; from there on every 2nd, after twice as many every 4th …"""
+EVERY_STEP_RANKS = 8
+FEWER = 64
+"""On the other ranks, one in so many of these."""
+FIRST_BAD = 4
+MOST_CHANGES = 256
+"""Values that are stored between the regular ones: the first few that are not finite, and the first after them."""
+SHORTEST_NS = 10_000_000
+"""Between two copies from a GPU, which take about 10 µs each."""
+MOST_UNDER_WAY = 8
+MOST_NORMS = 8
+"""Norms of one step that are copied from a GPU."""
+FULLY_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel"
+SHARDED_SCALER = "torch.distributed.fsdp.sharded_grad_scaler"
+
+Call = Callable[..., Any]
+
+
+class StepValues:
+    def __init__(
+        self, recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch, environ: Mapping[str, str]
+    ) -> None:
+        self._recorder = recorder
+        said = environ.get(ENV_LAYERS, "")
+        self._devices = said in LAYER_MODES
+        """Whether to read from a GPU."""
+        self._ledger = recorder.ledger
+        self._torch = torch
+        self._plain = torch.Tensor
+        private = torch._C
+        self._modes: tuple[Callable[[], Any], ...] = (
+            private._len_torch_dispatch_stack,
+            private._len_torch_function_stack,
+            private._functorch.peek_interpreter_stack,
+        )
+        """Whether the script watches, or changes, what operations do."""
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+        self.forget()
+        recorder.when_forked(self.forget)
+        recorder.when_ending(self._end)
+        self._off = said == "off"
+        if not self._off:
+            self._install(torch, patches, watch)
+
+    def forget(self) -> None:
+        """Start over: initially, and in a forked child."""
+        self._step = 0
+        """The step that the values below belong to."""
+        self._loss: float | None = None
+        self._squares: float | None = None
+        """Of the norms so far."""
+        self._device_loss: Any = None
+        """On a GPU: the loss without its graph."""
+        self._device_norms: list[Any] = []
+        self._scaled: tuple[weakref.ref[Any], Any] | None = None
+        """What a GradScaler made of the loss, and the loss."""
+        self._scaled_step = -1
+        self._scaler: weakref.ref[Any] | None = None
+        self._clipping = False
+        self._unwritten: tuple[int, float | None, float | None] | None = None
+        """The last value, if it was not stored."""
+        self._bad_steps = 0
+        """So many values in a row were not finite."""
+        self._changes = 0
+        self._copied_ns = 0
+        self._free: list[Scalars] = []
+        self._made = 0
+        self._under_way: deque[tuple[int, Scalars, int | None, int | None]] = deque()
+
+    # -- Hooks ----------------------------------------------------------------------------------------------------
+
+    def _install(self, torch: Any, patches: Patches, watch: ImportWatch) -> None:
+        utils = torch.nn.utils
+        clip = self._clipped(torch, utils.clip_grad_norm_)
+        patches.set(utils, "clip_grad_norm_", clip)
+        patches.set(utils.clip_grad, "clip_grad_norm_", clip)
+        if hasattr(utils, "clip_grads_with_norm_"):
+            patches.set(utils, "clip_grads_with_norm_", self._clipped_with(torch, utils.clip_grads_with_norm_))
+        scaler = torch.amp.GradScaler
+        patches.set(scaler, "scale", self._scaling(torch, scaler.scale))
+
+        def sharded(module: Any) -> None:
+            fsdp = module.FullyShardedDataParallel
+            patches.set(fsdp, "clip_grad_norm_", self._clipped(torch, fsdp.clip_grad_norm_))
+
+        def sharded_scaler(module: Any) -> None:
+            patches.set(module.ShardedGradScaler, "scale", self._scaling(torch, module.ShardedGradScaler.scale))
+
+        watch.when_imported(FULLY_SHARDED, sharded)
+        watch.when_imported(SHARDED_SCALER, sharded_scaler)
+
+    def around(self, backward: Call) -> Call:
+        """Wrap ``torch.autograd.backward``; ``backward`` is timed already."""
+        if self._off:
+            return backward
+        ledger, see = self._ledger, self._see_loss
+
+        @functools.wraps(backward)
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            if ledger.phase == BACKWARD or self._is_compiling():
+                return backward(*args, **kwargs)
+            starts = ledger.thread == NOBODY  # this may be the first sign of training
+            if not starts:
+                see(args, kwargs)
+            result = backward(*args, **kwargs)
+            if starts:
+                see(args, kwargs)
+            return result
+
+        leave_alone(self._torch, seen, with_calls=False)
+        return seen
+
+    def _scaling(self, torch: Any, original: Call) -> Call:
+        is_compiling, remember = self._is_compiling, self._remember_scaled
+
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            if not is_compiling() and result is not outputs:
+                remember(scaler, outputs, result)
+            return result
+
+        leave_alone(torch, scale, with_calls=False)
+        return scale
+
+    def _clipped(self, torch: Any, original: Call) -> Call:
+        """Wrap a function that returns the norm: of parameters, the largest norm, and the kind of norm."""
+        is_compiling, see = self._is_compiling, self._see_norm
+
+        @functools.wraps(original)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or self._clipping:
+                return original(*args, **kwargs)
+            self._clipping = True
+            try:
+                norm = original(*args, **kwargs)
+            finally:
+                self._clipping = False
+            see(norm, kwargs.get("norm_type", args[2] if len(args) > 2 else 2.0))
+            return norm
+
+        leave_alone(torch, clip_grad_norm_, with_calls=False)
+        return clip_grad_norm_
+
+    def _clipped_with(self, torch: Any, original: Call) -> Call:
+        """Wrap a function that is given the norm: after parameters and the largest norm."""
+        is_compiling, see = self._is_compiling, self._see_norm
+
+        @functools.wraps(original)
+        def clip_grads_with_norm_(*args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and not self._clipping:
+                see(kwargs.get("total_norm", args[2] if len(args) > 2 else None), 2.0)
+            return original(*args, **kwargs)
+
+        leave_alone(torch, clip_grads_with_norm_, with_calls=False)
+        return clip_grads_with_norm_
+
+    # -- What they see --------------------------------------------------------------------------------------------
+
+    @failsafe
+    def _remember_scaled(self, scaler: Any, outputs: Any, result: Any) -> None:
+        if get_ident() == self._ledger.thread or self._ledger.thread == NOBODY:
+            self._scaled_step = self._recorder.step
+            self._scaler = weakref.ref(scaler)
+            if self._is_number(outputs):
+                self._scaled = weakref.ref(result), outputs.item() if outputs.is_cpu else outputs.detach()
+
+    @failsafe
+    def _see_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if get_ident() != self._ledger.thread:
+            return
+        tensors: Any = args[0] if args else kwargs.get("tensors")
+        weights: Any = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+        if isinstance(tensors, tuple | list) and len(tensors) == 1:
+            tensors = tensors[0]
+            weights = weights[0] if isinstance(weights, tuple | list) and len(weights) == 1 else weights
+        if weights is not None or not self._is_number(tensors):
+            return
+        if self._recorder.step != self._step:
+            self._flush()
+        loss: Any = tensors
+        if self._scaled is not None:
+            (scaled, plain), self._scaled = self._scaled, None
+            loss = plain if scaled() is tensors else tensors
+        if type(loss) is not float and loss.is_cpu:
+            loss = loss.item()
+        if type(loss) is not float:
+            self._device_loss = loss.detach()
+            return
+        self._loss = loss
+        if loss - loss != 0:
+            self._recorder.suspect("nonfinite")
+
+    @failsafe
+    def _see_norm(self, norm: Any, kind: Any) -> None:
+        if get_ident() != self._ledger.thread or kind != 2:
+            return
+        if type(norm) is not self._plain:
+            if any(not placement.is_replicate() for placement in getattr(norm, "placements", ())):
+                return  # a rank's part of it: the whole would have to be exchanged
+            norm = local_part(norm)
+        if not self._is_number(norm) or self._is_scaled():
+            return
+        if self._recorder.step != self._step:
+            self._flush()
+        if not norm.is_cpu:
+            self._device_norms.append(norm.detach())
+            return
+        value = norm.item()
+        if value - value != 0:
+            self._recorder.suspect("nonfinite" if self._scaled_step != self._step else "skipped")
+        self._squares = (self._squares or 0.0) + value * value
+
+    def _is_number(self, tensor: Any) -> bool:
+        """Whether it is an ordinary tensor with one floating-point number, which no mode of the script watches."""
+        if type(tensor) is not self._plain or tensor.numel() != 1 or not tensor.is_floating_point():
+            return False
+        dispatch, function, functorch = self._modes
+        return not (dispatch() or function() or functorch()) and (tensor.is_cpu or (tensor.is_cuda and self._devices))
+
+    def _is_scaled(self) -> bool:
+        """Whether gradients still have the factor of a GradScaler in them."""
+        scaler = self._scaler() if self._scaler is not None and self._scaled_step == self._recorder.step else None
+        if scaler is None:
+            return False
+        return all(state["stage"].name == "READY" for state in scaler._per_optimizer_states.values())
+
+    # -- Storing --------------------------------------------------------------------------------------------------
+
+    @failsafe
+    def _end(self) -> None:
+        """The process ends."""
+        if get_ident() == self._ledger.thread:
+            self._flush()
+            self._receive()
+
+    def _flush(self) -> None:
+        """The step that the values belong to is over."""
+        step, self._step = self._step, self._recorder.step
+        if self._under_way:
+            self._receive()
+        if self._device_loss is not None or self._device_norms:
+            self._send(step)
+        loss, squares = self._loss, self._squares
+        if loss is not None or squares is not None:
+            self._loss = self._squares = None
+            self._store(step, loss, None if squares is None else math.sqrt(squares))
+
+    def _store(self, step: int, loss: float | None, norm: float | None) -> None:
+        if norm is not None and norm - norm != 0 and self._scaler is not None:
+            norm = None  # the scaler skips such a step
+        bad = (loss is not None and loss - loss != 0) or (norm is not None and norm - norm != 0)
+        before, self._bad_steps = self._bad_steps, self._bad_steps + 1 if bad else 0
+        if (before < FIRST_BAD if bad else before) and self._changes < MOST_CHANGES:
+            self._changes += 1
+            if self._unwritten is not None:
+                self._write(*self._unwritten)
+        elif not self._is_due(step):
+            self._unwritten = step, loss, norm
+            return
+        self._write(step, loss, norm)
+        self._unwritten = None
+
+    def _write(self, step: int, loss: float | None, norm: float | None) -> None:
+        values = [
+            f'"{SEEN}{name}":{value:.6g}' if value - value == 0 else f'"{SEEN}{name}":"{value}"'
+            for name, value in (("loss", loss), ("grad_norm", norm))
+            if value is not None
+        ]
+        if values:
+            self._recorder.note_at(step, f"{{{','.join(values)}}}".encode())
+
+    def _is_due(self, step: int) -> bool:
+        stride = 1 << (step // EVERY_STEP_UP_TO).bit_length()
+        if self._recorder.identity.rank >= EVERY_STEP_RANKS:
+            stride *= FEWER
+        return not step & (stride - 1)
+
+    # -- From a GPU -----------------------------------------------------------------------------------------------
+
+    def _send(self, step: int) -> None:
+        """Copy the values of the step that is over, unless copies are still under way."""
+        torch = self._torch
+        loss, norms = self._device_loss, self._device_norms
+        self._device_loss, self._device_norms = None, []
+        now_ns = self._ledger.now()
+        if now_ns - self._copied_ns < SHORTEST_NS or torch.cuda.is_current_stream_capturing():
+            return
+        if not self._free and self._made < MOST_UNDER_WAY:
+            self._made += 1
+            self._free.append(immortal(Scalars(torch)))
+        if not self._free:
+            return
+        self._copied_ns = now_ns
+        scalars = self._free.pop()
+        scalars.start()
+        of_loss = None if loss is None else scalars.add([loss.reshape(1)])
+        of_norms = None
+        if norms and len(norms) <= MOST_NORMS:
+            of_norms = scalars.add([norms[0].reshape(1)] if len(norms) == 1 else norms)
+        scalars.send()
+        self._under_way.append((step, scalars, of_loss, of_norms))
+
+    def _receive(self) -> None:
+        """Store what has arrived; never waits."""
+        while self._under_way and self._under_way[0][1].arrived():
+            step, scalars, of_loss, of_norms = self._under_way.popleft()
+            loss = None if of_loss is None else float(scalars.numbers(of_loss)[0])
+            norms = [] if of_norms is None else [float(one) for one in scalars.numbers(of_norms)]
+            norm = math.sqrt(sum(one * one for one in norms)) if norms else None
+            self._free.append(scalars)
+            if any(one is not None and one - one != 0 for one in (loss, norm)):
+                self._recorder.suspect("nonfinite" if self._scaler is None else "skipped")
+            self._store(step, loss, norm)

@@ -1,0 +1,328 @@
+"""Loss and gradient norm of each step as the recorder sees them, and samples of layers after something odd."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from clock import FakeClock
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from stepscope.recorder.guard import ImportWatch, Patches
+from stepscope.recorder.hooks.loss import StepValues
+from stepscope.recorder.layers.sampled_step import Scalars
+from stepscope.recorder.layers.sampler import LayerSampler, Schedule
+from stepscope.recorder.ledger import Ledger
+from tests.recorder.conftest import Recording
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def rounded(*values: float) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+def end(recording: Recording) -> dict[int, dict[str, Any]]:
+    for ending in recording.recorder._ending:
+        ending()
+    return recording.seen()
+
+
+# -- What is seen -----------------------------------------------------------------------------------------------------
+
+
+def test_loss_and_norm_are_those_of_the_training(recording: Recording) -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses, norms = [], []
+    for _ in range(4):
+        loss = model(X).square().mean()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    seen = end(recording)
+    assert list(seen) == [0, 1, 2, 3]
+    assert [row["loss"] for row in seen.values()] == rounded(*losses)
+    assert [row["grad_norm"] for row in seen.values()] == rounded(*norms)
+    assert recording.notes() == []
+
+
+def test_of_several_losses_the_last_counts_and_of_several_norms_all(recording: Recording) -> None:
+    """Also with a backward inside another one, which is not the loss, and one that is given a gradient."""
+    model, other = two_layers(), two_layers()
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    checkpoint(model, X.clone().requires_grad_(), use_reentrant=True).mean().backward()  # type: ignore[no-untyped-call]
+    last = other(X).sum()
+    torch.autograd.backward([last])
+    model(X).backward(torch.ones(6, 2))
+    norms = [float(torch.nn.utils.clip_grad_norm_(one.parameters(), 1e9)) for one in (model, other)]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9, math.inf)  # another kind of norm
+    torch.nn.utils.get_total_norm([model[0].weight.grad])  # nothing is clipped
+    optimizer.step()
+    assert end(recording) == {0: {"loss": rounded(last.item())[0], "grad_norm": rounded(math.hypot(*norms))[0]}}
+
+
+def test_a_norm_that_the_script_computed_itself(recording: Recording) -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(X).sum().backward()
+    norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters()])
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+    optimizer.step()
+    assert end(recording)[0]["grad_norm"] == rounded(float(norm))[0]
+
+
+def test_a_scaler_changes_neither(recording: Recording) -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    losses, norms = [], []
+    for at in range(4):
+        loss = model(X).square().mean()
+        scaler.scale(loss).backward()
+        if at == 2:
+            model[0].weight.grad.fill_(math.inf)
+        if at:  # at first, the script clips what is still scaled
+            scaler.unscale_(optimizer)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    seen = end(recording)
+    assert [row["loss"] for row in seen.values()] == rounded(*losses)
+    assert [row.get("grad_norm") for row in seen.values()] == [None, rounded(norms[1])[0], None, rounded(norms[3])[0]]
+
+
+def test_modes_and_odd_tensors_are_left_alone(recording: Recording) -> None:
+    class Counting(TorchDispatchMode):
+        calls: list[str] = []  # noqa: RUF012 - of this test only
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with Counting() as mode:
+        weight.sum().backward()
+    assert not any("item" in call or "_local_scalar" in call for call in mode.calls)
+    optimizer.step()
+    (weight * (1 + 0j)).sum().abs().backward()
+    optimizer.step()
+    assert [sorted(row) for row in end(recording).values()] == [["loss"]]
+
+
+def test_sharded_models(recording: Recording) -> None:
+    """Both return the norm over all ranks."""
+    hook = sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = two_layers()
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(X).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert end(recording)[0]["grad_norm"] == rounded(float(norm.full_tensor()))[0]
+        wrapped = FullyShardedDataParallel(two_layers(), device_id=torch.device("cpu"))
+        wrapped(X).sum().backward()
+        norm = wrapped.clip_grad_norm_(1.0)
+        optimizer.step()
+        assert end(recording)[1]["grad_norm"] == rounded(float(norm))[0]
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+def test_losses_are_the_same_with_and_without(recording: Recording) -> None:
+    def train() -> list[float]:
+        model = two_layers()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        found = []
+        for _ in range(5):
+            loss = nn.functional.dropout(model(X), 0.5).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    seen = train()
+    patched = torch.autograd.backward, torch.nn.utils.clip_grad_norm_
+    try:
+        torch.autograd.backward, torch.nn.utils.clip_grad_norm_ = (one.__wrapped__ for one in patched)  # type: ignore[attr-defined]
+        assert train() == seen
+    finally:
+        torch.autograd.backward, torch.nn.utils.clip_grad_norm_ = patched
+
+
+# -- What is stored ---------------------------------------------------------------------------------------------------
+
+
+class Stub:
+    """As much of a recorder as ``StepValues`` needs."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.step = 0
+        self.identity = SimpleNamespace(rank=rank)
+        self.clock = FakeClock()
+        self.ledger = Ledger(self.clock, lambda _phase: False)
+        self.notes: list[tuple[int, bytes]] = []
+        self.odd: list[str] = []
+        self.when_forked = self.when_ending = lambda _callback: None
+        self.suspect = self.odd.append
+
+    def note_at(self, step: int, text: bytes) -> None:
+        self.notes.append((step, text))
+
+
+Made = Callable[[Stub], StepValues]
+
+
+@pytest.fixture
+def values_of() -> Iterator[Made]:
+    patches, watch = Patches(), ImportWatch()
+    yield lambda stub: StepValues(stub, torch, patches, watch, {})  # type: ignore[arg-type]
+    patches.undo()
+    watch.remove()
+
+
+@pytest.mark.parametrize(
+    ("rank", "first", "count"), [(0, [0, 1, 2, 3], 1024 + 4 * 512), (7, [0, 1, 2, 3], 3072), (8, [0, 64, 128, 192], 48)]
+)
+def test_long_runs_and_many_ranks_store_fewer_values(rank: int, first: list[int], count: int, values_of: Made) -> None:
+    stub = Stub(rank)
+    values = values_of(stub)
+    for step in range(1 << 14):
+        values._store(step, 1.0, None)
+    assert [step for step, _ in stub.notes[:4]] == first
+    assert len(stub.notes) == count
+
+
+def test_the_first_value_that_is_no_number_is_stored_with_the_one_before(values_of: Made) -> None:
+    stub = Stub(rank=100)
+    values = values_of(stub)
+    for step in range(1, 60):
+        values._store(step, math.nan if 30 <= step < 40 else 2.0, 1.0)
+    assert [step for step, _ in stub.notes] == [29, 30, 31, 32, 33, 39, 40]
+    assert stub.notes[0][1] == b'{"~loss":2,"~grad_norm":1}'
+    assert stub.notes[1][1] == b'{"~loss":"nan","~grad_norm":1}'
+
+
+def test_values_on_a_device_are_stored_when_they_have_arrived(monkeypatch: pytest.MonkeyPatch, values_of: Made) -> None:
+    """At most every 10 ms, never waited for, and dropped if too many are on their way."""
+    stub = Stub()
+    values = values_of(stub)
+    stub.clock.now_ns = 1_000_000_000
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def step(number: int, loss: float, *norms: float, ms: int = 10) -> None:
+        stub.clock.advance(ms * 1_000_000)
+        values._device_loss = torch.tensor(loss)
+        values._device_norms = [torch.tensor(norm) for norm in norms]
+        stub.step = number + 1
+        values._step = number
+        values._flush()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scalars, "arrived", lambda _: False)
+        step(0, 1.0, 2.0)
+        step(1, 1.1, 3.0, ms=3)
+        step(2, 1.2, 3.0, 4.0)
+        assert stub.notes == []
+        for number in range(3, 20):
+            step(number, 1.0)
+        assert values._made == 8
+    step(20, math.inf)
+    assert stub.notes[:2] == [(0, b'{"~loss":1,"~grad_norm":2}'), (2, b'{"~loss":1.2,"~grad_norm":5}')]
+    values._receive()
+    assert stub.notes[-1] == (20, b'{"~loss":"inf"}')
+    assert stub.odd == ["nonfinite"]
+
+
+# -- Samples after something odd --------------------------------------------------------------------------------------
+
+
+def test_two_steps_after_something_odd_are_sampled_a_few_times() -> None:
+    schedule = Schedule(every_step=False, now=FakeClock())
+    found, odd = [], []
+    for step in range(2000):
+        if schedule.suspect(step, "skipped" if step < 1000 else "nonfinite"):
+            odd.append(step)
+        if step + 1 == schedule.next:
+            found.append(step + 1)
+            schedule.sampled(step + 1, 0)
+    assert odd == [0, 40, 1000, 1040, 1080, 1120]
+    assert [step for step in found if step - 1 in odd or step - 2 in odd] == [
+        1, 2, 41, 42, 1001, 1002, 1041, 1042, 1081, 1082, 1121, 1122,
+    ]  # fmt: skip
+    assert {11, 37} < set(found), "the regular ones are as they were"
+    assert not Schedule(every_step=True, now=FakeClock()).suspect(5, "slow")
+
+
+@pytest.fixture
+def sampled(clocked: Recording, clock: FakeClock) -> Recording:
+    sampler = clocked.recorder.layers
+    assert isinstance(sampler, LayerSampler)
+    sampler._now = clock
+    return clocked
+
+
+def trained(recording: Recording, clock: FakeClock, steps: int, odd: dict[int, str]) -> list[int]:
+    """The steps in which layers were sampled."""
+    modules: Any = torch.nn.modules.module
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    found = []
+    for at in range(steps):
+        clock.advance(200_000_000 if odd.get(at) == "slow" else 50_000_000)
+        if modules._has_any_global_hook():
+            found.append(at)
+        optimizer.zero_grad()
+        loss = model(X).square().mean()
+        if odd.get(at) == "loss":
+            (model(X).sum() * math.nan).backward()
+            optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if odd.get(at) == "note":
+            recording.recorder.note(b'{"accuracy":"nan"}')
+        if odd.get(at) == "skipped":
+            model[0].weight.grad.fill_(math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+    return found
+
+
+def test_a_bad_value_a_skipped_and_a_slow_step_are_followed_by_samples(sampled: Recording, clock: FakeClock) -> None:
+    odd = {20: "loss", 65: "note", 110: "skipped", 160: "slow", 170: "slow"}
+    assert trained(sampled, clock, 200, odd) == [11, 21, 22, 37, 66, 67, 111, 112, 137, 161, 162]
+
+
+def test_memory_that_jumps_is_followed_by_samples(
+    sampled: Recording, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = iter([1 << 30, (1 << 30) + (300 << 20), 1 << 30])
+    monkeypatch.setattr(sampled.recorder._growth, "_used", lambda: next(used))
+    monkeypatch.setattr(sampled.recorder._growth, "_now_s", lambda: clock.now_ns / 1e9)
+    sampled.recorder._growth._looked_s = 0.0
+    assert trained(sampled, clock, 160, {}) == [11, 37, 101, 102, 137]
