@@ -155,6 +155,14 @@ class LayerSamples(Protocol):
 
     def forget(self) -> None: ...
 
+    def activations_of(self, tree: Any) -> tuple[int, list[int]] | None:
+        """A sampled step, and the bytes that the modules of a model with this tree kept for backward then."""
+        ...
+
+    def keep_sizes(self, step: int, trees: Sequence[Any], sizes: Sequence[Any], ring: RingWriter | None) -> None:
+        """Write what the layers hold as memory runs out in this step."""
+        ...
+
     @property
     def sampling(self) -> bool:
         """Whether the step in progress is sampled."""
@@ -344,6 +352,19 @@ class Recorder:
     @guard.failsafe
     def _finish_layers(self, layers: LayerSamples, step: int, flags: int, optimizer: object) -> None:
         self.flags |= layers.finish(step, flags, self.objects.optimizers(optimizer), self._ring_in_memory())
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether code was compiled in this process while it was recorded."""
+        return self._compiled > 0
+
+    def activations_of(self, tree: Any) -> tuple[int, list[int]] | None:
+        return None if self.layers is None else self.layers.activations_of(tree)
+
+    def keep_layers(self, trees: Sequence[Any], sizes: Sequence[Any]) -> None:
+        """Memory has run out: write what each layer holds, like a sample of this step."""
+        if self.layers is not None and self.ring is not None:
+            self.layers.keep_sizes(self.step, trees, sizes, self._ring_in_memory())
 
     def begin(self) -> None:
         """Create the ring now unless it exists: the script itself says that it trains."""

@@ -11,6 +11,7 @@ lasts.  The *run directory* is permanent.
     <run>/rings/<pid>.ring            the ring, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
     <run>/flight/rank_<rank>.json     the contents of its Flight Recorders at that time
+    <run>/memory/rank_<rank>.pickle   the state of CUDA's allocator when the process ran out of memory
     <run>/flight/nccl_trace_rank_<rank>   the dump that NCCL's own watchdog wrote before it ended the process
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
     <run>/logs/terminal.log           what would have gone to the terminal without the live view
@@ -66,6 +67,7 @@ __all__ = [
     "ring_paths",
     "server_threads",
     "session_root",
+    "snapshot_path",
     "terminal_log",
     "timed_collectives",
 ]
@@ -136,6 +138,10 @@ def error_path(run_dir: Path, pid: int) -> Path:
 
 def flight_path(run_dir: Path, rank: int) -> Path:
     return run_dir / FLIGHT / f"rank_{rank}.json"
+
+
+def snapshot_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / "memory" / f"rank_{rank}.pickle"
 
 
 def nccl_dumps(run_dir: Path) -> str:
