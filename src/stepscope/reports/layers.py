@@ -58,6 +58,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
     totals = {rank: _total(one) for rank, one in ranks.items()}
     total = totals[sample.rank]
     own = [one for one in _last_attempt(records) if one.rank == sample.rank]
+    samples = sum(not one.out_of_memory for one in own)
     rows, left_out = modules.rows(most)
     device = _device(sample, total)
     kinds = [_kind(kind, sample, total, ranks.values()) for kind in MEMORY_KINDS if _has(kind, ranks.values())]
@@ -77,7 +78,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "group": sample.group,
         "ranks": sorted(ranks)[:MOST_RANKS],
         "steps": [one.step for one in _thinned(own)],
-        "samples": len(own),
+        "samples": samples,
         "total_bytes": total,
         "kinds": kinds,
         "over_ranks": over_ranks,
@@ -91,7 +92,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "sentences": _sentences(model, total, kinds, over_ranks, device),
         "notes": _notes(model, sample),
         "unseen": _unseen(model, sample, len(ranks)),
-        "text": {"total_bytes": bytes_text(total), "shown": _which(sample, totals, len(own))},
+        "text": {"total_bytes": bytes_text(total), "shown": _which(sample, totals, samples)},
     }
 
 
@@ -384,8 +385,7 @@ def _which(sample: LayerSample, totals: Mapping[int, int], samples: int) -> str:
     fullest = len(totals) > 1 and sample.rank == max(totals, key=lambda rank: (totals[rank], -rank))
     place = f", the fullest of {count_text(len(totals), 'rank')}," if fullest else ""
     when = " when it ran out of memory" if sample.out_of_memory else ""
-    counted = samples - sample.out_of_memory
-    return f"Rank {sample.rank}{place} in step {sample.step:,}{when} ({count_text(counted, 'sample')})"
+    return f"Rank {sample.rank}{place} in step {sample.step:,}{when} ({count_text(samples, 'sample')})"
 
 
 def _sentences(
