@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stepscope.recorder import failure, guard
+from stepscope.recorder import recorder as recorder_module
 from stepscope.recorder.layers import memory_dump
 from stepscope.recorder.layers.memory_dump import MemoryDump, save_snapshot
 from stepscope.recorder.recorder import Recorder
@@ -178,3 +179,20 @@ def test_another_error_leaves_nothing_of_it(
     failure._tell(make_recorder(), tmp_path / "run", ValueError("bad"), "Traceback")
     (told,) = (json.loads(path.read_bytes()) for path in (tmp_path / "run" / "errors").iterdir())
     assert "memory" not in told
+
+
+def test_only_a_process_that_uses_cuda_looks_for_requests(
+    make_recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = make_recorder()
+    who = RankIdentity(host="node", pid=os.getpid())
+    for device, looks in (("cpu", False), ("cuda", True)):
+        monkeypatch.setattr(recorder_module.identity, "of_this_process", lambda: replace(who, device=device))  # noqa: B023
+        recorder.appear(who, serve=False)
+        recorder._look_at_identity()
+        assert (recorder._snapshots is not None) == looks
+    snapshots = recorder._snapshots
+    assert snapshots is not None
+    assert snapshots._ask == str(recorder.ring.path.with_suffix(".ask"))  # type: ignore[union-attr]
+    recorder.stop_snapshots()
+    assert recorder._snapshots is None

@@ -21,6 +21,7 @@ from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
 from stepscope.recorder.growth import GrowthWatch
+from stepscope.recorder.layers.memory_dump import SnapshotRequests
 from stepscope.recorder.ledger import NOBODY, NOT_NOW, Ledger
 from stepscope.recorder.process_groups import GroupTable
 from stepscope.recorder.stacks import StackOffer
@@ -215,6 +216,7 @@ class Recorder:
         """Before this step, the end of a step needs no extra work."""
         self._ddp: BackwardFigures | None = None
         self._device: DeviceTimer | None = None
+        self._snapshots: SnapshotRequests | None = None
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
         self._compiled = 0
         self._asked_at = 0
@@ -341,6 +343,10 @@ class Recorder:
         if step >= self._growth.due_at:
             self._look_at_growth(step)
         due = [self._asked_at, self._growth.due_at]
+        if self._snapshots is not None:
+            if step >= self._snapshots.due_at:
+                self._look_for_requests(self._snapshots, step)
+            due.append(self._snapshots.due_at)
         if device_at is not None:
             due.append(device_at)
         if self.layers is not None:
@@ -513,6 +519,9 @@ class Recorder:
         found = identity.of_this_process()
         if self._device is None:
             self._device = device_timer(found, self._now)
+        ring = self._ring_in_memory()
+        if self._snapshots is None and ring is not None and found.device == "cuda":
+            self._snapshots = SnapshotRequests(sys.modules["torch"], ring.path)
         self._set_identity(found)
 
     def _set_identity(self, found: RankIdentity) -> None:
@@ -530,6 +539,15 @@ class Recorder:
         if self.ring is not None:
             self._tell_facts(self.ring)
         return unfinished
+
+    @guard.failsafe
+    def _look_for_requests(self, snapshots: SnapshotRequests, step: int) -> None:
+        snapshots.look(step, busy=self._captured is not None)
+
+    def stop_snapshots(self) -> None:
+        snapshots, self._snapshots = self._snapshots, None
+        if snapshots is not None:
+            snapshots.stop()
 
     def _look_at_growth(self, step: int) -> None:
         found = self._growth.look(step)

@@ -1,17 +1,23 @@
-"""What a process holds in memory when it runs out of it: sizes by layer, the largest tensors, the allocator's state.
+"""What a process holds in memory: when it runs out of it, and when someone asks.
 
-Called once, while an uncaught out-of-memory error ends the process (``recorder/failure.py``).  The frames of the
-traceback still hold the model, the batch and what the script keeps.  Only metadata is read: no tensor operation is
-called, so nothing is allocated on a device and nothing waits for one.  Time and sizes are bounded, whatever the process
-holds; what could not be done in time is left out.
+``MemoryDump`` has sizes by layer, the largest tensors and the allocator's statistics.  It is made once, while an
+uncaught out-of-memory error ends the process (``recorder/failure.py``).  The frames of the traceback still hold the
+model, the batch and what the script keeps.  Only metadata is read: no tensor operation is called, so nothing is
+allocated on a device and nothing waits for one.  Time and sizes are bounded, whatever the process holds; what could not
+be done in time is left out.
 
 The allocator's state on CUDA (``save_snapshot``) is what ``torch.cuda.memory._dump_snapshot`` writes, so torch's viewer
 opens it.
+
+``stepscope snapshot`` asks for it with a file next to the ring, which a process that uses CUDA looks for about once a
+second, after a step (``SnapshotRequests``).  No thread and no signal is needed, and between two steps no graph is being
+captured and the allocator is not in use.  The snapshot is written in memory; the command copies it.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import re
@@ -27,8 +33,9 @@ from stepscope.recorder.guard import failsafe
 from stepscope.recorder.layers.tree import ModuleTree, local_part
 from stepscope.records.files import file_mode, folder_mode
 from stepscope.records.layers import MEMORY_KINDS
+from stepscope.records.paths import ANSWER_SUFFIX, ASK_SUFFIX, SNAPSHOT_SUFFIX
 
-__all__ = ["MemoryDump", "save_snapshot"]
+__all__ = ["MemoryDump", "SnapshotRequests", "save_snapshot"]
 
 MOST_S = 2.0
 """From here on, no further place is searched for."""
@@ -315,7 +322,7 @@ def save_snapshot(torch: Any, path: Path, *, most_bytes: int = MOST_SNAPSHOT_BYT
         return f"the allocator has {blocks:,} blocks, more than {MOST_BLOCKS:,}"
     snapshot = torch.cuda.memory._snapshot()
     path.parent.mkdir(mode=folder_mode(path.parent.parent), exist_ok=True)
-    partial = path.with_suffix(".tmp")
+    partial = path.with_suffix(".partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode(path.parent))
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -348,3 +355,114 @@ class _Bounded:
         if self._left < 0:
             raise _TooLargeError(f"it would be larger than {self._most >> 20} MiB")
         self._write(data)
+
+
+# -- Requests ---------------------------------------------------------------------------------------------------------
+
+SOONEST_S, LATEST_S = 0.5, 2.0
+"""Between two looks for a request."""
+LONGEST_HISTORY_S = 600.0
+MOST_ENTRIES = 100_000
+"""Of the allocator's history: some hundred bytes each, of which the last ones are kept."""
+ROOM_SHARE = 0.5
+"""Of what is free where the snapshot is written: rings need room there."""
+
+
+class SnapshotRequests:
+    """Looks for a request after some steps, and answers it.  Called on the training thread.
+
+    A request is ``{"id": …, "history_s": …}``.  The answer has the same id and a state: ``recording``, ``done`` (with
+    ``step``, ``history``: whether one was recorded, and ``own_history``: by the script) or ``failed`` (``problem``).
+    """
+
+    def __init__(self, torch: Any, ring: Path, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.due_at = 0
+        """After this step, look again."""
+        self._torch = torch
+        self._ring = ring
+        self._ask = str(ring.with_suffix(ASK_SUFFIX))
+        self._now_s = now_s
+        self._every = 1
+        self._looked_s = now_s()
+        self._current: dict[str, Any] | None = None
+        self._until_s = 0.0
+        self._recording = False
+        """Whether we have turned the allocator's history on."""
+
+    def look(self, step: int, *, busy: bool) -> None:
+        """Look after this step; ``busy``: a graph is being captured, so that nothing may be done now."""
+        now_s = self._now_s()
+        since_s, self._looked_s = now_s - self._looked_s, now_s
+        if since_s < SOONEST_S:
+            self._every *= 2
+        elif since_s > LATEST_S and self._every > 1:
+            self._every = max(1, int(self._every * SOONEST_S / since_s))
+        self.due_at = step + self._every
+        if busy:
+            return
+        if self._current is None and os.path.exists(self._ask):  # noqa: PTH110 - a path would have to be made
+            self._begin(now_s)
+        if self._current is not None and now_s >= self._until_s:
+            self._finish(step)
+
+    @failsafe
+    def stop(self) -> None:
+        """Turn off what was turned on."""
+        self._current = None
+        if self._recording:
+            self._recording = False
+            self._torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _begin(self, now_s: float) -> None:
+        path = Path(self._ask)
+        try:
+            raw = json.loads(path.read_bytes())
+            path.unlink()
+        except (OSError, ValueError):
+            return
+        if not isinstance(raw, dict) or not isinstance(raw.get("id"), str):
+            return
+        history_s = raw.get("history_s")
+        seconds = float(history_s) if isinstance(history_s, int | float) else 0.0
+        seconds = min(max(seconds, 0.0), LONGEST_HISTORY_S)
+        self._current = {"id": raw["id"][:TEXT]}
+        self._until_s = now_s + seconds
+        if seconds and not self._has_history():
+            self._recording = failsafe(self._record)() is True
+            if not self._recording:
+                self._answer(state="failed", problem="torch refused to record the allocator's history")
+                self._current = None
+                return
+        if seconds:
+            self._answer(state="recording")
+
+    def _record(self) -> bool:
+        # Python's frames only: those of C++ would have to be symbolized, which takes minutes.
+        record = self._torch.cuda.memory._record_memory_history
+        record(enabled="all", context="all", stacks="python", max_entries=MOST_ENTRIES)
+        return True
+
+    def _has_history(self) -> bool:
+        """Whether the script records it; then it is left as it is."""
+        enabled = getattr(self._torch._C, "_cuda_isHistoryEnabled", None)
+        return bool(enabled is not None and enabled())
+
+    def _finish(self, step: int) -> None:
+        path = self._ring.with_suffix(SNAPSHOT_SUFFIX)
+        about = os.statvfs(path.parent)
+        room = int(about.f_bavail * about.f_frsize * ROOM_SHARE)
+        own = not self._recording and self._has_history()
+        recorded = self._recording
+        problem = failsafe(save_snapshot)(self._torch, path, most_bytes=min(MOST_SNAPSHOT_BYTES, room))
+        if problem == "":
+            self._answer(state="done", step=step, history=recorded or own, own_history=own)
+        else:
+            self._answer(state="failed", problem=problem or "torch failed to take the snapshot")
+        self.stop()
+
+    def _answer(self, **said: Any) -> None:
+        path = self._ring.with_suffix(ANSWER_SUFFIX)
+        partial = path.with_suffix(".partial")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(json.dumps({**(self._current or {}), **said}).encode())
+        partial.replace(path)
