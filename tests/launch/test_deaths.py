@@ -150,3 +150,59 @@ def test_processes_that_keep_their_exceptions_to_themselves(
     assert summary["findings"][0]["title"].startswith("Rank 1 raised ValueError: not a number (in step 3")
     assert {(error["rank"], error["type"]) for error in summary["errors"]} >= {(0, "RuntimeError"), (1, "ValueError")}
     assert [(row["rank"], row["state"]) for row in summary["ranks"]] == [(0, "exception"), (1, "exception")]
+
+
+HUNGRY = """
+import resource
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(3)])
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+def main():
+    kept = []
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(32, 64)).mean().backward()
+        optimizer.step()
+        kept.append(torch.ones(2 << 20))
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
+    torch.empty(8 << 30)
+
+main()
+"""
+
+
+def test_a_script_without_memory_says_what_took_it(run_stepscope: Run, script: Callable[..., Path]) -> None:
+    script(HUNGRY)
+    done = run_stepscope("run", "--quiet", "--layers", "every", "script.py")
+    assert done.code == 1
+    found = summary_of(done)["findings"][0]
+    assert (found["kind"], found["evidence"]["cause"]) == ("rank_crashed", "oom_host")
+    memory = found["evidence"]["memory"]
+    weight, bias = 64 * 64 * 4, 64 * 4
+    assert memory["requested_bytes"] == (8 << 30) * 4
+    assert {kind: memory["kinds"][kind] for kind in ("parameters", "gradients", "optimizer")} == {
+        "parameters": 3 * (weight + bias),
+        "gradients": 3 * (weight + bias),
+        "optimizer": 3 * (2 * (weight + bias) + 2 * 4),
+    }
+    assert memory["activations_step"] == 3
+    kept = memory["tensors"][0]
+    assert (kept["count"], kept["shape"], kept["kind"]) == (4, [2 << 20], "other")
+    assert kept["where"] == "kept, a list made at script.py:15"
+    assert found["advice"][0].startswith("In use were ")
+    assert any("address space (ulimit -v)" in text for text in found["advice"])
+    shown = run_stepscope("memory", done.run_dir, "--json")
+    document = json.loads(shown.stdout)
+    assert (document["step"], document["out_of_memory"], document["samples"]) == (4, True, 3)
+    assert document["text"]["shown"] == "Rank 0 in step 4 when it ran out of memory (3 samples)"

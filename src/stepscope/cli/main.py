@@ -51,6 +51,7 @@ COMMANDS = (
     "delete",
     "sql",
     "memory",
+    "snapshot",
     "trace",
     "flight",
     "whatif",
@@ -67,7 +68,7 @@ OWN = {"help": "show this help, or that of a command", "version": "print the ver
 """Commands without a module, and their help: ``help run`` is ``run --help``, ``version`` is ``--version``."""
 EXPERIMENTS = ("compare", "gate", "history", "sweep", "tag", "delete")
 """Commands about many runs."""
-ANALYSES = ("memory", "trace", "flight", "whatif")
+ANALYSES = ("memory", "snapshot", "trace", "flight", "whatif")
 """Commands that analyze what Stepscope or other tools recorded."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""

@@ -79,6 +79,7 @@ class Instrumentation:
         self._undo.append(recorder.stacks.withdraw)
         recorder.server = ServerOffer()
         self._undo.append(recorder.server.withdraw)
+        self._undo.append(recorder.stop_snapshots)
         recorder.layers = sampler = layer_sampler(torch, recorder.ledger, os.environ)
         if sampler is not None:
             self._undo.append(sampler.withdraw)

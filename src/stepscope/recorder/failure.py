@@ -24,7 +24,8 @@ from stepscope.recorder.identity import is_launcher, rank_from
 from stepscope.recorder.recorder import Recorder
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode
-from stepscope.records.paths import error_path, flight_path, hangs_folder
+from stepscope.records.finding import memory_cause
+from stepscope.records.paths import error_path, flight_path, hangs_folder, snapshot_path
 from stepscope.ring import RingState
 
 __all__ = ["watch_end"]
@@ -91,10 +92,38 @@ def _watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None
 def _tell(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> None:
     # An interrupted launcher soon interrupts again: not within these milliseconds.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    _write_down(recorder, run_dir, error, text)
+    account = _write_down(recorder, run_dir, error, text)
+    if account is not None and account["rank"] is not None:
+        _keep_memory(recorder, run_dir, error, account)
     recorder.set_state(RingState.EXCEPTION)
     _keep_flight(recorder, run_dir)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@failsafe
+def _keep_memory(recorder: Recorder, run_dir: Path, error: BaseException, account: dict[str, Any]) -> None:
+    """If memory ran out: add what held it to the account, and keep the state of CUDA's allocator beside it.
+
+    A dying process holds the rest of the job up for it: 2 s at most, and the time to write a bounded file.
+    """
+    cause = memory_cause(account["type"], account["message"])
+    torch: Any = sys.modules.get("torch")
+    if cause is None or getattr(torch, "nn", None) is None:
+        return
+    from stepscope.recorder.layers.memory_dump import MemoryDump, save_snapshot
+
+    device = "cuda" if cause == "oom_cuda" else "cpu"
+    dump = MemoryDump(torch, device, error.__traceback__, compiled=recorder.has_compiled)
+    memory = dump.account([recorder.activations_of(tree) for tree in dump.trees])
+    account["memory"] = memory
+    _save(run_dir, account)
+    recorder.keep_layers(dump.trees, dump.sizes)
+    if device == "cuda" and torch.cuda.is_initialized():
+        path = snapshot_path(run_dir, account["rank"])
+        problem = failsafe(save_snapshot)(torch, path)
+        memory["snapshot"] = None if problem or problem is None else f"{path.parent.name}/{path.name}"
+        memory["snapshot_problem"] = problem or ("" if problem == "" else "it failed")
+        _save(run_dir, account)
 
 
 @failsafe
@@ -154,7 +183,7 @@ def _mark_quick_exits(recorder: Recorder) -> None:
 
 
 @failsafe
-def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> None:
+def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> dict[str, Any]:
     account: dict[str, Any] = {
         "schema": 1,
         "rank": _rank(recorder),
@@ -173,6 +202,7 @@ def _write_down(recorder: Recorder, run_dir: Path, error: BaseException, text: s
         if type(error).__name__ == "ProcessRaisedException" and not error_path(run_dir, child).exists():
             _save(run_dir, {**account, **_of_child(str(error)), "pid": child, "rank": index})
     _save(run_dir, account)
+    return account
 
 
 def _save(run_dir: Path, account: dict[str, Any]) -> None:

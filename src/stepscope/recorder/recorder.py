@@ -21,6 +21,7 @@ from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
 from stepscope.recorder.growth import GrowthWatch
+from stepscope.recorder.layers.memory_dump import SnapshotRequests
 from stepscope.recorder.ledger import NOBODY, NOT_NOW, Ledger
 from stepscope.recorder.process_groups import GroupTable
 from stepscope.recorder.stacks import StackOffer
@@ -174,6 +175,14 @@ class LayerSamples(Protocol):
 
     def forget(self) -> None: ...
 
+    def activations_of(self, tree: Any) -> tuple[int, list[int]] | None:
+        """A sampled step, and the bytes that the modules of a model with this tree kept for backward then."""
+        ...
+
+    def keep_sizes(self, step: int, trees: Sequence[Any], sizes: Sequence[Any], ring: RingWriter | None) -> None:
+        """Write what the layers hold as memory runs out in this step."""
+        ...
+
     @property
     def sampling(self) -> bool:
         """Whether the step in progress is sampled."""
@@ -231,6 +240,7 @@ class Recorder:
         """Before this step, the end of a step needs no extra work."""
         self._ddp: BackwardFigures | None = None
         self._device: DeviceTimer | None = None
+        self._snapshots: SnapshotRequests | None = None
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
         self._compiled = 0
         self._asked_at = 0
@@ -372,6 +382,10 @@ class Recorder:
         if step >= self._growth.due_at:
             self._look_at_growth(step)
         due = [self._asked_at, self._growth.due_at]
+        if self._snapshots is not None:
+            if step >= self._snapshots.due_at:
+                self._look_for_requests(self._snapshots, step)
+            due.append(self._snapshots.due_at)
         if device_at is not None:
             due.append(device_at)
         if self.layers is not None:
@@ -403,6 +417,19 @@ class Recorder:
     @guard.failsafe
     def _finish_layers(self, layers: LayerSamples, step: int, flags: int, optimizer: object) -> None:
         self.flags |= layers.finish(step, flags, self.objects.optimizers(optimizer), self._ring_in_memory())
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether code was compiled in this process while it was recorded."""
+        return self._compiled > 0
+
+    def activations_of(self, tree: Any) -> tuple[int, list[int]] | None:
+        return None if self.layers is None else self.layers.activations_of(tree)
+
+    def keep_layers(self, trees: Sequence[Any], sizes: Sequence[Any]) -> None:
+        """Memory has run out: write what each layer holds, like a sample of this step."""
+        if self.layers is not None and self.ring is not None:
+            self.layers.keep_sizes(self.step, trees, sizes, self._ring_in_memory())
 
     def begin(self) -> None:
         """Create the ring now unless it exists: the script itself says that it trains."""
@@ -559,6 +586,9 @@ class Recorder:
         found = identity.of_this_process()
         if self._device is None:
             self._device = device_timer(found, self._now)
+        ring = self._ring_in_memory()
+        if self._snapshots is None and ring is not None and found.device == "cuda":
+            self._snapshots = SnapshotRequests(sys.modules["torch"], ring.path)
         self._set_identity(found)
 
     def _set_identity(self, found: RankIdentity) -> None:
@@ -576,6 +606,15 @@ class Recorder:
         if self.ring is not None:
             self._tell_facts(self.ring)
         return unfinished
+
+    @guard.failsafe
+    def _look_for_requests(self, snapshots: SnapshotRequests, step: int) -> None:
+        snapshots.look(step, busy=self._captured is not None)
+
+    def stop_snapshots(self) -> None:
+        snapshots, self._snapshots = self._snapshots, None
+        if snapshots is not None:
+            snapshots.stop()
 
     def _look_at_growth(self, step: int) -> None:
         found = self._growth.look(step)

@@ -30,8 +30,24 @@ __all__ = [
     "decoded",
     "encoded",
     "finding_order",
+    "memory_cause",
     "status_severity",
 ]
+
+
+# -- Causes -----------------------------------------------------------------------------------------------------------
+
+DEVICE_MEMORY = ("outofmemoryerror", "out of memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed")
+HOST_MEMORY = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
+"""Texts that mean out of memory; the host's are checked first."""
+
+
+def memory_cause(type_name: str, message: str) -> Literal["oom_host", "oom_cuda"] | None:
+    """Which memory an exception says has run out."""
+    text = f"{type_name} {message}".lower()
+    if type_name == "MemoryError" or any(words in text for words in HOST_MEMORY):
+        return "oom_host"
+    return "oom_cuda" if any(words in text for words in DEVICE_MEMORY) else None
 
 
 # -- Findings ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ whole call, children included.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,14 @@ __all__ = [
     "SHARED_STEPS",
     "LayerRecords",
     "LayerSample",
+    "MemoryAccount",
     "ModelTree",
     "ModuleInfo",
+    "TensorGroup",
     "layer_lines",
     "plain_numbers",
     "read_layers",
+    "read_memory",
 ]
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations")
@@ -35,6 +39,8 @@ steps in common.  They are no round numbers, because loops log, evaluate and sav
 little about the others."""
 MOST_MODULES = 20_000
 MOST_TEXT = 512
+MOST_ROWS = 512
+_SNAPSHOT = re.compile(r"memory/rank_\d{1,9}\.pickle")
 _LARGEST = (1 << 63) - 1
 
 
@@ -104,6 +110,9 @@ class LayerSample:
     """Of the allocator, in the sampled step; None without a GPU."""
     device_bytes: int | None
     """In use by the allocator at the end of the step."""
+    out_of_memory: bool = False
+    """Not a sample: what the layers held when the process ran out of memory in this step.  Only ``memory`` is known,
+    and activations are those of the last sample."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,9 +120,117 @@ class LayerRecords:
     models: Mapping[str, ModelTree]
     samples: tuple[LayerSample, ...]
     """In order of step and rank; each refers to one of the models."""
+    at_failure: tuple[LayerSample, ...] = ()
+    """What the layers of ranks held that ran out of memory; in the same order."""
 
     def __bool__(self) -> bool:
-        return bool(self.samples)
+        return bool(self.samples or self.at_failure)
+
+    @property
+    def of_memory(self) -> tuple[LayerSample, ...]:
+        """Everything that says what layers hold, in order of attempt, step and rank."""
+        if not self.at_failure:
+            return self.samples
+        return tuple(sorted((*self.samples, *self.at_failure), key=lambda one: (one.attempt, one.step, one.rank)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorGroup:
+    """Live tensors of one dtype and shape."""
+
+    count: int
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    kind: str
+    """One of ``MEMORY_KINDS``, or ``other``."""
+    where: str
+    """The module that owns one of them, or the container or variable that keeps it; empty if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryAccount:
+    """What a process held when it ran out of memory (``memory`` in ``errors/PID.json``)."""
+
+    device: str
+    """``cuda`` or ``cpu``: the memory that ran out."""
+    kinds: Mapping[str, int]
+    """Bytes by kind; activations are missing if they are not known."""
+    activations_step: int | None
+    """The sampled step that they are from."""
+    modules: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """Name, class and bytes by kind (as in ``MEMORY_KINDS``) of the modules that hold most themselves."""
+    tensors: tuple[TensorGroup, ...]
+    """The largest groups first."""
+    tensor_bytes: int
+    """Of all tensors that Python knows: not of those that only the autograd graph holds."""
+    process: Mapping[str, int]
+    """``VmRSS`` … of the kernel, and ``limit`` on the address space."""
+    allocated: int | None
+    allocated_peak: int | None
+    reserved: int | None
+    """Of CUDA's allocator, when the error was handled."""
+    snapshot: str | None
+    """The file of the run in which the allocator's state is."""
+    snapshot_problem: str
+    """Why there is none."""
+
+
+def read_memory(raw: Any) -> MemoryAccount | None:
+    """Return what ``memory`` of an error says; None if it is missing or invalid."""
+    if not isinstance(raw, Mapping) or raw.get("device") not in ("cuda", "cpu"):
+        return None
+    kinds, process = _counts(raw.get("kinds")), _counts(raw.get("process"))
+    allocator = raw.get("allocator")
+    allocator = allocator if isinstance(allocator, Mapping) else {}
+    allocated, reserved = (_counts(allocator.get(name)) for name in ("allocated_bytes", "reserved_bytes"))
+    step, tensor_bytes, snapshot = (raw.get(name) for name in ("activations_step", "tensor_bytes", "snapshot"))
+    modules, tensors = (raw.get(name) for name in ("modules", "tensors"))
+    return MemoryAccount(
+        device=raw["device"],
+        kinds={kind: kinds[kind] for kind in MEMORY_KINDS if kind in kinds},
+        activations_step=step if _is_count(step) else None,
+        modules=tuple(filter(None, map(_held, modules[:MOST_ROWS]))) if isinstance(modules, list) else (),
+        tensors=tuple(filter(None, map(_group, tensors[:MOST_ROWS]))) if isinstance(tensors, list) else (),
+        tensor_bytes=tensor_bytes if type(tensor_bytes) is int and tensor_bytes >= 0 else 0,
+        process=process,
+        allocated=allocated.get("current"),
+        allocated_peak=allocated.get("peak"),
+        reserved=reserved.get("current"),
+        snapshot=snapshot if isinstance(snapshot, str) and _SNAPSHOT.fullmatch(snapshot) else None,
+        snapshot_problem=_text(raw.get("snapshot_problem")),
+    )
+
+
+def _counts(raw: Any) -> dict[str, int]:
+    if not isinstance(raw, Mapping):
+        return {}
+    return {str(name)[:MOST_TEXT]: value for name, value in list(raw.items())[:MOST_ROWS] if _is_count(value)}
+
+
+def _held(row: Any) -> tuple[str, str, tuple[int, ...]] | None:
+    if not isinstance(row, list) or len(row) != 3 or not all(isinstance(text, str) for text in row[:2]):
+        return None
+    sizes = row[2]
+    if not isinstance(sizes, list) or len(sizes) != len(MEMORY_KINDS) or not all(map(_is_count, sizes)):
+        return None
+    return row[0][:MOST_TEXT], row[1][:MOST_TEXT], tuple(sizes)
+
+
+def _group(raw: Any) -> TensorGroup | None:
+    if not isinstance(raw, Mapping) or not (_is_count(raw.get("count")) and _is_count(raw.get("bytes"))):
+        return None
+    shape, kind = raw.get("shape"), raw.get("kind")
+    if not isinstance(shape, list) or len(shape) > MOST_TEXT or not all(map(_is_count, shape)):
+        return None
+    return TensorGroup(
+        count=raw["count"],
+        dtype=_text(raw.get("dtype")),
+        shape=tuple(shape),
+        bytes=raw["bytes"],
+        kind=kind if kind in MEMORY_KINDS else "other",
+        where=_text(raw.get("where")),
+    )
 
 
 def read_layers(records: Iterable[Mapping[str, Any]]) -> tuple[LayerRecords, int]:
@@ -135,7 +252,10 @@ def read_layers(records: Iterable[Mapping[str, Any]]) -> tuple[LayerRecords, int
             found.append(sample)
     # What an agent had just read when it was killed, the next one may have read again.
     once = {(one.attempt, one.step, one.rank, one.model): one for one in reversed(found)}
-    return LayerRecords(models=models, samples=tuple(once[key] for key in sorted(once))), bad
+    ordered = [once[key] for key in sorted(once)]
+    samples = tuple(one for one in ordered if not one.out_of_memory)
+    at_failure = tuple(one for one in ordered if one.out_of_memory)
+    return LayerRecords(models=models, samples=samples, at_failure=at_failure), bad
 
 
 def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
@@ -144,7 +264,7 @@ def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
         rows = [[one.name, one.type, one.parent, one.elements, one.trainable] for one in model.modules]
         flags = {"compiled": model.compiled, "replicated": model.replicated}
         yield {"kind": "model", "model": model.id, **flags, "modules": rows}
-    for sample in records.samples:
+    for sample in records.of_memory:
         told: dict[str, Any] = {"rank": sample.rank, "attempt": sample.attempt, "kind": "sample", "step": sample.step}
         told |= {name: getattr(sample, name) for name in ("wall_ns", "model", "clock", "group", "skipped")}
         told["memory"] = {name: sizes for name, sizes in sample.memory.items() if any(sizes)}
@@ -155,6 +275,8 @@ def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
         if any(value is not None for value in sample.checksum):
             told["checksum"] = sample.checksum
         told |= {name: value for name in _PLAIN if (value := getattr(sample, name)) is not None}
+        if sample.out_of_memory:
+            told["out_of_memory"] = True
         yield told
 
 
@@ -216,6 +338,7 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
         skipped=raw.get("skipped") is True,
         device_peak=raw["device_peak"] if _is_count(raw.get("device_peak")) else None,
         device_bytes=raw["device_bytes"] if _is_count(raw.get("device_bytes")) else None,
+        out_of_memory=raw.get("out_of_memory") is True,
         **lists,
     )
 

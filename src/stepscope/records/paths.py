@@ -8,9 +8,13 @@ lasts.  The *run directory* is permanent.
     <session>/<pid>.threads           the stacks of all its threads, when it seems to hang
     <session>/<pid>.sock              where torch's worker server listens, in jobs with several ranks
     <session>/<pid>.layers            what sampled steps showed of the model's layers, on its way to the agent
+    <session>/<pid>.ask               what ``stepscope snapshot`` wants of the process
+    <session>/<pid>.answer            how far the process is with it
+    <session>/<pid>.pickle            the snapshot, until the command has taken it
     <run>/rings/<pid>.ring            the ring, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
     <run>/flight/rank_<rank>.json     the contents of its Flight Recorders at that time
+    <run>/memory/rank_<rank>.pickle   the state of CUDA's allocator when the process ran out of memory
     <run>/flight/nccl_trace_rank_<rank>   the dump that NCCL's own watchdog wrote before it ended the process
     <run>/logs/<name>.log             what a process printed: rank-3, or main for a launcher
     <run>/logs/terminal.log           what would have gone to the terminal without the live view
@@ -28,6 +32,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = [
+    "ANSWER_SUFFIX",
+    "ASK_SUFFIX",
     "BESIDE_RING",
     "ENV_CLAIM",
     "ENV_CLOCK",
@@ -51,6 +57,7 @@ __all__ = [
     "SERVER_SUFFIX",
     "SESSION_LOCK",
     "SESSION_RUN",
+    "SNAPSHOT_SUFFIX",
     "STACKS_SUFFIX",
     "THREADS_SUFFIX",
     "error_path",
@@ -66,6 +73,7 @@ __all__ = [
     "ring_paths",
     "server_threads",
     "session_root",
+    "snapshot_path",
     "terminal_log",
     "timed_collectives",
 ]
@@ -105,9 +113,13 @@ STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
 SERVER_SUFFIX = ".sock"
 LAYERS_SUFFIX = ".layers"
+ASK_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX = ".ask", ".answer", ".pickle"
 PRINTED_SUFFIX = ".printed"
 """In the session: what a process printed, on its way to the log of a run on a remote file system."""
-BESIDE_RING = (STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX, LAYERS_SUFFIX)
+BESIDE_RING = (
+    *(STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX, LAYERS_SUFFIX),
+    *(ASK_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX, ".asking", ".partial"),
+)
 """Removed together with the ring."""
 ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """They tell torch where NCCL's watchdog writes the Flight Recorder of a rank; torch appends the rank's number."""
@@ -136,6 +148,10 @@ def error_path(run_dir: Path, pid: int) -> Path:
 
 def flight_path(run_dir: Path, rank: int) -> Path:
     return run_dir / FLIGHT / f"rank_{rank}.json"
+
+
+def snapshot_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / "memory" / f"rank_{rank}.pickle"
 
 
 def nccl_dumps(run_dir: Path) -> str:

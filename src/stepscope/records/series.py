@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import HangRecord
 from stepscope.records.identity import RankIdentity
-from stepscope.records.layers import LayerRecords
+from stepscope.records.layers import LayerRecords, MemoryAccount
 from stepscope.records.steps import SEEN
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class RankError:
     """From a process that did not train and got no rank from a launcher: the script that starts those that train."""
     exit_codes: dict[int, int] = field(default_factory=dict)
     """From a launcher's error: rank → exit code (negative for a signal)."""
+    memory: MemoryAccount | None = None
+    """What the process held, if it ran out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,13 +35,14 @@ _NORMS = ("grad_norm", "weight_norm", "update_ratio")
 def choose_sample(records: LayerRecords, *, rank: int | None = None, step: int | None = None) -> LayerSample | None:
     """Return the sample to show, of the last attempt; None if there is none, or none of that rank.
 
-    Without a ``rank``: the rank that holds most.  A rank's sample is its last one, with a ``step`` the last one up to
-    it, or else its first.
+    Without a ``rank``: the rank that holds most, of those that ran out of memory if there are any.  A rank's sample is
+    its last one, with a ``step`` the last one up to it, or else its first.
     """
     shown = _shown(records, step)
     if rank is not None:
         return shown.get(rank)
-    return max(shown.values(), key=lambda sample: (_total(sample), -sample.rank), default=None)
+    ended = [sample for sample in shown.values() if sample.out_of_memory]
+    return max(ended or shown.values(), key=lambda sample: (_total(sample), -sample.rank), default=None)
 
 
 def no_layers() -> dict[str, Any]:
@@ -57,6 +58,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
     totals = {rank: _total(one) for rank, one in ranks.items()}
     total = totals[sample.rank]
     own = [one for one in _last_attempt(records) if one.rank == sample.rank]
+    samples = sum(not one.out_of_memory for one in own)
     rows, left_out = modules.rows(most)
     device = _device(sample, total)
     kinds = [_kind(kind, sample, total, ranks.values()) for kind in MEMORY_KINDS if _has(kind, ranks.values())]
@@ -72,10 +74,11 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "compiled": model.compiled,
         "replicated": model.replicated,
         "skipped": sample.skipped,
+        "out_of_memory": sample.out_of_memory,
         "group": sample.group,
         "ranks": sorted(ranks)[:MOST_RANKS],
         "steps": [one.step for one in _thinned(own)],
-        "samples": len(own),
+        "samples": samples,
         "total_bytes": total,
         "kinds": kinds,
         "over_ranks": over_ranks,
@@ -89,7 +92,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "sentences": _sentences(model, total, kinds, over_ranks, device),
         "notes": _notes(model, sample),
         "unseen": _unseen(model, sample, len(ranks)),
-        "text": {"total_bytes": bytes_text(total), "shown": _which(sample, totals, len(own))},
+        "text": {"total_bytes": bytes_text(total), "shown": _which(sample, totals, samples)},
     }
 
 
@@ -98,8 +101,9 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
 
 def _last_attempt(records: LayerRecords) -> list[LayerSample]:
     """Samples are in order of attempt."""
-    last = records.samples[-1].attempt if records.samples else 0
-    return [sample for sample in records.samples if sample.attempt == last]
+    samples = records.of_memory
+    last = samples[-1].attempt if samples else 0
+    return [sample for sample in samples if sample.attempt == last]
 
 
 def _shown(records: LayerRecords, step: int | None) -> dict[int, LayerSample]:
@@ -380,7 +384,8 @@ class _Modules:
 def _which(sample: LayerSample, totals: Mapping[int, int], samples: int) -> str:
     fullest = len(totals) > 1 and sample.rank == max(totals, key=lambda rank: (totals[rank], -rank))
     place = f", the fullest of {count_text(len(totals), 'rank')}," if fullest else ""
-    return f"Rank {sample.rank}{place} in step {sample.step:,} ({count_text(samples, 'sample')})"
+    when = " when it ran out of memory" if sample.out_of_memory else ""
+    return f"Rank {sample.rank}{place} in step {sample.step:,}{when} ({count_text(samples, 'sample')})"
 
 
 def _sentences(
@@ -416,6 +421,8 @@ def _unseen(model: ModelTree, sample: LayerSample, ranks: int) -> list[str]:
     said = []
     if _sum(sample, "activations"):
         said.append("activations are the outputs of layers only, not what operations save inside them")
+        if sample.out_of_memory:
+            said.append("activations are those of the last sampled step")
     else:
         said.append("activations were not measured")
     if model.compiled:

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if sample is None:
         from stepscope.flight.wording import spans_text
 
-        ranks = sorted({one.rank for one in records.samples})
+        ranks = sorted({one.rank for one in records.of_memory})
         raise UsageError(f"rank {args.rank} has no samples of its layers; ranks with samples: {spans_text(ranks)}")
     document = layers_document(records, sample)
     if args.json:

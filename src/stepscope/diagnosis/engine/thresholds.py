@@ -366,6 +366,12 @@ CREEP_SOON_RUNS = 2.0
 """… and so does memory that runs out before the run is three times as long."""
 CREEP_LATE_S = 86_400.0
 """More than a day ahead: most runs are over by then."""
+OOM_SHARE = 0.10
+"""After an out-of-memory error: what would free less than this share of what was in use is not worth a sentence."""
+OOM_PART_SHARE = 0.02
+"""Smaller parts are not named."""
+OOM_PLACE_SHARE = 0.6
+"""Modules that hold this share of a kind of memory are named for it."""
 PRESSURE_SHARE = 0.92
 """Share of a device's memory needed at the peak: a longer sequence or the last uneven batch takes the rest."""
 PRESSURE_CRITICAL_SHARE = 0.97

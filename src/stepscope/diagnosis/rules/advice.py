@@ -10,6 +10,7 @@ from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, named_ranks, share_text
 
 __all__ = [
+    "FEWER_COPIES",
     "FRAGMENTATION_ADVICE",
     "MEMORY_CREEP_ADVICE",
     "MEMORY_IMBALANCE_ADVICE",

@@ -27,10 +27,11 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.engine.samples import number, of_kind
 from stepscope.diagnosis.rules.advice import crash_advice
+from stepscope.diagnosis.rules.memory import OutOfMemory, out_of_memory
 from stepscope.flight.stacks import lost_peer
 from stepscope.flight.wording import ranks_text
 from stepscope.records.collectives import OPS, group_name
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, memory_cause
 from stepscope.records.series import ALIVE, RankError, RankSeries, RunData
 from stepscope.records.steps import CHECKPOINT
 from stepscope.records.text import bytes_text, named_ranks
@@ -153,9 +154,6 @@ STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
 SHELL_SIGNAL_BASE = 128
 """A shell reports death by signal n as 128 + n."""
 Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "oom_host", "vanished"]
-DEVICE_MEMORY = ("outofmemoryerror", "out of memory", "cudaerrormemoryallocation", "cublas_status_alloc_failed")
-HOST_MEMORY = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
-"""Texts that mean out of memory; the host's are checked first."""
 MEMORY_SECONDS = 30.0
 """How long before a death the host's memory is checked."""
 BEFORE_S = 5.0
@@ -202,10 +200,7 @@ class Failure:
         if self.oom_killed:
             return "oom_kernel"
         if self.type:
-            text = f"{self.type} {self.message}".lower()
-            if self.type == "MemoryError" or any(words in text for words in HOST_MEMORY):
-                return "oom_host"
-            return "oom_cuda" if any(words in text for words in DEVICE_MEMORY) else "exception"
+            return memory_cause(self.type, self.message) or "exception"
         if self.signal:
             return "signal"
         return "exit_code" if self.exit_code else "vanished"
@@ -227,6 +222,7 @@ def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
     complete = _complete(attempt, failures)
     call = _last_call(run, attempt, lead)
     native, of_rank = _native(run, lead, together)
+    memory = _memory_of(attempt, lead)
     return [
         Finding(
             kind="rank_crashed",
@@ -241,8 +237,10 @@ def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
                 "last_call": call,
                 "native": list(native),
                 "native_rank": lead.rank if of_rank else None,
+                "memory": None if memory is None else memory.evidence,
             },
-            advice=crash_advice(
+            advice=(memory.advice if memory is not None else ())
+            or crash_advice(
                 cause=lead.cause,
                 signal=lead.signal,
                 others=bool(victims),
@@ -256,6 +254,21 @@ def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
             confidence=0.97 if lead.cause not in ("vanished", "exit_code") else 0.7,
         )
     ]
+
+
+def _memory_of(attempt: Attempt, lead: Failure) -> OutOfMemory | None:
+    """What held the memory of the rank that ran out of it; None if that was not the cause."""
+    if lead.cause not in ("oom_host", "oom_cuda"):
+        return None
+    error = _by_rank(attempt).get(lead.rank) if lead.rank is not None else None
+    series = next((series for series in attempt.series if series.rank == lead.rank), None)
+    return out_of_memory(
+        lead.message,
+        None if error is None else error.memory,
+        host=lead.cause == "oom_host",
+        world_size=1 if series is None else series.identity.world_size,
+        facts={} if series is None else series.facts,
+    )
 
 
 def failures_of(run: RunData, *, alive: bool = False) -> list[Failure]:

@@ -182,6 +182,8 @@ class LayerSampler:
         self._schedule: Schedule | None = None
         self._trees: dict[int, ModuleTree] = {}
         self._told: set[str] = set()
+        self._kept: dict[str, tuple[int, list[int]]] = {}
+        """By id of a model: the last sampled step, and the activations of its modules then."""
         self._pending: list[Callable[[], None]] = []
         self._stopped = False
         self._cost_ns = 0
@@ -332,6 +334,8 @@ class LayerSampler:
                 sample = {"kind": "sample", "step": step, "wall_ns": wall_ns, "model": tree.id, "clock": "host"}
                 sample |= {"group": tree.group, "skipped": bool(flags & FLAG_SKIPPED)}
                 lines.append({**sample, **{name: value for name, value in figures.items() if value is not None}})
+                if (kept := figures["memory"].get("activations")) is not None:
+                    self._kept[tree.id] = (step, kept)
             if self._write(lines, ring):
                 self._told = told
 
@@ -340,6 +344,27 @@ class LayerSampler:
         else:
             self._pending.append(write)
         return True
+
+    # -- Out of memory --------------------------------------------------------------------------------------------
+
+    def activations_of(self, tree: ModuleTree) -> tuple[int, list[int]] | None:
+        """A sampled step, and the bytes that the modules of a model with this tree kept for backward then."""
+        return self._kept.get(tree.id)
+
+    @failsafe
+    def keep_sizes(
+        self, step: int, trees: Sequence[ModuleTree], sizes: Sequence[dict[str, list[int]]], ring: RingWriter | None
+    ) -> None:
+        """Write what the layers hold as memory runs out in this step; it is not one of the samples."""
+        wall_ns = run_clock.wall_ns()
+        lines: list[dict[str, Any]] = []
+        for tree, memory in zip(trees, sizes, strict=True):
+            if tree.id not in self._told:
+                lines.append(_model_line(tree))
+            sample = {"kind": "sample", "step": step, "wall_ns": wall_ns, "model": tree.id, "clock": "host"}
+            lines.append({**sample, "group": tree.group, "out_of_memory": True, "memory": memory})
+        if lines:
+            self._write(lines, ring)
 
     def _write(self, records: Iterable[Mapping[str, Any]], ring: RingWriter | None) -> bool:
         """Append lines to the file beside the ring; whether the agent will find them."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from stepscope.hangs.evidence import EvidenceFile, evidence_from_dict, evidence_to_dict
 from stepscope.hangs.multi_host import Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
 from stepscope.records.finding import HangRecord
+from stepscope.records.layers import read_memory
 from stepscope.records.paths import FLIGHT, HANGS
 from stepscope.records.series import RankError, RankSeries
 from stepscope.records.text import EVIDENCE, evidence_name
@@ -106,6 +107,7 @@ def _error_of(raw: Any, numbers: RankNumbers, offsets: Mapping[str, int]) -> Ran
         step=step if isinstance(step, int) else None,
         script=raw.get("script") is True,
         exit_codes={int(k): int(v) for k, v in codes.items()} if isinstance(codes, dict) else {},
+        memory=read_memory(raw.get("memory")),
     )
 
 
