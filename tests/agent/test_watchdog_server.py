@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from worker_server_stand_in import EMPTY, Behave, replaying
 
-from stepscope.agent import worker_server
+from stepscope.agent import flight_reader
 from stepscope.agent.flight_reader import FLIGHT, Questions, ask_active, ask_flights, ask_servers
 
 Serve = Callable[[Behave], Any]
@@ -174,7 +174,7 @@ def test_fuzz_answers(text: bytes) -> None:
     """Fed to a call directly: what it takes for an answer has the length that was promised."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        call = worker_server._Call.__new__(worker_server._Call)
+        call = flight_reader._Call.__new__(flight_reader._Call)
         call.socket, call.answer = ours, None
         call._received, call._max_body = bytearray(), 100
         theirs.sendall(text)

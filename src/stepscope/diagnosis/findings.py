@@ -43,7 +43,7 @@ from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
-from stepscope.records.finding import SEVERITIES, Finding, HangKind, finding_order
+from stepscope.records.finding import SEVERITIES, Finding, HangKind, as_remark, finding_order, highest
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text, ms_text, share_text
 
@@ -436,7 +436,7 @@ def _one_cause(always: list[Claim], trends: list[Claim]) -> list[Claim]:
 def _seen_at(trend: Claim, phase: Finding) -> Claim:
     """Add the line that the other finding names, and take its severity if it is higher."""
     place, found = phase.evidence.get("place"), trend.finding
-    found = replace(found, severity=max(found.severity, phase.severity, key=SEVERITIES.index))
+    found = replace(found, severity=highest(found.severity, phase.severity))
     if place:
         found = replace(
             found,
@@ -506,7 +506,7 @@ def _of_ranks(finding: Finding) -> bool:
 
 
 def _as_info(claim: Claim) -> Claim:
-    return replace(claim, finding=replace(claim.finding, severity="info"))
+    return replace(claim, finding=as_remark(claim.finding))
 
 
 # -- live -------------------------------------------------------------------------------------------------------------

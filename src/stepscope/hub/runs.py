@@ -41,20 +41,8 @@ from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
 from stepscope.reports import summarise
 from stepscope.ring.layout import RingState
-from stepscope.store.catalog import (
-    KnownRuns,
-    Labels,
-    RunEntry,
-    change_labels,
-    delete_run,
-    is_active,
-    list_runs,
-    newest_run,
-    read_labels,
-    run_entry,
-    run_id,
-    split_run_id,
-)
+from stepscope.store import catalog
+from stepscope.store.catalog import KnownRuns, Labels, RunEntry, list_runs, read_labels, run_entry
 from stepscope.store.documents import NodeInfo, load_summary, log_names, read_meta, read_nodes, read_refused
 from stepscope.store.inbox.journal import TABLE_DTYPE, BlockRows
 from stepscope.store.live.ring_files import RingSidecar
@@ -498,7 +486,7 @@ class Runs:
 
     def id_of(self, path: Path) -> str:
         """Return the ID of a listed run."""
-        return path.name if self._folders is None else run_id(path)
+        return path.name if self._folders is None else catalog.run_id(path)
 
     def folder_of(self, path: Path) -> str | None:
         """Return the folder of a run as text; None if all runs are in one folder."""
@@ -561,14 +549,14 @@ class Runs:
     async def label(self, run: str, **change: Any) -> Labels | None:
         """Change the labels of a run (``change_labels``); None if it does not exist."""
         path = await self._existing(run)
-        return None if path is None else await asyncio.to_thread(change_labels, path, **change)
+        return None if path is None else await asyncio.to_thread(catalog.change_labels, path, **change)
 
     async def delete(self, run: str) -> bool:
         """Delete a run that is over; False if it does not exist.  RunError, with the reason, if it is in use."""
         path = await self._existing(run) if self.may_delete else None
         if path is None:
             return False
-        await asyncio.to_thread(delete_run, path, watch=False)
+        await asyncio.to_thread(catalog.delete_run, path, watch=False)
         self._opened.pop(run, None)
         return True
 
@@ -597,7 +585,7 @@ class Runs:
         """Return where a run with that ID would be; None if it cannot be a run of this hub."""
         if self._folders is None:
             return self.root / id_ if self._may_be(id_) else None
-        name, tag = split_run_id(id_)
+        name, tag = catalog.split_run_id(id_)
         if not self._may_be(name):
             return None
         if tag not in self._known_folders:
@@ -801,7 +789,7 @@ async def open_ahead(runs: Runs, folder: Path) -> None:
 
 def _likely(folder: Path) -> Path | None:
     try:
-        path = folder.resolve() if (folder / META).is_file() else newest_run(folder)
-        return None if path is None or is_active(path) else path
+        path = folder.resolve() if (folder / META).is_file() else catalog.newest_run(folder)
+        return None if path is None or catalog.is_active(path) else path
     except (NotARun, OSError):
         return None

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import math
 import types
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
+    "CRITICAL_SHARE",
     "SEVERITIES",
+    "WARNING_FLOOR_NS",
+    "WARNING_SHARE",
     "Culprit",
     "Finding",
     "Frame",
@@ -27,10 +30,15 @@ __all__ = [
     "StackGroup",
     "ThreadStack",
     "WaitingIn",
+    "as_remark",
+    "cost_document",
     "decoded",
     "encoded",
     "finding_order",
+    "highest",
+    "lowest",
     "memory_cause",
+    "severity_by_cost",
     "status_severity",
 ]
 
@@ -121,6 +129,56 @@ def _expected_gain(finding: Finding) -> float:
     """The share of the time that a remedy saves."""
     share = float(finding.cost.get("share", 0.0))
     return share * UPPER_BOUND_COUNTS if finding.cost.get("up_to") else share
+
+
+def cost_document(
+    *, share: float, seconds: float, ranks: int, step_ns: float | None, digits: int = 3
+) -> dict[str, Any]:
+    """``Finding.cost``, for live runs and traces alike.
+
+    ``share`` of the time that a remedy saves; ``seconds`` in all, with so many digits; ``step_ns``: a step as it is
+    now, None if there is none.
+    """
+    left = 1 - share
+    return {
+        "share": round(share, 4),
+        "seconds": round(seconds, digits),
+        "rank_hours": round(seconds * ranks / 3600, 4),
+        "if_fixed": {
+            "step_ms": None if step_ns is None else round(step_ns * left / 1e6, 3),
+            "speedup": round(1 / left, 3) if left > 0 and step_ns else None,
+        },
+    }
+
+
+WARNING_SHARE = 0.05
+"""Share of the step time that a finding must cost to deserve attention."""
+CRITICAL_SHARE = 0.20
+"""A fifth of the machines' time: to be fixed before anything else."""
+WARNING_FLOOR_NS = 200_000
+"""Below a fifth of a millisecond per step there is nothing to fix in Python: reported, but not as a warning."""
+
+
+def severity_by_cost(share: float, per_step_ns: float = float("inf")) -> Severity:
+    """Severity by cost: share of all time, and time per affected step (tiny costs cannot be fixed)."""
+    if share < WARNING_SHARE or per_step_ns < WARNING_FLOOR_NS:
+        return "info"
+    return "critical" if share >= CRITICAL_SHARE else "warning"
+
+
+def highest(severity: Severity, *others: Severity) -> Severity:
+    """The most severe of them."""
+    return max(severity, *others, key=SEVERITIES.index)
+
+
+def lowest(severity: Severity, *others: Severity) -> Severity:
+    """The least severe of them."""
+    return min(severity, *others, key=SEVERITIES.index)
+
+
+def as_remark(finding: Finding) -> Finding:
+    """The same finding as ``info``: it follows from another one, or is not certain."""
+    return replace(finding, severity="info")
 
 
 # -- Dataclasses as JSON ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import SEVERITIES, Finding
+from stepscope.records.finding import SEVERITIES, Finding, as_remark
 from stepscope.records.text import count_text, ms_text, share_text
 from stepscope.traces.job import JobAnalysis, distributed_table, job_path
 from stepscope.traces.rank import RankAnalysis
@@ -184,7 +184,7 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     findings += [*find_memory(view), *find_practices(view), *find_truncated(view)]
     findings.sort(key=_weight, reverse=True)
     start_up = find_start_up(view)
-    return (*start_up, *(replace(each, severity="info") if start_up else each for each in findings))
+    return (*start_up, *(as_remark(each) if start_up else each for each in findings))
 
 
 def verdict_of(job: JobAnalysis) -> str:
@@ -239,7 +239,7 @@ def _spent(view: JobView) -> str:
 
 def _told(claims: Sequence[Claim]) -> list[Claim]:
     """Downgrade findings to info."""
-    return [replace(claim, finding=replace(claim.finding, severity="info")) for claim in claims]
+    return [replace(claim, finding=as_remark(claim.finding)) for claim in claims]
 
 
 def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:

@@ -16,10 +16,10 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import Arrivals
 from stepscope.diagnosis.engine.statistics import mean_rank, shortest
 from stepscope.diagnosis.engine.view import LAUNCHING_PHASES, View
-from stepscope.records.finding import Finding, Severity
+from stepscope.records.finding import Finding
 from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
 
-__all__ = ["Claim", "least_step_ns", "longer_by_passes", "severity_of", "unexplained"]
+__all__ = ["Claim", "least_step_ns", "longer_by_passes", "unexplained"]
 
 
 # -- extra backward passes --------------------------------------------------------------------------------------------
@@ -78,13 +78,6 @@ def unexplained(view: View, claims: Iterable[Claim]) -> Floats:
     for claim in claims:
         left -= np.clip(claim.saved_ns, 0.0, np.maximum(left, 0.0))
     return np.asarray(left, np.float64)
-
-
-def severity_of(share: float, per_step_ns: float = float("inf")) -> Severity:
-    """Severity by cost: share of all time, and time per affected step (tiny costs cannot be fixed)."""
-    if share < thresholds.WARNING_SHARE or per_step_ns < thresholds.WARNING_FLOOR_NS:
-        return "info"
-    return "critical" if share >= thresholds.CRITICAL_SHARE else "warning"
 
 
 # -- shortest possible step -------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 
 from __future__ import annotations
 
+from stepscope.records import finding
+
 # -- which steps are compared -----------------------------------------------------------------------------------------
 
 MIN_STEPS = 10
@@ -57,12 +59,9 @@ EXCESS_SHARE = 0.02
 """Share of the step: ranks of a healthy job differ by one or two percent (NUMA, rank 0's logging), unavoidably."""
 EXCESS_FLOOR_NS = 50_000
 """Scheduling and caches make processes of one machine differ by tens of microseconds."""
-WARNING_SHARE = 0.05
-"""Share of the step time that a finding must cost to deserve attention."""
-CRITICAL_SHARE = 0.20
-"""A fifth of the machines' time: to be fixed before anything else."""
-WARNING_FLOOR_NS = 200_000
-"""Below a fifth of a millisecond per step there is nothing to fix in Python: reported, but not as a warning."""
+WARNING_SHARE = finding.WARNING_SHARE
+WARNING_FLOOR_NS = finding.WARNING_FLOOR_NS
+"""The same for live runs and traces."""
 EXPLAINS_SHARE = 0.5
 """A phase is named when it explains at least half of a rank's excess."""
 PACE_STEPS = 2.0

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.statistics import longest, lower_median, mean_rank, medians
 from stepscope.diagnosis.engine.window import Window
+from stepscope.records.finding import cost_document
 from stepscope.records.steps import FLAG_EPOCH_START
 
 __all__ = [
@@ -226,20 +227,14 @@ def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
     """The cost of a finding, from what each step would have saved."""
     # No step can save more than it lasted; a replay by phase alone ignores that.
     saved_ns = np.clip(saved_ns, 0.0, view.step_ns)
-    total_ns = float(view.step_ns.sum())
-    saved_total_ns = float(saved_ns.sum())
-    left_ns = total_ns - saved_total_ns
-    seconds = saved_total_ns / 1e9
-    return {
-        "share": round(saved_total_ns / total_ns, 4) if total_ns else 0.0,
-        "seconds": round(seconds, 3),
-        "rank_hours": round(seconds * len(view.ranks) / 3600, 4),
-        "if_fixed": {
-            # The mean: multiplied by the speed-up it gives the actual mean step, which a median would not.
-            "step_ms": round(left_ns / len(view.steps) / 1e6, 3) if len(view.steps) else None,
-            "speedup": round(total_ns / left_ns, 3) if left_ns > 0 else None,
-        },
-    }
+    total_ns, saved_total_ns = float(view.step_ns.sum()), float(saved_ns.sum())
+    return cost_document(
+        share=saved_total_ns / total_ns if total_ns else 0.0,
+        seconds=saved_total_ns / 1e9,
+        ranks=len(view.ranks),
+        # The mean: multiplied by the speed-up it gives the actual mean step, which a median would not.
+        step_ns=total_ns / len(view.steps) if len(view.steps) else None,
+    )
 
 
 def _as_index(mask: NDArray[np.bool_]) -> Any:

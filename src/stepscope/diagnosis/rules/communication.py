@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, severity_of
+from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.communication import DDP_OP, Communication, Flow, Group
 from stepscope.diagnosis.engine.statistics import levels, median_rank, medians, peer_deviation, persistence_z, z_needed
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.overlap import find_low_overlap
 from stepscope.records.collectives import OPS
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, severity_by_cost
 from stepscope.records.text import bytes_text, ms_text, named_ranks, rate_text
 
 __all__ = ["between_stages", "bubble_share", "exchanges_of", "find_communication"]
@@ -270,7 +270,7 @@ def _group_claim(
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind=kind,
-        severity=severity_of(cost["share"], excess_ns),
+        severity=severity_by_cost(cost["share"], excess_ns),
         title=title,
         ranks=ranks,
         phase="comm",
@@ -410,7 +410,7 @@ def _slow_collective_claim(view: View, drops: list[_Drop]) -> Claim:
     rates = [rate_text(worst.bytes / ns * 1e9) for ns in (worst.before_ns, worst.level_ns) if ns > 0]
     finding = Finding(
         kind="slow_collective",
-        severity=severity_of(cost["share"], extra_ns),
+        severity=severity_by_cost(cost["share"], extra_ns),
         title=(
             f"{flow.op} in {group_text(flow.group)} takes {ms_text(worst.level_ns / 1e6)} of a step {when}, up "
             f"from {ms_text(worst.before_ns / 1e6)}, on all ranks."

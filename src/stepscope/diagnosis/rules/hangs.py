@@ -16,7 +16,17 @@ from stepscope.diagnosis.engine.attempts import attempts_of
 from stepscope.diagnosis.rules.crashes import Failure, call_mismatch, failures_of, ranks_of
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.report import finding_of
-from stepscope.records.finding import SEVERITIES, Culprit, Finding, Frame, HangKind, HangRecord, RankThere, WaitingIn
+from stepscope.records.finding import (
+    Culprit,
+    Finding,
+    Frame,
+    HangKind,
+    HangRecord,
+    RankThere,
+    WaitingIn,
+    as_remark,
+    highest,
+)
 from stepscope.records.series import RunData
 
 __all__ = ["find_disagreement", "find_hangs", "has_ended", "led_by_hangs", "with_stalls"]
@@ -48,7 +58,7 @@ def led_by_hangs(hangs: Sequence[Finding], crashes: Sequence[Finding]) -> list[F
     before = [crash for crash in crashes if _before(crash, told)]
     if any(hang.evidence.get("over") == "aborted" for hang in told):
         return [*before, *told]  # the ranks were ended on request
-    after = [replace(crash, severity="info") for crash in crashes if crash not in before]
+    after = [as_remark(crash) for crash in crashes if crash not in before]
     return [*before, *told, *after]
 
 
@@ -75,7 +85,7 @@ def _join(findings: list[Finding], stall: Finding) -> None:
         if found.kind == "stall" and _same_stretch(found, stall):
             findings[place] = replace(
                 stall,
-                severity=max(found.severity, stall.severity, key=SEVERITIES.index),
+                severity=highest(found.severity, stall.severity),
                 steps=found.steps,
                 cost=found.cost,
                 evidence={**found.evidence, "hang": stall.evidence},

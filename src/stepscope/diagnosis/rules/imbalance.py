@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, severity_of
+from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.settings import batch_size_of
 from stepscope.diagnosis.engine.statistics import (
@@ -28,7 +28,7 @@ from stepscope.diagnosis.engine.statistics import (
 )
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks, share_text
 
 __all__ = ["find_uneven", "find_uneven_batches"]
@@ -171,7 +171,7 @@ def _rotation(
     where = f" in {phase}" if phase else ""
     finding = Finding(
         kind="rotating_straggler",
-        severity=severity_of(cost["share"], typical_ns),
+        severity=severity_by_cost(cost["share"], typical_ns),
         title=(
             f"A different rank is late in each step, by {ms_text(typical_ns / 1e6)}{where}; "
             f"waiting for it costs {share_text(cost['share'])} of the time."
@@ -348,7 +348,7 @@ def _late_stage(
     waits = "waits" if len(np.unique(view.groups)) == 2 else "wait"
     finding = Finding(
         kind=kind,
-        severity=severity_of(cost["share"], typical_ns),
+        severity=severity_by_cost(cost["share"], typical_ns),
         title=(
             f"{named_ranks(ranks)} {'takes' if len(ranks) == 1 else 'take'} {ms_text(typical_ns / 1e6)} more than "
             f"{others} {doing}{seen} every step; {others} {waits}."

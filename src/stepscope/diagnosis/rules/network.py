@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, severity_of, unexplained
+from stepscope.diagnosis.engine.claims import Claim, unexplained
 from stepscope.diagnosis.engine.readings import (
     NetworkFault,
     network_faults,
@@ -39,7 +39,7 @@ from stepscope.diagnosis.engine.readings import (
 from stepscope.diagnosis.engine.statistics import lower_median, median_rank, shortest
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.bounds import find_bounds
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, severity_by_cost
 from stepscope.records.text import count_text, ms_text, number_text, share_text
 
 __all__ = ["led_by_network"]
@@ -436,7 +436,7 @@ def _claim(
     names = [hosts[host] for host in told]
     saved_ns = np.clip(price.saved_ns, 0.0, view.step_ns)
     cost = cost_of(view, saved_ns)
-    severity = severity_of(cost["share"], price.per_step_ns)
+    severity = severity_by_cost(cost["share"], price.per_step_ns)
     # Without strays: just before and after it some steps are long for other reasons.
     steps = view.steps[saved_ns > 0] if saved_ns.any() else view.steps[hit]
     first, last = np.quantile(steps, STRAYS, method="nearest")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, severity_of
+from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.communication import DDP_OP, MIB, Communication, Flow, Reducer, gradients_of
 from stepscope.diagnosis.engine.samples import number
 from stepscope.diagnosis.engine.settings import (
@@ -31,7 +31,7 @@ from stepscope.diagnosis.engine.settings import (
 from stepscope.diagnosis.engine.statistics import shortest
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.records.collectives import FLAG_ASYNC
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, severity_by_cost
 from stepscope.records.text import bytes_text, ms_text, share_text
 
 __all__ = ["SHARDED", "find_low_overlap"]
@@ -81,7 +81,7 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
     left_ns = np.maximum(one.span_ns * one.last_share, one.span_ns - one.behind_ns)
     saved_ns = np.clip(one.exposed_ns - left_ns, 0.0, None)
     cost = cost_of(view, saved_ns)
-    severity = severity_of(cost["share"], float(saved_ns.mean()))
+    severity = severity_by_cost(cost["share"], float(saved_ns.mean()))
     if severity == "info":
         return []
     finding = Finding(

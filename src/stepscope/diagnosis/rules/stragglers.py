@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, least_step_ns, severity_of
+from stepscope.diagnosis.engine.claims import Claim, least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.statistics import (
     local_median,
@@ -58,7 +58,7 @@ from stepscope.diagnosis.engine.view import (
 )
 from stepscope.diagnosis.engine.window import times_the_tokens
 from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, severity_by_cost
 from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import ms_text, named_ranks
@@ -188,7 +188,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     )
     finding = Finding(
         kind="imbalance" if routed else kind,
-        severity=severity_of(cost["share"], worst.excess_ns),
+        severity=severity_by_cost(cost["share"], worst.excess_ns),
         title=_title(view, kind, group, phase, at, place, tokens, layer),
         ranks=ranks,
         phase=phase,

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, severity_of
+from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.statistics import Trend, levels, shortest, trend
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import growth_advice, slow_stretch_advice
 from stepscope.diagnosis.rules.spikes import Place, by_phase_ms, locate, typical_phase_ns, where_text
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, severity_by_cost
 from stepscope.records.text import ms_text, number_text, share_text
 
 __all__ = ["find_trends"]
@@ -110,7 +110,7 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
     excess = typical_phase_ns(view, np.arange(count - tenth, count)) - typical_phase_ns(view, np.arange(tenth))
     place = locate(view, excess, last_ns - first_ns)
     cost = cost_of(view, saved)
-    severity = severity_of(cost["share"], last_ns - first_ns)
+    severity = severity_by_cost(cost["share"], last_ns - first_ns)
     steady = line.p <= thresholds.TREND_WARNING_CHANCE
     where = where_text(place, view)
     return Claim(
@@ -237,7 +237,7 @@ def _throughput_drop(view: View, drops: list[_SlowStretch], explained_ns: Floats
     return Claim(
         finding=Finding(
             kind="throughput_drop",
-            severity="info" if _passed_around(view, worst, place) else severity_of(cost["share"], worst.extra_ns),
+            severity="info" if _passed_around(view, worst, place) else severity_by_cost(cost["share"], worst.extra_ns),
             title=(
                 f"{_stretches_text(view, drops)} slower: {_per_second(shown.before_ns)} fell to "
                 f"{_per_second(shown.level_ns)} steps/s{',' if where else ''}{where}; it recovered."

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import SEVERITIES
+from stepscope.records.finding import lowest
 from stepscope.records.text import ms_text, named_ranks, ns_text, share_text
 from stepscope.traces.job import like_peers
 from stepscope.traces.path.whatif import parse_change
@@ -422,7 +422,7 @@ def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
         finding = replace(finding, cost={**finding.cost, "up_to": True})
     lost = severity_of(view, cost_of(view, np.where(where, late.lost_ns, 0), where))
     if finding.severity == "info":
-        finding = replace(finding, severity=min(lost, "warning", key=SEVERITIES.index))
+        finding = replace(finding, severity=lowest(lost, "warning"))
     # With host collectives the others wait with an idle device. These ranks cause that idle time, as well as the idle
     # time from whatever made them late.
     own_ns = np.zeros(len(view.ranks), np.int64)

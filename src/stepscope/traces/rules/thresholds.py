@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepscope.records import finding
+
 # -- minimum cost of a finding --------------------------------------------------------------------------------------
 
-WARNING_SHARE: Final = 0.05
-"""Of the step time, as for live findings; less is not worth attention."""
-CRITICAL_SHARE: Final = 0.20
-"""A fifth of the machines' time: fix it before anything else."""
-FLOOR_NS: Final = 200_000
-"""Per step: below a fifth of a millisecond there is nothing to fix in Python."""
+WARNING_SHARE: Final = finding.WARNING_SHARE
+FLOOR_NS: Final = finding.WARNING_FLOOR_NS
+"""Per step; the same for live runs and traces."""
 TRACE_FLOOR_NS: Final = 10_000_000
 """Total length of the steps. A few milliseconds of one step are an example, not evidence: reported as info only."""
 CRITICAL_STEPS: Final = 2

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import SEVERITIES, Finding, Severity
+from stepscope.records.finding import Finding, Severity, cost_document, lowest, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks
 from stepscope.traces.ranks.collectives import Arrivals, arrivals_of
 from stepscope.traces.rules import thresholds
@@ -195,7 +195,7 @@ def claim_of(
     if most_ns is not None:
         most = cost_of(view, most_ns, where, of_ns)
         cost |= {"most_share": most["share"], "most_seconds": most["seconds"]}
-    severity = min(severity_of(view, cost), at_most, key=SEVERITIES.index)
+    severity = lowest(severity_of(view, cost), at_most)
     finding = Finding(
         kind=kind,
         severity=severity,
@@ -227,15 +227,8 @@ def cost_of(view: JobView, saved_ns: Ints, where: Bools, of_ns: Ints | None = No
     # Each figure is that of the rank that the title describes, so none exceeds what the title says.
     saved, share = view.typical(saved_ns, where), view.typical(saved_ns / of_ns, where)
     step_ns = view.typical(view.per_step(of_ns), where)
-    return {
-        "share": round(share, 4),
-        "seconds": round(saved / 1e9, 6),
-        "rank_hours": round(saved / 1e9 * len(view.ranks) / 3600, 4),
-        "if_fixed": {
-            "step_ms": round(step_ns * (1 - share) / 1e6, 3),
-            "speedup": round(1 / (1 - share), 3) if share < 1 else None,
-        },
-    }
+    # A trace covers few steps: its seconds have more digits than those of a run.
+    return cost_document(share=share, seconds=saved / 1e9, ranks=len(view.ranks), step_ns=step_ns, digits=6)
 
 
 def halved(time_ns: Ints) -> Ints:
@@ -245,16 +238,11 @@ def halved(time_ns: Ints) -> Ints:
 
 def severity_of(view: JobView, cost: dict[str, Any]) -> Severity:
     """Rate a finding by its cost and by how much of the job was traced."""
-    share, steps = float(cost["share"]), float(view.steps.max())
-    seen_ns = float(view.step_ns.max())
-    if (
-        share < thresholds.WARNING_SHARE
-        or cost["seconds"] * 1e9 / steps < thresholds.FLOOR_NS
-        or seen_ns < thresholds.TRACE_FLOOR_NS
-    ):
+    steps = float(view.steps.max())
+    if float(view.step_ns.max()) < thresholds.TRACE_FLOOR_NS:
         return "info"
-    critical = share >= thresholds.CRITICAL_SHARE and view.stepped and steps >= thresholds.CRITICAL_STEPS
-    return "critical" if critical else "warning"
+    severity = severity_by_cost(cost["share"], cost["seconds"] * 1e9 / steps)
+    return severity if view.stepped and steps >= thresholds.CRITICAL_STEPS else lowest(severity, "warning")
 
 
 def holes_of(one: RankAnalysis) -> list[tuple[str, int]]:
