@@ -1,4 +1,4 @@
-"""Every exception Stepscope raises on purpose.
+"""Every exception that can reach the command line.
 
     StepscopeError                 base; the command line prints its message as one line
     ├── UsageError                 the command line or an API call is wrong            exit 2

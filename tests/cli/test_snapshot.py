@@ -179,7 +179,9 @@ def test_answers_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "7.ring"
     with pytest.raises(RunError, match="rank 3 took no snapshot: it would be larger than 5 MiB"):
         ask(path, {"state": "failed", "problem": "it would be larger than 5 MiB"})
-    with pytest.raises(RunError, match=r"rank 3 has not answered for 20\.0 s: it looks for requests after a step"):
+    with pytest.raises(
+        RunError, match=r"rank 3 has not answered within 20\.0 s: a rank checks for requests after a step"
+    ):
         ask(path, None)
     with pytest.raises(RunError, match="recorded its history but has not ended a step since"):
         ask(path, {"state": "recording"})

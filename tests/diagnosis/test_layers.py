@@ -73,7 +73,9 @@ def test_a_flipped_bit_stays_in_its_layer() -> None:
     flip = set_values("layers.2.mlp", since=350, ranks=[2], checksum="flipped")
     (found,) = found_in(sampled(NET, ranks=4, faults=[flip]))
     assert (found.kind, found.severity, found.ranks, found.steps) == ("replica_desync", "critical", (2,), (400, 900))
-    assert found.title == "Rank 2 has other weights than its peers in layers.2.mlp since a step between 300 and 400."
+    assert (
+        found.title == "Rank 2 has different weights from its peers in layers.2.mlp from a step between 300 and 400 on."
+    )
     evidence = {key: found.evidence[key] for key in ("layer", "layers_differing", "layers_compared", "cause")}
     assert evidence == {"layer": "layers.2.mlp", "layers_differing": 1, "layers_compared": 10, "cause": "local"}
     assert (found.evidence["first_step"], found.evidence["last_equal_step"]) == (400, 300)
@@ -85,7 +87,7 @@ def test_a_flipped_bit_stays_in_its_layer() -> None:
 def test_a_step_is_exact_if_the_one_before_was_sampled() -> None:
     flip = set_values("embed", since=17, ranks=[0], checksum="flipped")
     (found,) = found_in(sampled(NET, ranks=3, steps=range(40), faults=[flip]), ranks=3)
-    assert found.title == "Rank 0 has other weights than its peers in embed since step 17."
+    assert found.title == "Rank 0 has different weights from its peers in embed from step 17 on."
 
 
 def differ_on(*ranks: int, since: int = 0) -> Fault:
@@ -100,7 +102,10 @@ def differ_on(*ranks: int, since: int = 0) -> Fault:
 
 def test_a_rank_without_exchange_differs_everywhere() -> None:
     (found,) = found_in(sampled(NET, ranks=4, faults=[differ_on(3, since=500)]))
-    assert found.title == "Rank 3 has other weights than its peers in all 10 layers since a step between 400 and 500."
+    assert (
+        found.title
+        == "Rank 3 has different weights from its peers in all 10 layers from a step between 400 and 500 on."
+    )
     assert (found.ranks, found.evidence["cause"], found.evidence["layer"]) == ((3,), "sync", "embed")
     assert "no_sync()" in found.advice[2]
 
@@ -117,7 +122,7 @@ def test_different_from_the_start() -> None:
 def test_of_two_ranks_both_are_named() -> None:
     (found,) = found_in(sampled(NET, ranks=2, faults=[differ_on(1, since=200)]), ranks=2)
     assert found.title == (
-        "The weights of rank 0 differ from those of rank 1 in all 10 layers since a step between 100 and 200."
+        "The weights of rank 0 differ from those of rank 1 in all 10 layers from a step between 100 and 200 on."
     )
     assert found.ranks == (0, 1)
 
@@ -126,13 +131,13 @@ def test_of_two_ranks_the_one_whose_weights_jumped_is_named() -> None:
     flip = set_values("head", since=200, ranks=[1], checksum="flipped", weight_norm=5e3)
     (found,) = found_in(sampled(NET, ranks=2, faults=[flip]), ranks=2)
     assert found.ranks == (1,)
-    assert found.title == "Rank 1 has other weights than its peers in head since a step between 100 and 200."
+    assert found.title == "Rank 1 has different weights from its peers in head from a step between 100 and 200 on."
 
 
 def test_halves_of_the_job_differ() -> None:
     (found,) = found_in(sampled(NET, ranks=4, faults=[set_values("head", since=1, ranks=[1, 3], checksum="b")]))
     assert found.title == (
-        "The weights of ranks 0 and 2 differ from those of ranks 1 and 3 in head since a step between 0 and 100."
+        "The weights of ranks 0 and 2 differ from those of ranks 1 and 3 in head from a step between 0 and 100 on."
     )
     assert found.ranks == ()
 
@@ -143,8 +148,8 @@ def test_a_part_that_is_not_exchanged() -> None:
         sampled(NET, ranks=3, faults=[set_values(*layers, since=600, ranks=[1], checksum="b")]), ranks=3
     )
     assert found.title == (
-        "Rank 1 has other weights than its peers in 5 of 10 layers, the first of them layers.2.attention, "
-        "since a step between 500 and 600."
+        "Rank 1 has different weights from its peers in 5 of 10 layers, the first of them layers.2.attention, "
+        "from a step between 500 and 600 on."
     )
     assert found.evidence["cause"] == "part"
 
@@ -319,7 +324,8 @@ def test_exploding_gradients() -> None:
     before, after = found.evidence["before"], found.evidence["after"]
     times = f"{after / before:,.0f}"
     assert found.title == (
-        f"The norm of the gradients is {times} times what it was: {after:.3g} instead of {before:.3g} since step 2,000."
+        f"The norm of the gradients is {times} times what it was: {after:.3g} instead of {before:.3g} "
+        "from step 2,000 on."
     )
     assert 8000 < after / before < 12500
 

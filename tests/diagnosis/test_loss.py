@@ -70,7 +70,7 @@ def test_the_rank_is_named_when_the_others_have_numbers() -> None:
 def test_the_last_value_alone_is_a_warning() -> None:
     (found,) = losses(falling(**{"199": "nan"}))
     assert (found.severity, found.steps) == ("warning", (199, 199))
-    assert "is NaN at the last step that was noted, 199;" in found.title
+    assert "is NaN at step 199, the last one noted;" in found.title
 
 
 def test_one_that_a_scaler_skips_is_a_remark_and_many_are_a_warning() -> None:
@@ -201,7 +201,7 @@ def test_norms_that_explode_before_they_are_clipped() -> None:
     found = diagnose(replace(run, events=tuple(seen(norms, name="grad_norm", run=run))))[0]
     assert (found.kind, found.severity, found.steps) == ("exploding_gradients", "warning", (150, 199))
     assert found.title.startswith("The gradient norm is ")
-    assert found.title.endswith(" since step 150.")
+    assert found.title.endswith(" from step 150 on.")
     assert 500 < found.evidence["times"] < 2000
     better = (*seen(norms, name="grad_norm", run=run), *seen(falling(), name="loss", run=run))
     assert not any(found.kind == "exploding_gradients" for found in diagnose(replace(run, events=better)))

@@ -67,7 +67,7 @@ def test_figures_and_words_of_latency() -> None:
         "The network of host node1 is slow: a round trip takes 20.0 ms, elsewhere 150 µs; the steps are not affected."
     )
     assert found.steps == (1, 599)
-    assert found.advice[0].startswith("See what else uses the link of node1")
+    assert found.advice[0].startswith("Check what else uses node1's link")
 
 
 def test_a_single_bad_way_is_a_link_with_both_hosts() -> None:

@@ -104,8 +104,8 @@ def test_a_list_that_keeps_tensors_comes_first() -> None:
     kept = group("bfloat16", "other", 6 * GIB, count=300, where="kept, a list made at train.py:88")
     found = judged(memory=account(kinds={"parameters": GIB}, tensors=[kept]))
     assert found.advice[1] == (
-        "kept, a list made at train.py:88, keeps 300 tensors bfloat16 [4, 8], 6.0 GiB: keep numbers (.item()) or fewer "
-        "of them."
+        "kept, a list made at train.py:88, keeps 300 bfloat16 tensors of shape [4, 8], 6.0 GiB: "
+        "keep numbers (.item()) or fewer of them."
     )
 
 

@@ -26,7 +26,7 @@ def test_ten_per_cent_from_a_step_on_are_known_ten_steps_later(ranks: int, phase
         assert (found.ranks, found.phase) == ((1,), phase)
         assert found.steps is not None and abs(found.steps[0] - 40) <= 2
         assert found.steps[1] == 49
-        assert "since step" in found.title
+        assert "from step" in found.title
 
 
 def test_it_says_from_when_to_when() -> None:

@@ -79,7 +79,7 @@ def test_slower_from_a_step_on_is_a_change_at_that_step(ranks: int, measured: bo
 
 def test_the_sentence_of_a_change() -> None:
     (found,) = found_in(Cluster(ranks=1, steps=100, noise=0.0, faults=everywhere(1, "forward", 12.0, range(61, 100))))
-    assert found.title == "From step 61 on steps take 50.0 ms instead of 38.0 ms (+32%), in forward."
+    assert found.title == "From step 61 on, steps take 50.0 ms instead of 38.0 ms (+32%), in forward."
 
 
 def test_a_change_of_one_rank_names_it() -> None:

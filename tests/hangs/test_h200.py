@@ -123,8 +123,8 @@ def hang(case: str) -> HangRecord:
             97,
             (0,),
             (
-                "Rank 1: its device has not begun all_reduce number 82 of default_pg, which all ranks called, and does "
-                "not finish what comes before; rank 0 waits for it."
+                "Rank 1: its device has not started all_reduce number 82 of default_pg, which all ranks called, and "
+                "does not finish what comes before; rank 0 waits for it."
             ),
         ),
         (
@@ -152,7 +152,7 @@ def test_a_call_that_differed_and_ended_stops_nccl_much_later() -> None:
     """The ranks agree at number 184, in which they stand; at 82 they did not. Nobody's device has stopped."""
     found = hang("other_op")
     assert found.evidence == (
-        "By the Flight Recorders of ranks 0 and 1.",
+        "According to the Flight Recorders of ranks 0 and 1.",
         (
             "Collective 82 still completed, because NCCL does not check that calls match. After it the ranks were out "
             "of step, until they hung in all_reduce 184."

@@ -198,7 +198,7 @@ def test_sends_and_recvs_of_a_batch_that_ended_are_not_waited_for() -> None:
 
 
 def test_a_kernel_before_the_collective_may_take_its_time() -> None:
-    """Rank 1 has called it and its device has not begun it: no rank is missing."""
+    """Rank 1 has called it and its device has not started it: no rank is missing."""
 
     def busy(silent_s: float) -> Job:
         stopped = waits(job(4, silent_s), 1, call(41, "scheduled"), call(42, "scheduled"), threads=IN_SYNCHRONIZE)
@@ -210,7 +210,7 @@ def test_a_kernel_before_the_collective_may_take_its_time() -> None:
     assert excuse.reason == "Rank 1 waits for its device at train.py:33 (torch.cuda.synchronize())."
     assert excuse.evidence == (
         (
-            "Its device has not begun all_reduce number 41 of default_pg, which others have: it is still busy with "
+            "Its device has not started all_reduce number 41 of default_pg, which others have: it is still busy with "
             "earlier work, perhaps a slow kernel."
         ),
         "It counts as a hang after 1 min without progress.",
@@ -219,7 +219,7 @@ def test_a_kernel_before_the_collective_may_take_its_time() -> None:
     hang = busy(61.0).hang()
     assert verdict(hang) == ("hang_device", [1], (0, 2, 3), False)
     assert hang.title == (
-        "Rank 1: its device has not begun all_reduce number 41 of default_pg, which all ranks called, and does not "
+        "Rank 1: its device has not started all_reduce number 41 of default_pg, which all ranks called, and does not "
         "finish what comes before; ranks 0, 2 and 3 wait for it."
     )
     assert hang.culprits[0].at == Frame(file=SCRIPT, line=33, function="step")

@@ -30,7 +30,7 @@ def member(number: int, base: Path) -> Member:
 def test_they_hear_where_the_run_is_and_say_how_they_ended(tmp_path: Path) -> None:
     leader = Leader(STEP, tmp_path)
     first, second = member(1, tmp_path), member(2, tmp_path)
-    assert first.wait(0.1) == "the first task of this node did not announce the run"
+    assert first.wait(0.1) == "the first task on this node did not announce the run"
     leader.announce(*PLACES)
     assert first.wait() == second.wait() == PLACES
     assert not leader.over()

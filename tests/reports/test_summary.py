@@ -726,7 +726,7 @@ def test_one_cause_told_twice_is_seen() -> None:
     assert any(
         "one cause is told twice" in line for line in contradictions(summary, render_text(summary), measured=True)
     )
-    grown["title"] = "From step 136 on steps take 24.1 ms instead of 39.2 ms (+-39%)."
+    grown["title"] = "From step 136 on, steps take 24.1 ms instead of 39.2 ms (+-39%)."
     assert any("an odd number" in line for line in contradictions(summary, render_text(summary), measured=True))
 
 

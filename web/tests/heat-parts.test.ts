@@ -238,8 +238,8 @@ test("the text of a cell depends on its aggregation", () => {
   const cell = cellOf(one, 1, 3);
   const wide = cellOf(many, 1, 3);
   if (cell === null || wide === null) throw new Error("no cell");
-  expect([placeWords(cell), cellWords(cell, one), grainWords(one)]).toEqual(["rank 1, step 3", "61.2 ms", "a cell is one step of one rank"]);
+  expect([placeWords(cell), cellWords(cell, one), grainWords(one)]).toEqual(["rank 1, step 3", "61.2 ms", "each cell is one step of one rank"]);
   expect([placeWords(wide), cellWords(wide, many)]).toEqual(["ranks 0–9, steps 0–19", "at most 61.2 ms"]);
-  expect(grainWords({ ...many, heat: { ...many.heat, exact: false } })).toBe("a cell is the highest of 10 ranks, each the mean of 20 steps");
+  expect(grainWords({ ...many, heat: { ...many.heat, exact: false } })).toBe("each cell is the highest of 10 ranks, each the mean of 20 steps");
   expect(cellWords({ ...cell, value: Number.NaN }, one)).toBe("not known");
 });

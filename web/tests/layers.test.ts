@@ -166,6 +166,6 @@ test("the table and the lines over samples", () => {
     ["optimizer", 20],
     ["buffers", 10],
     ["sum", 100],
-    ["peak of the device", 120],
+    ["device peak", 120],
   ]);
 });

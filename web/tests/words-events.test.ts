@@ -117,7 +117,7 @@ test("how collectives were measured on a device", () => {
   const measured = { steps: 230, of: 230, missed: 0, last_unread: 0, exposed_ms: null };
   const how = "Measured on the device (NCCL's Flight Recorder) in";
   expect([measuredText(null), measuredText(undefined), measuredText(measured)]).toEqual(["", "", `${how} 230 of 230 steps.`]);
-  expect(measuredText({ ...measured, steps: 212, missed: 18, exposed_ms: 4.2 })).toBe(`${how} 212 of 230 steps; 18 steps were overwritten before they could be read; the computation waits for it 4.20 ms per step.`);
+  expect(measuredText({ ...measured, steps: 212, missed: 18, exposed_ms: 4.2 })).toBe(`${how} 212 of 230 steps; 18 steps were overwritten before they could be read; computation waits 4.20 ms per step for it.`);
   expect(measuredText({ ...measured, steps: 228, missed: 1, last_unread: 1 })).toBe(`${how} 228 of 230 steps; 1 step was overwritten before it could be read; the last step was not read.`);
 });
 

@@ -84,7 +84,7 @@ SMALL_RATES = (
 )
 """Rates for a run that is close to its disk limit."""
 SMALL_SEGMENT_S = 600.0
-"""How long a segment is then."""
+"""Length of a segment in that case."""
 
 
 class SampleClaim:

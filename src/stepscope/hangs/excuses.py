@@ -28,7 +28,7 @@ CHILD = 3.0
 STILL = 12.0
 """… for a checkpoint or an evaluation without movement, which may wait for a server; for ranks still to come."""
 CHILD_CHANNEL = "do_wait"
-"""Where in the kernel a process sleeps that waits for a child."""
+"""Where in the kernel a process sleeps while it waits for a child."""
 LOOK_AGAIN_S = 1.0
 """Minimum time until the next check."""
 RARELY_S = 60.0
@@ -209,7 +209,7 @@ def _on_device(doing: Doing) -> str:
     if not doing.behind:
         return "Its device has not finished its work: a kernel may be slow."
     return (
-        f"Its device has not begun {collective_text(doing.waiting_in)}, which others have: it is still busy with "
+        f"Its device has not started {collective_text(doing.waiting_in)}, which others have: it is still busy with "
         "earlier work, perhaps a slow kernel."
     )
 

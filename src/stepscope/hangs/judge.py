@@ -374,7 +374,7 @@ def _circle(situation: Situation) -> Ruling | None:
 
 
 def _odd_ones(situation: Situation, ranks: Sequence[int]) -> Sequence[int]:
-    """All ranks of a circle; of many, only the few in another call than nearly all."""
+    """All ranks of a circle; if there are many, only the few that are in a different call from the rest."""
     calls: dict[str, list[int]] = {}
     for rank in ranks:
         calls.setdefault(collective_text(situation.doings[rank].waiting_in), []).append(rank)
@@ -439,7 +439,7 @@ def _mismatch(situation: Situation) -> Ruling | None:
 
 
 def _disagreeing(situation: Situation) -> Ruling | None:
-    """The same from the Flight Recorders: which ranks requested something else than the others at the same number."""
+    """The same from the Flight Recorders: which ranks requested something other than the others at the same number."""
     found = situation.recorders.verdict
     if found is None or found.kind != "hang_mismatch" or found.first_divergence is None:
         return None
@@ -462,13 +462,13 @@ def _call(side: Side) -> str:
 
 
 def _behind(situation: Situation) -> Ruling | None:
-    """Ranks whose device has long not started what the others' devices have: an earlier kernel does not end."""
+    """Ranks whose device has still not started what the others' started long ago: an earlier kernel does not end."""
     guilty = [rank for rank, doing in situation.doings.items() if doing.behind]
     if not guilty:
         return None
     waiting = situation.doings[guilty[0]].waiting_in
     owner = "its device has" if len(guilty) == 1 else "their devices have"
-    title = f"{situation.who(guilty)}: {owner} not begun {collective_text(waiting)}, which all ranks called, and "
+    title = f"{situation.who(guilty)}: {owner} not started {collective_text(waiting)}, which all ranks called, and "
     title += f"{'does' if len(guilty) == 1 else 'do'} not finish what comes before"
     reason = f"called {collective_text(waiting)}; its device does not finish what comes before it"
     culprits = []
@@ -477,7 +477,10 @@ def _behind(situation: Situation) -> Ruling | None:
         place = place_text(at, situation.evidence.source_lines)
         culprits.append(Culprit(rank=rank, reason=f"{reason}; its host is at {place}" if place else reason, at=at))
     evidence = (
-        f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}: other devices have begun it.",
+        (
+            f"According to the Flight Recorders of {ranks_text(situation.recorders.answered)}, "
+            "other devices have started it."
+        ),
         *_idle(situation, guilty),
     )
     more = {"culprits": tuple(culprits), "collective": waiting, "evidence": evidence}
@@ -510,7 +513,7 @@ def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
         told = ": " + "; ".join(f"rank {one.rank} {one.reason}" for one in culprits[:SIDES_SHOWN])
     number = f" (number {_numbered(found)})" if kind == "hang_mismatch" else ""
     title = f"{situation.who(guilty)}{told}{number}{situation.wait_for(guilty, named=False)}."
-    evidence = (f"By the Flight Recorders of {ranks_text(situation.recorders.answered)}.", *found.evidence)
+    evidence = (f"According to the Flight Recorders of {ranks_text(situation.recorders.answered)}.", *found.evidence)
     more = {"culprits": tuple(culprits), "collective": found.waiting_in, "evidence": evidence}
     return _with(situation, kind, guilty, title, **more)
 

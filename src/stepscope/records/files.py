@@ -117,7 +117,7 @@ def make_session(base: Path, name: str, *, exist_ok: bool = False) -> Path:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Where to write what will become ``path``; it has the same suffix.  Raises OSError.
+    """Yield a temporary path with the same suffix; what is written there becomes ``path``.  Raises OSError.
 
     A link stays a link, and its target is replaced.  Anything but a regular file (``/dev/stdout``) is written to
     directly.

@@ -116,7 +116,7 @@ UPPER_BOUND_COUNTS = 0.5
 
 
 WRONG_NUMBERS = frozenset({"loss_nan", "nan_gradients", "replica_desync"})
-"""Kinds that say that the training computes something else than it should: however fast, it is in vain."""
+"""Kinds that say that training computes something other than it should: however fast, it is in vain."""
 
 
 def finding_order(finding: Finding) -> tuple[int, bool, float]:

@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 LARGEST = 1e300
-"""No figure of a training is larger."""
+"""No figure in training is larger."""
 RankState = Literal["starting", "running", "exited", "exception", "vanished"]
 ALIVE: tuple[RankState, ...] = ("starting", "running")
-"""``vanished``: the process ended without notice: killed by a signal, by the kernel, or with its machine."""
+"""``vanished``: the process ended without notice (killed by a signal or the kernel, or with its machine)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ NOTED = ("note", "seen")
 
 
 def note_event(values: Any) -> tuple[str, Any]:
-    """The name of the event that a note is, and its values."""
+    """The event name for a note, and its values."""
     if isinstance(values, Mapping) and values and all(str(name).startswith(SEEN) for name in values):
         return "seen", {str(name).removeprefix(SEEN): value for name, value in values.items()}
     return "note", values
@@ -145,7 +145,7 @@ def noted_names(events: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def noted_numbers(event: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, float]:
-    """The numbers in a note or in what the recorder saw, by name; ``own``: names of which only notes count."""
+    """The numbers in a note or in what the recorder saw, by name; ``own``: names for which only notes count."""
     values = event.get("values") if event.get("event") in NOTED else None
     if not isinstance(values, Mapping):
         return {}
@@ -169,7 +169,7 @@ NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def noted_health(event: Mapping[str, Any]) -> dict[str, float]:
-    """The losses and gradient norms in a note or seen, by their names, also those that are not finite."""
+    """The losses and gradient norms in an event, noted or seen, by name, including those that are not finite."""
     values = event.get("values") if event.get("event") in NOTED else None
     if not isinstance(values, Mapping):
         return {}

@@ -19,9 +19,9 @@ __all__ = ["choose_sample", "layers_document", "no_layers"]
 
 SCHEMA = 1
 MOST_POINTS = 500
-"""Of the timeline, and sampled steps to choose from."""
+"""Most points in the timeline, and most sampled steps to choose from."""
 MOST_RANKS = 4096
-"""Ranks to choose from."""
+"""Most ranks to choose from."""
 KIND_TITLES = {
     "parameters": "parameters",
     "gradients": "gradients",

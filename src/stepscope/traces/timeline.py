@@ -43,7 +43,7 @@ MOST_STREAMS: Final = 6
 MOST_LEVELS: Final = 8
 """Deeper calls are left out."""
 MOST_CALLS: Final = 60_000
-"""Calls of a thread whose nesting is worked out; of more, the longest."""
+"""Calls of a thread whose nesting is worked out; if there are more, only the longest."""
 LONGEST_NAME: Final = 160
 FINEST: Final = 1 << 16
 """The first resolution tried, as a part of the interval."""
@@ -377,7 +377,7 @@ def _path_lane(rank: int, window: Window, index: int, *, by_device: bool, names:
 
 
 def _collectives_lane(job: JobAnalysis, rank: int, origin_ns: int, begin_ns: int, end_ns: int, names: _Names) -> Lane:
-    """The collectives in the interval that other ranks have, too; concurrent ones on several levels."""
+    """The collectives in the interval that other ranks also have; concurrent ones are on separate levels."""
     pairs, split = job.collectives.pairs, job.collectives.split
     own = (np.array(pairs.ranks, np.int64)[pairs.rank] == rank) & split.counts[pairs.whole]
     parts = np.flatnonzero(own & (pairs.start_ns < end_ns + origin_ns) & (pairs.end_ns > begin_ns + origin_ns))

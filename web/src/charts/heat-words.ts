@@ -54,8 +54,8 @@ export function cellWords(cell: Cell, piece: Piece): string {
 export function grainWords(piece: Piece): string {
   const steps = piece.stepSpan === 1 ? "one step" : `${count(piece.stepSpan)} steps`;
   const ranks = piece.rankSpan === 1 ? "one rank" : `${count(piece.rankSpan)} ranks`;
-  if (piece.stepSpan === 1 && piece.rankSpan === 1) return "a cell is one step of one rank";
-  if (piece.stat === "mean") return `a cell is the mean of ${steps} of ${ranks}`;
-  if (piece.heat.exact) return `a cell is the highest of ${steps} of ${ranks}`;
-  return piece.rankSpan === 1 ? `a cell is the mean of ${steps}` : `a cell is the highest of ${ranks}, each the mean of ${steps}`;
+  if (piece.stepSpan === 1 && piece.rankSpan === 1) return "each cell is one step of one rank";
+  if (piece.stat === "mean") return `each cell is the mean of ${steps} of ${ranks}`;
+  if (piece.heat.exact) return `each cell is the highest of ${steps} of ${ranks}`;
+  return piece.rankSpan === 1 ? `each cell is the mean of ${steps}` : `each cell is the highest of ${ranks}, each the mean of ${steps}`;
 }

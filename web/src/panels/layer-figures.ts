@@ -39,7 +39,7 @@ export function timelineLines({ timeline, kinds }: LayersDocument): TimelineLine
     return values === undefined ? [] : [{ name: title, property: kindProperty(kind), values }];
   });
   lines.push({ name: "sum", property: "--text", values: timeline.total_bytes });
-  if (timeline.device_peak.some((value) => value !== null)) lines.push({ name: "peak of the device", property: "--muted", dash: [6, 4], values: timeline.device_peak });
+  if (timeline.device_peak.some((value) => value !== null)) lines.push({ name: "device peak", property: "--muted", dash: [6, 4], values: timeline.device_peak });
   return lines;
 }
 

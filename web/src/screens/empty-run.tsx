@@ -29,7 +29,7 @@ export function EmptyRun({ run }: { run: OpenRun }) {
         {ranks !== null && ranks.rank.length > 0 && <WhereTheyAre ranks={ranks} />}
         {(status.over || ageMs > LATE_S * 1000) && (
           <p class="muted">
-            Steps are detected at calls of the optimizer. Without an optimizer, wrap each step in <code>with stepscope.step():</code>.
+            Stepscope recognizes steps by calls of the optimizer. Without an optimizer, wrap each step in <code>with stepscope.step():</code>.
           </p>
         )}
       </Card>

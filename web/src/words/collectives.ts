@@ -88,7 +88,7 @@ export function measuredText(measured: MeasuredOnDevice | null | undefined): str
   const parts = [`Measured on the device (NCCL's Flight Recorder) in ${count(steps)} of ${count(of)} steps`];
   if (missed > 0) parts.push(missed === 1 ? "1 step was overwritten before it could be read" : `${count(missed)} steps were overwritten before they could be read`);
   if (last > 0) parts.push(last === 1 ? "the last step was not read" : `the last ${count(last)} steps were not read`);
-  if (exposed !== null) parts.push(`the computation waits for it ${duration(exposed * 1e6)} per step`);
+  if (exposed !== null) parts.push(`computation waits ${duration(exposed * 1e6)} per step for it`);
   return `${parts.join("; ")}.`;
 }
 

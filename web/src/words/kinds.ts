@@ -30,7 +30,7 @@ export const KINDS: Readonly<Record<string, Kind>> = {
   stall: { name: "A single stall", meaning: "A step, or a few in a row, took much longer than the others, once. It is over." },
   jitter: { name: "Recurring slow steps", meaning: "Single steps are repeatedly much longer than the steps around them, some at a fixed interval." },
   drift: { name: "Steps get longer", meaning: "The step time grows steadily over the run." },
-  change_point: { name: "Slower since a step", meaning: "From one step to the end of the run, steps take longer than before." },
+  change_point: { name: "Slower from a step on", meaning: "From some step on, until the end of the run, steps take longer than before." },
   throughput_drop: { name: "Slower for a while", meaning: "Ten or more consecutive steps took longer; then the pace recovered." },
   loss_nan: { name: "The loss is not a number", meaning: "The loss that the script noted is NaN or infinite. Nothing is learned from such a step." },
   nan_gradients: { name: "Gradients are not numbers", meaning: "Gradients are NaN or infinite: such a step spoils the weights, or is skipped." },
@@ -50,9 +50,9 @@ export const KINDS: Readonly<Record<string, Kind>> = {
   cpu_saturated: { name: "CPUs are saturated", meaning: "A host has more runnable tasks than CPUs." },
   ram_pressure: { name: "Host memory is low", meaning: "A host has hardly any memory left, or is swapping." },
   rank_crashed: { name: "A rank died", meaning: "A process ended with an exception or a signal, or vanished. What the other ranks then did is a consequence." },
-  rank_lost: { name: "Ranks are unreachable", meaning: "The known ranks wait for others on hosts that no longer report." },
+  rank_lost: { name: "Ranks are unreachable", meaning: "The ranks that still report wait for others on hosts that no longer report." },
   hang_missing_collective: { name: "Missing collective", meaning: "The job hangs: some ranks wait in a collective that another rank has not called." },
-  hang_mismatch: { name: "Mismatched collectives", meaning: "The job hangs: at the same point, ranks called different operations, sizes or types." },
+  hang_mismatch: { name: "Mismatched collectives", meaning: "The job hangs: at the same point, ranks called different operations, or the same one with different sizes or types." },
   hang_deadlock: { name: "Ranks wait for each other", meaning: "The job hangs: ranks wait for each other in a cycle, so none can continue." },
   hang_input: { name: "Stuck loading data", meaning: "The job hangs: a rank waits in its DataLoader or dataset, and the others wait for it." },
   hang_host: { name: "A process is blocked", meaning: "The job hangs: a process is stopped or waits for a disk, or a C call holds the GIL." },
@@ -64,9 +64,9 @@ export const KINDS: Readonly<Record<string, Kind>> = {
 
 /** The same for a hang that is over. */
 export const PAST: Readonly<Record<string, Kind>> = {
-  rank_lost: { name: "Ranks were unreachable", meaning: "The known ranks waited for others on hosts that no longer reported." },
+  rank_lost: { name: "Ranks were unreachable", meaning: "The ranks that still report waited for others on hosts that no longer reported." },
   hang_missing_collective: { name: "Missing collective", meaning: "The job hung: some ranks waited in a collective that another rank had not called." },
-  hang_mismatch: { name: "Mismatched collectives", meaning: "The job hung: at the same point, ranks called different operations, sizes or types." },
+  hang_mismatch: { name: "Mismatched collectives", meaning: "The job hung: at the same point, ranks called different operations, or the same one with different sizes or types." },
   hang_deadlock: { name: "Ranks waited for each other", meaning: "The job hung: ranks waited for each other in a cycle, so none could continue." },
   hang_input: { name: "Stuck loading data", meaning: "The job hung: a rank waited in its DataLoader or dataset, and the others waited for it." },
   hang_host: { name: "A process was blocked", meaning: "The job hung: a process was stopped or waited for a disk, or a C call held the GIL." },

@@ -19,7 +19,7 @@ from stepscope.records.text import bytes_text, ns_text, printable, share_text
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "render_layers", "run"]
 
-HELP = "show which layers hold the memory and take the time of a run"
+HELP = "show which layers use the memory and time of a run"
 EPILOG = """\
 examples:
   stepscope memory                         the newest run in runs/: its fullest rank, its last sample

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=amount("seconds"),
         default=0.0,
         metavar="SECONDS",
-        help="first record all allocations for this long, at most 600",
+        help="record all allocations for this long first (at most 600)",
     )
     parser.add_argument(
         "--wait",
@@ -203,8 +203,8 @@ def _silent(rank: int, state: str, waited_s: float) -> str:
     if state == "recording":
         return f"rank {rank} recorded its history but has not ended a step since; it may hang (`stepscope watch`)"
     return (
-        f"rank {rank} has not answered for {duration_text(waited_s)}: it looks for requests after a step, about once a "
-        "second. Longer steps need a longer --wait; a rank that hangs cannot answer (`stepscope watch`)"
+        f"rank {rank} has not answered within {duration_text(waited_s)}: a rank checks for requests after a step, "
+        "about once a second. If steps are longer, raise --wait; a hung rank cannot answer (`stepscope watch`)"
     )
 
 

@@ -35,10 +35,10 @@ Before each verdict: ✖ critical, ▲ warning, ● information, ✔ nothing is 
 COLUMNS = ("run", "started", "status", "ranks", "steps", "median step", "tags", "verdict")
 NUMERIC = (3, 4, 5)
 LEFT_OUT = (3, 4, 1, 6, 5)
+"""Columns left out on a narrow terminal, in this order."""
 TAGS = COLUMNS.index("tags")
-"""Columns that a narrow terminal does not show, the first one first."""
 VERDICT_COLUMNS = 32
-"""Room for the verdict for which other columns are left out."""
+"""Width that the verdict gets; other columns are left out for it."""
 SEVERITIES = ("critical", "warning", "info")
 STATUSES = ("finished", "failed", "crashed", "interrupted", "running", "unfinished")
 
@@ -55,7 +55,7 @@ ORDERS: dict[str, Callable[[RunEntry], Any]] = {
         entry.healthy,
     ),
 }
-"""For ``--sort``; equal ones stay in the order of their start, the newest first."""
+"""For ``--sort``; ties stay in order of start, newest first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

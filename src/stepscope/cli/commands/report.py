@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     run_dir = locate_run(path)
     if args.command_line:
         if args.redact:
-            raise UsageError("--command and --redact cannot be used together: the command contains values")
+            raise UsageError(
+                "--command and --redact cannot be used together: the command may contain what --redact removes"
+            )
         return _print_command(run_dir)
     if args.follow:
         from stepscope.cli.finalize import follow_run

@@ -59,7 +59,7 @@ OPTIONS_BEFORE_JOB = (
 ONLY_OURS = ("nproc-per-node", "on-hang", "hang-after", "max-disk", "native-output", "hub-host", "hub-port", "no-hub")
 """Options that a training script is unlikely to have."""
 RANK_WORDS = ("cpu", "gpu", "auto", "xpu", "npu", "hpu", "mlu", "musa")
-"""What torchrun accepts besides a number; the last ones only with the torch of that device."""
+"""What torchrun accepts besides a number; the last ones need a torch built for that device."""
 _UNITS = "KMGT"
 
 

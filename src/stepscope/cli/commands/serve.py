@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="serve all runs that you record with `stepscope run`, in any folder; new ones appear by themselves",
+        help="serve all runs that you record with `stepscope run`, in any folder; new runs appear automatically",
     )
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         metavar="N",
         type=port_number(least=0),
-        help="port to listen on (default: 7070, with --all 7071; 0 = any free port)",
+        help="port to listen on (default: 7070, or 7071 with --all; 0 = any free port)",
     )
     parser.add_argument("--tls-cert", metavar="FILE", type=Path, help="certificate in PEM format; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", type=Path, help="its private key")

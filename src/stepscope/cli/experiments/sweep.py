@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc-per-node", metavar="N", help="start N ranks with torchrun, whatever the plan's options say"
     )
-    parser.add_argument("--retry-failed", action="store_true", help="run variants that failed once more")
+    parser.add_argument("--retry-failed", action="store_true", help="run failed variants again")
     parser.add_argument("--dry-run", action="store_true", help="show what would be run")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the result as JSON (docs/sweep.md)")
@@ -261,7 +261,7 @@ def _words(path: Path, said: Mapping[str, Any], key: str) -> tuple[str, ...]:
             raise UsageError(f"{path}: `{key}` cannot be split into words: {error}") from None
     if isinstance(value, list) and all(type(word) in (str, int, float) for word in value):
         return tuple(map(str, value))
-    raise UsageError(f"{path}: `{key}` must be a text or a list of words")
+    raise UsageError(f"{path}: `{key}` must be a string or a list of strings")
 
 
 def _env(path: Path, said: Mapping[str, Any]) -> dict[str, str]:

@@ -109,7 +109,7 @@ class Member:
                 if isinstance(word.get("why"), str):
                     return str(word["why"])
             time.sleep(0.05)
-        return "the first task of this node did not announce the run"
+        return "the first task on this node did not announce the run"
 
     def ended(self, end: JobEnd) -> None:
         try:

@@ -458,7 +458,7 @@ def in_steady_steps(window: Window, rows: Iterable[int], wall_ns: Floats) -> Boo
     """By sample: whether it covers a steady step of one of these ranks (rows of the window), and no warm-up or compile
     step of any of them.
 
-    Ranks that have ended, or have not begun yet, are ignored.
+    Ranks that have ended, or have not started yet, are ignored.
     """
     at = np.fromiter(rows, np.intp)[:, None]
     since_ns = wall_ns - thresholds.SAMPLE_LOOKS_BACK_S * 1e9

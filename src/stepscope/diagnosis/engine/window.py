@@ -203,7 +203,7 @@ def _peers_key(peers: object) -> tuple[tuple[int, ...], ...] | None:
 Rows = NDArray[np.intp]
 ALL_TO_ALL = OPS.index("all_to_all")
 SMALL_SHARE = 0.05
-"""Share of the largest all_to_all: smaller ones carry token counts, and have one size in any case."""
+"""Share of the largest all_to_all: smaller ones carry token counts, and always have the same size."""
 
 
 @dataclass(frozen=True, kw_only=True)

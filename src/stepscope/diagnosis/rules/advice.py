@@ -1,4 +1,4 @@
-"""Advice: what to do about a finding, in sentences chosen by what was found.  No numbers are judged here."""
+"""Advice that depends on several facts; short advice is next to its rule.  No numbers are judged here."""
 
 from __future__ import annotations
 
@@ -250,14 +250,14 @@ def crash_advice(
     said = (
         "its last lines, shown below, say which."
         if native
-        else "its last lines on the error output say which (`stepscope run --native-output` keeps them in the log)."
+        else "its last lines on stderr say which (`stepscope run --native-output` keeps them in the log)."
     )
     by_signal = {
         "SIGKILL": "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a user.",
         "SIGSEGV": "A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.",
-        "SIGABRT": "Native code aborted: an assertion, NCCL's watchdog, or gloo, where ranks call a collective with "
+        "SIGABRT": "Native code aborted: an assertion, NCCL's watchdog, or gloo, when ranks call a collective with "
         f"different sizes; {said}",
-        "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or a larger shared memory (docker --shm-size).",
+        "SIGBUS": "Usually a full /dev/shm: fewer DataLoader workers, or more shared memory (docker --shm-size).",
         "SIGTERM": "It was asked to stop, by the scheduler (preemption, time limit) or the launcher.",
     }
     if last_call is not None and signal in by_signal:
@@ -313,7 +313,7 @@ def jitter_advice(
 ) -> tuple[str, ...]:
     """``nccl``: whether the ranks exchange by NCCL; ``place``: a line of code that their stacks show."""
     if place:
-        return (f"Look at {place}: the sampled stacks of these steps were there.",)
+        return (f"Look at {place}: the stacks sampled in these steps were there.",)
     if phase == "input":
         if at_epoch_starts:
             return (
@@ -328,12 +328,12 @@ def jitter_advice(
         first = (
             f"Something in the dataset happens every {period} steps: opening the next file or shard; read ahead."
             if period
-            else "Some batches take much longer to make: look at their largest samples and at the storage."
+            else "Some batches take much longer to prepare: look at their largest samples and at the storage."
         )
         return first, "A larger prefetch_factor absorbs single slow batches; more workers do not."
     if phase == "comm":
         return (
-            "The exchange itself is slow at times: other jobs on the network, or a slower route at times.",
+            "The exchange itself is sometimes slow: other jobs use the network, or traffic takes a slower route.",
             "NCCL_DEBUG=INFO shows which route it takes." if nccl else SLOW_STEPS_QUERY,
         )
     if phase == "h2d":

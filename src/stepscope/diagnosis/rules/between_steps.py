@@ -54,7 +54,7 @@ INFERENCE_ADVICE = (
     "(a larger batch, bfloat16, torch.compile, torch.inference_mode()). For an evaluation: run it less often."
 )
 AROUND = "around"
-"""Names what else the steps with a pause do, wherever parts are identified by name."""
+"""Key for everything else that steps with a pause do, among parts identified by name."""
 OTHERS_NAMED = 2
 """Parts besides the largest that a title names; more are counted."""
 SCHEDULE_ADVICE = "Mostly the schedule itself, which splits the batch, sends and receives: fewer, larger microbatches."
@@ -255,7 +255,7 @@ def _evidence(view: View, parts: Mapping[str, Floats], place: str) -> dict[str, 
 
 
 def _advice_on(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], place: str) -> tuple[str, ...]:
-    """Advice on the largest part, and on the others that would be worth a warning alone."""
+    """Advice on the largest part, and on the others that would be worth a warning on their own."""
     costly = [name for name in ordered[1:] if _share(view, parts[name]) >= thresholds.WARNING_SHARE]
     worth = [name for name in costly if name != AROUND]
     lines = [

@@ -101,10 +101,10 @@ def h2d_advice(view: View, _: Floats) -> tuple[str, ...]:
         first = f"The DataLoader has pin_memory=False: copies from pageable memory block; set {pin}"
         if not copy:
             return f"{first}.", fewer
-        return f"{first} …", f"… and copy with {copy}, so that the next copy overlaps the computation."
+        return f"{first} …", f"… and copy with {copy}, so that the next copy overlaps with the computation."
     if runs_own_loop(frameworks):
         ways = " and ".join(filter(None, ("" if pinned else pin, copy)))
-        return (f"{ways}: then copies overlap the computation.", fewer) if ways else (fewer,)
+        return (f"{ways}: then copies overlap with the computation.", fewer) if ways else (fewer,)
     return f"Copy with {copy} from pinned memory; a second stream for the next batch hides it.", fewer
 
 
@@ -416,8 +416,8 @@ def _bubble(view: View, part: TimeShare, saved_ns: Floats, shared_ns: Floats, ex
             "steps_used": len(shared_ns),
         },
         advice=(
-            "Split the batch into more microbatches: filling and draining the pipeline takes a smaller part of a step.",
-            "An interleaved schedule (several smaller stages per rank) or zero-bubble one leaves less idle.",
+            "Split the batch into more microbatches: filling and draining it then takes a smaller share of each step.",
+            "An interleaved schedule (several smaller stages per rank) or a zero-bubble one leaves less idle time.",
         ),
         confidence=0.8,
     )

@@ -238,7 +238,7 @@ def _imbalance_claim(view: View, exchanges: Communication, slow: Sequence[_SlowG
         ),
         ranks=group.ranks,
         advice=(
-            "Give the groups equal work: balance the experts (auxiliary loss, capacity factor), split layers evenly.",
+            "Give the groups equal work: balance experts (auxiliary loss, capacity factor), or split layers evenly.",
         ),
         excess_ns=max(spread_ns, 0.0),
         confidence=0.85,
@@ -405,7 +405,7 @@ def _slow_collective_claim(view: View, drops: list[_Drop]) -> Claim:
     when = (
         f"in steps {view.steps[at.start]} to {view.steps[at.stop - 1]}"
         if over
-        else f"since step {view.steps[at.start]}"
+        else f"from step {view.steps[at.start]} on"
     )
     rates = [rate_text(worst.bytes / ns * 1e9) for ns in (worst.before_ns, worst.level_ns) if ns > 0]
     finding = Finding(

@@ -155,7 +155,7 @@ def _lost(curve: _Curve, of_name: Sequence[_Curve], view: View) -> Finding:
     before = ""
     if good >= 0:
         before = f"; it was {_value(float(curve.values[good]))} at step {int(curve.steps[good]):,}"
-    when = f"from step {step:,} on" if curve.bad_at_end > 1 else f"at the last step that was noted, {step:,}"
+    when = f"from step {step:,} on" if curve.bad_at_end > 1 else f"at step {step:,}, the last one noted"
     if first:
         when += f", and that of the others from step {spread_at:,}"
     return _finding(
@@ -337,7 +337,7 @@ def _exploding(curves: Sequence[_Curve], view: View) -> list[Finding]:
         _finding(
             "exploding_gradients",
             "warning",
-            f"{_called(curve)} is {explosion.title} since step {step:,}.",
+            f"{_called(curve)} is {explosion.title} from step {step:,} on.",
             curve,
             view,
             steps=(step, int(curve.steps[-1])),

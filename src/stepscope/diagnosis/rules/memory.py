@@ -847,8 +847,8 @@ class _Held:
             if group.kind == "other" and "," in group.where and group.count > 1:
                 shape = ", ".join(map(str, group.shape))
                 text = (
-                    f"{group.where}, keeps {group.count:,} tensors {group.dtype} [{shape}], {bytes_text(group.bytes)}: "
-                    "keep numbers (.item()) or fewer of them."
+                    f"{group.where}, keeps {group.count:,} {group.dtype} tensors of shape [{shape}], "
+                    f"{bytes_text(group.bytes)}: keep numbers (.item()) or fewer of them."
                 )
                 yield group.bytes, text
                 return

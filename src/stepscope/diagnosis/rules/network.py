@@ -150,7 +150,7 @@ def _when_text(view: View, since: tuple[int, int] | None) -> str:
     if since is None:
         return ""
     over = since[1] < int(view.steps[-1])
-    return f" (steps {since[0]} to {since[1]})" if over else f" (since step {since[0]})"
+    return f" (steps {since[0]} to {since[1]})" if over else f" (from step {since[0]} on)"
 
 
 def _price_text(cost: Mapping[str, Any], per_step_ns: float, some: str) -> str:
@@ -173,7 +173,7 @@ def network_advice(
     first = {
         "speed": f"ethtool on {host}: a cable or port that negotiated a lower speed, or the wrong interface in use.",
         "loss": f"ip -s link and ethtool -S on {host}: errors and drops; then cable, transceiver, switch port, MTU.",
-        "latency": f"See what else uses the link of {host}; cable, switch port, route, the virtual machine's host.",
+        "latency": f"Check what else uses {host}'s link; then cable, switch port, route, and the machine under the VM.",
     }[bad.what]
     seen = _counters_text(counters, told[0]) if told else ""
     return (

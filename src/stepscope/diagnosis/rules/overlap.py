@@ -173,7 +173,7 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) ->
             "exchanges all gradients."
         )
     less = f"To send less, use {compression_setting(frameworks)}, which halves the bytes."
-    yield f"{less} The last gradients of backward can never be overlapped."
+    yield f"{less} The exchange of backward's last gradients can never be overlapped."
 
 
 # -- FSDP2 ------------------------------------------------------------------------------------------------------------

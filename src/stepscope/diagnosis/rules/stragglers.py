@@ -338,11 +338,11 @@ def _title(
 
 
 def _when(view: View, at: slice) -> str:
-    """``every step``, ``since step 40``, ``in steps 40 to 80``."""
+    """``every step``, ``from step 40 on``, ``in steps 40 to 80``."""
     if at.start <= thresholds.STRETCH_STEPS and at.stop >= len(view.steps) - thresholds.STRETCH_STEPS:
         return "every step"
     if at.stop >= len(view.steps) - thresholds.STRETCH_STEPS // 2:
-        return f"since step {int(view.steps[at.start])}"
+        return f"from step {int(view.steps[at.start])} on"
     return f"in steps {int(view.steps[at.start])} to {int(view.steps[at.stop - 1])}"
 
 

@@ -1,4 +1,4 @@
-"""Trends: ``drift`` (slowly slower), ``change_point`` (slower since a step), ``throughput_drop`` (slower for a while).
+"""Trends: ``drift`` (slowly slower), ``change_point`` (slower from a step on), ``throughput_drop`` (for a while).
 
 The series of step times is cut into stretches of one level each; a line that fits better than one change is a drift.
 Each needs an effect (a share of the step) and must stand out from the wander of the machine's speed.
@@ -207,7 +207,7 @@ def _change_point(view: View, slow: _SlowStretch, explained_ns: Floats, wander_n
             kind="change_point",
             severity="warning" if warns else "info",
             title=(
-                f"From step {step} on steps take {ms_text(shown.level_ns / 1e6)} instead of "
+                f"From step {step} on, steps take {ms_text(shown.level_ns / 1e6)} instead of "
                 f"{ms_text(shown.before_ns / 1e6)} (+{share_text(shown.share)}){',' if where else ''}{where}."
             ),
             ranks=ranks,

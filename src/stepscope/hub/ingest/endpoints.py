@@ -493,7 +493,7 @@ def _header(scope: Scope, name: bytes) -> bytes:
 
 
 async def answer_refused(send: Send, refused: Refused, *, close: bool) -> None:
-    """``close``: a client without access must pass the entrance again, where it is counted."""
+    """``close``: a client without access must connect again, which is counted."""
     said: dict[str, Any] = {"why": refused.why}
     if refused.retry_s is not None:
         said["retry_s"] = round(refused.retry_s, 3)

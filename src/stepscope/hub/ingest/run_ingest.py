@@ -112,7 +112,7 @@ class NodeWatch:
         self._journal.flush()
 
     def close(self) -> None:
-        """Write everything that is known a last time."""
+        """Write everything known, one last time."""
         if self._audit is not None:
             for sender in self._admission.senders.values():
                 if not (sender.bye or sender.lost):

@@ -51,7 +51,7 @@ class Digest:
 
     step: int
     ranks: int
-    """How many ranks have made it."""
+    """How many ranks completed it."""
     quantiles: NDArray[np.float32]
     """[metric, quantile], nanoseconds; interpolated between ranks: the median of two is their mean."""
     mean: NDArray[np.float32]
@@ -66,7 +66,7 @@ class Digest:
     """[2 + phase]: 1 if a device was timed, the longest step of a timed rank, then each phase's mean over the timed
     ranks; otherwise empty."""
     column: int = 0
-    """A rank that made the step."""
+    """A rank that completed the step."""
     start_ns: int = 0
     """When the step began there, by that rank's monotonic clock."""
 
@@ -210,7 +210,7 @@ class Bins:
     steps: NDArray[np.int64]
     """How many digests it includes."""
     ranks: NDArray[np.int32]
-    """The largest number of ranks that made one of its steps."""
+    """The largest number of ranks that completed one of its steps."""
     quantiles: NDArray[np.float32]
     """[bin, metric, quantile]."""
     mean: NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""The optimizer: its time, and with its return the end of a step.
+"""The optimizer: its time, and the end of a step when it returns.
 
 Torch's global optimizer hooks see every ``Optimizer.step``.  An optimizer that steps another one inside its own step
 (Lookahead, ZeRO wrappers) counts as one step: only the outermost return counts.  ``GradScaler.step`` is patched as
@@ -207,7 +207,7 @@ class OptimizerHooks:
 
     @failsafe
     def _end_elsewhere(self, optimizer: object) -> None:
-        """End a step on a thread that does not train so far; before the first step it may turn out to be the one."""
+        """End a step on a thread that has not trained so far; before the first step it may be the training thread."""
         keys = self._elsewhere.get(get_ident(), [])
         if id(optimizer) in keys:
             del keys[keys.index(id(optimizer)) :]  # those above it never returned
@@ -218,7 +218,7 @@ class OptimizerHooks:
                     self._recorder.end_step(0, NOT_NOW, optimizer)
 
     def _drop_unreturned(self, key: int) -> None:
-        """Drop steps that ended with an exception: more of them are open than ``step`` is on the stack.
+        """Drop steps that ended with an exception: more are open than there are ``step`` calls on the stack.
 
         The call that is just beginning is there already.  A class whose ``step`` calls that of its base is there twice.
         """

@@ -423,7 +423,7 @@ def find_exploding(view: View, histories: Sequence[History]) -> list[Finding]:
         finding = Finding(
             kind="exploding_gradients",
             severity="warning",
-            title=(f"The norm of {whose}{on} is {explosion.title} since step {step:,}."),
+            title=(f"The norm of {whose}{on} is {explosion.title} from step {step:,} on."),
             ranks=ranks,
             steps=(step, int(history.steps[-1])),
             cost=cost_of(view, np.zeros(len(view.steps))),

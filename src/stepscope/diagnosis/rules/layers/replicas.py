@@ -29,12 +29,12 @@ STOP = "The ranks train different models: stop the job, and resume from a checkp
 ADVICE = {
     "local": (
         STOP,
-        "Gradients that differ would show in all layers: this is a flipped bit, or code that changes one layer only.",
+        "Gradients that differ would show in all layers: this is a flipped bit, or code that changes only one layer.",
         "Check that rank's device (nvidia-smi -q -d ECC, Xid in dmesg); leave it out if it happens again.",
     ),
     "start": (
         "The ranks train different models, and did from the start: stop the job and start again.",
-        "Usual causes: other seeds and no DDP around the model, or weights loaded on some ranks only.",
+        "Usual causes: different seeds without DDP around the model, or weights loaded on only some ranks.",
         "DDP copies rank 0's weights once, when it is constructed: load weights before that, or on every rank.",
     ),
     "sync": (
@@ -281,7 +281,7 @@ def _who(found: _Difference) -> str:
     if found.outsiders:
         whose = "its peers" if len(found.outsiders) == 1 else "the other ranks"
         have = "has" if len(found.outsiders) == 1 else "have"
-        return f"{named_ranks(found.outsiders)} {have} other weights than {whose}"
+        return f"{named_ranks(found.outsiders)} {have} different weights from {whose}"
     if len(others) == 1:
         left, right = (named_ranks(ranks).lower() for ranks in sorted((one, others[0])))
         return f"The weights of {left} differ from those of {right}"
@@ -304,5 +304,5 @@ def _since(found: _Difference) -> str:
     if found.equal is None:
         return f"already at step {found.first.step:,}, the first that was compared"
     if found.equal.step + 1 == found.first.step:
-        return f"since step {found.first.step:,}"
-    return f"since a step between {found.equal.step:,} and {found.first.step:,}"
+        return f"from step {found.first.step:,} on"
+    return f"from a step between {found.equal.step:,} and {found.first.step:,} on"
