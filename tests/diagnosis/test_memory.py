@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
-from stepscope.diagnosis.rules.memory import find_memory
+from stepscope.diagnosis.rules.memory import find_memory, rise_of_floors
+from stepscope.recorder.growth import MemoryFloors
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 
@@ -393,3 +394,95 @@ def test_samples_may_hold_anything(lines: list[tuple[str, dict[str, Any]]]) -> N
     ]
     for finding in found(RunData(**{**run.__dict__, "samples": (*run.samples, *odd)})):
         finding.to_dict()
+
+
+# -- growth over the whole run, from floors ---------------------------------------------------------------------------
+
+HELD = 20_000_000_000
+EPOCH = 1_000
+MB = 1_000_000
+
+
+def floors_of(
+    used: Any, *, steps: int, epoch: int = EPOCH, step_s: float = 0.3, device: bool = False
+) -> dict[str, Any]:
+    """The fact that the recorder of a process tells last; {} if it tells none."""
+    floors, told, due = MemoryFloors(0.0), {}, 0
+    for step in range(steps):
+        if epoch and step % epoch == 0:
+            floors.epoch_begins(step)
+        if step >= due:
+            due, size = step + 50, int(used(step))
+            told |= floors.add(step, step * step_s, 0 if device else size, size if device else 0)
+    return told
+
+
+def long_rise(facts: dict[str, Any], name: str = "host") -> bool:
+    return bool(rise_of_floors([facts], name, 3, np.zeros(1)).rise.rises[0])
+
+
+SLOW_LEAKS = {
+    "even": lambda random, step: 105 * MB * step / EPOCH + abs(random.normal(0, 20 * MB)),
+    "at each epoch": lambda random, step: 105 * MB * (step // EPOCH) + abs(random.normal(0, 20 * MB)),
+    "under a sawtooth": lambda random, step: 105 * MB * step / EPOCH + 200 * MB * (step % 137) / 137,
+}
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("shape", SLOW_LEAKS)
+def test_a_leak_of_100_mb_an_epoch_in_a_job_that_holds_20_gb(shape: str) -> None:
+    """After ten epochs, half of what 5% of the job would be."""
+    for seed in seeds(8):
+        random = np.random.default_rng(seed)
+        told = floors_of(lambda step, random=random: HELD + SLOW_LEAKS[shape](random, step), steps=10 * EPOCH)
+        assert long_rise(told), seed
+
+
+SLOW_AND_HEALTHY = {
+    "flat": lambda random, step: abs(random.normal(0, 60 * MB)),
+    "warm-up": lambda random, step: 3000 * MB * min(step / 600, 1) + abs(random.normal(0, 20 * MB)),
+    "data cached in the first epoch": lambda random, step: 5000 * MB * min(step / EPOCH, 1),
+    "a cache that fills ever slower": lambda random, step: 2000 * MB * (1 - np.exp(-step / 3000)),
+    "a heap that fragments": lambda random, step: 300 * MB * np.log1p(step / 200) + abs(random.normal(0, 20 * MB)),
+    "a sawtooth over four epochs": lambda random, step: 900 * MB * (step % 4100) / 4100,
+    "checkpoints": lambda random, step: 4000 * MB * (step % EPOCH < 30) + abs(random.normal(0, 20 * MB)),
+    "evaluation leaves something once": lambda random, step: 400 * MB * (step > 3 * EPOCH),
+    "it twice": lambda random, step: 400 * MB * ((step > 3 * EPOCH) + (step > 8 * EPOCH)),
+    "half as fast": lambda random, step: 50 * MB * step / EPOCH + abs(random.normal(0, 20 * MB)),
+}
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("shape", SLOW_AND_HEALTHY)
+@pytest.mark.parametrize("epoch", [EPOCH, 0])
+def test_what_healthy_jobs_do_over_epochs_is_no_leak_at_any_time(shape: str, epoch: int) -> None:
+    for seed in seeds(4):
+        random = np.random.default_rng(seed)
+        for steps in (1500, 3000, 5500, 7000, 12_000):
+            told = floors_of(
+                lambda step, random=random: HELD + SLOW_AND_HEALTHY[shape](random, step), steps=steps, epoch=epoch
+            )
+            assert not long_rise(told), (seed, steps)
+
+
+def test_a_slow_leak_is_told_by_epoch_while_the_job_runs() -> None:
+    """The window that is judged live is long after its beginning, and shows nothing."""
+    cluster = on_device(ranks=2, steps=thresholds.LIVE_STEPS, allocated_mb=20_000.0)
+    run = with_samples(cluster, gpu={"mem_used": 24 * GIB, "mem_total": 141 * GIB})
+    run.ranks[1].facts.update(floors_of(lambda step: HELD + 20_000 * step, steps=60_000, epoch=6_000, device=True))
+    (creep,) = found(run)
+    assert (creep.kind, creep.ranks, creep.evidence["which"]) == ("memory_creep", (1,), "device_allocated")
+    assert creep.evidence["bytes_per_epoch"] == pytest.approx(120 * MB, rel=0.02)
+    assert creep.title.startswith("Device memory in use of rank 1 grows by 114 MiB an epoch, from 19,")
+
+
+def test_the_first_epoch_is_awaited_if_it_is_short_enough() -> None:
+    told = floors_of(lambda step: HELD + 300_000 * step, steps=8_000, epoch=0)
+    assert long_rise(told)
+    assert long_rise({**told, "loader": {"length": 1_000_000}})
+    assert not long_rise({**told, "loader": {"length": 10_000}})
+
+
+@pytest.mark.parametrize("raw", [{}, {"step": [1, 2], "host": [1]}, {"step": [3] * 20, "host": [1] * 20}])
+def test_floors_that_are_none(raw: dict[str, Any]) -> None:
+    assert not long_rise({"floors": raw})

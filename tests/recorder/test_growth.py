@@ -95,7 +95,7 @@ def test_elements_of_a_tuple_are_described() -> None:
 def test_nothing_is_counted_where_memory_does_not_grow(per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "count_containers", lambda: pytest.fail("counted"))
     kept: list[Tensor] = []
-    assert Memory(per_step).train(2_000, lambda _: kept.append(Tensor())) == {}
+    assert "growing" not in Memory(per_step).train(2_000, lambda _: kept.append(Tensor()))
 
 
 def test_a_small_log_is_not_the_leak() -> None:
@@ -148,3 +148,47 @@ def test_an_object_that_raises_is_survived() -> None:
 
     kept: list[Any] = []
     assert Memory(MB).train(400, lambda _: kept.append(Bad())) == {}
+
+
+# -- floors -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_run_is_seen_in_few_stretches() -> None:
+    floors = growth.MemoryFloors(0.0)
+    told: dict[str, Any] = {}
+    times = 0
+    for step in range(5000):
+        found = floors.add(step, step * 1.0, 1000 * MB + step * MB + 300 * MB * (step % 3 == 0), 0)
+        times += bool(found)
+        told |= found
+    steps, host = told["floors"]["step"], told["floors"]["host"]
+    assert (len(steps), steps[0]) == (len(host), 0)
+    assert growth.LEAST_STRETCHES <= len(steps) <= growth.MOST_STRETCHES
+    assert host == [(1000 * MB + (step + (step % 3 == 0)) * MB) // growth.UNIT for step in steps]
+    assert 1 < times <= growth.MOST_TOLD
+    assert "device" not in told["floors"]
+
+
+def test_floors_that_do_not_rise_are_not_told() -> None:
+    floors = growth.MemoryFloors(0.0)
+    for step in range(2000):
+        assert floors.add(step, step * 1.0, 1000 * MB + 500 * MB * (step % 50 > 5), 7 * MB) == {}
+
+
+def test_a_rise_that_is_over_is_told_too() -> None:
+    floors = growth.MemoryFloors(0.0)
+    found = [floors.add(step, step * 1.0, 1000 * MB + min(step, 400) * MB, 0) for step in range(3000)]
+    rises = [one["floors"]["host"][-1] - one["floors"]["host"][0] for one in found if one]
+    assert len(rises) <= growth.MOST_TOLD
+    assert floors._told_rise == 0
+
+
+def test_epochs_are_counted_once() -> None:
+    floors = growth.MemoryFloors(0.0)
+    for step in (0, 0, 100, 200, 200, 300):
+        floors.epoch_begins(step)
+    told: dict[str, Any] = {}
+    for step in range(400):
+        told |= floors.add(step, step * 2.0, 0, 1000 * MB + step * MB)
+    assert (told["floors"]["epochs"], told["floors"]["epoch_steps"]) == (4, [0, 100, 300])
+    assert told["floors"]["device"][0] == 1000 * MB // growth.UNIT

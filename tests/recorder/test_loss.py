@@ -322,7 +322,7 @@ def test_memory_that_jumps_is_followed_by_samples(
     sampled: Recording, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = iter([1 << 30, (1 << 30) + (300 << 20), 1 << 30])
-    monkeypatch.setattr(sampled.recorder._growth, "_used", lambda: next(used))
+    monkeypatch.setattr(sampled.recorder._growth, "_read", lambda: (next(used), 0))
     monkeypatch.setattr(sampled.recorder._growth, "_now_s", lambda: clock.now_ns / 1e9)
     sampled.recorder._growth._looked_s = 0.0
     assert trained(sampled, clock, 160, {}) == [11, 37, 101, 102, 137]

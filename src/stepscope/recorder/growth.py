@@ -5,6 +5,10 @@ it rose several times in a row, all containers of the process are counted, and o
 with the steps is described: its name, the line that made it, and what it holds.  A script that keeps losses, outputs or
 hidden states keeps them in such a container.
 
+The readings also become *floors*: the lowest memory of each stretch of the run, of which there are few however long it
+is.  If they rise, they are a fact as well (``floors``): the steps that are judged while a job runs, and the samples
+that are kept of a long one, are too few to see 100 MB an epoch.
+
 A count visits every object that Python's garbage collector tracks (20 ms for 300,000 of them), so it is only done on
 suspicion and at most a few times in a process.  Nothing is kept alive: a count holds ids and lengths.  The result is a
 fact (``growing``), which joins the finding ``memory_creep``; it is not a finding of its own.
@@ -24,7 +28,7 @@ from typing import Any
 
 from stepscope.recorder.guard import failsafe
 
-__all__ = ["GrowthWatch"]
+__all__ = ["GrowthWatch", "MemoryFloors"]
 
 FIRST_LOOK = 50
 """Steps between two readings of the memory, at first."""
@@ -46,6 +50,18 @@ LEAST_GROWTH = 0.2
 """Elements for each step; what grows more slowly is something else."""
 LEAST_SHARE = 0.1
 """Of the rise, that the elements must explain: a small log that grows with the steps is not the leak."""
+SHORTEST_STRETCH_S = 2.0
+MOST_STRETCHES = 32
+"""If there are more, every two become one: so the whole run is seen, whatever its length."""
+LEAST_STRETCHES = 12
+LEAST_RISE = 64 << 20
+"""Floors that rose by less are nobody's business …"""
+TOLD_AGAIN = 1.25
+"""… and they are told again when they have risen by this factor …"""
+MOST_TOLD = 24
+"""… but not forever: whoever collects facts keeps all that ever were."""
+UNIT = 1 << 16
+"""Bytes in which they are told."""
 CONTAINERS = (list, dict, set, deque)
 MOST_NAMED = 8
 """Containers whose elements and names are looked at."""
@@ -62,7 +78,8 @@ class GrowthWatch:
         self.due_at = FIRST_LOOK
         """After this step, look again."""
         self._now_s = now_s
-        self._used = used or used_bytes
+        self._read = memory_in_use if used is None else lambda: (int(used()), 0)
+        self.floors = MemoryFloors(now_s())
         self._every = FIRST_LOOK
         self._looked_s = now_s()
         self._rises: list[tuple[int, int]] = []
@@ -84,19 +101,21 @@ class GrowthWatch:
             self._every *= 2
         self._looked_s = now_s
         self.due_at = step + self._every
-        used = self._used()
+        host, device = self._read()
+        used = host + device
         self.jumped = self._last is not None and used - self._last >= max(JUMP_BYTES, JUMP_SHARE * self._last)
         self._last = used
+        floors = self.floors.add(step, now_s, host, device)
         if self._rises and used <= self._rises[-1][1]:
             self._rises.clear()
             self._counted = None
         self._rises.append((step, used))
         if self._counted is not None:
-            return self._compare(step)
+            return {**floors, **self._compare(step)}
         if self._suspicious() and self._counts < MOST_COUNTS:
             self._counts += 1
             self._counted = step, count_containers()
-        return {}
+        return floors
 
     def _suspicious(self) -> bool:
         (first_step, first), (last_step, last) = self._rises[0], self._rises[-1]
@@ -136,14 +155,76 @@ class GrowthWatch:
         return {"growing": best} if best else {}
 
 
-def used_bytes() -> int:
-    """Of this process, without mapped files, and of torch's allocator on the current device."""
+class MemoryFloors:
+    """The lowest memory of stretches of the run, from readings between steps."""
+
+    def __init__(self, now_s: float) -> None:
+        self._run_began_s = self._began_s = now_s
+        self._stretch_s = SHORTEST_STRETCH_S
+        self._stretches: list[list[int]] = []
+        """``[first step, lowest on the host, lowest on the device]``, the last one not complete yet."""
+        self._epochs: list[int] = []
+        """The steps at which the first, the second and the last epoch began …"""
+        self._epochs_begun = 0
+        """… and how many there were."""
+        self._told = 0
+        self._told_rise = 0
+
+    def epoch_begins(self, step: int) -> None:
+        if self._epochs and self._epochs[-1] == step:
+            return
+        self._epochs_begun += 1
+        self._epochs = [*self._epochs[:2], step]
+
+    def add(self, step: int, now_s: float, host: int, device: int) -> dict[str, Any]:
+        """Add a reading after this step; facts if the floors rise, else {}."""
+        if not self._stretches or now_s - self._began_s >= self._stretch_s:
+            self._began_s = now_s
+            self._stretches.append([step, host, device])
+            if len(self._stretches) > MOST_STRETCHES:
+                self._join(now_s)
+            return self._facts()
+        last = self._stretches[-1]
+        last[1:] = min(last[1], host), min(last[2], device)
+        return {}
+
+    def _join(self, now_s: float) -> None:
+        self._stretch_s = 2 * (now_s - self._run_began_s) / MOST_STRETCHES
+        *whole, current = self._stretches
+        pairs = zip(whole[::2], whole[1::2], strict=True)
+        self._stretches = [[a[0], min(a[1], b[1]), min(a[2], b[2])] for a, b in pairs]
+        self._stretches.append(current)
+
+    def _facts(self) -> dict[str, Any]:
+        whole = self._stretches[:-1]
+        rise = max(self._rise(1), self._rise(2)) if len(whole) >= LEAST_STRETCHES else 0
+        higher = rise >= max(LEAST_RISE, TOLD_AGAIN * self._told_rise)
+        over = rise < self._told_rise / 2  # what was told last is no longer true
+        if not (higher or over) or self._told >= MOST_TOLD:
+            return {}
+        self._told += 1
+        self._told_rise = rise
+        host, device = ([one[at] // UNIT for one in whole] for at in (1, 2))
+        said: dict[str, Any] = {"step": [one[0] for one in whole], "host": host, "epochs": self._epochs_begun}
+        said["epoch_steps"] = list(self._epochs)
+        return {"floors": {**said, **({"device": device} if any(device) else {})}}
+
+    def _rise(self, at: int) -> int:
+        """By how much the floor rose, if it did so in the first, the second and the last third of the run."""
+        floor = [one[at] for one in self._stretches[:-1]]
+        for place in reversed(range(len(floor) - 1)):
+            floor[place] = min(floor[place], floor[place + 1])
+        start = len(floor) // 10
+        ends = [floor[start + round((len(floor) - 1 - start) * third / 3)] for third in range(4)]
+        return ends[3] - ends[0] if ends[0] < ends[1] < ends[2] < ends[3] else 0
+
+
+def memory_in_use() -> tuple[int, int]:
+    """Bytes of this process, without mapped files, and of torch's allocator on the current device."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_bytes().split())
-    used = (resident - shared) * PAGE
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        used += int(cuda.memory_allocated())
-    return used
+    device = int(cuda.memory_allocated()) if cuda is not None and cuda.is_initialized() else 0
+    return (resident - shared) * PAGE, device
 
 
 # -- containers -------------------------------------------------------------------------------------------------------

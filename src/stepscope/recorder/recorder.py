@@ -461,6 +461,7 @@ class Recorder:
 
     def epoch_starts(self) -> None:
         self.flags |= FLAG_EPOCH_START
+        self._growth.floors.epoch_begins(self.step)
 
     def note(self, text: bytes) -> None:
         """Store a note with the current step, or with the one that just ended if nothing of the next was recorded."""

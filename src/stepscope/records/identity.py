@@ -191,6 +191,13 @@ FACTS_FORM: dict[str, Check | dict[str, Check]] = {
     "gc": {"enabled": _is_bool, "thresholds": _list_of(_is_count)},
     "cudnn_benchmark": _is_bool,
     "tf32": _is_bool,
+    "floors": {
+        "step": _list_of(_is_count),
+        "host": _list_of(_is_count),
+        "device": _list_of(_is_count),
+        "epochs": _is_count,
+        "epoch_steps": _list_of(_is_count),
+    },
 }
 """Every key, the most important first."""
 

@@ -339,6 +339,23 @@ CREEP_BYTES_PER_STEP = 100_000
 """Growth at this pace, 100 MB in 1,000 steps, counts whatever its share of a large job …"""
 CREEP_DEVICE_BYTES = 16 << 20
 """… from this growth on: at the ends of steps, a healthy device holds the same bytes again and again."""
+CREEP_BYTES_PER_EPOCH = 100_000_000
+"""The same for growth that comes with the epochs, however long these are."""
+CREEP_FLOORS_BYTES = 100_000_000
+"""Over the whole run, from its floors: a level that rose steadily by less may be a heap that fragments."""
+CREEP_FLOORS_DRIFT_T = 3.0
+"""As CREEP_DRIFT_T; floors are judged again and again while a run lasts."""
+CREEP_FLOORS_PACE = 0.8
+"""The second half of the time must bring this share of what the first brought: of an exponential that has come a long
+way it is less than 0.6, of a square root or a logarithm less than 0.75."""
+CREEP_EPOCHS = 3
+"""Begun, to know how long one is; the first one fills caches of the data …"""
+CREEP_EPOCH_AWAITED = 50_000
+"""… so it is awaited, if the loader says that it is no longer than this."""
+CREEP_FLOORS_STEPS = 1_000
+"""Where there are no epochs: the part of the run that fills caches."""
+CREEP_FLOORS_LENGTH = 5
+"""The run must be so many times as long as that part: then slowing down shows."""
 CREEP_BLOCKS = 24
 """Stretches whose lowest points are compared: the low points of a sawtooth do not rise; and 24 successive rises are
 significant (z = 6.8) for any number of ranks."""

@@ -42,7 +42,7 @@ from stepscope.records.finding import Finding, Severity
 from stepscope.records.layers import MEMORY_KINDS, MemoryAccount
 from stepscope.records.text import bytes_text, duration_text, named_ranks, share_text, span_texts
 
-__all__ = ["OutOfMemory", "find_memory", "out_of_memory"]
+__all__ = ["OutOfMemory", "find_memory", "out_of_memory", "rise_of_floors"]
 
 
 # -- device memory ----------------------------------------------------------------------------------------------------
@@ -282,6 +282,21 @@ class Rise:
     """Of the typical rank."""
     sure: bool
     """By the test; else by the size of a few samples."""
+    steadily: Bools
+    """Grows for good, by however little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRise:
+    """Growth since the run began."""
+
+    rise: Rise
+    epoch: Floats
+    """[R]; steps of an epoch; 0 or nan if unknown."""
+
+
+FLOOR_UNIT = 1 << 16
+"""Bytes in which recorders tell their floors (``recorder/growth.py``)."""
 
 
 def rise_of_steps(values: Floats, steps: NDArray[np.int64], begin: int, comparisons: int) -> Rise:
@@ -342,7 +357,13 @@ def _blocks(count: int) -> int:
 
 
 def _rise_of_blocks(
-    lowest: Floats, at: Floats, centres: Floats, samples: int, comparisons: int, least_bytes: float
+    lowest: Floats,
+    at: Floats,
+    centres: Floats,
+    samples: int,
+    comparisons: int,
+    least_bytes: float,
+    drift_t: float = thresholds.CREEP_DRIFT_T,
 ) -> Rise:
     """Judge by the lowest points [R, B] of stretches, the steps they are ``at``, and the middles [B] of the stretches.
 
@@ -369,7 +390,7 @@ def _rise_of_blocks(
     z = (np.sign(differences).sum(axis=1) - 1) / np.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
     # A wandering level may also go far, but its single moves are large compared with the total.
     moves = np.diff(known, axis=1)
-    drifts = growth >= thresholds.CREEP_DRIFT_T * np.sqrt(blocks - 1) * moves.std(axis=1)
+    drifts = growth >= drift_t * np.sqrt(blocks - 1) * moves.std(axis=1)
     level = np.median(known - per_step[:, None] * at, axis=1)
     steadily = judged & goes_on & drifts & (per_step > 0) & (z >= z_needed(comparisons))
     return _rise(
@@ -387,6 +408,68 @@ def _rise_of_blocks(
     )
 
 
+def rise_of_floors(facts: Sequence[Mapping[str, Any]], name: str, comparisons: int, answers: Floats) -> LongRise:
+    """Judge the floors that recorders of the ranks saw since the run began; ``answers`` [R]: bytes that are not theirs.
+
+    Recorders tell them only if they rise, so a rank without floors does not.
+    """
+    count = len(facts)
+    rises, judged = np.zeros(count, np.bool_), np.ones(count, np.bool_)
+    figures = {key: np.full(count, np.nan) for key in ("per_step", "first", "last", "first_step", "last_step")}
+    epochs, samples = np.full(count, np.nan), 0
+    for row, own in enumerate(facts):
+        known = _floors_of(own, name)
+        if known is None:
+            continue
+        steps, values, epoch = known
+        one = _rise_of_blocks(
+            values[None], steps[None], steps, len(steps), comparisons, np.inf, thresholds.CREEP_FLOORS_DRIFT_T
+        )
+        growth = float(one.last[0] - one.first[0]) - float(answers[row])
+        pace = float(one.per_step[0])
+        fast = pace >= thresholds.CREEP_BYTES_PER_STEP or pace * epoch >= thresholds.CREEP_BYTES_PER_EPOCH
+        enough = fast and growth >= thresholds.CREEP_FLOORS_BYTES
+        rises[row] = bool(one.steadily[0]) and enough and _keeps_its_pace(steps, values)
+        epochs[row] = epoch
+        samples = max(samples, len(steps))
+        for key, value in figures.items():
+            value[row] = getattr(one, key)[0]
+    return LongRise(
+        rise=Rise(rises=rises, steadily=rises, judged=judged, **figures, samples=samples, sure=True), epoch=epochs
+    )
+
+
+def _keeps_its_pace(steps: Floats, values: Floats) -> bool:
+    """Whether the floor rises in the second half about as much as in the first: a cache that fills up does not."""
+    floor = np.minimum.accumulate(values[::-1])[::-1]
+    middle = float(np.interp((steps[0] + steps[-1]) / 2, steps, floor))
+    return float(floor[-1]) - middle >= thresholds.CREEP_FLOORS_PACE * (middle - float(floor[0]))
+
+
+def _floors_of(facts: Mapping[str, Any], name: str) -> tuple[Floats, Floats, float] | None:
+    """The steps at which stretches begin, their floors in bytes, and the steps of an epoch (0: unknown).
+
+    None while it is too early to tell: the first epoch fills caches of the data.
+    """
+    raw, loader = facts.get("floors"), facts.get("loader")
+    if not isinstance(raw, Mapping) or not raw.get(name) or len(raw[name]) != len(raw.get("step", ())):
+        return None
+    steps, values = np.array(raw["step"], np.float64), np.array(raw[name], np.float64) * FLOOR_UNIT
+    begun, at = raw.get("epochs", 0), raw.get("epoch_steps", ())
+    epoch, start_at = 0.0, float(thresholds.CREEP_FLOORS_STEPS)
+    length = loader.get("length") if isinstance(loader, Mapping) else None
+    if begun >= thresholds.CREEP_EPOCHS and len(at) == 3:
+        epoch = (at[2] - at[0]) / (begun - 1)
+        start_at = float(at[1])
+    elif length and length <= thresholds.CREEP_EPOCH_AWAITED:
+        return None
+    start = max(int(np.searchsorted(steps, start_at)), math.ceil(len(steps) * thresholds.CREEP_LEFT_OUT))
+    early = steps[-1] < thresholds.CREEP_FLOORS_LENGTH * start_at
+    if early or len(steps) - start < thresholds.CREEP_SAMPLES or not (np.diff(steps) > 0).all():
+        return None
+    return steps[start:], values[start:], epoch
+
+
 def _rise_of_few_samples(at: Floats, values: Floats) -> Rise:
     """Judge rows whose samples come first, in order of time, followed by nan."""
     counts = (~np.isnan(values)).sum(axis=1)
@@ -394,7 +477,7 @@ def _rise_of_few_samples(at: Floats, values: Floats) -> Rise:
     if not judged.any():
         nothing = np.full(len(values), np.nan)
         none = dict.fromkeys(("per_step", "first", "last", "first_step", "last_step"), nothing)
-        return Rise(rises=judged, judged=judged, **none, samples=0, sure=False)
+        return Rise(rises=judged, steadily=judged, judged=judged, **none, samples=0, sure=False)
     rows, end = np.arange(len(values)), np.maximum(counts - 1, 0)
     first, last = values[:, 0], values[rows, end]
     growth = np.where(judged, last - first, 0.0)
@@ -443,6 +526,7 @@ def _rise(
     first_step, last_step = (np.rint(at + hidden) for at in between)
     return Rise(
         rises=rises,
+        steadily=steadily,
         judged=judged,
         per_step=per_step + hidden,
         first=level + per_step * first_step,
@@ -492,9 +576,19 @@ def find_memory(view: View) -> list[Claim]:
         )
     if reserve_only.any():
         claims.append(_creep(view, "device_reserved", reserved, reserve_only, _device_end(view, devices, reserved)))
-    resident = _resident(view, comparisons)
+    resident, answers = _resident(view, comparisons)
     if resident.rises.any():
         claims.append(_creep(view, "host_rss", resident, resident.rises, _host_end(view, resident)))
+    facts = [view.window.facts[row] for row in view.rows]
+    if not allocated.rises.any():
+        long = rise_of_floors(facts, "device", comparisons, np.zeros(len(facts)))
+        if long.rise.rises.any():
+            end = _device_end(view, devices, long.rise)
+            claims.append(_creep(view, "device_allocated", long.rise, long.rise.rises, end, long.epoch))
+    if not resident.rises.any():
+        long = rise_of_floors(facts, "host", comparisons, answers)
+        if long.rise.rises.any():
+            claims.append(_creep(view, "host_rss", long.rise, long.rise.rises, _host_end(view, long.rise), long.epoch))
     return [*claims, *find_device_memory(view, devices, reserved.rises & ~allocated.rises)]
 
 
@@ -504,8 +598,8 @@ def _begin(view: View) -> int:
     return int(steady.argmax()) if steady.any() else len(steady)
 
 
-def _resident(view: View, comparisons: int) -> Rise:
-    """Growth of the processes' memory, without what is not the job's own.
+def _resident(view: View, comparisons: int) -> tuple[Rise, Floats]:
+    """Growth of the processes' memory without what is not the job's own, and the most of what is not.
 
     That is the pages of mapped files, which the kernel may drop, and what torch's worker server keeps of its answers to
     the agent (``agent/flight_reader.py``), which is bounded.
@@ -515,7 +609,8 @@ def _resident(view: View, comparisons: int) -> Rise:
     own = readings.of("rss") - np.nan_to_num(of_files) - np.nan_to_num(of_answers)
     own[~(own > 0)] = np.nan  # a process that is just ending has none
     at = at_steps(view, readings.of("wall_ns"))
-    return rise_of_samples(own, at, float(view.window.steps[_begin(view)]), comparisons)
+    rise = rise_of_samples(own, at, float(view.window.steps[_begin(view)]), comparisons)
+    return rise, np.nan_to_num(np.fmax.reduce(of_answers, axis=1, initial=0.0))
 
 
 def _device_end(view: View, devices: Devices, rise: Rise) -> _RunsOut:
@@ -545,7 +640,7 @@ def _runs_out(view: View, room: Floats, per_step: Floats) -> _RunsOut:
     return _RunsOut(step=step, in_s=round(in_steps * step_s, 1), in_steps=in_steps)
 
 
-def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut) -> Claim:
+def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut, epochs: Floats | None = None) -> Claim:
     rows = np.flatnonzero(rises)
     worst = int(rows[np.argmax(rise.per_step[rows])])
     alike = bool((rises == rise.judged).all())
@@ -553,6 +648,9 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut) -> C
     per_step, first, last = (float(values[worst]) for values in (rise.per_step, rise.first, rise.last))
     first_step, last_step = round(float(rise.first_step[worst])), round(float(rise.last_step[worst]))
     first_text, last_text = span_texts(first, last)
+    epoch = 0.0 if epochs is None else float(np.nan_to_num(epochs[worst]))
+    by_epoch = epoch > 0 and per_step < thresholds.CREEP_BYTES_PER_STEP
+    pace = f"{bytes_text(per_step * epoch)} an epoch" if by_epoch else f"{bytes_text(per_step)} a step"
     found = _what_grows(view, rows, worst)
     grows = _growing_advice(found)
     # Correct for a run that continues and for one that is over.
@@ -562,15 +660,16 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut) -> C
         kind="memory_creep",
         severity=_creep_severity(view, end),
         title=(
-            f"{WHAT[which]}{_of_whom(view, ranks)} grows by {bytes_text(per_step)} a step, "
+            f"{WHAT[which]}{_of_whom(view, ranks)} grows by {pace}, "
             f"from {first_text} at step {first_step:,} to {last_text} at step {last_step:,}{runs_out}."
         ),
         ranks=ranks,
-        steps=(int(view.window.steps[0]), int(view.window.steps[-1])),
+        steps=(min(int(view.window.steps[0]), first_step), int(view.window.steps[-1])),
         cost=cost_of(view, np.zeros(len(view.steps))),
         evidence={
             "which": which,
             "bytes_per_step": round(per_step),
+            "bytes_per_epoch": round(per_step * epoch) if epoch else None,
             "first_bytes": round(first),
             "last_bytes": round(last),
             "first_step": first_step,
