@@ -75,7 +75,7 @@ def test_a_link_stays_one(trace: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
+@pytest.mark.parametrize("name", [pytest.param("all.json", marks=pytest.mark.soak), "all.json.gz"])
 def test_our_own_timeline_is_no_rank(
     name: str, trace: Path, capsys: pytest.CaptureFixture[str], run_stepscope: Callable[..., Any]
 ) -> None:
