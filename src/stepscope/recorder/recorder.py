@@ -551,6 +551,7 @@ class Recorder:
             snapshots.stop()
 
     def _look_at_growth(self, step: int) -> None:
+        self._growth.floors.world_size = self.identity.world_size
         found = self._growth.look(step)
         if found is None:
             self._growth.due_at = sys.maxsize  # it failed on the script's objects, and would fail again
