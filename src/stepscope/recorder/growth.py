@@ -52,15 +52,15 @@ MOST_STRETCHES = 32
 """If there are more, every two become one: so the whole run is seen, whatever its length."""
 LEAST_STRETCHES = 12
 LEAST_RISE = 64 << 20
-"""Floors that rose by less are nobody's business …"""
+"""Floors that rose by less are not published …"""
 TOLD_AGAIN, MOST_TOLD = 1.3, 14
-"""… and they are told again when they have risen by this factor, but not forever …"""
+"""… they are published again when they have risen by this factor, at most so many times …"""
 MANY_RANKS, MANY_TOLD_AGAIN, MANY_TOLD = 64, 4.0, 3
 """… in large jobs less often, since the hub keeps all facts that there ever were …"""
 TOO_MANY_RANKS = 1024
 """… and in larger ones never."""
 UNIT = 1 << 16
-"""Bytes in which they are told."""
+"""The unit in which they are published, in bytes."""
 CONTAINERS = (list, dict, set, deque)
 MOST_NAMED = 8
 """Containers whose elements and names are looked at."""
@@ -197,7 +197,7 @@ class MemoryFloors:
         again, most = (TOLD_AGAIN, MOST_TOLD) if self.world_size <= MANY_RANKS else (MANY_TOLD_AGAIN, MANY_TOLD)
         higher = rise >= max(LEAST_RISE, again * self._told_rise)
         higher = higher and self._told < most and self.world_size <= TOO_MANY_RANKS
-        over = rise < self._told_rise / 2 and not self._told_over  # what was told last is no longer true
+        over = rise < self._told_rise / 2 and not self._told_over  # what was published is no longer true
         if not (higher or over):
             return {}
         self._told_over = over
