@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 import stepscope
 from stepscope.recorder import bootstrap, guard
 from stepscope.recorder import recorder as recorder_module
+from stepscope.recorder.layers import sampled_step
 from stepscope.recorder.layers import tree as trees
 from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.sampler import LayerSampler, Schedule
@@ -150,6 +151,68 @@ def test_bytes_of_a_known_model_with_adamw(layers: Layers) -> None:
         ("2", "ReLU", 0, 0),
         ("3", "Linear", 0, 8),
     ]
+
+
+def three_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 16, bias=False), nn.Linear(16, 2, bias=False))
+
+
+def test_the_peak_of_each_phase_is_added_up_on_the_cpu(layers: Layers) -> None:
+    train(three_layers(), 3)
+    tree, sample = layers.last()
+    first, second, third = 8 * 16 * FLOAT, 16 * 16 * FLOAT, 16 * 2 * FLOAT
+    held = first + second + third
+    wide, narrow = len(X) * 16 * FLOAT, len(X) * 2 * FLOAT  # what the layers return
+    assert {
+        phase: (size, None if at is None else tree.modules[at].name) for phase, (size, at) in sample.peaks.items()
+    } == {
+        "forward": (held + 2 * wide + narrow, "2"),
+        # At the first layer: its output, the gradient that comes in, and the gradients of the two others.
+        "backward": (held + 2 * wide + second + third, "0"),
+        "optimizer": (2 * held, None),
+    }
+    assert sample.peak_source == "accounting"
+
+
+def test_gradients_that_were_there_before_count_from_the_start(layers: Layers) -> None:
+    model = three_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for _ in range(2):
+            model(X).square().mean().backward()
+        optimizer.step()
+    _, sample = layers.last()
+    assert sample.peaks["optimizer"][0] == 2 * 4 * (8 * 16 + 16 * 16 + 16 * 2)
+    assert sample.peaks["backward"][0] > sample.peaks["forward"][0] > sample.peaks["optimizer"][0]
+
+
+def test_on_a_gpu_the_allocator_is_read_where_layers_begin_and_end(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in answers: three ends of forward, three beginnings of backward, its end, and the end of the step."""
+    model = three_layers()
+    train(model, 2)
+    answers = [10, 30, 20, 25, 50, 40, 35, 15]
+    monkeypatch.setattr(sampled_step, "_device_index", lambda trees: 0)
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_memoryStats",
+        lambda index: {"allocated_bytes": {"all": {"current": answers.pop(0)}}},
+        raising=False,
+    )
+    train(model, 1)  # the step after the next one is the first that begins with it
+    assert len(answers) == 8
+    train(model, 1)
+    assert answers == []
+    tree, sample = layers.last()
+    assert {
+        phase: (size, None if at is None else tree.modules[at].name) for phase, (size, at) in sample.peaks.items()
+    } == {
+        "forward": (30, "1"),
+        "backward": (50, "1"),
+        "optimizer": (15, None),
+    }
+    assert sample.peak_source == "allocator"
 
 
 def test_an_output_that_is_a_view_or_changed_in_place_counts_once(layers: Layers) -> None:

@@ -37,6 +37,7 @@ RIGHT: dict[str, Any] = {
     "gc": {"enabled": True, "thresholds": [700, 10, 10]},
     "cudnn_benchmark": False,
     "tf32": True,
+    "floors": {"step": [0, 50], "host": [10, 20], "device": [1, 2], "epochs": 3, "epoch_steps": [0, 20, 40]},
 }
 
 

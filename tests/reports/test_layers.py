@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from gpt_layers import MODEL_ID, layer_lines, layer_records
 
+from stepscope.cli.analysis.memory import render_layers
 from stepscope.records.layers import MEMORY_KINDS, LayerRecords, read_layers
+from stepscope.records.layers import layer_lines as records_as_lines
 from stepscope.records.text import bytes_text, norm_text, ns_text, share_text
 from stepscope.reports.layers import choose_sample, layers_document, no_layers
 
@@ -245,3 +247,28 @@ def test_every_key_is_documented(root: Path) -> None:
         *shown["timeline"],
     }
     assert keys - documented - {"schema"} == set()
+
+
+def test_the_peak_names_its_phase_and_its_module() -> None:
+    lines = list(layer_lines(ranks=1, samples=2))
+    at = [row[0] for row in next(line for line in lines if line["kind"] == "model")["modules"]].index("layers.7.mlp")
+    peaks = {"forward": [3 << 30, 0], "backward": [5 << 30, at], "optimizer": [2 << 30, None]}
+    told = {"peaks": peaks, "peak_source": "allocator"}
+    records, bad = read_layers([line if line["kind"] == "model" else {**line, **told} for line in lines])
+    assert bad == 0
+    shown = document(records)
+    peak = shown["peak"]
+    assert (peak["bytes"], peak["phase"], peak["module"]) == (5 << 30, "backward", "layers.7.mlp")
+    assert peak["source"] == "allocator"
+    assert peak["text"] == "5.0 GiB in backward of layers.7.mlp (forward 3.0 GiB, optimizer 2.0 GiB)"
+    assert [one["module"] for one in peak["phases"]] == ["GPT", "layers.7.mlp", None]
+    assert shown["timeline"]["peak_bytes"] == [5 << 30] * 2
+    assert shown["timeline"]["peak_phase"] == ["backward"] * 2
+    assert f"  peak             {peak['text']}\n" in render_layers(shown, width=110)
+    again, _ = read_layers([json.loads(json.dumps(line)) for line in records_as_lines(records)])
+    assert [one.peaks for one in again.samples] == [one.peaks for one in records.samples]
+
+
+def test_without_peaks_there_are_none() -> None:
+    shown = document(layer_records(ranks=1, samples=1))
+    assert (shown["peak"], shown["timeline"]["peak_bytes"]) == (None, [None])

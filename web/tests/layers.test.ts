@@ -157,7 +157,7 @@ test("the table and the lines over samples", () => {
   const layers = {
     modules: rowsOf(),
     kinds: KINDS.map((kind) => ({ kind, title: kind, bytes: 0, share: 0, text: { bytes: "", share: "", min: "", median: "", max: "" } })),
-    timeline: { step: [0, 100], bytes: { parameters: [70, 70], optimizer: [0, 20], buffers: [10, 10] }, total_bytes: [80, 100], device_bytes: [null, null], device_peak: [null, 120] },
+    timeline: { step: [0, 100], bytes: { parameters: [70, 70], optimizer: [0, 20], buffers: [10, 10] }, total_bytes: [80, 100], device_bytes: [null, null], device_peak: [null, 120], peak_bytes: [null, 110], peak_phase: [null, "backward"] },
   } as unknown as LayersDocument;
   expect(layersTable(layers).columns.slice(0, 7)).toEqual(["module", "type", "parameters", "parameters_bytes", "optimizer_bytes", "buffers_bytes", "total_bytes"]);
   expect(layersTable(layers).rows[2]?.slice(0, 8)).toEqual(["layers", "Linear", 1, 40, 20, 0, 60, 4]);
@@ -166,6 +166,7 @@ test("the table and the lines over samples", () => {
     ["optimizer", 20],
     ["buffers", 10],
     ["sum", 100],
+    ["step peak", 110],
     ["device peak", 120],
   ]);
 });

@@ -55,13 +55,15 @@ MOST_STRETCHES = 32
 """If there are more, every two become one: so the whole run is seen, whatever its length."""
 LEAST_STRETCHES = 12
 LEAST_RISE = 64 << 20
-"""Floors that rose by less are nobody's business …"""
-TOLD_AGAIN = 1.25
-"""… and they are told again when they have risen by this factor …"""
-MOST_TOLD = 24
-"""… but not forever: whoever collects facts keeps all that ever were."""
+"""Floors that rose by less are not published …"""
+TOLD_AGAIN, MOST_TOLD = 1.3, 14
+"""… they are published again when they have risen by this factor, at most so many times …"""
+MANY_RANKS, MANY_TOLD_AGAIN, MANY_TOLD = 64, 4.0, 3
+"""… in large jobs less often, since the hub keeps all facts that there ever were …"""
+TOO_MANY_RANKS = 1024
+"""… and in larger ones never."""
 UNIT = 1 << 16
-"""Bytes in which they are told."""
+"""The unit in which they are published, in bytes."""
 CONTAINERS = (list, dict, set, deque)
 MOST_NAMED = 8
 """Containers whose elements and names are looked at."""
@@ -169,6 +171,8 @@ class MemoryFloors:
         """… and how many there were."""
         self._told = 0
         self._told_rise = 0
+        self._told_over = False
+        self.world_size = 1
 
     def epoch_begins(self, step: int) -> None:
         if self._epochs and self._epochs[-1] == step:
@@ -198,12 +202,16 @@ class MemoryFloors:
     def _facts(self) -> dict[str, Any]:
         whole = self._stretches[:-1]
         rise = max(self._rise(1), self._rise(2)) if len(whole) >= LEAST_STRETCHES else 0
-        higher = rise >= max(LEAST_RISE, TOLD_AGAIN * self._told_rise)
-        over = rise < self._told_rise / 2  # what was told last is no longer true
-        if not (higher or over) or self._told >= MOST_TOLD:
+        again, most = (TOLD_AGAIN, MOST_TOLD) if self.world_size <= MANY_RANKS else (MANY_TOLD_AGAIN, MANY_TOLD)
+        higher = rise >= max(LEAST_RISE, again * self._told_rise)
+        higher = higher and self._told < most and self.world_size <= TOO_MANY_RANKS
+        over = rise < self._told_rise / 2 and not self._told_over  # what was published is no longer true
+        if not (higher or over):
             return {}
-        self._told += 1
-        self._told_rise = rise
+        self._told_over = over
+        if higher:
+            self._told += 1
+            self._told_rise = rise
         host, device = ([one[at] // UNIT for one in whole] for at in (1, 2))
         said: dict[str, Any] = {"step": [one[0] for one in whole], "host": host, "epochs": self._epochs_begun}
         said["epoch_steps"] = list(self._epochs)

@@ -618,6 +618,7 @@ class Recorder:
             snapshots.stop()
 
     def _look_at_growth(self, step: int) -> None:
+        self._growth.floors.world_size = self.identity.world_size
         found = self._growth.look(step)
         if self._growth.jumped:
             self.suspect("memory", step)

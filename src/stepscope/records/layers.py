@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
@@ -110,6 +110,10 @@ class LayerSample:
     """Of the allocator, in the sampled step; None without a GPU."""
     device_bytes: int | None
     """In use by the allocator at the end of the step."""
+    peaks: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    """By phase (``forward``, ``backward``, ``optimizer``): the most bytes in use, and the module that was at work."""
+    peak_source: str = ""
+    """``allocator``: read from it where layers begin and end; ``accounting``: added up from sizes; empty: unknown."""
     out_of_memory: bool = False
     """Not a sample: what the layers held when the process ran out of memory in this step.  Only ``memory`` is known,
     and activations are those of the last sample."""
@@ -275,6 +279,8 @@ def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
         if any(value is not None for value in sample.checksum):
             told["checksum"] = sample.checksum
         told |= {name: value for name in _PLAIN if (value := getattr(sample, name)) is not None}
+        if sample.peaks:
+            told |= {"peaks": sample.peaks, "peak_source": sample.peak_source}
         if sample.out_of_memory:
             told["out_of_memory"] = True
         yield told
@@ -323,6 +329,7 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
     sums = raw.get("checksum")
     sums = sums if isinstance(sums, list) and len(sums) == modules else [None] * modules
     attempt = raw.get("attempt")
+    peaks = _peaks(raw.get("peaks"), modules)
     return LayerSample(
         rank=raw["rank"],
         attempt=attempt if type(attempt) is int and 0 <= attempt <= _LARGEST else 0,
@@ -338,6 +345,8 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
         skipped=raw.get("skipped") is True,
         device_peak=raw["device_peak"] if _is_count(raw.get("device_peak")) else None,
         device_bytes=raw["device_bytes"] if _is_count(raw.get("device_bytes")) else None,
+        peaks=peaks,
+        peak_source="" if not peaks else "allocator" if raw.get("peak_source") == "allocator" else "accounting",
         out_of_memory=raw.get("out_of_memory") is True,
         **lists,
     )
@@ -347,6 +356,18 @@ _FLOATS = ("forward_us", "backward_us", "grad_norm", "weight_norm", "update_rati
 _PLAIN = ("nonfinite_forward", "nonfinite_backward", "device_peak", "device_bytes")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON has no such numbers."""
+
+
+PEAK_PHASES = ("forward", "backward", "optimizer")
+
+
+def _peaks(raw: Any, modules: int) -> dict[str, tuple[int, int | None]]:
+    found: dict[str, tuple[int, int | None]] = {}
+    for phase in PEAK_PHASES if isinstance(raw, Mapping) else ():
+        pair = raw.get(phase)
+        if isinstance(pair, list | tuple) and len(pair) == 2 and _is_count(pair[0]):
+            found[phase] = (pair[0], _index(pair[1], modules))
+    return found
 
 
 def _numbers(raw: Any, count: int) -> tuple[float | None, ...]:

@@ -61,6 +61,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
     samples = sum(not one.out_of_memory for one in own)
     rows, left_out = modules.rows(most)
     device = _device(sample, total)
+    peak = _peak(model, sample)
     kinds = [_kind(kind, sample, total, ranks.values()) for kind in MEMORY_KINDS if _has(kind, ranks.values())]
     over_ranks = _over_ranks(totals)
     return {
@@ -83,13 +84,14 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "kinds": kinds,
         "over_ranks": over_ranks,
         "device": device,
+        "peak": peak,
         "timeline": _timeline(own),
         "nonfinite_forward": _named(model, sample.nonfinite_forward),
         "nonfinite_backward": _named(model, sample.nonfinite_backward),
         "modules": rows,
         "modules_total": len(model.modules),
         "modules_left_out": left_out,
-        "sentences": _sentences(model, total, kinds, over_ranks, device),
+        "sentences": _sentences(model, total, kinds, over_ranks, device, peak),
         "notes": _notes(model, sample),
         "unseen": _unseen(model, sample, len(ranks)),
         "text": {"total_bytes": bytes_text(total), "shown": _which(sample, totals, samples)},
@@ -141,6 +143,8 @@ def _timeline(samples: Sequence[LayerSample]) -> dict[str, Any]:
         "total_bytes": [_total(one) for one in shown],
         "device_bytes": [one.device_bytes for one in shown],
         "device_peak": [one.device_peak for one in shown],
+        "peak_bytes": [max((size for size, _ in one.peaks.values()), default=None) for one in shown],
+        "peak_phase": [max(one.peaks, key=lambda phase: one.peaks[phase][0], default=None) for one in shown],
     }
 
 
@@ -206,6 +210,29 @@ def _device(sample: LayerSample, total: int) -> dict[str, Any] | None:
         "peak_rest_bytes": peak_rest,
         "rest_bytes": rest,
         "text": "; ".join(parts),
+    }
+
+
+def _peak(model: ModelTree, sample: LayerSample) -> dict[str, Any] | None:
+    """The most bytes in use in the step, by phase; None if that is not known."""
+    if not sample.peaks:
+        return None
+    phases: list[dict[str, Any]] = [
+        {
+            "phase": phase,
+            "bytes": size,
+            "module": _named(model, at),
+            "text": f"{bytes_text(size)} in {phase}{'' if at is None else f' of {_named(model, at)}'}",
+        }
+        for phase, (size, at) in sample.peaks.items()
+    ]
+    highest = max(phases, key=lambda one: one["bytes"])
+    others = [f"{one['phase']} {bytes_text(one['bytes'])}" for one in phases if one is not highest]
+    return {
+        **highest,
+        "source": sample.peak_source,
+        "phases": phases,
+        "text": highest["text"] + (f" ({', '.join(others)})" if others else ""),
     }
 
 
@@ -394,6 +421,7 @@ def _sentences(
     kinds: Sequence[Mapping[str, Any]],
     over_ranks: Mapping[str, Any],
     device: Mapping[str, Any] | None,
+    peak: Mapping[str, Any] | None,
 ) -> list[str]:
     parts = sorted((kind for kind in kinds if kind["bytes"]), key=lambda kind: -kind["bytes"])
     shares = ", ".join(f"{kind['title']} {kind['text']['share']}" for kind in parts)
@@ -401,6 +429,8 @@ def _sentences(
     said = [f"Its {modules} hold {bytes_text(total)}{f': {shares}' if shares else ''}."]
     if over_ranks["ranks"] > 1:
         said.append(f"Over ranks: {over_ranks['text']}.")
+    if peak is not None:
+        said.append(f"The peak of the step: {peak['text']}.")
     if device is not None:
         said.append(f"The device's allocator: {device['text']}.")
     return said
@@ -425,6 +455,10 @@ def _unseen(model: ModelTree, sample: LayerSample, ranks: int) -> list[str]:
             said.append("activations are those of the last sampled step")
     else:
         said.append("activations were not measured")
+    if sample.peak_source == "allocator" and sample.peaks:
+        said.append("the peak is the highest of readings where layers begin and end, not of what is used inside them")
+    elif sample.peaks:
+        said.append("the peak is added up from what layers hold and return, without what operations use inside them")
     if model.compiled:
         said.append("layers inside the compiled region are not timed")
     if not model.replicated and ranks > 1:

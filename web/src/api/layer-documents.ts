@@ -64,6 +64,9 @@ export interface LayersDocument {
     total_bytes: number[];
     device_bytes: (number | null)[];
     device_peak: (number | null)[];
+    /** The most bytes in use in the step, by the readings or the account of the sampled step. */
+    peak_bytes?: (number | null)[];
+    peak_phase?: (string | null)[];
   };
   modules: LayerRow[];
   modules_total: number;

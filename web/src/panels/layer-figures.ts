@@ -32,13 +32,15 @@ export interface TimelineLine {
   values: (number | null)[];
 }
 
-/** One line for each kind, their sum, and the peak that the device's allocator counted. */
+/** One line for each kind, their sum, the peak of the step, and the peak that the device's allocator counted. */
 export function timelineLines({ timeline, kinds }: LayersDocument): TimelineLine[] {
   const lines: TimelineLine[] = kinds.flatMap(({ kind, title }) => {
     const values = timeline.bytes[kind];
     return values === undefined ? [] : [{ name: title, property: kindProperty(kind), values }];
   });
   lines.push({ name: "sum", property: "--text", values: timeline.total_bytes });
+  const peaks = timeline.peak_bytes ?? [];
+  if (peaks.some((value) => value !== null)) lines.push({ name: "step peak", property: "--muted", dash: [2, 3], values: peaks });
   if (timeline.device_peak.some((value) => value !== null)) lines.push({ name: "device peak", property: "--muted", dash: [6, 4], values: timeline.device_peak });
   return lines;
 }

@@ -124,6 +124,7 @@ def _totals(document: Mapping[str, Any], width: int) -> list[str]:
     ]
     lines.append(f"  {'sum'.ljust(titles)}  {document['text']['total_bytes'].rjust(sizes)}")
     said = {"ranks": document["over_ranks"]["text"] if document["over_ranks"]["ranks"] > 1 else ""}
+    said["peak"] = "" if document["peak"] is None else document["peak"]["text"]
     said["device"] = "" if document["device"] is None else document["device"]["text"]
     for label, text in said.items():
         wrapped = textwrap.wrap(text, width - titles - 4)

@@ -169,7 +169,7 @@ def request_snapshot(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Ask the process of a ring, and wait until its snapshot lies beside it; RunError if it does not come."""
+    """Ask the process of a ring, and wait for its snapshot next to the ring; RunError if it does not come."""
     asked, answer = ring.with_suffix(ASK_SUFFIX), ring.with_suffix(ANSWER_SUFFIX)
     identity = secrets.token_hex(8)
     answer.unlink(missing_ok=True)

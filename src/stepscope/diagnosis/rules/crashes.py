@@ -26,8 +26,7 @@ import numpy as np
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.engine.samples import number, of_kind
-from stepscope.diagnosis.rules.advice import crash_advice
-from stepscope.diagnosis.rules.memory import OutOfMemory, out_of_memory
+from stepscope.diagnosis.rules.advice import OutOfMemory, crash_advice, out_of_memory
 from stepscope.flight.stacks import lost_peer
 from stepscope.flight.wording import ranks_text
 from stepscope.records.collectives import OPS, group_name

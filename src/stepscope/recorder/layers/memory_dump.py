@@ -172,7 +172,7 @@ class MemoryDump:
         try:
             storage = local.untyped_storage()
             size, address = storage.nbytes(), storage.data_ptr()
-        except RuntimeError:  # it only stands for another tensor, as those of functorch do
+        except RuntimeError:  # a wrapper without memory, as those of functorch are
             return None
         return (address, size) if size and address else None
 

@@ -7,7 +7,12 @@ the autograd node of its output, and the time between two marks belongs to the m
 with the graph.  Forward calls that activation checkpointing repeats during backward are not counted.
 
 At the end the sizes of parameters, gradients, optimizer state and buffers are read from metadata; norms, zeros and
-checksums take one pass over the values each.  On a GPU nothing waits: the numbers are copied to the host in the
+checksums take one pass over the values each.
+
+The peak of each phase is accounted for on the CPU: what the model holds, the outputs that are kept so far and, in
+backward, the gradients of the layers that it has passed and the outputs of those before it.  On CUDA the allocator says
+what is in use where a layer ends, or begins in backward; its own peak is not read, because it could only be that of one
+step if it were reset, which the script would notice.  On a GPU nothing waits: the numbers are copied to the host in the
 background (``Scalars``).
 """
 
@@ -34,6 +39,9 @@ SLICE = 1024
 """Elements of each parameter that show how much the optimizer changed it."""
 NARROW = ("torch.float16", "torch.bfloat16")
 """Dtypes in which a norm could overflow."""
+MOST_READINGS = 32
+"""Of the allocator (50 µs each), in forward and again in backward; of more layers every second, third … is read."""
+MOST_MARKS = 50_000
 COUNT_AGAIN = 16
 """Samples after which sizes are counted again although nothing seems to have changed."""
 
@@ -89,6 +97,20 @@ class SampledStep:
         """Outputs since the last backward, by address: the node and the bytes."""
         self._most_outputs: dict[int, tuple[int, int]] = {}
         """The same when they were most."""
+        self._kept = 0
+        """Bytes of the outputs since the last backward …"""
+        self._kept_after: dict[int, int] = {}
+        """… and what they were when a node had ended."""
+        self._forward_peak = (0, -1)
+        self._backward_peak = (0, -1)
+        """Bytes and the node; on the CPU, without what the model holds."""
+        self._reached: list[tuple[int, int]] = []
+        """On the CPU: the nodes that backward reached, and the bytes of outputs and gradients in flight then."""
+        self._had_gradients: bool | None = None
+        """Whether there were gradients when the first backward began."""
+        self._device_index = _device_index(trees)
+        self._readings = 0
+        self._read_every = max(1, -(-len(self._index) // MOST_READINGS))
         self._backward_ran = False
         self._in_backward = -1
         """The node whose backward is running."""
@@ -195,6 +217,8 @@ class SampledStep:
             return False
         if self._backward_ran or not self._gradients:
             self._outputs = {}
+            self._kept = 0
+            self._kept_after = {}
             self._backward_ran = False
         self._in_backward = -1  # if the last backward failed, its end was not seen
         self._outermost = at
@@ -233,7 +257,39 @@ class SampledStep:
                     node.register_prehook(_Mark(self._backward_reaches, at))
                 if counts and type(tensor) is torch.Tensor:
                     storage = tensor.untyped_storage()
-                    self._outputs.setdefault(storage.data_ptr(), (at, storage.nbytes()))
+                    address = storage.data_ptr()
+                    if address not in self._outputs:
+                        size = storage.nbytes()
+                        self._outputs[address] = (at, size)
+                        self._kept += size
+        if not self._activations:
+            return
+        self._kept_after[at] = self._kept
+        used = self._kept if self._device_index is None else self._in_use()
+        if used > self._forward_peak[0]:
+            self._forward_peak = (used, at)
+
+    def _in_use(self, *, always: bool = False) -> int:
+        """Bytes of CUDA's allocator; 0 if it is not read this time."""
+        self._readings += 1
+        if self._readings % self._read_every and not always:
+            return 0
+        return int(self._torch._C._cuda_memoryStats(self._device_index)["allocated_bytes"]["all"]["current"])
+
+    def _note_backward(self, at: int, gradient: Any) -> None:
+        if self._device_index is not None:
+            self._backward_peak = max(self._backward_peak, (self._in_use(), at))
+            return
+        if self._had_gradients is None:
+            self._had_gradients = any(
+                parameter.grad is not None
+                for tree in self._trees
+                for _, parameter in tree.parameters()
+                if parameter.is_leaf
+            )
+        if len(self._reached) < MOST_MARKS:
+            flowing = _bytes(gradient) if type(gradient) is self._torch.Tensor else 0
+            self._reached.append((at, self._kept_after.get(at, 0) + flowing))
 
     def _look_again(self, at: int, output: Any) -> None:
         """A module is called during backward, by activation checkpointing: its graph may be the one that is used."""
@@ -279,6 +335,8 @@ class SampledStep:
         seen = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
         if not seen and type(local) is torch.Tensor and local.numel():
             self._sums.append((False, at, _sum(torch, local)))
+        if self._activations:
+            self._note_backward(at, local)
         self._in_backward = at
         self._since_ns = self._now()
         self.own_ns += self._since_ns - here_ns
@@ -288,6 +346,8 @@ class SampledStep:
     def _backward_ends(self) -> None:
         if self._in_backward >= 0 and not self._over:
             self._backward_ns[self._in_backward] += self._now() - self._since_ns
+            if self._device_index is not None:
+                self._backward_peak = max(self._backward_peak, (self._in_use(always=True), self._in_backward))
         self._in_backward = -1
 
     # -- Figures --------------------------------------------------------------------------------------------------
@@ -325,6 +385,7 @@ class SampledStep:
             skips = scalars.add([one for one in overflows if isinstance(one, torch.Tensor) and one.ndim == 0])
             scalars.send()
         device = self._device_memory()
+        peaks = self._peaks([reading.memory for reading in readings], device.get("device_bytes"))
 
         def figures() -> list[Figures]:
             self._judge_sums(scalars.numbers(sums))
@@ -340,6 +401,11 @@ class SampledStep:
                 for name, bad in (("forward", self._bad_forward), ("backward", self._bad_backward)):
                     if bad is not None and first <= bad < last:
                         read[f"nonfinite_{name}"] = bad - first
+                if peaks:
+                    read["peaks"] = {
+                        phase: [size, at - first if first <= at < last else None] for phase, (size, at) in peaks.items()
+                    }
+                    read["peak_source"] = "accounting" if self._device_index is None else "allocator"
                 found.append((tree, {**read, **device, **({"skipped": True} if skipped else {})}))
             return found
 
@@ -382,6 +448,29 @@ class SampledStep:
                 self._bad_backward = at
         self._sums.clear()
 
+    def _peaks(self, sizes: Sequence[Mapping[str, list[int]]], at_end: int | None) -> dict[str, tuple[int, int]]:
+        """By phase: the most bytes in use, and the node; {} if no layer was seen."""
+        if not self._activations or not any(self._called):
+            return {}
+        if self._device_index is not None:
+            after = max(self._in_use(always=True), at_end or 0)
+            found = {"forward": self._forward_peak, "backward": self._backward_peak, "optimizer": (after, -1)}
+            return {phase: peak for phase, peak in found.items() if peak[0]}
+        gradients = [size for one in sizes for size in one["gradients"]]
+        held = sum(sum(one[kind]) for one in sizes for kind in ("parameters", "optimizer", "buffers"))
+        before = held + (sum(gradients) if self._had_gradients else 0)
+        kept, node = self._forward_peak
+        found = {"forward": (before + kept, node), "optimizer": (held + sum(gradients), -1)}
+        so_far = before
+        passed: set[int] = set()
+        for at, more in self._reached:
+            if so_far + more > found.get("backward", (0, -1))[0]:
+                found["backward"] = (so_far + more, at)
+            if not self._had_gradients and at not in passed:
+                passed.add(at)
+                so_far += gradients[at]
+        return found
+
     def _activation_bytes(self, first: int, last: int) -> list[int] | None:
         if not self._activations or not any(self._called[first:last]):
             return None
@@ -403,7 +492,8 @@ class SampledStep:
         if not self._torch.cuda.is_initialized():
             return {}
         used = int(self._torch.cuda.memory_allocated())
-        return {"device_bytes": used, "device_peak": max(self._device_peak, used)}
+        seen = () if self._device_index is None else (self._forward_peak[0], self._backward_peak[0])
+        return {"device_bytes": used, "device_peak": max(self._device_peak, used, *seen)}
 
 
 class _Mark:
@@ -447,8 +537,8 @@ class _TreeReading:
         self._sizes: list[int] = []
         self._scales: list[float] = []
         parameters = list(tree.parameters())
-        self._memory = _sizes_of(torch, tree, parameters, optimizers)
-        grad_bytes = self._memory["gradients"] = [0] * len(tree.nodes)
+        self.memory = _sizes_of(torch, tree, parameters, optimizers)
+        grad_bytes = self.memory["gradients"] = [0] * len(tree.nodes)
         grads: list[Any] = []
         scale_of = _scales(optimizers)
         for at, parameter in parameters:
@@ -485,7 +575,7 @@ class _TreeReading:
             if key in changed:
                 changes.add(at, *changed[key])
         return {
-            "memory": self._memory,
+            "memory": self.memory,
             "grad_norm": plain_numbers(_root_sums(count, self._grad_owners, [norm / scale for norm, scale in norms])),
             "weight_norm": plain_numbers(_root_sums(count, self._owners, numbers(self._of_weights))),
             "update_ratio": plain_numbers([ratio if ratio is None else ratio**0.5 for ratio in changes.ratios()]),
@@ -527,6 +617,15 @@ def _root_sums(count: int, owners: Sequence[int], norms: Sequence[float]) -> lis
     for at, norm in zip(owners, norms, strict=True):
         squares[at] = (squares[at] or 0.0) + norm * norm
     return [square if square is None else square**0.5 for square in squares]
+
+
+def _device_index(trees: Sequence[ModuleTree]) -> int | None:
+    """The GPU on which the models are; None: on the CPU."""
+    for tree in trees:
+        for _, parameter in tree.parameters():
+            device = local_part(parameter).device
+            return int(device.index or 0) if device.type == "cuda" else None
+    return None
 
 
 def _scales(optimizers: Sequence[Any]) -> dict[int, float]:
