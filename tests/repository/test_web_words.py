@@ -35,7 +35,7 @@ def constants(root: Path, folder: str) -> set[str]:
 def events_of(root: Path) -> set[str]:
     """What is written: ``….event("name", …)``, news of the sender, and the notes of the store."""
     found = set()
-    for folder in ("agent", "hub", "store", "cli"):
+    for folder in ("agent", "hub", "store", "cli", "records"):
         for path in (root / SOURCES / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
