@@ -216,6 +216,6 @@ def test_what_was_seen_is_shown_unless_the_script_notes_that_name() -> None:
     assert metrics == {"loss": {"last": 2.5, "step": 6}, "grad_norm": {"last": 0.5, "step": 6}}
     own = (*events, *noted({3: 9.0}, run=run))
     assert summarise(replace(run, events=own))["metrics"]["loss"] == {"last": 9.0, "step": 3}
-    assert note_event({"~loss": 1, "~grad_norm": "nan"}) == ("seen", {"loss": 1, "grad_norm": "nan"})
-    assert note_event({"loss": 1, "~x": 2}) == ("note", {"loss": 1, "~x": 2})
-    assert note_event("text") == ("note", "text")
+    assert note_event({"~loss": 1, "~grad_norm": "nan"}) == {"event": "seen", "values": {"loss": 1, "grad_norm": "nan"}}
+    assert note_event({"loss": 1, "~x": 2}) == {"event": "note", "values": {"loss": 1, "~x": 2}}
+    assert note_event("text") == {"event": "note", "values": "text"}

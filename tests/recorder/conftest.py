@@ -61,7 +61,7 @@ class Recording:
         """Loss and gradient norm as the recorder saw them, by step."""
         notes = [NOTE_SLOT.unpack(slot) for slot in self.slots() if slot[4] == NOTE]
         found = {step: json.loads(said[:length]) for *_, step, length, said in notes if said.startswith(SEEN_NOTE)}
-        return {step: note_event(values)[1] for step, values in found.items()}
+        return {step: note_event(values)["values"] for step, values in found.items()}
 
     def facts(self) -> dict[str, Any]:
         """What the ring's header says of the live objects."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import get_args
 
 from stepscope.records.finding import HangKind
-from stepscope.records.series import NOTED
 
 SOURCES = Path("src/stepscope")
 
@@ -36,7 +35,7 @@ def constants(root: Path, folder: str) -> set[str]:
 def events_of(root: Path) -> set[str]:
     """What is written: ``….event("name", …)``, news of the sender, and the notes of the store."""
     found = set()
-    for folder in ("agent", "hub", "store", "cli"):
+    for folder in ("agent", "hub", "store", "cli", "records"):
         for path in (root / SOURCES / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
@@ -57,7 +56,7 @@ def events_of(root: Path) -> set[str]:
                         and isinstance(value, ast.Constant)
                         and isinstance(value.value, str)
                     }
-    return (found | {NOTED[0]}) - {"VARCHAR"}  # a column of a table
+    return found - {"VARCHAR"}  # a column of a table
 
 
 def test_every_kind_of_finding_has_a_name_and_a_meaning(root: Path) -> None:

@@ -36,7 +36,7 @@ from stepscope.hub.live.step_arrays import Planes
 from stepscope.records import run_clock
 from stepscope.records.finding import SEVERITIES, HangRecord, Severity, status_severity
 from stepscope.records.layers import LayerRecords, layer_lines
-from stepscope.records.series import NOTED, RankSeries, RunData, noted_numbers
+from stepscope.records.series import NOTED, SEEN_EVENT, RankSeries, RunData, noted_numbers
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
 from stepscope.reports import summarise
@@ -323,8 +323,8 @@ def past_run(data: RunData, nodes: Mapping[str, str] | None = None) -> LiveRun:
     pids = {series.identity.pid for series in current}
     for event in data.events:
         if event.get("event") in NOTED and event.get("pid") in pids and type(event.get("step")) is int:
-            live.noted.add(event["step"], noted_numbers(event), seen=event["event"] == "seen")
-    happened = [event for event in data.events if event.get("event") != "seen"]
+            live.noted.add(event["step"], noted_numbers(event), seen=event["event"] == SEEN_EVENT)
+    happened = [event for event in data.events if event.get("event") != SEEN_EVENT]
     for file, records in ((EVENTS, happened), (SAMPLES, data.samples), (STACKS, data.stacks)):
         for node, lines in lines_by_node(live, records, nodes).items():
             live.lines(file, lines, node=node, offset_ns=0)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIVE",
     "NOTED",
+    "SEEN_EVENT",
     "RankError",
     "RankSeries",
     "RankState",
@@ -127,15 +128,16 @@ class RunData:
     """What is missing or could not be read, in sentences."""
 
 
-NOTED = ("note", "seen")
+SEEN_EVENT = "seen"
+NOTED = ("note", SEEN_EVENT)
 """Events with values that belong to a step: what the script gave to ``note``, and what the recorder saw itself."""
 
 
-def note_event(values: Any) -> tuple[str, Any]:
-    """The event name for a note, and its values."""
+def note_event(values: Any) -> dict[str, Any]:
+    """``event`` and ``values`` of a note in the ring."""
     if isinstance(values, Mapping) and values and all(str(name).startswith(SEEN) for name in values):
-        return "seen", {str(name).removeprefix(SEEN): value for name, value in values.items()}
-    return "note", values
+        return {"event": SEEN_EVENT, "values": {str(name).removeprefix(SEEN): one for name, one in values.items()}}
+    return {"event": "note", "values": values}
 
 
 def noted_names(events: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -149,7 +151,7 @@ def noted_numbers(event: Mapping[str, Any], own: Collection[str] = ()) -> dict[s
     values = event.get("values") if event.get("event") in NOTED else None
     if not isinstance(values, Mapping):
         return {}
-    if event["event"] == "seen":
+    if event["event"] == SEEN_EVENT:
         values = {name: value for name, value in values.items() if name not in own}
     kept = {str(name): value for name, value in values.items() if type(value) in (int, float)}
     return {name: float(value) for name, value in kept.items() if abs(value) < LARGEST}  # also not nan

@@ -477,8 +477,8 @@ def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
             at_ns = int(steps["start_ns"][before - 1]) + int(steps["wall_ns"][before - 1])
         wall_ns = max(0, at_ns - about.anchor_mono_ns + about.anchor_wall_ns)
         who = {"rank": rank, "pid": about.pid, "key": about.key, "seq": seq}
-        event, values = note_event(values)
-        events.append({"schema": 1, "wall_ns": wall_ns, "event": event, **who, "step": step, "values": values})
+        note = note_event(values)
+        events.append({"schema": 1, "wall_ns": wall_ns, "event": note["event"], **who, "step": step, **note})
     return events
 
 

@@ -27,7 +27,7 @@ from stepscope.diagnosis.rules.layers.gradients import (
     first_nonfinite,
 )
 from stepscope.records.finding import SEVERITIES, Finding, Severity
-from stepscope.records.series import RunData, is_loss, noted_health
+from stepscope.records.series import SEEN_EVENT, RunData, is_loss, noted_health
 from stepscope.records.text import named_ranks
 
 __all__ = ["find_loss"]
@@ -111,7 +111,7 @@ def _curves(run: RunData) -> list[_Curve]:
         if type(step) is not int or type(rank) is not int or (rank, event.get("pid")) not in current:
             continue
         for name, value in noted_health(event).items():
-            points[name, rank, event["event"] == "seen"][step] = value
+            points[name, rank, event["event"] == SEEN_EVENT][step] = value
     return [
         _Curve(
             name=name,

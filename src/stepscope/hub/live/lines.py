@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
-from stepscope.records.series import note_event, noted_health, noted_numbers
+from stepscope.records.series import SEEN_EVENT, note_event, noted_health, noted_numbers
 from stepscope.records.steps import NOTE_SLOT, SEEN
 from stepscope.store.live.sample_files import Thinner, strides
 from stepscope.store.paths import LAYERS, SAMPLES
@@ -326,11 +326,11 @@ class Noted:
                 values = msgspec.json.decode(said[:length])
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                 continue
-            kind, values = note_event(values)
-            event = {"event": kind, "rank": rank, "pid": pid, "step": step, "values": values}
-            self.add(step, noted_numbers(event), seen=kind == "seen")
+            event = {**note_event(values), "rank": rank, "pid": pid, "step": step}
+            seen = event["event"] == SEEN_EVENT
+            self.add(step, noted_numbers(event), seen=seen)
             if noted_health(event):
-                (self.seen if kind == "seen" else self.health).append(event)
+                (self.seen if seen else self.health).append(event)
 
     def curves(self, first: int, last: int, bins: int) -> list[dict[str, Any]]:
         """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each.
