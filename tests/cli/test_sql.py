@@ -61,6 +61,12 @@ def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.undo()
 
 
+def test_a_name_without_a_query(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match=r'^no query: stepscope sql mine "select …"'):
+        patch.chdir(run_dir.parents[1])
+        run_command(["sql", "mine"])
+
+
 def test_the_newest_run_without_a_name(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

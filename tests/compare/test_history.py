@@ -107,8 +107,13 @@ def test_the_last_run_alone_is_no_change_yet() -> None:
 def test_too_few_runs_say_how_many_more() -> None:
     document = history_document(points([100.0, 150.0, 150.0]))
     assert (document["verdict"], document["needed"], document["changes"]) == ("cannot_tell", 2, [])
-    assert history_sentences(document) == ["Cannot tell: 3 runs to compare; 2 more runs would."]
+    assert history_sentences(document) == ["Cannot tell yet: 3 runs to compare, and it takes 5 or more."]
     assert history_document([])["verdict"] == "cannot_tell"
+
+
+def test_two_runs_that_differ_are_not_both_unusual() -> None:
+    document = history_document(points([100.0, 250.0]))
+    assert (document["unusual"], document["needed"]) == ([], 3)
 
 
 def test_runs_that_scatter_widely_are_not_called_the_same() -> None:

@@ -725,6 +725,14 @@ def test_a_slow_rank_loses_its_time_in_a_layer() -> None:
     assert found.advice[0].startswith("Compare what layers.3.mlp does on rank 3: ")
 
 
+def test_a_layer_with_half_of_the_time_is_not_said_to_have_most_of_it() -> None:
+    numbered = model("0", "1", "2")  # the names in an nn.Sequential
+    faults = [slow_forward("0", 5.2), slow_forward("1", 4.9)]
+    found = straggler(slow_run(), sampled(numbered, ranks=4, steps=range(0, 400, 100), faults=faults))
+    assert " in forward, 51% of it in layer 0 (6.20 ms instead of 1.00 ms), every step; " in found.title
+    assert found.advice[0].startswith("Compare what layer 0 does on rank 3: ")
+
+
 def test_a_list_of_modules_which_nothing_calls_hides_no_layer() -> None:
     faults = [slow_forward("layers.3.mlp", 10.1), set_values("layers", forward_us=None)]
     found = straggler(slow_run(), sampled(NET, ranks=4, steps=range(0, 400, 100), faults=faults))

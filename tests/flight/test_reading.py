@@ -142,6 +142,21 @@ def test_stacks_errors_and_logs_beside_the_dumps(tmp_path: Path) -> None:
     ]
 
 
+def test_only_the_dumps_of_a_recorded_run_are_read(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "hang"
+    asleep(2).write(run / "flight")
+    (run / "run.json").write_text("{}")
+    (run / "errors").mkdir()
+    (run / "errors" / "22052.json").write_text('{"type": "SignalException"}')  # named after a process, not a rank
+    for asked in (run, tmp_path):
+        reading = read_paths([asked])
+        assert ([dump.rank for dump in reading.dumps], reading.unreadable, reading.problems) == ([0, 1], (), ())
+    (tmp_path / "healthy").mkdir()
+    (tmp_path / "healthy" / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="no dump found there"):
+        read_paths([tmp_path / "healthy"])
+
+
 def test_several_dumps_of_one_rank(tmp_path: Path) -> None:
     asleep(2).write(tmp_path / "old")
     late = FlightJob(2)
@@ -158,7 +173,7 @@ def test_several_dumps_of_one_rank(tmp_path: Path) -> None:
 def test_what_cannot_be_asked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         read_paths([tmp_path / "none"])
-    with pytest.raises(UsageError, match="no files found there"):
+    with pytest.raises(UsageError, match="no dump found there"):
         read_paths([tmp_path])
 
 

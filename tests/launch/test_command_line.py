@@ -31,6 +31,13 @@ Run = Callable[..., Any]
                 "a script must end in .py, or be started as `python notes.txt`"
             ),
         ),
+        (
+            ["run", "train.py --epochs 3"],
+            (
+                "cannot start train.py --epochs 3: not found, or not executable; "
+                "if this is a command with arguments, leave out the quotes: stepscope run train.py --epochs 3"
+            ),
+        ),
         (["run", "--nproc-per-node", "2", "bash", "x"], "--nproc-per-node starts torchrun for a script;"),
         (["run", "--name", "a/b", "train.py"], "'a/b' is not a valid run name: it must be a plain folder name"),
         (["run", "./no-shebang"], "cannot start ./no-shebang: Exec format error"),

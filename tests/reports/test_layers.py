@@ -78,7 +78,7 @@ def test_the_fullest_rank_and_its_last_sample() -> None:
     kinds = "activations 49%, optimizer state 25%, parameters 13%, gradients 13%, buffers <1%"
     peak = "4.9 GiB at the peak of the step (96 MiB, 2%, is not in any layer)"
     assert shown["sentences"] == [
-        f"Its 125 modules hold 4.8 GiB: {kinds}.",
+        f"The model's 125 modules hold 4.8 GiB: {kinds}.",
         "Over ranks: from 4.6 GiB (rank 0) to 4.8 GiB (rank 3), median 4.6 GiB.",
         f"The device's allocator: {peak}; 2.5 GiB at its end (32 MiB, 1%, is not in any layer).",
     ]

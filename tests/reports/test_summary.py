@@ -454,7 +454,7 @@ def test_memory_of_processes_is_told_as_the_page_draws_it() -> None:
         {"bytes": 900, "rank": 1},
         {"bytes": 600, "rank": 1},
     )
-    assert "memory    process peak without mapped files 600 B (rank 1)\n" in render_text(summary)
+    assert "memory    process peak 600 B (rank 1), without mapped files\n" in render_text(summary)
 
 
 def test_hosts_and_gpus() -> None:

@@ -464,3 +464,20 @@ def test_the_verdict_takes_three_lines_of_24_and_the_help_fits() -> None:
     drawn = draw_screen(going(), ViewState(pane="help"), 80, 24).lines
     assert any("rank that works longest" in line.plain or "that works longest. " in line.plain for line in drawn)
     assert max(len(draw_verdict(going(), 80, lines)) for lines in (1, 2, 3)) <= 3
+
+
+def test_few_ranks_leave_their_lines_to_the_verdict() -> None:
+    found = Verdict(severity="critical", title="Slow. " * 20, price="a price " * 12, advice=("do it " * 20,))
+    whole = [line.plain for line in draw_verdict(going(findings=Findings(verdict=found)), 80, 6)]
+    for ranks, shown in ((2, 6), (8, 4), (64, 3)):
+        table = Ranks(total=ranks, order="work", rank=(0, 1), host=("a", "a"), state=("running",) * 2)
+        known = going(findings=Findings(verdict=found), ranks=table, status=Status(ranks=ranks))
+        lines = [line.plain for line in draw_screen(known, ViewState(), 80, 24).lines]
+        assert (lines.index(next(line for line in lines if line.startswith("step "))), len(whole)) == (1 + shown, 6)
+
+
+def test_the_help_is_wrapped_where_the_window_has_two_columns() -> None:
+    lines = [line.plain for line in draw_screen(going(), ViewState(pane="help"), 150, 40).lines]
+    right = [line.partition("│")[2] for line in lines]
+    assert not any("…" in line for line in right)
+    assert "a finding names." in " ".join(right)

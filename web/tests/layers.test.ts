@@ -4,7 +4,7 @@ import { cellAt, labelsOf, neighbour, type Cell } from "../src/charts/cells";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
 const { childrenOf, levelsOf, memoryCells, nameInside, pathTo, ROW_PX, timeCells } = await import("../src/panels/layer-cells");
-const { byHealth, layersTable, timelineLines, trained } = await import("../src/panels/layer-figures");
+const { byHealth, layersTable, rankOfVerdict, timelineLines, trained } = await import("../src/panels/layer-figures");
 
 const BOX = { x: 0, y: 0, width: 400, height: 100 };
 
@@ -169,4 +169,12 @@ test("the table and the lines over samples", () => {
     ["step peak", 110],
     ["device peak", 120],
   ]);
+});
+
+test("the layers shown first are those of the rank that the verdict names", () => {
+  const found = { kind: "compute_straggler", evidence: { layer: "0" }, severity: "critical" as const, title: "", ranks: [1], phase: "forward", steps: null, cost: null, advice: [], confidence: 1 };
+  expect(rankOfVerdict([found], [0, 1])).toBe(1);
+  expect(rankOfVerdict([found], [0])).toBeNull();
+  expect(rankOfVerdict([{ ...found, evidence: {} }], [0, 1])).toBeNull();
+  expect(rankOfVerdict([], [0, 1])).toBeNull();
 });

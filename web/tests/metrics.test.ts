@@ -2,7 +2,7 @@ import { expect, test, vi } from "vitest";
 import { stepsOf } from "./steps-sample";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
-const { metricTable, metricWords, numberText, paceOf } = await import("../src/panels/metrics");
+const { lostSince, metricTable, metricWords, numberText, paceOf } = await import("../src/panels/metrics");
 
 test("a metric in words and as a table; small numbers keep their digits", () => {
   const rate = { name: "lr", step: [0, 4], value: [0.0003, 1.25e-7] };
@@ -14,4 +14,10 @@ test("a metric in words and as a table; small numbers keep their digits", () => 
 test("the pace is from one start to the next", () => {
   const steps = stepsOf([{ first: 0, start: 0 }, { first: 1, start: 5e8 }, { first: 2, start: 1e9 }, { first: 4, start: 3e9 }]);
   expect(paceOf(steps)).toEqual({ name: "steps per second", step: [0, 1, 2], value: [2, 2, 1] });
+});
+
+test("a metric that is no number any more", () => {
+  const finding = (kind: string, evidence: Record<string, unknown>) => ({ kind, evidence, severity: "critical" as const, title: "", ranks: [], phase: null, steps: null, cost: null, advice: [], confidence: 1 });
+  const found = lostSince([finding("loss_nan", { name: "loss", first_step: 60 }), finding("loss_spike", { name: "lr", first_step: 3 }), finding("loss_nan", { layer: "0" })]);
+  expect([...found]).toEqual([["loss", 60]]);
 });

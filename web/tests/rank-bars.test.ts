@@ -24,6 +24,12 @@ test("whole step and work first, then phases by how far the worst is from the me
   expect(found[3]).toMatchObject({ worstRank: 0, least: 10, leastRank: 2 });
 });
 
+test("of two ranks the worst is compared with the other one, not with their mean", () => {
+  const found = pairs({ rank: [4, 7], mean_ns: { wall: [100, 101], work: [20, 90], comm: [80, 11] } });
+  expect(found.find(({ name }) => name === "work")).toEqual({ name: "work", median: 20, worst: 90, worstRank: 7, otherRank: 4, least: null, leastRank: null });
+  expect(found.find(({ name }) => name === "comm")).toMatchObject({ median: 11, worst: 80, worstRank: 4, otherRank: 7, least: 11, leastRank: 7 });
+});
+
 test("ranks without steps are ignored", () => {
   expect(pairs({ rank: [0], mean_ns: { wall: [0] } })).toEqual([]);
   expect(pairs({ rank: [], mean_ns: {} })).toEqual([]);

@@ -156,7 +156,8 @@ def history_document(points: Sequence[HistoryPoint], left_out: Sequence[Mapping[
     """The trend of these runs, oldest first, and its changes."""
     levels = np.log([point.level.mean for point in points])
     noise = _noise(points, levels)
-    usual = [at for at in range(len(points)) if not _unusual(levels, at, noise.spread)]
+    few = len(points) < FEWEST_RUNS  # too few to call one of them unusual
+    usual = [at for at in range(len(points)) if few or not _unusual(levels, at, noise.spread)]
     kept = levels[usual]
     shape: Shape = "cannot_tell"
     shifts: list[_Shift] = []
@@ -403,8 +404,7 @@ def history_sentences(document: Mapping[str, Any]) -> list[str]:
     shape, change = document["shape"], document["change"]
     said: list[str] = []
     if shape == "cannot_tell":
-        more = f"; {count_text(document['needed'], 'more run')} would" if document["runs"] else ""
-        return [f"Cannot tell: {count_text(count, 'run')} to compare{more}."]
+        return [f"Cannot tell yet: {count_text(count, 'run')} to compare, and it takes {FEWEST_RUNS} or more."]
     if shape == "steady":
         visible = document["noise"]["visible"]
         said.append(f"No change found in {count_text(count, 'run')}; one of {visible:.1%} or more would be found.")

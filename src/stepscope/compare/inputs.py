@@ -158,7 +158,7 @@ def check_comparable(inputs: Sequence[Input], *, unfinished: bool = False) -> No
     for one in inputs:
         if one.bad and not unfinished:
             how = {"running": "still runs"}.get(str(one.status), f"did not finish: {one.status_text or one.status}")
-            raise CompareError(f"{one.name} {how}; only finished runs are compared")
+            raise CompareError(f"{one.name} {how}; only `stepscope compare --unfinished` compares such a run")
         fewest = FEWEST_NUMBERS if one.kind == "numbers" else thresholds.MIN_STEPS
         if one.steady < fewest:
             what = "number" if one.kind == "numbers" else "steady step"

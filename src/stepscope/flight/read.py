@@ -24,6 +24,7 @@ from stepscope.flight.decode import MAX_BYTES, decode_dump, load_plain, quick_du
 from stepscope.flight.dump import MAX_RANK, Dump
 from stepscope.flight.stacks import RankLog, is_stacks, is_titan_log, parse_threads, read_titan_log
 from stepscope.records.finding import ThreadStack
+from stepscope.records.paths import FLIGHT
 from stepscope.records.text import Progress, no_progress
 
 __all__ = ["Reading", "ranks_by_name", "read_dump", "read_paths"]
@@ -78,6 +79,8 @@ def _last(numbers: Sequence[str]) -> int | None:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 MAX_FILES = 65536
+RUN_FILE = "run.json"
+"""In the folder of every recorded run."""
 MAX_DEPTH = 4
 TEXT_BYTES = 1 << 20
 """Bytes read from the end of a log or an error file."""
@@ -166,11 +169,15 @@ def _files(paths: Iterable[Path]) -> list[Path]:
         if len(files) > MAX_FILES:
             raise UsageError(f"more than {MAX_FILES} files; give the folder of one job")
     if not files:
-        raise UsageError("no files found there")
+        raise UsageError("no dump found there: no files, or a run that has none, because it neither hung nor lost a rank")
     return list(files)
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / RUN_FILE).is_file():  # a recorded run keeps its dumps in one folder; its other files are not dumps
+        folder = folder / FLIGHT
+        if not folder.is_dir():
+            return
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             if depth and not path.is_symlink():

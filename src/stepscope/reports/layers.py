@@ -426,7 +426,8 @@ def _sentences(
     parts = sorted((kind for kind in kinds if kind["bytes"]), key=lambda kind: -kind["bytes"])
     shares = ", ".join(f"{kind['title']} {kind['text']['share']}" for kind in parts)
     modules = count_text(len(model.modules), "module")
-    said = [f"Its {modules} hold {bytes_text(total)}{f': {shares}' if shares else ''}."]
+    hold = "holds" if len(model.modules) == 1 else "hold"
+    said = [f"The model's {modules} {hold} {bytes_text(total)}{f': {shares}' if shares else ''}."]
     if over_ranks["ranks"] > 1:
         said.append(f"Over ranks: {over_ranks['text']}.")
     if peak is not None:

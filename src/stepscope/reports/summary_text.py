@@ -67,9 +67,9 @@ def communication_lines(communication: Mapping[str, Any], width: int) -> list[st
             alike.setdefault((group["kind"], group["description"], op["op"]), []).append((group, op))
     if not alike:
         return []
-    last = LAST_COLUMNS if width >= NARROW else 0
-    columns = width - 2 - SENT_COLUMNS - 2 * TIME_COLUMNS - last
     shown = sorted(alike.values(), key=lambda rows: -(_mean(rows, "exposed_ms") or _mean(rows, "transfer_ms") or 0.0))
+    last = LAST_COLUMNS if width >= NARROW and any(_often_last(rows) for rows in shown[:LINES]) else 0
+    columns = width - 2 - SENT_COLUMNS - 2 * TIME_COLUMNS - last
     exposed = any(op["exposed_ms"] is not None for rows in shown for _, op in rows)
     cells = [
         ("exchange", "per step", *(("exposed", "hidden") if exposed else ("transfer", "bus")), "often last"),
@@ -408,9 +408,9 @@ def _phases(page: Page, summary: Summary) -> None:
     several = len(summary["ranks"]) > 1
     # Summaries of earlier versions do not say which clock the findings use.
     on_device = summary.get("clock", "device") == "device" and all(row["device"] for row in phases.values())
-    heads = (
-        ["median rank".rjust(MEDIAN_COLUMNS), "worst rank".rjust(17)] if several else ["median".rjust(MEDIAN_COLUMNS)]
-    )
+    two = [bool(rank["steps"]) for rank in summary["ranks"]] == [True, True]  # their median would contain half of the slow rank's time
+    usual = "other rank" if two else "median rank" if several else "median"
+    heads = [usual.rjust(MEDIAN_COLUMNS), *(["worst rank".rjust(17)] if several else [])]
     with_host = on_device and page.width >= WIDE
     if with_host:
         heads.append("host".rjust(12))
@@ -422,7 +422,8 @@ def _phases(page: Page, summary: Summary) -> None:
         rare = not shown["median_ms"] and not shown["worst_ms"]
         if rare and not shown["steps"]:
             continue  # occurred only in steps that were set aside
-        values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(shown["median_ms"])]
+        usual_ms = max(2 * shown["median_ms"] - shown["worst_ms"], 0.0) if two else shown["median_ms"]
+        values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(usual_ms)]
         if several:
             values.append("" if rare else _worst(shown))
         if with_host:
@@ -452,9 +453,9 @@ def _machine(page: Page, summary: Summary) -> None:
     memory, nodes, gpus = summary["memory"], summary["host"]["nodes"], summary["host"]["gpus"]
     several = len(summary["ranks"]) > 1
     own = memory.get("own_peak")  # as on the page; missing in summaries of earlier versions
-    words, peak = ("process peak without mapped files", own) if own else ("process peak", memory["rss_peak"])
+    what, peak = (", without mapped files", own) if own else ("", memory["rss_peak"])
     if peak:
-        page.items("memory", [f"{words} {bytes_text(peak['bytes'])}{_whose(peak['rank'], several=several)}"])
+        page.items("memory", [f"process peak {bytes_text(peak['bytes'])}{_whose(peak['rank'], several=several)}{what}"])
     for node in nodes[:MANY_HOSTS]:
         page.items(cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
     if len(nodes) > MANY_HOSTS:

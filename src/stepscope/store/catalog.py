@@ -406,7 +406,7 @@ def run_entry(path: Path) -> RunEntry:
         commit=_text(git, "commit") or "",
         branch=_text(git, "branch") or "",
         dirty=isinstance(git, Mapping) and git.get("dirty") is True,
-        metrics=_metrics(summary.get("metrics")),
+        metrics=_metrics(summary),
         labels=labels,
     )
 
@@ -427,9 +427,13 @@ def _duration_s(meta: Mapping[str, Any], summary: Mapping[str, Any]) -> float | 
     return max(ended - began, 0) / 1e9
 
 
-def _metrics(said: Any) -> dict[str, float]:
-    """The last values, as the summary has them."""
-    rows = said.items() if isinstance(said, Mapping) else ()
+def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The last values, as the summary has them; none of a metric that is NaN by now, for which it has an older one."""
+    said, findings = summary.get("metrics"), summary.get("findings")
+    found = [one for one in findings if isinstance(one, Mapping)] if isinstance(findings, list) else []
+    evidence = [one.get("evidence") for one in found if one.get("kind") in ("loss_nan", "nan_gradients")]
+    lost = {str(about.get("name")) for about in evidence if isinstance(about, Mapping)}
+    rows = [(name, row) for name, row in said.items() if name not in lost] if isinstance(said, Mapping) else []
     lasts = ((str(name), _number(row.get("last"))) for name, row in rows if isinstance(row, Mapping))
     return {name: last for name, last in lasts if last is not None}
 

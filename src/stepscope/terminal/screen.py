@@ -519,8 +519,8 @@ KEY_HELP = (
 HELP_NOTES = (
     "Step times are medians, phases and table are means, over the steps shown.",
     "Bars: the mean over all ranks, then the rank that works longest.",
-    "Work is the step time without waiting for peers: the others wait for the rank",
-    "that works longest. ✖ ▲ ● mark ranks that a finding names.",
+    "Work is the step time without waiting for peers: the others wait for the rank that works longest. "
+    "✖ ▲ ● mark ranks that a finding names.",
 )
 
 
@@ -549,9 +549,13 @@ def draw_keys(width: int, *, beside_job: bool, pane: str, interrupts: int = 0) -
 def draw_help(width: int, height: int, *, beside_job: bool) -> list[Text]:
     leaving = [("q", "leave the view; the job continues"), ("Ctrl-C", "end the job, as without the view")]
     rows = [*KEY_HELP, *(leaving if beside_job else [("q  Ctrl-C", "leave; the run continues")])]
-    lines = [columns([(f" {key:<11}", "bold"), (words, "")], width) for key, words in rows]
-    notes = [columns([(f" {note}", "dim")], width) for note in ("", *HELP_NOTES)]
-    return [*lines, *notes][:height]
+    lines = [
+        columns([(f" {key if at == 0 else '':<11}", "bold"), (line, "")], width)
+        for key, words in rows
+        for at, line in enumerate(wrapped(words, width - 12, height))
+    ]
+    notes = [line for note in HELP_NOTES for line in wrapped(note, width - 1, height)]
+    return [*lines, *(columns([(f" {line}", "dim")], width) for line in ("", *notes))][:height]
 
 
 def _add_key(line: Text, word: str) -> None:
@@ -572,6 +576,10 @@ _VERDICT_LINES = ((14, 1), (18, 2), (30, 3), (40, 6), (100_000, 8))
 """Pairs of a screen height and the number of lines for screens below it."""
 _PHASE_LINES = ((16, 0), (20, 3), (24, 5), (30, 6), (100_000, 11))
 TABLE_LEAST = 3
+VERDICT_MORE = 3
+"""More lines for the verdict, as far as the table of ranks leaves them empty."""
+LINES_WITHOUT = 6
+"""Header, step time, machine, head of the table, event, keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -597,7 +605,10 @@ def draw_screen(
     wide = width >= WIDE
     rule = [Text("─" * width, "dim", no_wrap=True, end="")] if height >= RULES_FROM else []
     top = [draw_header(known, width, frozen=frozen, now_wall_ns=now_wall_ns)]
-    verdict = draw_verdict(known, width, _lines_for(_VERDICT_LINES, height))
+    most = _lines_for(_VERDICT_LINES, height)
+    if not wide and height < RULES_FROM and view.pane == "ranks":
+        most += max(0, min(VERDICT_MORE, height - LINES_WITHOUT - most - _lines_for(_PHASE_LINES, height) - _ranks(known)))
+    verdict = draw_verdict(known, width, most)
     top += [*rule, *verdict, *rule, draw_step_time(known, width, now_wall_ns=now_wall_ns)]
     bottom = [draw_event_line(known, width)] if height >= 12 else []
     bottom = [*rule, *bottom, draw_keys(width, beside_job=beside_job, pane=view.pane, interrupts=interrupts)]
@@ -624,10 +635,9 @@ def _main_column(
     below = [draw_machine(known, width)]
     if height >= RULES_FROM:
         below.append(Text("─" * width, "dim", no_wrap=True, end=""))
-    ranks = max(known.ranks.total if known.ranks is not None else 0, known.status.ranks if known.status else 0)
     most = _lines_for(_PHASE_LINES, height)
     if most:
-        most = max(most, room - len(below) - 1 - ranks)  # lines that a short table leaves empty
+        most = max(most, room - len(below) - 1 - _ranks(known))  # lines that a short table leaves empty
     phases = draw_phases(known, width, min(most, max(0, room - TABLE_LEAST - 1)))
     lines = [*phases, *below]
     left = max(0, room - len(lines))
@@ -635,6 +645,10 @@ def _main_column(
         known, width, left, cursor=view.cursor, start=view.start, order=view.order, now_wall_ns=now_wall_ns
     )
     return [*lines, *table], max(0, left - 1)
+
+
+def _ranks(known: Snapshot) -> int:
+    return max(known.ranks.total if known.ranks is not None else 0, known.status.ranks if known.status else 0)
 
 
 def _pane(known: Snapshot, view: ViewState, width: int, room: int, *, beside_job: bool) -> list[Text]:

@@ -1,5 +1,6 @@
 /** Memory by kind over the sampled steps, gradients by module, and the figures of the layers as a table. */
 
+import type { Finding } from "../api/documents";
 import type uPlot from "uplot";
 import type { LayerRow, LayersDocument, Norm } from "../api/layer-documents";
 import { BINARY } from "../charts/curves";
@@ -103,4 +104,11 @@ export function layersTable({ modules, kinds }: LayersDocument): Csv {
       ...HEALTH.map((name) => row[name]),
     ]),
   };
+}
+
+/** The rank whose layer the verdict names, if it was sampled: the charts then show what the verdict says. */
+export function rankOfVerdict(findings: readonly Finding[], sampled: readonly number[]): number | null {
+  const [first] = findings;
+  const rank = first?.ranks[0];
+  return rank !== undefined && typeof first?.evidence["layer"] === "string" && sampled.includes(rank) ? rank : null;
 }

@@ -13,7 +13,7 @@ import { extent } from "../run/stretch";
 import { Card } from "../ui/card";
 import { bytes, count } from "../ui/format";
 import { levelsOf, memoryCells, passUs, pathTo, ROW_PX, timeCells, titleOf, nameInside } from "./layer-cells";
-import { kindProperty, layersTable, passProperty, timelineChart, timelineLines } from "./layer-figures";
+import { kindProperty, layersTable, passProperty, rankOfVerdict, timelineChart, timelineLines } from "./layer-figures";
 import { GradientTable, LayerTable } from "./layer-tables";
 import { stepAxis } from "./step-axis";
 import "./layers.css";
@@ -29,14 +29,15 @@ type Answer = LayersDocument | NoLayers;
 /** Renders nothing if no step was sampled. */
 export function LayersPanel({ run }: { run: OpenRun }) {
   const usual = useAnswer<Answer>(run, "layers", {}, EVERY_MS).value;
-  const [rank, step] = [run.rank.value, run.step.value];
+  const named = rankOfVerdict(run.findings.value?.findings ?? [], usual?.rank === null ? [] : (usual?.ranks ?? []));
+  const [rank, step] = [run.rank.value ?? named, run.step.value];
   const there = usual !== null && usual.rank !== null && (rank === null || usual.ranks.includes(rank));
   const special = there && (rank !== null || step !== null);
   const asked = { ...(rank === null ? {} : { rank }), ...(step === null ? {} : { step }) };
   const chosen = useAnswer<Answer>(run, special ? "layers" : null, special ? asked : {}, EVERY_MS).value;
   if (usual === null || usual.rank === null) return null;
   const layers = special && chosen !== null && chosen.rank !== null && (rank === null || chosen.rank === rank) ? chosen : usual;
-  return <Known run={run} layers={layers} usual={usual} missing={there ? null : rank} />;
+  return <Known run={run} layers={layers} usual={usual} named={named} missing={there ? null : rank} />;
 }
 
 interface KnownProps {
@@ -44,16 +45,18 @@ interface KnownProps {
   layers: LayersDocument;
   /** The fullest rank in its last sample. */
   usual: LayersDocument;
+  /** The rank whose layer the verdict names. */
+  named: number | null;
   /** The selected rank, if it has no samples. */
   missing: number | null;
 }
 
-function Known({ run, layers, usual, missing }: KnownProps) {
+function Known({ run, layers, usual, named, missing }: KnownProps) {
   const table = useSignal(false);
   const timed = layers.modules.some((row) => (row.forward_us ?? 0) > 0 || (row.backward_us ?? 0) > 0);
   const graded = layers.modules.some((row) => row.grad_norm !== null || row.weight_norm !== null);
   return (
-    <Card title="Layers" part="layers" class="layers" about={layers.text.shown} tools={<Choices run={run} layers={layers} usual={usual} />} csv={{ name: `${run.name}-layers-rank-${layers.rank}-step-${layers.step}`, make: () => layersTable(layers) }}>
+    <Card title="Layers" part="layers" class="layers" about={layers.text.shown} tools={<Choices run={run} layers={layers} usual={usual} named={named} />} csv={{ name: `${run.name}-layers-rank-${layers.rank}-step-${layers.step}`, make: () => layersTable(layers) }}>
       {missing !== null && <p class="muted">Rank {missing} has no samples of its layers; this is rank {layers.rank}.</p>}
       {layers.notes.map((note) => (
         <p key={note} class="layer-note">
@@ -90,14 +93,14 @@ function Known({ run, layers, usual, missing }: KnownProps) {
 }
 
 /** The rank and the sample, which are those of the whole page. */
-function Choices({ run, layers, usual }: { run: OpenRun; layers: LayersDocument; usual: LayersDocument }) {
+function Choices({ run, layers, usual, named }: Pick<KnownProps, "run" | "layers" | "usual" | "named">) {
   const { ranks } = usual;
   const { steps } = layers;
   return (
     <>
       {ranks.length > 1 && ranks.length <= MOST_CHOICES && (
         <select aria-label="Rank of the layers" value={run.rank.value !== null && ranks.includes(run.rank.value) ? String(run.rank.value) : ""} onChange={({ currentTarget: { value } }) => (run.rank.value = value === "" ? null : Number(value))}>
-          <option value="">fullest rank</option>
+          <option value="">{named === null ? "fullest rank" : "rank of the verdict"}</option>
           {ranks.map((rank) => (
             <option key={rank} value={String(rank)}>
               rank {rank}

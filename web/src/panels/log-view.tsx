@@ -75,7 +75,7 @@ export function LogView({ reader, here, said, follows, wanted, label }: LogViewP
   return (
     <>
       {wanted.trim() !== "" && <Found found={found} now={now} box={box} />}
-      <div class="log" ref={box} role="log" aria-live="off" aria-label={label} tabIndex={0} onScroll={scrolled}>
+      <div class={follows ? "log follows" : "log"} ref={box} role="log" aria-live="off" aria-label={label} tabIndex={0} onScroll={scrolled}>
         <div class="log-edge">
           {start > 0 ? (
             <button type="button" class="quiet" onClick={earlier}>

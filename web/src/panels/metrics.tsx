@@ -1,7 +1,7 @@
 /** The numbers that the script gave to `stepscope.note()`, such as loss and learning rate, and the throughput, over steps. */
 
 import { useMemo } from "preact/hooks";
-import type { MetricsDocument, StepsDocument } from "../api/documents";
+import type { Finding, MetricsDocument, StepsDocument } from "../api/documents";
 import { lineSeries } from "../charts/curves";
 import { Plot, type Chart } from "../charts/plot";
 import { useAnswer, type OpenRun } from "../run/open-run";
@@ -27,6 +27,7 @@ export function MetricsPanel({ run }: { run: OpenRun }) {
   const answer = useAnswer<MetricsDocument>(run, "metrics", asked, 3000).value;
   const noted = answer?.metrics.filter(({ step }) => step.length > 0) ?? [];
   const metrics = useMemo(() => (all === null || noted.length === 0 ? noted : [...noted, paceOf(all)]), [answer, all]);
+  const lost = lostSince(run.findings.value?.findings ?? []);
   if (answer === null || whole === null || noted.length === 0) return null;
   return (
     <Card
@@ -38,7 +39,7 @@ export function MetricsPanel({ run }: { run: OpenRun }) {
         {metrics.map((metric) => (
           <section key={metric.name} class="metric">
             <h3>
-              {metric.name} <span class="muted">{numberText(metric.value.at(-1) ?? Number.NaN)}</span>
+              {metric.name} <LastValue metric={metric} lost={lost.get(metric.name)} />
             </h3>
             <Plot
               label={metricWords(metric)}
@@ -53,6 +54,17 @@ export function MetricsPanel({ run }: { run: OpenRun }) {
       </div>
     </Card>
   );
+}
+
+function LastValue({ metric, lost }: { metric: Metric; lost: number | undefined }) {
+  if (lost !== undefined) return <span class="metric-lost">NaN or infinite from step {count(lost)} on</span>;
+  return <span class="muted">{numberText(metric.value.at(-1) ?? Number.NaN)}</span>;
+}
+
+/** By name, the step from which on a metric is no number: its curve ends there, and its last value is not the current one. */
+export function lostSince(findings: readonly Finding[]): Map<string, number> {
+  const found = findings.flatMap(({ kind, evidence: { name, first_step: step } }) => ((kind === "loss_nan" || kind === "nan_gradients") && typeof name === "string" && typeof step === "number" ? [[name, step] as const] : []));
+  return new Map(found);
 }
 
 /** Steps per second over the run, from the starts of its bins. */

@@ -6,9 +6,12 @@ import type { Csv } from "../ui/csv";
 
 export interface Pair {
   name: string;
+  /** Of two ranks: the other rank's, since their median would contain half of the worst. */
   median: number;
   worst: number;
   worstRank: number;
+  /** Of two ranks: the other one. */
+  otherRank?: number;
   /** For `comm`: the rank that waits least is the one the others wait for. */
   least: number | null;
   leastRank: number | null;
@@ -34,9 +37,10 @@ export function pairs(ranks: Pick<RanksDocument, "rank" | "mean_ns">): Pair[] {
     const values = rows.map((at) => ranks.mean_ns[name]?.[at] ?? 0);
     const [most, fewest] = [values.indexOf(Math.max(...values)), values.indexOf(Math.min(...values))];
     const waits = name === "comm";
+    const other = rows.length === 2 ? 1 - most : null;
     return {
       name,
-      median: median(values),
+      ...(other === null ? { median: median(values) } : { median: values[other] ?? 0, otherRank: ranks.rank[rows[other] ?? 0] ?? 0 }),
       worst: values[most] ?? 0,
       worstRank: ranks.rank[rows[most] ?? 0] ?? 0,
       least: waits ? (values[fewest] ?? 0) : null,

@@ -29,7 +29,7 @@ export function WorstMedian({ run }: { run: OpenRun }) {
   const clock = device ? "device time " : run.timed.value ? "host time " : "";
   return (
     <Card
-      title={alone === null ? "Worst vs. median rank" : "Where a step’s time goes"}
+      title={alone !== null ? "Where a step’s time goes" : found?.[0]?.otherRank === undefined ? "Worst vs. median rank" : "Worst vs. other rank"}
       about={`${clock}per step, ${many ? "from the summary" : lastStepsWords(run)}`}
       class="half"
       csv={{ name: `${run.name}-worst-median`, make: () => (alone === null ? pairTable(found ?? []) : device ? shareTable(parts as (Share & { host: number })[]) : rankTable(alone)) }}
@@ -88,7 +88,7 @@ function Pairs({ run, found }: { run: OpenRun; found: readonly (Pair | DevicePai
                 {duration(pair.worst)}
               </Bar>
               <Bar value={pair.median} most={most} name={pair.name} kind="median">
-                median {duration(pair.median)}
+                {pair.otherRank === undefined ? "median" : `rank ${pair.otherRank}`} {duration(pair.median)}
               </Bar>
             </td>
             <td class="wm-pair-words">
@@ -107,15 +107,16 @@ const ALIKE = 0.05;
 const SMALL = 0.005;
 
 function Difference({ run, pair, step }: { run: OpenRun; pair: Pair; step: number }) {
-  const { median, worst, least, leastRank } = pair;
-  if (least !== null && leastRank !== null && median - least > ALIKE * Math.max(median, step)) {
+  const { median, worst, least, leastRank, otherRank } = pair;
+  const usual = otherRank === undefined ? median : worst;
+  if (least !== null && leastRank !== null && usual - least > ALIKE * Math.max(usual, step)) {
     return (
       <>
         rank{" "}
         <button type="button" class="rank-link" aria-label={`Show rank ${leastRank}, which waits least`} onClick={() => showRank(run, leastRank)}>
           {count(leastRank)}
         </button>{" "}
-        waits least ({duration(least)}): the others wait for it
+        waits least ({duration(least)}): {otherRank === undefined ? "the others wait" : "the other waits"} for it
       </>
     );
   }

@@ -83,14 +83,14 @@ function Said({ run: { comparison, problem } }: { run: ComparedRun }) {
   const more = [skew && `Ranks: ${skew}.`, ...exchanges.map((words) => `Exchanges: ${words}.`), ...notices].filter(Boolean);
   return (
     <>
+      <p class="headline-title">
+        <SeverityMark look={look} /> {title}
+      </p>
       {changed.length > 0 && (
         <p>
           <SeverityMark look="warning" /> Changed: {changed.join("; ")}.
         </p>
       )}
-      <p class="headline-title">
-        <SeverityMark look={look} /> {title}
-      </p>
       {cause && <p>{cause}</p>}
       <p class="muted">
         {step.join("; ")}. Based on {basis} {needed}

@@ -131,7 +131,7 @@ function Row({ row, now, noted, committed, chosen, open, onChoose, onTag, onOpen
   const step = row.median_step_ms === null ? "–" : duration(row.median_step_ms * 1e6);
   const took = row.duration_s === null || row.duration_s === undefined ? null : duration(row.duration_s * 1e9, true);
   const when = began(row.created_wall_ns, now);
-  const metrics = shownMetrics(row).map(([name, value]) => `${numberText(value)} ${name}`);
+  const metrics = shownMetrics(row).map(([name, value]) => `${name} ${numberText(value)}`);
   const tags = row.tags ?? [];
   return (
     <tr class={chosen ? "chosen" : ""}>

@@ -17,7 +17,7 @@ from stepscope import __version__
 from stepscope.records.files import PRIVATE
 from stepscope.records.paths import session_root
 from stepscope.records.redaction import REDACTED, kept_environment
-from stepscope.records.text import printable
+from stepscope.records.text import count_text, printable
 from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
 from stepscope.store.liveness import process_alive
 from stepscope.store.paths import META
@@ -97,7 +97,7 @@ def _stale_sessions() -> Iterator[Check]:
     if stale:
         yield Check(
             state="weak",
-            what=f"{len(stale)} session(s) of crashed runs are left in {root}",
+            what=f"{count_text(len(stale), 'session')} of crashed runs left in {root}",
             advice="`stepscope report RUN` adds them to their run; sessions without a run can be deleted",
         )
 
@@ -125,11 +125,11 @@ def _runs(runs: Path) -> Check:
 def _kept(runs: Path) -> Iterator[Check]:
     """What a run records about its user, and who can read it."""
     names = list(kept_environment(os.environ))
-    variables = ", ".join(names) if names else "none"
+    variables = f": {', '.join(names)}" if names else ""
     yield Check(
         state="good",
         what=f"stored in run.json: user, host, working directory, the command with secrets as {REDACTED}, and "
-        f"{len(names)} of {len(os.environ)} environment variables: {variables}",
+        f"{len(names)} of {len(os.environ)} environment variables{variables}",
         advice="output and tracebacks are stored unchanged in logs/ and errors/; "
         "to share a report: `stepscope report RUN --html FILE --redact`",
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import RUN_HELP, locate_run
+from stepscope.cli.arguments import RUN_HELP, RUNS_FOLDER, locate_run, runs_in
 from stepscope.cli.output import format_table, progress_bar
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.text import printable, say
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
-    if os.path.exists(sql):  # noqa: PTH110  (a long query is no error of the file system's)
+    # A long query is no error of the file system's.
+    if os.path.exists(sql) or sql in runs_in(RUNS_FOLDER):  # noqa: PTH110
         raise UsageError(f'no query: stepscope sql {shlex.quote(sql)} "select …" (see `stepscope sql --help`)')
     found = [_traces(path) for path in paths]
     if len(paths) < 2 and not any(found):

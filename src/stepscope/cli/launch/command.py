@@ -435,5 +435,7 @@ def _executable(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         hint = f"; a script must end in .py, or be started as `python {name}`" if Path(name).is_file() else ""
+        if name.split()[1:] and not hint:
+            hint = f"; if this is a command with arguments, leave out the quotes: stepscope run {name}"
         raise UsageError(f"cannot start {name}: not found, or not executable{hint}")
     return found

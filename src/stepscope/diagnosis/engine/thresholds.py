@@ -479,6 +479,8 @@ HISTORY_STEPS_LEAST = 32
 """… and has enough steps, however many ranks hold parts of the model."""
 LAYER_STEPS = 2
 """Sampled steps that must show in which layer a slow rank loses its time."""
+LAYER_MOSTLY = 0.7
+"""Share of the extra time from which on a layer is said to have most of it; below it the share is named."""
 
 # -- machine ----------------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice
 from stepscope.records.finding import Finding, severity_by_cost
 from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
-from stepscope.records.text import ms_text, named_ranks
+from stepscope.records.text import ms_text, named_ranks, share_text
 
 __all__ = ["find_stragglers", "hides_wait"]
 
@@ -328,7 +328,7 @@ def _title(
     )
     if layer is not None:
         which = "" if len(ranks) == 1 else f" on rank {view.ranks[worst.rank]}"
-        where += f", mostly in {layer.text}{which},"
+        where += f", {layer.text}{which},"
     if tokens >= thresholds.BYTES_ALIKE:
         it = "it has" if len(ranks) == 1 else "they have"
         more = f"{it} {tokens:.2g}× the bytes of {its} peers in all_to_all"
@@ -406,11 +406,19 @@ class _SlowLayer:
     peers_ms: float
     steps: int
     """Sampled steps that were compared."""
+    share: float
+    """Of the extra time."""
+
+    @property
+    def called(self) -> str:
+        """``layers.7.mlp``, ``layer 0``: names in an nn.Sequential are numbers."""
+        return f"layer {self.name}" if self.name[:1].isdigit() else self.name
 
     @property
     def text(self) -> str:
-        """``layers.7.mlp (12.1 ms instead of 2.00 ms)``."""
-        return f"{self.name} ({ms_text(self.own_ms)} instead of {ms_text(self.peers_ms)})"
+        """``mostly in layers.7.mlp (12.1 ms instead of 2.00 ms)``."""
+        how = "mostly" if self.share >= thresholds.LAYER_MOSTLY else f"{share_text(self.share)} of it"
+        return f"{how} in {self.called} ({ms_text(self.own_ms)} instead of {ms_text(self.peers_ms)})"
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -465,6 +473,7 @@ def _most_of(tree: ModelTree, pairs: Sequence[tuple[Floats, Floats]], excess_us:
         own_ms=(peers_us + float(more[module])) / 1e3,
         peers_ms=peers_us / 1e3,
         steps=len(pairs),
+        share=float(more[module]) / extra_us,
     )
 
 
@@ -484,7 +493,7 @@ def _own_us(tree: ModelTree, sample: LayerSample, phase: str) -> Floats:
 
 def _layer_advice(layer: _SlowLayer | None, rank: int) -> Iterator[str]:
     if layer is not None:
-        yield f"Compare what {layer.name} does on rank {rank}: the size of its input, a branch, a hook, another kernel."
+        yield f"Compare what {layer.called} does on rank {rank}: the size of its input, a branch, a hook, another kernel."
 
 
 # -- detection --------------------------------------------------------------------------------------------------------

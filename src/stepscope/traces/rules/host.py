@@ -64,7 +64,7 @@ def _syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "host_sync",
-            f"The host waits for the device{view.of_whom(where)} {_times(count)} {view.in_what}, "
+            f"The host waits for the device {_times(count)} {view.in_what}{view.of_whom(where)}, "
             f"mostly in {_named(first)}, and the device then runs dry: {view.each_step(saved_each_ns)}, "
             f"{share_text(view.typical(view.share(saved_ns), where))} of the time.",
             where=where,
@@ -131,7 +131,7 @@ def _launches(view: JobView, idle_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "launch_bound",
-            f"The device waits for launches{view.of_whom(where)} {share_text(share)} of the time: "
+            f"The device waits for launches {share_text(share)} of the time{view.of_whom(where)}: "
             f"{count_text(count, 'kernel')} {view.in_what} of {ms_text(mean / 1e6)} on average "
             "are over before the host has launched the next.",
             where=where,
