@@ -221,6 +221,19 @@ def test_an_output_that_is_a_view_or_changed_in_place_counts_once(layers: Layers
     assert layers.by_name("activations") == {"0": rows * 4 * FLOAT, "4": rows * 2 * FLOAT}
 
 
+def test_memory_that_is_used_again_counts_for_the_layer_that_uses_it_now(layers: Layers) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.inner(x)  # backward does not need what ``inner`` returned: the next block gets its memory
+
+    train(nn.Sequential(*(Residual() for _ in range(6)), nn.Linear(8, 2)), 3)
+    assert {"5.inner", "6"} <= layers.by_name("activations").keys()
+
+
 def test_micro_batches_add_their_times_but_not_their_activations(layers: Layers) -> None:
     model = two_layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -258,10 +258,12 @@ class SampledStep:
                 if counts and type(tensor) is torch.Tensor:
                     storage = tensor.untyped_storage()
                     address = storage.data_ptr()
-                    if address not in self._outputs:
+                    known = self._outputs.get(address)
+                    if known is None or not _is_of(torch, address, inputs):
+                        # What was there before is free: backward does not need it.
                         size = storage.nbytes()
                         self._outputs[address] = (at, size)
-                        self._kept += size
+                        self._kept += size - (known[1] if known else 0)
         if not self._activations:
             return
         self._kept_after[at] = self._kept
@@ -763,6 +765,13 @@ def _tensors_in(torch: Any, value: Any) -> list[Any]:
         elif hasattr(one, "__dict__") and not callable(one):
             left += reversed(list(vars(one).values())[:MAX_OUTPUTS])
     return found
+
+
+def _is_of(torch: Any, address: int, inputs: Any) -> bool:
+    """Whether the memory at this address is that of an input: a module may return a view, or change its input."""
+    return any(
+        type(one) is torch.Tensor and one.untyped_storage().data_ptr() == address for one in _tensors_in(torch, inputs)
+    )
 
 
 def _total(outputs: Mapping[int, tuple[int, int]]) -> int:
