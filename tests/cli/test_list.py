@@ -80,6 +80,16 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (new["status"], new["ranks"], new["verdict"]) == ("failed", None, "")
 
 
+def test_a_metric_that_is_nan_by_now_has_no_last_value(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = {"kind": "loss_nan", "evidence": {"name": "loss", "first_step": 60}}
+    metrics = {"loss": {"last": 0.017, "step": 59}, "lr": {"last": 0.1, "step": 149}}
+    save_summary(
+        runs / "old", {**SUMMARY, "findings": [lost, {"kind": "loss_nan", "evidence": None}], "metrics": metrics}, ""
+    )
+    assert run_command(["list", "--json", str(runs)]) == 0
+    assert json.loads(capsys.readouterr().out)[1]["metrics"] == {"lr": 0.1}
+
+
 def test_a_damaged_run_does_not_hide_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "bad").mkdir()
     (runs / "bad" / "run.json").write_text('{"sch')

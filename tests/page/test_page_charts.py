@@ -151,7 +151,7 @@ def test_memory_that_creeps_says_when_it_is_full(browser_page: Any, served: Any,
     expect(page.get_by_role("application", name=re.compile(r"^Map of work without waiting \(device\)"))).to_be_visible()
     ranks = page.get_by_role("region", name="Ranks by cost")
     expect(ranks.get_by_text("device time, mean of all steps after warm-up")).to_be_visible()
-    phases = page.get_by_role("region", name="Worst vs. median rank")
+    phases = page.get_by_role("region", name="Worst vs. other rank")
     expect(phases.get_by_text("device time per step, mean of all steps after warm-up")).to_be_visible()
     expect(phases.get_by_role("row", name=re.compile("^forward .*host "))).to_be_visible()
     expect(page.get_by_text(re.compile(r"100 MiB more per step; full at step [\d,]+, after another "))).to_be_visible()

@@ -38,7 +38,7 @@ def test_filters_are_in_the_address(browser_page: Any, serve_folder: Any, runs: 
     page = browser_page()
     page.goto(f"{hub.url}/#token={hub.token}")
     expect(names(page)).to_have_count(4)
-    expect(page.locator("tbody")).to_contain_text("2.5 loss")
+    expect(page.locator("tbody")).to_contain_text("loss 2.5")
     page.get_by_role("button", name="Show runs with the tag nightly").click()
     expect(names(page)).to_have_count(1)
     page.get_by_role("searchbox").fill("night")

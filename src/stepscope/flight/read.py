@@ -169,7 +169,9 @@ def _files(paths: Iterable[Path]) -> list[Path]:
         if len(files) > MAX_FILES:
             raise UsageError(f"more than {MAX_FILES} files; give the folder of one job")
     if not files:
-        raise UsageError("no dump found there: no files, or a run that has none, because it neither hung nor lost a rank")
+        raise UsageError(
+            "no dump found there: no files, or a run that has none, because it neither hung nor lost a rank"
+        )
     return list(files)
 
 

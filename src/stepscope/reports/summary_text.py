@@ -408,7 +408,10 @@ def _phases(page: Page, summary: Summary) -> None:
     several = len(summary["ranks"]) > 1
     # Summaries of earlier versions do not say which clock the findings use.
     on_device = summary.get("clock", "device") == "device" and all(row["device"] for row in phases.values())
-    two = [bool(rank["steps"]) for rank in summary["ranks"]] == [True, True]  # their median would contain half of the slow rank's time
+    two = [bool(rank["steps"]) for rank in summary["ranks"]] == [
+        True,
+        True,
+    ]  # their median would contain half of the slow rank's time
     usual = "other rank" if two else "median rank" if several else "median"
     heads = [usual.rjust(MEDIAN_COLUMNS), *(["worst rank".rjust(17)] if several else [])]
     with_host = on_device and page.width >= WIDE

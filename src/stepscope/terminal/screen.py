@@ -519,7 +519,7 @@ KEY_HELP = (
 HELP_NOTES = (
     "Step times are medians, phases and table are means, over the steps shown.",
     "Bars: the mean over all ranks, then the rank that works longest.",
-    "Work is the step time without waiting for peers: the others wait for the rank that works longest. "
+    "Work is the step time without waiting for peers: the others wait for the rank that works longest.",
     "✖ ▲ ● mark ranks that a finding names.",
 )
 
@@ -607,7 +607,9 @@ def draw_screen(
     top = [draw_header(known, width, frozen=frozen, now_wall_ns=now_wall_ns)]
     most = _lines_for(_VERDICT_LINES, height)
     if not wide and height < RULES_FROM and view.pane == "ranks":
-        most += max(0, min(VERDICT_MORE, height - LINES_WITHOUT - most - _lines_for(_PHASE_LINES, height) - _ranks(known)))
+        most += max(
+            0, min(VERDICT_MORE, height - LINES_WITHOUT - most - _lines_for(_PHASE_LINES, height) - _ranks(known))
+        )
     verdict = draw_verdict(known, width, most)
     top += [*rule, *verdict, *rule, draw_step_time(known, width, now_wall_ns=now_wall_ns)]
     bottom = [draw_event_line(known, width)] if height >= 12 else []

@@ -493,7 +493,8 @@ def _own_us(tree: ModelTree, sample: LayerSample, phase: str) -> Floats:
 
 def _layer_advice(layer: _SlowLayer | None, rank: int) -> Iterator[str]:
     if layer is not None:
-        yield f"Compare what {layer.called} does on rank {rank}: the size of its input, a branch, a hook, another kernel."
+        look = "the size of its input, a branch, a hook, another kernel"
+        yield f"Compare what {layer.called} does on rank {rank}: {look}."
 
 
 # -- detection --------------------------------------------------------------------------------------------------------
