@@ -68,8 +68,10 @@ def test_the_stack_names_the_function_and_the_line(run_stepscope: Run, run_pytho
     assert (done.code, done.stderr.split()) == (0, ["0", "0"])
     data = open_run(done.run_dir)
     assert {stack["pid"] for stack in data.stacks} == {data.ranks[0].identity.pid}
-    forking = {line_of("os.fork()"), line_of("os.waitpid")}  # it may be asked there, too
-    asked = [stack for stack in data.stacks if stack["frames"][0]["line"] not in forking]
+    # It may be asked where it forks, too, and on a busy machine inside our own hooks.
+    forking = {line_of("os.fork()"), line_of("os.waitpid")}
+    places = [(stack, stack["frames"][0]) for stack in data.stacks]
+    asked = [stack for stack, at in places if at["file"] == str(loop) and at["line"] not in forking]
     assert asked
     for stack in asked:
         assert (stack["rank"], stack["phase"]) == (0, "other")

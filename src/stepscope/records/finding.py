@@ -136,8 +136,8 @@ def cost_document(
 ) -> dict[str, Any]:
     """``Finding.cost``, for live runs and traces alike.
 
-    ``share`` of the time that a remedy saves; ``seconds`` in all, with so many digits; ``step_ns``: a step as it is
-    now, None if there is none.
+    ``share`` of the time that a remedy saves; ``seconds`` in all, with so many digits; ``step_ns``: the length of a
+    step now, None without steps.
     """
     left = 1 - share
     return {
