@@ -137,3 +137,18 @@ def test_public_api_is_true_and_lazy(run_python: Callable[..., Any]) -> None:
     roots = {name.split(".")[0] for name in new}
     assert roots & {"torch", "numpy", "duckdb", "psutil", "pynvml", "asyncio", "argparse", "subprocess"} == set()
     assert len(new) <= 40, new
+
+
+def test_no_constant_is_defined_twice() -> None:
+    """The second definition would change what the first one's readers see: folding modules together did that once."""
+    twice: dict[str, set[str]] = {}
+    for module in MODULES:
+        targets = [
+            target
+            for node in parse(module).body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        ]
+        names = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+        twice[module] = {name for name in names if names.count(name) > 1}
+    assert {module: names for module, names in twice.items() if names} == {}

@@ -246,7 +246,7 @@ LOCAL_STEPS = 21
 hundreds of steps does not make every late step a spike."""
 SPIKE_SHARE = 0.5
 """Share of the typical step: the eye sees a step half as long again; smaller ones matter only if they are periodic."""
-SPIKE_SPREADS = 6.0
+SPIKE_SPREADS = 8.0
 """… and this many robust spreads above its neighbors: on an uneven job half a step is nothing special."""
 SPIKE_FLOOR_NS = 1_000_000
 """One scheduling slice of a busy machine; below it every process has spikes."""
@@ -413,9 +413,9 @@ SPIKE_BEFORE = 50
 """Noted values that show what is usual before a jump …"""
 SPIKE_AFTER = 20
 """… and at least so many after it, which are all …"""
-SPIKE_SPREADS = 8.0
+LOSS_JUMP_SPREADS = 8.0
 """… above it by so many robust spreads …"""
-SPIKE_SHARE = 0.5
+LOSS_JUMP_SHARE = 0.5
 """… and by this share of it."""
 
 # -- layers -----------------------------------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def _jump(values: NDArray[np.float64]) -> int | None:
     for at in above[:JUMPS_AT_MOST]:
         before = values[at - needed : at]
         typical = float(np.median(before))
-        far = typical + max(thresholds.SPIKE_SPREADS * spread(before), thresholds.SPIKE_SHARE * abs(typical))
+        far = typical + max(thresholds.LOSS_JUMP_SPREADS * spread(before), thresholds.LOSS_JUMP_SHARE * abs(typical))
         if least[at] > far:
             return int(at)
     return None
