@@ -607,9 +607,8 @@ def draw_screen(
     top = [draw_header(known, width, frozen=frozen, now_wall_ns=now_wall_ns)]
     most = _lines_for(_VERDICT_LINES, height)
     if not wide and height < RULES_FROM and view.pane == "ranks":
-        most += max(
-            0, min(VERDICT_MORE, height - LINES_WITHOUT - most - _lines_for(_PHASE_LINES, height) - _ranks(known))
-        )
+        phases = len(draw_phases(known, width, height)) if _lines_for(_PHASE_LINES, height) else 0
+        most += max(0, min(VERDICT_MORE, height - LINES_WITHOUT - most - phases - _ranks(known)))
     verdict = draw_verdict(known, width, most)
     top += [*rule, *verdict, *rule, draw_step_time(known, width, now_wall_ns=now_wall_ns)]
     bottom = [draw_event_line(known, width)] if height >= 12 else []
