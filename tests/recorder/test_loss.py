@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from stepscope.recorder.guard import ImportWatch, Patches
+from stepscope.recorder.hooks import loss as hook
 from stepscope.recorder.hooks.loss import StepValues
 from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.sampler import LayerSampler, Schedule
@@ -26,6 +27,12 @@ from stepscope.recorder.ledger import Ledger
 from tests.recorder.conftest import Recording
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These loops take no time; others are looked at in every step if it takes 10 ms."""
+    monkeypatch.setattr(hook, "SHORTEST_NS", 0)
 
 
 def two_layers() -> nn.Sequential:
@@ -62,6 +69,23 @@ def test_loss_and_norm_are_those_of_the_training(recording: Recording) -> None:
     assert [row["loss"] for row in seen.values()] == rounded(*losses)
     assert [row["grad_norm"] for row in seen.values()] == rounded(*norms)
     assert recording.notes() == []
+
+
+def test_short_steps_are_looked_at_every_10_ms_and_ranks_look_at_the_same_ones(
+    clocked: Recording, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook, "SHORTEST_NS", 10_000_000)
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for at in range(96):
+        clock.advance(3_000_000 if at < 48 else 12_000_000 if at < 60 else 900_000)
+        model(X).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    seen = end(clocked)
+    assert all(row.keys() == {"loss", "grad_norm"} for row in seen.values())
+    assert list(seen) == [0, 1, 2, *range(4, 49, 4), *range(50, 61), 64, 80]
 
 
 def test_of_several_losses_the_last_counts_and_of_several_norms_all(recording: Recording) -> None:
@@ -230,6 +254,7 @@ def test_the_first_value_that_is_no_number_is_stored_with_the_one_before(values_
 
 def test_values_on_a_device_are_stored_when_they_have_arrived(monkeypatch: pytest.MonkeyPatch, values_of: Made) -> None:
     """At most every 10 ms, never waited for, and dropped if too many are on their way."""
+    monkeypatch.setattr(hook, "SHORTEST_NS", 10_000_000)
     stub = Stub()
     values = values_of(stub)
     stub.clock.now_ns = 1_000_000_000

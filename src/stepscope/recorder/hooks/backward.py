@@ -31,7 +31,7 @@ KEEPS_GRAPH_ARGUMENTS = {"retain_graph": 3, "create_graph": 4}
 
 
 def install(recorder: Recorder, torch: Any, patches: Patches, values: StepValues) -> None:
-    backward = values.around(recorder.ledger.timed(torch.autograd.backward, BACKWARD))
+    backward = recorder.ledger.timed(torch.autograd.backward, BACKWARD, None if values.off else values)
     break_at(backward)
     patches.set(torch.autograd, "backward", backward)
     grad = _timed_grad(recorder.ledger, torch)

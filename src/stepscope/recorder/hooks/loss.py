@@ -4,8 +4,8 @@ The loss is the scalar on which the script calls ``backward``: the last one of t
 accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
 returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
-to pinned memory in the background, at most every 10 ms, and read when they are there.  From a GPU only if the user asks
-for samples of layers: what it costs there has not been measured yet.
+to pinned memory in the background and read when they are there.  From a GPU only if the user asks for samples of
+layers: what it costs there has not been measured yet.  Of steps shorter than 10 ms only some are looked at.
 
 They are stored as notes whose names begin with ``SEEN`` (``records/steps.py``), so that they never mix with what the
 script notes itself: of all steps at first, then of every 2nd, 4th, 8th … so that their number grows with the logarithm
@@ -30,7 +30,7 @@ from stepscope.recorder.layers.tree import local_part
 from stepscope.recorder.ledger import NOBODY
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.paths import ENV_LAYERS, LAYER_MODES
-from stepscope.records.steps import BACKWARD, SEEN
+from stepscope.records.steps import SEEN
 
 __all__ = ["StepValues"]
 
@@ -43,7 +43,8 @@ FIRST_BAD = 4
 MOST_CHANGES = 256
 """Values that are stored between the regular ones: the first few that are not finite, and the first after them."""
 SHORTEST_NS = 10_000_000
-"""Between two copies from a GPU, which take about 10 µs each."""
+"""Between two steps that are looked at: a look takes 30 µs between kernels, too much for a loop of a millisecond."""
+LONGEST_STRIDE = 1024
 MOST_UNDER_WAY = 8
 MOST_NORMS = 8
 """Norms of one step that are copied from a GPU."""
@@ -57,7 +58,7 @@ class StepValues:
     def __init__(
         self, recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch, environ: Mapping[str, str]
     ) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         said = environ.get(ENV_LAYERS, "")
         self._devices = said in LAYER_MODES
         """Whether to read from a GPU."""
@@ -75,14 +76,21 @@ class StepValues:
         self.forget()
         recorder.when_forked(self.forget)
         recorder.when_ending(self._end)
-        self._off = said == "off"
-        if not self._off:
+        self.off = said == "off"
+        if not self.off:
             self._install(torch, patches, watch)
 
     def forget(self) -> None:
         """Start over: initially, and in a forked child."""
         self._step = 0
-        """The step that the values below belong to."""
+        """The step that the values below belong to: the last one that was looked at."""
+        self.due = 0
+        """From this step on ``see`` is called; that of the last look, until the step after it."""
+        self._next = 0
+        """The next step to look at …"""
+        self._stride = 1
+        """… every so many steps, a power of two, so that ranks look at the same ones."""
+        self._looked_ns = 0
         self._loss: float | None = None
         self._squares: float | None = None
         """Of the norms so far."""
@@ -126,34 +134,13 @@ class StepValues:
         watch.when_imported(FULLY_SHARDED, sharded)
         watch.when_imported(SHARDED_SCALER, sharded_scaler)
 
-    def around(self, backward: Call) -> Call:
-        """Wrap ``torch.autograd.backward``; ``backward`` is timed already."""
-        if self._off:
-            return backward
-        ledger, see = self._ledger, self._see_loss
-
-        @functools.wraps(backward)
-        def seen(*args: Any, **kwargs: Any) -> Any:
-            if ledger.phase == BACKWARD or self._is_compiling():
-                return backward(*args, **kwargs)
-            starts = ledger.thread == NOBODY  # this may be the first sign of training
-            if not starts:
-                see(args, kwargs)
-            result = backward(*args, **kwargs)
-            if starts:
-                see(args, kwargs)
-            return result
-
-        leave_alone(self._torch, seen, with_calls=False)
-        return seen
-
     def _scaling(self, torch: Any, original: Call) -> Call:
         is_compiling, remember = self._is_compiling, self._remember_scaled
 
         @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
-            if not is_compiling() and result is not outputs:
+            if not self._passes_over() and not is_compiling() and result is not outputs:
                 remember(scaler, outputs, result)
             return result
 
@@ -166,7 +153,7 @@ class StepValues:
 
         @functools.wraps(original)
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or self._clipping:
+            if self._passes_over() or is_compiling() or self._clipping:
                 return original(*args, **kwargs)
             self._clipping = True
             try:
@@ -185,26 +172,35 @@ class StepValues:
 
         @functools.wraps(original)
         def clip_grads_with_norm_(*args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and not self._clipping:
+            if not (self._passes_over() or is_compiling() or self._clipping):
                 see(kwargs.get("total_norm", args[2] if len(args) > 2 else None), 2.0)
             return original(*args, **kwargs)
 
         leave_alone(torch, clip_grads_with_norm_, with_calls=False)
         return clip_grads_with_norm_
 
+    def _passes_over(self) -> bool:
+        """Whether nothing is looked at in the current step."""
+        step = self.recorder.step
+        if step == self._step or step >= self._next:
+            return False
+        self.due = self._next
+        return True
+
     # -- What they see --------------------------------------------------------------------------------------------
 
     @failsafe
     def _remember_scaled(self, scaler: Any, outputs: Any, result: Any) -> None:
         if get_ident() == self._ledger.thread or self._ledger.thread == NOBODY:
-            self._scaled_step = self._recorder.step
+            self._scaled_step = self.recorder.step
             self._scaler = weakref.ref(scaler)
             if self._is_number(outputs):
                 self._scaled = weakref.ref(result), outputs.item() if outputs.is_cpu else outputs.detach()
 
     @failsafe
-    def _see_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if get_ident() != self._ledger.thread:
+    def see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See what ``torch.autograd.backward`` is called with, on the training thread."""
+        if self._passes_over() or self._is_compiling():
             return
         tensors: Any = args[0] if args else kwargs.get("tensors")
         weights: Any = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
@@ -213,7 +209,7 @@ class StepValues:
             weights = weights[0] if isinstance(weights, tuple | list) and len(weights) == 1 else weights
         if weights is not None or not self._is_number(tensors):
             return
-        if self._recorder.step != self._step:
+        if self.recorder.step != self._step:
             self._flush()
         loss: Any = tensors
         if self._scaled is not None:
@@ -226,7 +222,7 @@ class StepValues:
             return
         self._loss = loss
         if loss - loss != 0:
-            self._recorder.suspect("nonfinite")
+            self.recorder.suspect("nonfinite")
 
     @failsafe
     def _see_norm(self, norm: Any, kind: Any) -> None:
@@ -238,14 +234,14 @@ class StepValues:
             norm = local_part(norm)
         if not self._is_number(norm) or self._is_scaled():
             return
-        if self._recorder.step != self._step:
+        if self.recorder.step != self._step:
             self._flush()
         if not norm.is_cpu:
             self._device_norms.append(norm.detach())
             return
         value = norm.item()
         if value - value != 0:
-            self._recorder.suspect("nonfinite" if self._scaled_step != self._step else "skipped")
+            self.recorder.suspect("nonfinite" if self._scaled_step != self._step else "skipped")
         self._squares = (self._squares or 0.0) + value * value
 
     def _is_number(self, tensor: Any) -> bool:
@@ -257,7 +253,7 @@ class StepValues:
 
     def _is_scaled(self) -> bool:
         """Whether gradients still have the factor of a GradScaler in them."""
-        scaler = self._scaler() if self._scaler is not None and self._scaled_step == self._recorder.step else None
+        scaler = self._scaler() if self._scaler is not None and self._scaled_step == self.recorder.step else None
         if scaler is None:
             return False
         return all(state["stage"].name == "READY" for state in scaler._per_optimizer_states.values())
@@ -273,7 +269,8 @@ class StepValues:
 
     def _flush(self) -> None:
         """The step that the values belong to is over."""
-        step, self._step = self._step, self._recorder.step
+        step, self._step = self._step, self.recorder.step
+        self._schedule(self._step - step)
         if self._under_way:
             self._receive()
         if self._device_loss is not None or self._device_norms:
@@ -282,6 +279,16 @@ class StepValues:
         if loss is not None or squares is not None:
             self._loss = self._squares = None
             self._store(step, loss, None if squares is None else math.sqrt(squares))
+
+    def _schedule(self, steps: int) -> None:
+        """Choose the next step to look at; so many passed since the last look."""
+        now_ns = self._ledger.now()
+        since_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        while self._stride < LONGEST_STRIDE and self._stride * since_ns < SHORTEST_NS * steps:
+            self._stride *= 2
+        while self._stride > 1 and self._stride // 2 * since_ns >= SHORTEST_NS * steps:
+            self._stride //= 2
+        self._next = (self._step // self._stride + 1) * self._stride
 
     def _store(self, step: int, loss: float | None, norm: float | None) -> None:
         if norm is not None and norm - norm != 0 and self._scaler is not None:
@@ -305,11 +312,11 @@ class StepValues:
             if value is not None
         ]
         if values:
-            self._recorder.note_at(step, f"{{{','.join(values)}}}".encode())
+            self.recorder.note_at(step, f"{{{','.join(values)}}}".encode())
 
     def _is_due(self, step: int) -> bool:
         stride = 1 << (step // EVERY_STEP_UP_TO).bit_length()
-        if self._recorder.identity.rank >= EVERY_STEP_RANKS:
+        if self.recorder.identity.rank >= EVERY_STEP_RANKS:
             stride *= FEWER
         return not step & (stride - 1)
 
@@ -347,5 +354,5 @@ class StepValues:
             norm = math.sqrt(sum(one * one for one in norms)) if norms else None
             self._free.append(scalars)
             if any(one is not None and one - one != 0 for one in (loss, norm)):
-                self._recorder.suspect("nonfinite" if self._scaler is None else "skipped")
+                self.recorder.suspect("nonfinite" if self._scaler is None else "skipped")
             self._store(step, loss, norm)
