@@ -224,6 +224,9 @@ class _Told:
     def sampled(self, step: int, cost_ns: int) -> None:
         self.next = FAR
 
+    def suspect(self, step: int, why: str) -> bool:
+        return False
+
 
 def _report(name: str, pairs: Sequence[tuple[float, float]], step_us: float) -> None:
     low, middle, high = _typical([one - other for one, other in pairs])

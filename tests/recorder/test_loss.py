@@ -31,7 +31,7 @@ X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These loops take no time; others are looked at in every step if it takes 10 ms."""
+    """These loops take no time; others are looked at in every step if it takes 20 ms."""
     monkeypatch.setattr(hook, "SHORTEST_NS", 0)
 
 

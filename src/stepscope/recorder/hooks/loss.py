@@ -5,7 +5,7 @@ accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The
 returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
 to pinned memory in the background and read when they are there.  From a GPU only if the user asks for samples of
-layers: what it costs there has not been measured yet.  Of steps shorter than 10 ms only some are looked at.
+layers: what it costs there has not been measured yet.  Of steps shorter than 20 ms only some are looked at.
 
 They are stored as notes whose names begin with ``SEEN`` (``records/steps.py``), so that they never mix with what the
 script notes itself: of all steps at first, then of every 2nd, 4th, 8th … so that their number grows with the logarithm
@@ -42,8 +42,8 @@ FEWER = 64
 FIRST_BAD = 4
 MOST_CHANGES = 256
 """Values that are stored between the regular ones: the first few that are not finite, and the first after them."""
-SHORTEST_NS = 10_000_000
-"""Between two steps that are looked at: a look takes 30 µs between kernels, too much for a loop of a millisecond."""
+SHORTEST_NS = 20_000_000
+"""Between two steps that are looked at: a look takes 60 µs between kernels, too much for a loop of a millisecond."""
 LONGEST_STRIDE = 1024
 MOST_UNDER_WAY = 8
 MOST_NORMS = 8
