@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import get_ident
@@ -72,7 +73,8 @@ class StepBoundaries:
     def __init__(self) -> None:
         self.sole = 0
         """The id of the only optimizer seen so far, for the fast path; 0 when there are several (or none)."""
-        self._known: set[int] = set()
+        self._known: dict[int, weakref.ref[object]] = {}
+        """By id: a new optimizer may get the id of one that is gone."""
         self._closer = 0
         self._since_closer = 0
 
@@ -83,21 +85,19 @@ class StepBoundaries:
     def release(self) -> None:
         (self.sole,) = self._known if len(self._known) == 1 else (0,)
 
-    def closes(self, optimizer: int) -> bool:
-        """Whether the ``step()`` of this optimizer (by id) that just returned ends a training step."""
-        if optimizer == self._closer:
-            self._since_closer = 0
-            return True
-        if optimizer not in self._known:
-            self._known.add(optimizer)
+    def closes(self, optimizer: object) -> bool:
+        """Whether the ``step()`` of this optimizer that just returned ends a training step."""
+        key = id(optimizer)
+        known = self._known.get(key)
+        if known is None or known() is not optimizer:
+            self._known = {one: ref for one, ref in self._known.items() if ref() is not None}
+            self._known[key] = weakref.ref(optimizer)
             self.release()
-            self._closer = optimizer
-            self._since_closer = 0
-            return True
-        self._since_closer += 1
-        if self._since_closer < self.PATIENCE:
-            return False
-        self._closer = optimizer
+        elif key != self._closer:
+            self._since_closer += 1
+            if self._since_closer < self.PATIENCE and self._known[self._closer]() is not None:
+                return False
+        self._closer = key
         self._since_closer = 0
         return True
 
@@ -345,7 +345,7 @@ class Recorder:
                 self._captured.append(optimizer)
                 return False
             self.capture_ends()  # the capture was abandoned without notice
-        return not self.explicit and self.boundaries.closes(id(optimizer))
+        return not self.explicit and self.boundaries.closes(optimizer)
 
     def capture_starts(self, is_capturing: Callable[[], bool | None]) -> None:
         """A CUDA graph capture begins: the script's calls are not executed, and no optimizer ends a step.
