@@ -36,9 +36,11 @@ export PYTHONDONTWRITEBYTECODE =
 PYTEST := -m pytest -n 3 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.
 NOTHING_CHOSEN := [ $$? -eq 5 ]
-# Real jobs, three at a time on two cores: one that fails has to fail again with nothing beside it.
-ONCE_MORE_ALONE = { code=$$?; [ $$code -eq 5 ] || { [ $$code -eq 1 ] && echo "Once more, alone, what failed:" && \
-	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m "soak and not alone" $(TEST_ARGS); }; }
+# Real jobs, three at a time on two cores: a test that fails has to fail again with nothing beside it.
+define ONCE_MORE_ALONE
+{ code=$$?; [ $$code -eq 1 ] || exit $$code; echo "Once more, alone, what failed:"; \
+	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(2) $(TEST_ARGS); }
+endef
 
 # Show vitest's output only if something fails.
 define PAGE_UNITS
@@ -63,10 +65,11 @@ demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks on this machine, one of them slow
 
 test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of the page in a real browser
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
-	$(BIN)/python $(PYTEST) $(TEST_ARGS)
+	$(BIN)/python $(PYTEST) $(TEST_ARGS) || $(call ONCE_MORE_ALONE)
 
 soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (14 minutes)
-	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(PYTEST) -m "soak and not alone" $(TEST_ARGS) || $(ONCE_MORE_ALONE)
+	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(PYTEST) -m "soak and not alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
+		$(call ONCE_MORE_ALONE,STEPSCOPE_WHOLE_TORCH=1,-m "soak and not alone")
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m "soak and alone" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "(hypothesis or seeds) and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 

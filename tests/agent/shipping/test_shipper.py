@@ -106,7 +106,7 @@ def test_at_the_end_nobody_is_waited_for_who_is_not_there(
 def test_a_full_disk_at_the_hub_is_told(spool: Any, hub: Any) -> None:
     hub.faults.extend([507] * 1000)
     spool.write("logs/main.log", b"x")
-    done = shipper(spool, hub).finish(BYE, 0.5)
+    done = shipper(spool, hub).finish(BYE, 3.0)
     assert (done.whole, done.why) == (False, "the hub accepts no data: its disk is full")
     assert hub.spool().byes == []
 
