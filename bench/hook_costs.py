@@ -20,11 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
+__all__ = ["main", "trimmed", "typical"]
 
 HERE = Path(__file__).resolve().parent
 WARM_STEPS = 150
@@ -199,19 +199,19 @@ def _report(found: dict[str, list[tuple[Lap, Lap]]], share: dict[str, float], ar
         line = f"  {name:36}"
         for at in (0, 1):
             low, middle, high = (
-                figure * share[name] for figure in _typical([one[at] - other[at] for one, other in pairs])
+                figure * share[name] for figure in typical([one[at] - other[at] for one, other in pairs])
             )
             line += f"{middle:>+8.1f}  {f'({low:+.1f} to {high:+.1f})':16}"
         print(line.rstrip())
 
 
-def _typical(differences: list[float]) -> tuple[float, float, float]:
+def typical(differences: list[float]) -> tuple[float, float, float]:
     """Their mean without the tails (a step that was interrupted says nothing of a hook), and between what it lies."""
-    means = sorted(_trimmed(random.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
-    return means[int(0.025 * RESAMPLES)], _trimmed(differences), means[int(0.975 * RESAMPLES)]
+    means = sorted(trimmed(random.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
+    return means[int(0.025 * RESAMPLES)], trimmed(differences), means[int(0.975 * RESAMPLES)]
 
 
-def _trimmed(values: list[float]) -> float:
+def trimmed(values: Sequence[float]) -> float:
     ordered = sorted(values)
     cut = len(ordered) // 10
     return statistics.fmean(ordered[cut : len(ordered) - cut])

@@ -22,12 +22,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hook_costs import trimmed, typical
+
 __all__ = ["main"]
 
 HERE = Path(__file__).resolve().parent
 WARM_STEPS = 60
 FAR = 1 << 60
-RESAMPLES = 500
 BLOCK_S = 4.0
 """Length of a stretch of training at the default rate, and of one without sampling beside it."""
 
@@ -70,7 +71,7 @@ def _measure(args: argparse.Namespace) -> None:
     _report("a step that is not sampled", plain, step_us)
     _report("the same, where every step is attended to (DDP)", attended, step_us)
     _report("a sampled step", sampled, step_us)
-    print(f"  a sampled step takes {_trimmed([one / (other / 2) - 1 for one, other in sampled]):.2f} times a plain one")
+    print(f"  a sampled step takes {trimmed([one / (other / 2) - 1 for one, other in sampled]):.2f} times a plain one")
     shares = [100 * (one / other - 1) for one, other in rates]
     found = ", ".join(f"{share:+.2f}" for share in sorted(shares))
     print(f"  at the default rate, {BLOCK_S:g} s with and without: {statistics.median(shares):+.2f}% ({found})")
@@ -229,20 +230,8 @@ class _Told:
 
 
 def _report(name: str, pairs: Sequence[tuple[float, float]], step_us: float) -> None:
-    low, middle, high = _typical([one - other for one, other in pairs])
+    low, middle, high = typical([one - other for one, other in pairs])
     print(f"  {name:50}{middle:>+9.1f} µs ({low:+.1f} to {high:+.1f}), {100 * middle / step_us:+.1f}% of a step")
-
-
-def _typical(differences: list[float]) -> tuple[float, float, float]:
-    """Their mean without the tails, and between what it lies."""
-    means = sorted(_trimmed(random.choices(differences, k=len(differences))) for _ in range(RESAMPLES))
-    return means[int(0.025 * RESAMPLES)], _trimmed(differences), means[int(0.975 * RESAMPLES)]
-
-
-def _trimmed(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    cut = len(ordered) // 10
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
 if __name__ == "__main__":

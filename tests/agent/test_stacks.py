@@ -355,6 +355,16 @@ def test_what_was_written_in_another_stretch_is_dropped(
     assert sent == [ASKED]
 
 
+def test_a_stack_inside_our_own_hooks_is_dropped(
+    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "_OUR_HOOKS", "<string>")  # as if the child's code were the recorder's
+    child.say("offer")
+    asker = StackSampler(child.reader, child.pid)
+    assert look_until(asker, child.pidfd, lambda _: sent and asker._question is None) is None
+    assert sent == [ASKED]
+
+
 def test_a_late_answer_counts_while_the_stretch_lasts(
     child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,17 +63,11 @@ def line_of(text: str) -> int:
 
 
 def test_the_stack_names_the_function_and_the_line(run_stepscope: Run, run_python: Run, loop: Path) -> None:
-    """Also that of a process that forks, whose child is left alone."""
-    done = run_stepscope("run", "--quiet", loop, "fork")
-    assert (done.code, done.stderr.split()) == (0, ["0", "0"])
+    done = run_stepscope("run", "--quiet", loop)
+    assert done.code == 0, done.stderr
     data = open_run(done.run_dir)
-    assert {stack["pid"] for stack in data.stacks} == {data.ranks[0].identity.pid}
-    # It may be asked where it forks, too, and on a busy machine inside our own hooks.
-    forking = {line_of("os.fork()"), line_of("os.waitpid")}
-    places = [(stack, stack["frames"][0]) for stack in data.stacks]
-    asked = [stack for stack, at in places if at["file"] == str(loop) and at["line"] not in forking]
-    assert asked
-    for stack in asked:
+    assert data.stacks
+    for stack in data.stacks:
         assert (stack["rank"], stack["phase"]) == (0, "other")
         assert 1 <= stack["step"] <= 12
         assert [(frame["file"], frame["line"], frame["function"]) for frame in stack["frames"]] == [
@@ -88,6 +82,12 @@ def test_the_stack_names_the_function_and_the_line(run_stepscope: Run, run_pytho
     assert done.stdout == run_python(loop).stdout
     # And nothing is left in the session.
     assert not Path(json.loads((done.run_dir / "run.json").read_text())["session"]).exists()
+
+
+def test_a_forked_child_is_left_alone(run_stepscope: Run, loop: Path) -> None:
+    done = run_stepscope("run", "--quiet", loop, "fork")
+    assert (done.code, done.stderr.split()) == (0, ["0", "0"])
+    assert {stack["pid"] for stack in open_run(done.run_dir).stacks} == {open_run(done.run_dir).ranks[0].identity.pid}
 
 
 @pytest.mark.soak

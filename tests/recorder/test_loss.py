@@ -284,6 +284,24 @@ def test_values_on_a_device_are_stored_when_they_have_arrived(monkeypatch: pytes
     assert stub.odd == ["nonfinite"]
 
 
+def test_losses_that_may_not_be_read_cost_no_look_in_every_step(
+    monkeypatch: pytest.MonkeyPatch, values_of: Made
+) -> None:
+    """Those on a GPU without ``--layers``; here a vector stands in for one, which is not read either."""
+    monkeypatch.setattr(hook, "SHORTEST_NS", 20_000_000)
+    stub = Stub()
+    values = values_of(stub)
+    looked = []
+    for step in range(96):
+        stub.step = step
+        stub.clock.advance(1_000_000)
+        if step >= values.due:
+            looked.append(step)
+            values.see((torch.ones(3),), {})
+    assert looked == [0, 1, 2, 16, 17, 32, 33, 64, 65]
+    assert stub.notes == []
+
+
 # -- Samples after something odd --------------------------------------------------------------------------------------
 
 

@@ -429,6 +429,7 @@ MAX_FRAMES = 50
 _HEAD = "Stack (most recent call first):"
 _READ = re.compile(r"  read ([0-9]{1,19}) ([0-9]{1,19})")
 _CUT = "  ..."
+_OUR_HOOKS = "/stepscope/recorder/"
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
 
@@ -627,7 +628,7 @@ class StackSampler:
         if at_once and (not frames or (read is None and frames[-1]["function"] not in _OUTERMOST)):
             return None
         self._question = None
-        if not frames:
+        if not frames or _OUR_HOOKS in frames[0]["file"]:  # our own work says nothing about the script
             return None
         live, between = question.live, question.between
         if read is not None:

@@ -207,10 +207,10 @@ class StepValues:
         if isinstance(tensors, tuple | list) and len(tensors) == 1:
             tensors = tensors[0]
             weights = weights[0] if isinstance(weights, tuple | list) and len(weights) == 1 else weights
-        if weights is not None or not self._is_number(tensors):
-            return
         if self.recorder.step != self._step:
             self._flush()
+        if weights is not None or not self._is_number(tensors):
+            return
         loss: Any = tensors
         if self._scaled is not None:
             (scaled, plain), self._scaled = self._scaled, None
@@ -232,10 +232,10 @@ class StepValues:
             if any(not placement.is_replicate() for placement in getattr(norm, "placements", ())):
                 return  # a rank's part of it: the whole would have to be exchanged
             norm = local_part(norm)
-        if not self._is_number(norm) or self._is_scaled():
-            return
         if self.recorder.step != self._step:
             self._flush()
+        if not self._is_number(norm) or self._is_scaled():
+            return
         if not norm.is_cpu:
             self._device_norms.append(norm.detach())
             return
