@@ -231,7 +231,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("leaks_allowed"):
         yield
         return
-    begun_s, threads, children = time.clock_gettime(time.CLOCK_BOOTTIME), _threads(), _children()
+    # Everything, also what has no command line yet: a module's own process may just be starting.
+    begun_s, threads, children = time.clock_gettime(time.CLOCK_BOOTTIME), _threads(), set(_descendants())
     environment, folder, hooks = dict(os.environ), Path.cwd(), _hooks()
     yield
     found = [*_changed_environment(environment), *_changed_hooks(hooks)]

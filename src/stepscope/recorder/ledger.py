@@ -76,6 +76,7 @@ class Ledger:
         "_capacity",
         "_on_refusal",
         "at",
+        "before_backward",
         "body",
         "device",
         "header",
@@ -93,6 +94,8 @@ class Ledger:
         self.phase = OTHER
         self.thread = NOBODY
         self.device: DeviceMarks | None = None
+        self.before_backward: Callable[[tuple[Any, ...], dict[str, Any]], object] | None = None
+        """In a sampled step: called with the arguments of backward."""
         self.at = self.limit = self.rounds = self._capacity = 0
         self.body = self.header = memoryview(b"")
 
@@ -164,8 +167,11 @@ class Ledger:
             outer = ledger.phase
             if outer == phase or (get_ident() != ledger.thread and not ledger._refused(phase)):
                 return original(*args, **kwargs)
-            if look is not None and recorder.step >= look.due:  # type: ignore[union-attr]
-                look.see(args, kwargs)
+            if look is not None:
+                if ledger.before_backward is not None:
+                    ledger.before_backward(args, kwargs)
+                if recorder.step >= look.due:  # type: ignore[union-attr]
+                    look.see(args, kwargs)
             at = ledger.at
             ledger.body[at] = (now() << TIME_SHIFT) + code
             ledger.at = at + 1

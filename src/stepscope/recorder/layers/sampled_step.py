@@ -9,11 +9,12 @@ with the graph.  Forward calls that activation checkpointing repeats during back
 At the end the sizes of parameters, gradients, optimizer state and buffers are read from metadata; norms, zeros and
 checksums take one pass over the values each.
 
-The peak of each phase is accounted for on the CPU: what the model holds, the outputs that are kept so far and, in
-backward, the gradients of the layers that it has passed and the outputs of those before it.  On CUDA the allocator says
-what is in use where a layer ends, or begins in backward; its own peak is not read, because it could only be that of one
-step if it were reset, which the script would notice.  On a GPU nothing waits: the numbers are copied to the host in the
-background (``Scalars``).
+What is kept for backward, and the peak of each phase, come from the sizes in the autograd graph when backward begins
+(``autograd_graph.py``), on a GPU as on the CPU.  The allocator's own peak is read beside it and never reset, which the
+script would notice.
+
+On a GPU nothing waits: numbers are copied to the host in the background (``Scalars``), and layers are timed with events
+on the stream (``StreamMarks``), which are read when they have passed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from typing import Any
 
 from stepscope.recorder.guard import failsafe, immortal
 from stepscope.recorder.hooks.compiled import leave_alone
+from stepscope.recorder.layers.autograd_graph import AutogradGraph
 from stepscope.recorder.layers.tree import ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.layers import plain_numbers
 from stepscope.records.steps import BACKWARD
 
-__all__ = ["SampledStep", "Scalars"]
+__all__ = ["SampledStep", "Scalars", "StreamMarks"]
 
 MAX_OUTPUTS = 8
 """Tensors of one output that are looked at."""
@@ -39,9 +41,12 @@ SLICE = 1024
 """Elements of each parameter that show how much the optimizer changed it."""
 NARROW = ("torch.float16", "torch.bfloat16")
 """Dtypes in which a norm could overflow."""
-MOST_READINGS = 32
-"""Of the allocator (50 µs each), in forward and again in backward; of more layers every second, third … is read."""
-MOST_MARKS = 50_000
+MOST_MARKS = 4_096
+"""Events of one step; a step with more has the host's times."""
+MOST_READINGS = 64
+"""Of the allocator, 50 µs each, where something is computed again in backward."""
+ROOTS = frozenset({"Adagrad", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop"})
+"""Optimizers that take the root of all second moments together (``foreach``), unless they are fused."""
 COUNT_AGAIN = 16
 """Samples after which sizes are counted again although nothing seems to have changed."""
 
@@ -63,6 +68,7 @@ class SampledStep:
         now: Callable[[], int],
         trees: Sequence[ModuleTree],
         *,
+        marks: StreamMarks,
         activations: bool,
         gradients: bool,
     ) -> None:
@@ -93,25 +99,33 @@ class SampledStep:
         self._calls = 0
         self._outermost = -1
         """The node that the script itself called, during the call."""
-        self._outputs: dict[int, tuple[int, int]] = {}
-        """Outputs since the last backward, by address: the node and the bytes."""
-        self._most_outputs: dict[int, tuple[int, int]] = {}
-        """The same when they were most."""
-        self._kept = 0
-        """Bytes of the outputs since the last backward …"""
-        self._kept_after: dict[int, int] = {}
-        """… and what they were when a node had ended."""
-        self._forward_peak = (0, -1)
-        self._backward_peak = (0, -1)
-        """Bytes and the node; on the CPU, without what the model holds."""
-        self._reached: list[tuple[int, int]] = []
-        """On the CPU: the nodes that backward reached, and the bytes of outputs and gradients in flight then."""
+        self._device_index = _device_index(trees)
+        self._graph: AutogradGraph | None = None
+        if activations:
+            held = [one for tree in trees for _, one in tree.parameters()]
+            buffers = [one for tree in trees for _, one in tree.buffers()]
+            self._graph = AutogradGraph(torch, held, buffers, "cpu" if self._device_index is None else "cuda")
         self._had_gradients: bool | None = None
         """Whether there were gradients when the first backward began."""
-        self._device_index = _device_index(trees)
+        self._again: dict[int, int] = {}
+        """Outputs of modules that are called again in backward, since it entered the outermost one, by address …"""
+        self._again_at = -1
+        """… this one …"""
+        self._again_before = 0
+        """… when so many bytes of the device were in use."""
+        self._most_again = 0
         self._readings = 0
-        self._read_every = max(1, -(-len(self._index) // MOST_READINGS))
-        self._backward_ran = False
+        self._samples = [0] * count
+        self._tokens = [0] * count
+        """What the script gave to models."""
+        self._marks = None if self._device_index is None else marks
+        self._marked_calls: list[tuple[int, int, int]] = []
+        """On a GPU: a node, and the marks around its forward."""
+        self._marked_backwards: list[tuple[int, int, int]] = []
+        self._own_marks: list[tuple[int, int]] = []
+        """The marks around what our hooks did."""
+        self._begun_mark = [0] * count
+        self._since_mark = 0
         self._in_backward = -1
         """The node whose backward is running."""
         self._since_ns = 0
@@ -123,7 +137,6 @@ class SampledStep:
         self._handles: list[Any] = []
         self._slices: dict[Any, tuple[list[int], list[int], Any]] = {}
         """By device and dtype: ids of parameters, how many values of each, and these values before the step."""
-        self._device_peak = 0
         self._over = False
         self._inside = False
         """Whether a hook is at work; it stays so when one fails, and then the others do nothing."""
@@ -166,6 +179,7 @@ class SampledStep:
     def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         now, ledger, index, tops = self._now, self._ledger, self._index, self._tops
         entered, begun_ns, own_before_ns = self._entered, self._begun_ns, self._own_before_ns
+        graph, marks = self._graph, self._marks
 
         @failsafe
         def before(module: Any, _args: Any) -> None:
@@ -177,7 +191,13 @@ class SampledStep:
             self._calls += 1
             entered[at] = self._calls
             begun_ns[at] = 0
-            if ledger.phase != BACKWARD and ((self._outermost >= 0 and at not in tops) or self._enter(at)):
+            if ledger.phase == BACKWARD:
+                self._begin_again(at)
+            elif (self._outermost >= 0 and at not in tops) or self._enter(at):
+                if graph is not None:
+                    graph.enter(at)
+                if marks is not None:
+                    self._begun_mark[at] = marks.mark()
                 begun_ns[at] = there_ns = now()
                 self.own_ns = own_before_ns[at] = self.own_ns + there_ns - here_ns
             self._inside = False
@@ -194,12 +214,19 @@ class SampledStep:
                 self._forward_ns[at] += here_ns - begun_ns[at] - (self.own_ns - own_before_ns[at])
                 begun_ns[at] = 0
                 self._called[at] = True
+                if marks is not None:
+                    end = marks.mark()
+                    self._marked_calls.append((at, self._begun_mark[at], end))
+                if graph is not None:
+                    graph.leave(at)
                 self._look(at, calls_none, (args, kwargs), output)
                 if at == self._outermost:
-                    self._leave()
+                    self._leave(at, args, kwargs)
+                if marks is not None and calls_none:
+                    self._own_marks.append((end, marks.mark()))
                 self.own_ns += now() - here_ns
-            elif calls_none and ledger.phase == BACKWARD:
-                self._look_again(at, output)
+            elif ledger.phase == BACKWARD:
+                self._end_again(at, calls_none, output)
             self._inside = False
 
         return before, after
@@ -215,22 +242,22 @@ class SampledStep:
         ):
             self._outermost = -1
             return False
-        if self._backward_ran or not self._gradients:
-            self._outputs = {}
-            self._kept = 0
-            self._kept_after = {}
-            self._backward_ran = False
+        if self._graph is not None:
+            self._graph.begin()
         self._in_backward = -1  # if the last backward failed, its end was not seen
         self._outermost = at
         return True
 
-    def _leave(self) -> None:
+    def _leave(self, at: int, args: Any, kwargs: Mapping[str, Any]) -> None:
         self._outermost = -1
         self._checked = None
-        if _total(self._outputs) > _total(self._most_outputs):
-            self._most_outputs = self._outputs
-        if self._torch.cuda.is_initialized():
-            self._device_peak = max(self._device_peak, self._torch.cuda.memory_allocated())
+        first = kwargs.get("input_ids")
+        given = [first] if first is not None else _tensors_in(self._torch, (args, kwargs))
+        shape = tuple(local_part(given[0]).shape) if given else ()
+        if shape:
+            self._samples[at] += shape[0]
+            if len(shape) == 2 and not given[0].is_floating_point() and not given[0].is_complex():
+                self._tokens[at] += shape[0] * shape[1]
 
     def _look(self, at: int, calls_none: bool, inputs: Any, output: Any) -> None:
         """Look at what a module returned; ``calls_none``: it called no other module."""
@@ -246,60 +273,58 @@ class SampledStep:
         tensors = _tensors_in(torch, output)
         if self._bad_forward is None and self._activations and not torch._C._len_torch_dispatch_stack():
             self._check_output(at, calls_none, inputs, tensors)
+        if self._graph is not None and (at == self._outermost or _saves_elsewhere(torch)):
+            self._graph.keep(at, tensors)
         if not calls_none:
             return
-        counts, marks = self._activations and not _saves_elsewhere(torch), self._gradients
-        for tensor in tensors:
-            node = tensor.grad_fn
+        if self._gradients:
+            node = next((one.grad_fn for one in tensors if one.grad_fn is not None), None)
             if node is not None:
-                if marks:
-                    marks = False
-                    node.register_prehook(_Mark(self._backward_reaches, at))
-                if counts and type(tensor) is torch.Tensor:
-                    storage = tensor.untyped_storage()
-                    address = storage.data_ptr()
-                    known = self._outputs.get(address)
-                    if known is None or not _is_of(torch, address, inputs):
-                        # What was there before is free: backward does not need it.
-                        size = storage.nbytes()
-                        self._outputs[address] = (at, size)
-                        self._kept += size - (known[1] if known else 0)
-        if not self._activations:
-            return
-        self._kept_after[at] = self._kept
-        used = self._kept if self._device_index is None else self._in_use()
-        if used > self._forward_peak[0]:
-            self._forward_peak = (used, at)
+                node.register_prehook(_Mark(self._backward_reaches, at))
 
-    def _in_use(self, *, always: bool = False) -> int:
-        """Bytes of CUDA's allocator; 0 if it is not read this time."""
+    def backward_begins(self, tensors: Any) -> None:
+        """The script calls backward on these tensors."""
+        if self._graph is None or self._inside or self._over:
+            return
+        self._inside = True
+        here_ns = self._now()
+        if self._had_gradients is None:
+            held = [one for tree in self._trees for _, one in tree.parameters()]
+            self._had_gradients = any(one.grad is not None for one in held if one.is_leaf)
+        self._graph.walk(tensors)
+        self.own_ns += self._now() - here_ns
+        self._inside = False
+
+    def _in_use(self) -> int:
+        """Bytes of CUDA's allocator."""
         self._readings += 1
-        if self._readings % self._read_every and not always:
+        if self._device_index is None or self._readings > MOST_READINGS:
             return 0
         return int(self._torch._C._cuda_memoryStats(self._device_index)["allocated_bytes"]["all"]["current"])
 
-    def _note_backward(self, at: int, gradient: Any) -> None:
-        if self._device_index is not None:
-            self._backward_peak = max(self._backward_peak, (self._in_use(), at))
-            return
-        if self._had_gradients is None:
-            self._had_gradients = any(
-                parameter.grad is not None
-                for tree in self._trees
-                for _, parameter in tree.parameters()
-                if parameter.is_leaf
-            )
-        if len(self._reached) < MOST_MARKS:
-            flowing = _bytes(gradient) if type(gradient) is self._torch.Tensor else 0
-            self._reached.append((at, self._kept_after.get(at, 0) + flowing))
+    def _begin_again(self, at: int) -> None:
+        """A module is called during backward, by activation checkpointing."""
+        if self._again_at < 0 and self._activations:
+            self._again_at, self._again_before = at, self._in_use()
+            self._again = {}
 
-    def _look_again(self, at: int, output: Any) -> None:
-        """A module is called during backward, by activation checkpointing: its graph may be the one that is used."""
+    def _end_again(self, at: int, calls_none: bool, output: Any) -> None:
+        """Its graph may be the one that is used."""
         torch = self._torch
-        if self._gradients and torch.is_grad_enabled() and not _saves_elsewhere(torch):
-            node = next((one.grad_fn for one in _tensors_in(torch, output) if one.grad_fn is not None), None)
-            if node is not None:
-                node.register_prehook(_Mark(self._backward_reaches, at))
+        if calls_none:
+            tensors = _tensors_in(torch, output)
+            for tensor in tensors if self._activations else ():
+                if type(tensor) is torch.Tensor:
+                    storage = tensor.untyped_storage()
+                    self._again[storage.data_ptr()] = storage.nbytes()
+            if self._gradients and torch.is_grad_enabled() and not _saves_elsewhere(torch):
+                node = next((one.grad_fn for one in tensors if one.grad_fn is not None), None)
+                if node is not None:
+                    node.register_prehook(_Mark(self._backward_reaches, at))
+        if at == self._again_at:
+            self._again_at = -1
+            grown = self._in_use() - self._again_before if self._again_before else 0
+            self._most_again = max(self._most_again, grown or sum(self._again.values()))
 
     def _check_output(self, at: int, calls_none: bool, inputs: Any, tensors: Sequence[Any]) -> None:
         torch = self._torch
@@ -325,11 +350,10 @@ class SampledStep:
             return
         self._inside = True
         here_ns = self._now()
-        if self._in_backward >= 0:
-            self._backward_ns[self._in_backward] += here_ns - self._since_ns
-        else:
+        mark = self._end_in_backward(here_ns)
+        if self._in_backward < 0:
             self._torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
-        self._marked[at] = self._backward_ran = True
+        self._marked[at] = True
         torch = self._torch
         gradient = next((one for one in gradients if one is not None), None)
         local: Any = local_part(gradient)
@@ -337,19 +361,27 @@ class SampledStep:
         seen = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
         if not seen and type(local) is torch.Tensor and local.numel():
             self._sums.append((False, at, _sum(torch, local)))
-        if self._activations:
-            self._note_backward(at, local)
         self._in_backward = at
+        if self._marks is not None:
+            self._since_mark = self._marks.mark()
+            self._own_marks.append((mark, self._since_mark))
         self._since_ns = self._now()
         self.own_ns += self._since_ns - here_ns
         self._inside = False
 
+    def _end_in_backward(self, here_ns: int) -> int:
+        """The backward of a module, if one is running, ends here; the mark of that."""
+        mark = self._marks.mark() if self._marks is not None else 0
+        if self._in_backward >= 0:
+            self._backward_ns[self._in_backward] += here_ns - self._since_ns
+            if self._marks is not None:
+                self._marked_backwards.append((self._in_backward, self._since_mark, mark))
+        return mark
+
     @failsafe
     def _backward_ends(self) -> None:
         if self._in_backward >= 0 and not self._over:
-            self._backward_ns[self._in_backward] += self._now() - self._since_ns
-            if self._device_index is not None:
-                self._backward_peak = max(self._backward_peak, (self._in_use(always=True), self._in_backward))
+            self._end_in_backward(self._now())
         self._in_backward = -1
 
     # -- Figures --------------------------------------------------------------------------------------------------
@@ -387,7 +419,8 @@ class SampledStep:
             skips = scalars.add([one for one in overflows if isinstance(one, torch.Tensor) and one.ndim == 0])
             scalars.send()
         device = self._device_memory()
-        peaks = self._peaks([reading.memory for reading in readings], device.get("device_bytes"))
+        peaks = self._peaks([reading.memory for reading in readings], optimizers)
+        activations, flops = (self._graph.activations(), self._graph.flops()) if self._graph is not None else ({}, {})
 
         def figures() -> list[Figures]:
             self._judge_sums(scalars.numbers(sums))
@@ -397,9 +430,10 @@ class SampledStep:
             for tree, first, reading in zip(self._trees, self._firsts, readings, strict=True):
                 last = first + len(tree.nodes)
                 read = reading.figures(changed)
-                read["memory"]["activations"] = self._activation_bytes(first, last)
-                read["forward_us"] = self._times(self._forward_ns, self._called, first, last)
-                read["backward_us"] = self._times(self._backward_ns, self._marked, first, last)
+                if self._graph is not None and self._graph.known:
+                    read["memory"]["activations"] = _of_nodes(activations, first, last)
+                read |= self._all_times(first, last)
+                read["work"] = self._work(flops, first, last)
                 for name, bad in (("forward", self._bad_forward), ("backward", self._bad_backward)):
                     if bad is not None and first <= bad < last:
                         read[f"nonfinite_{name}"] = bad - first
@@ -407,7 +441,6 @@ class SampledStep:
                     read["peaks"] = {
                         phase: [size, at - first if first <= at < last else None] for phase, (size, at) in peaks.items()
                     }
-                    read["peak_source"] = "accounting" if self._device_index is None else "allocator"
                 found.append((tree, {**read, **device, **({"skipped": True} if skipped else {})}))
             return found
 
@@ -450,37 +483,48 @@ class SampledStep:
                 self._bad_backward = at
         self._sums.clear()
 
-    def _peaks(self, sizes: Sequence[Mapping[str, list[int]]], at_end: int | None) -> dict[str, tuple[int, int]]:
-        """By phase: the most bytes in use, and the node; {} if no layer was seen."""
-        if not self._activations or not any(self._called):
+    def _peaks(self, sizes: Sequence[Mapping[str, list[int]]], optimizers: Sequence[Any]) -> dict[str, tuple[int, int]]:
+        """By phase: the most bytes in use, and the node; {} if no graph was seen."""
+        if self._graph is None or not self._graph.known:
             return {}
-        if self._device_index is not None:
-            after = max(self._in_use(always=True), at_end or 0)
-            found = {"forward": self._forward_peak, "backward": self._backward_peak, "optimizer": (after, -1)}
-            return {phase: peak for phase, peak in found.items() if peak[0]}
-        gradients = [size for one in sizes for size in one["gradients"]]
+        gradients = sum(sum(one["gradients"]) for one in sizes)
         held = sum(sum(one[kind]) for one in sizes for kind in ("parameters", "optimizer", "buffers"))
-        before = held + (sum(gradients) if self._had_gradients else 0)
-        kept, node = self._forward_peak
-        found = {"forward": (before + kept, node), "optimizer": (held + sum(gradients), -1)}
-        so_far = before
-        passed: set[int] = set()
-        for at, more in self._reached:
-            if so_far + more > found.get("backward", (0, -1))[0]:
-                found["backward"] = (so_far + more, at)
-            if not self._had_gradients and at not in passed:
-                passed.add(at)
-                so_far += gradients[at]
-        return found
+        held += sum(tree.bucket_bytes for tree in self._trees)
+        before = held + (gradients if self._had_gradients else 0)
+        gathered = max((tree.gathered_bytes for tree in self._trees), default=0)
+        kept = sum(self._graph.activations().values())
+        most, node = self._graph.peak(self._most_again)
+        after = held + gradients + _temporary_bytes(optimizers, gradients if self._device_index is not None else 0)
+        return {
+            "forward": (before + kept + gathered, self._graph.last_module),
+            "backward": (before + most + gathered, node),
+            "optimizer": (after, -1),
+        }
 
-    def _activation_bytes(self, first: int, last: int) -> list[int] | None:
-        if not self._activations or not any(self._called[first:last]):
-            return None
-        found = [0] * (last - first)
-        for at, size in self._most_outputs.values():
-            if first <= at < last:
-                found[at - first] += size
-        return found
+    def _all_times(self, first: int, last: int) -> dict[str, Any]:
+        """Of forward and backward: by the device's clock if it was asked, and then by the host's, too."""
+        host = {
+            "forward_us": self._times(self._forward_ns, self._called, first, last),
+            "backward_us": self._times(self._backward_ns, self._marked, first, last),
+        }
+        if self._marks is None or not self._marks.complete or not any(self._called):
+            return {"clock": "host", **host}
+        us = self._marks.read()
+        own = [0.0] * (len(us) + 1)
+        for begin, end in self._own_marks:
+            own[end] += us[end] - us[begin]
+        for at in range(1, len(own)):
+            own[at] += own[at - 1]
+        device: dict[str, Any] = {"clock": "device"}
+        for name, spans, known in (
+            ("forward_us", self._marked_calls, self._called),
+            ("backward_us", self._marked_backwards, self._marked),
+        ):
+            spent_ns = [0] * len(known)
+            for at, begin, end in spans:
+                spent_ns[at] += max(int((us[end] - us[begin] - (own[end] - own[begin])) * 1e3), 0)
+            device[name] = self._times(spent_ns, known, first, last)
+        return {**device, **{f"host_{name}": times for name, times in host.items()}}
 
     @staticmethod
     def _times(spent_ns: list[int], known: list[bool], first: int, last: int) -> list[float | str | None] | None:
@@ -490,12 +534,20 @@ class SampledStep:
             [ns / 1e3 if seen else None for ns, seen in zip(spent_ns[first:last], known[first:last], strict=True)]
         )
 
+    def _work(self, flops: Mapping[int, int], first: int, last: int) -> dict[str, int] | None:
+        """What the step did with this model; what is outside of modules counts for the first model."""
+        found = {
+            "flops": sum(_of_nodes(flops, first, last)),
+            "samples": sum(self._samples[first:last]),
+            "tokens": sum(self._tokens[first:last]),
+        }
+        return {name: number for name, number in found.items() if number} or None
+
     def _device_memory(self) -> dict[str, int]:
-        if not self._torch.cuda.is_initialized():
+        if self._device_index is None:
             return {}
-        used = int(self._torch.cuda.memory_allocated())
-        seen = () if self._device_index is None else (self._forward_peak[0], self._backward_peak[0])
-        return {"device_bytes": used, "device_peak": max(self._device_peak, used, *seen)}
+        used = self._torch._C._cuda_memoryStats(self._device_index)["allocated_bytes"]["all"]
+        return {"device_bytes": int(used["current"]), "device_peak": int(used["peak"])}
 
 
 class _Mark:
@@ -619,6 +671,23 @@ def _root_sums(count: int, owners: Sequence[int], norms: Sequence[float]) -> lis
     for at, norm in zip(owners, norms, strict=True):
         squares[at] = (squares[at] or 0.0) + norm * norm
     return [square if square is None else square**0.5 for square in squares]
+
+
+def _of_nodes(numbers: Mapping[int, int], first: int, last: int) -> list[int]:
+    """In the order of the nodes; what belongs to none (-1) counts for the first model itself."""
+    found = [numbers.get(at, 0) for at in range(first, last)]
+    if not first and found:
+        found[0] += numbers.get(-1, 0)
+    return found
+
+
+def _temporary_bytes(optimizers: Sequence[Any], gradients: int) -> int:
+    """What ``step`` allocates and frees on a GPU: those with second moments make a root of all of them at once."""
+    for optimizer in optimizers:
+        options = getattr(optimizer, "defaults", {})
+        if type(optimizer).__name__ in ROOTS and not options.get("fused") and options.get("foreach") is not False:
+            return gradients
+    return 0
 
 
 def _device_index(trees: Sequence[ModuleTree]) -> int | None:
@@ -767,17 +836,6 @@ def _tensors_in(torch: Any, value: Any) -> list[Any]:
     return found
 
 
-def _is_of(torch: Any, address: int, inputs: Any) -> bool:
-    """Whether the memory at this address is that of an input: a module may return a view, or change its input."""
-    return any(
-        type(one) is torch.Tensor and one.untyped_storage().data_ptr() == address for one in _tensors_in(torch, inputs)
-    )
-
-
-def _total(outputs: Mapping[int, tuple[int, int]]) -> int:
-    return sum(size for _, size in outputs.values())
-
-
 @contextmanager
 def _undisturbed(torch: Any) -> Iterator[None]:
     """Our own operations: no graph, no autocast, and no mode of the script sees them."""
@@ -847,3 +905,41 @@ class Scalars:
         event.record(torch.cuda.current_stream(joined.device))
         self._events.append(event)
         return room
+
+
+# -- Times on the device ----------------------------------------------------------------------------------------------
+
+
+class StreamMarks:
+    """Points of time on the stream, as CUDA events; immortal (``recorder/guard.py``), and the events are used again."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._events: list[Any] = []
+        self._used = 0
+
+    def start(self) -> None:
+        self._used = 0
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self._used <= MOST_MARKS
+
+    def mark(self) -> int:
+        """Mark this point of the current stream; the number of the mark."""
+        at = self._used
+        self._used += 1
+        if at < MOST_MARKS:
+            if at == len(self._events):
+                self._events.append(immortal(self._torch.cuda.Event(enable_timing=True)))
+            self._events[at].record()
+        return at
+
+    def passed(self) -> bool:
+        """Whether the device has passed all of them; never waits."""
+        return all(event.query() for event in reversed(self._events[: self._used]))
+
+    def read(self) -> list[float]:
+        """The time of each, in microseconds after the first; all of them have passed."""
+        first = self._events[0]
+        return [first.elapsed_time(event) * 1e3 for event in self._events[: self._used]]

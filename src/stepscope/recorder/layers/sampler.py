@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepscope.recorder.guard import failsafe, immortal, warn
-from stepscope.recorder.layers.sampled_step import SampledStep, Scalars
+from stepscope.recorder.layers.sampled_step import SampledStep, Scalars, StreamMarks
 from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.model import unwrapped
@@ -50,6 +50,7 @@ NEEDED = (
         "_C._functorch.peek_interpreter_stack",
     ),
     *("_C._len_torch_dispatch_stack", "_C._len_torch_function_stack", "_C._autograd._top_saved_tensors_default_hooks"),
+    *("_C._autograd._get_sequence_nr", "_C._autograd.SavedTensor.data"),
     *("_foreach_norm", "segment_reduce", "nn.modules.module._global_forward_hooks_with_kwargs"),
 )
 """What is private to torch, or may change; 2.13 has all of it.  Without it, layers are not looked at."""
@@ -173,11 +174,13 @@ class LayerSampler:
         step: SampledStep | None = getattr(self, "_step", None)
         if step is not None:
             step.remove()
+        self._ledger.before_backward = None
         fd = getattr(self, "_fd", -1)
         if fd >= 0:
             os.close(fd)
         self._fd = -1
         self._scalars = immortal(Scalars(self._torch))
+        self._marks = immortal(StreamMarks(self._torch))
         self._step: SampledStep | None = None
         self._schedule: Schedule | None = None
         self._trees: dict[int, ModuleTree] = {}
@@ -215,17 +218,25 @@ class LayerSampler:
             self._schedule = Schedule(every_step=self._every_step, now=self._now)
         return self._schedule.suspect(step, why)
 
+    @failsafe
+    def _backward_begins(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The script calls backward with these arguments in a sampled step."""
+        if self._step is not None:
+            self._step.backward_begins(args[0] if args else kwargs.get("tensors"))
+
     def drop_step(self) -> None:
         """Stop looking at the current step, because a graph is being captured."""
         if self._step is not None:
             self._step.remove()
             self._step = None
+            self._ledger.before_backward = None
 
     def finish(self, step: int, flags: int, optimizers: Sequence[Any], ring: RingWriter | None) -> int:
         """End the sampled step, if this was one: what else is in the step is over.  Returns a flag for it."""
         sampled, self._step = self._step, None
         if sampled is None:
             return 0
+        self._ledger.before_backward = None
         begun_ns = self._now()
         sampled.remove()
         written = self._finish(sampled, step, flags, optimizers, ring)
@@ -268,7 +279,7 @@ class LayerSampler:
 
     @failsafe
     def _resolve(self) -> None:
-        if self._scalars.arrived():
+        if self._arrived():
             for write in self._pending:
                 write()
             self._pending.clear()
@@ -280,11 +291,21 @@ class LayerSampler:
         if not trees:
             return False
         activations, gradients = self._parts
-        step = SampledStep(self._torch, self._ledger, self._now, trees, activations=activations, gradients=gradients)
+        self._marks.start()
+        step = SampledStep(
+            self._torch,
+            self._ledger,
+            self._now,
+            trees,
+            marks=self._marks,
+            activations=activations,
+            gradients=gradients,
+        )
         step.copy_slices()
         if not any(tree.compiled for tree in trees):
             step.install()
         self._step = step
+        self._ledger.before_backward = self._backward_begins
         return True
 
     def _find_trees(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> list[ModuleTree]:
@@ -331,7 +352,7 @@ class LayerSampler:
                 if tree.id not in told:
                     told.add(tree.id)
                     lines.append(_model_line(tree))
-                sample = {"kind": "sample", "step": step, "wall_ns": wall_ns, "model": tree.id, "clock": "host"}
+                sample = {"kind": "sample", "step": step, "wall_ns": wall_ns, "model": tree.id}
                 sample |= {"group": tree.group, "skipped": bool(flags & FLAG_SKIPPED)}
                 lines.append({**sample, **{name: value for name, value in figures.items() if value is not None}})
                 if (kept := figures["memory"].get("activations")) is not None:
@@ -339,11 +360,14 @@ class LayerSampler:
             if self._write(lines, ring):
                 self._told = told
 
-        if self._scalars.arrived():
+        if self._arrived():
             write()
         else:
             self._pending.append(write)
         return True
+
+    def _arrived(self) -> bool:
+        return self._scalars.arrived() and self._marks.passed()
 
     # -- Out of memory --------------------------------------------------------------------------------------------
 

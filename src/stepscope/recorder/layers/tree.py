@@ -81,6 +81,10 @@ class ModuleTree:
         self.sizes: tuple[Any, int, dict[str, list[int]]] | None = None
         """Bytes that were counted, for which optimizers, and how often they were used since."""
         self.id = self._count(sharing)
+        self.bucket_bytes = self._bucket_bytes(sharing.ddp)
+        """Of DDP's buckets, if gradients are copied into them."""
+        self.gathered_bytes = self._gathered_bytes()
+        """What FSDP2 needs on the way: parameters that it gathers, and gradients before they are reduced."""
 
     def is_current(self, *, compiled: bool) -> bool:
         if compiled != self._compiled_before:
@@ -183,6 +187,26 @@ class ModuleTree:
             moved.append(len(kept))
             kept.append(node)
         self.nodes = kept
+
+    def _bucket_bytes(self, ddp: Any) -> int:
+        if ddp is None or getattr(ddp, "gradient_as_bucket_view", False):
+            return 0
+        return sum(one.numel() * one.element_size() for _, one in self.parameters() if one.requires_grad)
+
+    def _gathered_bytes(self) -> int:
+        """The parameters of the outermost group, two further groups, and the gradients of one, twice: as they are
+        computed, and as they are reduced."""
+        groups: dict[int, int] = {}
+        for at, parameter in self.parameters():
+            if local_part(parameter) is parameter:
+                continue
+            group = at
+            while group >= 0 and not is_fully_sharded(type(self.nodes[group].held[0]())):
+                group = self.nodes[group].parent
+            if group < 0:
+                continue  # split for another reason
+            groups[group] = groups.get(group, 0) + parameter.numel() * parameter.element_size()
+        return groups.pop(0, 0) + 4 * max(groups.values(), default=0)
 
     def _count(self, sharing: _Sharing) -> str:
         """Fill ``rows``; return the model's id."""

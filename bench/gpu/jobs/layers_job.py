@@ -1,0 +1,179 @@
+"""A small GPT that trains with AdamW, with one thing wrong or nothing: what looking at its layers should find.
+
+Written without any reference to Stepscope.  The last line is JSON: the losses, and the most that the allocator had in use.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from common import share_gpu
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+FAULTS = ("none", "nan", "nudge", "flip", "no_sync", "dead", "keep_loss", "keep_logits", "keep_hidden", "leak", "oom")
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.factor = 1.0
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        mixed = (
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(batch, length, width)
+        )
+        x = x + self.out(mixed)
+        return x + self.down(functional.gelu(self.up(self.norm2(x)) * self.factor))
+
+
+class GPT(nn.Module):
+    def __init__(self, args):
+        super().__init__()
+        self.embed = nn.Embedding(args.vocabulary, args.width)
+        self.blocks = nn.ModuleList([Block(args.width, args.width // 64) for _ in range(args.blocks)])
+        self.norm, self.head = nn.LayerNorm(args.width), nn.Linear(args.width, args.vocabulary, bias=False)
+        self.checkpointing = args.checkpoint
+        self.kept = None
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+            if self.kept is not None and block is self.blocks[1]:
+                self.kept.append(x)
+        return self.head(self.norm(x))
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--fault", choices=FAULTS, default="none")
+    add("--at", type=int, default=50, help="the step of the fault")
+    add("--steps", type=int, default=120)
+    add("--blocks", type=int, default=12)
+    add("--width", type=int, default=256)
+    add("--vocabulary", type=int, default=1024)
+    add("--batch", type=int, default=4)
+    add("--length", type=int, default=128)
+    add("--held-gb", type=float, default=0.0, help="memory that the job holds from the beginning")
+    add("--epoch", type=int, default=100, help="steps after which 100 MB leak")
+    add("--pause-s", type=float, default=0.0, help="after each step")
+    add("--autocast", action="store_true")
+    add("--checkpoint", action="store_true")
+    add("--fused", action="store_true")
+    add("--fsdp", action="store_true")
+    add("--no-waiting", action="store_true", help="torch raises where an operation waits for the device")
+    return parser.parse_args()
+
+
+def processes(args, ranks):
+    if ranks > 1:
+        share_gpu()
+        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    elif args.fsdp:
+        backend = "nccl" if args.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def wrapped(model, args, ranks):
+    if args.fsdp:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        return fully_shard(model)
+    return nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+
+
+def disturb(model, args, step, faulty):
+    """What is wrong in this step with the model of the faulty rank."""
+    here = faulty and step == args.at
+    model.blocks[3].factor = float("nan") if here and args.fault == "nan" else 1.0
+    if here and args.fault == "nudge":
+        with torch.no_grad():
+            model.blocks[5].qkv.weight += 1e-6
+    if here and args.fault == "flip":
+        model.blocks[7].down.weight.data.view(torch.int32).view(-1)[12345:12346].bitwise_xor_(1)
+
+
+def keep(kept, args, step, loss, logits):
+    """What a script keeps by mistake."""
+    if args.fault == "keep_loss":
+        kept.append(loss)
+    if args.fault == "keep_logits":
+        kept.append(logits)
+    if args.fault == "leak" and step % args.epoch == 0:
+        kept.append(torch.ones(25_000_000, device=loss.device))
+    if args.fault == "oom" and step >= args.at:
+        kept.append(torch.ones(1_000_000_000, device=loss.device))
+
+
+def main():
+    args = arguments()
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
+    processes(args, ranks)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.manual_seed(0)
+    plain = GPT(args).to(device)
+    model = wrapped(plain, args, ranks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=args.fused or None)
+    generator = torch.Generator().manual_seed(rank)
+    shape = (args.batch, args.length + 1)
+    batches = [torch.randint(0, args.vocabulary, shape, generator=generator).to(device) for _ in range(8)]
+    held = torch.ones(int(args.held_gb * 1e9 / 4), device=device) if args.held_gb else None
+    kept, losses = [], []
+    if args.fault == "dead":
+        plain.blocks[2].factor = 0.0
+    if args.fault == "keep_hidden":
+        plain.kept = kept
+    gc.collect()
+    if args.no_waiting:
+        torch.cuda.set_sync_debug_mode("error")
+    for step in range(1, args.steps + 1):
+        if step == args.steps - 3 and args.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        disturb(plain, args, step, rank == 1 or ranks == 1)
+        tokens = batches[step % len(batches)]
+        alone = args.fault == "no_sync" and rank == 1 and step >= args.at
+        with model.no_sync() if alone else contextlib.nullcontext():
+            optimizer.zero_grad()
+            with torch.autocast(args.device, torch.bfloat16, enabled=args.autocast):
+                logits = model(tokens[:, :-1])
+                loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+        keep(kept, args, step, loss, logits)
+        time.sleep(args.pause_s)
+    if args.no_waiting:
+        torch.cuda.set_sync_debug_mode("default")
+    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else None
+    del held
+    if rank == 0:
+        print(json.dumps({"peak": peak, "losses": [one.item().hex() for one in losses]}), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
