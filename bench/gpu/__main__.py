@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: over gloo, to try the runner")
     parser.add_argument("--jobs", type=int, default=4, help="cases that run at the same time (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="recorded runs of each case (default: 1)")
+    parser.add_argument("--layers", choices=("off", "sampled", "every"), help="as of stepscope run")
     parser.add_argument("--minutes", type=float, help="start no case after so many minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep output and runs there")
@@ -197,7 +198,7 @@ def play_case(case: Case, args: argparse.Namespace, folder: Path) -> list[Row]:
     from gpu.runner import run_case
 
     def run(name: str, *, recorded: bool) -> Outcome:
-        return run_case(case, device=args.device, folder=folder / name, recorded=recorded)
+        return run_case(case, device=args.device, folder=folder / name, recorded=recorded, layers=args.layers)
 
     bare = run("bare", recorded=False)
     broken = why_broken(case, bare)

@@ -65,17 +65,18 @@ CASES = (
     LayerCase(name="sum/ddp_two", args=LARGE, mode="every", ranks=2),
     LayerCase(name="sum/wide", args=WIDE, mode="every"),
     LayerCase(name="sum/wide_checkpoint", args=(*WIDE, "--checkpoint", "--fused"), mode="every"),
-    LayerCase(name="same/plain", args=("--no-waiting",), mode="every"),
+    LayerCase(name="same/plain", args=("--exact", "--no-waiting"), mode="every"),
     LayerCase(name="same/checkpoint", args=("--no-waiting", "--checkpoint", "--autocast"), mode="every"),
-    LayerCase(name="same/sampled", args=("--no-waiting", "--steps", "300"), mode="sampled"),
-    LayerCase(name="same/ddp", args=(), mode="every", ranks=2),
-    LayerCase(name="same/fsdp2", args=("--fsdp",), mode="every", ranks=2),
-    _fault("nan", "nan", "nan_gradients", "blocks.3", ranks=2, rank=1, mode="every", steps=range(50, 51)),
-    _fault("nan_sampled", "nan", "loss_nan", ranks=2, steps=range(49, 53), args=("--pause-s", "0.02")),
-    _fault("nudge", "nudge", "replica_desync", "blocks.5.qkv", ranks=2, rank=1, mode="every", steps=range(50, 51)),
-    _fault("flip", "flip", "replica_desync", "blocks.7.down", ranks=2, rank=1, mode="every", steps=range(50, 51)),
-    _fault("flip_sampled", "flip", "replica_desync", "blocks.7.down", ranks=2, rank=1, args=("--steps", "300")),
-    _fault("no_sync", "no_sync", "replica_desync", ranks=2, rank=1, mode="every", steps=range(50, 51)),
+    LayerCase(name="same/sampled", args=("--exact", "--no-waiting", "--steps", "300")),
+    LayerCase(name="same/ddp", args=("--exact",), mode="every", ranks=2),
+    LayerCase(name="same/fsdp2", args=("--exact", "--fsdp"), mode="every", ranks=2),
+    # The job counts its steps from 1, the recording from 0.
+    _fault("nan", "nan", "nan_gradients", "blocks.3", ranks=2, rank=1, mode="every", steps=range(49, 50)),
+    _fault("nan_sampled", "nan", "loss_nan", ranks=2, rank=1, steps=range(49, 50), args=("--pause-s", "0.02")),
+    _fault("nudge", "nudge", "replica_desync", "blocks.5.qkv", ranks=3, rank=1, mode="every", steps=range(49, 50)),
+    _fault("flip", "flip", "replica_desync", "blocks.7.down", ranks=3, rank=1, mode="every", steps=range(49, 50)),
+    _fault("flip_sampled", "flip", "replica_desync", "blocks.7.down", ranks=3, rank=1, args=("--steps", "300")),
+    _fault("no_sync", "no_sync", "replica_desync", ranks=3, rank=1, mode="every", steps=range(49, 50)),
     _fault("dead", "dead", "dead_layer", "blocks.2.up", mode="every"),
     _fault("keep_loss", "keep_loss", "memory_creep", args=("--steps", "400")),
     _fault("keep_logits", "keep_logits", "memory_creep", args=("--steps", "400")),
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args(arguments)
     cases = [case for case in CASES if any(fnmatch.fnmatch(case.name, one) for one in args.only.split(","))]
-    with tempfile.TemporaryDirectory(prefix="stepscope-layers-") as scratch, mps(ranks=2) as (shared, said):
+    with tempfile.TemporaryDirectory(prefix="stepscope-layers-") as scratch, mps(ranks=3) as (shared, said):
         print(f"{len(cases)} cases, {said}")
         folder = args.keep or Path(scratch)
         with ThreadPoolExecutor(args.jobs) as pool:

@@ -65,7 +65,7 @@ class Outcome:
     recorded: Recorded | None = None
 
 
-def run_case(case: Case, *, device: str, folder: Path, recorded: bool) -> Outcome:
+def run_case(case: Case, *, device: str, folder: Path, recorded: bool, layers: str | None = None) -> Outcome:
     """Run it to its end or its time limit; its output stays in ``folder``."""
     folder.mkdir(parents=True)
     work = folder / "work"
@@ -73,6 +73,7 @@ def run_case(case: Case, *, device: str, folder: Path, recorded: bool) -> Outcom
     command = [sys.executable]
     if recorded:
         command += ["-m", "stepscope", "run", "--quiet", "--dir", str(folder / "runs"), "--name", "case"]
+        command += ["--layers", layers] if layers else []
     if case.ranks:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
     command += [str(JOBS / case.script), "--device", device, *case.args]

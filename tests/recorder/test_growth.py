@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from stepscope.recorder import growth
 from stepscope.recorder.growth import GrowthWatch
@@ -88,15 +89,67 @@ def test_attributes_dicts_and_variables_of_modules_are_named(monkeypatch: pytest
     assert found["element"] == "bytes"
 
 
+class Epochs:
+    """Grows by a hundred megabytes every hundred steps."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.watch = GrowthWatch(now_s=lambda: self.step / 10, used=lambda: 20_000 * MB + self.step // 100 * 100 * MB)
+
+    def train(self, each: Callable[[int], object]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for self.step in range(1_500):
+            each(self.step)
+            found |= self.watch.look(self.step) or {}
+            if "growing" in found:
+                break
+        return found
+
+
+def test_a_tensor_once_in_an_epoch_is_named() -> None:
+    kept = []
+    line = sys._getframe().f_lineno - 1
+
+    def each(step: int) -> None:
+        if step % 100 == 0:
+            kept.append(torch.empty(25 * MB))
+
+    assert Epochs().train(each)["growing"] == {
+        "holder": f"kept, a list made at test_growth.py:{line}",
+        "per_step": round(2 / 150, 4),
+        "element": f"float32 [{25 * MB}]",
+        "element_bytes": 100 * MB,
+        "graph": False,
+        "from": 650,
+        "to": 800,
+    }
+
+
+def test_tensors_that_no_container_holds_are_described() -> None:
+    class Link:
+        def __init__(self, before: Link | None) -> None:
+            self.before, self.value = before, torch.empty(25 * MB)
+
+    last: list[Link | None] = [None]
+
+    def each(step: int) -> None:
+        if step % 100 == 0:
+            last[0] = Link(last[0])
+
+    found = Epochs().train(each)["growing"]
+    assert (found["element"], found["per_step"]) == (f"float32 [{25 * MB}]", 0.0133)
+    assert "list" not in found["holder"]
+
+
 def test_elements_of_a_tuple_are_described() -> None:
     kept: list[Any] = []
     found = Memory(2 * MB).train(300, lambda step: kept.extend([(step, Tensor())] * 2))["growing"]
     assert (found["element"], found["per_step"]) == ("tuple with float32 [512, 512]", 2.0)
 
 
-@pytest.mark.parametrize("per_step", [0, 50_000])
+@pytest.mark.parametrize("per_step", [0, 10_000])
 def test_nothing_is_counted_where_memory_does_not_grow(per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "count_containers", lambda: pytest.fail("counted"))
+    monkeypatch.setattr(growth, "count_objects", lambda: pytest.fail("counted"))
     kept: list[Tensor] = []
     assert "growing" not in Memory(per_step).train(2_000, lambda _: kept.append(Tensor()))
 
@@ -120,14 +173,14 @@ def test_what_does_not_grow_is_not_named() -> None:
 
 def test_counts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = 0
-    original = growth.count_containers
+    original = growth.count_objects
 
     def counted() -> Any:
         nonlocal counts
         counts += 1
         return original()
 
-    monkeypatch.setattr(growth, "count_containers", counted)
+    monkeypatch.setattr(growth, "count_objects", counted)
     Memory(MB).train(20_000, lambda _: None)
     assert 0 < counts <= growth.MOST_COUNTS
 

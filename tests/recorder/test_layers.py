@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 import stepscope
 from stepscope.recorder import bootstrap, guard
 from stepscope.recorder import recorder as recorder_module
-from stepscope.recorder.layers import sampled_step
+from stepscope.recorder.layers import sampled_step, sampler
 from stepscope.recorder.layers import tree as trees
 from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.sampler import LayerSampler, Schedule
@@ -1076,9 +1076,10 @@ def test_numbers_on_a_device_are_read_when_they_have_arrived() -> None:
     assert torch_there.events == 1  # used again, never destroyed
 
 
-def test_a_sample_on_its_way_is_written_later_and_no_other_begins(
+def test_samples_on_their_way_are_written_later_and_are_not_too_many(
     layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sampler, "MOST_PENDING", 2)
     model = two_layers()
     optimizers = [train(model, 2)]  # one that is gone could have the id of the next
     before = len(layers.records().samples)
@@ -1089,7 +1090,7 @@ def test_a_sample_on_its_way_is_written_later_and_no_other_begins(
         assert not layers.sampler.sampling
     optimizers.append(train(model, 2))
     steps = [sample.step for sample in layers.records().samples]
-    assert steps == [1, 2, 6]
+    assert steps == [1, 2, 3, 6]
 
 
 # -- A whole job ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from stepscope.recorder import guard
 from stepscope.recorder.guard import ImportWatch, Patches
 from stepscope.recorder.hooks import loss as hook
 from stepscope.recorder.hooks.loss import StepValues
@@ -207,6 +209,7 @@ class Stub:
 
     def __init__(self, rank: int = 0) -> None:
         self.step = 0
+        self.capturing = False
         self.identity = SimpleNamespace(rank=rank)
         self.clock = FakeClock()
         self.ledger = Ledger(self.clock, lambda _phase: False)
@@ -287,7 +290,7 @@ def test_values_on_a_device_are_stored_when_they_have_arrived(monkeypatch: pytes
 def test_losses_that_may_not_be_read_cost_no_look_in_every_step(
     monkeypatch: pytest.MonkeyPatch, values_of: Made
 ) -> None:
-    """Those on a GPU without ``--layers``; here a vector stands in for one, which is not read either."""
+    """Such as a vector."""
     monkeypatch.setattr(hook, "SHORTEST_NS", 20_000_000)
     stub = Stub()
     values = values_of(stub)
@@ -300,6 +303,42 @@ def test_losses_that_may_not_be_read_cost_no_look_in_every_step(
             values.see((torch.ones(3),), {})
     assert looked == [0, 1, 2, 16, 17, 32, 33, 64, 65]
     assert stub.notes == []
+
+
+def test_nothing_is_asked_of_a_device_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch, values_of: Made
+) -> None:
+    """A question whether numbers have arrived would end the capture, and with it the script."""
+    stub = Stub()
+    values = values_of(stub)
+    monkeypatch.setattr(values, "_receive", lambda: pytest.fail("asked"))
+    values._under_way.append((0, object(), 0, None))  # type: ignore[arg-type]
+    stub.step, stub.capturing = 3, True
+    values.see((torch.tensor(1.0),), {})
+    assert values._loss is None
+    # Not every capture is known to the recorder, but the stream knows.
+    stub.capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    values.see((torch.tensor(1.0),), {})
+    assert len(values._under_way) == 1
+
+
+def test_a_device_that_failed_is_no_news_at_the_end(monkeypatch: pytest.MonkeyPatch, values_of: Made) -> None:
+    stub = Stub()
+    values = values_of(stub)
+    stub.ledger.thread = get_ident()
+    asked = []
+
+    def capturing() -> bool:
+        asked.append(1)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", capturing)
+    failures = guard.failures()
+    values._under_way.append((0, object(), 0, None))  # type: ignore[arg-type]
+    values._end()
+    assert asked
+    assert guard.failures() == failures
 
 
 # -- Samples after something odd --------------------------------------------------------------------------------------

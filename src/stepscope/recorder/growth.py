@@ -1,13 +1,15 @@
 """Finds what grows when the memory of this process grows: the list, dict, set or deque that only gets longer.
 
 Now and then, after a step, the memory of the process (and what torch's allocator has in use on the device) is read.  If
-it rose several times in a row, all containers of the process are counted, and once more a little later.  One that grew
-with the steps is described: its name, the line that made it, and what it holds.  A script that keeps losses, outputs or
-hidden states keeps them in such a container.
+it rose several times in a row, all containers and tensors of the process are counted, and once more a little later.  A
+container that grew with the steps is described: its name, the line that made it, and what it holds.  A script that
+keeps losses, outputs or hidden states keeps them in such a container.  If no container explains the rise, tensors of
+which there are more than before do.
 
 The readings also become *floors*: the lowest memory of each stretch of the run, of which there are few however long it
 is.  If they rise, they are a fact as well (``floors``): the steps that are judged while a job runs, and the samples
-that are kept of a long one, are too few to see 100 MB an epoch.
+that are kept of a long one, are too few to see 100 MB an epoch.  Then, too, everything is counted, and again when
+there is so much more of it: once in an epoch is no rise in a row.
 
 A count visits every object that Python's garbage collector tracks (20 ms for 300,000 of them), so it is only done on
 suspicion and at most a few times in a process.  Nothing is kept alive: a count holds ids and lengths.  The result is a
@@ -73,6 +75,21 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Counted = dict[int, int]
 """Length by id."""
+Tensors = dict[tuple[Any, ...], int]
+"""How many there are, by dtype, shape and device."""
+
+
+class Census:
+    """Containers and tensors of the process after a step."""
+
+    __slots__ = ("lengths", "patient", "step", "tensors", "used")
+
+    def __init__(self, step: int, used: int, *, patient: bool) -> None:
+        self.step = step
+        self.used = used
+        self.patient = patient
+        """Whether to wait until memory has grown by much more, however long that takes."""
+        self.lengths, self.tensors = count_objects()
 
 
 class GrowthWatch:
@@ -86,12 +103,14 @@ class GrowthWatch:
         self._looked_s = now_s()
         self._rises: list[tuple[int, int]] = []
         """(step, bytes) of looks, each higher than the one before."""
-        self._counted: tuple[int, Counted] | None = None
-        """The first count of a pair, and the step after which it was made."""
+        self._counted: Census | None = None
+        """The first of two, between which something grew."""
         self._counts = 0
         self._last: int | None = None
         self.jumped = False
         """Whether memory jumped before the last look."""
+        self.counted = False
+        """Whether everything was counted in the last look, which takes some time."""
 
     @failsafe
     def look(self, step: int) -> dict[str, Any]:
@@ -108,15 +127,19 @@ class GrowthWatch:
         self.jumped = self._last is not None and used - self._last >= max(JUMP_BYTES, JUMP_SHARE * self._last)
         self._last = used
         floors = self.floors.add(step, now_s, host, device)
+        self.counted = False
+        before = self._counted
         if self._rises and used <= self._rises[-1][1]:
             self._rises.clear()
-            self._counted = None
+            self._counted = before = before if before is not None and before.patient else None
         self._rises.append((step, used))
-        if self._counted is not None:
-            return {**floors, **self._compare(step)}
-        if self._suspicious() and self._counts < MOST_COUNTS:
+        if before is not None and used - before.used >= (2 * LEAST_RISE if before.patient else 1):
+            return {**floors, **self._compare(before, step, used)}
+        rising = bool(floors) and not self.floors.over
+        if before is None and self._counts < MOST_COUNTS and (rising or self._suspicious()):
             self._counts += 1
-            self._counted = step, count_containers()
+            self._counted = Census(step, used, patient=not self._suspicious())
+            self.counted = True
         return floors
 
     def _suspicious(self) -> bool:
@@ -124,37 +147,40 @@ class GrowthWatch:
         enough = last - first >= max(LEAST_BYTES, LEAST_PER_STEP * (last_step - first_step))
         return len(self._rises) > RISES and enough
 
-    def _compare(self, step: int) -> dict[str, Any]:
-        """Count again, and describe the container that took most.
+    def _compare(self, before: Census, step: int, used: int) -> dict[str, Any]:
+        """Count again, and describe the container that took most, or the tensors.
 
         A tensor that keeps its graph alive keeps the activations too, which cannot be counted: it explains any rise.
         """
-        assert self._counted is not None
-        (before, lengths), self._counted = self._counted, None
-        rise = self._rises[-1][1] - self._rises[-2][1]
+        self._counted = None
         self._rises.clear()
         self._counts += 1
-        steps = step - before
-        found = sorted(_grown(lengths, LEAST_GROWTH * steps), key=lambda one: -one[1])[:MOST_NAMED]
+        self.counted = True
+        rise, steps = used - before.used, step - before.step
+        least = 1.0 if before.patient else LEAST_GROWTH * steps
+        objects = gc.get_objects()
+        found = sorted(_grown(objects, before.lengths, least), key=lambda one: -one[1])[:MOST_NAMED]
         best: dict[str, Any] = {}
         for container, more in found:
-            element = _last_of(container)
-            size, text, graph = describe(element)
+            size, text, graph = describe(_last_of(container))
             weight = rise + size * more if graph else size * more
             if weight >= max(best.get("weight", 0), LEAST_SHARE * rise):
                 holder = name_of(container, sys._getframe())
-                best = {
-                    "weight": weight,
-                    "holder": holder[:TEXT],
-                    "per_step": round(more / steps, 2),
-                    "element": text[:TEXT],
-                    "element_bytes": size,
-                    "graph": graph,
-                    "from": before,
-                    "to": step,
-                }
+                best = {"weight": weight, **_growing(holder, more / steps, text, size, graph)}
+        if not best:
+            best = _grown_tensors(objects, before.tensors, steps, LEAST_SHARE * rise)
         best.pop("weight", None)
-        return {"growing": best} if best else {}
+        return {"growing": {**best, "from": before.step, "to": step}} if best else {}
+
+
+def _growing(holder: str, per_step: float, element: str, size: int, graph: bool) -> dict[str, Any]:
+    return {
+        "holder": holder[:TEXT],
+        "per_step": round(per_step, 2 if per_step >= 1 else 4),
+        "element": element[:TEXT],
+        "element_bytes": size,
+        "graph": graph,
+    }
 
 
 class MemoryFloors:
@@ -171,7 +197,8 @@ class MemoryFloors:
         """… and how many there were."""
         self._told = 0
         self._told_rise = 0
-        self._told_over = False
+        self.over = False
+        """Whether what was published last is no longer so."""
         self.world_size = 1
 
     def epoch_begins(self, step: int) -> None:
@@ -205,10 +232,10 @@ class MemoryFloors:
         again, most = (TOLD_AGAIN, MOST_TOLD) if self.world_size <= MANY_RANKS else (MANY_TOLD_AGAIN, MANY_TOLD)
         higher = rise >= max(LEAST_RISE, again * self._told_rise)
         higher = higher and self._told < most and self.world_size <= TOO_MANY_RANKS
-        over = rise < self._told_rise / 2 and not self._told_over  # what was published is no longer true
+        over = rise < self._told_rise / 2 and not self.over  # what was published is no longer true
         if not (higher or over):
             return {}
-        self._told_over = over
+        self.over = over
         if higher:
             self._told += 1
             self._told_rise = rise
@@ -238,17 +265,54 @@ def memory_in_use() -> tuple[int, int]:
 # -- containers -------------------------------------------------------------------------------------------------------
 
 
-def count_containers() -> Counted:
-    return {id(one): len(one) for one in gc.get_objects() if type(one) in CONTAINERS and len(one) >= LEAST_LENGTH}
+def count_objects() -> tuple[Counted, Tensors]:
+    lengths: Counted = {}
+    tensors: Tensors = {}
+    plain = _tensor_types()
+    for one in gc.get_objects():
+        kind = type(one)
+        if kind in CONTAINERS:
+            if len(one) >= LEAST_LENGTH:
+                lengths[id(one)] = len(one)
+        elif kind in plain:
+            key = _key(one)
+            tensors[key] = tensors.get(key, 0) + 1
+    return lengths, tensors
 
 
-def _grown(before: Counted, least: float) -> list[tuple[Any, int]]:
+def _tensor_types() -> tuple[type, ...]:
+    torch: Any = sys.modules.get("torch")
+    return () if torch is None else (torch.Tensor, torch.nn.Parameter)
+
+
+def _key(tensor: Any) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.device
+
+
+def _grown(objects: list[Any], before: Counted, least: float) -> list[tuple[Any, int]]:
     """Containers that have at least that many more elements than before, and how many."""
     return [
         (one, more)
-        for one in gc.get_objects()
+        for one in objects
         if type(one) in CONTAINERS and id(one) in before and (more := len(one) - before[id(one)]) >= max(least, 1)
     ]
+
+
+def _grown_tensors(objects: list[Any], before: Tensors, steps: int, least: float) -> dict[str, Any]:
+    """The kind of tensor of which there are most bytes more than before, and what keeps the last one; or {}."""
+    now: dict[tuple[Any, ...], list[Any]] = {}
+    plain = _tensor_types()
+    for one in objects:
+        if type(one) in plain:
+            now.setdefault(_key(one), []).append(one)
+    sizes = {key: (len(found) - before.get(key, 0)) * found[-1].nbytes for key, found in now.items()}
+    key = max(sizes, key=lambda one: sizes[one], default=None)
+    if key is None or sizes[key] < max(least, 1):
+        return {}
+    kept = now.pop(key)
+    size, text, graph = describe(kept[-1])
+    holder = holder_of(kept[-1], sys._getframe(), {id(objects), id(kept)})
+    return _growing(holder, (len(kept) - before.get(key, 0)) / steps, text, size, graph)
 
 
 def _last_of(container: Any) -> Any:
@@ -286,6 +350,28 @@ def name_of(container: Any, frame: FrameType | None) -> str:
     kind = type(container).__name__
     found = _in_frames(container, frame) or _in_referrers(container)
     return f"{found[0]}, a {kind}{found[1]}" if found else f"a {kind}"
+
+
+def holder_of(tensor: Any, frame: FrameType | None, ours: set[int]) -> str:
+    """The container with a name that holds a tensor; empty if there is none.  ``ours``: ids of our own containers."""
+    holders = (list, tuple, dict, set, deque)
+    containers = [one for one in gc.get_referrers(tensor) if type(one) in holders and id(one) not in ours and len(one)]
+    ours = {*ours, id(containers)}
+    for container in containers:
+        holder = container
+        if type(holder) is tuple:  # a list of pairs: the list is what grows
+            outer = [one for one in gc.get_referrers(holder) if type(one) in (list, dict) and id(one) not in ours]
+            holder = outer[0] if outer else None
+        if holder is not None and not _is_namespace(holder):
+            found = name_of(holder, frame)
+            if "," in found:  # it has a name
+                return found
+    return ""
+
+
+def _is_namespace(holder: Any) -> bool:
+    """Whether it holds the variables of a module, or the attributes of a module of the model."""
+    return type(holder) is dict and ("__name__" in holder or "_parameters" in holder)
 
 
 def _in_frames(container: Any, frame: FrameType | None) -> tuple[str, str] | None:

@@ -389,10 +389,15 @@ class Recorder:
         if device_at is not None:
             due.append(device_at)
         if self.layers is not None:
-            busy, compiled = self._captured is not None, self._compiled > 0
+            busy, compiled = self.capturing, self._compiled > 0
             due.append(self.layers.after_step(step, self.objects.roots, compiled=compiled, busy=busy))
         if not (self._compiled or (self._ddp is not None and self._ddp.every_step)):
             self._attend_at = min(due)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the script is capturing a CUDA graph."""
+        return self._captured is not None
 
     def _judge_length(self, step: int, flags: int) -> None:
         """Notice a step that took long, or that was skipped, and how long steps usually take."""
@@ -610,7 +615,7 @@ class Recorder:
 
     @guard.failsafe
     def _look_for_requests(self, snapshots: SnapshotRequests, step: int) -> None:
-        snapshots.look(step, busy=self._captured is not None)
+        snapshots.look(step, busy=self.capturing)
 
     def stop_snapshots(self) -> None:
         snapshots, self._snapshots = self._snapshots, None
@@ -620,6 +625,8 @@ class Recorder:
     def _look_at_growth(self, step: int) -> None:
         self._growth.floors.world_size = self.identity.world_size
         found = self._growth.look(step)
+        if self._growth.counted:
+            self.flags |= FLAG_SAMPLED  # the time that it took is in the step that begins
         if self._growth.jumped:
             self.suspect("memory", step)
         if found is None:

@@ -87,7 +87,7 @@ ENV_HANG_AFTER = "STEPSCOPE_HANG_AFTER"
 ENV_KEEP_EVIDENCE = "STEPSCOPE_KEEP_EVIDENCE"
 """``1``: keep what the watchdog gathers in single-host jobs, too, for tests to replay."""
 ENV_LAYERS = "STEPSCOPE_LAYERS"
-"""One of LAYER_MODES; not set: ``sampled``, but only for models on the CPU."""
+"""One of LAYER_MODES; not set: ``sampled``."""
 LAYER_MODES = ("off", "sampled", "every")
 """At which steps the layers of the model are looked at: never, now and then, at each step."""
 ENV_SERVER = "STEPSCOPE_SERVER"

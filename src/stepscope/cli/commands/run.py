@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layers",
         choices=LAYER_MODES,
         help="look at the model's layers never, in a few sampled steps, or in every step, which slows the job down "
-        "(default: sampled for models on the CPU, off on a GPU)",
+        "(default: sampled)",
     )
     parser.add_argument("--quiet", action="store_true", help="print no summary; still write the files")
     parser.add_argument(

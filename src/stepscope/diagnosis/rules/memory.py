@@ -36,7 +36,7 @@ from stepscope.diagnosis.rules.advice import (
     memory_pressure_advice,
 )
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.text import bytes_text, duration_text, named_ranks, share_text, span_texts
+from stepscope.records.text import bytes_text, count_text, duration_text, named_ranks, share_text, span_texts
 
 __all__ = ["find_memory", "rise_of_floors"]
 
@@ -691,13 +691,24 @@ def _what_grows(view: View, rows: NDArray[np.intp], worst: int) -> dict[str, Any
     return {}
 
 
+FEW = 0.1
+"""Elements a step; if there are fewer, their number is told."""
+
+
 def _growing_advice(found: Mapping[str, Any]) -> Iterator[str]:
     if found:
         size = f", {bytes_text(found['element_bytes'])} each" if found["element_bytes"] >= 1024 else ""
-        elements = f"{found['per_step']:g} element{'' if found['per_step'] == 1 else 's'}"
         graph = found.get("graph") is True
         kept = ", with the graph that made it: keep .detach() or .item() instead" if graph else ""
-        yield (f"{found['holder']}, gets longer by {elements} a step: {found['element']}{size}{kept}.")
+        grows = f"{found['holder']}, gets longer by" if found["holder"] else "Tensors of one kind become more, by"
+        yield f"{grows} {_pace(found)}: {found['element']}{size}{kept}."
+
+
+def _pace(found: Mapping[str, Any]) -> str:
+    per_step, steps = found["per_step"], found["to"] - found["from"]
+    if per_step < FEW:
+        return f"{count_text(max(round(per_step * steps), 1), 'element')} within {steps:,} steps"
+    return f"{per_step:g} element{'' if per_step == 1 else 's'} a step"
 
 
 def _creep_severity(view: View, end: _RunsOut) -> Severity:

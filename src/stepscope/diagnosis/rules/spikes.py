@@ -481,7 +481,7 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
 
 
 def _without_looks(view: View, values_ns: Floats) -> Floats:
-    """[S]; steps in which Stepscope looked at the layers are not longer than others, as far as that may be the reason.
+    """[S]; steps in which Stepscope looked at layers or memory are not longer than others, as far as it may be that.
 
     They recur at a fixed distance, so even a small excess would be found.
     """
@@ -490,7 +490,9 @@ def _without_looks(view: View, values_ns: Floats) -> Floats:
         return values_ns
     usual = local_median(values_ns)
     excess = values_ns - usual
-    explained = looked & (excess > 0) & (excess <= thresholds.LAYER_LOOK_STEPS * np.median(values_ns))
+    most_ns = np.full(len(values_ns), max(thresholds.LAYER_LOOK_STEPS * np.median(values_ns), thresholds.LOOK_NS))
+    most_ns[int(np.argmax(looked))] = thresholds.FIRST_LOOK_NS
+    explained = looked & (excess > 0) & (excess <= most_ns)
     return np.where(explained, usual, values_ns)
 
 

@@ -4,8 +4,7 @@ The loss is the scalar on which the script calls ``backward``: the last one of t
 accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
 returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
-to pinned memory in the background and read when they are there.  From a GPU only if the user asks for samples of
-layers: what it costs there has not been measured yet.  Of steps shorter than 20 ms only some are looked at.
+to pinned memory in the background and read when they are there.  Of steps shorter than 20 ms only some are looked at.
 
 They are stored as notes whose names begin with ``SEEN`` (``records/steps.py``), so that they never mix with what the
 script notes itself: of all steps at first, then of every 2nd, 4th, 8th … so that their number grows with the logarithm
@@ -15,6 +14,7 @@ case, with the last one before it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import weakref
@@ -29,7 +29,7 @@ from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.tree import local_part
 from stepscope.recorder.ledger import NOBODY
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.paths import ENV_LAYERS, LAYER_MODES
+from stepscope.records.paths import ENV_LAYERS
 from stepscope.records.steps import SEEN
 
 __all__ = ["StepValues"]
@@ -60,8 +60,6 @@ class StepValues:
     ) -> None:
         self.recorder = recorder
         said = environ.get(ENV_LAYERS, "")
-        self._devices = said in LAYER_MODES
-        """Whether to read from a GPU."""
         self._ledger = recorder.ledger
         self._torch = torch
         self._plain = torch.Tensor
@@ -180,10 +178,11 @@ class StepValues:
         return clip_grads_with_norm_
 
     def _passes_over(self) -> bool:
-        """Whether nothing is looked at in the current step."""
+        """Whether nothing is looked at in the current step, or now: what is captured in a CUDA graph has no values yet,
+        and a question to the device would end the capture."""
         step = self.recorder.step
         if step == self._step or step >= self._next:
-            return False
+            return self.recorder.capturing
         self.due = self._next
         return True
 
@@ -249,7 +248,7 @@ class StepValues:
         if type(tensor) is not self._plain or tensor.numel() != 1 or not tensor.is_floating_point():
             return False
         dispatch, function, functorch = self._modes
-        return not (dispatch() or function() or functorch()) and (tensor.is_cpu or (tensor.is_cuda and self._devices))
+        return not (dispatch() or function() or functorch()) and (tensor.is_cpu or tensor.is_cuda)
 
     def _is_scaled(self) -> bool:
         """Whether gradients still have the factor of a GradScaler in them."""
@@ -262,19 +261,22 @@ class StepValues:
 
     @failsafe
     def _end(self) -> None:
-        """The process ends."""
+        """The process ends; if because its device failed, that is told elsewhere."""
         if get_ident() == self._ledger.thread:
-            self._flush()
-            self._receive()
+            with contextlib.suppress(RuntimeError):
+                self._flush()
+                self._receive()
 
     def _flush(self) -> None:
         """The step that the values belong to is over."""
         step, self._step = self._step, self.recorder.step
         self._schedule(self._step - step)
-        if self._under_way:
-            self._receive()
-        if self._device_loss is not None or self._device_norms:
-            self._send(step)
+        if self._under_way or self._device_loss is not None or self._device_norms:
+            if self._torch.cuda.is_current_stream_capturing():
+                self._device_loss, self._device_norms = None, []
+            else:
+                self._receive()
+                self._send(step)
         loss, squares = self._loss, self._squares
         if loss is not None or squares is not None:
             self._loss = self._squares = None
@@ -328,7 +330,7 @@ class StepValues:
         loss, norms = self._device_loss, self._device_norms
         self._device_loss, self._device_norms = None, []
         now_ns = self._ledger.now()
-        if now_ns - self._copied_ns < SHORTEST_NS or torch.cuda.is_current_stream_capturing():
+        if (loss is None and not norms) or now_ns - self._copied_ns < SHORTEST_NS:
             return
         if not self._free and self._made < MOST_UNDER_WAY:
             self._made += 1

@@ -22,13 +22,12 @@ import os
 import pickle
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from stepscope.recorder.growth import name_of
+from stepscope.recorder.growth import holder_of
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.layers.tree import ModuleTree, local_part
 from stepscope.records.files import file_mode, folder_mode
@@ -51,7 +50,6 @@ MOST_BLOCKS = 300_000
 """Of the allocator; a snapshot of more would take too long and too much memory."""
 MOST_SNAPSHOT_BYTES = 256 << 20
 TEXT = 120
-CONTAINERS = (list, dict, set, deque, tuple)
 OF_PROCESS = ("VmRSS", "VmHWM", "VmSize", "VmPeak")
 OF_HOST = ("MemTotal", "MemAvailable")
 
@@ -227,21 +225,7 @@ class MemoryDump:
 
     def _place(self, tensor: Any, ours: set[int]) -> str:
         """Which container or variable of the script holds a tensor; empty if that is not found."""
-        containers = [
-            one for one in gc.get_referrers(tensor) if type(one) in CONTAINERS and id(one) not in ours and len(one)
-        ]
-        ours = {*ours, id(containers)}
-        last = _innermost(self._trace)
-        for container in containers:
-            holder = container
-            if type(holder) is tuple:  # a list of pairs: the list is what grows
-                outer = [one for one in gc.get_referrers(holder) if type(one) in (list, dict) and id(one) not in ours]
-                holder = outer[0] if outer else None
-            if holder is not None and not _is_namespace(holder):
-                found = name_of(holder, last)
-                if "," in found:  # it has a name
-                    return found
-        return self._variable(tensor)
+        return holder_of(tensor, _innermost(self._trace), ours) or self._variable(tensor)
 
     def _variable(self, tensor: Any) -> str:
         found = ""
@@ -302,11 +286,6 @@ def _innermost(trace: TracebackType | None) -> FrameType | None:
     for last, _ in _frames(trace):  # noqa: B007 - the last one is wanted
         pass
     return last
-
-
-def _is_namespace(holder: Any) -> bool:
-    """Whether it holds the variables of a module, or the attributes of a module of the model."""
-    return type(holder) is dict and ("__name__" in holder or "_parameters" in holder)
 
 
 # -- Snapshots --------------------------------------------------------------------------------------------------------

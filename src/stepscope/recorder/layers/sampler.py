@@ -20,6 +20,7 @@ import json
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ from stepscope.recorder.model import unwrapped
 from stepscope.recorder.recorder import Oddity
 from stepscope.records import run_clock
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
-from stepscope.records.paths import ENV_LAYERS, LAYER_MODES, LAYERS_SUFFIX
+from stepscope.records.paths import ENV_LAYERS, LAYERS_SUFFIX
 from stepscope.records.steps import FLAG_SAMPLED, FLAG_SKIPPED
 from stepscope.ring import RingWriter
 
@@ -61,7 +62,7 @@ def layer_sampler(torch: Any, ledger: Ledger, environ: Mapping[str, str]) -> Lay
     said = environ.get(ENV_LAYERS, "")
     if said == "off" or not all(_has(torch, name) for name in NEEDED):
         return None
-    return LayerSampler(torch, ledger, every_step=said == "every", explicit=said in LAYER_MODES)
+    return LayerSampler(torch, ledger, every_step=said == "every")
 
 
 def _has(torch: Any, path: str) -> bool:
@@ -147,6 +148,12 @@ class Schedule:
 # -- Sampler ----------------------------------------------------------------------------------------------------------
 
 
+Reading = tuple[Scalars, StreamMarks]
+"""What a sample reads from the device: numbers, and times."""
+MOST_PENDING = 8
+"""Samples whose numbers are on the way from a device that is behind; the next step is then not sampled."""
+
+
 class LayerSampler:
     """Owned by the recorder; called on the training thread, except where autograd calls back."""
 
@@ -156,14 +163,11 @@ class LayerSampler:
         ledger: Ledger,
         *,
         every_step: bool = False,
-        explicit: bool = False,
         now: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._torch = torch
         self._ledger = ledger
         self._every_step = every_step
-        self._explicit = explicit
-        """Whether the user asked for it: models on a GPU are looked at only then."""
         self._now = now
         self._watched: weakref.ref[Any] | None = None
         self._parts = (True, True)
@@ -179,15 +183,19 @@ class LayerSampler:
         if fd >= 0:
             os.close(fd)
         self._fd = -1
-        self._scalars = immortal(Scalars(self._torch))
-        self._marks = immortal(StreamMarks(self._torch))
+        self._free: list[Reading] = []
+        """Ways to read from the device that no sample uses."""
+        self._readings = 0
+        self._reading: Reading | None = None
+        """That of the step in progress."""
         self._step: SampledStep | None = None
         self._schedule: Schedule | None = None
         self._trees: dict[int, ModuleTree] = {}
         self._told: set[str] = set()
         self._kept: dict[str, tuple[int, list[int]]] = {}
         """By id of a model: the last sampled step, and the activations of its modules then."""
-        self._pending: list[Callable[[], None]] = []
+        self._pending: deque[tuple[Reading, Callable[[], None]]] = deque()
+        """Samples whose numbers have not arrived from the device, the oldest first."""
         self._stopped = False
         self._cost_ns = 0
 
@@ -207,7 +215,6 @@ class LayerSampler:
         """Look at this model, which the script names, instead of the roots that were found."""
         self._watched = weakref.ref(model)
         self._parts = (activations, gradients)
-        self._explicit = True
         self._trees.clear()
 
     def suspect(self, step: int, why: Oddity) -> bool:
@@ -230,6 +237,9 @@ class LayerSampler:
             self._step.remove()
             self._step = None
             self._ledger.before_backward = None
+            if self._reading is not None:
+                self._free.append(self._reading)
+                self._reading = None
 
     def finish(self, step: int, flags: int, optimizers: Sequence[Any], ring: RingWriter | None) -> int:
         """End the sampled step, if this was one: what else is in the step is over.  Returns a flag for it."""
@@ -279,25 +289,30 @@ class LayerSampler:
 
     @failsafe
     def _resolve(self) -> None:
-        if self._arrived():
-            for write in self._pending:
-                write()
-            self._pending.clear()
+        while self._pending and _arrived(self._pending[0][0]):
+            reading, write = self._pending.popleft()
+            write()
+            self._free.append(reading)
 
     @failsafe
     def _begin(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> bool:
         """Install the hooks; False: there is nothing to look at."""
-        trees = [] if self._pending else self._find_trees(roots, compiled)
+        if not self._free and self._readings < MOST_PENDING:
+            self._readings += 1
+            self._free.append((immortal(Scalars(self._torch)), immortal(StreamMarks(self._torch))))
+        trees = self._find_trees(roots, compiled) if self._free else []
         if not trees:
             return False
+        self._reading = self._free.pop()
         activations, gradients = self._parts
-        self._marks.start()
+        marks = self._reading[1]
+        marks.start()
         step = SampledStep(
             self._torch,
             self._ledger,
             self._now,
             trees,
-            marks=self._marks,
+            marks=marks,
             activations=activations,
             gradients=gradients,
         )
@@ -336,14 +351,16 @@ class LayerSampler:
 
     def _may_look_at(self, model: Any) -> bool:
         devices = {local_part(parameter).device.type for parameter in model.parameters()}
-        return bool(devices) and devices <= ({"cpu", "cuda"} if self._explicit else {"cpu"})
+        return bool(devices) and devices <= {"cpu", "cuda"}
 
     @failsafe
     def _finish(
         self, sampled: SampledStep, step: int, flags: int, optimizers: Sequence[Any], ring: RingWriter | None
     ) -> bool:
         wall_ns = run_clock.wall_ns()
-        read = sampled.read(self._scalars, optimizers)
+        reading, self._reading = self._reading, None
+        assert reading is not None
+        read = sampled.read(reading[0], optimizers)
 
         def write() -> None:
             lines: list[dict[str, Any]] = []
@@ -360,14 +377,12 @@ class LayerSampler:
             if self._write(lines, ring):
                 self._told = told
 
-        if self._arrived():
+        if not self._pending and _arrived(reading):
             write()
+            self._free.append(reading)
         else:
-            self._pending.append(write)
+            self._pending.append((reading, write))
         return True
-
-    def _arrived(self) -> bool:
-        return self._scalars.arrived() and self._marks.passed()
 
     # -- Out of memory --------------------------------------------------------------------------------------------
 
@@ -405,6 +420,11 @@ class LayerSampler:
             self._stop()
             return False
         return True
+
+
+def _arrived(reading: Reading) -> bool:
+    scalars, marks = reading
+    return scalars.arrived() and marks.passed()
 
 
 def _model_line(tree: ModuleTree) -> dict[str, Any]:
