@@ -224,6 +224,11 @@ class OpenRun:
             self._summing = asyncio.create_task(self._summarise())
         return await asyncio.shield(self._summing)
 
+    @property
+    def known_summary(self) -> Mapping[str, Any] | None:
+        """The last summary that was read or computed; None if there is none yet."""
+        return self._summary if self.document is None else self.document
+
     async def hangs(self) -> tuple[HangRecord, ...]:
         """Return the complete hang records of the summary: with the ranks and the Flight Recorder data."""
         await self.summary()

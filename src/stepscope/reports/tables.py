@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from stepscope.diagnosis.engine.readings import gpus_in_use, in_steady_steps, sp
 from stepscope.diagnosis.engine.samples import extremes, number, numbers, of_kind
 from stepscope.diagnosis.engine.statistics import mean_rank, medians
 from stepscope.diagnosis.engine.view import step_lengths
-from stepscope.diagnosis.engine.window import last_attempt
+from stepscope.diagnosis.engine.window import last_attempt, replicas_of
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.records.collectives import OPS
-from stepscope.records.series import ALIVE, RankSeries, RunData
-from stepscope.records.steps import BUILTIN_PHASES
+from stepscope.records.series import ALIVE, RankSeries, RunData, noted_names
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED
+from stepscope.records.throughput import RATES, WORK_KINDS, Work, job_total, named_rates, peak_of
 
 __all__ = [
     "communication_table",
@@ -31,6 +32,7 @@ __all__ = [
     "ranks_table",
     "step_time_table",
     "steps_table",
+    "throughput_table",
 ]
 
 
@@ -162,6 +164,207 @@ def finite(value: float | np.floating[Any] | None, digits: int = 4) -> float | N
     if value is None or not np.isfinite(value):
         return None
     return round(float(value), digits)
+
+
+# -- throughput -------------------------------------------------------------------------------------------------------
+# Samples, tokens and floating-point operations per second: the work of sampled steps over the time that steps take.
+#
+# The time is that of the steps between the samples, which are a little longer, without evaluations and checkpoints.
+# What cannot be added up with certainty is left out, and so is what the script reports itself.
+
+CURVE_POINTS = 512
+CURVE_STEPS = 8
+"""At least so many between two points: in the steps right after a sample, two samples may follow each other."""
+UNSAMPLED_STEPS = 8
+"""Fewer steps without a sample say too little; then all count."""
+LOGGED_RATES = {"tokens_per_second": "tokens_per_second", "tflops": "tflops", "mfu_percent": "mfu"}
+"""Figures of the training log, which replace ours."""
+SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+Works = Mapping[int, Mapping[int, Work]]
+"""By rank and step."""
+
+
+def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> dict[str, Any] | None:
+    """None: no sample says how much a step does, or no step is steady."""
+    works = _works(window)
+    step_s, sampled = _step_seconds(window)
+    if not works or not step_s:
+        return None
+    usual = {kind: _usual(works, kind) for kind in WORK_KINDS}
+    totals = _Totals(window, current, usual)
+    peak = totals.peak()
+    per_step = {kind: totals.of_job(kind, usual[kind]) for kind in WORK_KINDS}
+    figures: dict[str, float | None] = {
+        "samples_per_second": _digits(per_step["samples"], 1 / step_s),
+        "tokens_per_second": _digits(per_step["tokens"], 1 / step_s),
+        "tflops": _digits(totals.per_device(usual["flops"]), 1e-12 / step_s),
+    }
+    mfu = None if peak is None or figures["tflops"] is None else figures["tflops"] / peak[0]
+    figures["mfu"] = round(mfu, 4) if mfu is not None and mfu <= 1 else None
+    said = _said(run, current)
+    if figures["mfu"] is None:
+        peak = None
+    return {
+        **{name: None if name in said else value for name, value in figures.items()},
+        "per_step": {kind: None if value is None else int(value) for kind, value in per_step.items()},
+        "step_ms": finite(step_s * 1e3),
+        "samples": len({step for of_rank in works.values() for step in of_rank}),
+        "all_sampled": sampled,
+        "peak_tflops": None if peak is None else peak[0],
+        "peak_dtype": None if peak is None else peak[1],
+        "said": said,
+        "curve": _curve(window, works, usual, totals, {name for name in figures if name not in said}, peak),
+    }
+
+
+def _works(window: Window) -> dict[int, dict[int, Work]]:
+    """Of ranks that are compared; not of steps in which several models say it: they may mean the same."""
+    found: dict[int, dict[int, list[Work]]] = {}
+    for sample in window.layers.samples:
+        if sample.work is not None and sample.rank in window.ranks:
+            found.setdefault(sample.rank, {}).setdefault(sample.step, []).append(sample.work)
+    once = {
+        rank: {step: said[0] for step, said in sorted(steps.items()) if len(said) == 1}
+        for rank, steps in sorted(found.items())
+    }
+    return {rank: steps for rank, steps in once.items() if steps}
+
+
+def _usual(works: Works, kind: str) -> dict[int, float]:
+    """By rank, the median over its samples: now and then a batch is short."""
+    found = {}
+    for rank, steps in works.items():
+        known = [value for work in steps.values() if (value := getattr(work, kind)) is not None]
+        if known:
+            found[rank] = float(np.median(known))
+    return found
+
+
+def _step_seconds(window: Window) -> tuple[float, bool]:
+    """The mean length of a steady step, and whether it contains sampled ones; 0 if there is no steady step."""
+    plain = window.steady & ~((window.flags & FLAG_SAMPLED) > 0).any(axis=0)
+    sampled = int(plain.sum()) < min(UNSAMPLED_STEPS, int(window.steady.sum()))
+    used = window.steady if sampled else plain
+    if not used.any():
+        return 0.0, sampled
+    wall_ns = window.wall_ns[:, used]
+    for name in ("eval", "checkpoint"):
+        if name in window.phases:
+            wall_ns = wall_ns - window.phase_ns[window.phases.index(name)][:, used]
+    return float(step_lengths(wall_ns).mean()) / 1e9, sampled
+
+
+class _Totals:
+    """Adds up the work of ranks."""
+
+    def __init__(self, window: Window, current: Sequence[RankSeries], usual: Mapping[str, Mapping[int, float]]) -> None:
+        self._window = window
+        self._replicas = replicas_of(current)
+        known = usual["flops"]
+        # Stages of a pipeline differ; elsewhere some ranks stand for the others.
+        enough = len(window.ranks) if window.stages else (len(window.ranks) + 1) // 2
+        self._computing = sorted(known) if len(known) >= max(enough, 1) else []
+        self._all = len(known) == max((series.identity.world_size for series in current), default=0)
+
+    def of_job(self, kind: str, by_rank: Mapping[int, float]) -> float | None:
+        if kind == "flops":
+            return sum(by_rank.values()) if self._all else None
+        if kind == "tokens" and self._window.splits_sequences:
+            return None  # of a whole sequence, or of a part of it
+        return job_total(by_rank, self._replicas)
+
+    def per_device(self, flops: Mapping[int, float]) -> float | None:
+        known = [flops[rank] for rank in self._computing if rank in flops]
+        return sum(known) / len(known) if known and len(known) == len(self._computing) else None
+
+    def peak(self) -> tuple[float, str] | None:
+        """The mean of the devices' peaks in TFLOP/s, and for which dtype; None if one is not known."""
+        rows = [self._window.ranks.index(rank) for rank in self._computing]
+        convolves = any("Conv" in one.type for model in self._window.layers.models.values() for one in model.modules)
+        found = []
+        for row in rows:
+            dtype = _dtype(self._window.facts[row], convolves=convolves)
+            peak = peak_of(self._window.identities[row].device_name)
+            known = {"bf16": peak.half, "fp16": peak.half, "tf32": peak.tf32, "fp32": peak.fp32} if peak else {}
+            found.append((known.get(dtype), dtype))
+        dtypes = {dtype for _, dtype in found}
+        peaks = [tflops for tflops, _ in found if tflops is not None]
+        if not peaks or len(peaks) < len(rows) or len(dtypes) > 1:
+            return None
+        return round(sum(peaks) / len(peaks), 1), dtypes.pop()
+
+
+def _dtype(facts: Mapping[str, Any], *, convolves: bool) -> str:
+    """In which the products are computed, ``bf16`` if nothing is known; empty: another, or not clear."""
+    said = [facts.get("autocast")]
+    said += [about.get(key) for name, key in _DTYPE_FACTS if isinstance(about := facts.get(name), Mapping)]
+    name = next((one for one in said if isinstance(one, str)), "bfloat16")
+    dtype = SHORT_DTYPES.get(name, "")
+    if dtype != "fp32":
+        return dtype
+    # Convolutions use TF32 unless the script forbids it, which is not known.
+    return "tf32" if facts.get("tf32") is True else "" if convolves else "fp32"
+
+
+_DTYPE_FACTS = (("fsdp", "param_dtype"), ("model", "dtype"))
+
+
+def _said(run: RunData, current: Sequence[RankSeries]) -> dict[str, str]:
+    """What the script reports itself, and where: the name of a note, or the framework."""
+    pids = {series.identity.pid for series in current}
+    names = sorted(noted_names(event for event in run.events if event.get("pid") in pids))
+    found = {rate: name for name in reversed(names) for rate in named_rates(name)}
+    figures = run.training_log.get("figures", {})
+    found |= {rate: str(run.training_log["framework"]) for name, rate in LOGGED_RATES.items() if name in figures}
+    return {name: found[name] for name in RATES if name in found}
+
+
+def _curve(
+    window: Window,
+    works: Works,
+    usual: Mapping[str, Mapping[int, float]],
+    totals: _Totals,
+    names: Collection[str],
+    peak: tuple[float, str] | None,
+) -> dict[str, list[float | None]]:
+    """Columns over the sampled steps of the first rank: the rate from one to the next."""
+    first = min(works)
+    wall_ns = {sample.step: sample.wall_ns for sample in window.layers.samples if sample.rank == first}
+    columns: dict[str, list[float | None]] = {"step": [], **{name: [] for name in RATES if name in names}}
+    last: int | None = None
+    for step in works[first]:
+        if last is not None and step - last < CURVE_STEPS:
+            continue
+        if last is not None and wall_ns[step] > wall_ns[last]:
+            rate = (step - last) / (wall_ns[step] - wall_ns[last]) * 1e9
+            here = {
+                kind: {
+                    rank: value if (value := getattr(works[rank].get(step), kind, None)) is not None else median
+                    for rank, median in by_rank.items()
+                }
+                for kind, by_rank in usual.items()
+            }
+            tflops = _digits(totals.per_device(here["flops"]), rate / 1e12)
+            found = {
+                "step": float(step),
+                "samples_per_second": _digits(totals.of_job("samples", here["samples"]), rate),
+                "tokens_per_second": _digits(totals.of_job("tokens", here["tokens"]), rate),
+                "tflops": tflops,
+                "mfu": None if tflops is None or peak is None else round(tflops / peak[0], 4),
+            }
+            for name, column in columns.items():
+                column.append(int(step) if name == "step" else found[name])
+        last = step
+    if len(columns["step"]) > CURVE_POINTS:
+        at = np.linspace(0, len(columns["step"]) - 1, CURVE_POINTS).astype(int).tolist()
+        columns = {name: [column[one] for one in at] for name, column in columns.items()}
+    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
+
+
+def _digits(value: float | None, times: float) -> float | None:
+    """Five digits of a product."""
+    return None if value is None or not np.isfinite(value * times) else float(f"{value * times:.5g}")
 
 
 # -- communication ----------------------------------------------------------------------------------------------------

@@ -189,6 +189,9 @@ class LayerLines:
         self._every = 1
         """Only samples of steps that are a multiple of this above the place of the shared ones are kept."""
 
+    def __bool__(self) -> bool:
+        return bool(self._samples)
+
     def put(self, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
         for line in lines:
             head = _LAYER_HEAD.match(line) if len(line) <= LAYERS_LINE_BYTES else None

@@ -1,4 +1,4 @@
-"""Loss and gradient norm of each step, as the training computes them anyway.
+"""Loss, gradient norm and learning rate of each step, as the training computes them anyway.
 
 The loss is the scalar on which the script calls ``backward``: the last one of the step, if there are several (gradient
 accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
@@ -6,6 +6,9 @@ returned, before it clipped; of several calls in a step (one for each model, or 
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
 to pinned memory in the background and read when they are there.  From a GPU only if the user asks for samples of
 layers: what it costs there has not been measured yet.  Of steps shorter than 20 ms only some are looked at.
+
+The learning rate is that of the first parameter group of the optimizer that ends the step, if it is a Python number or
+on the CPU, read when backward begins: the one that the optimizer is going to use.
 
 They are stored as notes whose names begin with ``SEEN`` (``records/steps.py``), so that they never mix with what the
 script notes itself: of all steps at first, then of every 2nd, 4th, 8th … so that their number grows with the logarithm
@@ -52,6 +55,8 @@ FULLY_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel"
 SHARDED_SCALER = "torch.distributed.fsdp.sharded_grad_scaler"
 
 Call = Callable[..., Any]
+Values = tuple[int, float | None, float | None, float | None]
+"""Step, loss, norm and learning rate."""
 
 
 class StepValues:
@@ -97,20 +102,23 @@ class StepValues:
         self._device_loss: Any = None
         """On a GPU: the loss without its graph."""
         self._device_norms: list[Any] = []
+        self._rate: float | None = None
+        self._reads_rate = True
+        """Until that fails."""
         self._scaled: tuple[weakref.ref[Any], Any] | None = None
         """What a GradScaler made of the loss, and the loss."""
         self._scaled_step = -1
         self._scaler: weakref.ref[Any] | None = None
         self._clipping = False
-        self._unwritten: tuple[int, float | None, float | None] | None = None
-        """The last value, if it was not stored."""
+        self._unwritten: Values | None = None
+        """The last values, if they were not stored."""
         self._bad_steps = 0
         """So many values in a row were not finite."""
         self._changes = 0
         self._copied_ns = 0
         self._free: list[Scalars] = []
         self._made = 0
-        self._under_way: deque[tuple[int, Scalars, int | None, int | None]] = deque()
+        self._under_way: deque[tuple[int, Scalars, int | None, int | None, float | None]] = deque()
 
     # -- Hooks ----------------------------------------------------------------------------------------------------
 
@@ -209,6 +217,8 @@ class StepValues:
             weights = weights[0] if isinstance(weights, tuple | list) and len(weights) == 1 else weights
         if self.recorder.step != self._step:
             self._flush()
+        if self._rate is None and self._reads_rate:
+            self._see_rate()
         if weights is not None or not self._is_number(tensors):
             return
         loss: Any = tensors
@@ -244,6 +254,17 @@ class StepValues:
             self.recorder.suspect("nonfinite" if self._scaled_step != self._step else "skipped")
         self._squares = (self._squares or 0.0) + value * value
 
+    @failsafe
+    def _see_rate(self) -> None:
+        self._reads_rate = False  # if this fails, it would fail each time
+        groups = getattr(self.recorder.closing_optimizer(), "param_groups", None)
+        rate = groups[0].get("lr") if groups else None
+        if type(rate) in (int, float):
+            self._rate = float(rate)
+        elif self._is_number(rate) and rate.is_cpu:
+            self._rate = rate.item()
+        self._reads_rate = True
+
     def _is_number(self, tensor: Any) -> bool:
         """Whether it is an ordinary tensor with one floating-point number, which no mode of the script watches."""
         if type(tensor) is not self._plain or tensor.numel() != 1 or not tensor.is_floating_point():
@@ -273,12 +294,13 @@ class StepValues:
         self._schedule(self._step - step)
         if self._under_way:
             self._receive()
-        if self._device_loss is not None or self._device_norms:
-            self._send(step)
+        rate, self._rate = self._rate, None
+        if (self._device_loss is not None or self._device_norms) and self._send(step, rate):
+            rate = None
         loss, squares = self._loss, self._squares
-        if loss is not None or squares is not None:
+        if loss is not None or squares is not None or rate is not None:
             self._loss = self._squares = None
-            self._store(step, loss, None if squares is None else math.sqrt(squares))
+            self._store(step, loss, None if squares is None else math.sqrt(squares), rate)
 
     def _schedule(self, steps: int) -> None:
         """Choose the next step to look at; so many passed since the last look."""
@@ -290,7 +312,11 @@ class StepValues:
             self._stride //= 2
         self._next = (self._step // self._stride + 1) * self._stride
 
-    def _store(self, step: int, loss: float | None, norm: float | None) -> None:
+    def _store(self, step: int, loss: float | None, norm: float | None, rate: float | None) -> None:
+        if loss is None and norm is None:
+            if self._is_due(step):
+                self._write(step, None, None, rate)
+            return
         if norm is not None and norm - norm != 0 and self._scaler is not None:
             norm = None  # the scaler skips such a step
         bad = (loss is not None and loss - loss != 0) or (norm is not None and norm - norm != 0)
@@ -300,15 +326,15 @@ class StepValues:
             if self._unwritten is not None:
                 self._write(*self._unwritten)
         elif not self._is_due(step):
-            self._unwritten = step, loss, norm
+            self._unwritten = step, loss, norm, rate
             return
-        self._write(step, loss, norm)
+        self._write(step, loss, norm, rate)
         self._unwritten = None
 
-    def _write(self, step: int, loss: float | None, norm: float | None) -> None:
+    def _write(self, step: int, loss: float | None, norm: float | None, rate: float | None) -> None:
         values = [
             f'"{SEEN}{name}":{value:.6g}' if value - value == 0 else f'"{SEEN}{name}":"{value}"'
-            for name, value in (("loss", loss), ("grad_norm", norm))
+            for name, value in (("loss", loss), ("grad_norm", norm), ("lr", rate))
             if value is not None
         ]
         if values:
@@ -322,19 +348,19 @@ class StepValues:
 
     # -- From a GPU -----------------------------------------------------------------------------------------------
 
-    def _send(self, step: int) -> None:
-        """Copy the values of the step that is over, unless copies are still under way."""
+    def _send(self, step: int, rate: float | None) -> bool:
+        """Copy the values of the step that is over, unless copies are still under way; return whether."""
         torch = self._torch
         loss, norms = self._device_loss, self._device_norms
         self._device_loss, self._device_norms = None, []
         now_ns = self._ledger.now()
         if now_ns - self._copied_ns < SHORTEST_NS or torch.cuda.is_current_stream_capturing():
-            return
+            return False
         if not self._free and self._made < MOST_UNDER_WAY:
             self._made += 1
             self._free.append(immortal(Scalars(torch)))
         if not self._free:
-            return
+            return False
         self._copied_ns = now_ns
         scalars = self._free.pop()
         scalars.start()
@@ -343,16 +369,17 @@ class StepValues:
         if norms and len(norms) <= MOST_NORMS:
             of_norms = scalars.add([norms[0].reshape(1)] if len(norms) == 1 else norms)
         scalars.send()
-        self._under_way.append((step, scalars, of_loss, of_norms))
+        self._under_way.append((step, scalars, of_loss, of_norms, rate))
+        return True
 
     def _receive(self) -> None:
         """Store what has arrived; never waits."""
         while self._under_way and self._under_way[0][1].arrived():
-            step, scalars, of_loss, of_norms = self._under_way.popleft()
+            step, scalars, of_loss, of_norms, rate = self._under_way.popleft()
             loss = None if of_loss is None else float(scalars.numbers(of_loss)[0])
             norms = [] if of_norms is None else [float(one) for one in scalars.numbers(of_norms)]
             norm = math.sqrt(sum(one * one for one in norms)) if norms else None
             self._free.append(scalars)
             if any(one is not None and one - one != 0 for one in (loss, norm)):
                 self.recorder.suspect("nonfinite" if self._scaler is None else "skipped")
-            self._store(step, loss, norm)
+            self._store(step, loss, norm, rate)
