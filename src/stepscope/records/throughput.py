@@ -80,7 +80,7 @@ def named_rates(name: str) -> tuple[str, ...]:
     """The rates that a value with this name may be: ``tokens_per_second`` for ``train/tokens_per_sec``."""
     lower = name.lower().replace(" ", "_").replace("-", "_")
     for pattern, rates in _NAMES:
-        if re.search(rf"(?<![a-z]){pattern}(?![a-z])", lower):
+        if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", lower):
             return rates
     return ()
 

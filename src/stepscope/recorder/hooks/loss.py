@@ -257,8 +257,8 @@ class StepValues:
     @failsafe
     def _see_rate(self) -> None:
         self._reads_rate = False  # if this fails, it would fail each time
-        groups = getattr(self.recorder.closing_optimizer(), "param_groups", None)
-        rate = groups[0].get("lr") if groups else None
+        groups: Any = getattr(self.recorder.closing_optimizer(), "param_groups", None)
+        rate: Any = groups[0].get("lr") if groups else None
         if type(rate) in (int, float):
             self._rate = float(rate)
         elif self._is_number(rate) and rate.is_cpu:
