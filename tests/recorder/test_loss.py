@@ -1,4 +1,4 @@
-"""Loss and gradient norm of each step as the recorder sees them, and samples of layers after something odd."""
+"""Loss, norm and learning rate of each step as the recorder sees them, and samples of layers after something odd."""
 
 from __future__ import annotations
 
@@ -68,7 +68,21 @@ def test_loss_and_norm_are_those_of_the_training(recording: Recording) -> None:
     assert list(seen) == [0, 1, 2, 3]
     assert [row["loss"] for row in seen.values()] == rounded(*losses)
     assert [row["grad_norm"] for row in seen.values()] == rounded(*norms)
+    assert [row.get("lr") for row in seen.values()] == [None, 0.1, 0.1, 0.1]
     assert recording.notes() == []
+
+
+def test_the_learning_rate_is_the_one_that_the_step_uses(recording: Recording) -> None:
+    """Of the first group; the optimizer is not known before its first step."""
+    model = two_layers()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 7.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for _ in range(4):
+        model(X).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    assert [row.get("lr") for row in end(recording).values()] == [None, *rounded(0.2, 0.1, 0.05)]
 
 
 def test_short_steps_are_looked_at_every_10_ms_and_ranks_look_at_the_same_ones(
@@ -84,7 +98,10 @@ def test_short_steps_are_looked_at_every_10_ms_and_ranks_look_at_the_same_ones(
         optimizer.step()
         optimizer.zero_grad()
     seen = end(clocked)
-    assert all(row.keys() == {"loss", "grad_norm"} for row in seen.values())
+    assert [sorted(row) for row in seen.values()] == [
+        ["grad_norm", "loss"],
+        *[["grad_norm", "loss", "lr"]] * (len(seen) - 1),
+    ]
     assert list(seen) == [0, 1, 2, *range(4, 49, 4), *range(50, 61), 64, 80]
 
 
@@ -151,7 +168,7 @@ def test_modes_and_odd_tensors_are_left_alone(recording: Recording) -> None:
     optimizer.step()
     (weight * (1 + 0j)).sum().abs().backward()
     optimizer.step()
-    assert [sorted(row) for row in end(recording).values()] == [["loss"]]
+    assert [sorted(row) for row in end(recording).values()] == [["loss", "lr"]]
 
 
 def test_sharded_models(recording: Recording) -> None:
@@ -214,6 +231,10 @@ class Stub:
         self.odd: list[str] = []
         self.when_forked = self.when_ending = lambda _callback: None
         self.suspect = self.odd.append
+        self.optimizer: object = None
+
+    def closing_optimizer(self) -> object:
+        return self.optimizer
 
     def note_at(self, step: int, text: bytes) -> None:
         self.notes.append((step, text))
@@ -300,6 +321,57 @@ def test_losses_that_may_not_be_read_cost_no_look_in_every_step(
             values.see((torch.ones(3),), {})
     assert looked == [0, 1, 2, 16, 17, 32, 33, 64, 65]
     assert stub.notes == []
+
+
+def test_the_learning_rate_alone_is_stored_of_the_steps_that_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, values_of: Made
+) -> None:
+    """As on a GPU without ``--layers``; it changes nothing about values that are not finite."""
+    monkeypatch.setattr(hook, "SHORTEST_NS", 20_000_000)
+    stub = Stub()
+    values = values_of(stub)
+    stub.optimizer = SimpleNamespace(param_groups=[{"lr": 0.25}])
+    for step in range(40):
+        stub.step = step
+        stub.clock.advance(1_000_000)
+        if step >= values.due:
+            values.see((torch.ones(3),), {})
+    assert stub.notes == [(step, b'{"~lr":0.25}') for step in (0, 1, 2, 16)]
+    values._store(2001, math.nan, None)
+    values._store(2002, None, None, 0.5)
+    values._store(2003, math.nan, None)
+    assert [step for step, _ in stub.notes[-2:]] == [2001, 2003]
+
+
+class Broken:
+    reads = 0
+
+    @property
+    def param_groups(self) -> Any:
+        self.reads += 1
+        raise RuntimeError
+
+
+def test_learning_rates_that_are_no_plain_numbers(values_of: Made) -> None:
+    def seen(rate: Any) -> float | None:
+        stub = Stub()
+        values = values_of(stub)
+        stub.optimizer = SimpleNamespace(param_groups=[{"lr": rate}])
+        values.see((torch.ones(3),), {})
+        return values._rate
+
+    assert (seen(1), seen(torch.tensor(0.5)), seen(torch.tensor(0.5, device="meta")), seen("warm-up"), seen(None)) == (
+        *(1.0, 0.5),
+        *(None, None, None),
+    )
+    stub = Stub()
+    values = values_of(stub)
+    stub.optimizer = broken = Broken()
+    for _ in range(3):
+        values.see((torch.tensor(2.0),), {})
+    assert (broken.reads, values._loss) == (1, 2.0)
+    stub.optimizer = SimpleNamespace(param_groups=[])
+    values_of(stub).see((torch.ones(3),), {})
 
 
 # -- Samples after something odd --------------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ class StepValues:
             self._stride //= 2
         self._next = (self._step // self._stride + 1) * self._stride
 
-    def _store(self, step: int, loss: float | None, norm: float | None, rate: float | None) -> None:
+    def _store(self, step: int, loss: float | None, norm: float | None, rate: float | None = None) -> None:
         if loss is None and norm is None:
             if self._is_due(step):
                 self._write(step, None, None, rate)
