@@ -87,7 +87,7 @@ def test_the_throughput_is_charted_with_the_metrics(tmp_path: Path, serve: Calla
     hub = serve(lambda: Runs.of_folder(root))
     path = "/api/v1/runs/gpt/metrics"
     curves = [{"name": name, "step": [100, 200, 300], "value": [value] * 3} for name, value in RATES.items()]
-    assert hub.get(path).json == {"metrics": curves, "left_out": 0}
+    assert hub.get(path).json == {"schema": 1, "metrics": curves, "left_out": 0}
     part = hub.get(f"{path}?first=150&last=250").json["metrics"]
     assert [(one["name"], one["step"]) for one in part] == [(name, [200]) for name in RATES]
     assert hub.get(f"{path}?bins=2").json["metrics"][0] == {
