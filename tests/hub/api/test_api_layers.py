@@ -12,7 +12,8 @@ from fakes.cluster import Cluster
 from gpt_layers import layer_lines, layer_records, write_layer_samples
 
 from stepscope.hub.api.steps import _throughput
-from stepscope.hub.runs import Runs
+from stepscope.hub.live.live_run import Judged, LiveRun
+from stepscope.hub.runs import OpenRun, Runs
 from stepscope.reports.layers import choose_sample, layers_document
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.paths import LAYERS
@@ -106,12 +107,28 @@ def test_the_throughput_of_a_run_that_goes_on(tmp_path: Path, serve: Callable[..
     while not (found := hub.get("/api/v1/runs/live/metrics").json["metrics"]):
         time.sleep(0.02)  # until its steps and samples are read
     assert {one["name"]: one["value"][0] for one in found} == RATES
+    told = hub.get("/metrics").body.decode().splitlines()
+    names = ("samples_per_second", "tokens_per_second", "device_tflops")
+    assert [sum(line.startswith(f'stepscope_{name}{{run="live"}} ') for line in told) for name in names] == [1, 1, 1]
     run.end()
+
+
+def test_what_the_script_notes_is_not_charted_twice(tmp_path: Path) -> None:
+    live = LiveRun()
+    live.noted.add(3, {"train/tokens_per_second": 5.0, "loss": 1.0})
+    live.noted.add(3, {"mfu": 0.5}, seen=True)
+    known = {"samples_per_second": 8.0, "mfu": 0.3, "curve": {"step": [3], "tokens_per_second": [9.0]}}
+    live.judge(Judged(throughput={**known, "tokens_per_second": 9.0}))
+    run = OpenRun(tmp_path, live)
+    assert run.throughput() == known
+    assert [one["name"] for one in _throughput(run.throughput(), 0, 9, 9)] == []
+    run.document = {"throughput": None}
+    assert run.throughput() == {}
 
 
 @pytest.mark.parametrize(
     "throughput",
-    [7, {}, {"curve": 7}, {"curve": {"step": 7, "mfu": [1]}}, {"curve": {"step": ["1", 2, 3], "mfu": [1, None, "x"]}}],
+    [{}, {"curve": 7}, {"curve": {"step": 7, "mfu": [1]}}, {"curve": {"step": ["1", 2, 3], "mfu": [1, None, "x"]}}],
 )
 def test_a_summary_from_elsewhere_has_no_curves(throughput: Any) -> None:
-    assert list(_throughput({"throughput": throughput}, 0, 9, 9)) == []
+    assert list(_throughput({"mfu": None, **throughput}, 0, 9, 9)) == []

@@ -286,15 +286,11 @@ def _numbers(heat: HeatMap) -> list[list[int | None]]:
     return [[None if value != value else round(value) for value in row] for row in heat.cells.tolist()]
 
 
-async def _metrics(asked: Asked) -> Mapping[str, Any]:
+def _metrics(asked: Asked) -> Mapping[str, Any]:
     live = asked.run.live
     first, last, bins = (asked.values[name] for name in ("first", "last", "bins"))
     last = max(0, live.planes.newest) if last is None else last
-    # The throughput is part of the summary, which takes long to compute for an active run.
-    summary = asked.run.known_summary
-    if summary is None and live.said.layers:
-        summary = await asked.run.summary()
-    rates = _throughput(summary or {}, first, last, bins)
+    rates = _throughput(asked.run.throughput(), first, last, bins)
     return {"metrics": [*live.noted.curves(first, last, bins), *rates], "left_out": len(live.noted.left_out)}
 
 
@@ -307,12 +303,13 @@ RATE_NAMES = {
 }
 
 
-def _throughput(summary: Mapping[str, Any], first: int, last: int, bins: int) -> Iterator[dict[str, Any]]:
-    """The curves in a summary, which may be from anywhere, in the form of ``Noted.curves``."""
-    found = summary.get("throughput")
-    curve = found.get("curve") if isinstance(found, Mapping) else None
+def _throughput(table: Mapping[str, Any], first: int, last: int, bins: int) -> Iterator[dict[str, Any]]:
+    """The curves in the table of a summary, which may be from anywhere, in the form of ``Noted.curves``."""
+    curve = table.get("curve")
     columns = {name: one for name, one in curve.items() if isinstance(one, list)} if isinstance(curve, Mapping) else {}
     for key, name in RATE_NAMES.items():
+        if key not in table:
+            continue
         pairs = zip(columns.get("step", ()), columns.get(key, ()), strict=False)
         known = [(at, one) for at, one in pairs if type(at) is int and type(one) in (int, float)]
         inside = [(at, one) for at, one in known if first <= at <= last and abs(one) < LARGEST]

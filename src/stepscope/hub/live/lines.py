@@ -189,9 +189,6 @@ class LayerLines:
         self._every = 1
         """Only samples of steps that are a multiple of this above the place of the shared ones are kept."""
 
-    def __bool__(self) -> bool:
-        return bool(self._samples)
-
     def put(self, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
         for line in lines:
             head = _LAYER_HEAD.match(line) if len(line) <= LAYERS_LINE_BYTES else None
@@ -334,6 +331,10 @@ class Noted:
             self.add(step, noted_numbers(event), seen=seen)
             if noted_health(event):
                 (self.seen if seen else self.health).append(event)
+
+    def names(self) -> list[str]:
+        """The names of what the script noted itself."""
+        return [name for name in self._curves if not name.startswith(SEEN)]
 
     def curves(self, first: int, last: int, bins: int) -> list[dict[str, Any]]:
         """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each.
