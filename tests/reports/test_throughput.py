@@ -15,7 +15,7 @@ from stepscope.records.collectives import GroupKind, ProcessGroup
 from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RunData
 from stepscope.records.steps import FLAG_SAMPLED
-from stepscope.records.throughput import Work, job_total, named_rates, peak_of, read_work
+from stepscope.records.throughput import Work, named_rates, peak_of, read_work
 from stepscope.reports import render_text, summarise
 from stepscope.store.live.logs import training_line, training_summary
 
@@ -92,7 +92,7 @@ def test_data_parallel_ranks_add_up() -> None:
         "samples_per_second": [400.0] * 8,
         "tokens_per_second": [204800.0] * 8,
         "tflops": [25.0] * 8,
-        "mfu": [0.0253] * 8,
+        "mfu": [0.025268] * 8,
     }
     assert speed_line(run) == (
         "speed     400 samples/s · 204,800 tokens/s · 25.0 TFLOP/s per GPU (3% of the bf16 peak)"
@@ -224,11 +224,23 @@ def test_several_kinds_of_evidence_that_ranks_split_the_data() -> None:
     assert replicas_of(job(1, facts={}).ranks) == [[0]]
 
 
-def test_ranks_that_disagree_about_shared_samples_are_not_added() -> None:
-    assert job_total({0: 8, 1: 8, 2: 4}, [[0, 1], [2, 3]]) == 12
-    assert job_total({0: 8, 1: 7, 2: 4}, [[0, 1], [2, 3]]) is None
-    assert job_total({0: 8, 1: 8}, [[0, 1], [2, 3]]) is None
-    assert job_total({0: 8}, None) is None
+@pytest.mark.parametrize(
+    ("samples", "total"),
+    [([8, 8, 4, 4], 12), ([8, 7, 4, 4], None), ([8, None, 4, None], 12), ([8, 8, None, None], None)],
+)
+def test_ranks_that_disagree_about_shared_samples_are_not_added(samples: list[int | None], total: int | None) -> None:
+    run = job(4, lambda rank, _: Work(flops=10**12, samples=samples[rank]), facts=MESH, groups=tensor_and_data)
+    found = throughput(run)
+    assert found["per_step"] == {"flops": 4 * 10**12, "samples": total, "tokens": None}
+    assert ("samples_per_second" in found["curve"]) == (total is not None)
+
+
+def test_a_rank_that_was_not_sampled_in_a_step_did_what_it_usually_does() -> None:
+    run = job(work=lambda rank, step: None if rank and step in (21, 31) else GPT)
+    assert throughput(run)["curve"]["samples_per_second"] == [400.0] * 8
+    lacking = job(work=lambda rank, _: None if rank else GPT)
+    found = throughput(lacking)
+    assert (found["samples_per_second"], found["tflops"], found["per_step"]["flops"]) == (None, 25.0, None)
 
 
 # -- peaks ------------------------------------------------------------------------------------------------------------

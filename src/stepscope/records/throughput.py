@@ -1,18 +1,13 @@
-"""How much a step does: the work that a sampled step showed, sums of it over ranks, and the peak rates of devices.
-
-``Work`` is what one rank did in one step, with all its micro-batches.  Ranks that hold parts of one model (tensor,
-context and pipeline parallelism) train on the same samples: those are counted once, their floating-point operations
-are added.
-"""
+"""How much a step does, as a sampled step showed it; names of rates that scripts report; the peak rates of devices."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["RATES", "WORK_KINDS", "Peak", "Work", "job_total", "named_rates", "peak_of", "read_work"]
+__all__ = ["RATES", "WORK_KINDS", "Peak", "Work", "named_rates", "peak_of", "read_work"]
 
 
 # -- Work of a step ---------------------------------------------------------------------------------------------------
@@ -22,7 +17,7 @@ LARGEST: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """None: not known."""
+    """What one rank did in one step, with all its micro-batches.  None: not known."""
 
     flops: int | None = None
     """Floating-point operations of forward and backward: matrix products, convolutions and attention, without what is
@@ -46,20 +41,6 @@ def read_work(raw: Any) -> Work | None:
         return None
     known = {name: raw[name] for name in WORK_KINDS if type(raw.get(name)) is int and 0 < raw[name] <= LARGEST}
     return Work(**known) if known else None
-
-
-def job_total(by_rank: Mapping[int, float], replicas: Sequence[Collection[int]] | None) -> float | None:
-    """Samples or tokens of all replicas, each the same on all its ranks that know them; None if that is not so.
-
-    ``replicas``: the ranks of each; None if it is not known which ranks train on the same samples.
-    """
-    total = 0.0
-    for ranks in replicas or ():
-        values = {by_rank[rank] for rank in ranks if rank in by_rank}
-        if len(values) != 1:
-            return None
-        total += values.pop()
-    return total or None
 
 
 # -- Rates that the script reports itself -----------------------------------------------------------------------------

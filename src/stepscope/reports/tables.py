@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from stepscope.hangs.report import hang_state_by_rank
 from stepscope.records.collectives import OPS
 from stepscope.records.series import ALIVE, RankSeries, RunData, noted_names
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED
-from stepscope.records.throughput import RATES, WORK_KINDS, Work, job_total, named_rates, peak_of
+from stepscope.records.throughput import RATES, WORK_KINDS, Work, named_rates, peak_of
 
 __all__ = [
     "communication_table",
@@ -181,9 +181,6 @@ LOGGED_RATES = {"tokens_per_second": "tokens_per_second", "tflops": "tflops", "m
 """Figures of the training log, which replace ours."""
 SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
-Works = Mapping[int, Mapping[int, Work]]
-"""By rank and step."""
-
 
 def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> dict[str, Any] | None:
     """None: no sample says how much a step does, or no step is steady."""
@@ -191,53 +188,57 @@ def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]
     step_s, sampled = _step_seconds(window)
     if not works or not step_s:
         return None
-    usual = {kind: _usual(works, kind) for kind in WORK_KINDS}
-    totals = _Totals(window, current, usual)
-    peak = totals.peak()
-    per_step = {kind: totals.of_job(kind, usual[kind]) for kind in WORK_KINDS}
-    figures: dict[str, float | None] = {
+    steps = sorted({step for _, step in works})
+    by_kind = {kind: _by_step(works, kind, len(window.ranks), steps) for kind in WORK_KINDS}
+    usual = {kind: medians(values)[:, None] for kind, values in by_kind.items()}
+    totals = _Totals(window, current, usual["flops"])
+    per_step = {kind: _only(totals.of_job(kind, values)) for kind, values in usual.items()}
+    figures = {
         "samples_per_second": _digits(per_step["samples"], 1 / step_s),
         "tokens_per_second": _digits(per_step["tokens"], 1 / step_s),
-        "tflops": _digits(totals.per_device(usual["flops"]), 1e-12 / step_s),
+        "tflops": _digits(_only(totals.per_device(usual["flops"])), 1e-12 / step_s),
     }
-    mfu = None if peak is None or figures["tflops"] is None else figures["tflops"] / peak[0]
+    peak = totals.peak() if figures["tflops"] is not None else None
+    mfu = figures["tflops"] / peak[0] if figures["tflops"] is not None and peak is not None else None
     figures["mfu"] = round(mfu, 4) if mfu is not None and mfu <= 1 else None
+    peak = None if figures["mfu"] is None else peak
     said = _said(run, current)
-    if figures["mfu"] is None:
-        peak = None
+    curve = _curve(window, steps, works, by_kind, totals, None if peak is None else peak[0])
     return {
         **{name: None if name in said else value for name, value in figures.items()},
         "per_step": {kind: None if value is None else int(value) for kind, value in per_step.items()},
         "step_ms": finite(step_s * 1e3),
-        "samples": len({step for of_rank in works.values() for step in of_rank}),
+        "samples": len(steps),
         "all_sampled": sampled,
         "peak_tflops": None if peak is None else peak[0],
         "peak_dtype": None if peak is None else peak[1],
         "said": said,
-        "curve": _curve(window, works, usual, totals, {name for name in figures if name not in said}, peak),
+        "curve": {name: column for name, column in curve.items() if name not in said},
     }
 
 
-def _works(window: Window) -> dict[int, dict[int, Work]]:
-    """Of ranks that are compared; not of steps in which several models say it: they may mean the same."""
-    found: dict[int, dict[int, list[Work]]] = {}
+def _works(window: Window) -> dict[tuple[int, int], Work]:
+    """By row and step; not of a step in which several models of a rank say it: they may mean the same."""
+    row_of = {rank: row for row, rank in enumerate(window.ranks)}
+    found: dict[tuple[int, int], Work] = {}
+    several = set()
     for sample in window.layers.samples:
-        if sample.work is not None and sample.rank in window.ranks:
-            found.setdefault(sample.rank, {}).setdefault(sample.step, []).append(sample.work)
-    once = {
-        rank: {step: said[0] for step, said in sorted(steps.items()) if len(said) == 1}
-        for rank, steps in sorted(found.items())
-    }
-    return {rank: steps for rank, steps in once.items() if steps}
+        if sample.work is not None and sample.rank in row_of:
+            key = row_of[sample.rank], sample.step
+            if key in found:
+                several.add(key)
+            found[key] = sample.work
+    return {key: work for key, work in found.items() if key not in several}
 
 
-def _usual(works: Works, kind: str) -> dict[int, float]:
-    """By rank, the median over its samples: now and then a batch is short."""
-    found = {}
-    for rank, steps in works.items():
-        known = [value for work in steps.values() if (value := getattr(work, kind)) is not None]
-        if known:
-            found[rank] = float(np.median(known))
+def _by_step(works: Mapping[tuple[int, int], Work], kind: str, rows: int, steps: Sequence[int]) -> Floats:
+    """[R, sampled steps]; nan where it is not known."""
+    place = {step: at for at, step in enumerate(steps)}
+    found = np.full((rows, len(steps)), np.nan)
+    for (row, step), work in works.items():
+        value = getattr(work, kind)
+        if value is not None:
+            found[row, place[step]] = value
     return found
 
 
@@ -256,43 +257,50 @@ def _step_seconds(window: Window) -> tuple[float, bool]:
 
 
 class _Totals:
-    """Adds up the work of ranks."""
+    """Adds up the work of ranks, [R, any number of steps]; nan where a sum is not known."""
 
-    def __init__(self, window: Window, current: Sequence[RankSeries], usual: Mapping[str, Mapping[int, float]]) -> None:
+    def __init__(self, window: Window, current: Sequence[RankSeries], usual_flops: Floats) -> None:
         self._window = window
-        self._replicas = replicas_of(current)
-        known = usual["flops"]
+        row_of = {rank: row for row, rank in enumerate(window.ranks)}
+        replicas = replicas_of(current) or [[-1]]
+        known = all(rank in row_of for ranks in replicas for rank in ranks)
+        self._replicas = [[row_of[rank] for rank in ranks] for ranks in replicas] if known else []
+        computing = np.flatnonzero(~np.isnan(usual_flops[:, 0]))
+        self._all = len(computing) == max((series.identity.world_size for series in current), default=0)
         # Stages of a pipeline differ; elsewhere some ranks stand for the others.
         enough = len(window.ranks) if window.stages else (len(window.ranks) + 1) // 2
-        self._computing = sorted(known) if len(known) >= max(enough, 1) else []
-        self._all = len(known) == max((series.identity.world_size for series in current), default=0)
+        self._computing = computing if len(computing) >= enough else computing[:0]
 
-    def of_job(self, kind: str, by_rank: Mapping[int, float]) -> float | None:
+    def of_job(self, kind: str, values: Floats) -> Floats:
+        """[steps]; samples and tokens of all replicas, each as all its ranks say that know them."""
+        nothing = np.full(values.shape[1], np.nan)
         if kind == "flops":
-            return sum(by_rank.values()) if self._all else None
-        if kind == "tokens" and self._window.splits_sequences:
-            return None  # of a whole sequence, or of a part of it
-        return job_total(by_rank, self._replicas)
+            return values.sum(axis=0) if self._all else nothing
+        if not self._replicas or (kind == "tokens" and self._window.splits_sequences):
+            return nothing  # in the latter case, of a whole sequence or of a part of it
+        ordered = values[[row for rows in self._replicas for row in rows]]
+        starts = np.cumsum([0, *map(len, self._replicas[:-1])])
+        low, high = (ufunc.reduceat(ordered, starts, axis=0) for ufunc in (np.fmin, np.fmax))
+        return np.where((low == high).all(axis=0), low.sum(axis=0), np.nan)
 
-    def per_device(self, flops: Mapping[int, float]) -> float | None:
-        known = [flops[rank] for rank in self._computing if rank in flops]
-        return sum(known) / len(known) if known and len(known) == len(self._computing) else None
+    def per_device(self, flops: Floats) -> Floats:
+        return flops[self._computing].mean(axis=0) if len(self._computing) else np.full(flops.shape[1], np.nan)
 
     def peak(self) -> tuple[float, str] | None:
         """The mean of the devices' peaks in TFLOP/s, and for which dtype; None if one is not known."""
-        rows = [self._window.ranks.index(rank) for rank in self._computing]
-        convolves = any("Conv" in one.type for model in self._window.layers.models.values() for one in model.modules)
-        found = []
-        for row in rows:
-            dtype = _dtype(self._window.facts[row], convolves=convolves)
-            peak = peak_of(self._window.identities[row].device_name)
+        window = self._window
+        convolves = any("Conv" in one.type for model in window.layers.models.values() for one in model.modules)
+        peaks, dtypes = [], set()
+        for row in self._computing.tolist():
+            dtype = _dtype(window.facts[row], convolves=convolves)
+            peak = peak_of(window.identities[row].device_name)
             known = {"bf16": peak.half, "fp16": peak.half, "tf32": peak.tf32, "fp32": peak.fp32} if peak else {}
-            found.append((known.get(dtype), dtype))
-        dtypes = {dtype for _, dtype in found}
-        peaks = [tflops for tflops, _ in found if tflops is not None]
-        if not peaks or len(peaks) < len(rows) or len(dtypes) > 1:
-            return None
-        return round(sum(peaks) / len(peaks), 1), dtypes.pop()
+            tflops = known.get(dtype)
+            if tflops is None:
+                return None
+            peaks.append(tflops)
+            dtypes.add(dtype)
+        return (round(sum(peaks) / len(peaks), 1), dtypes.pop()) if len(dtypes) == 1 else None
 
 
 def _dtype(facts: Mapping[str, Any], *, convolves: bool) -> str:
@@ -322,44 +330,45 @@ def _said(run: RunData, current: Sequence[RankSeries]) -> dict[str, str]:
 
 def _curve(
     window: Window,
-    works: Works,
-    usual: Mapping[str, Mapping[int, float]],
+    steps: Sequence[int],
+    works: Mapping[tuple[int, int], Work],
+    by_kind: Mapping[str, Floats],
     totals: _Totals,
-    names: Collection[str],
-    peak: tuple[float, str] | None,
-) -> dict[str, list[float | None]]:
-    """Columns over the sampled steps of the first rank: the rate from one to the next."""
-    first = min(works)
-    wall_ns = {sample.step: sample.wall_ns for sample in window.layers.samples if sample.rank == first}
-    columns: dict[str, list[float | None]] = {"step": [], **{name: [] for name in RATES if name in names}}
-    last: int | None = None
-    for step in works[first]:
-        if last is not None and step - last < CURVE_STEPS:
+    peak: float | None,
+) -> dict[str, list[Any]]:
+    """Columns over the sampled steps of the first rank that has any: the rate from one to the next."""
+    first = min(row for row, _ in works)
+    wall_ns = {one.step: one.wall_ns for one in window.layers.samples if one.rank == window.ranks[first]}
+    at, rates, last = [], [], None
+    for place, step in enumerate(steps):
+        if (first, step) not in works or (last is not None and step - last < CURVE_STEPS):
             continue
         if last is not None and wall_ns[step] > wall_ns[last]:
-            rate = (step - last) / (wall_ns[step] - wall_ns[last]) * 1e9
-            here = {
-                kind: {
-                    rank: value if (value := getattr(works[rank].get(step), kind, None)) is not None else median
-                    for rank, median in by_rank.items()
-                }
-                for kind, by_rank in usual.items()
-            }
-            tflops = _digits(totals.per_device(here["flops"]), rate / 1e12)
-            found = {
-                "step": float(step),
-                "samples_per_second": _digits(totals.of_job("samples", here["samples"]), rate),
-                "tokens_per_second": _digits(totals.of_job("tokens", here["tokens"]), rate),
-                "tflops": tflops,
-                "mfu": None if tflops is None or peak is None else round(tflops / peak[0], 4),
-            }
-            for name, column in columns.items():
-                column.append(int(step) if name == "step" else found[name])
+            at.append(place)
+            rates.append((step - last) / (wall_ns[step] - wall_ns[last]) * 1e9)
         last = step
-    if len(columns["step"]) > CURVE_POINTS:
-        at = np.linspace(0, len(columns["step"]) - 1, CURVE_POINTS).astype(int).tolist()
-        columns = {name: [column[one] for one in at] for name, column in columns.items()}
-    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
+    if len(at) > CURVE_POINTS:
+        kept = np.linspace(0, len(at) - 1, CURVE_POINTS).astype(int).tolist()
+        at, rates = [at[one] for one in kept], [rates[one] for one in kept]
+    # A rank that was not sampled in a step did there what it usually does.
+    here = {
+        kind: np.where(np.isnan(values[:, at]), medians(values)[:, None], values[:, at])
+        for kind, values in by_kind.items()
+    }
+    rows = {
+        "samples_per_second": totals.of_job("samples", here["samples"]) * rates,
+        "tokens_per_second": totals.of_job("tokens", here["tokens"]) * rates,
+        "tflops": totals.per_device(here["flops"]) * rates / 1e12,
+    }
+    rows["mfu"] = rows["tflops"] / (np.nan if peak is None else peak)
+    rows["mfu"][rows["mfu"] > 1] = np.nan
+    columns = {name: [_digits(value, 1.0) for value in row.tolist()] for name, row in rows.items()}
+    shown = {name: column for name, column in columns.items() if any(value is not None for value in column)}
+    return {"step": [steps[place] for place in at], **shown}
+
+
+def _only(values: Floats) -> float | None:
+    return None if np.isnan(values[0]) else float(values[0])
 
 
 def _digits(value: float | None, times: float) -> float | None:
