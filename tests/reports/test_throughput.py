@@ -134,11 +134,26 @@ def test_without_work_in_the_samples_nothing_is_said() -> None:
     assert summarise(run)["throughput"] is None
     assert speed_line(run) == ""
     assert summarise(Cluster(ranks=2, steps=40).run())["throughput"] is None
-    once = layers(2, lambda _rank, _step: GPT)
-    twice = [replace(sample, model=name) for sample in once.samples for name in ("generator", "critic")]
-    (tree,) = once.models.values()
-    several = LayerRecords(models=dict.fromkeys(("generator", "critic"), tree), samples=tuple(twice))
-    assert summarise(replace(run, layers=several))["throughput"] is None
+
+
+@pytest.mark.parametrize(
+    ("critic", "per_step"),
+    [
+        (Work(flops=10**12, samples=8), {"flops": 4 * 10**12, "samples": 16, "tokens": None}),
+        (Work(flops=10**12, samples=16, tokens=4096), {"flops": 4 * 10**12, "samples": None, "tokens": 8192}),
+        (Work(samples=8), {"flops": None, "samples": 16, "tokens": None}),
+    ],
+)
+def test_several_models_add_their_operations_and_agree_on_samples(critic: Work, per_step: dict[str, Any]) -> None:
+    run = job()
+    (tree,) = run.layers.models.values()
+    both = [
+        replace(sample, model=name, work=work)
+        for sample in run.layers.samples
+        for name, work in (("generator", GPT), ("critic", critic))
+    ]
+    models = LayerRecords(models=dict.fromkeys(("generator", "critic"), tree), samples=tuple(both))
+    assert throughput(replace(run, layers=models))["per_step"] == per_step
 
 
 # -- what ranks have in common ----------------------------------------------------------------------------------------

@@ -218,17 +218,23 @@ def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]
 
 
 def _works(window: Window) -> dict[tuple[int, int], Work]:
-    """By row and step; not of a step in which several models of a rank say it: they may mean the same."""
+    """By row and step.  Several models (a GAN) add up their operations, and must agree on samples and tokens."""
     row_of = {rank: row for row, rank in enumerate(window.ranks)}
-    found: dict[tuple[int, int], Work] = {}
-    several = set()
+    found: dict[tuple[int, int], list[Work]] = {}
     for sample in window.layers.samples:
         if sample.work is not None and sample.rank in row_of:
-            key = row_of[sample.rank], sample.step
-            if key in found:
-                several.add(key)
-            found[key] = sample.work
-    return {key: work for key, work in found.items() if key not in several}
+            found.setdefault((row_of[sample.rank], sample.step), []).append(sample.work)
+    return {key: works[0] if len(works) == 1 else _together(works) for key, works in found.items()}
+
+
+def _together(works: Sequence[Work]) -> Work:
+    flops = [work.flops for work in works if work.flops is not None]
+    samples, tokens = ({work.samples for work in works}, {work.tokens for work in works})
+    return Work(
+        flops=sum(flops) if len(flops) == len(works) else None,
+        samples=samples.pop() if len(samples) == 1 else None,
+        tokens=tokens.pop() if len(tokens) == 1 else None,
+    )
 
 
 def _by_step(works: Mapping[tuple[int, int], Work], kind: str, rows: int, steps: Sequence[int]) -> Floats:
