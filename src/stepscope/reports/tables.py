@@ -273,7 +273,7 @@ class _Totals:
         self._replicas = [[row_of[rank] for rank in ranks] for ranks in replicas] if known else []
         computing = np.flatnonzero(~np.isnan(usual_flops[:, 0]))
         self._all = len(computing) == max((series.identity.world_size for series in current), default=0)
-        # Stages of a pipeline differ; elsewhere some ranks stand for the others.
+        # Stages of a pipeline differ; elsewhere half of the ranks is enough for a mean.
         enough = len(window.ranks) if window.stages else (len(window.ranks) + 1) // 2
         self._computing = computing if len(computing) >= enough else computing[:0]
 

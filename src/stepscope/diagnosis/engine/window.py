@@ -107,7 +107,7 @@ def splits_sequences(ranks: Sequence[RankSeries]) -> bool:
 def replicas_of(ranks: Sequence[RankSeries]) -> list[list[int]] | None:
     """The ranks of each replica of the model, which train on the same samples; None if that is not clear.
 
-    Every rank is a replica of its own in plain data parallelism.  Process groups say which ranks hold parts of one
+    In plain data parallelism each rank is one replica.  Process groups say which ranks hold parts of one
     model, and a named device mesh must agree with them.
     """
     world = max((series.identity.world_size for series in ranks), default=0)
