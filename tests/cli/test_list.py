@@ -90,6 +90,23 @@ def test_a_metric_that_is_nan_by_now_has_no_last_value(runs: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out)[1]["metrics"] == {"lr": 0.1}
 
 
+@pytest.mark.parametrize(
+    ("throughput", "shown"),
+    [
+        ({"samples_per_second": 400.0, "tokens_per_second": 204_800.0}, {"tokens/s": 204_800.0}),
+        ({"samples_per_second": 400.0, "tokens_per_second": None}, {"samples/s": 400.0}),
+        ({"tokens_per_second": "many"}, {}),
+        (None, {}),
+    ],
+)
+def test_the_throughput_is_a_last_value(
+    runs: Path, capsys: pytest.CaptureFixture[str], throughput: object, shown: dict[str, float]
+) -> None:
+    save_summary(runs / "old", {**SUMMARY, "throughput": throughput}, "")
+    assert run_command(["list", "--json", str(runs)]) == 0
+    assert json.loads(capsys.readouterr().out)[1]["metrics"] == shown
+
+
 def test_a_damaged_run_does_not_hide_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "bad").mkdir()
     (runs / "bad" / "run.json").write_text('{"sch')

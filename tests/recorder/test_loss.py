@@ -1,4 +1,4 @@
-"""Loss and gradient norm of each step as the recorder sees them, and samples of layers after something odd."""
+"""Loss, norm and learning rate of each step as the recorder sees them, and samples of layers after something odd."""
 
 from __future__ import annotations
 
@@ -70,7 +70,21 @@ def test_loss_and_norm_are_those_of_the_training(recording: Recording) -> None:
     assert list(seen) == [0, 1, 2, 3]
     assert [row["loss"] for row in seen.values()] == rounded(*losses)
     assert [row["grad_norm"] for row in seen.values()] == rounded(*norms)
+    assert [row.get("lr") for row in seen.values()] == [None, 0.1, 0.1, 0.1]
     assert recording.notes() == []
+
+
+def test_the_learning_rate_is_the_one_that_the_step_uses(recording: Recording) -> None:
+    """Of the first group; the optimizer is not known before its first step."""
+    model = two_layers()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 7.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for _ in range(4):
+        model(X).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    assert [row.get("lr") for row in end(recording).values()] == [None, *rounded(0.2, 0.1, 0.05)]
 
 
 def test_short_steps_are_looked_at_every_10_ms_and_ranks_look_at_the_same_ones(
@@ -86,7 +100,10 @@ def test_short_steps_are_looked_at_every_10_ms_and_ranks_look_at_the_same_ones(
         optimizer.step()
         optimizer.zero_grad()
     seen = end(clocked)
-    assert all(row.keys() == {"loss", "grad_norm"} for row in seen.values())
+    assert [sorted(row) for row in seen.values()] == [
+        ["grad_norm", "loss"],
+        *[["grad_norm", "loss", "lr"]] * (len(seen) - 1),
+    ]
     assert list(seen) == [0, 1, 2, *range(4, 49, 4), *range(50, 61), 64, 80]
 
 
@@ -153,7 +170,7 @@ def test_modes_and_odd_tensors_are_left_alone(recording: Recording) -> None:
     optimizer.step()
     (weight * (1 + 0j)).sum().abs().backward()
     optimizer.step()
-    assert [sorted(row) for row in end(recording).values()] == [["loss"]]
+    assert [sorted(row) for row in end(recording).values()] == [["loss", "lr"]]
 
 
 def test_sharded_models(recording: Recording) -> None:
@@ -217,6 +234,10 @@ class Stub:
         self.odd: list[str] = []
         self.when_forked = self.when_ending = lambda _callback: None
         self.suspect = self.odd.append
+        self.optimizer: object = None
+
+    def closing_optimizer(self) -> object:
+        return self.optimizer
 
     def note_at(self, step: int, text: bytes) -> None:
         self.notes.append((step, text))
@@ -255,17 +276,18 @@ def test_the_first_value_that_is_no_number_is_stored_with_the_one_before(values_
     assert stub.notes[1][1] == b'{"~loss":"nan","~grad_norm":1}'
 
 
-def test_values_on_a_device_are_stored_when_they_have_arrived(monkeypatch: pytest.MonkeyPatch, values_of: Made) -> None:
-    """At most every 10 ms, never waited for, and dropped if too many are on their way."""
-    monkeypatch.setattr(hook, "SHORTEST_NS", 10_000_000)
+def test_values_on_a_device_are_copied_together_and_stored_when_they_have_arrived(
+    monkeypatch: pytest.MonkeyPatch, values_of: Made
+) -> None:
+    """At most every 250 ms or 16 steps, never waited for, and dropped if too many are on their way."""
     stub = Stub()
     values = values_of(stub)
     stub.clock.now_ns = 1_000_000_000
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
-    def step(number: int, loss: float, *norms: float, ms: int = 10) -> None:
+    def step(number: int, loss: float, *norms: float, ms: int = 20, dtype: Any = torch.float32) -> None:
         stub.clock.advance(ms * 1_000_000)
-        values._device_loss = torch.tensor(loss)
+        values._device_loss = torch.tensor([loss], dtype=dtype)
         values._device_norms = [torch.tensor(norm) for norm in norms]
         stub.step = number + 1
         values._step = number
@@ -273,18 +295,27 @@ def test_values_on_a_device_are_stored_when_they_have_arrived(monkeypatch: pytes
 
     with monkeypatch.context() as patched:
         patched.setattr(Scalars, "arrived", lambda _: False)
-        step(0, 1.0, 2.0)
-        step(1, 1.1, 3.0, ms=3)
+        step(0, 1.0, 2.0)  # the first is copied at once
+        step(1, 1.125, 3.0, dtype=torch.bfloat16)
         step(2, 1.2, 3.0, 4.0)
-        assert stub.notes == []
-        for number in range(3, 20):
-            step(number, 1.0)
-        assert values._made == 8
-    step(20, math.inf)
-    assert stub.notes[:2] == [(0, b'{"~loss":1,"~grad_norm":2}'), (2, b'{"~loss":1.2,"~grad_norm":5}')]
+        assert (values._made, len(values._held), stub.notes) == (1, 2, [])
+        step(3, math.inf, ms=250)
+        assert (values._made, len(values._held)) == (2, 0)
+        for number in range(4, 4 + 16):
+            step(number, 1.0, ms=1)
+        assert (values._made, len(values._held)) == (3, 0)
+        for number in range(20, 40):
+            step(number, 1.0, ms=250)
+        assert (values._made, len(values._held)) == (8, 0)
     values._receive()
-    assert stub.notes[-1] == (20, b'{"~loss":"inf"}')
+    assert stub.notes[:4] == [
+        (0, b'{"~loss":1,"~grad_norm":2}'),
+        (1, b'{"~loss":1.125,"~grad_norm":3}'),
+        (2, b'{"~loss":1.2,"~grad_norm":5}'),
+        (3, b'{"~loss":"inf"}'),
+    ]
     assert stub.odd == ["nonfinite"]
+    assert len(stub.notes) == 4 + 16 + 5  # what came while eight were on their way is lost
 
 
 def test_losses_that_may_not_be_read_cost_no_look_in_every_step(
@@ -312,7 +343,7 @@ def test_nothing_is_asked_of_a_device_while_a_graph_is_captured(
     stub = Stub()
     values = values_of(stub)
     monkeypatch.setattr(values, "_receive", lambda: pytest.fail("asked"))
-    values._under_way.append((0, object(), 0, None))  # type: ignore[arg-type]
+    values._under_way.append((Scalars(torch), []))
     stub.step, stub.capturing = 3, True
     values.see((torch.tensor(1.0),), {})
     assert values._loss is None
@@ -335,10 +366,61 @@ def test_a_device_that_failed_is_no_news_at_the_end(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", capturing)
     failures = guard.failures()
-    values._under_way.append((0, object(), 0, None))  # type: ignore[arg-type]
+    values._under_way.append((Scalars(torch), []))
     values._end()
     assert asked
     assert guard.failures() == failures
+
+
+def test_the_learning_rate_alone_is_stored_of_the_steps_that_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, values_of: Made
+) -> None:
+    """Where the loss is no number; it changes nothing about values that are not finite."""
+    monkeypatch.setattr(hook, "SHORTEST_NS", 20_000_000)
+    stub = Stub()
+    values = values_of(stub)
+    stub.optimizer = SimpleNamespace(param_groups=[{"lr": 0.25}])
+    for step in range(40):
+        stub.step = step
+        stub.clock.advance(1_000_000)
+        if step >= values.due:
+            values.see((torch.ones(3),), {})
+    assert stub.notes == [(step, b'{"~lr":0.25}') for step in (0, 1, 16)]
+    values._store(2001, math.nan, None)
+    values._store(2003, None, None, 0.5)
+    values._store(2005, math.nan, None)
+    assert [step for step, _ in stub.notes[-2:]] == [2001, 2005]
+
+
+class Broken:
+    reads = 0
+
+    @property
+    def param_groups(self) -> Any:
+        self.reads += 1
+        raise RuntimeError
+
+
+def test_learning_rates_that_are_no_plain_numbers(values_of: Made) -> None:
+    def seen(rate: Any) -> float | None:
+        stub = Stub()
+        values = values_of(stub)
+        stub.optimizer = SimpleNamespace(param_groups=[{"lr": rate}])
+        values.see((torch.ones(3),), {})
+        return values._rate
+
+    assert (seen(1), seen(torch.tensor(0.5)), seen(torch.tensor(0.5, device="meta")), seen("warm-up"), seen(None)) == (
+        *(1.0, 0.5),
+        *(None, None, None),
+    )
+    stub = Stub()
+    values = values_of(stub)
+    stub.optimizer = broken = Broken()
+    for _ in range(3):
+        values.see((torch.tensor(2.0),), {})
+    assert (broken.reads, values._loss) == (1, 2.0)
+    stub.optimizer = SimpleNamespace(param_groups=[])
+    values_of(stub).see((torch.ones(3),), {})
 
 
 # -- Samples after something odd --------------------------------------------------------------------------------------

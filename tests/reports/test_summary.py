@@ -23,7 +23,7 @@ from stepscope.reports.summary import status_of
 
 KEYS = [
     *("schema", "run", "status", "status_text", "status_severity", "exit_code", "world_size", "ranks"),
-    *("steps", "step_time", "clock", "phases"),
+    *("steps", "step_time", "throughput", "clock", "phases"),
     *("communication", "memory", "host"),
     *(
         "facts",

@@ -16,6 +16,7 @@ from stepscope.hub.live.lines import LayerLines
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.runs import past_run
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, ModuleInfo, layer_lines, read_layers
+from stepscope.records.throughput import Work
 from stepscope.store.create import RunPaths
 from stepscope.store.documents import end_run
 from stepscope.store.file_io import append_lines
@@ -33,7 +34,13 @@ MODEL = {
     "modules": [["", "Net", -1, 0, 0], ["head", "Linear", 0, 6, 6]],
 }
 HEAD = {"kind": "sample", "step": 37, "wall_ns": 5, "model": "ab12", "clock": "host", "group": "", "skipped": False}
-FIGURES = {"forward_us": [2.5, 1.25], "grad_norm": [None, "nan"], "checksum": [None, "00ff"], "nonfinite_forward": 1}
+FIGURES = {
+    "forward_us": [2.5, 1.25],
+    "grad_norm": [None, "nan"],
+    "checksum": [None, "00ff"],
+    "nonfinite_forward": 1,
+    "work": {"flops": 1200, "samples": 4, "tokens": 32},
+}
 
 
 def line(rank: int = 0, pid: int | None = None, **changes: Any) -> bytes:
@@ -63,6 +70,7 @@ def test_samples_come_in_order_and_stay_when_sealed(paths: RunPaths, rings: Any)
     assert "1 lines of layers.jsonl could not be read." in before.notices
     seal(paths.run_dir)
     assert samples_of(paths.run_dir) == [(37, 0), (137, 0)]
+    assert open_run(paths.run_dir).layers.samples[0].work == Work(flops=1200, samples=4, tokens=32)
 
 
 def test_samples_of_other_nodes_are_loaded_and_sealed(
@@ -139,6 +147,8 @@ def test_a_run_in_memory_has_them_live_and_afterwards(paths: RunPaths, rings: An
 
 _NUMBERS = st.one_of(st.none(), st.floats(0, 1e30).map(lambda value: float(f"{value:.4g}")), st.just(math.inf))
 _COUNTS = st.integers(0, 1 << 50)
+_MAYBE = st.one_of(st.none(), st.integers(1, 1 << 40))
+_WORK = st.one_of(st.none(), st.builds(Work, flops=st.integers(1, 1 << 60), samples=_MAYBE, tokens=_MAYBE))
 
 
 @st.composite
@@ -164,6 +174,7 @@ def records(draw: st.DrawFn) -> LayerRecords:
             checksum=draw(st.tuples(*[st.one_of(st.none(), st.just("0f"))] * count)),
             nonfinite_forward=draw(where), nonfinite_backward=draw(where), skipped=draw(st.booleans()),
             device_peak=draw(st.one_of(st.none(), _COUNTS)), device_bytes=draw(st.one_of(st.none(), _COUNTS)),
+            work=draw(_WORK),
         )
         for attempt, step, rank in sorted(keys)
     ]  # fmt: skip

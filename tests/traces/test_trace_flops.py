@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes.traces import MadeTrace
 
-from stepscope.traces.host.flops import flops_found, flops_of, flops_table, peak_of
+from stepscope.records.throughput import peak_of
+from stepscope.traces.host.flops import flops_found, flops_of, flops_table
 from stepscope.traces.model.window import window_of
 
 CONV = '["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]'

@@ -39,6 +39,7 @@ from stepscope.records.layers import LayerRecords, layer_lines
 from stepscope.records.series import NOTED, SEEN_EVENT, RankSeries, RunData, noted_numbers
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
+from stepscope.records.throughput import named_rates
 from stepscope.reports import summarise
 from stepscope.ring.layout import RingState
 from stepscope.store import catalog
@@ -223,6 +224,12 @@ class OpenRun:
         if self._summing is None:
             self._summing = asyncio.create_task(self._summarise())
         return await asyncio.shield(self._summing)
+
+    def throughput(self) -> dict[str, Any]:
+        """Return the table of ``summary.json``, without what the script notes itself; {} if nothing is known."""
+        table = self.live.judged.throughput if self.document is None else self.document.get("throughput")
+        said = {rate for name in self.live.noted.names() for rate in named_rates(name)}
+        return {name: value for name, value in table.items() if name not in said} if isinstance(table, Mapping) else {}
 
     async def hangs(self) -> tuple[HangRecord, ...]:
         """Return the complete hang records of the summary: with the ranks and the Flight Recorder data."""

@@ -78,6 +78,11 @@ class StepBoundaries:
         self._closer = 0
         self._since_closer = 0
 
+    def closer(self) -> object | None:
+        """The optimizer that ended the last step, if it is still there."""
+        known = self._known.get(self._closer)
+        return None if known is None else known()
+
     def hold(self) -> None:
         """Disable the fast path until ``release``: callers must use ``closes``."""
         self.sole = 0
@@ -346,6 +351,11 @@ class Recorder:
                 return False
             self.capture_ends()  # the capture was abandoned without notice
         return not self.explicit and self.boundaries.closes(optimizer)
+
+    def closing_optimizer(self) -> object | None:
+        """The optimizer that ends steps; if the script marks them itself, one that was seen."""
+        closer = self.boundaries.closer()
+        return next(iter(self.objects.optimizers()), None) if closer is None else closer
 
     def capture_starts(self, is_capturing: Callable[[], bool | None]) -> None:
         """A CUDA graph capture begins: the script's calls are not executed, and no optimizer ends a step.

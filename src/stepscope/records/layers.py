@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.records.throughput import Work, read_work
+
 __all__ = [
     "FIRST_SHARED_STEP",
     "MEMORY_KINDS",
@@ -117,6 +119,8 @@ class LayerSample:
     out_of_memory: bool = False
     """Not a sample: what the layers held when the process ran out of memory in this step.  Only ``memory`` is known,
     and activations are those of the last sample."""
+    work: Work | None = None
+    """How much this rank did in this step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,6 +287,8 @@ def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
             told |= {"peaks": sample.peaks, "peak_source": sample.peak_source}
         if sample.out_of_memory:
             told["out_of_memory"] = True
+        if sample.work is not None:
+            told["work"] = sample.work.plain()
         yield told
 
 
@@ -348,6 +354,7 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
         peaks=peaks,
         peak_source="" if not peaks else "allocator" if raw.get("peak_source") == "allocator" else "accounting",
         out_of_memory=raw.get("out_of_memory") is True,
+        work=read_work(raw.get("work")),
         **lists,
     )
 

@@ -40,6 +40,7 @@ from stepscope.reports.tables import (
     ranks_table,
     step_time_table,
     steps_table,
+    throughput_table,
 )
 
 __all__ = ["status_of", "status_text_of", "summarise"]
@@ -166,6 +167,7 @@ def summarise(
         "ranks": ranks_table(run, window),
         "steps": steps_table(current, window),
         "step_time": step_time_table(window),
+        "throughput": throughput_table(run, window, current),
         "clock": view_of(window).clock,
         "phases": phases_table(window),
         "communication": communication_table(window),

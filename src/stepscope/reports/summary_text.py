@@ -323,6 +323,8 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     if steps["per_second"]:
         parts.append(f"{number_text(steps['per_second'])} steps/s")
     page.items("step time", parts)
+    if summary.get("throughput"):  # missing in summaries of earlier versions
+        page.items("speed", _throughput(summary))
     if summary["training_log"]:
         page.items("training", _training(summary["training_log"]))
     warmup = steps["warmup"]
@@ -334,6 +336,30 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
 def _status(summary: Summary) -> str:
     text, code = summary.get("status_text") or summary["status"], summary["exit_code"]
     return text if not code or text == f"exit code {code}" else f"{text}, exit code {code}"
+
+
+def _throughput(summary: Summary) -> list[str]:
+    """Our figures, and those that the script notes itself; what its framework logs has a line of its own."""
+    found, metrics = summary["throughput"], summary["metrics"]
+    noted = dict.fromkeys(name for name in found["said"].values() if name in metrics)
+    parts = [f"{cut(name, 40)} {metrics[name]['last']:.4g} (noted by the script)" for name in noted]
+    for name, unit in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
+        if found[name] is not None:
+            parts.append(f"{number_text(found[name])} {unit}")
+    if found["tflops"] is not None:
+        devices = {row["device"] for row in summary["ranks"]}
+        whose = "" if len(summary["ranks"]) == 1 else " per GPU" if devices == {"cuda"} else " per rank"
+        mfu = "" if found["mfu"] is None else f" ({share_text(found['mfu'])} of the {found['peak_dtype']} peak)"
+        parts.append(f"{_flops_text(found['tflops'])}{whose}{mfu}")
+    elif found["mfu"] is not None:
+        parts.append(f"{share_text(found['mfu'])} of the {found['peak_dtype']} peak")
+    if parts and found["all_sampled"]:
+        parts.append("of sampled steps, which take longer than others")
+    return parts
+
+
+def _flops_text(tflops: float) -> str:
+    return f"{number_text(tflops)} TFLOP/s" if tflops >= 0.1 else f"{number_text(tflops * 1e3)} GFLOP/s"
 
 
 def _training(said: Mapping[str, Any]) -> list[str]:

@@ -16,11 +16,12 @@ from stepscope.diagnosis.engine.readings import gpus_in_use, in_steady_steps, sp
 from stepscope.diagnosis.engine.samples import extremes, number, numbers, of_kind
 from stepscope.diagnosis.engine.statistics import mean_rank, medians
 from stepscope.diagnosis.engine.view import step_lengths
-from stepscope.diagnosis.engine.window import last_attempt
+from stepscope.diagnosis.engine.window import last_attempt, replicas_of
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.records.collectives import OPS
-from stepscope.records.series import ALIVE, RankSeries, RunData
-from stepscope.records.steps import BUILTIN_PHASES
+from stepscope.records.series import ALIVE, RankSeries, RunData, noted_names
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED
+from stepscope.records.throughput import RATES, WORK_KINDS, Work, named_rates, peak_of
 
 __all__ = [
     "communication_table",
@@ -31,6 +32,7 @@ __all__ = [
     "ranks_table",
     "step_time_table",
     "steps_table",
+    "throughput_table",
 ]
 
 
@@ -162,6 +164,222 @@ def finite(value: float | np.floating[Any] | None, digits: int = 4) -> float | N
     if value is None or not np.isfinite(value):
         return None
     return round(float(value), digits)
+
+
+# -- throughput -------------------------------------------------------------------------------------------------------
+# Samples, tokens and floating-point operations per second: the work of sampled steps over the time that steps take.
+#
+# The time is that of the steps between the samples, which are a little longer, without evaluations and checkpoints.
+# What cannot be added up with certainty is left out, and so is what the script reports itself.
+
+CURVE_POINTS = 512
+CURVE_STEPS = 8
+"""At least so many between two points: in the steps right after a sample, two samples may follow each other."""
+UNSAMPLED_STEPS = 8
+"""Fewer steps without a sample say too little; then all count."""
+LOGGED_RATES = {"tokens_per_second": "tokens_per_second", "tflops": "tflops", "mfu_percent": "mfu"}
+"""Figures of the training log, which replace ours."""
+SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> dict[str, Any] | None:
+    """None: no sample says how much a step does, or no step is steady."""
+    works = _works(window)
+    step_s, sampled = _step_seconds(window)
+    if not works or not step_s:
+        return None
+    steps = sorted({step for _, step in works})
+    by_kind = {kind: _by_step(works, kind, len(window.ranks), steps) for kind in WORK_KINDS}
+    usual = {kind: medians(values)[:, None] for kind, values in by_kind.items()}
+    totals = _Totals(window, current, usual["flops"])
+    per_step = {kind: _only(totals.of_job(kind, values)) for kind, values in usual.items()}
+    figures = {
+        "samples_per_second": _digits(per_step["samples"], 1 / step_s),
+        "tokens_per_second": _digits(per_step["tokens"], 1 / step_s),
+        "tflops": _digits(_only(totals.per_device(usual["flops"])), 1e-12 / step_s),
+    }
+    peak = totals.peak() if figures["tflops"] is not None else None
+    mfu = figures["tflops"] / peak[0] if figures["tflops"] is not None and peak is not None else None
+    figures["mfu"] = round(mfu, 4) if mfu is not None and mfu <= 1 else None
+    peak = None if figures["mfu"] is None else peak
+    said = _said(run, current)
+    curve = _curve(window, steps, works, by_kind, totals, None if peak is None else peak[0])
+    return {
+        **{name: None if name in said else value for name, value in figures.items()},
+        "per_step": {kind: None if value is None else int(value) for kind, value in per_step.items()},
+        "step_ms": finite(step_s * 1e3),
+        "samples": len(steps),
+        "all_sampled": sampled,
+        "peak_tflops": None if peak is None else peak[0],
+        "peak_dtype": None if peak is None else peak[1],
+        "said": said,
+        "curve": {name: column for name, column in curve.items() if name not in said},
+    }
+
+
+def _works(window: Window) -> dict[tuple[int, int], Work]:
+    """By row and step.  Several models (a GAN) add up their operations, and must agree on samples and tokens."""
+    row_of = {rank: row for row, rank in enumerate(window.ranks)}
+    found: dict[tuple[int, int], list[Work]] = {}
+    for sample in window.layers.samples:
+        if sample.work is not None and sample.rank in row_of:
+            found.setdefault((row_of[sample.rank], sample.step), []).append(sample.work)
+    return {key: works[0] if len(works) == 1 else _together(works) for key, works in found.items()}
+
+
+def _together(works: Sequence[Work]) -> Work:
+    flops = [work.flops for work in works if work.flops is not None]
+    samples, tokens = ({work.samples for work in works}, {work.tokens for work in works})
+    return Work(
+        flops=sum(flops) if len(flops) == len(works) else None,
+        samples=samples.pop() if len(samples) == 1 else None,
+        tokens=tokens.pop() if len(tokens) == 1 else None,
+    )
+
+
+def _by_step(works: Mapping[tuple[int, int], Work], kind: str, rows: int, steps: Sequence[int]) -> Floats:
+    """[R, sampled steps]; nan where it is not known."""
+    place = {step: at for at, step in enumerate(steps)}
+    found = np.full((rows, len(steps)), np.nan)
+    for (row, step), work in works.items():
+        value = getattr(work, kind)
+        if value is not None:
+            found[row, place[step]] = value
+    return found
+
+
+def _step_seconds(window: Window) -> tuple[float, bool]:
+    """The mean length of a steady step, and whether it contains sampled ones; 0 if there is no steady step."""
+    plain = window.steady & ~((window.flags & FLAG_SAMPLED) > 0).any(axis=0)
+    sampled = int(plain.sum()) < min(UNSAMPLED_STEPS, int(window.steady.sum()))
+    used = window.steady if sampled else plain
+    if not used.any():
+        return 0.0, sampled
+    wall_ns = window.wall_ns[:, used]
+    for name in ("eval", "checkpoint"):
+        if name in window.phases:
+            wall_ns = wall_ns - window.phase_ns[window.phases.index(name)][:, used]
+    return float(step_lengths(wall_ns).mean()) / 1e9, sampled
+
+
+class _Totals:
+    """Adds up the work of ranks, [R, any number of steps]; nan where a sum is not known."""
+
+    def __init__(self, window: Window, current: Sequence[RankSeries], usual_flops: Floats) -> None:
+        self._window = window
+        row_of = {rank: row for row, rank in enumerate(window.ranks)}
+        replicas = replicas_of(current) or [[-1]]
+        known = all(rank in row_of for ranks in replicas for rank in ranks)
+        self._replicas = [[row_of[rank] for rank in ranks] for ranks in replicas] if known else []
+        computing = np.flatnonzero(~np.isnan(usual_flops[:, 0]))
+        self._all = len(computing) == max((series.identity.world_size for series in current), default=0)
+        # Stages of a pipeline differ; elsewhere half of the ranks is enough for a mean.
+        enough = len(window.ranks) if window.stages else (len(window.ranks) + 1) // 2
+        self._computing = computing if len(computing) >= enough else computing[:0]
+
+    def of_job(self, kind: str, values: Floats) -> Floats:
+        """[steps]; samples and tokens of all replicas, each as all its ranks say that know them."""
+        nothing = np.full(values.shape[1], np.nan)
+        if kind == "flops":
+            return values.sum(axis=0) if self._all else nothing
+        if not self._replicas or (kind == "tokens" and self._window.splits_sequences):
+            return nothing  # in the latter case, of a whole sequence or of a part of it
+        ordered = values[[row for rows in self._replicas for row in rows]]
+        starts = np.cumsum([0, *map(len, self._replicas[:-1])])
+        low, high = (ufunc.reduceat(ordered, starts, axis=0) for ufunc in (np.fmin, np.fmax))
+        return np.where((low == high).all(axis=0), low.sum(axis=0), np.nan)
+
+    def per_device(self, flops: Floats) -> Floats:
+        return flops[self._computing].mean(axis=0) if len(self._computing) else np.full(flops.shape[1], np.nan)
+
+    def peak(self) -> tuple[float, str] | None:
+        """The mean of the devices' peaks in TFLOP/s, and for which dtype; None if one is not known."""
+        window = self._window
+        convolves = any("Conv" in one.type for model in window.layers.models.values() for one in model.modules)
+        peaks, dtypes = [], set()
+        for row in self._computing.tolist():
+            dtype = _dtype(window.facts[row], convolves=convolves)
+            peak = peak_of(window.identities[row].device_name)
+            known = {"bf16": peak.half, "fp16": peak.half, "tf32": peak.tf32, "fp32": peak.fp32} if peak else {}
+            tflops = known.get(dtype)
+            if tflops is None:
+                return None
+            peaks.append(tflops)
+            dtypes.add(dtype)
+        return (round(sum(peaks) / len(peaks), 1), dtypes.pop()) if len(dtypes) == 1 else None
+
+
+def _dtype(facts: Mapping[str, Any], *, convolves: bool) -> str:
+    """In which the products are computed, ``bf16`` if nothing is known; empty: another, or not clear."""
+    said = [facts.get("autocast")]
+    said += [about.get(key) for name, key in _DTYPE_FACTS if isinstance(about := facts.get(name), Mapping)]
+    name = next((one for one in said if isinstance(one, str)), "bfloat16")
+    dtype = SHORT_DTYPES.get(name, "")
+    if dtype != "fp32":
+        return dtype
+    # Convolutions use TF32 unless the script forbids it, which is not known.
+    return "tf32" if facts.get("tf32") is True else "" if convolves else "fp32"
+
+
+_DTYPE_FACTS = (("fsdp", "param_dtype"), ("model", "dtype"))
+
+
+def _said(run: RunData, current: Sequence[RankSeries]) -> dict[str, str]:
+    """What the script reports itself, and where: the name of a note, or the framework."""
+    pids = {series.identity.pid for series in current}
+    names = sorted(noted_names(event for event in run.events if event.get("pid") in pids))
+    found = {rate: name for name in reversed(names) for rate in named_rates(name)}
+    figures = run.training_log.get("figures", {})
+    found |= {rate: str(run.training_log["framework"]) for name, rate in LOGGED_RATES.items() if name in figures}
+    return {name: found[name] for name in RATES if name in found}
+
+
+def _curve(
+    window: Window,
+    steps: Sequence[int],
+    works: Mapping[tuple[int, int], Work],
+    by_kind: Mapping[str, Floats],
+    totals: _Totals,
+    peak: float | None,
+) -> dict[str, list[Any]]:
+    """Columns over the sampled steps of the first rank that has any: the rate from one to the next."""
+    first = min(row for row, _ in works)
+    wall_ns = {one.step: one.wall_ns for one in window.layers.samples if one.rank == window.ranks[first]}
+    at, rates, last = [], [], None
+    for place, step in enumerate(steps):
+        if (first, step) not in works or (last is not None and step - last < CURVE_STEPS):
+            continue
+        if last is not None and wall_ns[step] > wall_ns[last]:
+            at.append(place)
+            rates.append((step - last) / (wall_ns[step] - wall_ns[last]) * 1e9)
+        last = step
+    if len(at) > CURVE_POINTS:
+        kept = np.linspace(0, len(at) - 1, CURVE_POINTS).astype(int).tolist()
+        at, rates = [at[one] for one in kept], [rates[one] for one in kept]
+    # A rank that was not sampled in a step did there what it usually does.
+    here = {
+        kind: np.where(np.isnan(values[:, at]), medians(values)[:, None], values[:, at])
+        for kind, values in by_kind.items()
+    }
+    rows = {
+        "samples_per_second": totals.of_job("samples", here["samples"]) * rates,
+        "tokens_per_second": totals.of_job("tokens", here["tokens"]) * rates,
+        "tflops": totals.per_device(here["flops"]) * rates / 1e12,
+    }
+    rows["mfu"] = rows["tflops"] / (np.nan if peak is None else peak)
+    rows["mfu"][rows["mfu"] > 1] = np.nan
+    columns = {name: [_digits(value, 1.0) for value in row.tolist()] for name, row in rows.items()}
+    shown = {name: column for name, column in columns.items() if any(value is not None for value in column)}
+    return {"step": [steps[place] for place in at], **shown}
+
+
+def _only(values: Floats) -> float | None:
+    return None if np.isnan(values[0]) else float(values[0])
+
+
+def _digits(value: float | None, times: float) -> float | None:
+    """Five digits of a product."""
+    return None if value is None or not np.isfinite(value * times) else float(f"{value * times:.5g}")
 
 
 # -- communication ----------------------------------------------------------------------------------------------------

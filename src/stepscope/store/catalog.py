@@ -428,14 +428,21 @@ def _duration_s(meta: Mapping[str, Any], summary: Mapping[str, Any]) -> float | 
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The last values, as the summary has them; none of a metric that is NaN by now, for which it has an older one."""
+    """The last values, as the summary has them, and the throughput of the job.
+
+    None of a metric that is NaN by now, for which the summary has an older value.
+    """
     said, findings = summary.get("metrics"), summary.get("findings")
     found = [one for one in findings if isinstance(one, Mapping)] if isinstance(findings, list) else []
     evidence = [one.get("evidence") for one in found if one.get("kind") in ("loss_nan", "nan_gradients")]
     lost = {str(about.get("name")) for about in evidence if isinstance(about, Mapping)}
     rows = [(name, row) for name, row in said.items() if name not in lost] if isinstance(said, Mapping) else []
-    lasts = ((str(name), _number(row.get("last"))) for name, row in rows if isinstance(row, Mapping))
-    return {name: last for name, last in lasts if last is not None}
+    lasts = {str(name): _number(row.get("last")) for name, row in rows if isinstance(row, Mapping)}
+    rates = summary.get("throughput")
+    rates = rates if isinstance(rates, Mapping) else {}
+    job = {f"{what}/s": _number(rates.get(f"{what}_per_second")) for what in ("tokens", "samples")}
+    lasts |= dict([pair for pair in job.items() if pair[1] is not None][:1])
+    return {name: last for name, last in lasts.items() if last is not None}
 
 
 def _usual_ms(sidecars: Iterable[RingSidecar]) -> float | None:

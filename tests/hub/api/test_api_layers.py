@@ -11,7 +11,9 @@ import pytest
 from fakes.cluster import Cluster
 from gpt_layers import layer_lines, layer_records, write_layer_samples
 
-from stepscope.hub.runs import Runs
+from stepscope.hub.api.steps import _throughput
+from stepscope.hub.live.live_run import Judged, LiveRun
+from stepscope.hub.runs import OpenRun, Runs
 from stepscope.reports.layers import choose_sample, layers_document
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.paths import LAYERS
@@ -66,3 +68,67 @@ def test_samples_of_a_run_that_goes_on(tmp_path: Path, serve: Callable[..., Any]
         time.sleep(0.02)  # it is read again after a second at the latest
     assert (said["rank"], said["step"]) == (0, 0)
     run.end()
+
+
+# -- throughput -------------------------------------------------------------------------------------------------------
+
+
+def worked(**how: Any) -> list[dict[str, Any]]:
+    """Samples every 100 steps, one second apart, with what a step does."""
+    work = {"flops": 10**10, "samples": 8, "tokens": 4096}
+    return [line | {"work": work} if line["kind"] == "sample" else line for line in layer_lines(ranks=1, **how)]
+
+
+RATES = {"samples/s": 800.0, "tokens/s": 409600.0, "TFLOP/s per device": 1.0}
+
+
+def test_the_throughput_is_charted_with_the_metrics(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    root = tmp_path / "runs"
+    append_jsonl(record(root, "gpt", Cluster(ranks=1, steps=320).run()) / LAYERS, worked(samples=4))
+    hub = serve(lambda: Runs.of_folder(root))
+    path = "/api/v1/runs/gpt/metrics"
+    curves = [{"name": name, "step": [100, 200, 300], "value": [value] * 3} for name, value in RATES.items()]
+    assert hub.get(path).json == {"schema": 1, "metrics": curves, "left_out": 0}
+    part = hub.get(f"{path}?first=150&last=250").json["metrics"]
+    assert [(one["name"], one["step"]) for one in part] == [(name, [200]) for name in RATES]
+    assert hub.get(f"{path}?bins=2").json["metrics"][0] == {
+        "name": "samples/s",
+        "step": [100, 300],
+        "value": [800.0] * 2,
+    }
+    assert hub.get(f"{path}?first=301").json["metrics"] == []
+
+
+def test_the_throughput_of_a_run_that_goes_on(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    run = Feed(tmp_path / "runs", "live", Cluster(ranks=1, steps=400))
+    run.make(220)
+    append_jsonl(run.run_dir / LAYERS, worked(samples=3))
+    hub = serve(lambda: Runs.of_folder(tmp_path / "runs"))
+    while not (found := hub.get("/api/v1/runs/live/metrics").json["metrics"]):
+        time.sleep(0.02)  # until its steps and samples are read
+    assert {one["name"]: one["value"][0] for one in found} == RATES
+    told = hub.get("/metrics").body.decode().splitlines()
+    names = ("samples_per_second", "tokens_per_second", "device_tflops")
+    assert [sum(line.startswith(f'stepscope_{name}{{run="live"}} ') for line in told) for name in names] == [1, 1, 1]
+    run.end()
+
+
+def test_what_the_script_notes_is_not_charted_twice(tmp_path: Path) -> None:
+    live = LiveRun()
+    live.noted.add(3, {"train/tokens_per_second": 5.0, "loss": 1.0})
+    live.noted.add(3, {"mfu": 0.5}, seen=True)
+    known = {"samples_per_second": 8.0, "mfu": 0.3, "curve": {"step": [3], "tokens_per_second": [9.0]}}
+    live.judge(Judged(throughput={**known, "tokens_per_second": 9.0}))
+    run = OpenRun(tmp_path, live)
+    assert run.throughput() == known
+    assert [one["name"] for one in _throughput(run.throughput(), 0, 9, 9)] == []
+    run.document = {"throughput": None}
+    assert run.throughput() == {}
+
+
+@pytest.mark.parametrize(
+    "throughput",
+    [{}, {"curve": 7}, {"curve": {"step": 7, "mfu": [1]}}, {"curve": {"step": ["1", 2, 3], "mfu": [1, None, "x"]}}],
+)
+def test_a_summary_from_elsewhere_has_no_curves(throughput: Any) -> None:
+    assert list(_throughput({"mfu": None, **throughput}, 0, 9, 9)) == []

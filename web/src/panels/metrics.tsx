@@ -1,4 +1,4 @@
-/** The numbers that the script gave to `stepscope.note()`, such as loss and learning rate, and the throughput, over steps. */
+/** The numbers that the script gave to `stepscope.note()` or that were seen in training, such as loss, learning rate and throughput, and the pace, over steps. */
 
 import { useMemo } from "preact/hooks";
 import type { Finding, MetricsDocument, StepsDocument } from "../api/documents";
@@ -18,7 +18,7 @@ type Metric = MetricsDocument["metrics"][number];
 
 const CALM_MS = 1000;
 
-/** Renders nothing if the script noted nothing. */
+/** Renders nothing if there are none. */
 export function MetricsPanel({ run }: { run: OpenRun }) {
   const view = run.view.value;
   const all = useSlowly(run.steps, CALM_MS);
@@ -32,7 +32,7 @@ export function MetricsPanel({ run }: { run: OpenRun }) {
   return (
     <Card
       title="Metrics"
-      about={`noted by the script, mean over ranks${answer.left_out > 0 ? `; ${count(answer.left_out)} more not shown` : ""}`}
+      about={`noted by the script or seen in training, mean over ranks; samples/s and tokens/s of the job${answer.left_out > 0 ? `; ${count(answer.left_out)} more not shown` : ""}`}
       csv={{ name: `${run.name}-metrics`, make: () => metricTable(metrics) }}
     >
       <div class="metrics">

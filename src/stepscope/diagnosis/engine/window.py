@@ -11,7 +11,8 @@ over the last n steps is the same with fewer columns: every rule works on either
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import Communication, build_communication
 from stepscope.diagnosis.engine.samples import during, of_kind
 from stepscope.diagnosis.engine.statistics import mean_rank, spread
-from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGroup, group_kind
+from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGroup, group_kind, is_data_dimension
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RankSeries, RunData
@@ -36,6 +37,7 @@ __all__ = [
     "is_pipeline",
     "last_attempt",
     "peer_groups",
+    "replicas_of",
     "set_apart",
     "times_the_tokens",
 ]
@@ -100,6 +102,71 @@ def share_samples(ranks: Sequence[RankSeries]) -> bool:
 def splits_sequences(ranks: Sequence[RankSeries]) -> bool:
     """Whether some ranks hold parts of one sequence."""
     return _any_has(ranks, ("context",))
+
+
+def replicas_of(ranks: Sequence[RankSeries]) -> list[list[int]] | None:
+    """The ranks of each replica of the model, which train on the same samples; None if that is not clear.
+
+    In plain data parallelism each rank is one replica.  Process groups say which ranks hold parts of one
+    model, and a named device mesh must agree with them.
+    """
+    world = max((series.identity.world_size for series in ranks), default=0)
+    if len(ranks) != max(world, 1):
+        return None
+    joined, rows = _PeerSets(len(ranks)), {series.rank: row for row, series in enumerate(ranks)}
+    for series in ranks:
+        for group in series.groups:
+            if group.size < 2:
+                continue
+            if group.kind in ONE_MODEL and not any(map(is_data_dimension, group.description.lower().split("_"))):
+                members = [rows[rank] for rank in group.ranks if rank in rows]
+                if len(members) != group.size:
+                    return None
+                for row in members[1:]:
+                    joined.join(members[0], row)
+            elif group.kind == "other" and group.size < world and _in_most_steps(series, COLLECTIVES, group.slot):
+                return None
+    found: dict[int, list[int]] = {}
+    for row, series in enumerate(ranks):
+        found.setdefault(joined.root(row), []).append(series.rank)
+    replicas = list(found.values())
+    return replicas if len(ranks) <= 1 or _is_clear(ranks, len(replicas)) else None
+
+
+def _is_clear(ranks: Sequence[RankSeries], replicas: int) -> bool:
+    """Whether what is known of several ranks agrees with so many replicas."""
+    sizes = [_model_parts(series.facts) for series in ranks]
+    if any(size is not None and size * replicas != len(ranks) for size in sizes):
+        return False
+    if replicas < len(ranks):
+        return True
+    # No parts of a model were found; something must say that the ranks split the data.
+    if share_samples(ranks) or len(set(peer_groups(ranks).tolist())) > 1:
+        return False
+    return all(_splits_data(series) for series in ranks)
+
+
+def _model_parts(facts: Mapping[str, Any]) -> int | None:
+    """Ranks that hold one replica, by the names of the mesh; None without a mesh, 0 if they do not say so."""
+    mesh = facts.get("mesh")
+    if not isinstance(mesh, dict):
+        return None
+    names, shape = mesh.get("names"), mesh.get("shape")
+    if not names and "fsdp" in facts:
+        return None
+    if not isinstance(names, list) or not isinstance(shape, list) or not names or len(names) != len(shape):
+        return 0
+    kinds = [(group_kind(str(name)), int(size)) for name, size in zip(names, shape, strict=True)]
+    if any(kind in ("other", "world") and size > 1 for kind, size in kinds):
+        return 0
+    return math.prod(size for kind, size in kinds if kind in ONE_MODEL)
+
+
+def _splits_data(series: RankSeries) -> bool:
+    facts = series.facts
+    loader = facts.get("loader")
+    sampled = isinstance(loader, dict) and loader.get("distributed_sampler") is True
+    return sampled or any(name in facts for name in ("ddp", "fsdp")) or any(one.kind == "data" for one in series.groups)
 
 
 def _any_has(ranks: Sequence[RankSeries], kinds: Sequence[GroupKind]) -> bool:

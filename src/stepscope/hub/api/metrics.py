@@ -39,6 +39,12 @@ _EXCHANGE_TIMES = {
     "wait": "wait_ms",
     "skew": "skew_ms",
 }
+_RATES = {
+    "samples_per_second": ("stepscope_samples_per_second", "Training samples of the job, from sampled steps."),
+    "tokens_per_second": ("stepscope_tokens_per_second", "Training tokens of the job, from sampled steps."),
+    "tflops": ("stepscope_device_tflops", "Model FLOPs per second of one device, in 10^12."),
+    "mfu": ("stepscope_mfu_ratio", "Model FLOPs per second relative to the peak of the device."),
+}
 _STATS = {"p50": 0.5, "p95": 0.95, "max": 1.0}
 _NODE_GAUGES = {
     "stepscope_node_clock_offset_seconds": ("offset_ns", 1e9, "How far a node's clock is ahead of the hub's."),
@@ -75,6 +81,7 @@ def metrics_text(
         _run(page, run)
         _findings(page, run)
         _communication(page, run)
+        _throughput(page, run)
         _nodes(page, run)
     _hub(page, readers, streams)
     if refusals is not None:
@@ -136,6 +143,14 @@ def _findings(page: Exposition, run: OpenRun) -> None:
         labels = {"run": run.id, "kind": kind, "severity": severity}
         _gauge(page, "stepscope_findings", "Current findings.", len(ranks), **labels)
         _gauge(page, "stepscope_finding_ranks", "Ranks named in findings.", sum(ranks), **labels)
+
+
+def _throughput(page: Exposition, run: OpenRun) -> None:
+    table = run.throughput()
+    for key, (name, about) in _RATES.items():
+        value = table.get(key)
+        if type(value) in (int, float):
+            _gauge(page, name, about, value, run=run.id)
 
 
 def _communication(page: Exposition, run: OpenRun) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -289,11 +289,35 @@ def _numbers(heat: HeatMap) -> list[list[int | None]]:
 def _metrics(asked: Asked) -> Mapping[str, Any]:
     live = asked.run.live
     first, last, bins = (asked.values[name] for name in ("first", "last", "bins"))
-    newest = max(0, live.planes.newest)
-    return {
-        "metrics": live.noted.curves(first, newest if last is None else last, bins),
-        "left_out": len(live.noted.left_out),
-    }
+    last = max(0, live.planes.newest) if last is None else last
+    rates = _throughput(asked.run.throughput(), first, last, bins)
+    return {"metrics": [*live.noted.curves(first, last, bins), *rates], "left_out": len(live.noted.left_out)}
+
+
+LARGEST = 1e300
+RATE_NAMES = {
+    "samples_per_second": "samples/s",
+    "tokens_per_second": "tokens/s",
+    "tflops": "TFLOP/s per device",
+    "mfu": "MFU",
+}
+
+
+def _throughput(table: Mapping[str, Any], first: int, last: int, bins: int) -> Iterator[dict[str, Any]]:
+    """The curves in the table of a summary, which may be from anywhere, in the form of ``Noted.curves``."""
+    curve = table.get("curve")
+    columns = {name: one for name, one in curve.items() if isinstance(one, list)} if isinstance(curve, Mapping) else {}
+    for key, name in RATE_NAMES.items():
+        if key not in table:
+            continue
+        pairs = zip(columns.get("step", ()), columns.get(key, ()), strict=False)
+        known = [(at, one) for at, one in pairs if type(at) is int and type(one) in (int, float)]
+        inside = [(at, one) for at, one in known if first <= at <= last and abs(one) < LARGEST]
+        size = max(1, -(-len(inside) // max(1, bins)))
+        groups = [inside[at : at + size] for at in range(0, len(inside), size)]
+        if groups:
+            means = [sum(one for _, one in group) / len(group) for group in groups]
+            yield {"name": name, "step": [group[0][0] for group in groups], "value": means}
 
 
 BINS = Parameter(name="bins", about="maximum number of bins", default=512, least=1, most=MOST_BINS)
@@ -301,7 +325,7 @@ BINS = Parameter(name="bins", about="maximum number of bins", default=512, least
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/metrics",
-        about="The numbers that the script gave to `stepscope.note()`, over steps.",
+        about="The numbers that the script gave to `stepscope.note()`, and the throughput, over steps.",
         answer=_metrics,
         parameters=(
             FIRST,

@@ -332,6 +332,10 @@ class Noted:
             if noted_health(event):
                 (self.seen if seen else self.health).append(event)
 
+    def names(self) -> list[str]:
+        """The names of what the script noted itself."""
+        return [name for name in self._curves if not name.startswith(SEEN)]
+
     def curves(self, first: int, last: int, bins: int) -> list[dict[str, Any]]:
         """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each.
 

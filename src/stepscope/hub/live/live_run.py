@@ -425,6 +425,8 @@ class Judged:
     """By rank, what it is doing while the job is hung (``hangs/report.py``)."""
     communication: Mapping[str, Any] | None = None
     """What the ranks exchanged in the evaluated steps: the table of ``summary.json``."""
+    throughput: Mapping[str, Any] | None = None
+    """The same for samples, tokens and operations per second."""
     step: int = NONE
     ranks: int = 0
     """How many ranks were judged."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, collecting_text, live_window, look
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.hub.live.lines import parse_raw
@@ -34,7 +35,7 @@ from stepscope.records.layers import read_layers
 from stepscope.records.paths import error_path, hangs_folder
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
 from stepscope.records.steps import DEVICE, OTHER, PHASE_SLOTS, SLOT_BYTES, STEP
-from stepscope.reports.tables import communication_table
+from stepscope.reports.tables import communication_table, throughput_table
 from stepscope.store.documents import clock_offsets, read_nodes
 from stepscope.store.live.failures import RankNumbers, checked_stacks, read_errors, read_joined_hangs
 from stepscope.store.live.sample_files import layer_as_shown
@@ -56,6 +57,8 @@ _COPIED = (
 SAMPLED_NODES = 64
 """The number of nodes whose samples are parsed for one evaluation."""
 Line = tuple[str, bytes, int]
+Table = dict[str, Any] | None
+"""Of a summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,14 +375,15 @@ class RuleLoop:
         began = self._cpu_clock()
         copy = snapshot(live, select(live, self._most))
         copied_s = self._cpu_clock() - began
-        watched, changes, standing, communication, collecting, judged_s = await asyncio.to_thread(self._judge, copy)
+        watched, changes, standing, tables, collecting, judged_s = await asyncio.to_thread(self._judge, copy)
         self._watched = watched
         took_s = copied_s + judged_s
         live.judge(
             Judged(
                 findings=_shown(watched, copy),
                 standing=standing,
-                communication=communication,
+                communication=tables[0],
+                throughput=tables[1],
                 collecting=collecting,
                 step=copy.step,
                 ranks=len(copy.ranks),
@@ -402,7 +406,7 @@ class RuleLoop:
 
     def _judge(
         self, copy: Snapshot
-    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], dict[str, Any] | None, str, float]:
+    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], tuple[Table, Table], str, float]:
         began = self._cpu_clock()
         data = run_data_of(copy)
         if self._unseen:
@@ -410,9 +414,9 @@ class RuleLoop:
             self._watched, _ = look(_without_last(data, thresholds.CONFIRM_STEPS))
         window = live_window(data)
         watched, changes = look(data, self._watched, window)
-        table = communication_table(window)
+        tables = communication_table(window), throughput_table(data, window, last_attempt(data.ranks))
         standing, collecting = hang_state_by_rank(data.hangs), collecting_text(window)
-        return watched, changes, standing, table, collecting, self._cpu_clock() - began
+        return watched, changes, standing, tables, collecting, self._cpu_clock() - began
 
 
 def _without_last(data: RunData, steps: int) -> RunData:

@@ -1,10 +1,13 @@
-"""Loss and gradient norm of each step, as the training computes them anyway.
+"""Loss, gradient norm and learning rate of each step, as the training computes them anyway.
 
 The loss is the scalar on which the script calls ``backward``: the last one of the step, if there are several (gradient
 accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
 returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
 to pinned memory in the background and read when they are there.  Of steps shorter than 20 ms only some are looked at.
+
+The learning rate is that of the first parameter group of the optimizer that ends the step, if it is a Python number or
+on the CPU, read when backward begins: the one that the optimizer is going to use.
 
 They are stored as notes whose names begin with ``SEEN`` (``records/steps.py``), so that they never mix with what the
 script notes itself: of all steps at first, then of every 2nd, 4th, 8th … so that their number grows with the logarithm
@@ -51,7 +54,15 @@ MOST_NORMS = 8
 FULLY_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel"
 SHARDED_SCALER = "torch.distributed.fsdp.sharded_grad_scaler"
 
+BATCH_NS = 250_000_000
+MOST_HELD = 16
+"""Values of a GPU are copied together, when the last copy was this long ago, or when there are so many steps."""
+
 Call = Callable[..., Any]
+Place = tuple[int, int]
+"""Of a number: which list of ``Scalars``, and where in it."""
+Values = tuple[int, float | None, float | None, float | None]
+"""Step, loss, norm and learning rate."""
 
 
 class StepValues:
@@ -95,20 +106,26 @@ class StepValues:
         self._device_loss: Any = None
         """On a GPU: the loss without its graph."""
         self._device_norms: list[Any] = []
+        self._rate: float | None = None
+        self._reads_rate = True
+        """Until that fails."""
         self._scaled: tuple[weakref.ref[Any], Any] | None = None
         """What a GradScaler made of the loss, and the loss."""
         self._scaled_step = -1
         self._scaler: weakref.ref[Any] | None = None
         self._clipping = False
-        self._unwritten: tuple[int, float | None, float | None] | None = None
-        """The last value, if it was not stored."""
+        self._unwritten: Values | None = None
+        """The last values, if they were not stored."""
         self._bad_steps = 0
         """So many values in a row were not finite."""
         self._changes = 0
         self._copied_ns = 0
         self._free: list[Scalars] = []
         self._made = 0
-        self._under_way: deque[tuple[int, Scalars, int | None, int | None]] = deque()
+        self._held: list[tuple[int, Any, list[Any], float | None]] = []
+        """Of steps since the last copy: loss and norms on the device, and the learning rate."""
+        self._under_way: deque[tuple[Scalars, list[tuple[int, Place | None, list[Place], float | None]]]] = deque()
+        """The same, with the places of the numbers that are on their way."""
 
     # -- Hooks ----------------------------------------------------------------------------------------------------
 
@@ -208,6 +225,8 @@ class StepValues:
             weights = weights[0] if isinstance(weights, tuple | list) and len(weights) == 1 else weights
         if self.recorder.step != self._step:
             self._flush()
+        if self._rate is None and self._reads_rate:
+            self._see_rate()
         if weights is not None or not self._is_number(tensors):
             return
         loss: Any = tensors
@@ -243,6 +262,17 @@ class StepValues:
             self.recorder.suspect("nonfinite" if self._scaled_step != self._step else "skipped")
         self._squares = (self._squares or 0.0) + value * value
 
+    @failsafe
+    def _see_rate(self) -> None:
+        self._reads_rate = False  # if this fails, it would fail each time
+        groups: Any = getattr(self.recorder.closing_optimizer(), "param_groups", None)
+        rate: Any = groups[0].get("lr") if groups else None
+        if type(rate) in (int, float):
+            self._rate = float(rate)
+        elif self._is_number(rate) and rate.is_cpu:
+            self._rate = rate.item()
+        self._reads_rate = True
+
     def _is_number(self, tensor: Any) -> bool:
         """Whether it is an ordinary tensor with one floating-point number, which no mode of the script watches."""
         if type(tensor) is not self._plain or tensor.numel() != 1 or not tensor.is_floating_point():
@@ -271,16 +301,16 @@ class StepValues:
         """The step that the values belong to is over."""
         step, self._step = self._step, self.recorder.step
         self._schedule(self._step - step)
-        if self._under_way or self._device_loss is not None or self._device_norms:
-            if self._torch.cuda.is_current_stream_capturing():
-                self._device_loss, self._device_norms = None, []
-            else:
-                self._receive()
-                self._send(step)
+        rate, self._rate = self._rate, None
+        if self._hold(step, rate):
+            rate = None
+        if (self._under_way or self._held) and not self._torch.cuda.is_current_stream_capturing():
+            self._receive()
+            self._send()
         loss, squares = self._loss, self._squares
-        if loss is not None or squares is not None:
+        if loss is not None or squares is not None or rate is not None:
             self._loss = self._squares = None
-            self._store(step, loss, None if squares is None else math.sqrt(squares))
+            self._store(step, loss, None if squares is None else math.sqrt(squares), rate)
 
     def _schedule(self, steps: int) -> None:
         """Choose the next step to look at; so many passed since the last look."""
@@ -292,7 +322,11 @@ class StepValues:
             self._stride //= 2
         self._next = (self._step // self._stride + 1) * self._stride
 
-    def _store(self, step: int, loss: float | None, norm: float | None) -> None:
+    def _store(self, step: int, loss: float | None, norm: float | None, rate: float | None = None) -> None:
+        if loss is None and norm is None:
+            if self._is_due(step):
+                self._write(step, None, None, rate)
+            return
         if norm is not None and norm - norm != 0 and self._scaler is not None:
             norm = None  # the scaler skips such a step
         bad = (loss is not None and loss - loss != 0) or (norm is not None and norm - norm != 0)
@@ -302,15 +336,15 @@ class StepValues:
             if self._unwritten is not None:
                 self._write(*self._unwritten)
         elif not self._is_due(step):
-            self._unwritten = step, loss, norm
+            self._unwritten = step, loss, norm, rate
             return
-        self._write(step, loss, norm)
+        self._write(step, loss, norm, rate)
         self._unwritten = None
 
-    def _write(self, step: int, loss: float | None, norm: float | None) -> None:
+    def _write(self, step: int, loss: float | None, norm: float | None, rate: float | None) -> None:
         values = [
             f'"{SEEN}{name}":{value:.6g}' if value - value == 0 else f'"{SEEN}{name}":"{value}"'
-            for name, value in (("loss", loss), ("grad_norm", norm))
+            for name, value in (("loss", loss), ("grad_norm", norm), ("lr", rate))
             if value is not None
         ]
         if values:
@@ -324,37 +358,60 @@ class StepValues:
 
     # -- From a GPU -----------------------------------------------------------------------------------------------
 
-    def _send(self, step: int) -> None:
-        """Copy the values of the step that is over, unless copies are still under way."""
-        torch = self._torch
+    def _hold(self, step: int, rate: float | None) -> bool:
+        """Keep the values of the step that is over, if they are on a device, until several are copied at once."""
         loss, norms = self._device_loss, self._device_norms
         self._device_loss, self._device_norms = None, []
+        if loss is None and not norms:
+            return False
+        self._held.append((step, loss, norms if len(norms) <= MOST_NORMS else [], rate))
+        return True
+
+    def _send(self) -> None:
+        """Copy what is held, if that is due: what follows a copy costs more than the values do."""
         now_ns = self._ledger.now()
-        if (loss is None and not norms) or now_ns - self._copied_ns < SHORTEST_NS:
+        if not self._held or (now_ns - self._copied_ns < BATCH_NS and len(self._held) < MOST_HELD):
             return
+        held, self._held = self._held, []
         if not self._free and self._made < MOST_UNDER_WAY:
             self._made += 1
-            self._free.append(immortal(Scalars(torch)))
+            self._free.append(immortal(Scalars(self._torch)))
         if not self._free:
             return
         self._copied_ns = now_ns
         scalars = self._free.pop()
         scalars.start()
-        of_loss = None if loss is None else scalars.add([loss.reshape(1)])
-        of_norms = None
-        if norms and len(norms) <= MOST_NORMS:
-            of_norms = scalars.add([norms[0].reshape(1)] if len(norms) == 1 else norms)
+        lists: dict[Any, list[Any]] = {}
+        which: dict[Any, int] = {}
+
+        def put(tensor: Any) -> Place:
+            key = tensor.dtype, tensor.device
+            if key not in lists:
+                lists[key] = []
+                which[key] = scalars.add(lists[key])
+            lists[key].append(tensor if tensor.ndim == 0 else tensor.reshape(()))
+            return which[key], len(lists[key]) - 1
+
+        rows = [
+            (step, None if loss is None else put(loss), [put(norm) for norm in norms], rate)
+            for step, loss, norms, rate in held
+        ]
         scalars.send()
-        self._under_way.append((step, scalars, of_loss, of_norms))
+        self._under_way.append((scalars, rows))
 
     def _receive(self) -> None:
         """Store what has arrived; never waits."""
-        while self._under_way and self._under_way[0][1].arrived():
-            step, scalars, of_loss, of_norms = self._under_way.popleft()
-            loss = None if of_loss is None else float(scalars.numbers(of_loss)[0])
-            norms = [] if of_norms is None else [float(one) for one in scalars.numbers(of_norms)]
-            norm = math.sqrt(sum(one * one for one in norms)) if norms else None
+        while self._under_way and self._under_way[0][0].arrived():
+            scalars, rows = self._under_way.popleft()
+
+            def number(place: Place, scalars: Scalars = scalars) -> float:
+                return float(scalars.numbers(place[0])[place[1]])
+
+            for step, of_loss, of_norms, rate in rows:
+                loss = None if of_loss is None else number(of_loss)
+                norms = [number(one) for one in of_norms]
+                norm = math.sqrt(sum(one * one for one in norms)) if norms else None
+                if any(one is not None and one - one != 0 for one in (loss, norm)):
+                    self.recorder.suspect("nonfinite" if self._scaler is None else "skipped")
+                self._store(step, loss, norm, rate)
             self._free.append(scalars)
-            if any(one is not None and one - one != 0 for one in (loss, norm)):
-                self.recorder.suspect("nonfinite" if self._scaler is None else "skipped")
-            self._store(step, loss, norm)
