@@ -142,6 +142,7 @@ hangs: $(RUN_READY) ## Hang real jobs in every way and check which rank is named
 # No environment is created here: a machine with a GPU often has its own torch and no network.
 gpu: ## Run ordinary jobs on a GPU, bare and recorded, and compare (GPU_ARGS="--subset": 8 minutes)
 	PYTHONPATH=src:bench $(GPU_PYTHON) -m gpu $(GPU_ARGS)
+	PYTHONPATH=src:bench $(GPU_PYTHON) -m gpu.layers $(GPU_LAYERS_ARGS)
 
 gpu-league: ## Score verdicts and prices on NCCL against faults of known cost (GPU_ARGS="--only 'ddp/2/*'": 2 minutes)
 	PYTHONPATH=src:bench $(GPU_PYTHON) -m nccl.league $(GPU_ARGS)

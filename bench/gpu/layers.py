@@ -71,17 +71,18 @@ CASES = (
     LayerCase(name="same/ddp", args=("--exact",), mode="every", ranks=2),
     LayerCase(name="same/fsdp2", args=("--exact", "--fsdp"), mode="every", ranks=2),
     # The job counts its steps from 1, the recording from 0.
-    _fault("nan", "nan", "nan_gradients", "blocks.3", ranks=2, rank=1, mode="every", steps=range(49, 50)),
+    _fault("nan", "nan", "loss_nan", "first in blocks.3", ranks=2, rank=1, mode="every", steps=range(49, 50)),
     _fault("nan_sampled", "nan", "loss_nan", ranks=2, rank=1, steps=range(49, 50), args=("--pause-s", "0.02")),
     _fault("nudge", "nudge", "replica_desync", "blocks.5.qkv", ranks=3, rank=1, mode="every", steps=range(49, 50)),
     _fault("flip", "flip", "replica_desync", "blocks.7.down", ranks=3, rank=1, mode="every", steps=range(49, 50)),
     _fault("flip_sampled", "flip", "replica_desync", "blocks.7.down", ranks=3, rank=1, args=("--steps", "300")),
     _fault("no_sync", "no_sync", "replica_desync", ranks=3, rank=1, mode="every", steps=range(49, 50)),
     _fault("dead", "dead", "dead_layer", "blocks.2.up", mode="every"),
-    _fault("keep_loss", "keep_loss", "memory_creep", args=("--steps", "400")),
-    _fault("keep_logits", "keep_logits", "memory_creep", args=("--steps", "400")),
-    _fault("keep_hidden", "keep_hidden", "memory_creep", args=("--steps", "400")),
-    _fault("leak", "leak", "memory_creep", args=("--held-gb", "20", "--steps", "1500")),
+    _fault("keep_loss", "keep_loss", "memory_creep", "kept, a list", args=("--steps", "400")),
+    _fault("keep_logits", "keep_logits", "memory_creep", "kept, a list", args=("--steps", "400")),
+    _fault("keep_hidden", "keep_hidden", "memory_creep", "kept, a list", args=("--steps", "400")),
+    _fault("total", "total", "memory_creep", "total in main", args=("--steps", "400")),
+    _fault("leak", "leak", "memory_creep", "float32 [25000000]", args=("--held-gb", "20", "--steps", "1500")),
 )
 
 

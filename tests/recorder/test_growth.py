@@ -89,6 +89,61 @@ def test_attributes_dicts_and_variables_of_modules_are_named(monkeypatch: pytest
     assert found["element"] == "bytes"
 
 
+def test_a_sum_that_keeps_all_graphs_is_named() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    other = [0.0]
+    total = torch.zeros(())
+    line = sys._getframe().f_lineno - 1
+
+    def each(_: int) -> None:
+        nonlocal total
+        loss = (weight * 2).sum()
+        loss.backward()
+        total = total + loss
+        other[0] += loss.item()
+
+    found = Memory(MB).train(400, each)["growing"]
+    assert found == {
+        "holder": f"total in test_a_sum_that_keeps_all_graphs_is_named (test_growth.py:{line})",
+        "per_step": 0.0,
+        "element": "",
+        "element_bytes": 0,
+        "graph": True,
+        "from": 200,
+        "to": 250,
+    }
+
+
+def test_an_attribute_that_is_never_detached_is_named() -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.state = torch.zeros(2)
+            self.weight = torch.ones(2, requires_grad=True)
+
+        def train(self) -> dict[str, Any]:
+            return Memory(MB).train(400, self.step)
+
+        def step(self, _: int) -> None:
+            self.state = torch.tanh(self.weight * self.state + 1)
+
+    assert Loop().train()["growing"]["holder"].startswith("self.state in train (test_growth.py:")
+
+
+def test_variables_of_the_current_step_are_not_the_leak() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    loss = torch.zeros(())
+    state = torch.zeros(())
+
+    def each(_: int) -> None:
+        nonlocal loss, state
+        loss = (weight * state).sum()
+        loss.backward()
+        state = loss.detach()
+
+    assert "growing" not in Memory(MB).train(400, each)
+    assert loss.grad_fn is not None
+
+
 class Epochs:
     """Grows by a hundred megabytes every hundred steps."""
 

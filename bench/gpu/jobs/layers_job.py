@@ -16,7 +16,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-FAULTS = ("none", "nan", "nudge", "flip", "no_sync", "dead", "keep_loss", "keep_logits", "keep_hidden", "leak", "oom")
+FAULTS = (
+    *("none", "nan", "nudge", "flip", "no_sync", "dead", "keep_loss", "keep_logits", "keep_hidden"),
+    *("total", "leak", "oom"),
+)
 
 
 class Block(nn.Module):
@@ -151,6 +154,7 @@ def main():
     batches = [torch.randint(0, args.vocabulary, shape, generator=generator).to(device) for _ in range(8)]
     held = torch.ones(int(args.held_gb * 1e9 / 4), device=device) if args.held_gb else None
     kept, losses = [], []
+    total = torch.zeros((), device=device)
     if args.fault == "dead":
         plain.blocks[2].factor = 0.0
     if args.fault == "keep_hidden":
@@ -172,6 +176,7 @@ def main():
             own_gradients(plain, tokens)
         optimizer.step()
         losses.append(loss.detach())
+        total = total + (loss if args.fault == "total" else loss.detach())
         keep(kept, args, step, loss, logits)
         time.sleep(args.pause_s)
     if args.no_waiting:

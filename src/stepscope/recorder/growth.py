@@ -3,8 +3,8 @@
 Now and then, after a step, the memory of the process (and what torch's allocator has in use on the device) is read.  If
 it rose several times in a row, all containers and tensors of the process are counted, and once more a little later.  A
 container that grew with the steps is described: its name, the line that made it, and what it holds.  A script that
-keeps losses, outputs or hidden states keeps them in such a container.  If no container explains the rise, tensors of
-which there are more than before do.
+keeps losses, outputs or hidden states keeps them in such a container.  If no container explains the rise, a variable
+does whose graph reaches back to the first count (``total += loss``), or tensors of which there are more than before.
 
 The readings also become *floors*: the lowest memory of each stretch of the run, of which there are few however long it
 is.  If they rise, they are a fact as well (``floors``): the steps that are judged while a job runs, and the samples
@@ -67,6 +67,9 @@ TOO_MANY_RANKS = 1024
 UNIT = 1 << 16
 """The unit in which they are published, in bytes."""
 CONTAINERS = (list, dict, set, deque)
+MOST_GRAPH_NODES = 20_000
+"""Of all variables that are looked at."""
+LEAF = 1 << 63
 MOST_NAMED = 8
 """Containers whose elements and names are looked at."""
 STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
@@ -82,7 +85,7 @@ Tensors = dict[tuple[Any, ...], int]
 class Census:
     """Containers and tensors of the process after a step."""
 
-    __slots__ = ("lengths", "patient", "step", "tensors", "used")
+    __slots__ = ("lengths", "patient", "sequence", "step", "tensors", "used")
 
     def __init__(self, step: int, used: int, *, patient: bool) -> None:
         self.step = step
@@ -90,6 +93,8 @@ class Census:
         self.patient = patient
         """Whether to wait until memory has grown by much more, however long that takes."""
         self.lengths, self.tensors = count_objects()
+        self.sequence = _sequence()
+        """Of the next node of an autograd graph."""
 
 
 class GrowthWatch:
@@ -167,6 +172,8 @@ class GrowthWatch:
             if weight >= max(best.get("weight", 0), LEAST_SHARE * rise):
                 holder = name_of(container, sys._getframe())
                 best = {"weight": weight, **_growing(holder, more / steps, text, size, graph)}
+        if not best and (variable := _keeps_graphs(sys._getframe(), before.sequence)):
+            best = _growing(variable, 0.0, "", 0, True)
         if not best:
             best = _grown_tensors(objects, before.tensors, steps, LEAST_SHARE * rise)
         best.pop("weight", None)
@@ -340,6 +347,58 @@ def describe(element: Any) -> tuple[int, str, bool]:
         where = f" on {device}" if getattr(device, "type", "cpu") != "cpu" else ""
         return nbytes, f"{kind}{where}", getattr(element, "grad_fn", None) is not None
     return sys.getsizeof(element), type(element).__name__, False
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def _sequence() -> int:
+    torch: Any = sys.modules.get("torch")
+    return 0 if torch is None else int(torch._C._autograd._get_sequence_nr())
+
+
+def _keeps_graphs(frame: FrameType | None, before: int) -> str:
+    """``total in main (train.py:88)``: a variable of the script whose graph has nodes from before this number."""
+    torch: Any = sys.modules.get("torch")
+    nodes = MOST_GRAPH_NODES
+    while torch is not None and frame is not None:
+        code = frame.f_code
+        if not _is_ours(frame.f_globals) and not str(frame.f_globals.get("__name__", "")).startswith("torch."):
+            for name, value in _variables(frame):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    found, nodes = _reaches_back(value.grad_fn, before, nodes)
+                    if found:
+                        made = next(_lines_of(code, name), code.co_firstlineno)
+                        function = "" if code.co_name == "<module>" else f" in {code.co_name}"
+                        return f"{name}{function} ({Path(code.co_filename).name}:{made})"
+        frame = frame.f_back
+    return ""
+
+
+def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """Local variables of a function, and the attributes of the object that it is a method of."""
+    names = dict(frame.f_locals)
+    yield from names.items()
+    held = getattr(names.get("self"), "__dict__", None)
+    if type(held) is dict:
+        yield from ((f"self.{name}", value) for name, value in list(held.items()))
+
+
+def _reaches_back(node: Any, before: int, most: int) -> tuple[bool, int]:
+    """Whether the oldest way through a graph has a node from before; and how many nodes may still be visited."""
+    while most > 0:
+        most -= 1
+        # Leaves have the largest number that there is.
+        older = [one for one, _ in node.next_functions if one is not None]
+        node = min(older, key=lambda one: int(one._sequence_nr()), default=None)
+        if node is None:
+            break
+        sequence = int(node._sequence_nr())
+        if sequence < before:
+            return True, most
+        if sequence >= LEAF:
+            break
+    return False, most
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

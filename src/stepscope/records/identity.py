@@ -100,6 +100,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_TEXT
 
 
+def _is_text_or_empty(value: Any) -> bool:
+    return value == "" or _is_text(value)
+
+
 def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -176,9 +180,9 @@ FACTS_FORM: dict[str, Check | dict[str, Check]] = {
         "tensors": _is_count,
     },
     "growing": {
-        "holder": _is_text,
+        "holder": _is_text_or_empty,
         "per_step": _is_amount,
-        "element": _is_text,
+        "element": _is_text_or_empty,
         "element_bytes": _is_count,
         "graph": _is_bool,
         "from": _is_count,

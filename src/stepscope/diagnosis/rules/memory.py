@@ -696,7 +696,12 @@ FEW = 0.1
 
 
 def _growing_advice(found: Mapping[str, Any]) -> Iterator[str]:
-    if found:
+    if found and not found["element"]:
+        yield (
+            f"{found['holder']} keeps the graphs of past steps, back to step {found['from']:,} at least: "
+            "add .detach() or .item() to what it is made of."
+        )
+    elif found:
         size = f", {bytes_text(found['element_bytes'])} each" if found["element_bytes"] >= 1024 else ""
         graph = found.get("graph") is True
         kept = ", with the graph that made it: keep .detach() or .item() instead" if graph else ""
