@@ -104,9 +104,9 @@ class SampledStep:
         if activations:
             held = [one for tree in trees for _, one in tree.parameters()]
             buffers = [one for tree in trees for _, one in tree.buffers()]
-            self._graph = AutogradGraph(torch, held, buffers, "cpu" if self._device_index is None else "cuda")
-        self._had_gradients: bool | None = None
-        """Whether there were gradients when the first backward began."""
+            in_buckets = [one for tree in trees if tree.grads_in_buckets for _, one in tree.parameters()]
+            device_type = "cpu" if self._device_index is None else "cuda"
+            self._graph = AutogradGraph(torch, held, buffers, device_type, have_gradients=in_buckets)
         self._again: dict[int, int] = {}
         """Outputs of modules that are called again in backward, since it entered the outermost one, by address …"""
         self._again_at = -1
@@ -182,7 +182,7 @@ class SampledStep:
         graph, marks = self._graph, self._marks
 
         @failsafe
-        def before(module: Any, _args: Any) -> None:
+        def before(module: Any, args: Any) -> None:
             at = index.get(id(module))
             if at is None or self._inside:
                 return
@@ -196,6 +196,7 @@ class SampledStep:
             elif (self._outermost >= 0 and at not in tops) or self._enter(at):
                 if graph is not None:
                     graph.enter(at)
+                    self._keep_inputs(graph, at, args)
                 if marks is not None:
                     self._begun_mark[at] = marks.mark()
                 begun_ns[at] = there_ns = now()
@@ -248,6 +249,12 @@ class SampledStep:
         self._outermost = at
         return True
 
+    def _keep_inputs(self, graph: AutogradGraph, at: int, args: Any) -> None:
+        """Activation checkpointing keeps what it calls a module with, to call it again."""
+        if _saves_elsewhere(self._torch):
+            with self._torch._C.DisableTorchFunction():
+                graph.keep(at, _tensors_in(self._torch, args))
+
     def _leave(self, at: int, args: Any, kwargs: Mapping[str, Any]) -> None:
         self._outermost = -1
         self._checked = None
@@ -288,12 +295,21 @@ class SampledStep:
             return
         self._inside = True
         here_ns = self._now()
-        if self._had_gradients is None:
-            held = [one for tree in self._trees for _, one in tree.parameters()]
-            self._had_gradients = any(one.grad is not None for one in held if one.is_leaf)
-        self._graph.walk(tensors)
+        with self._torch._C.DisableTorchFunction():  # neither modes nor tensors of the script see this
+            self._graph.walk(tensors, self._gradient_bytes())
         self.own_ns += self._now() - here_ns
         self._inside = False
+
+    def _gradient_bytes(self) -> int:
+        """Of the gradients that exist now."""
+        return sum(
+            tree.bucket_bytes
+            if tree.grads_in_buckets
+            else sum(
+                _bytes(local_part(one.grad)) for _, one in tree.parameters() if one.is_leaf and one.grad is not None
+            )
+            for tree in self._trees
+        )
 
     def _in_use(self) -> int:
         """Bytes of CUDA's allocator."""
@@ -420,7 +436,9 @@ class SampledStep:
             scalars.send()
         device = self._device_memory()
         peaks = self._peaks([reading.memory for reading in readings], optimizers)
-        activations, flops = (self._graph.activations(), self._graph.flops()) if self._graph is not None else ({}, {})
+        graph, self._graph = self._graph, None  # a mark in a graph that the script keeps leads to this object
+        activations = graph.activations() if graph is not None and graph.known else None
+        flops = {} if graph is None else graph.flops()
 
         def figures() -> list[Figures]:
             self._judge_sums(scalars.numbers(sums))
@@ -430,7 +448,7 @@ class SampledStep:
             for tree, first, reading in zip(self._trees, self._firsts, readings, strict=True):
                 last = first + len(tree.nodes)
                 read = reading.figures(changed)
-                if self._graph is not None and self._graph.known:
+                if activations is not None:
                     read["memory"]["activations"] = _of_nodes(activations, first, last)
                 read |= self._all_times(first, last)
                 read["work"] = self._work(flops, first, last)
@@ -489,8 +507,8 @@ class SampledStep:
             return {}
         gradients = sum(sum(one["gradients"]) for one in sizes)
         held = sum(sum(one[kind]) for one in sizes for kind in ("parameters", "optimizer", "buffers"))
-        held += sum(tree.bucket_bytes for tree in self._trees)
-        before = held + (gradients if self._had_gradients else 0)
+        held += sum(tree.bucket_bytes for tree in self._trees if not tree.grads_in_buckets)
+        before = held + self._graph.gradients_before
         gathered = max((tree.gathered_bytes for tree in self._trees), default=0)
         kept = sum(self._graph.activations().values())
         most, node = self._graph.peak(self._most_again)

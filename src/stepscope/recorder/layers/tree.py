@@ -82,7 +82,9 @@ class ModuleTree:
         """Bytes that were counted, for which optimizers, and how often they were used since."""
         self.id = self._count(sharing)
         self.bucket_bytes = self._bucket_bytes(sharing.ddp)
-        """Of DDP's buckets, if gradients are copied into them."""
+        """Of DDP's buckets, which exist as long as the model …"""
+        self.grads_in_buckets = bool(getattr(sharing.ddp, "gradient_as_bucket_view", False))
+        """… and whether gradients are in them, instead of being copied into them."""
         self.gathered_bytes = self._gathered_bytes()
         """What FSDP2 needs on the way: parameters that it gathers, and gradients before they are reduced."""
 
@@ -189,7 +191,7 @@ class ModuleTree:
         self.nodes = kept
 
     def _bucket_bytes(self, ddp: Any) -> int:
-        if ddp is None or getattr(ddp, "gradient_as_bucket_view", False):
+        if ddp is None:
             return 0
         return sum(one.numel() * one.element_size() for _, one in self.parameters() if one.requires_grad)
 
