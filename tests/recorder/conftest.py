@@ -13,9 +13,13 @@ import pytest
 from clock import FakeClock
 
 from stepscope.recorder import guard
+from stepscope.recorder import recorder as recorder_module
 from stepscope.recorder.bootstrap import Instrumentation
 from stepscope.recorder.guard import ImportWatch
+from stepscope.recorder.layers.sampler import LayerSampler
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, read_layers
+from stepscope.records.paths import ENV_LAYERS
 from stepscope.records.series import note_event
 from stepscope.records.steps import BUILTIN_PHASES, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
 from stepscope.ring import RingReader
@@ -83,6 +87,41 @@ class Recording:
         return self.steps()["phase_ns"][:, BUILTIN_PHASES.index(name)]
 
 
+class Layers:
+    """What the sampler of layers wrote so far."""
+
+    def __init__(self, recording: Recording, session: Path) -> None:
+        self.recording = recording
+        self._session = session
+
+    @property
+    def sampler(self) -> LayerSampler:
+        sampler = self.recording.recorder.layers
+        assert isinstance(sampler, LayerSampler)
+        return sampler
+
+    def lines(self) -> list[dict[str, Any]]:
+        """As they were written."""
+        return [json.loads(line) for path in self._session.glob("*.layers") for line in path.read_text().splitlines()]
+
+    def records(self) -> LayerRecords:
+        records, bad = read_layers([{"rank": 0, "attempt": 0, **line} for line in self.lines()])
+        assert bad == 0
+        return records
+
+    def last(self) -> tuple[ModelTree, LayerSample]:
+        """The last sample and its model."""
+        records = self.records()
+        sample = records.samples[-1]
+        return records.models[sample.model], sample
+
+    def by_name(self, field: str) -> dict[str, Any]:
+        """A figure of the last sample by module, where there is one."""
+        model, sample = self.last()
+        values = sample.memory[field] if field in sample.memory else getattr(sample, field)
+        return {one.name: value for one, value in zip(model.modules, values, strict=True) if value not in (None, 0)}
+
+
 @pytest.fixture
 def make_recorder(tmp_path: Path) -> Callable[..., Recorder]:
     def make(**kwargs: Any) -> Recorder:
@@ -99,6 +138,26 @@ def recording(make_recorder: Callable[..., Recorder], tmp_path: Path) -> Iterato
     """Torch under the recorder; afterwards torch is as before and no hook of ours has failed."""
     with _recorded(make_recorder()) as recorder:
         yield Recording(recorder, tmp_path / "session")
+
+
+@pytest.fixture
+def nothing_is_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled something."""
+    count = recorder_module._compile_count
+    before = count()
+    monkeypatch.setattr(recorder_module, "_compile_count", lambda: count() - before)
+
+
+@pytest.fixture
+def layers(
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    nothing_is_compiled_yet: None,
+) -> Layers:
+    """A recording in which every step is sampled."""
+    monkeypatch.setenv(ENV_LAYERS, "every")
+    return Layers(request.getfixturevalue("recording"), tmp_path / "session")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import copy
 import errno
 import io
 import itertools
-import json
 import os
 import pickle
 import sys
@@ -29,69 +28,25 @@ from torch.utils.checkpoint import checkpoint
 
 import stepscope
 from stepscope.recorder import bootstrap, guard
-from stepscope.recorder import recorder as recorder_module
 from stepscope.recorder.layers import sampled_step, sampler
 from stepscope.recorder.layers import tree as trees
+from stepscope.recorder.layers.autograd_graph import AutogradGraph
 from stepscope.recorder.layers.sampled_step import Scalars
-from stepscope.recorder.layers.sampler import LayerSampler, Schedule
+from stepscope.recorder.layers.sampler import Schedule
 from stepscope.recorder.layers.tree import ModuleTree
-from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, read_layers
 from stepscope.records.paths import ENV_LAYERS
 from stepscope.records.steps import FLAG_SAMPLED
 from stepscope.store.load import open_run
-from tests.recorder.conftest import Recording
+from tests.recorder.conftest import Layers
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("nothing_is_compiled_yet"),
+]
 
 FLOAT = 4
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Layers:
-    """What the sampler wrote so far."""
-
-    def __init__(self, recording: Recording, session: Path) -> None:
-        self.recording = recording
-        self._session = session
-
-    @property
-    def sampler(self) -> LayerSampler:
-        sampler = self.recording.recorder.layers
-        assert isinstance(sampler, LayerSampler)
-        return sampler
-
-    def records(self) -> LayerRecords:
-        lines = [line for path in self._session.glob("*.layers") for line in path.read_text().splitlines()]
-        records, bad = read_layers([{"rank": 0, "attempt": 0, **json.loads(line)} for line in lines])
-        assert bad == 0
-        return records
-
-    def last(self) -> tuple[ModelTree, LayerSample]:
-        """The last sample and its model."""
-        records = self.records()
-        sample = records.samples[-1]
-        return records.models[sample.model], sample
-
-    def by_name(self, field: str) -> dict[str, Any]:
-        """A figure of the last sample by module, where there is one."""
-        model, sample = self.last()
-        values = sample.memory[field] if field in sample.memory else getattr(sample, field)
-        return {one.name: value for one, value in zip(model.modules, values, strict=True) if value not in (None, 0)}
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process may have compiled something."""
-    count = recorder_module._compile_count
-    before = count()
-    monkeypatch.setattr(recorder_module, "_compile_count", lambda: count() - before)
-
-
-@pytest.fixture
-def layers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path) -> Layers:
-    """A recording in which every step is sampled."""
-    monkeypatch.setenv(ENV_LAYERS, "every")
-    return Layers(request.getfixturevalue("recording"), tmp_path / "session")
 
 
 @pytest.fixture
@@ -136,12 +91,11 @@ def test_bytes_of_a_known_model_with_adamw(layers: Layers) -> None:
     assert layers.by_name("optimizer") == {name: 2 * size + tensors[name] * FLOAT for name, size in parameters.items()}
     assert layers.by_name("buffers") == {"1": 2 * 4 * FLOAT + 8}
     rows = len(X)
-    # ReLU's output is its own; each counts once, and the loss is not a module's.
+    # Each tensor counts once, for the module that saved it first: the last layer needs what ReLU has saved.
     assert layers.by_name("activations") == {
-        "0": rows * 4 * FLOAT,
-        "1": rows * 4 * FLOAT,
+        "0": rows * 8 * FLOAT,  # the batch
+        "1": rows * 4 * FLOAT + 2 * 4 * FLOAT,  # its input, mean and deviation
         "2": rows * 4 * FLOAT,
-        "3": rows * 2 * FLOAT,
     }
     model_tree, _ = layers.last()
     assert [(one.name, one.type, one.parent, one.elements) for one in model_tree.modules] == [
@@ -157,21 +111,24 @@ def three_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 16, bias=False), nn.Linear(16, 2, bias=False))
 
 
-def test_the_peak_of_each_phase_is_added_up_on_the_cpu(layers: Layers) -> None:
-    train(three_layers(), 3)
+def peaks(layers: Layers) -> dict[str, tuple[int, str | None]]:
     tree, sample = layers.last()
+    return {phase: (size, None if at is None else tree.modules[at].name) for phase, (size, at) in sample.peaks.items()}
+
+
+def test_the_peak_of_each_phase_is_added_up(layers: Layers) -> None:
+    train(three_layers(), 3)
     first, second, third = 8 * 16 * FLOAT, 16 * 16 * FLOAT, 16 * 2 * FLOAT
     held = first + second + third
-    wide, narrow = len(X) * 16 * FLOAT, len(X) * 2 * FLOAT  # what the layers return
-    assert {
-        phase: (size, None if at is None else tree.modules[at].name) for phase, (size, at) in sample.peaks.items()
-    } == {
-        "forward": (held + 2 * wide + narrow, "2"),
-        # At the first layer: its output, the gradient that comes in, and the gradients of the two others.
-        "backward": (held + 2 * wide + second + third, "0"),
+    batch, wide, narrow = len(X) * 8 * FLOAT, len(X) * 16 * FLOAT, len(X) * 2 * FLOAT
+    assert layers.by_name("activations") == {"0": batch, "1": wide, "2": wide, "": narrow}  # the loss needs the output
+    assert peaks(layers) == {
+        "forward": (held + batch + 2 * wide + narrow, "2"),
+        # At the second layer: two inputs are left; the gradient that comes in, and the two that it computes; and the
+        # gradient of the third layer.
+        "backward": (held + batch + wide + wide + (wide + second) + third, "1"),
         "optimizer": (2 * held, None),
     }
-    assert sample.peak_source == "accounting"
 
 
 def test_gradients_that_were_there_before_count_from_the_start(layers: Layers) -> None:
@@ -181,44 +138,94 @@ def test_gradients_that_were_there_before_count_from_the_start(layers: Layers) -
         for _ in range(2):
             model(X).square().mean().backward()
         optimizer.step()
-    _, sample = layers.last()
-    assert sample.peaks["optimizer"][0] == 2 * 4 * (8 * 16 + 16 * 16 + 16 * 2)
-    assert sample.peaks["backward"][0] > sample.peaks["forward"][0] > sample.peaks["optimizer"][0]
+    held = FLOAT * (8 * 16 + 16 * 16 + 16 * 2)
+    kept = FLOAT * len(X) * (8 + 16 + 16 + 2)
+    flowing = FLOAT * (len(X) * 16 * 2 + 16 * 16)  # at the second layer, where 2 + 16 of the 42 columns are free again
+    assert peaks(layers) == {
+        "forward": (2 * held + kept, "2"),
+        "backward": (2 * held + kept - FLOAT * len(X) * (2 + 16) + flowing, "1"),
+        "optimizer": (2 * held, None),
+    }
 
 
-def test_on_a_gpu_the_allocator_is_read_where_layers_begin_and_end(
+def test_of_several_micro_batches_the_one_that_needs_most_counts(layers: Layers) -> None:
+    model = three_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(2):
+            model(X).square().mean().backward()
+        optimizer.step()
+    held = FLOAT * (8 * 16 + 16 * 16 + 16 * 2)
+    # Not the first one, before which there are no gradients.
+    assert peaks(layers)["forward"] == (2 * held + FLOAT * len(X) * (8 + 16 + 16 + 2), "2")
+
+
+class TenMicrosecondsApart:
+    """Marks on a stream, and what it takes from one to the next."""
+
+    complete = True
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def start(self) -> None:
+        self.count = 0
+
+    def mark(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def passed(self) -> bool:
+        return True
+
+    def read(self) -> list[float]:
+        return [10.0 * at for at in range(self.count)]
+
+
+def test_on_a_gpu_layers_have_device_times_and_the_allocator_is_read_once(
     layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in answers: three ends of forward, three beginnings of backward, its end, and the end of the step."""
+    """With a stand-in for the allocator, and one for events on the stream."""
     model = three_layers()
     train(model, 2)
-    answers = [10, 30, 20, 25, 50, 40, 35, 15]
-    monkeypatch.setattr(sampled_step, "_device_index", lambda trees: 0)
-    monkeypatch.setattr(
-        torch._C,
-        "_cuda_memoryStats",
-        lambda index: {"allocated_bytes": {"all": {"current": answers.pop(0)}}},
-        raising=False,
-    )
+    on_the_cpu = peaks(layers)
+    read: list[int] = []
+
+    def stats(index: int) -> dict[str, Any]:
+        read.append(index)
+        return {"allocated_bytes": {"all": {"current": 15, "peak": 50}}}
+
+    def graph(torch: Any, parameters: Any, buffers: Any, device_type: str, **kwargs: Any) -> AutogradGraph:
+        assert device_type == "cuda"
+        return AutogradGraph(torch, parameters, buffers, "cpu", **kwargs)
+
+    monkeypatch.setattr(sampled_step, "_device_index", lambda trees: 1)
+    monkeypatch.setattr(sampled_step, "AutogradGraph", graph)
+    monkeypatch.setattr(sampler, "StreamMarks", lambda torch: TenMicrosecondsApart())
+    layers.sampler._free.clear()
+    layers.sampler._readings = 0
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", stats, raising=False)
     train(model, 1)  # the step after the next one is the first that begins with it
-    assert len(answers) == 8
+    assert read == []
     train(model, 1)
-    assert answers == []
-    tree, sample = layers.last()
-    assert {
-        phase: (size, None if at is None else tree.modules[at].name) for phase, (size, at) in sample.peaks.items()
-    } == {
-        "forward": (30, "1"),
-        "backward": (50, "1"),
-        "optimizer": (15, None),
-    }
-    assert sample.peak_source == "allocator"
+    assert read == [1]
+    _, sample = layers.last()
+    assert (sample.device_bytes, sample.device_peak) == (15, 50)
+    assert peaks(layers) == on_the_cpu
+    assert sample.clock == "device"
+    # Between two marks of each layer; of the model 10 marks, without three intervals in which our hook is at work.
+    assert layers.by_name("forward_us") == {"": 70.0, "0": 10.0, "1": 10.0, "2": 10.0}
+    assert layers.by_name("backward_us") == {"0": 10.0, "1": 10.0, "2": 10.0}
+    assert set(layers.by_name("host_forward_us")) == {"", "0", "1", "2"}
+    assert set(layers.by_name("host_backward_us")) == {"0", "1", "2"}
 
 
 def test_an_output_that_is_a_view_or_changed_in_place_counts_once(layers: Layers) -> None:
     train(nn.Sequential(nn.Linear(8, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.Identity(), nn.Linear(4, 2)), 3)
     rows = len(X)
-    assert layers.by_name("activations") == {"0": rows * 4 * FLOAT, "4": rows * 2 * FLOAT}
+    # The batch, ReLU's output, which the last layer gets as a view of a view, and the output, which the loss needs.
+    assert layers.by_name("activations") == {"0": rows * 8 * FLOAT, "1": rows * 4 * FLOAT, "": rows * 2 * FLOAT}
 
 
 def test_memory_that_is_used_again_counts_for_the_layer_that_uses_it_now(layers: Layers) -> None:
@@ -256,7 +263,7 @@ def test_micro_batches_add_their_times_but_not_their_activations(layers: Layers)
         optimizer.zero_grad()
     assert len(calls) == 12
     rows = len(X)
-    assert layers.by_name("activations") == {"0": rows * 16, "1": rows * 16, "2": rows * 8}
+    assert layers.by_name("activations") == {"0": rows * 8 * FLOAT, "1": rows * 4 * FLOAT, "": rows * 2 * FLOAT}
 
 
 # -- Gradients and weights --------------------------------------------------------------------------------------------
@@ -506,8 +513,11 @@ def test_checkpointed_layers_are_counted_once(layers: Layers, reentrant: bool) -
     assert set(forward) == {"", "first", "inner", "inner.0", "inner.1", "last"}
     assert forward[""] >= forward["first"] + forward["inner"] + forward["last"]
     assert {"first", "last"} <= set(backward)
-    # What is computed again is not kept.
-    assert layers.by_name("activations") == {"first": 6 * 16, "last": 6 * 8}
+    # What is computed again is not kept, but the input for it is: by the node that computes it again, which is the
+    # model's, or by that part of the model itself.
+    batch, hidden, out = (6 * size * FLOAT for size in (8, 4, 2))
+    kept = {"": out + hidden} if reentrant else {"": out, "inner": hidden}
+    assert layers.by_name("activations") == {"first": batch, **kept, "last": hidden}
 
 
 # -- Models -----------------------------------------------------------------------------------------------------------

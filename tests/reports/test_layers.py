@@ -76,13 +76,16 @@ def test_the_fullest_rank_and_its_last_sample() -> None:
     assert shown["steps"] == list(range(0, 1000, 100))
     assert shown["text"]["shown"] == "Rank 3, the fullest of 4 ranks, in step 900 (10 samples)"
     kinds = "activations 49%, optimizer state 25%, parameters 13%, gradients 13%, buffers <1%"
-    peak = "4.9 GiB at the peak of the step (96 MiB, 2%, is not in any layer)"
+    most = "4.9 GiB at most up to this step (the step's peak explains 98%; 96 MiB is not accounted for)"
     assert shown["sentences"] == [
         f"The model's 125 modules hold 4.8 GiB: {kinds}.",
         "Over ranks: from 4.6 GiB (rank 0) to 4.8 GiB (rank 3), median 4.6 GiB.",
-        f"The device's allocator: {peak}; 2.5 GiB at its end (32 MiB, 1%, is not in any layer).",
+        "The peak of the step: 4.8 GiB in backward of head (forward 4.2 GiB, optimizer 2.4 GiB).",
+        f"The device's allocator: {most}; 2.5 GiB at the end of the step (32 MiB, 1%, is not in any layer).",
     ]
-    assert shown["unseen"] == ["activations are the outputs of layers only, not what operations save inside them"]
+    assert shown["unseen"] == [
+        "the peak is added up from sizes, without what an operation or a library uses for itself"
+    ]
     assert shown["notes"] == []
     assert (shown["device"]["peak_rest_bytes"], shown["device"]["rest_bytes"]) == (96 << 20, 32 << 20)
 
@@ -191,11 +194,46 @@ def test_the_smallest_modules_are_left_out_and_still_counted() -> None:
     assert by_name(shown).keys() > {"", "embed", "layers", "head", "layers.0", "layers.11"}
 
 
-def test_the_sum_may_be_more_than_the_peak() -> None:
+def test_the_allocators_peak_is_compared_with_that_of_the_step() -> None:
     memory = {"parameters": [0, 4 << 20, 0, 0], "activations": [0, 0, 0, 8 << 20]}
-    shown = document(tiny(memory=memory, device_peak=9 << 20, device_bytes=None))
-    assert shown["device"]["peak_rest_bytes"] == -(3 << 20)
-    assert shown["device"]["text"] == "9.0 MiB at the peak of the step (3.0 MiB less than the sum of the layers)"
+
+    def said(most: int, peak: int | None) -> tuple[int | None, str]:
+        peaks = {} if peak is None else {"backward": [peak << 20, 1]}
+        device = document(tiny(memory=memory, peaks=peaks, device_peak=most << 20))["device"]
+        return device["peak_rest_bytes"], device["text"]
+
+    assert said(100, 98) == (
+        2 << 20,
+        "100 MiB at most up to this step (the step's peak explains 98%; 2.0 MiB is not accounted for)",
+    )
+    elsewhere = "the other 50 MiB were in use at another time, or outside of the layers"
+    assert said(100, 50) == (
+        50 << 20,
+        f"100 MiB at most up to this step (the step's peak explains 50%; {elsewhere})",
+    )
+    assert said(9, 12) == (
+        -(3 << 20),
+        "9.0 MiB at most up to this step (the step's peak, as it is added up, is 3.0 MiB more)",
+    )
+    assert said(9, None) == (None, "9.0 MiB at most up to this step")
+
+
+def test_device_times_have_those_of_the_host_beside_them() -> None:
+    shown = document(layer_records())
+    for row in shown["modules"]:
+        assert row["host_forward_us"] == pytest.approx(row["forward_us"] / 10, rel=1e-6)
+        assert row["host_backward_us"] == pytest.approx(row["backward_us"] / 10, rel=1e-6)
+        assert row["text"]["host_forward_us"] == ns_text(row["host_forward_us"] * 1e3)
+    texts = shown["modules"][0]["text"]
+    assert shown["text"]["times"] == (
+        f"of the device; the host took {texts['host_forward_us']} to start the work of forward, "
+        f"and {texts['host_backward_us']} for backward"
+    )
+    assert f"  times     {shown['text']['times']}."[:60] in render_layers(shown, width=200)
+    without = document(layer_records(device=False))
+    assert (without["clock"], without["text"]["times"]) == ("host", "")
+    assert {row["host_forward_us"] for row in without["modules"]} == {None}
+    assert document(tiny(clock="device", forward_us=[1, 1, 1, 1]))["text"]["times"] == "of the device"
 
 
 def test_what_is_not_seen() -> None:
@@ -207,11 +245,17 @@ def test_what_is_not_seen() -> None:
     records, _ = read_layers(lines)
     assert document(records)["unseen"] == [
         "activations were not measured",
+        "the peak is added up from sizes, without what an operation or a library uses for itself",
         "layers inside the compiled region are not timed",
         "of parameters that are sharded, only this rank's part is counted",
         "times are the host's, which starts work on the device and does not wait for it",
     ]
     assert document(tiny())["unseen"] == ["activations were not measured", "layers were not timed"]
+    lines = [{**line, "compiled": True} for line in layer_lines(ranks=1, samples=1, device=False)]
+    assert document(read_layers(lines)[0])["unseen"] == [
+        "activations of compiled code count for the model itself, not for its layers",
+        "layers inside the compiled region are not timed",
+    ]
 
 
 def test_a_timeline_of_many_samples_is_thinned() -> None:
@@ -259,7 +303,7 @@ def test_the_peak_names_its_phase_and_its_module() -> None:
     shown = document(records)
     peak = shown["peak"]
     assert (peak["bytes"], peak["phase"], peak["module"]) == (5 << 30, "backward", "layers.7.mlp")
-    assert peak["source"] == "allocator"
+    assert "source" not in peak  # older recorders wrote where it was from
     assert peak["text"] == "5.0 GiB in backward of layers.7.mlp (forward 3.0 GiB, optimizer 2.0 GiB)"
     assert [one["module"] for one in peak["phases"]] == ["GPT", "layers.7.mlp", None]
     assert shown["timeline"]["peak_bytes"] == [5 << 30] * 2
@@ -270,5 +314,5 @@ def test_the_peak_names_its_phase_and_its_module() -> None:
 
 
 def test_without_peaks_there_are_none() -> None:
-    shown = document(layer_records(ranks=1, samples=1))
+    shown = document(layer_records(ranks=1, samples=1, device=False))
     assert (shown["peak"], shown["timeline"]["peak_bytes"]) == (None, [None])

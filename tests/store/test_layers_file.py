@@ -169,6 +169,7 @@ def records(draw: st.DrawFn) -> LayerRecords:
             rank=rank, attempt=attempt, step=step, wall_ns=draw(_COUNTS), model="ab",
             clock=draw(st.sampled_from(["host", "device"])), group=draw(st.sampled_from(["", "tp=1"])),
             forward_us=draw(lists), backward_us=draw(lists), grad_norm=draw(lists), weight_norm=draw(lists),
+            host_forward_us=draw(lists), host_backward_us=draw(lists),
             update_ratio=draw(lists), zero_share=draw(lists),
             memory={kind: draw(st.tuples(*[_COUNTS] * count)) for kind in kinds},
             checksum=draw(st.tuples(*[st.one_of(st.none(), st.just("0f"))] * count)),

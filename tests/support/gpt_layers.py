@@ -4,7 +4,8 @@ write_layer_samples(run_dir)              # ``layers.jsonl``, as an agent writes
 layer_records(ranks=2, samples=1)         # the same in memory
 
 Rank 3 has longer sequences, so its activations are a tenth larger.  The optimizer's state appears with the second
-sample.  All figures follow from shapes: nothing is drawn at random.
+sample.  On a GPU the host takes a tenth of the device's times.  All figures follow from shapes: nothing is drawn at
+random.
 """
 
 from __future__ import annotations
@@ -83,6 +84,22 @@ def _sample(rows: list[Row], parents: list[int], rank: int, number: int, *, devi
         if parents[at] >= 0:
             forward[parents[at]] += forward[at]
     held = sum(sum(values) for kind, values in memory.items() if kind != "activations")
+    kept, gradients = sum(memory["activations"]), sum(memory["gradients"])
+    head = len(rows) - 1
+    times = {
+        "forward_us": [None if kind == "ModuleList" else forward[at] for at, (_, kind, *_) in enumerate(rows)],
+        "backward_us": [None if at in has_children else 2 * us for at, us in enumerate(own)],
+    }
+    on_device: dict[str, Any] = {
+        "device_peak": held + kept + (96 << 20),
+        "device_bytes": held + (32 << 20),
+        "peaks": {
+            "forward": [held - gradients + kept, head],
+            "backward": [held + kept, head],
+            "optimizer": [held, None],
+        },
+        **{f"host_{name}": [us and us / 10 for us in values] for name, values in times.items()},
+    }
     return {
         "rank": rank,
         "attempt": 0,
@@ -92,8 +109,7 @@ def _sample(rows: list[Row], parents: list[int], rank: int, number: int, *, devi
         "wall_ns": WALL_NS + number * 10**9,
         "clock": "device" if device else "host",
         "group": "",
-        "forward_us": [None if kind == "ModuleList" else forward[at] for at, (_, kind, *_) in enumerate(rows)],
-        "backward_us": [None if at in has_children else 2 * us for at, us in enumerate(own)],
+        **times,
         "memory": memory,
         "grad_norm": [None if not size else size**0.5 * 1e-4 / (1 + number) for size in sizes],
         "weight_norm": [None if not size else size**0.5 * 0.02 for size in sizes],
@@ -101,8 +117,7 @@ def _sample(rows: list[Row], parents: list[int], rank: int, number: int, *, devi
         "zero_share": [None if not size else 0.6 if name == "embed" else 0.0 for name, _, size, *_ in rows],
         "checksum": [None if not size else f"{size:x}" for size in sizes],
         "skipped": False,
-        "device_peak": held + sum(memory["activations"]) + (96 << 20) if device else None,
-        "device_bytes": held + (32 << 20) if device else None,
+        **(on_device if device else {}),
     }
 
 

@@ -167,7 +167,7 @@ test("the table and the lines over samples", () => {
     ["buffers", 10],
     ["sum", 100],
     ["step peak", 110],
-    ["device peak", 120],
+    ["device peak so far", 120],
   ]);
 });
 

@@ -17,6 +17,8 @@ event aborts.  They are reused instead; a timer ends up with as many as a few st
 The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock: when
 the host is the bottleneck it contains the gaps in which the device waited for work.
 
+Layers of sampled steps are timed in the same way (``StreamMarks``).
+
 Where the stream waits for a collective (``recorder/hooks/ddp.py``), an event before and one after it take that time out
 of the phase: it is ``comm``, like waiting on the host.  Only this shows which rank the others wait for.
 """
@@ -34,7 +36,7 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.steps import COMM, FORWARD, OTHER, PHASE_SLOTS
 from stepscope.ring.layout import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
-__all__ = ["DeviceTimer", "device_timer", "timed_step"]
+__all__ = ["DeviceTimer", "StreamMarks", "device_timer", "timed_step"]
 
 MEMORY_INTERVAL_NS = 100_000_000
 """Reading the allocator's statistics costs 47 µs: read them at most this often."""
@@ -53,6 +55,8 @@ DENSE_STEPS, DENSE_EVERY = 128, 4
 """Among the first ``DENSE_STEPS`` steps, at least one in ``DENSE_EVERY`` is timed."""
 MOST_MARKS = 1024
 """A step with more marks is not timed."""
+MOST_STREAM_MARKS = 4_096
+"""Of layers; a step with more has the host's times of them."""
 PACE_STEPS = 16
 """How often, in steps, the timing rate is recomputed."""
 SLOWER, DENSE_AGAIN_AFTER = 1.1, 2 * DENSE_STEPS
@@ -267,3 +271,38 @@ class _Pending:
         self.marks = marks
         self.shares_last = shares_last
         """Whether the next timed step begins with the last event of this one."""
+
+
+class StreamMarks:
+    """Points of time on the stream, as CUDA events; immortal (``recorder/guard.py``), and the events are used again."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._events: list[Any] = []
+        self._used = 0
+
+    def start(self) -> None:
+        self._used = 0
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self._used <= MOST_STREAM_MARKS
+
+    def mark(self) -> int:
+        """Mark this point of the current stream; the number of the mark."""
+        at = self._used
+        self._used += 1
+        if at < MOST_STREAM_MARKS:
+            if at == len(self._events):
+                self._events.append(immortal(self._torch.cuda.Event(enable_timing=True)))
+            self._events[at].record()
+        return at
+
+    def passed(self) -> bool:
+        """Whether the device has passed all of them; never waits."""
+        return all(event.query() for event in reversed(self._events[: self._used]))
+
+    def read(self) -> list[float]:
+        """The time of each, in microseconds after the first; all of them have passed."""
+        first = self._events[0]
+        return [first.elapsed_time(event) * 1e3 for event in self._events[: self._used]]

@@ -91,6 +91,9 @@ class LayerSample:
     forward_us: tuple[float | None, ...]
     backward_us: tuple[float | None, ...]
     """Of the module's own backward; only modules without children have it."""
+    host_forward_us: tuple[float | None, ...] = ()
+    host_backward_us: tuple[float | None, ...] = ()
+    """What the host took to start the work, where the other two are the device's; else empty or all None."""
     memory: Mapping[str, tuple[int, ...]]
     """Bytes by kind (``MEMORY_KINDS``)."""
     grad_norm: tuple[float | None, ...]
@@ -109,13 +112,12 @@ class LayerSample:
     skipped: bool
     """The gradient scaler skipped the step because of infinite gradients, which is normal now and then."""
     device_peak: int | None
-    """Of the allocator, in the sampled step; None without a GPU."""
+    """The allocator's own: the most since the process began, or since the script reset it; None without a GPU."""
     device_bytes: int | None
     """In use by the allocator at the end of the step."""
     peaks: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
-    """By phase (``forward``, ``backward``, ``optimizer``): the most bytes in use, and the module that was at work."""
-    peak_source: str = ""
-    """``allocator``: read from it where layers begin and end; ``accounting``: added up from sizes; empty: unknown."""
+    """By phase (``forward``, ``backward``, ``optimizer``): the most bytes in use, added up from sizes, and the module
+    that was at work."""
     out_of_memory: bool = False
     """Not a sample: what the layers held when the process ran out of memory in this step.  Only ``memory`` is known,
     and activations are those of the last sample."""
@@ -284,7 +286,7 @@ def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
             told["checksum"] = sample.checksum
         told |= {name: value for name in _PLAIN if (value := getattr(sample, name)) is not None}
         if sample.peaks:
-            told |= {"peaks": sample.peaks, "peak_source": sample.peak_source}
+            told["peaks"] = sample.peaks
         if sample.out_of_memory:
             told["out_of_memory"] = True
         if sample.work is not None:
@@ -335,7 +337,6 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
     sums = raw.get("checksum")
     sums = sums if isinstance(sums, list) and len(sums) == modules else [None] * modules
     attempt = raw.get("attempt")
-    peaks = _peaks(raw.get("peaks"), modules)
     return LayerSample(
         rank=raw["rank"],
         attempt=attempt if type(attempt) is int and 0 <= attempt <= _LARGEST else 0,
@@ -351,15 +352,15 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
         skipped=raw.get("skipped") is True,
         device_peak=raw["device_peak"] if _is_count(raw.get("device_peak")) else None,
         device_bytes=raw["device_bytes"] if _is_count(raw.get("device_bytes")) else None,
-        peaks=peaks,
-        peak_source="" if not peaks else "allocator" if raw.get("peak_source") == "allocator" else "accounting",
+        peaks=_peaks(raw.get("peaks"), modules),
         out_of_memory=raw.get("out_of_memory") is True,
         work=read_work(raw.get("work")),
         **lists,
     )
 
 
-_FLOATS = ("forward_us", "backward_us", "grad_norm", "weight_norm", "update_ratio", "zero_share")
+_TIMES = ("forward_us", "backward_us", "host_forward_us", "host_backward_us")
+_FLOATS = (*_TIMES, "grad_norm", "weight_norm", "update_ratio", "zero_share")
 _PLAIN = ("nonfinite_forward", "nonfinite_backward", "device_peak", "device_bytes")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON has no such numbers."""

@@ -22,6 +22,8 @@ MOST_POINTS = 500
 """Most points in the timeline, and most sampled steps to choose from."""
 MOST_RANKS = 4096
 """Most ranks to choose from."""
+MOSTLY = 0.9
+"""If a step's peak is less than this share of the allocator's, that was reached somewhere else."""
 KIND_TITLES = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -60,8 +62,8 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
     own = [one for one in _last_attempt(records) if one.rank == sample.rank]
     samples = sum(not one.out_of_memory for one in own)
     rows, left_out = modules.rows(most)
-    device = _device(sample, total)
     peak = _peak(model, sample)
+    device = _device(sample, total, None if peak is None else peak["bytes"])
     kinds = [_kind(kind, sample, total, ranks.values()) for kind in MEMORY_KINDS if _has(kind, ranks.values())]
     over_ranks = _over_ranks(totals)
     return {
@@ -94,7 +96,11 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "sentences": _sentences(model, total, kinds, over_ranks, device, peak),
         "notes": _notes(model, sample),
         "unseen": _unseen(model, sample, len(ranks)),
-        "text": {"total_bytes": bytes_text(total), "shown": _which(sample, totals, samples)},
+        "text": {
+            "total_bytes": bytes_text(total),
+            "shown": _which(sample, totals, samples),
+            "times": _times_text(sample, rows[0]["text"]),
+        },
     }
 
 
@@ -190,19 +196,22 @@ def _over_ranks(totals: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def _device(sample: LayerSample, total: int) -> dict[str, Any] | None:
-    """What the allocator counted, and how much of it the layers do not explain; None without a GPU."""
+def _device(sample: LayerSample, total: int, peak: int | None) -> dict[str, Any] | None:
+    """What the allocator counted, and how much of it the account does not explain; None without a GPU.
+
+    ``peak``: of the step, as it was added up.
+    """
     if sample.device_peak is None and sample.device_bytes is None:
         return None
     held = total - _sum(sample, "activations")
-    peak_rest = None if sample.device_peak is None else sample.device_peak - total
+    peak_rest = None if sample.device_peak is None or peak is None else sample.device_peak - peak
     rest = None if sample.device_bytes is None else sample.device_bytes - held
     parts = []
-    if sample.device_peak is not None and peak_rest is not None:
-        rest_text = _rest(peak_rest, sample.device_peak)
-        parts.append(f"{bytes_text(sample.device_peak)} at the peak of the step ({rest_text})")
+    if sample.device_peak is not None:
+        explained = "" if peak is None else f" ({_explained(peak, sample.device_peak)})"
+        parts.append(f"{bytes_text(sample.device_peak)} at most up to this step{explained}")
     if sample.device_bytes is not None and rest is not None:
-        parts.append(f"{bytes_text(sample.device_bytes)} at its end ({_rest(rest, sample.device_bytes)})")
+        parts.append(f"{bytes_text(sample.device_bytes)} at the end of the step ({_rest(rest, sample.device_bytes)})")
     return {
         "peak_bytes": sample.device_peak,
         "bytes": sample.device_bytes,
@@ -230,14 +239,22 @@ def _peak(model: ModelTree, sample: LayerSample) -> dict[str, Any] | None:
     others = [f"{one['phase']} {bytes_text(one['bytes'])}" for one in phases if one is not highest]
     return {
         **highest,
-        "source": sample.peak_source,
         "phases": phases,
         "text": highest["text"] + (f" ({', '.join(others)})" if others else ""),
     }
 
 
+def _explained(peak: int, most: int) -> str:
+    """How a step's peak compares with what the allocator had at most."""
+    if peak > most:
+        return f"the step's peak, as it is added up, is {bytes_text(peak - most)} more"
+    said = f"the step's peak explains {share_text(_share(peak, most))}"
+    if peak < MOSTLY * most:
+        return f"{said}; the other {bytes_text(most - peak)} were in use at another time, or outside of the layers"
+    return f"{said}; {bytes_text(most - peak)} is not accounted for"
+
+
 def _rest(rest: int, of: int) -> str:
-    """Not everything in the sum exists at the same time: outputs are freed while gradients appear."""
     if rest >= 0:
         return f"{bytes_text(rest)}, {share_text(_share(rest, of))}, is not in any layer"
     return f"{bytes_text(-rest)} less than the sum of the layers"
@@ -271,6 +288,8 @@ class _Modules:
         self._whole = sum(total for total, parent in zip(self._total, self._parents, strict=True) if parent < 0)
         self._forward, self._own_forward = self._times(sample.forward_us, measured_whole=True)
         self._backward, self._own_backward = self._times(sample.backward_us, measured_whole=False)
+        self._host_forward, _ = self._times(sample.host_forward_us or (None,) * count, measured_whole=True)
+        self._host_backward, _ = self._times(sample.host_backward_us or (None,) * count, measured_whole=False)
         self._health = self._health_of(sample)
 
     def rows(self, most: int | None) -> tuple[list[dict[str, Any]], int]:
@@ -308,6 +327,8 @@ class _Modules:
             "own_forward_us": self._own_forward[at],
             "backward_us": self._backward[at],
             "own_backward_us": self._own_backward[at],
+            "host_forward_us": self._host_forward[at],
+            "host_backward_us": self._host_backward[at],
         }
         health = {name: values[at] for name, values in self._health.items()}
         share = _share(self._total[at], self._whole)
@@ -447,19 +468,27 @@ def _notes(model: ModelTree, sample: LayerSample) -> list[str]:
     return said
 
 
+def _times_text(sample: LayerSample, model: Mapping[str, str]) -> str:
+    """Whose times they are, where there are both; ``model``: the texts of the model itself."""
+    if sample.clock != "device":
+        return ""
+    if not any(value is not None for value in sample.host_forward_us):
+        return "of the device"
+    forward, backward = model["host_forward_us"], model["host_backward_us"]
+    return f"of the device; the host took {forward} to start the work of forward, and {backward} for backward"
+
+
 def _unseen(model: ModelTree, sample: LayerSample, ranks: int) -> list[str]:
     """What the figures do not contain, so that they are not taken for the whole."""
     said = []
-    if _sum(sample, "activations"):
-        said.append("activations are the outputs of layers only, not what operations save inside them")
-        if sample.out_of_memory:
-            said.append("activations are those of the last sampled step")
-    else:
+    if not _sum(sample, "activations"):
         said.append("activations were not measured")
-    if sample.peak_source == "allocator" and sample.peaks:
-        said.append("the peak is the highest of readings where layers begin and end, not of what is used inside them")
-    elif sample.peaks:
-        said.append("the peak is added up from what layers hold and return, without what operations use inside them")
+    elif sample.out_of_memory:
+        said.append("activations are those of the last sampled step")
+    elif model.compiled:
+        said.append("activations of compiled code count for the model itself, not for its layers")
+    if sample.peaks:
+        said.append("the peak is added up from sizes, without what an operation or a library uses for itself")
     if model.compiled:
         said.append("layers inside the compiled region are not timed")
     if not model.replicated and ranks > 1:

@@ -22,6 +22,9 @@ export interface LayerRow {
   own_forward_us: number | null;
   backward_us: number | null;
   own_backward_us: number | null;
+  /** What the host took to start the work, where the others are the device's. */
+  host_forward_us?: number | null;
+  host_backward_us?: number | null;
   grad_norm: Norm;
   weight_norm: Norm;
   update_ratio: Norm;
@@ -34,6 +37,8 @@ export interface LayerRow {
     own_forward_us: string;
     backward_us: string;
     own_backward_us: string;
+    host_forward_us?: string;
+    host_backward_us?: string;
     grad_norm: string;
     weight_norm: string;
     update_ratio: string;
@@ -63,8 +68,9 @@ export interface LayersDocument {
     bytes: Record<string, number[]>;
     total_bytes: number[];
     device_bytes: (number | null)[];
+    /** The most that the allocator had in use up to this step. */
     device_peak: (number | null)[];
-    /** The most bytes in use in the step, by the readings or the account of the sampled step. */
+    /** The most bytes in use in the step, as they are added up in the sampled step. */
     peak_bytes?: (number | null)[];
     peak_phase?: (string | null)[];
   };

@@ -33,7 +33,7 @@ export interface TimelineLine {
   values: (number | null)[];
 }
 
-/** One line for each kind, their sum, the peak of the step, and the peak that the device's allocator counted. */
+/** One line for each kind, their sum, the peak of the step, and the most that the device's allocator had up to it. */
 export function timelineLines({ timeline, kinds }: LayersDocument): TimelineLine[] {
   const lines: TimelineLine[] = kinds.flatMap(({ kind, title }) => {
     const values = timeline.bytes[kind];
@@ -42,7 +42,7 @@ export function timelineLines({ timeline, kinds }: LayersDocument): TimelineLine
   lines.push({ name: "sum", property: "--text", values: timeline.total_bytes });
   const peaks = timeline.peak_bytes ?? [];
   if (peaks.some((value) => value !== null)) lines.push({ name: "step peak", property: "--muted", dash: [2, 3], values: peaks });
-  if (timeline.device_peak.some((value) => value !== null)) lines.push({ name: "device peak", property: "--muted", dash: [6, 4], values: timeline.device_peak });
+  if (timeline.device_peak.some((value) => value !== null)) lines.push({ name: "device peak so far", property: "--muted", dash: [6, 4], values: timeline.device_peak });
   return lines;
 }
 
@@ -87,10 +87,11 @@ export function notFinite(value: Norm): boolean {
   return typeof value === "string";
 }
 
-export function layersTable({ modules, kinds }: LayersDocument): Csv {
+export function layersTable({ modules, kinds, clock }: LayersDocument): Csv {
   const names = kinds.map(({ kind }) => kind);
+  const both = clock === "device";
   return {
-    columns: ["module", "type", "parameters", ...names.map((kind) => `${kind}_bytes`), "total_bytes", "forward_us", "own_forward_us", "backward_us", "own_backward_us", ...HEALTH],
+    columns: ["module", "type", "parameters", ...names.map((kind) => `${kind}_bytes`), "total_bytes", "forward_us", "own_forward_us", "backward_us", "own_backward_us", ...(both ? ["host_forward_us", "host_backward_us"] : []), ...HEALTH],
     rows: modules.map((row) => [
       row.name,
       row.type,
@@ -101,6 +102,7 @@ export function layersTable({ modules, kinds }: LayersDocument): Csv {
       row.own_forward_us,
       row.backward_us,
       row.own_backward_us,
+      ...(both ? [row.host_forward_us ?? null, row.host_backward_us ?? null] : []),
       ...HEALTH.map((name) => row[name]),
     ]),
   };

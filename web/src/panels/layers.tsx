@@ -265,6 +265,7 @@ function timeTip(rows: readonly LayerRow[], { at, part }: Cell): Tip {
     rows: shown.flatMap((pass) => [
       { name: pass, value: row.text[`${pass}_us`], colour: `var(${passProperty(pass)})`, strong: pass === part },
       ...(row.text[`own_${pass}_us`] === row.text[`${pass}_us`] ? [] : [{ name: `${pass}, without the modules inside`, value: row.text[`own_${pass}_us`] }]),
+      ...(row[`host_${pass}_us`] == null ? [] : [{ name: `${pass}, time of the host to start it`, value: row.text[`host_${pass}_us`] ?? "" }]),
     ]),
   };
 }

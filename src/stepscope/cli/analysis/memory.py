@@ -105,9 +105,10 @@ def render_layers(document: Mapping[str, Any], *, width: int = 80, depth: int = 
     page.blank()
     page.lines += _module_lines(document, width, depth, ORDERS[sort])
     page.blank()
+    page.labelled("times", [document["text"]["times"] + "."] if document["text"]["times"] else [])
     page.labelled("notes", document["notes"])
     page.labelled("not seen", ["; ".join(document["unseen"]) + "."] if document["unseen"] else [])
-    return "\n".join(page.lines) + "\n"
+    return "\n".join(page.lines).rstrip("\n") + "\n"
 
 
 def _totals(document: Mapping[str, Any], width: int) -> list[str]:

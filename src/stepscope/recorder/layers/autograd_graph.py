@@ -8,9 +8,9 @@ them: they are counted up while the modules are called.
 ``peak`` then plays backward through, node after node, as autograd's engine does: an operation's saved tensors are freed
 behind it, gradients flow from node to node, those of parameters stay.
 
-FLOPs are those of matrix products, convolutions and attention, forward and backward; what activation checkpointing
-computes again is not counted.  They are unknown if a part of the graph is one compiled function, or is only built in
-backward.
+FLOPs are those of matrix products, convolutions and attention, forward and backward.  What activation checkpointing
+computes again is not counted, nor what an ``autograd.Function`` of a library computes.  They are unknown if a part of
+the graph is one compiled function or recurrent layer, is only built in backward, or has shapes that are not numbers.
 """
 
 from __future__ import annotations
@@ -31,23 +31,35 @@ MOST_WALKS = 4
 """Of one step.  More calls of backward (gradient accumulation) are taken to be like these."""
 NO_SEQUENCE = 1 << 63
 """AccumulateGrad has the largest number there is."""
-OPAQUE = ("CompiledFunctionBackward", "CheckpointFunctionBackward")
+OPAQUE = frozenset({"CheckpointFunction", "CompiledFunction", "CudnnRnn", "MiopenRnn", "MkldnnRnnLayer"})
 """Nodes behind which there is more than can be seen."""
+OPERANDS = {
+    "Addmm": ("", "mat1", "mat2"),
+    "Baddbmm": ("", "batch1", "batch2"),
+    "Bmm": ("self", "mat2"),
+    "Convolution": ("input", "weight"),
+    "Linear": ("input", "weight"),
+    "Mm": ("self", "mat2"),
+    "ScaledDotProduct": ("query", "key"),
+}
+"""By operation with FLOPs: the names of the operands that backward has a gradient for, in the order of its edges."""
 PASSED_ON = frozenset(
     {
         *("Add", "Alias", "Clone", "Detach", "Expand", "Permute", "ReshapeAlias", "Squeeze", "Sub"),
         *("T", "Transpose", "UnsafeView", "Unsqueeze", "View"),
+        *("RegisterPostBackwardFunction", "_DDPSink"),  # of FSDP2 and DDP
     }
 )
 """Operations whose gradient is, or shares memory with, the one that they receive."""
 
 
+Shapes = dict[str, Sequence[int]]
 SLOTS: dict[type, tuple[str, ...]] = {}
 """By the class of a node, of those that torch itself has: the names of what it may have saved."""
 
 
 class _Node:
-    __slots__ = ("bytes", "flops", "hooked", "nexts", "owner", "parameter", "passes_on", "saved", "sequence")
+    __slots__ = ("bytes", "hooked", "nexts", "owner", "parameter", "passes_on", "saved", "sequence", "sparse")
 
     def __init__(self, sequence: int, owner: int) -> None:
         self.sequence = sequence
@@ -63,19 +75,34 @@ class _Node:
         self.parameter = -1
         """For AccumulateGrad: the bytes of the parameter whose gradient it makes."""
         self.passes_on = False
-        self.flops = 0
+        self.sparse = False
+        """Whether one of its operands has another layout than usual."""
 
 
 class AutogradGraph:
     """The graphs of one step.  The hooks of ``SampledStep`` call ``enter`` and ``leave`` around each module."""
 
-    def __init__(self, torch: Any, parameters: Sequence[Any], buffers: Iterable[Any], device_type: str) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        parameters: Sequence[Any],
+        buffers: Iterable[Any],
+        device_type: str,
+        *,
+        have_gradients: Iterable[Any] = (),
+    ) -> None:
+        """``device_type``: where the model is; tensors that are elsewhere do not count.
+
+        ``have_gradients``: those of the parameters that have memory for their gradients in any case.
+        """
         self._torch = torch
         self._now = torch._C._autograd._get_sequence_nr
         self._device_type = device_type
         self._parameters = {id(one) for one in parameters}
-        self._known = {_address(local_part(one)) for one in (*parameters, *buffers)}
+        self._have_gradients = {id(one) for one in have_gradients}
+        self._known = {_address(part) for one in (*parameters, *buffers) for part in _plain_parts(torch, one)}
         """Addresses of what operations save, too, but which exists in any case."""
+        self._sharded = any(local_part(one) is not one for one in parameters)
         whole = sum(one.numel() * one.element_size() for one in parameters)
         own = sum(one.numel() * one.element_size() for one in map(local_part, parameters))
         self._shard = own / whole if whole else 1.0
@@ -87,6 +114,8 @@ class AutogradGraph:
         """Of the largest graph, in the order in which backward executes them."""
         self._sizes: dict[int, tuple[int, int]] = {}
         """Of that graph, by address: bytes of a saved tensor, and the module that saved it first."""
+        self.gradients_before = 0
+        """Bytes of gradients that existed before its backward."""
         self._returned: list[tuple[int, weakref.ref[Any]]] = []
         self._flops: dict[int, int] = {}
         """By module, of all graphs."""
@@ -94,6 +123,8 @@ class AutogradGraph:
         self._opaque = False
         self._backwards = 0
         self._walks = 0
+        self._last_was_new = False
+        """Whether the last walk met operations that no walk before it had met."""
         self._too_large = False
 
     # -- During the step ------------------------------------------------------------------------------------------
@@ -123,35 +154,41 @@ class AutogradGraph:
             if type(tensor) is self._torch.Tensor and len(self._returned) < MOST_NODES:
                 self._returned.append((at, weakref.ref(tensor)))
 
-    def walk(self, tensors: Any) -> None:
-        """Backward is about to begin from these tensors."""
+    def walk(self, tensors: Any, gradients_before: int = 0) -> None:
+        """Backward is about to begin from these tensors; parameters have gradients of so many bytes already."""
         self._backwards += 1
         if self._walks >= MOST_WALKS or self._too_large:
             return
         self._walks += 1
         if isinstance(tensors, self._torch.Tensor):
             tensors = (tensors,)
+        elif not isinstance(tensors, list | tuple):
+            tensors = ()
         roots = [one.grad_fn for one in tensors if isinstance(one, self._torch.Tensor) and one.grad_fn is not None]
         read = self._read(roots)
         if read is None:
             self._too_large = True
+            self._returned.clear()
             return
         nodes, sizes = read
         for at, reference in self._returned:
             tensor = reference()
-            if tensor is not None and tensor.device.type == self._device_type:
-                address = _address(tensor)
-                if address and address not in self._known:
-                    sizes.setdefault(address, (tensor.untyped_storage().nbytes(), at))
+            if tensor is not None:
+                for part in self._counted_parts(tensor):
+                    address = _address(part)
+                    if address and address not in self._known:
+                        sizes.setdefault(address, (part.untyped_storage().nbytes(), at))
         self._returned.clear()
-        if not self._nodes or _total(sizes) > _total(self._sizes):
-            self._nodes, self._sizes = nodes, sizes
+        need = _total(sizes) + gradients_before
+        if nodes and (not self._nodes or need > _total(self._sizes) + self.gradients_before):
+            self._nodes, self._sizes, self.gradients_before = nodes, sizes, gradients_before
 
     def _read(self, roots: Sequence[Any]) -> tuple[list[_Node], dict[int, tuple[int, int]]] | None:
         found: dict[int, _Node] = {}
         alive: list[Any] = []
         """The nodes' objects, so that none of them is made anew with the id of another one."""
         sizes: dict[int, tuple[int, int]] = {}
+        gathered: set[int] = set()
         left: list[Any] = []
 
         def meet(function: Any) -> _Node:
@@ -165,31 +202,38 @@ class AutogradGraph:
 
         for root in roots:
             meet(root)
+        self._last_was_new = False
         while left:
             if len(found) > MOST_NODES:
                 return None
             function = left.pop()
             node = found[id(function)]
             if node.sequence >= NO_SEQUENCE:
-                node.parameter = self._gradient_bytes(function.variable)
+                variable = getattr(function, "variable", None)
+                node.parameter = 0 if variable is None else self._gradient_bytes(variable)
+                node.bytes = sum(map(_bytes, function._input_metadata))
+                if self._sharded and variable is not None and id(variable) not in self._parameters:
+                    gathered.update(map(_address, _plain_parts(self._torch, variable)))
                 continue
-            name = type(function).__name__
-            node.bytes = sum(prod(one.shape) * one.dtype.itemsize for one in function._input_metadata)
-            node.passes_on = name.rstrip("0123456789").removesuffix("Backward") in PASSED_ON
+            name = type(function).__name__.rstrip("0123456789").removesuffix("Backward")
+            node.bytes = sum(map(_bytes, function._input_metadata))
+            node.passes_on = name in PASSED_ON
             self._opaque = self._opaque or name in OPAQUE
-            shapes = self._read_saved(function, node, sizes)
-            edges = [edge[0] for edge in function.next_functions]
-            node.nexts = [meet(edge) for edge in edges if edge is not None]
+            shapes, ranks = self._read_saved(function, node, sizes)
+            edges = function.next_functions
+            node.nexts = [meet(edge) for edge, _ in edges if edge is not None]
             if node.sequence not in self._counted:
                 self._counted.add(node.sequence)
-                flops = _flops(name, function, shapes, edges)
-                if flops:
-                    self._flops[node.owner] = self._flops.get(node.owner, 0) + flops
+                self._last_was_new = True
+                self._count_flops(name, function, node, shapes, ranks)
+        for address in gathered:  # FSDP's gathered parameters are counted apart
+            sizes.pop(address, None)
         owned = {address: (size, self._owner_of(sequence)) for address, (size, sequence) in sizes.items()}
         return sorted(found.values(), key=lambda one: -one.sequence), owned
 
-    def _read_saved(self, function: Any, node: _Node, sizes: dict[int, tuple[int, int]]) -> dict[str, Sequence[int]]:
-        """Note the sizes of what a node saved; return shapes by the names of the arguments."""
+    def _read_saved(self, function: Any, node: _Node, sizes: dict[int, tuple[int, int]]) -> tuple[Shapes, int]:
+        """Note the sizes of what a node saved; return shapes by the names of the arguments, and over how many ranks
+        the operation is spread (tensor parallelism)."""
         kind = type(function)
         slots = SLOTS.get(kind)
         if slots is None:
@@ -197,9 +241,13 @@ class AutogradGraph:
                 slots = ("_raw_saved_tensors",)
             else:
                 slots = SLOTS[kind] = tuple(name for name in dir(function) if name.startswith("_raw_saved_"))
-        shapes: dict[str, Sequence[int]] = {}
+        shapes: Shapes = {}
+        spread: dict[int, int] = {}
         for slot in slots:
-            saved = getattr(function, slot)
+            try:
+                saved = getattr(function, slot)
+            except RuntimeError:
+                continue  # backward went through it before, and freed it
             for one in saved if isinstance(saved, list | tuple) else (saved,):
                 tensor = one.data
                 if tensor is None:
@@ -207,25 +255,55 @@ class AutogradGraph:
                 if not isinstance(tensor, self._torch.Tensor):
                     node.hooked = True
                     continue
-                shapes[slot.removeprefix("_raw_saved_")] = tensor.shape
-                local = local_part(tensor)
-                if local.device.type != self._device_type or local.layout is not self._torch.strided:
-                    continue
-                address = _address(local)
-                if address and address not in self._known:
-                    node.saved.append(address)
-                    known = sizes.get(address)
-                    if known is None:
-                        sizes[address] = (local.untyped_storage().nbytes(), node.sequence)
-                    elif node.sequence < known[1]:
-                        sizes[address] = (known[0], node.sequence)
-        return shapes
+                shape = _shape(tensor)
+                if shape is not None and len(shape) > 1:
+                    shapes[slot.removeprefix("_raw_saved_")] = shape
+                spread |= _spread(tensor)
+                node.sparse = node.sparse or tensor.layout is not self._torch.strided
+                for part in self._counted_parts(tensor):
+                    address = _address(part)
+                    if address and address not in self._known:
+                        node.saved.append(address)
+                        known = sizes.get(address)
+                        if known is None:
+                            sizes[address] = (part.untyped_storage().nbytes(), node.sequence)
+                        elif node.sequence < known[1]:
+                            sizes[address] = (known[0], node.sequence)
+        return shapes, prod(spread.values())
+
+    def _counted_parts(self, tensor: Any) -> list[Any]:
+        """The ordinary tensors of which it consists, if they are where the model is."""
+        parts = _plain_parts(self._torch, tensor)
+        return [one for one in parts if one.device.type == self._device_type and one.layout is self._torch.strided]
+
+    def _count_flops(self, name: str, function: Any, node: _Node, shapes: Shapes, ranks: int) -> None:
+        name = "ScaledDotProduct" if name.startswith("ScaledDotProduct") else name
+        operands = OPERANDS.get(name)
+        if operands is None:
+            return
+        edges = function.next_functions
+        if self._sharded and ranks == 1:
+            ranks = prod({at: size for edge, _ in edges for at, size in _spread(_leaf(edge)).items()}.values())
+        out = _shape(function._input_metadata[0])
+        found = [
+            _operand_shape(edges[at]) or getattr(function, f"_saved_{operand}_sym_sizes", None) or shapes.get(operand)
+            for at, operand in enumerate(operands)
+            if operand
+        ]
+        flops = None if out is None else _flops(name, function, out, found)
+        if flops is None or node.sparse:
+            self._opaque = True
+            return
+        first = len(operands) - 2
+        times = 1 + sum(edge is not None for edge, _ in edges[first : first + 2])
+        self._flops[node.owner] = self._flops.get(node.owner, 0) + flops * times // ranks
 
     def _gradient_bytes(self, variable: Any) -> int:
         """What backward adds for a parameter that has no gradient yet."""
-        if variable.grad is not None:
+        if variable.grad is not None or id(variable) in self._have_gradients:
             return 0
-        size = local_part(variable).numel() * variable.element_size()
+        local = local_part(variable)
+        size = local.numel() * local.element_size()
         # FSDP computes with gathered parameters, of whose gradients a shard remains.
         return size if id(variable) in self._parameters else int(size * self._shard)
 
@@ -250,7 +328,9 @@ class AutogradGraph:
         """By module: FLOPs of all forward and backward passes of the step; {} if they are unknown."""
         if self._opaque or self._too_large or not self._walks:
             return {}
-        return {owner: count * self._backwards // self._walks for owner, count in self._flops.items()}
+        # If the last one only went through an old graph once more, so do those that were not looked at.
+        times = self._backwards if self._last_was_new else self._walks
+        return {owner: count * times // self._walks for owner, count in self._flops.items()}
 
     @property
     def last_module(self) -> int:
@@ -262,16 +342,11 @@ class AutogradGraph:
 
         ``again``: bytes of what activation checkpointing computes again for one module.
         """
-        last_user: dict[int, _Node] = {}
-        for node in self._nodes:
-            for address in node.saved:
-                last_user[address] = node
-        freed: dict[int, int] = {}
-        for address, node in last_user.items():
-            freed[id(node)] = freed.get(id(node), 0) + self._sizes[address][0]
+        freed = self._freed_behind()
         saved, gradients, flowing = _total(self._sizes), 0, 0
         most, where = saved, self.last_module
         buffers: dict[int, _Buffer] = {}
+        has_gradient: set[int] = set()
         for node in self._nodes:
             if node.parameter >= 0:
                 continue
@@ -283,11 +358,16 @@ class AutogradGraph:
             produced = 0
             for following in node.nexts:
                 if following.parameter >= 0:
-                    gradients += following.parameter
-                    following.parameter = 0  # the next one is added to it
-                    continue
-                buffer = buffers.get(id(following))
-                if buffer is not None:
+                    if following.parameter and id(following) not in has_gradient:
+                        has_gradient.add(id(following))
+                        gradients += following.parameter
+                        if node.passes_on and own.users == 1:
+                            produced -= min(following.parameter, own.bytes)  # it is the same memory
+                        continue
+                    waiting: _Buffer | None = own
+                else:
+                    waiting = buffers.get(id(following))
+                if waiting is not None:
                     produced += 0 if node.passes_on else following.bytes  # it exists until it is added
                     continue
                 buffer = own if node.passes_on else _Buffer(following.bytes)
@@ -303,6 +383,18 @@ class AutogradGraph:
             if own.users <= 0:
                 flowing -= own.bytes
         return most, where
+
+    def _freed_behind(self) -> dict[int, int]:
+        """By id of a node: the bytes of what no node after it needs."""
+        last_user: dict[int, int] = {}
+        for node in self._nodes:
+            for address in node.saved:
+                last_user[address] = id(node)
+        freed: dict[int, int] = {}
+        for address, user in last_user.items():
+            if address in self._sizes:
+                freed[user] = freed.get(user, 0) + self._sizes[address][0]
+        return freed
 
 
 class _Buffer:
@@ -320,39 +412,73 @@ def _total(sizes: Mapping[int, tuple[int, int]]) -> int:
 
 
 def _address(tensor: Any) -> int:
-    return int(tensor.untyped_storage().data_ptr()) if not tensor.is_sparse else 0
-
-
-def _flops(name: str, function: Any, shapes: Mapping[str, Sequence[int]], edges: Sequence[Any]) -> int:
-    """Of an operation's forward, and of its backward: as much again for each operand that has a gradient."""
-    name = name.rstrip("0123456789").removesuffix("Backward")
-    operands = edges
-    if name in ("Mm", "Addmm"):
-        first = "_saved_self_sym_sizes" if name == "Mm" else "_saved_mat1_sym_sizes"
-        left, right = getattr(function, first, ()), getattr(function, "_saved_mat2_sym_sizes", ())
-        once = 2 * prod(left) * right[-1] if left and right else 0
-        operands = edges[-2:]
-    elif name in ("Bmm", "Baddbmm"):
-        out = function._input_metadata[0].shape
-        left, right = (
-            shapes.get("self" if name == "Bmm" else "batch1", ()),
-            shapes.get("mat2", shapes.get("batch2", ())),
-        )
-        inner = left[-1] if left else right[-2] if right else 0
-        once = 2 * prod(out) * inner
-        operands = edges[-2:]
-    elif name == "Convolution":
-        weight = shapes.get("weight")
-        once = 0
-        if weight:
-            moving = shapes.get("input") if function._saved_transposed else function._input_metadata[0].shape
-            once = 2 * prod(moving or ()) * prod(weight[1:])
-        operands = edges[:2]
-    elif name.startswith("ScaledDotProduct"):
-        out = function._input_metadata[0].shape
-        query, key = shapes.get("query", out), shapes.get("key", out)
-        once = 2 * prod(query[:-1]) * key[-2] * (query[-1] + out[-1])
-        operands = edges[:2]
-    else:
+    """Of its memory; 0 if it has none of its own, or it cannot be known."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError:  # sparse, opaque, or a wrapper of torch.func
         return 0
-    return int(once) * (1 + sum(one is not None for one in operands))
+
+
+def _plain_parts(torch: Any, tensor: Any, deeper: int = 2) -> list[Any]:
+    """The ordinary tensors of which a tensor consists: of a DTensor the local one, of a nested one its values …"""
+    local = local_part(tensor)
+    flatten = getattr(type(local), "__tensor_flatten__", None)
+    if flatten is None or not deeper:
+        return [local]
+    parts = [getattr(local, name, None) for name in flatten(local)[0]]
+    return [inner for one in parts if isinstance(one, torch.Tensor) for inner in _plain_parts(torch, one, deeper - 1)]
+
+
+def _shape(holder: Any) -> Sequence[int] | None:
+    """Of a tensor, or of what a node receives; None if it is not made of numbers."""
+    try:
+        shape: Sequence[int] = holder.shape
+    except RuntimeError:
+        return None  # a nested tensor has none
+    return shape if all(type(size) is int for size in shape) else None
+
+
+def _bytes(metadata: Any) -> int:
+    shape = _shape(metadata)
+    return 0 if shape is None else prod(shape) * int(metadata.dtype.itemsize)
+
+
+def _spread(tensor: Any) -> dict[int, int]:
+    """By dimension of the mesh along which a DTensor is split: over how many ranks."""
+    if tensor is None or not hasattr(type(tensor), "device_mesh"):
+        return {}
+    placed = enumerate(tensor.placements)
+    return {at: int(tensor.device_mesh.size(at)) for at, placement in placed if placement.is_shard()}
+
+
+def _leaf(function: Any) -> Any:
+    """The parameter that an operand is, or is a view or a copy of."""
+    for _ in range(4):
+        if function is None or hasattr(function, "variable"):
+            break
+        nexts = function.next_functions
+        function = nexts[0][0] if len(nexts) == 1 else None
+    return getattr(function, "variable", None)
+
+
+# -- FLOPs ------------------------------------------------------------------------------------------------------------
+
+
+def _operand_shape(edge: tuple[Any, int]) -> Sequence[int] | None:
+    """Of what a node had as an operand, if that has a gradient."""
+    function, which = edge
+    return None if function is None else _shape(function._input_metadata[which])
+
+
+def _flops(name: str, function: Any, out: Sequence[int], operands: Sequence[Sequence[int] | None]) -> int | None:
+    """Of an operation's forward; backward takes as many for each operand that has a gradient."""
+    left, right = operands
+    if name == "ScaledDotProduct":
+        if left is None or right is None:
+            return None
+        return 2 * prod(left[:-1]) * right[-2] * (left[-1] + out[-1])
+    if name == "Convolution":
+        moving = left if function._saved_transposed else out
+        return None if moving is None or right is None else 2 * prod(moving) * prod(right[1:])
+    inner = left[-1] if left else right[-1 if name == "Linear" else -2] if right else None
+    return None if inner is None else 2 * prod(out) * inner

@@ -25,15 +25,16 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
+from stepscope.recorder.device import StreamMarks
 from stepscope.recorder.guard import failsafe, immortal
 from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.layers.autograd_graph import AutogradGraph
-from stepscope.recorder.layers.tree import ModuleTree, local_part
+from stepscope.recorder.layers.tree import ModuleTree, local_part, tensor_bytes
 from stepscope.recorder.ledger import Ledger
 from stepscope.records.layers import plain_numbers
 from stepscope.records.steps import BACKWARD
 
-__all__ = ["SampledStep", "Scalars", "StreamMarks"]
+__all__ = ["SampledStep", "Scalars"]
 
 MAX_OUTPUTS = 8
 """Tensors of one output that are looked at."""
@@ -41,14 +42,10 @@ SLICE = 1024
 """Elements of each parameter that show how much the optimizer changed it."""
 NARROW = ("torch.float16", "torch.bfloat16")
 """Dtypes in which a norm could overflow."""
-MOST_MARKS = 4_096
-"""Events of one step; a step with more has the host's times."""
 MOST_READINGS = 64
 """Of the allocator, 50 µs each, where something is computed again in backward."""
 ROOTS = frozenset({"Adagrad", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop"})
 """Optimizers that take the root of all second moments together (``foreach``), unless they are fused."""
-COUNT_AGAIN = 16
-"""Samples after which sizes are counted again although nothing seems to have changed."""
 
 Figures = tuple[ModuleTree, dict[str, Any]]
 Changes = Mapping[int, tuple[float, float]]
@@ -104,9 +101,9 @@ class SampledStep:
         if activations:
             held = [one for tree in trees for _, one in tree.parameters()]
             buffers = [one for tree in trees for _, one in tree.buffers()]
-            self._graph = AutogradGraph(torch, held, buffers, "cpu" if self._device_index is None else "cuda")
-        self._had_gradients: bool | None = None
-        """Whether there were gradients when the first backward began."""
+            in_buckets = [one for tree in trees if tree.grads_in_buckets for _, one in tree.parameters()]
+            device_type = "cpu" if self._device_index is None else "cuda"
+            self._graph = AutogradGraph(torch, held, buffers, device_type, have_gradients=in_buckets)
         self._again: dict[int, int] = {}
         """Outputs of modules that are called again in backward, since it entered the outermost one, by address …"""
         self._again_at = -1
@@ -182,7 +179,7 @@ class SampledStep:
         graph, marks = self._graph, self._marks
 
         @failsafe
-        def before(module: Any, _args: Any) -> None:
+        def before(module: Any, args: Any) -> None:
             at = index.get(id(module))
             if at is None or self._inside:
                 return
@@ -196,6 +193,7 @@ class SampledStep:
             elif (self._outermost >= 0 and at not in tops) or self._enter(at):
                 if graph is not None:
                     graph.enter(at)
+                    self._keep_inputs(graph, at, args)
                 if marks is not None:
                     self._begun_mark[at] = marks.mark()
                 begun_ns[at] = there_ns = now()
@@ -248,6 +246,12 @@ class SampledStep:
         self._outermost = at
         return True
 
+    def _keep_inputs(self, graph: AutogradGraph, at: int, args: Any) -> None:
+        """Activation checkpointing keeps what it calls a module with, to call it again."""
+        if _saves_elsewhere(self._torch):
+            with self._torch._C.DisableTorchFunction():
+                graph.keep(at, _tensors_in(self._torch, args))
+
     def _leave(self, at: int, args: Any, kwargs: Mapping[str, Any]) -> None:
         self._outermost = -1
         self._checked = None
@@ -288,10 +292,8 @@ class SampledStep:
             return
         self._inside = True
         here_ns = self._now()
-        if self._had_gradients is None:
-            held = [one for tree in self._trees for _, one in tree.parameters()]
-            self._had_gradients = any(one.grad is not None for one in held if one.is_leaf)
-        self._graph.walk(tensors)
+        with self._torch._C.DisableTorchFunction():  # neither modes nor tensors of the script see this
+            self._graph.walk(tensors, sum(tree.gradient_bytes() for tree in self._trees))
         self.own_ns += self._now() - here_ns
         self._inside = False
 
@@ -420,7 +422,9 @@ class SampledStep:
             scalars.send()
         device = self._device_memory()
         peaks = self._peaks([reading.memory for reading in readings], optimizers)
-        activations, flops = (self._graph.activations(), self._graph.flops()) if self._graph is not None else ({}, {})
+        graph, self._graph = self._graph, None  # a mark in a graph that the script keeps leads to this object
+        activations = graph.activations() if graph is not None and graph.known else None
+        flops = {} if graph is None else graph.flops()
 
         def figures() -> list[Figures]:
             self._judge_sums(scalars.numbers(sums))
@@ -430,7 +434,7 @@ class SampledStep:
             for tree, first, reading in zip(self._trees, self._firsts, readings, strict=True):
                 last = first + len(tree.nodes)
                 read = reading.figures(changed)
-                if self._graph is not None and self._graph.known:
+                if activations is not None:
                     read["memory"]["activations"] = _of_nodes(activations, first, last)
                 read |= self._all_times(first, last)
                 read["work"] = self._work(flops, first, last)
@@ -489,8 +493,8 @@ class SampledStep:
             return {}
         gradients = sum(sum(one["gradients"]) for one in sizes)
         held = sum(sum(one[kind]) for one in sizes for kind in ("parameters", "optimizer", "buffers"))
-        held += sum(tree.bucket_bytes for tree in self._trees)
-        before = held + (gradients if self._had_gradients else 0)
+        held += sum(tree.bucket_bytes for tree in self._trees if not tree.grads_in_buckets)
+        before = held + self._graph.gradients_before
         gathered = max((tree.gathered_bytes for tree in self._trees), default=0)
         kept = sum(self._graph.activations().values())
         most, node = self._graph.peak(self._most_again)
@@ -591,7 +595,7 @@ class _TreeReading:
         self._sizes: list[int] = []
         self._scales: list[float] = []
         parameters = list(tree.parameters())
-        self.memory = _sizes_of(torch, tree, parameters, optimizers)
+        self.memory = tree.held_bytes(torch, optimizers)
         grad_bytes = self.memory["gradients"] = [0] * len(tree.nodes)
         grads: list[Any] = []
         scale_of = _scales(optimizers)
@@ -606,7 +610,7 @@ class _TreeReading:
             if gradient is None:
                 continue
             gradient = local_part(gradient)
-            grad_bytes[at] += _bytes(gradient)
+            grad_bytes[at] += tensor_bytes(gradient)
             if has_values and gradients and type(gradient) is torch.Tensor and gradient.layout is torch.strided:
                 self._grad_owners.append(at)
                 self._sizes.append(gradient.numel())
@@ -708,33 +712,6 @@ def _scales(optimizers: Sequence[Any]) -> dict[int, float]:
             value = float(scale)
             found |= {id(one): value for group in optimizer.param_groups for one in group["params"] if value}
     return found
-
-
-def _bytes(tensor: Any) -> int:
-    if tensor.is_sparse:
-        return int(tensor._values().nbytes + tensor._indices().nbytes)
-    return int(tensor.numel() * tensor.element_size())
-
-
-def _sizes_of(
-    torch: Any, tree: ModuleTree, parameters: Sequence[tuple[int, Any]], optimizers: Sequence[Any]
-) -> dict[str, list[int]]:
-    """Bytes of parameters, optimizer state and buffers; counted again when the model or the optimizers change."""
-    key = tuple([(id(optimizer), len(optimizer.state)) for optimizer in optimizers])
-    if tree.sizes is None or tree.sizes[0] != key or tree.sizes[1] >= COUNT_AGAIN:
-        found = {name: [0] * len(tree.nodes) for name in ("parameters", "optimizer", "buffers")}
-        for at, parameter in parameters:
-            found["parameters"][at] += _bytes(local_part(parameter))
-            for optimizer in optimizers:
-                for value in (optimizer.state.get(parameter) or {}).values():
-                    if isinstance(value, torch.Tensor):
-                        found["optimizer"][at] += _bytes(local_part(value))
-        for at, buffer in tree.buffers():
-            found["buffers"][at] += _bytes(local_part(buffer))
-        tree.sizes = (key, 0, found)
-    _, uses, found = tree.sizes
-    tree.sizes = (key, uses + 1, found)
-    return dict(found)
 
 
 def _is_float(tensor: Any) -> bool:
@@ -905,41 +882,3 @@ class Scalars:
         event.record(torch.cuda.current_stream(joined.device))
         self._events.append(event)
         return room
-
-
-# -- Times on the device ----------------------------------------------------------------------------------------------
-
-
-class StreamMarks:
-    """Points of time on the stream, as CUDA events; immortal (``recorder/guard.py``), and the events are used again."""
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._events: list[Any] = []
-        self._used = 0
-
-    def start(self) -> None:
-        self._used = 0
-
-    @property
-    def complete(self) -> bool:
-        return 0 < self._used <= MOST_MARKS
-
-    def mark(self) -> int:
-        """Mark this point of the current stream; the number of the mark."""
-        at = self._used
-        self._used += 1
-        if at < MOST_MARKS:
-            if at == len(self._events):
-                self._events.append(immortal(self._torch.cuda.Event(enable_timing=True)))
-            self._events[at].record()
-        return at
-
-    def passed(self) -> bool:
-        """Whether the device has passed all of them; never waits."""
-        return all(event.query() for event in reversed(self._events[: self._used]))
-
-    def read(self) -> list[float]:
-        """The time of each, in microseconds after the first; all of them have passed."""
-        first = self._events[0]
-        return [first.elapsed_time(event) * 1e3 for event in self._events[: self._used]]

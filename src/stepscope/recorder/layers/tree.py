@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -17,12 +17,14 @@ from stepscope.recorder.model import fsdp_version, is_fully_sharded
 from stepscope.recorder.process_groups import whole_mesh
 from stepscope.records.collectives import is_data_dimension
 
-__all__ = ["MOST_MODULES", "ModuleTree", "local_part"]
+__all__ = ["MOST_MODULES", "ModuleTree", "local_part", "tensor_bytes"]
 
 MOST_NODES = 3_000
 """In larger models only the upper levels are shown; what is below counts for them."""
 MOST_MODULES = 50_000
 """Larger models are not looked at."""
+COUNT_AGAIN = 16
+"""Samples after which sizes are counted again although nothing seems to have changed."""
 MAX_MESHES = 8
 WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -78,11 +80,13 @@ class ModuleTree:
         """``[name, class, parent, elements, trainable]`` of each node."""
         self.unsummed: set[int] = set()
         """Nodes with parameters that DDP does not keep equal."""
-        self.sizes: tuple[Any, int, dict[str, list[int]]] | None = None
+        self._sizes: tuple[Any, int, dict[str, list[int]]] | None = None
         """Bytes that were counted, for which optimizers, and how often they were used since."""
         self.id = self._count(sharing)
         self.bucket_bytes = self._bucket_bytes(sharing.ddp)
-        """Of DDP's buckets, if gradients are copied into them."""
+        """Of DDP's buckets, which exist as long as the model …"""
+        self.grads_in_buckets = bool(getattr(sharing.ddp, "gradient_as_bucket_view", False))
+        """… and whether gradients are in them, instead of being copied into them."""
         self.gathered_bytes = self._gathered_bytes()
         """What FSDP2 needs on the way: parameters that it gathers, and gradients before they are reduced."""
 
@@ -126,6 +130,31 @@ class ModuleTree:
                             continue
                         seen.add(id(buffer))
                         yield at, buffer
+
+    def held_bytes(self, torch: Any, optimizers: Sequence[Any]) -> dict[str, list[int]]:
+        """Bytes of parameters, optimizer state and buffers; counted again when the optimizers change, and at times."""
+        key = tuple([(id(optimizer), len(optimizer.state)) for optimizer in optimizers])
+        if self._sizes is None or self._sizes[0] != key or self._sizes[1] >= COUNT_AGAIN:
+            found = {name: [0] * len(self.nodes) for name in ("parameters", "optimizer", "buffers")}
+            for at, parameter in self.parameters():
+                found["parameters"][at] += tensor_bytes(local_part(parameter))
+                for optimizer in optimizers:
+                    for value in (optimizer.state.get(parameter) or {}).values():
+                        if isinstance(value, torch.Tensor):
+                            found["optimizer"][at] += tensor_bytes(local_part(value))
+            for at, buffer in self.buffers():
+                found["buffers"][at] += tensor_bytes(local_part(buffer))
+            self._sizes = (key, 0, found)
+        _, uses, found = self._sizes
+        self._sizes = (key, uses + 1, found)
+        return dict(found)
+
+    def gradient_bytes(self) -> int:
+        """Of the gradients that exist now."""
+        if self.grads_in_buckets:
+            return self.bucket_bytes
+        gradients = [parameter.grad for _, parameter in self.parameters() if parameter.is_leaf]
+        return sum(tensor_bytes(local_part(gradient)) for gradient in gradients if gradient is not None)
 
     def _walk(self, root: Any, sharing: _Sharing) -> None:
         seen: set[int] = set()
@@ -189,7 +218,7 @@ class ModuleTree:
         self.nodes = kept
 
     def _bucket_bytes(self, ddp: Any) -> int:
-        if ddp is None or getattr(ddp, "gradient_as_bucket_view", False):
+        if ddp is None:
             return 0
         return sum(one.numel() * one.element_size() for _, one in self.parameters() if one.requires_grad)
 
@@ -233,6 +262,12 @@ class ModuleTree:
 def local_part(tensor: Any) -> Any:
     """This rank's shard of a DTensor; any other tensor as it is."""
     return getattr(tensor, "_local_tensor", tensor)
+
+
+def tensor_bytes(tensor: Any) -> int:
+    if tensor.is_sparse:
+        return int(tensor._values().nbytes + tensor._indices().nbytes)
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _signature(module: Any) -> tuple[Any, ...]:
