@@ -202,9 +202,7 @@ def test_on_a_gpu_layers_have_device_times_and_the_allocator_is_read_once(
 
     monkeypatch.setattr(sampled_step, "_device_index", lambda trees: 1)
     monkeypatch.setattr(sampled_step, "AutogradGraph", graph)
-    monkeypatch.setattr(sampler, "StreamMarks", lambda torch: TenMicrosecondsApart())
-    layers.sampler._free.clear()
-    layers.sampler._readings = 0
+    monkeypatch.setattr(layers.sampler, "_reading", (Scalars(torch), TenMicrosecondsApart()))  # used again and again
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", stats, raising=False)
     train(model, 1)  # the step after the next one is the first that begins with it
     assert read == []
