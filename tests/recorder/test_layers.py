@@ -264,6 +264,27 @@ def test_micro_batches_add_their_times_but_not_their_activations(layers: Layers)
     assert layers.by_name("activations") == {"0": rows * 8 * FLOAT, "1": rows * 4 * FLOAT, "": rows * 2 * FLOAT}
 
 
+def test_samples_and_tokens_are_those_that_the_model_is_given(layers: Layers) -> None:
+    def work(call: Callable[[Any], torch.Tensor], model: nn.Module) -> dict[str, int]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            call(model).square().mean().backward()
+            optimizer.step()
+        found = layers.last()[1].work
+        assert found is not None
+        return {name: number for name, number in found.plain().items() if name != "flops"}
+
+    text = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
+    tokens = torch.zeros(3, 5, dtype=torch.int64)
+    assert work(lambda model: model(tokens), text) == {"samples": 3, "tokens": 15}
+    assert work(lambda model: model(X), two_layers()) == {"samples": 6}
+    # The parts of a model one after the other: the same samples twice.
+    model = two_layers()
+    layers.sampler.watch(model, activations=True, gradients=True)
+    assert work(lambda model: model[2](model[0](X)), model) == {}
+
+
 # -- Gradients and weights --------------------------------------------------------------------------------------------
 
 

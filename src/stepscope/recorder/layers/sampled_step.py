@@ -540,11 +540,9 @@ class SampledStep:
 
     def _work(self, flops: Mapping[int, int], first: int, last: int) -> dict[str, int] | None:
         """What the step did with this model; what is outside of modules counts for the first model."""
-        found = {
-            "flops": sum(_of_nodes(flops, first, last)),
-            "samples": sum(self._samples[first:last]),
-            "tokens": sum(self._tokens[first:last]),
-        }
+        found = {"flops": sum(_of_nodes(flops, first, last))}
+        if sum(map(bool, self._samples[first:last])) == 1:  # else parts of it are called in turn, with the same samples
+            found |= {"samples": sum(self._samples[first:last]), "tokens": sum(self._tokens[first:last])}
         return {name: number for name, number in found.items() if number} or None
 
     def _device_memory(self) -> dict[str, int]:
