@@ -292,7 +292,6 @@ class LayerSampler:
         if not trees:
             return False
         activations, gradients = self._parts
-        self._marks.start()
         step = SampledStep(
             self._torch,
             self._ledger,
