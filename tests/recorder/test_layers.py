@@ -27,7 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import stepscope
-from stepscope.recorder import bootstrap, guard
+from stepscope.recorder import bootstrap, device, guard
+from stepscope.recorder.device import StreamMarks
 from stepscope.recorder.layers import sampled_step, sampler
 from stepscope.recorder.layers import tree as trees
 from stepscope.recorder.layers.autograd_graph import AutogradGraph
@@ -169,7 +170,8 @@ class TenMicrosecondsApart:
     def __init__(self) -> None:
         self.count = 0
 
-    def start(self) -> None:
+    def start(self, device: int | None) -> None:
+        assert device == 1
         self.count = 0
 
     def mark(self) -> int:
@@ -201,6 +203,7 @@ def test_on_a_gpu_layers_have_device_times_and_the_allocator_is_read_once(
         return AutogradGraph(torch, parameters, buffers, "cpu", **kwargs)
 
     monkeypatch.setattr(sampled_step, "_device_index", lambda trees: 1)
+    monkeypatch.setattr(sampled_step, "_on_one_gpu", lambda trees: True)
     monkeypatch.setattr(sampled_step, "AutogradGraph", graph)
     monkeypatch.setattr(layers.sampler, "_reading", (Scalars(torch), TenMicrosecondsApart()))  # used again and again
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", stats, raising=False)
@@ -1103,6 +1106,68 @@ def test_numbers_on_a_device_are_read_when_they_have_arrived() -> None:
         assert scalars.numbers(none) == []
         torch_there.passed = False
     assert torch_there.events == 1  # used again, never destroyed
+
+
+def test_marks_on_a_stream_use_their_events_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            made.append(self)
+            self.at = 0.0
+
+        def record(self, stream: float) -> None:
+            self.at = stream
+
+        def query(self) -> bool:
+            return self.at < 100.0
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.at - self.at
+
+    class Cuda:
+        pass
+
+    class Torch:
+        cuda: Any = Cuda()
+
+    clock = itertools.count(10.0)
+    Torch.cuda.Event = Event
+    Torch.cuda.current_stream = lambda device: next(clock) + 50.0 * device
+    monkeypatch.setattr(device, "MOST_STREAM_MARKS", 3)
+    marks = StreamMarks(Torch)
+    marks.start(None)
+    assert not marks.complete
+    assert marks.passed()
+    for _ in range(2):
+        marks.start(0)
+        assert [marks.mark() for _ in range(3)] == [0, 1, 2]
+        assert marks.complete
+        assert marks.passed()
+        assert marks.read() == [0.0, 1000.0, 2000.0]
+    assert len(made) == 3
+    assert marks.mark() == 3
+    assert not marks.complete  # too many
+    marks.start(2)
+    marks.mark()
+    assert len(made) == 4  # an event stays on its device
+    assert not marks.passed()
+
+
+def test_layers_on_several_gpus_have_no_times_of_one_stream() -> None:
+    assert not sampled_step._on_one_gpu([ModuleTree(two_layers(), compiled=False)])
+    one = ModuleTree(two_layers(), compiled=False)
+    places = ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+    class Elsewhere:
+        def __init__(self, place: str) -> None:
+            self.device = torch.device(place)
+
+    one.parameters = lambda: iter([(0, Elsewhere(place)) for place in places])  # type: ignore[method-assign]
+    assert not sampled_step._on_one_gpu([one])
+    del places[2:]
+    assert sampled_step._on_one_gpu([one])
 
 
 def test_samples_on_their_way_are_written_later_and_are_not_too_many(

@@ -278,24 +278,28 @@ class StreamMarks:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self._device: int | None = None
         self._events: list[Any] = []
         self._used = 0
 
-    def start(self) -> None:
+    def start(self, device: int | None) -> None:
+        """Forget the marks; the next ones are on this device, which need not be the current one."""
         self._used = 0
+        if device != self._device:
+            self._device, self._events = device, []  # an event belongs to the device that it was first used on
 
     @property
     def complete(self) -> bool:
         return 0 < self._used <= MOST_STREAM_MARKS
 
     def mark(self) -> int:
-        """Mark this point of the current stream; the number of the mark."""
+        """Mark this point of the device's current stream; the number of the mark."""
         at = self._used
         self._used += 1
         if at < MOST_STREAM_MARKS:
             if at == len(self._events):
                 self._events.append(immortal(self._torch.cuda.Event(enable_timing=True)))
-            self._events[at].record()
+            self._events[at].record(self._torch.cuda.current_stream(self._device))
         return at
 
     def passed(self) -> bool:

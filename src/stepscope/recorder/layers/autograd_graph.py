@@ -210,8 +210,9 @@ class AutogradGraph:
             node = found[id(function)]
             if node.sequence >= NO_SEQUENCE:
                 variable = getattr(function, "variable", None)
-                node.parameter = 0 if variable is None else self._gradient_bytes(variable)
-                node.bytes = sum(map(_bytes, function._input_metadata))
+                node.parameter = 0
+                if variable is not None:
+                    node.bytes, node.parameter = self._gradient_bytes(variable)
                 if self._sharded and variable is not None and id(variable) not in self._parameters:
                     gathered.update(map(_address, _plain_parts(self._torch, variable)))
                 continue
@@ -219,21 +220,28 @@ class AutogradGraph:
             node.bytes = sum(map(_bytes, function._input_metadata))
             node.passes_on = name in PASSED_ON
             self._opaque = self._opaque or name in OPAQUE
-            shapes, ranks = self._read_saved(function, node, sizes)
+            name = "ScaledDotProduct" if name.startswith("ScaledDotProduct") else name
+            shapes, ranks = self._read_saved(function, node, sizes, has_flops=name in OPERANDS)
             edges = function.next_functions
             node.nexts = [meet(edge) for edge, _ in edges if edge is not None]
             if node.sequence not in self._counted:
                 self._counted.add(node.sequence)
                 self._last_was_new = True
-                self._count_flops(name, function, node, shapes, ranks)
+                if name in OPERANDS:
+                    self._count_flops(name, function, edges, node, shapes, ranks)
         for address in gathered:  # FSDP's gathered parameters are counted apart
             sizes.pop(address, None)
         owned = {address: (size, self._owner_of(sequence)) for address, (size, sequence) in sizes.items()}
         return sorted(found.values(), key=lambda one: -one.sequence), owned
 
-    def _read_saved(self, function: Any, node: _Node, sizes: dict[int, tuple[int, int]]) -> tuple[Shapes, int]:
-        """Note the sizes of what a node saved; return shapes by the names of the arguments, and over how many ranks
-        the operation is spread (tensor parallelism)."""
+    def _read_saved(
+        self, function: Any, node: _Node, sizes: dict[int, tuple[int, int]], *, has_flops: bool
+    ) -> tuple[Shapes, int]:
+        """Note the sizes of what a node saved.
+
+        If it has FLOPs, return shapes by the names of the arguments, and over how many ranks the operation is spread
+        (tensor parallelism).
+        """
         kind = type(function)
         slots = SLOTS.get(kind)
         if slots is None:
@@ -255,11 +263,12 @@ class AutogradGraph:
                 if not isinstance(tensor, self._torch.Tensor):
                     node.hooked = True
                     continue
-                shape = _shape(tensor)
-                if shape is not None and len(shape) > 1:
-                    shapes[slot.removeprefix("_raw_saved_")] = shape
-                spread |= _spread(tensor)
-                node.sparse = node.sparse or tensor.layout is not self._torch.strided
+                if has_flops:
+                    shape = _shape(tensor)
+                    if shape is not None and len(shape) > 1:
+                        shapes[slot.removeprefix("_raw_saved_")] = shape
+                    spread |= _spread(tensor)
+                    node.sparse = node.sparse or tensor.layout is not self._torch.strided
                 for part in self._counted_parts(tensor):
                     address = _address(part)
                     if address and address not in self._known:
@@ -271,17 +280,15 @@ class AutogradGraph:
                             sizes[address] = (known[0], node.sequence)
         return shapes, prod(spread.values())
 
-    def _counted_parts(self, tensor: Any) -> list[Any]:
+    def _counted_parts(self, tensor: Any) -> Sequence[Any]:
         """The ordinary tensors of which it consists, if they are where the model is."""
-        parts = _plain_parts(self._torch, tensor)
+        parts = (tensor,) if type(tensor) is self._torch.Tensor else _plain_parts(self._torch, tensor)
         return [one for one in parts if one.device.type == self._device_type and one.layout is self._torch.strided]
 
-    def _count_flops(self, name: str, function: Any, node: _Node, shapes: Shapes, ranks: int) -> None:
-        name = "ScaledDotProduct" if name.startswith("ScaledDotProduct") else name
-        operands = OPERANDS.get(name)
-        if operands is None:
-            return
-        edges = function.next_functions
+    def _count_flops(
+        self, name: str, function: Any, edges: Sequence[tuple[Any, int]], node: _Node, shapes: Shapes, ranks: int
+    ) -> None:
+        operands = OPERANDS[name]
         if self._sharded and ranks == 1:
             ranks = prod({at: size for edge, _ in edges for at, size in _spread(_leaf(edge)).items()}.values())
         out = _shape(function._input_metadata[0])
@@ -298,14 +305,14 @@ class AutogradGraph:
         times = 1 + sum(edge is not None for edge, _ in edges[first : first + 2])
         self._flops[node.owner] = self._flops.get(node.owner, 0) + flops * times // ranks
 
-    def _gradient_bytes(self, variable: Any) -> int:
-        """What backward adds for a parameter that has no gradient yet."""
-        if variable.grad is not None or id(variable) in self._have_gradients:
-            return 0
+    def _gradient_bytes(self, variable: Any) -> tuple[int, int]:
+        """Of the gradient that backward computes for a parameter, and of what remains if it had none before."""
         local = local_part(variable)
         size = local.numel() * local.element_size()
+        if variable.grad is not None or id(variable) in self._have_gradients:
+            return size, 0
         # FSDP computes with gathered parameters, of whose gradients a shard remains.
-        return size if id(variable) in self._parameters else int(size * self._shard)
+        return size, size if id(variable) in self._parameters else int(size * self._shard)
 
     def _owner_of(self, sequence: int) -> int:
         # A module's nodes have the numbers from where it began up to, but not including, where it ended.
@@ -439,8 +446,12 @@ def _shape(holder: Any) -> Sequence[int] | None:
 
 
 def _bytes(metadata: Any) -> int:
-    shape = _shape(metadata)
-    return 0 if shape is None else prod(shape) * int(metadata.dtype.itemsize)
+    """Of what a node receives; 0 if its shape is not made of numbers."""
+    try:
+        size = prod(metadata.shape) * metadata.dtype.itemsize
+    except RuntimeError:
+        return 0
+    return size if type(size) is int else 0
 
 
 def _spread(tensor: Any) -> dict[int, int]:

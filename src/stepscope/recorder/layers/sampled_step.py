@@ -115,7 +115,8 @@ class SampledStep:
         self._samples = [0] * count
         self._tokens = [0] * count
         """What the script gave to models."""
-        self._marks = None if self._device_index is None else marks
+        marks.start(self._device_index)
+        self._marks = marks if _on_one_gpu(trees) else None
         self._marked_calls: list[tuple[int, int, int]] = []
         """On a GPU: a node, and the marks around its forward."""
         self._marked_backwards: list[tuple[int, int, int]] = []
@@ -699,6 +700,12 @@ def _device_index(trees: Sequence[ModuleTree]) -> int | None:
             device = local_part(parameter).device
             return int(device.index or 0) if device.type == "cuda" else None
     return None
+
+
+def _on_one_gpu(trees: Sequence[ModuleTree]) -> bool:
+    """Whether one stream can say how long all layers take."""
+    devices = {local_part(parameter).device for tree in trees for _, parameter in tree.parameters()}
+    return len(devices) == 1 and devices.pop().type == "cuda"
 
 
 def _scales(optimizers: Sequence[Any]) -> dict[int, float]:

@@ -306,14 +306,12 @@ class LayerSampler:
             return False
         self._reading = self._free.pop()
         activations, gradients = self._parts
-        marks = self._reading[1]
-        marks.start()
         step = SampledStep(
             self._torch,
             self._ledger,
             self._now,
             trees,
-            marks=marks,
+            marks=self._reading[1],
             activations=activations,
             gradients=gradients,
         )
