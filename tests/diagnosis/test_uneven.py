@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from fakes.cluster import Cluster, slow_at
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
+from stepscope.records.throughput import Work
+from tests.support.layer_samples import model, sampled
 
 KINDS = {"rotating_straggler", "imbalance"}
 
@@ -133,7 +136,7 @@ def test_loaders_with_different_batch_sizes_are_a_remark() -> None:
     (found,) = with_batches(32, 32, 16, 32)
     assert (found.kind, found.severity, found.ranks) == ("uneven_batches", "info", (2,))
     assert found.title == "Rank 2 has batches of 16 samples, the other ranks of 32."
-    assert found.evidence == {"batch_sizes": {"0": 32, "1": 32, "2": 16, "3": 32}, "usual": 32}
+    assert found.evidence == {"batch_sizes": {"0": 32, "1": 32, "2": 16, "3": 32}, "usual": 32, "measured": False}
     (found,) = with_batches(64, 32, 32, 8)
     assert found.title == "Ranks 0 and 3 have batches of 8 to 64 samples, the other ranks of 32."
 
@@ -143,3 +146,25 @@ def test_batches_that_are_equal_or_not_known(sizes: tuple[int | None, ...]) -> N
     """Also if the last batches of an epoch differ."""
     assert with_batches(*sizes) == []
     assert with_batches(16, 32, ddp={}) == [], "each trains its own model"
+
+
+def measured(*samples: Sequence[int | None], group: str = "") -> list[Finding]:
+    """Of ranks without a loader: what each was given in its sampled steps."""
+    run = Cluster(ranks=len(samples), steps=40).run()
+    records = sampled(model("a", "b"), ranks=len(samples), steps=range(5, 5 + 2 * len(samples[0]), 2))
+    given = [
+        replace(one, group=group, work=Work(samples=samples[one.rank][(one.step - 5) // 2])) for one in records.samples
+    ]
+    series = [replace(one, facts={"ddp": {"bucket_mb": 25.0}}) for one in run.ranks]
+    found = diagnose(replace(run, ranks=tuple(series), layers=replace(records, samples=tuple(given))))
+    return [one for one in found if one.kind == "uneven_batches"]
+
+
+def test_batches_are_measured_where_there_is_no_loader() -> None:
+    (found,) = measured((32, 32, 32), (32, 32, 32), (24, 24, 24))
+    assert found.title == "Rank 2 has batches of 24 samples, the other ranks of 32."
+    assert found.evidence == {"batch_sizes": {"0": 32, "1": 32, "2": 24}, "usual": 32, "measured": True}
+    assert measured((32, 32), (24, 24)) == [], "too few steps"
+    assert measured((32, 32, 32), (32, 24, 24)) == [], "they vary from step to step"
+    assert measured((32, 32, 32), (24, None, 24)) == [], "not all are known"
+    assert measured((32, 32, 32), (24, 24, 24), group="tp=1") == [], "parts of one model"

@@ -36,6 +36,7 @@ __all__ = [
     "fsdp_prefetch_advice",
     "fsdp_units_advice",
     "fused_setting",
+    "is_data_parallel",
     "loader_name",
     "loader_setting",
     "phase_advice",
@@ -247,7 +248,7 @@ def _replicas(window: Window, facts: Mapping[str, Any]) -> int:
     if "data" in sizes_by_kind:
         return sizes_by_kind["data"]
     shared = sizes_by_kind.get("tensor", 1) * sizes_by_kind.get("context", 1)
-    return (_peer_count(facts) if _is_parallel(facts) else 1) // shared
+    return (_peer_count(facts) if is_data_parallel(facts) else 1) // shared
 
 
 def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, Any]) -> Iterator[str]:
@@ -275,7 +276,7 @@ def _last_batch(window: Window, facts: Mapping[str, Any], loader: Mapping[str, A
         )
         return
     waste = (float(np.median(wall_ns[ends])) / usual_ns - last / size) / length
-    if len(ends) >= thresholds.LAST_BATCH_EPOCHS and waste >= thresholds.LAST_BATCH_SHARE and _is_parallel(facts):
+    if len(ends) >= thresholds.LAST_BATCH_EPOCHS and waste >= thresholds.LAST_BATCH_SHARE and is_data_parallel(facts):
         yield (
             f"Every epoch of {length:.0f} batches ends with a batch of {instead}, whose step takes "
             f"{ms_text(float(np.median(wall_ns[ends])) / 1e6)} ({ms_text(usual_ns / 1e6)} for a full batch). "
@@ -287,7 +288,7 @@ def _unequal_epochs(window: Window) -> Iterator[str]:
     """Ranks that run out of data at different times, unless a rank has shown that it can handle that."""
     loaders = [_facts_about(facts, "loader") for facts in window.facts]
     lengths = [number(loader, "length") for loader in loaders]
-    parallel = all(_is_parallel(facts) for facts in window.facts)
+    parallel = all(is_data_parallel(facts) for facts in window.facts)
     known = [length for length in lengths if length]
     if len(known) < 2 or len(known) < len(lengths) or not parallel or min(known) == max(known):
         return
@@ -362,11 +363,11 @@ def _median_step_ns(window: Window) -> float | None:
 
 def batch_size_of(facts: Mapping[str, Any]) -> int | None:
     """Samples in a batch of a data-parallel rank's training loader; None: not known, or not data-parallel."""
-    size = number(_facts_about(facts, "loader"), "batch_size") if _is_parallel(facts) else None
+    size = number(_facts_about(facts, "loader"), "batch_size") if is_data_parallel(facts) else None
     return int(size) if size else None
 
 
-def _is_parallel(facts: Mapping[str, Any]) -> bool:
+def is_data_parallel(facts: Mapping[str, Any]) -> bool:
     return bool(_facts_about(facts, "ddp") or _facts_about(facts, "fsdp"))
 
 

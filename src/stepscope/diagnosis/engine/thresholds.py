@@ -69,6 +69,8 @@ PACE_STEPS = 2.0
 CARRIED_SHARE = 0.25
 """Share of a phase's excess that must show in the rank's whole work, where that is measured.  On a crowded machine the
 rest is lost in the noise of other phases, but an excess that another phase makes up for delays no other rank."""
+UNEVEN_BATCHES_STEPS = 3
+"""Sampled steps in which all ranks must have had batches of the same sizes, to say that they are uneven."""
 UNEVEN_SHARE = 0.05
 """Share of the step by which the slowest rank, whichever it is, lags in the median step: less is normal scatter."""
 UNEVEN_FLOOR_NS = 1_000_000
