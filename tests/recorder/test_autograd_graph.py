@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -489,6 +492,50 @@ def test_gradients_that_exist_are_not_made_again() -> None:
     assert graph.gradients_before == 8 * 4 * FLOAT
 
 
+class Wide(nn.Module):
+    """A transformer whose tensors are large enough that nothing else matters."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True) for _ in range(4))
+        self.head = nn.Linear(64, 1000, bias=False)
+        self.again = again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
+        return self.head(x).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("again", "micro_batches", "within"), [(False, 1, 0.02), (False, 2, 0.02), (True, 1, 0.05)])
+def test_the_peak_is_that_of_the_allocator(
+    layers: Layers, tmp_path: Path, again: bool, micro_batches: int, within: float
+) -> None:
+    """Of the CPU's, whose allocations torch's profiler sees."""
+    model = Wide(again)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch, answers = torch.randn(8, 64, 64), torch.zeros(8 * 64, dtype=torch.int64)
+
+    def step() -> None:
+        for _ in range(micro_batches):
+            functional.cross_entropy(model(batch), answers).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    memory = [one["args"] for one in sorted(events, key=lambda one: one.get("ts", 0)) if one["name"] == "[memory]"]
+    before = memory[0]["Total Allocated"] - memory[0]["Bytes"]
+    real = max(one["Total Allocated"] for one in memory) - before
+    _, sample = layers.last()
+    held = sum(sample.memory["parameters"]) + batch.nbytes
+    assert max(size for size, _ in sample.peaks.values()) - held == pytest.approx(real, rel=within)
+
+
 # -- Several ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -580,6 +627,41 @@ def test_nothing_is_kept_alive(layers: Layers) -> None:
     model, optimizer = nn.Sequential(), torch.optim.SGD([WEIGHT])
     gc.collect()
     assert [one() for one in removed] == [None] * 2
+
+
+@pytest.mark.parametrize("kind", ["plain", "reentrant", "again"])
+def test_losses_are_the_same_without_us(layers: Layers, kind: str) -> None:
+    """With dropout inside of what is computed again, so that a changed random state would show."""
+
+    def losses() -> list[float]:
+        torch.manual_seed(1)
+        model = Transformer(kind)
+        model.block.mlp.append(nn.Dropout(0.3))
+        seen: list[float] = []
+
+        def loss() -> torch.Tensor:
+            found = of_words(model)()
+            seen.append(found.item())
+            return found
+
+        train(model, loss, 6)
+        return seen
+
+    with_us = losses()
+    assert len(layers.records().samples) == 5
+    layers.sampler.withdraw()
+    assert losses() == with_us
+
+
+def test_a_deep_graph_is_freed_without_trouble() -> None:
+    graph = graph_of(WEIGHT)
+    out = WEIGHT
+    for _ in range(autograd_graph.MOST_NODES - 10):
+        out = out.view(-1)
+    graph.walk(out.sum())
+    assert graph.known
+    assert graph.peak(0)[0] >= WEIGHT.nbytes
+    del graph
 
 
 def test_a_graph_that_the_script_keeps_does_not_keep_our_figures(

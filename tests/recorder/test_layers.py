@@ -665,6 +665,9 @@ def test_compiled_models_have_no_times(layers: Layers) -> None:
     assert [one.name for one in tree.modules] == ["", "0", "1", "2"]
     assert sample.forward_us == sample.backward_us == (None,) * 4
     assert set(layers.by_name("grad_norm")) == {"0", "2"}
+    rows = len(X)
+    assert layers.by_name("activations") == {"": rows * (8 + 4 + 2) * FLOAT}  # no hook said which module saved what
+    assert sample.peaks["forward"] == ((36 + 10) * FLOAT + rows * (8 + 4 + 2) * FLOAT, None)
     counters = torch._dynamo.utils.counters
     assert counters["stats"]["unique_graphs"] == 1  # looking has not made it compile again
     torch._dynamo.reset()

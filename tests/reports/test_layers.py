@@ -313,6 +313,17 @@ def test_the_peak_names_its_phase_and_its_module() -> None:
     assert [one.peaks for one in again.samples] == [one.peaks for one in records.samples]
 
 
+def test_a_peak_that_is_at_no_layer_says_so() -> None:
+    def said(**about: Any) -> str:
+        peaks = {"backward": [3 << 20, None], "optimizer": [2 << 20, None]}
+        lines = [{**line, "peaks": peaks, **about} for line in layer_lines(ranks=1, samples=1)]
+        text: str = document(read_layers(lines)[0])["peak"]["text"]
+        return text
+
+    assert said() == "3.0 MiB in backward, outside of the layers (optimizer 2.0 MiB)"
+    assert said(compiled=True) == "3.0 MiB in backward (optimizer 2.0 MiB)"  # where it was is not known
+
+
 def test_without_peaks_there_are_none() -> None:
     shown = document(layer_records(ranks=1, samples=1, device=False))
     assert (shown["peak"], shown["timeline"]["peak_bytes"]) == (None, [None])

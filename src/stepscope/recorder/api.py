@@ -253,8 +253,9 @@ def note(**values: Any) -> None:
 def watch(model: Any, *, activations: bool = True, gradients: bool = True) -> None:
     """Name the model whose layers are looked at in sampled steps (docs/layers.md), also if it is on a GPU.
 
-    Without this, the modules that the script calls are looked at.  ``activations=False`` leaves out the sizes of
-    outputs and the search for NaN in them; ``gradients=False`` their norms and the time of backward.
+    Without this, the modules that the script calls are looked at.  ``activations=False`` leaves out what is
+    kept for backward, peaks, and the search for NaN in outputs; ``gradients=False`` their norms and the time of
+    backward.
     """
     recorder = bootstrap.current()
     if recorder is not None and recorder.layers is not None:

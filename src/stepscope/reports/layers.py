@@ -231,7 +231,7 @@ def _peak(model: ModelTree, sample: LayerSample) -> dict[str, Any] | None:
             "phase": phase,
             "bytes": size,
             "module": _named(model, at),
-            "text": f"{bytes_text(size)} in {phase}{'' if at is None else f' of {_named(model, at)}'}",
+            "text": f"{bytes_text(size)} in {phase}{_place(model, phase, at)}",
         }
         for phase, (size, at) in sample.peaks.items()
     ]
@@ -242,6 +242,12 @@ def _peak(model: ModelTree, sample: LayerSample) -> dict[str, Any] | None:
         "phases": phases,
         "text": highest["text"] + (f" ({', '.join(others)})" if others else ""),
     }
+
+
+def _place(model: ModelTree, phase: str, at: int | None) -> str:
+    if at is not None:
+        return f" of {_named(model, at)}"
+    return "" if phase == "optimizer" or model.compiled else ", outside of the layers"
 
 
 def _explained(peak: int, most: int) -> str:

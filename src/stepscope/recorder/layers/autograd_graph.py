@@ -150,9 +150,8 @@ class AutogradGraph:
 
         The script holds the output of the model, and activation checkpointing the input of what it computes again.
         """
-        for tensor in tensors:
-            if type(tensor) is self._torch.Tensor and len(self._returned) < MOST_NODES:
-                self._returned.append((at, weakref.ref(tensor)))
+        if len(self._returned) < MOST_NODES:
+            self._returned += [(at, weakref.ref(tensor)) for tensor in tensors]
 
     def walk(self, tensors: Any, gradients_before: int = 0) -> None:
         """Backward is about to begin from these tensors; parameters have gradients of so many bytes already."""
