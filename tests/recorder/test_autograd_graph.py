@@ -543,9 +543,11 @@ def test_the_peak_is_that_of_the_allocator(
 def group(backend: str, store: Any, world_size: int) -> Iterator[None]:
     hook = sys.excepthook
     dist.init_process_group(backend, store=store, rank=0, world_size=world_size)
-    yield
-    dist.destroy_process_group()
-    sys.excepthook = hook
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
 
 
 @pytest.mark.parametrize("as_view", [False, True])
@@ -577,6 +579,21 @@ def test_what_fsdp_gathers_is_counted_apart(layers: Layers) -> None:
         assert layers.by_name("activations") == {str(at): ROWS * 8 * FLOAT for at in range(4)}
         assert layers.last()[1].peaks["forward"] == (4 * weight + 4 * ROWS * 8 * FLOAT + 6 * weight, 4)
         assert flops(layers) == (2 + 3 * 3) * 2 * ROWS * 8 * 8
+        first = graph_of(*model.parameters())
+        loss = model(X).sum()
+        first.walk(loss)
+        loss.backward()
+        second = graph_of(*model.parameters())
+        loss = model(X).sum()
+        second.walk(loss, 4 * weight)
+        loss.backward()
+        hidden = ROWS * 8 * FLOAT
+        assert first.activations() == second.activations() == {-1: 4 * hidden}
+        flowing = hidden + hidden + weight  # what comes in, and what is computed for the input and the weight
+        # First at the third layer of backward, behind which two gradients exist; then at the first, because what is
+        # computed is added to gradients that were there before.
+        assert first.peak(0)[0] == 2 * hidden + 2 * weight + flowing
+        assert second.peak(0)[0] == 4 * hidden + flowing
 
 
 @pytest.mark.parametrize("hooked", [False, True])

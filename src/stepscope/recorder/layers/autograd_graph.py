@@ -97,6 +97,7 @@ class AutogradGraph:
         """
         self._torch = torch
         self._now = torch._C._autograd._get_sequence_nr
+        self._ordinary = (torch.Tensor, torch.nn.Parameter)
         self._device_type = device_type
         self._parameters = {id(one) for one in parameters}
         self._have_gradients = {id(one) for one in have_gradients}
@@ -121,6 +122,8 @@ class AutogradGraph:
         """By module, of all graphs."""
         self._counted: set[int] = set()
         self._opaque = False
+        self._had_gradients = False
+        """Whether there were any before the backward that is looked at."""
         self._backwards = 0
         self._walks = 0
         self._last_was_new = False
@@ -163,6 +166,7 @@ class AutogradGraph:
             tensors = (tensors,)
         elif not isinstance(tensors, list | tuple):
             tensors = ()
+        self._had_gradients = gradients_before > 0
         roots = [one.grad_fn for one in tensors if isinstance(one, self._torch.Tensor) and one.grad_fn is not None]
         read = self._read(roots)
         if read is None:
@@ -187,7 +191,7 @@ class AutogradGraph:
         alive: list[Any] = []
         """The nodes' objects, so that none of them is made anew with the id of another one."""
         sizes: dict[int, tuple[int, int]] = {}
-        gathered: set[int] = set()
+        trained: set[int] = set()
         left: list[Any] = []
 
         def meet(function: Any) -> _Node:
@@ -212,8 +216,8 @@ class AutogradGraph:
                 node.parameter = 0
                 if variable is not None:
                     node.bytes, node.parameter = self._gradient_bytes(variable)
-                if self._sharded and variable is not None and id(variable) not in self._parameters:
-                    gathered.update(map(_address, _plain_parts(self._torch, variable)))
+                    if id(variable) not in self._parameters or hasattr(variable, "_local_shard"):
+                        trained.update(map(_address, self._counted_parts(variable)))
                 continue
             name = type(function).__name__.rstrip("0123456789").removesuffix("Backward")
             node.bytes = sum(map(_bytes, function._input_metadata))
@@ -228,7 +232,7 @@ class AutogradGraph:
                 self._last_was_new = True
                 if name in OPERANDS:
                     self._count_flops(name, function, edges, node, shapes, ranks)
-        for address in gathered:  # FSDP's gathered parameters are counted apart
+        for address in trained:  # parameters of other models, or those that FSDP1 or 2 has gathered, which count apart
             sizes.pop(address, None)
         owned = {address: (size, self._owner_of(sequence)) for address, (size, sequence) in sizes.items()}
         return sorted(found.values(), key=lambda one: -one.sequence), owned
@@ -281,7 +285,7 @@ class AutogradGraph:
 
     def _counted_parts(self, tensor: Any) -> Sequence[Any]:
         """The ordinary tensors of which it consists, if they are where the model is."""
-        parts = (tensor,) if type(tensor) is self._torch.Tensor else _plain_parts(self._torch, tensor)
+        parts = (tensor,) if type(tensor) in self._ordinary else _plain_parts(self._torch, tensor)
         return [one for one in parts if one.device.type == self._device_type and one.layout is self._torch.strided]
 
     def _count_flops(
@@ -310,8 +314,10 @@ class AutogradGraph:
         size = local.numel() * local.element_size()
         if variable.grad is not None or id(variable) in self._have_gradients:
             return size, 0
+        if id(variable) in self._parameters:
+            return size, size
         # FSDP computes with gathered parameters, of whose gradients a shard remains.
-        return size, size if id(variable) in self._parameters else int(size * self._shard)
+        return size, 0 if self._sharded and self._had_gradients else int(size * self._shard)
 
     def _owner_of(self, sequence: int) -> int:
         # A module's nodes have the numbers from where it began up to, but not including, where it ended.
