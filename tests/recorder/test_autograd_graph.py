@@ -198,7 +198,7 @@ def test_what_a_function_of_the_script_saves_counts(layers: Layers) -> None:
     model = nn.Sequential(nn.Linear(8, 4), Squared())
     train(model, lambda: model(X).sum())
     assert layers.by_name("activations") == {"0": ROWS * 8 * FLOAT, "1": 2 * ROWS * 4 * FLOAT}
-    assert flops(layers) == 2 * (2 * ROWS * 8 * 4)
+    assert flops(layers) is None, "it might be a matrix product"
 
 
 def test_a_graph_that_was_freed_in_part_is_read_as_far_as_it_is_there() -> None:

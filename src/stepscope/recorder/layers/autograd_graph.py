@@ -245,15 +245,19 @@ class AutogradGraph:
         If it has FLOPs, return shapes by the names of the arguments, and over how many ranks the operation is spread
         (tensor parallelism).
         """
+        shapes: Shapes = {}
+        spread: dict[int, int] = {}
+        foreign = False
+        """Whether it is an operation of another library, which may be a matrix product (attention, a fused loss)."""
         kind = type(function)
         slots = SLOTS.get(kind)
         if slots is None:
             if isinstance(function, self._torch.autograd.function.BackwardCFunction):
                 slots = ("_raw_saved_tensors",)
+                made_by = str(getattr(getattr(kind, "_forward_cls", None), "__module__", ""))
+                foreign = made_by.partition(".")[0] != "torch"
             else:
                 slots = SLOTS[kind] = tuple(name for name in dir(function) if name.startswith("_raw_saved_"))
-        shapes: Shapes = {}
-        spread: dict[int, int] = {}
         for slot in slots:
             try:
                 saved = getattr(function, slot)
@@ -266,6 +270,7 @@ class AutogradGraph:
                 if not isinstance(tensor, self._torch.Tensor):
                     node.hooked = True
                     continue
+                self._opaque = self._opaque or (foreign and tensor.ndim > 1)
                 if has_flops:
                     shape = _shape(tensor)
                     if shape is not None and len(shape) > 1:
