@@ -81,7 +81,7 @@ CASES = (
     _fault("keep_loss", "keep_loss", "memory_creep", "kept, a list", args=("--steps", "400")),
     _fault("keep_logits", "keep_logits", "memory_creep", "kept, a list", args=("--steps", "400")),
     _fault("keep_hidden", "keep_hidden", "memory_creep", "kept, a list", args=("--steps", "400")),
-    _fault("total", "total", "memory_creep", "total in main", args=("--steps", "400")),
+    _fault("total", "total", "memory_creep", "total in main", args=("--steps", "1200")),
     _fault("leak", "leak", "memory_creep", "float32 [25000000]", args=("--held-gb", "20", "--steps", "1500")),
 )
 
@@ -131,8 +131,11 @@ def _run(case: LayerCase, device: str, folder: Path, shared: dict[str, str]) -> 
         return _judge_sum(run, said, environment)
     if case.name.startswith("same/"):
         bare = _output([*start, *job], environment)
-        expected = json.loads(bare.stdout.strip().splitlines()[-1]) if not bare.returncode else {}
-        problems = [] if said["losses"] == expected.get("losses") else ["losses differ from those of the bare job"]
+        if bare.returncode:
+            return [f"the bare job failed, with exit code {bare.returncode}: {bare.stderr[-1500:]}"], ""
+        expected = json.loads(bare.stdout.strip().splitlines()[-1])["losses"]
+        apart = [at for at, (ours, theirs) in enumerate(zip(said["losses"], expected, strict=True)) if ours != theirs]
+        problems = [f"{len(apart)} losses differ from those of the bare job, from step {apart[0]} on"] if apart else []
         return problems + _alarms(summary), f"{len(said['losses'])} losses"
     return _judge_finding(case, summary)
 

@@ -40,7 +40,7 @@ from stepscope.diagnosis.rules.loss import find_loss
 from stepscope.diagnosis.rules.machine import find_machine
 from stepscope.diagnosis.rules.memory import find_memory
 from stepscope.diagnosis.rules.network import led_by_network
-from stepscope.diagnosis.rules.spikes import find_spikes
+from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
 from stepscope.records.finding import SEVERITIES, Finding, HangKind, as_remark, finding_order, highest
@@ -271,7 +271,8 @@ def _opportunities(view: View) -> dict[str, Floats]:
     if len(view.ranks) > 1 and view.comm_measured:
         work_ns = view.work_ns - stopped
         found[SLOWEST_RANK] = longest(work_ns) - median_rank(work_ns)
-    found[SLOW_STEPS] = _over_median(view.step_ns - where_stopped(view, stopped) - longer_by_passes(view))
+    own_ns = view.step_ns - where_stopped(view, stopped) - longer_by_passes(view)
+    found[SLOW_STEPS] = _over_median(without_looks(view, own_ns))
     return found
 
 

@@ -699,7 +699,7 @@ def _growing_advice(found: Mapping[str, Any]) -> Iterator[str]:
     if found and not found["element"]:
         yield (
             f"{found['holder']} keeps the graphs of past steps, back to step {found['from']:,} at least: "
-            "add .detach() or .item() to what it is made of."
+            "call .detach() or .item() on what goes into it."
         )
     elif found:
         size = f", {bytes_text(found['element_bytes'])} each" if found["element_bytes"] >= 1024 else ""

@@ -33,7 +33,7 @@ from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED
 from stepscope.records.text import count_text, ms_text, ns_text, share_text
 
-__all__ = ["Place", "by_phase_ms", "find_spikes", "locate", "typical_phase_ns", "where_text"]
+__all__ = ["Place", "by_phase_ms", "find_spikes", "locate", "typical_phase_ns", "where_text", "without_looks"]
 
 
 # -- spikes -----------------------------------------------------------------------------------------------------------
@@ -471,7 +471,7 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
     """``left_ns`` [S]: the steps without what ``claims`` explain."""
     if not view.enough or not left_ns.any():
         return []
-    series = spike_series(_without_looks(view, left_ns - unexplained_stops(view, claims)))
+    series = spike_series(without_looks(view, left_ns - unexplained_stops(view, claims)))
     spikes = spikes_of(view, series)
     stalls = _one_off(view, series, spikes)
     known = {spike.first for spike in stalls}
@@ -480,7 +480,7 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
     return [*_one_for_each_place(view, found), *find_jitter(view, series, recurring)]
 
 
-def _without_looks(view: View, values_ns: Floats) -> Floats:
+def without_looks(view: View, values_ns: Floats) -> Floats:
     """[S]; steps in which Stepscope looked at layers or memory are not longer than others, as far as it may be that.
 
     They recur at a fixed distance, so even a small excess would be found.

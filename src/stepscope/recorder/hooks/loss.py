@@ -4,7 +4,7 @@ The loss is the scalar on which the script calls ``backward``: the last one of t
 accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
 returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
-to pinned memory in the background and read when they are there.  Of steps shorter than 20 ms only some are looked at.
+to pinned memory in the background and read when they are there.  Of steps shorter than 40 ms only some are looked at.
 
 The learning rate is that of the first parameter group of the optimizer that ends the step, if it is a Python number or
 on the CPU, read when backward begins: the one that the optimizer is going to use.
@@ -45,7 +45,7 @@ FEWER = 64
 FIRST_BAD = 4
 MOST_CHANGES = 256
 """Values that are stored between the regular ones: the first few that are not finite, and the first after them."""
-SHORTEST_NS = 20_000_000
+SHORTEST_NS = 40_000_000
 """Between two steps that are looked at: a look takes 60 µs between kernels, too much for a loop of a millisecond."""
 LONGEST_STRIDE = 1024
 MOST_UNDER_WAY = 8
