@@ -4,8 +4,9 @@
 ``torch._dynamo`` in its first step, which takes as long as torch itself, and then calls three functions of it that do
 nothing outside of a compiled region.  Those are here; asking for anything else, or importing a module below it, loads
 the real one in its place.  So it is with ``torch._meta_registrations``, a quarter of what importing torch takes: what
-operators do without data, for the compiler and for DTensor, whose modules load it.  ``make soak`` and ``make versions``
-run without this (``STEPSCOPE_WHOLE_TORCH``).
+operators do without data, for the compiler and for DTensor, whose modules load it.  The objects of torch itself are
+left out of garbage collection, which at the end of a process takes a quarter of a second for them.  ``make soak`` and
+``make versions`` run without this (``STEPSCOPE_WHOLE_TORCH``).
 
 **Jobs do not hang at their end.**  During backward, torch 2.13 keeps a Python object with every exchange that DDP
 starts.  A thread of gloo releases it, for which it needs the GIL; a script that drops its model after
@@ -20,6 +21,7 @@ code that was compiled before, as far as it was.  The test workers save what the
 This imports nothing that is not loaded anyway.
 """
 
+import gc
 import marshal
 import os
 import sys
@@ -83,10 +85,10 @@ class WhenLoaded:
     def find_spec(self, name, path=None, target=None):
         if name != self._name:
             return None
-        from importlib.machinery import PathFinder
-
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path)
+        # By others: the recorder may wait for the same module.
+        found = (finder.find_spec(name, path, target) for finder in [*sys.meta_path])
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is not None:
             load = spec.loader.exec_module
 
@@ -110,6 +112,17 @@ def late_compiler():
     rules = LateModule(f"{COMPILER}.trace_rules", COMPILER, clear_lru_cache=lambda: None)
     known = {"disable": disable, "graph_break": lambda *_: None, "utils": utils, "trace_rules": rules}
     return LateModule(COMPILER, COMPILER, **known)
+
+
+def late_meta():
+    """What torch imports nearly last; and what the real one does that jobs need."""
+    if "_duckdb" not in sys.modules:  # which complains if it is not collected
+        gc.freeze()
+    if hasattr(sys.modules["torch._C"], "_set_generator_metaclass"):
+        from torch._opaque_base import OpaqueBaseMeta
+
+        sys.modules["torch._C"]._set_generator_metaclass(OpaqueBaseMeta)
+    return LateModule(META, META)
 
 
 def keep_no_object(module):
@@ -169,7 +182,7 @@ def run_compiled(dataclasses):
 
 if "STEPSCOPE_WHOLE_TORCH" not in os.environ:
     sys.meta_path.insert(0, LateFinder(COMPILER, late_compiler))
-    sys.meta_path.insert(0, LateFinder(META, lambda: LateModule(META, META)))
+    sys.meta_path.insert(0, LateFinder(META, late_meta))
     for name in USE_META:
         sys.meta_path.insert(0, WhenLoaded(name, lambda _: real(META, META)))
 sys.meta_path.insert(0, WhenLoaded("torch.autograd.graph", keep_no_object))
