@@ -42,10 +42,10 @@ define ONCE_MORE_ALONE
 	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(2) $(TEST_ARGS); }
 endef
 
-# Show vitest's output only if something fails.
+# Show vitest's output only if something fails.  Its files share modules: loading them for each takes most of the time.
 define PAGE_UNITS
 if [ -x web/node_modules/.bin/vitest ]; then \
-	said=$$(cd web && NO_COLOR=1 npm test --silent 2>&1) || { echo "$$said"; exit 1; }; \
+	said=$$(cd web && NO_COLOR=1 npm test --silent -- --no-isolate 2>&1) || { echo "$$said"; exit 1; }; \
 	echo "$$said" | sed -n 's/^ *Tests *\(.*\)/page, without a browser: \1/p'; \
 else echo "npm was not found; skipping the page's unit tests"; fi
 endef

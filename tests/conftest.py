@@ -94,6 +94,8 @@ def pytest_collection_finish() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+        # Tests drop what they make, and those that are about garbage collect it themselves.
+        gc.set_threshold(100_000, 20, 20)
     if save := getattr(sys.modules.get("sitecustomize"), "save_compiled", None):
         save()
 

@@ -14,7 +14,7 @@ from tests.page.browsing import TOO_WIDE, Page, ServedFolder, complaints, run_ad
 NARROW = 420
 
 
-def states(page: Page, hub: ServedFolder, *, some: bool = False) -> Iterator[str]:
+def states(page: Page, hub: ServedFolder, *, some: bool) -> Iterator[str]:
     """Visit every screen in every normal state, or four that differ most; yield its name."""
 
     def shows(fragment: str) -> None:
@@ -48,22 +48,23 @@ def states(page: Page, hub: ServedFolder, *, some: bool = False) -> Iterator[str
     yield "three runs compared"
 
 
-@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "all"])
-def test_axe_finds_nothing(browser_page: Any, served: Any, axe: str, all_of_them: bool) -> None:
+@pytest.mark.soak  # near: pages of traces in test_page_files.py, and a run in test_page_layers.py
+def test_axe_finds_nothing(browser_page: Any, served: Any, axe: str) -> None:
     """In both themes; each state is visited once, then the theme is switched."""
     page = browser_page()
     browser_page.expects(page, "401", "404")
-    found = {state: complaints(page, axe) for state in states(page, served, some=not all_of_them)}
+    found = {state: complaints(page, axe) for state in states(page, served, some=False)}
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
-    assert len(found) == (12 if all_of_them else 4)
+    assert len(found) == 12
 
 
-def test_nothing_is_wider_than_a_narrow_window(browser_page: Any, served: Any) -> None:
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["some", "all"])
+def test_nothing_is_wider_than_a_narrow_window(browser_page: Any, served: Any, some: bool) -> None:
     page = browser_page(width=NARROW)
     browser_page.expects(page, "401", "404")
-    found = {state: page.evaluate(TOO_WIDE) for state in states(page, served)}
+    found = {state: page.evaluate(TOO_WIDE) for state in states(page, served, some=some)}
     assert {state: wide for state, wide in found.items() if wide} == {}
-    assert len(found) == 12
+    assert len(found) == (4 if some else 12)
 
 
 COLOURLESS = """

@@ -130,15 +130,14 @@ def test_new_steps_are_put_behind_the_map(browser_page: Any, serve_folder: Any, 
     run.end()
 
 
-def test_one_rank_has_no_map_but_its_panel(browser_page: Any, served: Any, open_run: Any) -> None:
+def test_one_rank_has_no_map_but_its_panel_and_a_run_without_notes_of_its_logs_says_so(
+    browser_page: Any, served: Any, open_run: Any
+) -> None:
     page = open_run(browser_page(), served, "one")
     expect(page.get_by_role("heading", name="Rank 0", exact=True)).to_be_visible()
     expect(page.get_by_role("log")).to_contain_text("line 99")
     assert page.locator(MAP).count() == 0
-
-
-def test_a_run_without_notes_of_its_logs_says_so(browser_page: Any, served: Any, open_run: Any) -> None:
-    page = open_run(browser_page(), served, "demo", rank=0, step=100)
+    open_run(page, served, "demo", rank=0, step=100)
     expect(page.get_by_text("This run has no record of its log sizes.")).to_be_visible()
     expect(page.get_by_role("log")).to_contain_text("line 99")
 

@@ -115,7 +115,7 @@ def test_a_damaged_copy_says_so(browser_page: Any, copies: dict[str, Path], tmp_
     expect(page.get_by_role("alert")).to_contain_text("cannot be used")
 
 
-@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.soak), 420])
 def test_a_report_is_downloaded_and_opens_without_its_hub(
     browser_page: Any, serve_folder: Any, feed: Any, open_run: Any, tmp_path: Path, width: int
 ) -> None:
