@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_browser() -> Iterator[tuple[Browser, LoopOfPlaywright]]:
     """One browser for all tests of a worker: starting it takes longer than most of them."""
-    with launched("--disable-threaded-compositing") as browser:  # a tenth less work where there is no screen
+    with launched() as browser:
         loop = LoopOfPlaywright()
         with loop.here():
             browser.new_context().close()  # what a browser starts for its first page is its own, not a test's
