@@ -95,7 +95,8 @@ def test_a_script_that_raises_at_import(run_stepscope: Run, script: Callable[...
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "crashed"),
         pytest.param("os.kill(os.getpid(), signal.SIGABRT)", 134, "crashed", marks=pytest.mark.soak),
         pytest.param("os.kill(os.getpid(), signal.SIGTERM)", 143, "interrupted", marks=pytest.mark.soak),
-        ("raise KeyboardInterrupt", 130, "interrupted"),
+        # near: test_a_signal in tests/faults/test_interrupt.py
+        pytest.param("raise KeyboardInterrupt", 130, "interrupted", marks=pytest.mark.soak),
     ],
 )
 def test_the_exit_code_is_the_jobs_own(
@@ -112,10 +113,10 @@ def test_the_exit_code_is_the_jobs_own(
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(["-m", "pkg.mod"], marks=pytest.mark.soak, id="module"),  # near: dashes
+        pytest.param(["-m", "pkg.mod"], marks=pytest.mark.soak, id="module"),
         pytest.param([sys.executable, "-m", "pkg.mod"], marks=pytest.mark.soak, id="python"),  # near: shell
         pytest.param(["bash", "-c", 'exec "$0" -m pkg.mod "$@"', sys.executable], id="shell"),
-        pytest.param(["--", "-m", "pkg.mod"], id="dashes"),
+        pytest.param(["--", "-m", "pkg.mod"], marks=pytest.mark.soak, id="dashes"),
     ],
 )
 def test_a_module_a_python_and_a_shell(

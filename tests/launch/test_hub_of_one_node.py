@@ -85,6 +85,7 @@ def test_it_is_started_by_whoever_knocks_and_again_when_it_died(
     assert watched["token"] not in done.stderr
 
 
+@pytest.mark.soak  # near: test_who_follows_is_told_the_final_findings in test_two_nodes.py
 def test_who_follows_is_told_the_end_and_may_ask_before_the_hub_goes(
     commands: Any, watched: dict[str, Any], tmp_path: Path
 ) -> None:
