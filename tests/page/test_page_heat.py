@@ -75,6 +75,7 @@ def test_a_click_on_the_slow_rank_shows_it_and_its_output(
     expect(page.locator(".log-line mark")).to_have_count(1)
 
 
+@pytest.mark.soak  # near: test_page_keyboard.py
 def test_the_keyboard_does_the_same(browser_page: Any, serve_folder: Any, open_run: Any, talking: Path) -> None:
     page = open_run(browser_page(theme="dark"), serve_folder(talking), "talking")
     box_of(page)

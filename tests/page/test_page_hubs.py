@@ -23,6 +23,7 @@ PREFIX = "/user/ada/proxy/4711"
 MANY = 120
 
 
+@pytest.mark.soak  # near: tests/hub/api/test_serve_command.py
 def test_over_tls(browser_page: Any, feed: Any, tmp_path: Path) -> None:
     """After accepting the certificate: everything is encrypted, and steps are drawn as they arrive."""
     run = feed()

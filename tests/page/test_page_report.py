@@ -49,6 +49,7 @@ def test_the_fault_is_seen_without_a_network(opened: Callable[..., Any], theme: 
     assert "demo" in page.title()
 
 
+@pytest.mark.soak  # near: test_page_charts.py
 def test_steps_and_a_rank_are_chosen_by_the_address_and_by_hand(opened: Callable[..., Any]) -> None:
     page = opened("demo", "#/run/demo?first=100&last=200&rank=0")
     expect(page.get_by_role("heading", name="Rank 0").first).to_be_visible()

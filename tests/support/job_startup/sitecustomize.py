@@ -164,14 +164,18 @@ def read_compiled():
 
 
 def save_compiled():
-    """Keep what was compiled here for all later processes."""
+    """Keep what was compiled here for all later processes, if that can be written."""
     global are_new
-    if are_new:
-        are_new = False
+    if not are_new:
+        return
+    are_new = False
+    try:
         os.makedirs(os.path.dirname(COMPILED), exist_ok=True)
         with open(f"{COMPILED}.{os.getpid()}", "wb") as file:
             marshal.dump(compiled, file)
         os.replace(f"{COMPILED}.{os.getpid()}", COMPILED)
+    except OSError:
+        pass
 
 
 def run_compiled(dataclasses):
