@@ -73,6 +73,7 @@ COLOURLESS = """
 """
 
 
+@pytest.mark.soak  # near: axe, above
 def test_with_forced_colours_and_on_paper_bars_and_legends_are_still_there(browser_page: Any, served: Any) -> None:
     page = browser_page()
     page.emulate_media(forced_colors="active")

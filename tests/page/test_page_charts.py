@@ -89,6 +89,7 @@ def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
     expect(page).not_to_have_url(re.compile("step="))
 
 
+@pytest.mark.soak  # near: test_a_stretch_is_dragged_and_the_keyboard_moves_on
 def test_a_long_run_is_asked_for_finer_steps(browser_page: Any, served: Any, open_run: Any) -> None:
     """The run has 600 steps and the page requests 600 bins, so the first request is made coarser here."""
     page = browser_page()
@@ -162,6 +163,7 @@ def test_memory_that_creeps_says_when_it_is_full(browser_page: Any, served: Any,
     expect(page.get_by_role("region", name="Metrics")).to_have_count(0)
 
 
+@pytest.mark.soak  # near: test_page_keyboard.py
 def test_sections_and_show_rank_scroll_to_their_place(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(), served, "demo")
     sections = page.get_by_role("navigation", name="Sections")

@@ -100,6 +100,7 @@ def test_the_keyboard_does_the_same(browser_page: Any, serve_folder: Any, open_r
     expect(page.get_by_role("heading", name="Rank 2", exact=True)).to_have_count(0)
 
 
+@pytest.mark.soak  # near: a click on the slow rank, above
 def test_the_end_of_a_log_with_a_huge_line(browser_page: Any, serve_folder: Any, open_run: Any, talking: Path) -> None:
     page = open_run(browser_page(width=420), serve_folder(talking), "talking", rank=2)
     log = page.get_by_role("log")
@@ -143,6 +144,7 @@ def test_one_rank_has_no_map_but_its_panel_and_a_run_without_notes_of_its_logs_s
     expect(page.get_by_role("log")).to_contain_text("line 99")
 
 
+@pytest.mark.soak  # near: the mouse, above
 def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
     browser_page: Any, serve_folder: Any, open_run: Any, talking: Path
 ) -> None:

@@ -88,6 +88,7 @@ def many_runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.soak  # near: test_page_list.py
 def test_a_list_of_many_runs_draws_a_page_of_it(browser_page: Any, serve_folder: Any, many_runs: Path) -> None:
     hub = serve_folder(many_runs)
     page = browser_page()

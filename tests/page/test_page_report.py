@@ -64,6 +64,7 @@ def test_steps_and_a_rank_are_chosen_by_the_address_and_by_hand(opened: Callable
     assert len(lines) == 601
 
 
+@pytest.mark.soak  # near: test_page_words.py
 def test_a_hang_and_an_empty_run_are_told(opened: Callable[..., Any]) -> None:
     expect(opened("hang").get_by_text("Rank 3 had not called all_reduce").first).to_be_visible()
     page = opened("empty")
