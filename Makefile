@@ -32,7 +32,7 @@ PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vi
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-# Two workers more than the cores of a small machine: a test waits for the processes it started about half of its time.
+# One worker more than the cores of a small machine: a test waits for the processes it started about half of its time.
 PYTEST := -m pytest -n 3 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.
 NOTHING_CHOSEN := [ $$? -eq 5 ]
@@ -42,10 +42,10 @@ define ONCE_MORE_ALONE
 	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(2) $(TEST_ARGS); }
 endef
 
-# Show vitest's output only if something fails.
+# Show vitest's output only if something fails.  Its files share modules: loading them for each takes most of the time.
 define PAGE_UNITS
 if [ -x web/node_modules/.bin/vitest ]; then \
-	said=$$(cd web && NO_COLOR=1 npm test --silent 2>&1) || { echo "$$said"; exit 1; }; \
+	said=$$(cd web && NO_COLOR=1 npm test --silent -- --no-isolate 2>&1) || { echo "$$said"; exit 1; }; \
 	echo "$$said" | sed -n 's/^ *Tests *\(.*\)/page, without a browser: \1/p'; \
 else echo "npm was not found; skipping the page's unit tests"; fi
 endef

@@ -94,6 +94,10 @@ def pytest_collection_finish() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+        # Tests drop what they make, and those that are about garbage collect it themselves.
+        gc.set_threshold(100_000, 20, 20)
+    if save := getattr(sys.modules.get("sitecustomize"), "save_compiled", None):
+        save()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,6 +115,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.write_line(
             f"browser tests were skipped: {why}; make test installs what they need where it may"
         )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_database() -> Iterator[None]:
+    """Runs that tests make and read share one database, as those of one command do: making one takes 30 ms.
+
+    Hubs, which have threads of their own, and commands that are processes make theirs.
+    """
+    from stepscope.store.sealed.parquet import one_database
+
+    with one_database():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -242,10 +258,10 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     _wait_until(lambda: _threads() <= threads)
     found += [f"thread {thread.name!r} still runs" for thread in _threads() - threads]
     # The kernel may leave out a child while another one ends: an old one that is first listed now is no leak.
-    _wait_until(lambda: not _younger(_children() - children, begun_s))
-    for process in _younger(_children() - children, begun_s):
-        found.append(f"process {process.pid} still runs: {_command(process)}")
-        _kill(process)
+    if not _wait_until(lambda: not _younger(_children() - children, begun_s)):
+        for process in _younger(_children() - children, begun_s):
+            found.append(f"process {process.pid} still runs: {_command(process)}")
+            _kill(process)
     if found:
         pytest.fail("this test left something behind:\n  " + "\n  ".join(found), pytrace=False)
 
@@ -309,7 +325,7 @@ def _children_of(pid: int) -> list[int]:
         return found
     for thread in threads:
         try:
-            found += map(int, (thread / "children").read_text().split())
+            found += map(int, (thread / "children").read_bytes().split())
         except OSError:
             continue
     return found
@@ -321,6 +337,8 @@ _NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "KMP_")
 
 
 def _changed_environment(before: dict[str, str]) -> list[str]:
+    if os.environ == before:
+        return []
     found = []
     for name in sorted(before.keys() | os.environ.keys()):
         old, new = before.get(name), os.environ.get(name)
@@ -407,10 +425,14 @@ def _changed_hooks(before: dict[str, Any]) -> list[str]:
     ]
 
 
-def _wait_until(done: Callable[[], bool]) -> None:
+def _wait_until(done: Callable[[], bool]) -> bool:
+    """Whether it came to that."""
     end = time.monotonic() + GRACE_S
-    while not done() and time.monotonic() < end:
+    while not done():
+        if time.monotonic() > end:
+            return False
         time.sleep(0.02)
+    return True
 
 
 def _command(process: psutil.Process) -> str:
@@ -507,11 +529,12 @@ class Commands:
 
     def survivors(self) -> list[psutil.Process]:
         """Processes that any of our commands started, wherever they are now."""
+        ours = f"{TOKEN}={self._token}".encode()
         alive = []
-        for process in psutil.process_iter():
+        for pid in psutil.pids():
             try:
-                if process.environ().get(TOKEN) == self._token and process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process)
+                if ours in Path(f"/proc/{pid}/environ").read_bytes():  # of a zombie it is empty
+                    alive.append(psutil.Process(pid))
             except (psutil.Error, OSError):
                 continue
         return alive

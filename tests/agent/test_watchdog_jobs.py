@@ -21,18 +21,6 @@ Run = Callable[..., Any]
 
 pytestmark = pytest.mark.faults
 
-TORCH = """
-import torch
-
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-def train(steps):
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).mean().backward()
-        optimizer.step()
-"""
 TOY = """
 import stepscope
 
@@ -82,7 +70,7 @@ def begun(commands: Any) -> Path:
 
 
 def test_a_job_that_hangs_is_ended_and_fails(run_stepscope: Run, script: Callable[..., Path]) -> None:
-    script(TORCH + ALONE)
+    script(TOY + ALONE)  # with torch: tests/hangs_real/test_faults_named.py
     done = run_stepscope("run", "--hang-after", "1", "--on-hang", "abort", "script.py")
     assert done.code == 1
     (record,) = hangs(done.run_dir)

@@ -78,10 +78,10 @@ def test_custom_loop(record: Callable[..., Any]) -> None:
     assert losses[-1] < losses[0] / 10
 
 
+@pytest.mark.soak  # near: test_ddp in tests/launch/test_facts_of_runs.py
 @pytest.mark.ranks
-@pytest.mark.parametrize("launcher", ["forked", pytest.param("torchrun", marks=pytest.mark.soak)])
-def test_ddp(record: Callable[..., Any], forked_ranks: Path, launcher: str) -> None:
-    summary = record("ddp.py", "--nproc-per-node" if launcher == "torchrun" else str(forked_ranks), "2")
+def test_ddp(record: Callable[..., Any]) -> None:
+    summary = record("ddp.py", "--nproc-per-node", "2")
     assert (summary["world_size"], {row["backend"] for row in summary["ranks"]}) == (2, {"gloo"})
     assert {*WORK, "comm", "input", "other"} == phases(summary)
 

@@ -27,6 +27,7 @@ def test_single_process_with_workers(root: Path, run_python: Callable[..., Any])
     assert last_line(done.stdout).startswith(f"step {STEPS} ")
 
 
+@pytest.mark.soak  # near: test_switched_off_it_is_not_there in tests/launch/test_command_line.py
 @pytest.mark.parametrize("name", WITH_API)
 def test_api_is_a_no_op_when_switched_off(root: Path, run_python: Callable[..., Any], name: str) -> None:
     done = run_python(root / "examples" / name, "--steps", str(STEPS), env={"STEPSCOPE": "0"})

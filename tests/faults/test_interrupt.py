@@ -39,7 +39,7 @@ except KeyboardInterrupt:
         pytest.param(signal.SIGTERM, False, "", "", 143, "interrupted", id="SIGTERM"),
         pytest.param(signal.SIGHUP, False, "", "", 129, "interrupted", id="SIGHUP", marks=pytest.mark.soak),
         pytest.param(signal.SIGINT, False, "", "sys.exit(0)", 0, "finished", id="handled", marks=pytest.mark.soak),
-        pytest.param(signal.SIGINT, False, "", "sys.exit(9)", 9, "interrupted", id="own-code"),
+        pytest.param(signal.SIGINT, False, "", "sys.exit(9)", 9, "interrupted", id="own-code", marks=pytest.mark.soak),
     ],
 )
 def test_a_signal(

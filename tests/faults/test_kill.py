@@ -15,9 +15,29 @@ import pytest
 pytestmark = pytest.mark.faults
 
 
+TWO = """
+import os, pathlib, signal, sys, time
+import stepscope
+
+rank, waits = os.environ["RANK"], pathlib.Path("rank-0-waits")
+for step in range(8):
+    with stepscope.step():
+        pass
+    sys.stdout.write(f"rank {rank} step {step}\\n")
+sys.stdout.flush()
+if rank == "0":
+    waits.touch()
+    signal.pause()  # until torchrun ends it
+while not waits.exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.ranks
-def test_a_rank(start: Callable[..., Any], job: Path) -> None:
-    patient = start("run", "--quiet", "--nproc-per-node", "2", job, "--steps", "20", "--fault", "1:7:signal=9")
+def test_a_rank(start: Callable[..., Any], script: Callable[..., Path]) -> None:
+    """Ranks that train with torch: tests/launch/test_deaths.py."""
+    patient = start("run", "--quiet", "--nproc-per-node", "2", script(TWO))
     done = patient.finish()
     assert done.code == 1
     summary = patient.summary()
@@ -27,7 +47,7 @@ def test_a_rank(start: Callable[..., Any], job: Path) -> None:
     assert (crash["evidence"]["signal"], crash["evidence"]["last_step"]) == ("SIGKILL", 7)
     rows = {row["rank"]: row for row in summary["ranks"]}
     assert (rows[1]["state"], rows[1]["steps"], rows[1]["lost"]) == ("vanished", 8, 0)
-    assert rows[0]["steps"] == done.stdout.count("rank 0 step")
+    assert rows[0]["steps"] == done.stdout.count("rank 0 step") == 8
     text = (patient.run_dir() / "summary.txt").read_text()
     assert text.startswith("✖ Rank 1 was killed by SIGKILL (in step 8).")
     patient.leaves_nothing()

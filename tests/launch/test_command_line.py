@@ -62,12 +62,17 @@ def test_what_cannot_be_run_gets_one_line_and_leaves_nothing(
 
 
 def test_a_script_that_raises_at_import(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:
+    """In a folder that has a run of that name."""
     script("import no_such_package\n", "broken.py")
+    (tmp_path / "runs" / "one").mkdir(parents=True)
     done = run_stepscope("run", "--name", "one", "broken.py")
     assert done.code == 1
+    assert "stepscope: a run named one already exists; this one is named one-2\n" in done.stderr
+    assert "stepscope: recording to runs/one-2\n" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["one", "one-2"]
     bare = f'File "{tmp_path}/broken.py", line 1, in <module>'
     assert bare in done.stderr
-    assert done.run_dir == tmp_path / "runs" / "one"
+    assert done.run_dir == tmp_path / "runs" / "one-2"
     text = (done.run_dir / "summary.txt").read_text()
     summary = json.loads((done.run_dir / "summary.json").read_text())
     assert text.startswith("✖ The script raised ModuleNotFoundError: No module named 'no_such_package'")
@@ -82,14 +87,16 @@ def test_a_script_that_raises_at_import(run_stepscope: Run, script: Callable[...
 @pytest.mark.parametrize(
     ("line", "code", "status"),
     [
-        ("sys.exit(7)", 7, "failed"),
+        # near: test_an_option_of_ours_after_the_script
+        pytest.param("sys.exit(7)", 7, "failed", marks=pytest.mark.soak),
         pytest.param("sys.exit()", 0, "finished", marks=pytest.mark.soak),
         pytest.param("sys.exit('a word')", 1, "failed", marks=pytest.mark.soak),  # near: sys.exit(7)
         pytest.param("os._exit(3)", 3, "failed", marks=pytest.mark.soak),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "crashed"),
         pytest.param("os.kill(os.getpid(), signal.SIGABRT)", 134, "crashed", marks=pytest.mark.soak),
         pytest.param("os.kill(os.getpid(), signal.SIGTERM)", 143, "interrupted", marks=pytest.mark.soak),
-        ("raise KeyboardInterrupt", 130, "interrupted"),
+        # near: test_a_signal in tests/faults/test_interrupt.py
+        pytest.param("raise KeyboardInterrupt", 130, "interrupted", marks=pytest.mark.soak),
     ],
 )
 def test_the_exit_code_is_the_jobs_own(
@@ -106,10 +113,10 @@ def test_the_exit_code_is_the_jobs_own(
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(["-m", "pkg.mod"], marks=pytest.mark.soak, id="module"),  # near: dashes
+        pytest.param(["-m", "pkg.mod"], marks=pytest.mark.soak, id="module"),
         pytest.param([sys.executable, "-m", "pkg.mod"], marks=pytest.mark.soak, id="python"),  # near: shell
         pytest.param(["bash", "-c", 'exec "$0" -m pkg.mod "$@"', sys.executable], id="shell"),
-        pytest.param(["--", "-m", "pkg.mod"], id="dashes"),
+        pytest.param(["--", "-m", "pkg.mod"], marks=pytest.mark.soak, id="dashes"),
     ],
 )
 def test_a_module_a_python_and_a_shell(
@@ -134,6 +141,9 @@ def test_an_option_of_ours_after_the_script(run_stepscope: Run, script: Callable
     assert (failed.code, failed.stdout) == (2, "['--lr', '3', '--name', 'x y']\n")
     hint = "stepscope: options after picky.py are passed to it; if you meant Stepscope's"
     assert failed.stderr.splitlines()[-1] == f"{hint} --name: stepscope run --name 'x y' picky.py …"
+    end = json.loads((failed.run_dir / "run.json").read_text())["end"]
+    assert (end["exit_code"], end["status"]) == (2, "failed")
+    assert json.loads((failed.run_dir / "summary.json").read_text())["status"] == "failed"
     unread = run_stepscope("run", "picky.py", "--hang-after", "5")
     assert (unread.code, unread.stdout) == (0, "['--hang-after', '5']\n")
     assert unread.stderr.splitlines()[0] == f"{hint} --hang-after: stepscope run --hang-after 5 picky.py …"
@@ -167,16 +177,6 @@ def test_switched_off_it_is_not_there(
     assert (done.code, done.stderr, done.run_dir) == (5, "", None)
     assert done.stdout.splitlines()[:3] == ["{} True", "['STEPSCOPE']", "[] False"]
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_name_that_is_taken(run_stepscope: Run, script: Callable[..., Path], tmp_path: Path) -> None:
-    script("print('hello')\n")
-    (tmp_path / "runs" / "same").mkdir(parents=True)
-    second = run_stepscope("run", "--name", "same", "script.py")
-    assert second.code == 0
-    assert "stepscope: a run named same already exists; this one is named same-2\n" in second.stderr
-    assert "stepscope: recording to runs/same-2\n" in second.stderr
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["same", "same-2"]
 
 
 def test_signals_that_our_parent_ignores_stay_ignored(commands: Any, script: Callable[..., Path]) -> None:

@@ -85,6 +85,7 @@ def test_it_is_started_by_whoever_knocks_and_again_when_it_died(
     assert watched["token"] not in done.stderr
 
 
+@pytest.mark.soak  # near: test_who_follows_is_told_the_final_findings in test_two_nodes.py
 def test_who_follows_is_told_the_end_and_may_ask_before_the_hub_goes(
     commands: Any, watched: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -124,25 +125,20 @@ def test_when_nobody_knocks_there_is_none(commands: Any, nodes: Any, watched: di
         get(watched["url"], "/healthz")
 
 
-def test_no_hub_means_none(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
-    script("import glob; print(glob.glob('runs/*/hub.json'))\n")
-    done = run_stepscope("run", "--no-hub", "script.py")
-    assert (done.code, done.stdout) == (0, "[]\n")
-
-
-def test_the_last_lines_say_how_to_see_the_run_from_now_on(
+def test_the_last_lines_say_how_to_see_the_run_from_now_on_and_no_hub_means_none(
     run_stepscope: Callable[..., Any], script: Callable[..., Path], tmp_path: Path
 ) -> None:
-    script("print('ran')\n")
+    script("import glob; print(glob.glob('runs/*/hub.json'))\n")
     done = run_stepscope("run", "--name", "a b", "script.py", env={"STEPSCOPE_HTML": "1"})
+    assert (done.code, done.stdout) == (0, "['runs/a b/hub.json']\n")
     assert done.stderr.splitlines()[-2:] == [
         f"stepscope: report: {(tmp_path / 'runs/a b/report.html').as_uri()}",
         "stepscope: page: stepscope serve 'runs/a b' --open",
     ]
     (known,) = known_folders({"XDG_STATE_HOME": str(tmp_path / ".state")}).values()
     assert known == tmp_path / "runs"
-    quiet = run_stepscope("run", "--quiet", "script.py", env={"XDG_STATE_HOME": os.devnull})
-    assert (quiet.code, quiet.stdout, quiet.stderr) == (0, "ran\n", "")
+    quiet = run_stepscope("run", "--quiet", "--no-hub", "script.py", env={"XDG_STATE_HOME": os.devnull})
+    assert (quiet.code, quiet.stdout, quiet.stderr) == (0, "[]\n", "")
 
 
 def test_a_hub_of_the_user_is_linked_to_at_the_start_and_at_the_end(

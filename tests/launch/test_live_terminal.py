@@ -231,6 +231,7 @@ def test_a_signal_for_the_launcher_reaches_the_job(start: Start, tmp_path: Path)
     assert terminal.modes == terminal.before
 
 
+@pytest.mark.soak  # near: the next one
 def test_without_a_screen_it_runs_as_usual(start: Start, tmp_path: Path) -> None:
     (tmp_path / "over").touch()
     terminal = start("--live", "--quiet", term="dumb")

@@ -280,7 +280,9 @@ open("done", "w").write("whole")
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("who", [pytest.param("launcher", marks=pytest.mark.soak), "forwarder", "both"])
+@pytest.mark.parametrize(
+    "who", [*(pytest.param(one, marks=pytest.mark.soak) for one in ("launcher", "forwarder")), "both"]
+)
 def test_the_job_goes_on_whoever_dies(commands: Any, script: Callable[..., Path], who: str) -> None:
     script(GOES_ON)
     process = commands.start("run", "--native-output", "--no-hub", "--name", "ours", "script.py")

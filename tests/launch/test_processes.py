@@ -138,7 +138,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["terminate", pytest.param("kill", marks=pytest.mark.soak)])
+@pytest.mark.soak  # near: the next one
+@pytest.mark.parametrize("how", ["terminate", "kill"])
 def test_a_child_that_its_parent_ends_when_it_has_trained(
     run_stepscope: Run, script: Callable[..., Path], how: str
 ) -> None:

@@ -14,8 +14,8 @@ from tests.page.browsing import TOO_WIDE, Page, ServedFolder, complaints, run_ad
 NARROW = 420
 
 
-def states(page: Page, hub: ServedFolder) -> Iterator[str]:
-    """Visit every screen in every normal state; yield its name."""
+def states(page: Page, hub: ServedFolder, *, some: bool) -> Iterator[str]:
+    """Visit every screen in every normal state, or four that differ most; yield its name."""
 
     def shows(fragment: str) -> None:
         page.evaluate("fragment => { location.hash = fragment }", fragment)
@@ -30,49 +30,41 @@ def states(page: Page, hub: ServedFolder) -> Iterator[str]:
     settled(page)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
     yield "a run, unfolded"
-    shows("#/run/demo?first=100&last=300&step=212&rank=3")
-    yield "a rank of it"
-    page.keyboard.press("?")
-    page.wait_for_selector("dialog[open]")
-    yield "the keys"
-    page.keyboard.press("Escape")
-    for run in ("hang", "one", "empty", "gpu", HOSTILE):
-        shows(f"#/run/{quote(run, safe='')}")
-        yield f"the run {run}"
-    shows("#/run/none")
-    yield "no such run"
+    if not some:
+        shows("#/run/demo?first=100&last=300&step=212&rank=3")
+        yield "a rank of it"
+        page.keyboard.press("?")
+        page.wait_for_selector("dialog[open]")
+        yield "the keys"
+        page.keyboard.press("Escape")
+        for run in ("hang", "one", "empty", "gpu", HOSTILE):
+            shows(f"#/run/{quote(run, safe='')}")
+            yield f"the run {run}"
+        shows("#/run/none")
+        yield "no such run"
     shows("#/")
     yield "the list"
     shows("#/compare/demo/gpu/one")
     yield "three runs compared"
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        pytest.param({"signing in", "a run, unfolded", "the list", "three runs compared"}, id="some"),
-        pytest.param(None, id="all", marks=pytest.mark.soak),
-    ],
-)
-def test_axe_finds_nothing(browser_page: Any, served: Any, axe: str, chosen: set[str] | None) -> None:
+@pytest.mark.soak  # near: pages of traces in test_page_files.py, and a run in test_page_layers.py
+def test_axe_finds_nothing(browser_page: Any, served: Any, axe: str) -> None:
     """In both themes; each state is visited once, then the theme is switched."""
     page = browser_page()
     browser_page.expects(page, "401", "404")
-    found: dict[str, list[str]] = {}
-    for state in states(page, served):
-        if chosen is not None and state not in chosen:
-            continue
-        found[state] = complaints(page, axe)
+    found = {state: complaints(page, axe) for state in states(page, served, some=False)}
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
-    assert len(found) == len(chosen or range(12))
+    assert len(found) == 12
 
 
-def test_nothing_is_wider_than_a_narrow_window(browser_page: Any, served: Any) -> None:
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["some", "all"])
+def test_nothing_is_wider_than_a_narrow_window(browser_page: Any, served: Any, some: bool) -> None:
     page = browser_page(width=NARROW)
     browser_page.expects(page, "401", "404")
-    found = {state: page.evaluate(TOO_WIDE) for state in states(page, served)}
+    found = {state: page.evaluate(TOO_WIDE) for state in states(page, served, some=some)}
     assert {state: wide for state, wide in found.items() if wide} == {}
-    assert len(found) == 12
+    assert len(found) == (4 if some else 12)
 
 
 COLOURLESS = """
@@ -81,6 +73,7 @@ COLOURLESS = """
 """
 
 
+@pytest.mark.soak  # near: axe, above
 def test_with_forced_colours_and_on_paper_bars_and_legends_are_still_there(browser_page: Any, served: Any) -> None:
     page = browser_page()
     page.emulate_media(forced_colors="active")

@@ -89,6 +89,7 @@ def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
     expect(page).not_to_have_url(re.compile("step="))
 
 
+@pytest.mark.soak  # near: test_a_stretch_is_dragged_and_the_keyboard_moves_on
 def test_a_long_run_is_asked_for_finer_steps(browser_page: Any, served: Any, open_run: Any) -> None:
     """The run has 600 steps and the page requests 600 bins, so the first request is made coarser here."""
     page = browser_page()
@@ -123,11 +124,10 @@ def test_a_mark_leads_to_its_rank_and_steps(browser_page: Any, served: Any, open
 
 
 def test_the_table_adds_up_to_what_the_hub_says(browser_page: Any, served: Any, open_run: Any) -> None:
-    page = open_run(browser_page(), served, "demo")
-    _chart(page)
+    page = browser_page()
     with page.expect_response(re.compile(r"/steps\?")) as answer:
-        page.reload()
-    expect(page.locator("main[aria-busy=false]")).to_be_visible()
+        open_run(page, served, "demo")
+    _chart(page)
     said = answer.value.json()
     with page.expect_download() as download:
         page.get_by_role("button", name="Download “Step time” as CSV").click()
@@ -160,14 +160,10 @@ def test_memory_that_creeps_says_when_it_is_full(browser_page: Any, served: Any,
     expect(
         page.get_by_role("application", name=re.compile("^GPU throttled, share of the time of 2; worst is .*last 0"))
     ).to_be_visible()
+    expect(page.get_by_role("region", name="Metrics")).to_have_count(0)
 
 
-def test_one_rank_has_shares(browser_page: Any, served: Any, open_run: Any) -> None:
-    page = open_run(browser_page(), served, "one")
-    expect(page.get_by_role("heading", name="Where a step’s time goes")).to_be_visible()
-    expect(page.get_by_role("button", name="slowest rank")).to_have_count(0)
-
-
+@pytest.mark.soak  # near: test_page_keyboard.py
 def test_sections_and_show_rank_scroll_to_their_place(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(), served, "demo")
     sections = page.get_by_role("navigation", name="Sections")
@@ -183,17 +179,15 @@ def test_sections_and_show_rank_scroll_to_their_place(browser_page: Any, served:
     expect(page.get_by_role("region", name="Verdict")).to_be_in_viewport()
 
 
-def test_one_rank_has_no_second_chart_of_its_steps_and_no_empty_panels(
+def test_one_rank_has_shares_and_its_noted_numbers_but_no_empty_panels(
     browser_page: Any, served: Any, open_run: Any
 ) -> None:
     page = open_run(browser_page(), served, "one")
+    expect(page.get_by_role("heading", name="Where a step’s time goes")).to_be_visible()
+    expect(page.get_by_role("button", name="slowest rank")).to_have_count(0)
     expect(page.get_by_role("region", name="Rank 0", exact=True)).to_be_visible()
     expect(page.get_by_role("application", name=re.compile("^Phases of rank 0"))).to_have_count(0)
     expect(page.get_by_role("region", name="Collectives")).to_have_count(0)
-
-
-def test_noted_numbers_are_charts_and_a_table(browser_page: Any, served: Any, open_run: Any) -> None:
-    page = open_run(browser_page(), served, "one")
     metrics = page.get_by_role("region", name="Metrics")
     expect(metrics.get_by_role("heading", name="loss 0.08", exact=True)).to_be_visible()
     expect(metrics.get_by_role("heading", name="steps per second")).to_be_visible()
@@ -206,4 +200,3 @@ def test_noted_numbers_are_charts_and_a_table(browser_page: Any, served: Any, op
     # Zoomed in, the charts show the same steps as all others.
     page.goto(f"{served.url}/#/run/one?first=10&last=19")
     expect(metrics.get_by_label("loss over 10 points: first 0.3636, last 0.2")).to_be_visible()
-    assert open_run(browser_page(), served, "gpu").get_by_role("region", name="Metrics").count() == 0

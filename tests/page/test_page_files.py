@@ -67,31 +67,30 @@ def unfold(page: Any) -> None:
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 400)])
 @pytest.mark.parametrize("name", ["trace", "flight"])
-def test_everything_is_there_and_fits(
-    opened: Callable[..., Any], files: dict[str, Path], name: str, theme: str, width: int
+def test_everything_is_there_and_fits_and_axe_finds_nothing(
+    opened: Callable[..., Any], files: dict[str, Path], axe: str, name: str
 ) -> None:
-    page = opened(name, theme=theme, width=width)
+    """Light and wide, then dark and narrow."""
+    page = opened(name)
     report = data_in(files[name].read_bytes())[0]["report"]
     unfold(page)
-    verdict = page.get_by_role("region", name="Verdict")
-    expect(verdict.get_by_role("heading", level=2)).to_have_text(report["verdict"]["title"])
-    for told in [report["verdict"], *report["others"]]:
-        for line in [told["title"], *told["advice"], *(text for side in told["sides"] for text, _ in side["items"])]:
-            expect(verdict.get_by_text(line).first).to_be_visible()
-    for part in report["parts"]:
-        expect(page.get_by_role("heading", name=part["title"], exact=True, level=2)).to_be_visible()
-    assert page.evaluate(TOO_WIDE) == []
+    assert complaints(page, axe) == []
+    for theme, width in (("light", 1280), ("dark", 400)):
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": width, "height": 900})
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
+        verdict = page.get_by_role("region", name="Verdict")
+        expect(verdict.get_by_role("heading", level=2)).to_have_text(report["verdict"]["title"])
+        for told in [report["verdict"], *report["others"]]:
+            sides = (text for side in told["sides"] for text, _ in side["items"])
+            for line in [told["title"], *told["advice"], *sides]:
+                expect(verdict.get_by_text(line).first).to_be_visible()
+        for part in report["parts"]:
+            expect(page.get_by_role("heading", name=part["title"], exact=True, level=2)).to_be_visible()
+        assert page.evaluate(TOO_WIDE) == []
     assert page.locator("img").count() == 0, "a name stays a name"
     assert report["name"] in page.title()
-
-
-@pytest.mark.parametrize("name", ["trace", "flight"])
-def test_axe_finds_nothing(opened: Callable[..., Any], axe: str, name: str) -> None:
-    page = opened(name)
-    unfold(page)
-    assert complaints(page, axe) == []
 
 
 def test_a_table_is_sorted_and_downloaded(opened: Callable[..., Any]) -> None:

@@ -75,6 +75,7 @@ def test_a_click_on_the_slow_rank_shows_it_and_its_output(
     expect(page.locator(".log-line mark")).to_have_count(1)
 
 
+@pytest.mark.soak  # near: test_page_keyboard.py
 def test_the_keyboard_does_the_same(browser_page: Any, serve_folder: Any, open_run: Any, talking: Path) -> None:
     page = open_run(browser_page(theme="dark"), serve_folder(talking), "talking")
     box_of(page)
@@ -99,6 +100,7 @@ def test_the_keyboard_does_the_same(browser_page: Any, serve_folder: Any, open_r
     expect(page.get_by_role("heading", name="Rank 2", exact=True)).to_have_count(0)
 
 
+@pytest.mark.soak  # near: a click on the slow rank, above
 def test_the_end_of_a_log_with_a_huge_line(browser_page: Any, serve_folder: Any, open_run: Any, talking: Path) -> None:
     page = open_run(browser_page(width=420), serve_folder(talking), "talking", rank=2)
     log = page.get_by_role("log")
@@ -130,19 +132,19 @@ def test_new_steps_are_put_behind_the_map(browser_page: Any, serve_folder: Any, 
     run.end()
 
 
-def test_one_rank_has_no_map_but_its_panel(browser_page: Any, served: Any, open_run: Any) -> None:
+def test_one_rank_has_no_map_but_its_panel_and_a_run_without_notes_of_its_logs_says_so(
+    browser_page: Any, served: Any, open_run: Any
+) -> None:
     page = open_run(browser_page(), served, "one")
     expect(page.get_by_role("heading", name="Rank 0", exact=True)).to_be_visible()
     expect(page.get_by_role("log")).to_contain_text("line 99")
     assert page.locator(MAP).count() == 0
-
-
-def test_a_run_without_notes_of_its_logs_says_so(browser_page: Any, served: Any, open_run: Any) -> None:
-    page = open_run(browser_page(), served, "demo", rank=0, step=100)
+    open_run(page, served, "demo", rank=0, step=100)
     expect(page.get_by_text("This run has no record of its log sizes.")).to_be_visible()
     expect(page.get_by_role("log")).to_contain_text("line 99")
 
 
+@pytest.mark.soak  # near: the mouse, above
 def test_two_fingers_come_nearer_and_move_it_and_one_scrolls_the_page(
     browser_page: Any, serve_folder: Any, open_run: Any, talking: Path
 ) -> None:

@@ -23,6 +23,7 @@ PREFIX = "/user/ada/proxy/4711"
 MANY = 120
 
 
+@pytest.mark.soak  # near: tests/hub/api/test_serve_command.py
 def test_over_tls(browser_page: Any, feed: Any, tmp_path: Path) -> None:
     """After accepting the certificate: everything is encrypted, and steps are drawn as they arrive."""
     run = feed()
@@ -87,6 +88,7 @@ def many_runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.soak  # near: test_page_list.py
 def test_a_list_of_many_runs_draws_a_page_of_it(browser_page: Any, serve_folder: Any, many_runs: Path) -> None:
     hub = serve_folder(many_runs)
     page = browser_page()

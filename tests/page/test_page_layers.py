@@ -84,6 +84,7 @@ def test_map_table_rank_and_sample(browser_page: Any, layers_served: Any, open_r
     assert complaints(page, axe) == []
 
 
+@pytest.mark.soak  # near: test_map_table_rank_and_sample
 def test_a_narrow_window_and_a_link(browser_page: Any, layers_served: Any, open_run: Any) -> None:
     page = open_run(browser_page(theme="dark", width=NARROW), layers_served, "gpt", rank=2, step=150)
     panel = page.get_by_role("region", name="Layers", exact=True)
@@ -99,6 +100,7 @@ def test_no_panel_without_samples(browser_page: Any, layers_served: Any, open_ru
     expect(page.get_by_role("region", name="Layers", exact=True)).to_have_count(0)
 
 
+@pytest.mark.soak  # near: the test above
 def test_a_report_has_the_last_sample(browser_page: Any, layers_report: Path) -> None:
     page = browser_page()
     page.goto(layers_report.as_uri())

@@ -51,6 +51,7 @@ def test_filters_are_in_the_address(browser_page: Any, serve_folder: Any, runs: 
     expect(names(page)).to_have_text(["night-1", "night-2", "night-3"])  # as it was left
 
 
+@pytest.mark.soak  # near: test_page_access.py
 def test_names_do_not_wrap_and_nothing_is_cut_off(browser_page: Any, serve_folder: Any, runs: Path) -> None:
     hub = serve_folder(runs, changes=True)
     for width in (1280, 400):

@@ -49,6 +49,7 @@ def test_the_fault_is_seen_without_a_network(opened: Callable[..., Any], theme: 
     assert "demo" in page.title()
 
 
+@pytest.mark.soak  # near: test_page_charts.py
 def test_steps_and_a_rank_are_chosen_by_the_address_and_by_hand(opened: Callable[..., Any]) -> None:
     page = opened("demo", "#/run/demo?first=100&last=200&rank=0")
     expect(page.get_by_role("heading", name="Rank 0").first).to_be_visible()
@@ -63,6 +64,7 @@ def test_steps_and_a_rank_are_chosen_by_the_address_and_by_hand(opened: Callable
     assert len(lines) == 601
 
 
+@pytest.mark.soak  # near: test_page_words.py
 def test_a_hang_and_an_empty_run_are_told(opened: Callable[..., Any]) -> None:
     expect(opened("hang").get_by_text("Rank 3 had not called all_reduce").first).to_be_visible()
     page = opened("empty")
@@ -115,7 +117,7 @@ def test_a_damaged_copy_says_so(browser_page: Any, copies: dict[str, Path], tmp_
     expect(page.get_by_role("alert")).to_contain_text("cannot be used")
 
 
-@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.soak), 420])
 def test_a_report_is_downloaded_and_opens_without_its_hub(
     browser_page: Any, serve_folder: Any, feed: Any, open_run: Any, tmp_path: Path, width: int
 ) -> None:

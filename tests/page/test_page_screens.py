@@ -90,6 +90,7 @@ def test_a_hub_of_one_run_opens_it(browser_page: Any, serve_folder: Any, feed: A
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
+@pytest.mark.soak  # near: test_page_keyboard.py
 def test_keys_are_shown_and_never_taken_from_a_field(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(), served, "demo")
     page.keyboard.press("?")
@@ -162,6 +163,7 @@ def test_a_hub_that_dies_is_waited_for_and_nothing_that_was_seen_is_lost(
     expect(page.get_by_role("list", name="Progress")).to_contain_text("step 9")
 
 
+@pytest.mark.soak  # near: a hub that dies
 def test_a_hub_that_ends_with_its_run_is_not_a_lost_connection(browser_page: Any, feed: Any, open_run: Any) -> None:
     run = feed()
     run.make(5)

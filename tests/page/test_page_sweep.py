@@ -26,7 +26,7 @@ def front_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "front.html"
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 400)])
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), pytest.param("dark", 400, marks=pytest.mark.soak)])
 def test_everything_is_drawn_and_fits(browser_page: Any, front_file: Path, axe: str, theme: str, width: int) -> None:
     page = browser_page(offline=True, theme=theme, width=width)
     page.goto(front_file.as_uri())

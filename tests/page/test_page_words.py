@@ -33,6 +33,7 @@ def test_the_verdict_leads_to_its_rank_and_steps(browser_page: Any, served: Any,
     assert "{" not in verdict.inner_text()
 
 
+@pytest.mark.soak  # near: test_page_screens.py
 def test_a_link_to_what_is_not_there_says_so(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(), served, "demo")
     page.evaluate("location.hash = '#/'")

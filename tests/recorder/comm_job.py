@@ -1,6 +1,6 @@
 """Jobs that communicate, each run bare and recorded by the same ranks, for ``test_collectives.py`` to look at.
 
-python comm_job.py FOLDER WORLD_SIZE JOB…    leaves FOLDER/JOB.RANK.json
+python comm_job.py FOLDER WORLD_SIZE:JOB,JOB …    leaves FOLDER/WORLD_SIZE/JOB.RANK.json
 """
 
 from __future__ import annotations
@@ -390,9 +390,8 @@ ALL = (explicit, handles, pairs, coalesced, wrong, ddp, fsdp, tensor, mesh, func
 JOBS = {job.__name__: job for job in ALL}
 
 
-def main(rank: int, folder: str, world: int, names: list[str]) -> None:
+def main(rank: int, where: Path, world: int, names: list[str]) -> None:
     torch.set_num_threads(1)
-    where = Path(folder)
     dist.init_process_group("gloo", init_method=f"file://{where / 'meet'}", rank=rank, world_size=world)
     for name in names:
         at = where / f"{name}-{rank}"
@@ -407,6 +406,10 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch.distributed.fsdp
 
-    torch.multiprocessing.start_processes(
-        main, args=(sys.argv[1], int(sys.argv[2]), sys.argv[3:]), nprocs=int(sys.argv[2]), start_method="fork"
-    )
+    for words in sys.argv[2:]:
+        size, _, names = words.partition(":")
+        where = Path(sys.argv[1], size)
+        where.mkdir()
+        torch.multiprocessing.start_processes(
+            main, args=(where, int(size), names.split(",")), nprocs=int(size), start_method="fork"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -25,27 +26,38 @@ Found = list[dict[str, Any]]
 """What the job left, by rank."""
 
 
-def run(folder: Path, world: int, *jobs: str) -> Callable[[str], Found]:
+def run(folder: Path, *jobs: str) -> Callable[[int], Callable[[str], Found]]:
+    """``jobs`` such as ``2:ddp,fsdp``; what they left is found by the number of ranks, then by name."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(JOB), str(folder), str(world), *jobs]
+    command = [sys.executable, "-W", "ignore", str(JOB), str(folder), *jobs]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return lambda job: [json.loads((folder / f"{job}.{rank}.json").read_text()) for rank in range(world)]
+
+    def found(world: int, job: str) -> Found:
+        return [json.loads((folder / str(world) / f"{job}.{rank}.json").read_text()) for rank in range(world)]
+
+    return lambda world: functools.partial(found, world)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
-    return run(tmp_path_factory.mktemp("pair"), 2, *PAIR, "outside")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Callable[[str], Found]]:
+    """All ranks are forks of one process that has loaded torch."""
+    return run(tmp_path_factory.mktemp("ran"), f"2:{','.join(PAIR)},outside", f"4:{','.join(FOUR)}")
+
+
+@pytest.fixture(scope="module")
+def pair(ran: Callable[[int], Callable[[str], Found]]) -> Callable[[str], Found]:
+    return ran(2)
+
+
+@pytest.fixture(scope="module")
+def four(ran: Callable[[int], Callable[[str], Found]]) -> Callable[[str], Found]:
+    return ran(4)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
-    return run(tmp_path_factory.mktemp("compiled"), 2, "compiled")
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Found]:
-    return run(tmp_path_factory.mktemp("four"), 4, *FOUR)
+    return run(tmp_path_factory.mktemp("compiled"), "2:compiled")(2)
 
 
 def sums(rank: dict[str, Any], step: int = 2) -> list[list[Any]]:

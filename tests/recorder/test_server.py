@@ -97,6 +97,7 @@ FORKED = """
 import json, os, sys
 from pathlib import Path
 import torch
+import stepscope.recorder.worker_server, stepscope.ring  # once for all
 top, codes = Path(sys.argv[1]), []
 for number, program in enumerate(json.load(sys.stdin)):
     (folder := top / str(number)).mkdir()

@@ -6,13 +6,12 @@ Read, not imported: importing the recorder would bring torch in, and ``__main__`
 from __future__ import annotations
 
 import ast
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from module_syntax import statements
+from module_syntax import parsed, statements
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "stepscope"
@@ -26,9 +25,8 @@ MAY_IMPORT_TORCH = ("recorder/", "integrations/")
 PURE = ("diagnosis/", "reports/")
 
 
-@functools.cache
 def parse(module: str) -> ast.Module:
-    return ast.parse((PACKAGE / module).read_text(), filename=module)
+    return parsed(PACKAGE / module)
 
 
 def bound_names(body: list[ast.stmt]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from module_syntax import statements
+from module_syntax import parsed, statements
 
 SOURCE = Path("src/stepscope")
 MODULES_AT_MOST = 264
@@ -33,7 +33,7 @@ class Shape:
     def _imports(self, name: str) -> set[str]:
         """Also those inside functions and for types only."""
         found: set[str] = set()
-        for node in statements(ast.parse(self.files[name].read_text())):
+        for node in statements(parsed(self.files[name])):
             if isinstance(node, ast.ImportFrom) and node.module:
                 found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
             elif isinstance(node, ast.Import):

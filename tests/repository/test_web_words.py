@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from module_syntax import parsed
+
 from stepscope.records.finding import HangKind
 
 SOURCES = Path("src/stepscope")
@@ -22,7 +24,7 @@ def constants(root: Path, folder: str) -> set[str]:
     """Words of the sources that look like a kind."""
     found = set()
     for path in (root / SOURCES / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)
@@ -37,7 +39,7 @@ def events_of(root: Path) -> set[str]:
     found = set()
     for folder in ("agent", "hub", "store", "cli", "records"):
         for path in (root / SOURCES / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
                     first = node.args[0]
                     if node.func.attr == "append" and "news" in ast.unparse(node.func.value):

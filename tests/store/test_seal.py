@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import platform
 import random
@@ -366,15 +367,19 @@ def test_a_spool_is_never_sealed(paths: RunPaths) -> None:
 def test_small_files_share_a_database_and_an_error_costs_only_that(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, made = duckdb.connect, []
     monkeypatch.setattr(duckdb, "connect", lambda **how: made.append(how) or real(**how))
-    seal.seal(run)
-    assert len(made) == 1
-    open_run(run)
-    assert len(made) == 2
-    with parquet.one_database(), parquet.one_database():
-        with parquet.connect(0) as con:
-            con.execute("CREATE TEMP TABLE mine (a INTEGER)")
-        with pytest.raises(duckdb.Error), parquet.connect(0) as con:
-            con.execute("SELECT * FROM mine")
-        with parquet.connect(0) as con:
-            assert con.execute("SELECT 1").fetchone() == (1,)
-    assert len(made) == 4
+
+    def alone() -> None:
+        seal.seal(run)
+        assert len(made) == 1
+        open_run(run)
+        assert len(made) == 2
+        with parquet.one_database(), parquet.one_database():
+            with parquet.connect(0) as con:
+                con.execute("CREATE TEMP TABLE mine (a INTEGER)")
+            with pytest.raises(duckdb.Error), parquet.connect(0) as con:
+                con.execute("SELECT * FROM mine")
+            with parquet.connect(0) as con:
+                assert con.execute("SELECT 1").fetchone() == (1,)
+        assert len(made) == 4
+
+    contextvars.Context().run(alone)  # without the database that all tests share

@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import ast
+import functools
+import gc
 from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ["statements"]
+__all__ = ["parsed", "statements"]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Once for all tests of a worker."""
+    text = path.read_text()
+    collects = gc.isenabled()
+    gc.disable()  # it would take twice as long as parsing does, and find nothing
+    try:
+        return ast.parse(text, filename=str(path))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def statements(tree: ast.AST, *, for_types: bool = True) -> Iterator[ast.stmt]:

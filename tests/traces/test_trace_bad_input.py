@@ -329,7 +329,7 @@ def test_a_bomb_is_left_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setattr(text_module, "LONGEST_EVENT", MIB)
     monkeypatch.setattr("stepscope.traces.reading.kineto.LONGEST_NOTHING", MIB)
     path = tmp_path / "bomb.json.gz"
-    path.write_bytes(bomb(filling, 64 * MIB, before))
+    path.write_bytes(bomb(filling, 16 * MIB, before))
     asked = 0
 
     def counted(*args: Any) -> Iterator[bytes]:

@@ -197,7 +197,7 @@ def test_real_files(shared_data: Path, name: str) -> None:
         compare(gzip.decompress(path.read_bytes()), trace)
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", [LARGE[-1], *(pytest.param(name, marks=pytest.mark.soak) for name in LARGE[:-1])])
 def test_parts_of_large_real_files(shared_data: Path, name: str, real_window: Callable[[Path], Window]) -> None:
     """All of the file for the number of events; every 40th event of it, as a file of its own, exactly."""
     path = min((shared_data / "traces" / name).rglob("*.gz"))

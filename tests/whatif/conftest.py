@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+
+from stepscope.store.sealed.parquet import connect
 
 TYPES = {
     "dp_rank": "TINYINT", "stage": "TINYINT", "rank": "SMALLINT", "step": "BIGINT", "optype": "VARCHAR",
@@ -27,8 +28,8 @@ class Files:
 
     def write(self, rows: Sequence[Mapping[str, Any]], types: Mapping[str, str] = TYPES, **sizes: Any) -> Files:
         self.meta.write_text("".join(f"{name}: {value}\n" for name, value in sizes.items()))
-        with duckdb.connect() as con:
-            con.execute(f"CREATE TABLE t ({', '.join(f'{name} {kind}' for name, kind in types.items())})")
+        with connect(0) as con:
+            con.execute(f"CREATE TEMP TABLE t ({', '.join(f'{name} {kind}' for name, kind in types.items())})")
             values = [[row.get(name) for name in types] for row in rows]
             if values:
                 con.executemany(f"INSERT INTO t VALUES ({', '.join('?' for _ in types)})", values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,18 @@ BEARER = {"Authorization": f"Bearer {READER}"}
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("changes") / "runs"
     for name in ("night", "day"):
-        record(tmp_path / "runs", name, Cluster(ranks=2, steps=12).run())
-    return tmp_path / "runs"
+        record(folder, name, Cluster(ranks=2, steps=12).run())
+    return folder
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A copy, to change."""
+    return Path(shutil.copytree(made, tmp_path / "runs"))
 
 
 @pytest.fixture
