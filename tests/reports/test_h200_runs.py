@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.reports import render_text, summarise
+from stepscope.reports.layers import choose_sample, layers_document
 from stepscope.store.load import open_run
 
 RUNS = Path(__file__).parent / "data" / "h200"
@@ -60,3 +61,52 @@ def test_shares_are_by_the_clock_of_the_findings() -> None:
     text = render_text(summary)
     assert "on device" not in text
     assert re.search(r"input +18%", text)
+
+
+# -- Layers -----------------------------------------------------------------------------------------------------------
+
+
+def test_throughput_of_a_gpt() -> None:
+    summary = summary_of("gpt_speed")
+    found = summary["throughput"]
+    # 123.6 million parameters in matrix products, 6 FLOPs each and token, and the attention of 1,024 tokens.
+    attention = 12 * 12 * 1024 * 768
+    assert found["per_step"] == {"flops": 8192 * (6 * 123_532_032 + attention), "samples": 8, "tokens": 8192}
+    assert (found["peak_dtype"], found["peak_tflops"]) == ("bf16", 989.4)
+    assert found["mfu"] == pytest.approx(found["tflops"] / 989.4, abs=1e-3)
+    assert "177 TFLOP/s (18% of the bf16 peak)" in render_text(summary)
+
+
+def test_our_first_look_is_no_slow_step_of_the_job() -> None:
+    """Step 11 took 145 ms instead of 40: CUDA loads the kernels that look at the layers."""
+    assert not any("step 11 " in finding["title"] for finding in summary_of("gpt_speed")["findings"])
+
+
+def test_the_layers_explain_the_allocators_peak() -> None:
+    records = open_run(RUNS / "gpt_speed").layers
+    sample = choose_sample(records)
+    assert sample is not None
+    document = layers_document(records, sample)
+    assert document["clock"] == "device"
+    assert 0.97 < document["peak"]["bytes"] / sample.device_peak < 1.0
+    assert "the step's peak explains 99%" in document["device"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "ranks", "title"),
+    [
+        ("flip", "replica_desync", [1], "Rank 1 has different weights from its peers in blocks.7.down from a step "),
+        ("nan", "loss_nan", [1], "The loss of rank 1 is NaN from step 49 on, and that of the others from step 50"),
+        ("leak", "memory_creep", [], "Device memory in use grows by 970 KiB a step, from 19.0 GiB"),
+    ],
+)
+def test_faults_in_weights_loss_and_memory_lead(run: str, kind: str, ranks: list[int], title: str) -> None:
+    first = summary_of(run)["findings"][0]
+    assert (first["kind"], first["ranks"]) == (kind, ranks)
+    assert first["title"].startswith(title)
+
+
+def test_what_leaks_is_named() -> None:
+    advice = summary_of("leak")["findings"][0]["advice"][0]
+    assert advice.startswith("kept, a list made at layers_job.py:156, gets longer")
+    assert "float32 [25000000] on cuda:0, 95 MiB each" in advice
