@@ -33,7 +33,7 @@ PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vi
 export PYTHONDONTWRITEBYTECODE =
 
 # One worker more than the cores of a small machine: a test waits for the processes it started about half of its time.
-PYTEST := -m pytest -n 3 --dist worksteal
+PYTEST := -m pytest -n 4 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.
 NOTHING_CHOSEN := [ $$? -eq 5 ]
 # Real jobs, three at a time on two cores: a test that fails has to fail again with nothing beside it.

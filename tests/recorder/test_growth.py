@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,12 @@ from stepscope.recorder.growth import GrowthWatch
 
 MB = 1 << 20
 KEPT_BY_MODULE: list[bytes] = []
+
+
+@pytest.fixture(autouse=True)
+def few_objects() -> None:
+    """A count then visits what the test makes, and not what all tests before it have left."""
+    gc.freeze()
 
 
 class Memory:

@@ -66,7 +66,7 @@ TOO_MANY_RANKS = 1024
 """… and in larger ones never."""
 UNIT = 1 << 16
 """The unit in which they are published, in bytes."""
-CONTAINERS = (list, dict, set, deque)
+CONTAINERS = frozenset({list, dict, set, deque})
 MOST_GRAPH_NODES = 20_000
 """Of all variables that are looked at."""
 LEAF = 1 << 63
@@ -273,23 +273,18 @@ def memory_in_use() -> tuple[int, int]:
 
 
 def count_objects() -> tuple[Counted, Tensors]:
-    lengths: Counted = {}
+    objects, plain = gc.get_objects(), _tensor_types()
+    lengths = {id(one): len(one) for one in objects if type(one) in CONTAINERS and len(one) >= LEAST_LENGTH}
     tensors: Tensors = {}
-    plain = _tensor_types()
-    for one in gc.get_objects():
-        kind = type(one)
-        if kind in CONTAINERS:
-            if len(one) >= LEAST_LENGTH:
-                lengths[id(one)] = len(one)
-        elif kind in plain:
-            key = _key(one)
-            tensors[key] = tensors.get(key, 0) + 1
+    for one in [one for one in objects if type(one) in plain]:
+        key = _key(one)
+        tensors[key] = tensors.get(key, 0) + 1
     return lengths, tensors
 
 
-def _tensor_types() -> tuple[type, ...]:
+def _tensor_types() -> frozenset[type]:
     torch: Any = sys.modules.get("torch")
-    return () if torch is None else (torch.Tensor, torch.nn.Parameter)
+    return frozenset() if torch is None else frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _key(tensor: Any) -> tuple[Any, ...]:
