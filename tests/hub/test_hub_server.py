@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import resource
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 
 from stepscope.errors import UsageError
 from stepscope.hub.limits import Entrance, Refusals, ServerLimits, plain_address
-from stepscope.hub.server import Server
+from stepscope.hub.server import Server, _Faults
 from stepscope.hub.transport import TlsFiles, make_certificate, user_certificate
 from tests.hub.gate_parts import Agent, HubProcess, everything
 
@@ -245,3 +246,16 @@ def test_of_ipv6_a_64_is_one_source() -> None:
     assert entrance.open == 9
     tight = Entrance(ServerLimits(arrivals=1, arrivals_per_s=0.01), Refusals())
     assert [tight.turned_away(f"2001:db8::{n:x}", 1.0) for n in range(6)] == [None] * 4 + ["connection_rate"] * 2
+
+
+def test_a_connection_that_is_gone_is_no_fault_of_the_hub(capfd: pytest.CaptureFixture[str]) -> None:
+    refusals = Refusals()
+    faults = _Faults(refusals)
+    gone = RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+    loop = asyncio.new_event_loop()
+    loop.close()
+    for error in (gone, ConnectionResetError("reset by peer")):
+        faults.in_loop(loop, {"exception": error})
+    assert capfd.readouterr().err == ""
+    faults.in_loop(loop, {"exception": RuntimeError("something else")})
+    assert "internal error in the hub: RuntimeError: something else" in capfd.readouterr().err

@@ -511,7 +511,7 @@ class _Faults(logging.Handler):
             self._tell(error, str(context.get("message", "")))
 
     def _tell(self, error: BaseException | None, message: str) -> None:
-        if isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError) or _is_closed_by_peer(error):
             return
         self._refusals.count("fault", "")
         self._told += 1
@@ -523,6 +523,11 @@ class _Faults(logging.Handler):
                 trace = trace.tb_next
             what = message.strip() if error is None else f"{type(error).__name__}: {error}"
             say(f"internal error in the hub: {what}{place}")
+
+
+def _is_closed_by_peer(error: BaseException | None) -> bool:
+    """What uvloop raises where something is written to a connection that is gone: a browser that closed its page."""
+    return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
 
 
 def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
