@@ -427,7 +427,7 @@ MEMORY_CREEP_ADVICE = {
     "device_allocated": (
         "Something keeps tensors of past steps: total += loss holds every graph (use loss.item() or loss.detach()).",
         "Other causes: outputs collected in a list, retain_graph=True, hooks that store what they see.",
-        "torch.cuda.memory._record_memory_history(), then _dump_snapshot() after some steps: it names the lines.",
+        "While it runs: `stepscope snapshot RUN --rank R --history 10` shows the lines that allocated what is in use.",
     ),
     "device_reserved": (
         "Memory in use does not grow, but reserved memory does: varying shapes leave gaps that cannot be reused.",
