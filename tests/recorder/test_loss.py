@@ -33,7 +33,7 @@ X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These loops take no time; others are looked at in every step if it takes 20 ms."""
+    """These loops take no time; others are looked at in every step if it takes 40 ms."""
     monkeypatch.setattr(hook, "SHORTEST_NS", 0)
 
 
@@ -370,6 +370,22 @@ def test_a_device_that_failed_is_no_news_at_the_end(monkeypatch: pytest.MonkeyPa
     values._end()
     assert asked
     assert guard.failures() == failures
+
+
+@pytest.mark.parametrize(("step_ms", "stride"), [(50, 1), (39, 4), (10, 16), (1, 128)])
+def test_short_steps_on_a_device_are_looked_at_every_100_ms(
+    monkeypatch: pytest.MonkeyPatch, values_of: Made, step_ms: int, stride: int
+) -> None:
+    monkeypatch.setattr(hook, "SHORTEST_NS", 40_000_000)
+    stub = Stub()
+    values = values_of(stub)
+    values._on_device = True
+    for step in range(1_024):
+        stub.step = step
+        stub.clock.advance(step_ms * 1_000_000)
+        if step >= values.due:
+            values.see((torch.ones(3),), {})
+    assert values._stride == stride
 
 
 def test_the_learning_rate_alone_is_stored_of_the_steps_that_are_looked_at(

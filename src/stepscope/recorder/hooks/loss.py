@@ -47,6 +47,8 @@ MOST_CHANGES = 256
 """Values that are stored between the regular ones: the first few that are not finite, and the first after them."""
 SHORTEST_NS = 40_000_000
 """Between two steps that are looked at: a look takes 60 µs between kernels, too much for a loop of a millisecond."""
+DEVICE_NS = 100_000_000
+"""… and of shorter steps on a GPU, where a look takes 140 µs."""
 LONGEST_STRIDE = 1024
 MOST_UNDER_WAY = 8
 MOST_NORMS = 8
@@ -105,6 +107,7 @@ class StepValues:
         """Of the norms so far."""
         self._device_loss: Any = None
         """On a GPU: the loss without its graph."""
+        self._on_device = False
         self._device_norms: list[Any] = []
         self._rate: float | None = None
         self._reads_rate = True
@@ -237,6 +240,7 @@ class StepValues:
             loss = loss.item()
         if type(loss) is not float:
             self._device_loss = loss.detach()
+            self._on_device = True
             return
         self._loss = loss
         if loss - loss != 0:
@@ -316,9 +320,10 @@ class StepValues:
         """Choose the next step to look at; so many passed since the last look."""
         now_ns = self._ledger.now()
         since_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
-        while self._stride < LONGEST_STRIDE and self._stride * since_ns < SHORTEST_NS * steps:
+        apart_ns = DEVICE_NS if self._on_device and since_ns < SHORTEST_NS * steps else SHORTEST_NS
+        while self._stride < LONGEST_STRIDE and self._stride * since_ns < apart_ns * steps:
             self._stride *= 2
-        while self._stride > 1 and self._stride // 2 * since_ns >= SHORTEST_NS * steps:
+        while self._stride > 1 and self._stride // 2 * since_ns >= apart_ns * steps:
             self._stride //= 2
         self._next = (self._step // self._stride + 1) * self._stride
 
