@@ -19,6 +19,7 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
+from stepscope.records.steps import FLAG_SAMPLED
 
 KINDS = {
     "input_bound",
@@ -213,6 +214,13 @@ def train(**more: float) -> dict[str, float]:
 
 def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
     return tuple(slow_at(0, phase, ms, range(step, step + 1)) for step in steps)
+
+
+def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
+    run = Cluster(ranks=1, phases_ms=train(inside=63.0)).run()
+    for one in run.ranks:
+        one.steps["flags"] |= FLAG_SAMPLED
+    assert "wait_heavy" not in {finding.kind for finding in diagnose(run)}
 
 
 @pytest.mark.parametrize(

@@ -331,3 +331,12 @@ def test_steps_in_which_the_layers_were_looked_at_are_no_spikes() -> None:
     assert looked_at(slower, steps) == []
     stalled = Cluster(ranks=2, steps=1000, faults=(slow_at(0, "forward", 5000.0, range(137, 138)),))
     assert [(found.kind, found.steps) for found in looked_at(stalled, steps)] == [("stall", (137, 137))]
+
+
+def test_the_first_look_may_take_longer() -> None:
+    """A GPU loads the kernels for it."""
+    steps = range(37, 1000, 100)
+    first = Cluster(ranks=2, steps=1000, faults=tuple(everywhere(2, "forward", 400.0, range(37, 38))))
+    assert looked_at(first, steps) == []
+    later = Cluster(ranks=2, steps=1000, faults=tuple(everywhere(2, "forward", 400.0, range(137, 138))))
+    assert [(found.kind, found.steps) for found in looked_at(later, steps)] == [("stall", (137, 137))]

@@ -32,7 +32,7 @@ from stepscope.diagnosis.engine.view import (
     where_stopped,
 )
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.steps import BUILTIN_PHASES, GRAPH_PHASE
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED, GRAPH_PHASE
 from stepscope.records.text import count_text, ms_text, share_text
 
 __all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
@@ -279,6 +279,8 @@ def _advice(view: View, name: str, place: str) -> tuple[str, ...]:
 
 def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collection[int] = ()) -> list[Claim]:
     """``told_ns`` and ``late``: as for ``find_between_steps``."""
+    if ((view.flags & FLAG_SAMPLED) > 0).any(axis=0).all():
+        return []  # layers are looked at in every step: most of this time is ours
     if not view.enough or "other" not in view.phases:
         return []
     inside_ns = np.maximum(view.phase("other") - view.between_ns, 0.0)

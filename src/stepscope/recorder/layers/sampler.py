@@ -256,7 +256,7 @@ class LayerSampler:
         self._cost_ns += self._now() - begun_ns + sampled.own_ns
         if self._schedule is not None:
             self._schedule.sampled(step, self._cost_ns)
-        return 0 if self._every_step else FLAG_SAMPLED
+        return FLAG_SAMPLED
 
     def after_step(self, step: int, roots: Callable[[], Sequence[Any]], *, compiled: bool, busy: bool) -> int:
         """Begin the next step, which is sampled if it is due; return the step at whose end to call this again.
