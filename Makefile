@@ -32,7 +32,7 @@ PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vi
 # The tests start hundreds of processes; with this variable set, each would compile all of its modules again.
 export PYTHONDONTWRITEBYTECODE =
 
-# One worker more than the cores of a small machine: a test waits for the processes it started about half of its time.
+# Twice the cores of a small machine: a test waits for the processes it started about half of its time.
 PYTEST := -m pytest -n 4 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.
 NOTHING_CHOSEN := [ $$? -eq 5 ]

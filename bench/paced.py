@@ -79,8 +79,9 @@ def pace(step: Callable[[], None], *, rate: float, seconds: float) -> tuple[int,
         count += 1
         if rate:
             due = begin + int(count * 1e9 / rate)
-            if due - now() > SPIN_NS:
-                time.sleep((due - now() - SPIN_NS) / 1e9)
+            rest_ns = due - now() - SPIN_NS
+            if rest_ns > 0:
+                time.sleep(rest_ns / 1e9)
             while now() < due:
                 pass
     return count, count / ((now() - begin) / 1e9)
