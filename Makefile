@@ -34,9 +34,11 @@ export PYTHONDONTWRITEBYTECODE =
 
 # Twice the cores of a small machine: a test waits for the processes it started about half of its time.
 PYTEST := -m pytest -n 4 --dist worksteal
+# Tests of soak have jobs of several ranks.
+SOAK := -m pytest -n 3 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.
 NOTHING_CHOSEN := [ $$? -eq 5 ]
-# Real jobs, three at a time on two cores: a test that fails has to fail again with nothing beside it.
+# Real jobs, several at a time on two cores: a test that fails has to fail again with nothing beside it.
 define ONCE_MORE_ALONE
 { code=$$?; [ $$code -eq 1 ] || exit $$code; echo "Once more, alone, what failed:"; \
 	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(2) $(TEST_ARGS); }
@@ -68,7 +70,7 @@ test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of
 	$(BIN)/python $(PYTEST) $(TEST_ARGS) || $(call ONCE_MORE_ALONE)
 
 soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run close relations of the tests in `make test`, and all examples of property-based tests (14 minutes)
-	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(PYTEST) -m "soak and not alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
+	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(SOAK) -m "soak and not alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
 		$(call ONCE_MORE_ALONE,STEPSCOPE_WHOLE_TORCH=1,-m "soak and not alone")
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m "soak and alone" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "(hypothesis or seeds) and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from pathlib import Path
@@ -11,15 +12,19 @@ import psutil
 import pytest
 
 WHILE_IT_TRAINS = 100e6
-AT_THE_END = 117e6 if platform.machine() == "x86_64" else 112e6
-"""The code of the same libraries is larger on the one."""
-OWN_AT_THE_END = 53e6
+AT_THE_END = 118e6 if platform.machine() == "x86_64" else 113e6
+"""The code of the same libraries is larger on the one.  110 MB were measured on Arm."""
+OWN_AT_THE_END = 56e6
 """Without what the kernel can take back at any time: more than half is the code of libraries, as it lies on disk."""
 
 
 @pytest.mark.soak  # near: tests/agent/test_memory_limit.py
 def test_everything_beside_the_job_together(commands: Any, job: Path) -> None:
-    process = commands.start("run", "--quiet", job, "--steps", "20", env={"STEPSCOPE_HTML": "1"})
+    # As users start it, without what the tests do at the start of each process (tests/support/job_startup).
+    path = commands.environment()["PYTHONPATH"].split(os.pathsep)
+    plain = os.pathsep.join(one for one in path if "job_startup" not in one)
+    env = {"STEPSCOPE_HTML": "1", "PYTHONPATH": plain}
+    process = commands.start("run", "--quiet", job, "--steps", "20", env=env)
     highest = at_end = own_at_end = 0
     loaded = ""
     while process.poll() is None:

@@ -55,6 +55,16 @@ def test_two_launchers_on_one_host_count_apart() -> None:
     assert settle_attempts([*first, *second, *third]) == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_last_round_that_is_shorter_than_the_slack_is_one_round() -> None:
+    """Recorded from torchrun on an idle machine: both of its ranks lived for 0.3 s, and count differently."""
+    claims = [
+        claim(0, 69.02, 70.81, world=1, host="a", restarts=1),
+        claim(0, 73.172, 73.482, host="a", restarts=1),
+        claim(1, 73.198, 73.476, host="a"),
+    ]
+    assert settle_attempts(claims) == [1, 2, 2]
+
+
 def test_what_two_torchruns_really_said() -> None:
     """Recorded from torchrun of torch 2.13, ``--nnodes 1:2``: host b was killed, host c took its place.
 

@@ -197,7 +197,9 @@ def _events(claims: Sequence[RankClaim]) -> list[tuple[int, int, int]]:
     events = [(claim.began_ns, _BEGIN, index) for index, claim in enumerate(claims)]
     for index, claim in enumerate(claims):
         if claim.until_ns is not None:
-            events.append((max(claim.until_ns - SLACK_NS, claim.began_ns + 1), _END, index))
+            # Not before the middle of a short life: the peers of its round began in the first half of it.
+            middle_ns = (claim.began_ns + claim.until_ns) // 2
+            events.append((max(claim.until_ns - SLACK_NS, middle_ns, claim.began_ns + 1), _END, index))
     return sorted(events)
 
 
