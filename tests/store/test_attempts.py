@@ -65,6 +65,12 @@ def test_a_last_round_that_is_shorter_than_the_slack_is_one_round() -> None:
     assert settle_attempts(claims) == [1, 2, 2]
 
 
+def test_short_lives_of_one_rank_are_rounds() -> None:
+    """The end of the first was noticed when the second was at work."""
+    claims = [claim(0, 10.0, 10.3, world=1, in_order=True), claim(0, 10.02, 10.4, world=1, in_order=True)]
+    assert settle_attempts(claims) == [0, 1]
+
+
 def test_what_two_torchruns_really_said() -> None:
     """Recorded from torchrun of torch 2.13, ``--nnodes 1:2``: host b was killed, host c took its place.
 

@@ -88,7 +88,8 @@ __all__ = [
 SLACK_NS = 10**9
 """An end noticed this long after another process began still counts as before it: the clocks of two hosts differ a
 little, and ends are noticed late.  Restarting a rank takes longer."""
-_END, _BEGIN = 0, 1
+_END, _GONE, _BEGIN = 0, 1, 2
+"""When a process may have ended, for who has its rank next; when it had ended, for all others; when one began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +173,13 @@ def _stretches(claims: Sequence[RankClaim]) -> list[tuple[int, int]]:
     for at_ns, kind, index in _events(claims):
         claim = claims[index]
         if kind == _END:
-            for key in (("host", claim.host), ("rank", claim.rank)):
-                counts[key].add(claim.restarts, at_ns)
+            counts["rank", claim.rank].add(claim.restarts, at_ns)
             if claim.made_steps:
                 ranks[claim.rank, claim.in_order] = at_ns
+            continue
+        if kind == _GONE:
+            counts["host", claim.host].add(claim.restarts, at_ns)
+            if claim.made_steps:
                 worlds[claim.in_order].add(claim.world_size, at_ns)
             continue
         ended = [
@@ -197,9 +201,10 @@ def _events(claims: Sequence[RankClaim]) -> list[tuple[int, int, int]]:
     events = [(claim.began_ns, _BEGIN, index) for index, claim in enumerate(claims)]
     for index, claim in enumerate(claims):
         if claim.until_ns is not None:
-            # Not before the middle of a short life: the peers of its round began in the first half of it.
+            end_ns = max(claim.until_ns - SLACK_NS, claim.began_ns + 1)
+            # The peers of its round began in the first half of even a short life.
             middle_ns = (claim.began_ns + claim.until_ns) // 2
-            events.append((max(claim.until_ns - SLACK_NS, middle_ns, claim.began_ns + 1), _END, index))
+            events += [(end_ns, _END, index), (max(end_ns, middle_ns), _GONE, index)]
     return sorted(events)
 
 
