@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -134,6 +135,18 @@ def test_an_attribute_that_is_never_detached_is_named() -> None:
             self.state = torch.tanh(self.weight * self.state + 1)
 
     assert Loop().train()["growing"]["holder"].startswith("self.state in train (test_growth.py:")
+
+
+def test_a_look_keeps_no_variable_alive() -> None:
+    """Up to Python 3.12 a frame keeps the values that its variables had when somebody asked for them."""
+    kept: list[Tensor] = []
+    batch: Tensor | None = Tensor()
+    gone = weakref.ref(batch)
+    assert "growing" in Memory(MB).train(400, lambda _: kept.append(Tensor()))
+    assert batch is not None
+    batch = None
+    assert gone() is None
+    assert len(kept) == 400
 
 
 def test_variables_of_the_current_step_are_not_the_leak() -> None:

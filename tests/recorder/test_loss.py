@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from types import SimpleNamespace
@@ -352,6 +353,18 @@ def test_nothing_is_asked_of_a_device_while_a_graph_is_captured(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     values.see((torch.tensor(1.0),), {})
     assert len(values._under_way) == 1
+
+
+def test_a_forked_child_destroys_nothing_on_the_device(values_of: Made) -> None:
+    values = values_of(Stub())
+    held, current = torch.tensor(1.0), torch.tensor(2.0)
+    alive = [weakref.ref(held), weakref.ref(current)]
+    values._held.append((0, held, [], None))
+    values._device_loss = current
+    del held, current
+    values._forget_in_child()
+    assert (values._held, values._device_loss) == ([], None)
+    assert all(one() is not None for one in alive)
 
 
 def test_a_device_that_failed_is_no_news_at_the_end(monkeypatch: pytest.MonkeyPatch, values_of: Made) -> None:

@@ -70,6 +70,8 @@ CONTAINERS = frozenset({list, dict, set, deque})
 MOST_GRAPH_NODES = 20_000
 """Of all variables that are looked at."""
 LEAF = 1 << 63
+CO_OPTIMIZED = 1
+"""The code of a function, as in ``inspect``."""
 MOST_NAMED = 8
 """Containers whose elements and names are looked at."""
 STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
@@ -372,7 +374,7 @@ def _keeps_graphs(frame: FrameType | None, before: int) -> str:
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
     """Local variables of a function, and the attributes of the object that it is a method of."""
-    names = dict(frame.f_locals)
+    names = _locals_of(frame)
     yield from names.items()
     held = getattr(names.get("self"), "__dict__", None)
     if type(held) is dict:
@@ -423,6 +425,19 @@ def holder_of(tensor: Any, frame: FrameType | None, ours: set[int]) -> str:
     return ""
 
 
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a function that is running.
+
+    Up to Python 3.12 a frame keeps the dict that it answers with, and with it the values that the variables have now,
+    until the function returns: the batch, the output and the loss of this step, for hours.  So it is emptied.
+    """
+    held = frame.f_locals
+    names = dict(held)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        held.clear()  # not of a module, whose variables they are
+    return names
+
+
 def _is_namespace(holder: Any) -> bool:
     """Whether it holds the variables of a module, or the attributes of a module of the model."""
     return type(holder) is dict and ("__name__" in holder or "_parameters" in holder)
@@ -433,10 +448,11 @@ def _in_frames(container: Any, frame: FrameType | None) -> tuple[str, str] | Non
     seen: set[int] = set()
     while frame is not None:
         if not _is_ours(frame.f_globals):
-            for names, code in ((frame.f_locals, frame.f_code), (frame.f_globals, None)):
-                if id(names) in seen:
-                    continue
-                seen.add(id(names))
+            for names, code in ((_locals_of(frame), frame.f_code), (frame.f_globals, None)):
+                if code is None:
+                    if id(names) in seen:
+                        continue
+                    seen.add(id(names))
                 for name, value in list(names.items()):
                     if value is container:
                         return name, _made_at(name, code or _module_code(frame))

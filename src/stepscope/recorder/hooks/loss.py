@@ -85,14 +85,18 @@ class StepValues:
         """Whether the script watches, or changes, what operations do."""
         self._is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self.forget()
-        recorder.when_forked(self.forget)
+        recorder.when_forked(self._forget_in_child)
         recorder.when_ending(self._end)
         self.off = said == "off"
         if not self.off:
             self._install(torch, patches, watch)
 
+    def _forget_in_child(self) -> None:
+        """Start over without destroying what is on the parent's device."""
+        immortal([self._device_loss, self._device_norms, self._scaled, self._held])
+        self.forget()
+
     def forget(self) -> None:
-        """Start over: initially, and in a forked child."""
         self._step = 0
         """The step that the values below belong to: the last one that was looked at."""
         self.due = 0

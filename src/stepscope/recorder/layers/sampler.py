@@ -179,6 +179,8 @@ class LayerSampler:
         step: SampledStep | None = getattr(self, "_step", None)
         if step is not None:
             step.remove()
+        # They hold tensors on a device, which a child must not destroy.
+        immortal([step, getattr(self, "_pending", None)])
         self._ledger.before_backward = None
         fd = getattr(self, "_fd", -1)
         if fd >= 0:
