@@ -102,6 +102,7 @@ class Job:
         self.dog.buried(drain, oom_killed=oom_killed)
         drain.close()
         self.streams.pop(rank).close()
+        drain.reader.path.unlink()
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         self.journal.flush()
@@ -427,6 +428,24 @@ def test_a_death_that_nobody_minds_is_forgotten(job: Job) -> None:
         job.wait(1)
     job.wait(9)
     assert job.judged == []
+
+
+def test_a_death_before_the_first_look_is_remembered(job: Job) -> None:
+    job.rank(0)
+    job.rank(1)
+    job.die(1)
+    job.wait(LOSS_S + 0.4)
+    (evidence,) = job.judged
+    assert [(rank.rank, rank.alive) for rank in evidence.ranks] == [(0, True), (1, False)]
+
+
+def test_the_dead_of_an_earlier_life_are_forgotten(job: Job) -> None:
+    two(job)
+    job.die(1)
+    job.die(0)
+    two(job)
+    job.wait(11)
+    assert [[rank.alive for rank in evidence.ranks] for evidence in job.judged] == [[True, True]]
 
 
 def test_a_death_during_an_inquiry_begins_another(job: Job) -> None:

@@ -155,14 +155,20 @@ class Progress:
                 member.failed_s = now_s
             members[drain] = member
         self._members = members
-        return self._worlds()
+        worlds = self._worlds()
+        self._departed = {world.key: world.departed for world in worlds}
+        return worlds
 
     def depart(self, drain: RingDrain, departed: Departed) -> World | None:
         """Note that a rank's process is gone; return the world it leaves behind, unless it was the last one in it."""
-        self._members.pop(drain, None)
+        member = self._members.pop(drain, None)
         key = world_of(drain)
         self._departed.setdefault(key, []).append(departed)
-        return next((world for world in self._worlds() if world.key == key), None)
+        left = next((world for world in self._worlds() if world.key == key), None)
+        if left is None and member is not None:
+            del self._departed[key]
+        # One that was never looked at is remembered: it died so early that its peers were not looked at either.
+        return left
 
     def _worlds(self) -> list[World]:
         worlds: dict[WorldKey, World] = {}
@@ -172,7 +178,6 @@ class Progress:
                 size, gone = member.drain.header.identity.world_size, self._departed.get(key, [])
                 worlds[key] = World(key=key, size=size, departed=gone, counted_from_s=self._counted_from_s)
             worlds[key].members.append(member)
-        self._departed = {key: gone for key, gone in self._departed.items() if key in worlds}
         return list(worlds.values())
 
 
