@@ -30,7 +30,7 @@ Steps = NDArray[np.float64]
 
 def found(run: RunData) -> list[Finding]:
     claims = find_memory(view_of(build_window(run)))
-    assert all(not claim.saved_ns.any() for claim in claims)
+    assert all(not claim.explained_ns.any() for claim in claims)
     assert all(claim.finding.cost["share"] == 0.0 for claim in claims)
     return [claim.finding for claim in claims]
 

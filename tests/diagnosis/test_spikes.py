@@ -11,12 +11,12 @@ from example_counts import seeds
 from fakes.cluster import Cluster, Death, Fault, slow_at
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.engine.claims import Claim, unexplained
+from stepscope.diagnosis.engine.claims import unexplained_steps
 from stepscope.diagnosis.engine.view import View, view_of
 from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.trends import find_trends
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Claim, Finding
 from stepscope.records.steps import FLAG_SAMPLED
 
 
@@ -29,7 +29,7 @@ def found_in(cluster: Cluster, facts: dict[str, Any] | None = None) -> list[Find
     """All that is found over time, each rule on what those before it left."""
     view = view_at(cluster, facts)
     claims = find_spikes(view, view.step_ns, [])
-    claims += find_trends(view, unexplained(view, claims))
+    claims += find_trends(view, unexplained_steps(view, claims))
     return [claim.finding for claim in claims]
 
 
@@ -145,16 +145,17 @@ def test_evaluation_and_checkpoints_are_no_spikes() -> None:
 def test_what_another_finding_explained_is_not_told_again() -> None:
     view = view_at(Cluster(ranks=1, steps=100, faults=(slow_at(0, "other", 60.0, range(9, 100, 10)),)))
     (first,) = find_spikes(view, view.step_ns, [])
-    assert find_spikes(view, unexplained(view, [first]), [first]) == []
+    assert find_spikes(view, unexplained_steps(view, [first]), [first]) == []
 
 
 def test_a_claim_on_the_time_between_steps_is_not_taken_off_twice() -> None:
     faults = (slow_at(0, "checkpoint", 500.0, range(9, 100, 10)), slow_at(0, "forward", 60.0, range(4, 100, 10)))
     view = view_at(Cluster(ranks=1, steps=100, faults=faults))
     told = Claim(
-        finding=Finding(kind="between_steps", severity="info", title=""), saved_ns=view.phase("checkpoint").sum(axis=0)
+        finding=Finding(kind="between_steps", severity="info", title=""),
+        explained_ns=view.phase("checkpoint").sum(axis=0),
     )
-    (claim,) = find_spikes(view, unexplained(view, [told]), [told])
+    (claim,) = find_spikes(view, unexplained_steps(view, [told]), [told])
     assert (claim.finding.phase, claim.finding.evidence["period"]) == ("forward", 10)
     assert claim.finding.evidence["usual_ms"] == pytest.approx(38.0, abs=0.5)
 
@@ -163,8 +164,8 @@ def test_the_usual_step_is_the_whole_one_whatever_of_it_is_explained() -> None:
     faults = (slow_at(0, "forward", 60.0, range(4, 100, 10)),)
     phases_ms = {"input": 2.0, "forward": 10.0, "backward": 20.0, "mine": 30.0}
     view = view_at(Cluster(ranks=1, steps=100, noise=0.0, phases_ms=phases_ms, faults=faults))
-    told = Claim(finding=Finding(kind="between_steps", severity="info", title=""), saved_ns=view.phase("mine")[0])
-    (claim,) = find_spikes(view, unexplained(view, [told]), [told])
+    told = Claim(finding=Finding(kind="between_steps", severity="info", title=""), explained_ns=view.phase("mine")[0])
+    (claim,) = find_spikes(view, unexplained_steps(view, [told]), [told])
     assert claim.finding.evidence["usual_ms"] == 62.0
     assert claim.finding.title.startswith("Every 10th step takes 60.0 ms longer than the usual 62.0 ms, in forward")
 

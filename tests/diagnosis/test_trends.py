@@ -12,7 +12,7 @@ from example_counts import seeds
 from fakes.cluster import Cluster, Death, Fault, slow_at
 
 from stepscope.diagnosis import build_window
-from stepscope.diagnosis.engine.claims import unexplained
+from stepscope.diagnosis.engine.claims import unexplained_steps
 from stepscope.diagnosis.engine.view import View, view_of
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.trends import find_trends
@@ -26,7 +26,7 @@ def view_at(cluster: Cluster) -> View:
 def found_in(cluster: Cluster) -> list[Finding]:
     view = view_at(cluster)
     claims = find_spikes(view, view.step_ns, [])
-    claims += find_trends(view, unexplained(view, claims))
+    claims += find_trends(view, unexplained_steps(view, claims))
     return [claim.finding for claim in claims]
 
 
@@ -191,7 +191,7 @@ def real(captured: Path, name: str) -> list[tuple[str, str, tuple[int, int] | No
     rows["phase_ns"][:, 0] = rows["wall_ns"] = np.rint(ms * 1e6).astype(np.uint64)
     view = view_of(build_window(replace(run, ranks=(replace(run.ranks[0], steps=rows),))))
     claims = find_spikes(view, view.step_ns, [])
-    claims += find_trends(view, unexplained(view, claims))
+    claims += find_trends(view, unexplained_steps(view, claims))
     found = [claim.finding for claim in claims]
     return [(one.kind, one.severity, one.steps, one.evidence.get("period")) for one in found]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from fakes.traces import MadeTrace
 
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, finding_order
 from stepscope.reports.layout import price_text
 from stepscope.traces.device.figures import Pace
 from stepscope.traces.device.work import StreamIdle, Temporal
-from stepscope.traces.findings import _weight, analyse_job, find, verdict_of
+from stepscope.traces.findings import analyse_job, find, verdict_of
 from stepscope.traces.host.stalls import Pause, SyncPlace
 from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.columns import TraceMeta
@@ -130,14 +130,20 @@ def sync(
 # -- nothing --------------------------------------------------------------------------------------------------------
 
 
-def test_the_largest_certain_gain_leads_whatever_its_severity() -> None:
+def test_the_largest_certain_gain_of_a_severity_leads() -> None:
     told = [
-        Finding(kind="a", severity="critical", title="", cost={"share": 0.03}, confidence=0.6),
-        Finding(kind="b", severity="warning", title="", cost={"share": 0.34}, confidence=0.85),
-        Finding(kind="c", severity="warning", title="", cost={"share": 0.36}, confidence=0.7),
+        Finding(kind="a", severity="warning", title="", cost={"share": 0.06}, confidence=0.6),
+        Finding(kind="b", severity="warning", title="", cost={"share": 0.17}, confidence=0.85),
+        Finding(kind="c", severity="warning", title="", cost={"share": 0.18}, confidence=0.7),
         Finding(kind="d", severity="info", title="", cost={"share": 0.5}, confidence=0.9),
+        Finding(kind="e", severity="critical", title="", cost={"share": 0.2}, confidence=0.6),
+        Finding(kind="f", severity="warning", title="", cost={"share": 0.06}, evidence={"waited_share": 0.4}),
+        Finding(
+            kind="g", severity="warning", title="", cost={"share": 0.05}, evidence={"waited_share": 0.4}, confidence=0.7
+        ),
     ]
-    assert [one.kind for one in sorted(told, key=_weight, reverse=True)] == ["b", "c", "a", "d"]
+    order = [one.kind for one in sorted(told, key=finding_order, reverse=True)]
+    assert order == ["e", "f", "b", "c", "a", "g", "d"]
 
 
 def test_a_healthy_job_gives_no_finding() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, longer_by_passes, unexplained
+from stepscope.diagnosis.engine.claims import longer_by_passes, unexplained_steps
 from stepscope.diagnosis.engine.settings import (
     accumulation_setting,
     copy_setting,
@@ -43,7 +43,7 @@ from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
-from stepscope.records.finding import SEVERITIES, Finding, HangKind, as_remark, finding_order, highest
+from stepscope.records.finding import SEVERITIES, Claim, Finding, HangKind, as_remark, finding_order, highest
 from stepscope.records.series import RunData
 from stepscope.records.text import count_text, ms_text, share_text
 
@@ -365,7 +365,7 @@ def _explained(view: View) -> list[Claim]:
     between = find_between_steps(view, known, late=late)
     # Time known only by its place in the step may have begun at some step, or come and go.
     claims += [claim for claim in between if claim.finding.phase != "other"]
-    spikes = find_spikes(view, unexplained(view, claims), claims)
+    spikes = find_spikes(view, unexplained_steps(view, claims), claims)
     spikes = [claim for claim in spikes if not _is_burst(claim, bounds)]
     outside = _outside(view, between, [claim for claim in spikes if not _is_irregular(claim.finding)], known, late)
     spikes = [claim for claim in spikes if not _is_part(claim, outside)]
@@ -374,7 +374,7 @@ def _explained(view: View) -> list[Claim]:
     claims += spikes
     rare = [claim for claim in spikes if _is_rare(claim)]
     bounds = find_bounds(view, network, rare) if rare else bounds
-    trends = find_trends(view, unexplained(view, claims))
+    trends = find_trends(view, unexplained_steps(view, claims))
     told = _one_cause([*outside, *bounds], trends)
     changes = [claim for claim in told if claim.finding.kind in CHANGES and claim.finding.phase == "other"]
     if changes:  # count the same time in one cost only
@@ -399,11 +399,11 @@ def _outside(
     told_ns = np.zeros(len(view.steps))
     for claim in spikes:
         if claim.finding.phase == "other":
-            told_ns += claim.saved_ns
+            told_ns += claim.explained_ns
     stops = [claim for claim in between if claim.finding.phase != "other"]
     if stops:
         in_phases_ns = np.sum(list(stops_of(view).values()), axis=0)
-        told_ns += np.maximum(np.sum([claim.saved_ns for claim in stops], axis=0) - in_phases_ns, 0.0)
+        told_ns += np.maximum(np.sum([claim.explained_ns for claim in stops], axis=0) - in_phases_ns, 0.0)
     again = [] if stops else find_between_steps(view, known, told_ns=told_ns, late=late)
     inside_ns = np.maximum(told_ns - lower_median_rank(view.between_ns), 0.0)
     return [
@@ -422,8 +422,8 @@ def _one_cause(always: list[Claim], trends: list[Claim]) -> list[Claim]:
     for phase in always:
         for at, trend in enumerate(changed):
             same = phase.finding.phase == trend.finding.phase is not None and not phase.finding.ranks
-            both_ns = float(np.minimum(phase.saved_ns, trend.saved_ns).sum())
-            if not same or both_ns < thresholds.EXPLAINS_SHARE * float(phase.saved_ns.sum()):
+            both_ns = float(np.minimum(phase.explained_ns, trend.explained_ns).sum())
+            if not same or both_ns < thresholds.EXPLAINS_SHARE * float(phase.explained_ns.sum()):
                 continue
             if trend.finding.severity == "info" and phase.finding.severity != "info":
                 del changed[at]
@@ -452,9 +452,9 @@ def _is_part(claim: Claim, outside: list[Claim]) -> bool:
     """Whether irregular slow steps are part of the time outside all phases anyway."""
     if claim.finding.phase != "other" or not _is_irregular(claim.finding):
         return False
-    told_ns = sum((one.saved_ns for one in outside), np.zeros(len(claim.saved_ns)))
-    covered_ns = float(np.minimum(claim.saved_ns, told_ns).sum())
-    return covered_ns >= thresholds.EXPLAINS_SHARE * float(claim.saved_ns.sum())
+    told_ns = sum((one.explained_ns for one in outside), np.zeros(len(claim.explained_ns)))
+    covered_ns = float(np.minimum(claim.explained_ns, told_ns).sum())
+    return covered_ns >= thresholds.EXPLAINS_SHARE * float(claim.explained_ns.sum())
 
 
 def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
@@ -466,7 +466,7 @@ def _is_burst(claim: Claim, bounds: list[Claim]) -> bool:
 
 def _is_rare(claim: Claim) -> bool:
     """Whether long steps are a warning and rare: then they are not part of a bottleneck as well."""
-    return claim.finding.severity != "info" and float((claim.saved_ns > 0).mean()) * thresholds.BURST_PERIOD <= 1
+    return claim.finding.severity != "info" and float((claim.explained_ns > 0).mean()) * thresholds.BURST_PERIOD <= 1
 
 
 def _symptoms(view: View, claims: list[Claim], machine: list[Claim]) -> list[Claim]:

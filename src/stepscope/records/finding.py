@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import math
 import types
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "CRITICAL_SHARE",
     "SEVERITIES",
     "WARNING_FLOOR_NS",
     "WARNING_SHARE",
+    "Claim",
     "Culprit",
     "Finding",
     "Frame",
@@ -40,6 +46,7 @@ __all__ = [
     "memory_cause",
     "severity_by_cost",
     "status_severity",
+    "unexplained",
 ]
 
 
@@ -111,10 +118,34 @@ class Finding:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The result of a rule, for live runs and traces alike: a finding, and the time that it explains.
+
+    Rules run in order, the most specific first, and each works on what the earlier ones left.
+    """
+
+    finding: Finding
+    explained_ns: NDArray[Any]
+    """By how much the time would be shorter without it, at most: each step of a live run, or the time for which each
+    rank's device waits for the host in a trace.  Zeros: it explains no time."""
+
+
+def unexplained(time_ns: NDArray[Any], claims: Iterable[Claim]) -> NDArray[np.float64]:
+    """What the claims leave of the time, of each step or each rank; never less than nothing, nor than ``time_ns``."""
+    left = time_ns.astype(float)
+    for claim in claims:
+        left -= claim.explained_ns.clip(0, left.clip(0))
+    return left
+
+
+# -- Order ------------------------------------------------------------------------------------------------------------
+
 UPPER_BOUND_COUNTS = 0.5
 """Share of a gain that is known as "at most" which findings are ordered by: the real gain is somewhere below it."""
-
-
+LATE_FOR_CERTAIN = 0.75
+"""The confidence from which a late rank counts with the time for which others wait for it: while they wait, making
+anything else faster gains nothing."""
 WRONG_NUMBERS = frozenset({"loss_nan", "nan_gradients", "replica_desync"})
 """Kinds that say that training computes something other than it should: however fast, it is in vain."""
 
@@ -126,9 +157,14 @@ def finding_order(finding: Finding) -> tuple[int, bool, float]:
 
 
 def _expected_gain(finding: Finding) -> float:
-    """The share of the time that a remedy saves."""
+    """The share of the time that a remedy saves, times how sure we are."""
     share = float(finding.cost.get("share", 0.0))
-    return share * UPPER_BOUND_COUNTS if finding.cost.get("up_to") else share
+    if finding.confidence >= LATE_FOR_CERTAIN:
+        share = max(share, float(finding.evidence.get("waited_share", 0.0)))
+    return share * finding.confidence * (UPPER_BOUND_COUNTS if finding.cost.get("up_to") else 1.0)
+
+
+# -- Cost -------------------------------------------------------------------------------------------------------------
 
 
 def cost_document(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import SEVERITIES, Finding, as_remark
+from stepscope.records.finding import Claim, Finding, as_remark, finding_order, unexplained
 from stepscope.records.text import count_text, ms_text, share_text
 from stepscope.traces.job import JobAnalysis, distributed_table, job_path
 from stepscope.traces.rank import RankAnalysis
@@ -23,7 +23,7 @@ from stepscope.traces.rules.communication import exposed_times, find_communicati
 from stepscope.traces.rules.device import find_device, find_memory, find_underused
 from stepscope.traces.rules.host import find_compiling, find_garbage, find_host, find_loading, find_python
 from stepscope.traces.rules.stragglers import find_bubble, find_jitter, find_stragglers
-from stepscope.traces.rules.view import Claim, JobView, cost_of, view_of
+from stepscope.traces.rules.view import JobView, cost_of, view_of
 
 __all__ = ["analyse_job", "find", "is_judged", "verdict_of"]
 
@@ -143,8 +143,6 @@ OF_THE_HOST: tuple[Callable[[JobView, Ints], list[Claim]], ...] = (
     find_host,
 )
 """In the order in which they explain why a device waits for the host."""
-LATE_FOR_CERTAIN = 0.75
-"""The certainty from which a late rank may lead for the waiting it causes, and not only for what its remedy gains."""
 
 
 def analyse_job(
@@ -171,8 +169,7 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     late, exposed = find_stragglers(view), exposed_times(view)
     claims: list[Claim] = []
     for rule in OF_THE_HOST:
-        explained_ns = sum((claim.idle_ns for claim in (*late, *claims)), np.zeros(len(view.ranks), np.int64))
-        claims += rule(view, np.maximum(view.idle.host_ns - explained_ns, 0))
+        claims += rule(view, unexplained(view.idle.host_ns, (*late, *claims)).astype(np.int64))
     jitter = [] if late else find_jitter(view)
     claims += [*find_device(view, claims), *find_communication(view, exposed), *jitter]
     # If the other ranks do not wait for this rank in particular, it was only unlucky in the traced steps.
@@ -182,7 +179,7 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     claims += find_underused(view, claims)
     findings = [claim.finding for claim in claims]
     findings += [*find_memory(view), *find_practices(view), *find_truncated(view)]
-    findings.sort(key=_weight, reverse=True)
+    findings.sort(key=finding_order, reverse=True)
     start_up = find_start_up(view)
     return (*start_up, *(as_remark(each) if start_up else each for each in findings))
 
@@ -263,15 +260,3 @@ def _of_late_ranks(claims: list[Claim], late: Sequence[Claim]) -> list[Claim]:
         _told([claim])[0] if claim.finding.ranks and known.issuperset(claim.finding.ranks) else claim
         for claim in claims
     ]
-
-
-def _weight(finding: Finding) -> tuple[bool, float, int]:
-    """Return the sort key: what a remedy gains, times the certainty; remarks come last.
-
-    Ranks that are late for certain count with what the others wait for them: while ranks wait, making those faster
-    gains nothing.
-    """
-    gain = float(finding.cost.get("share", 0.0))
-    if finding.kind == "collective_straggler" and finding.confidence >= LATE_FOR_CERTAIN:
-        gain = max(gain, float(finding.evidence["waited_share"]))
-    return finding.severity != "info", gain * finding.confidence, SEVERITIES.index(finding.severity)

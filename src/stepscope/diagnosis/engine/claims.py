@@ -1,13 +1,12 @@
-"""Claims, the result of a rule: a finding, and how much of each step's time it explains and could save at most.
+"""What findings may claim of the time of a step: not what extra backward passes take, nor what earlier rules explain,
+and not more than a step can be shortened by.
 
-Rules run in order, the most specific first, and each works on what the earlier ones left: a rank that is late from step
-40 on also makes every step longer from there on, and that is one cause, not two.
+A rank that is late from step 40 on also makes every step longer from there on, and that is one cause, not two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +15,10 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import Arrivals
 from stepscope.diagnosis.engine.statistics import mean_rank, shortest
 from stepscope.diagnosis.engine.view import LAUNCHING_PHASES, View
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Claim, unexplained
 from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
 
-__all__ = ["Claim", "least_step_ns", "longer_by_passes", "unexplained"]
+__all__ = ["least_step_ns", "longer_by_passes", "unexplained_steps"]
 
 
 # -- extra backward passes --------------------------------------------------------------------------------------------
@@ -62,22 +61,12 @@ def _usual_passes(counts: NDArray[np.int64]) -> int:
     return int(often[0]) if len(often) else 0
 
 
-# -- claims -----------------------------------------------------------------------------------------------------------
+# -- what is left ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    finding: Finding
-    saved_ns: Floats
-    """[S] of the view; by how much each step would be shorter without it.  Zeros: it explains no time."""
-
-
-def unexplained(view: View, claims: Iterable[Claim]) -> Floats:
+def unexplained_steps(view: View, claims: Iterable[Claim]) -> Floats:
     """[S]; the length of each step without what the claims explain and without extra backward passes."""
-    left = view.step_ns - longer_by_passes(view)
-    for claim in claims:
-        left -= np.clip(claim.saved_ns, 0.0, np.maximum(left, 0.0))
-    return np.asarray(left, np.float64)
+    return unexplained(view.step_ns - longer_by_passes(view), claims)
 
 
 # -- shortest possible step -------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.code_location import CHECKPOINT, EVALUATION, seen_at
 from stepscope.diagnosis.engine.settings import frameworks_of, phase_advice
 from stepscope.diagnosis.engine.statistics import longest
@@ -31,7 +30,7 @@ from stepscope.diagnosis.engine.view import (
     time_share_of,
     where_stopped,
 )
-from stepscope.records.finding import Finding, Severity
+from stepscope.records.finding import Claim, Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED, GRAPH_PHASE
 from stepscope.records.text import count_text, ms_text, share_text
 
@@ -117,7 +116,7 @@ def find_between_steps(
         advice=_advice_on(view, counted, ordered, place),
         confidence=0.95 if place or largest != "other" else 0.85,
     )
-    return [Claim(finding=finding, saved_ns=saved_ns)]
+    return [Claim(finding=finding, explained_ns=saved_ns)]
 
 
 def _around(view: View, counted: Mapping[str, Floats]) -> Floats | None:
@@ -325,4 +324,4 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
         ),
         confidence=0.9,
     )
-    return [Claim(finding=finding, saved_ns=shared_ns)]
+    return [Claim(finding=finding, explained_ns=shared_ns)]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, least_step_ns
+from stepscope.diagnosis.engine.claims import least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.readings import host_readings, in_steady_steps, process_readings
 from stepscope.diagnosis.engine.samples import number, numbers, of_kind
@@ -52,7 +52,7 @@ from stepscope.diagnosis.engine.view import (
 from stepscope.diagnosis.rules.advice import data_loader_advice
 from stepscope.diagnosis.rules.communication import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.rules.overlap import SHARDED
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Claim, Finding
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, ms_text, share_text
 
@@ -330,7 +330,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     used, epoch_starts_count = ordinary_steps(view)
     for claim in rare:
         if claim.finding.phase == rule.phase:
-            used &= ~(claim.saved_ns > 0)
+            used &= ~(claim.explained_ns > 0)
     durations_ns = _durations(view, rule, network)
     part = time_share_of(view, durations_ns, used)
     if part.share < rule.share or part.mean_ns < rule.floor_ns:
@@ -379,7 +379,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
         ),
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
     )
-    return [Claim(finding=finding, saved_ns=saved_ns)]
+    return [Claim(finding=finding, explained_ns=saved_ns)]
 
 
 def _words(view: View, rule: _Rule) -> str:
@@ -421,7 +421,7 @@ def _bubble(view: View, part: TimeShare, saved_ns: Floats, shared_ns: Floats, ex
         ),
         confidence=0.8,
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _how_often(shared_ns: Floats) -> str:
@@ -435,7 +435,7 @@ def _durations(view: View, rule: _Rule, network: Sequence[Claim]) -> Floats:
         return durations_ns
     left_ns = shortest(durations_ns)
     for claim in network:
-        left_ns = np.maximum(left_ns - claim.saved_ns, 0.0)
+        left_ns = np.maximum(left_ns - claim.explained_ns, 0.0)
     return np.where(np.isnan(durations_ns), np.nan, left_ns)
 
 
@@ -494,4 +494,4 @@ def find_compute_bound(view: View) -> list[Claim]:
         advice=compute_advice(view),
         confidence=0.9,
     )
-    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+    return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.communication import DDP_OP, Communication, Flow, Group
 from stepscope.diagnosis.engine.statistics import levels, median_rank, medians, peer_deviation, persistence_z, z_needed
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.overlap import find_low_overlap
 from stepscope.records.collectives import OPS
-from stepscope.records.finding import Finding, severity_by_cost
+from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.text import bytes_text, ms_text, named_ranks, rate_text
 
 __all__ = ["between_stages", "bubble_share", "exchanges_of", "find_communication"]
@@ -288,7 +287,7 @@ def _group_claim(
         advice=advice,
         confidence=confidence,
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _slow_group_row(exchanges: Communication, one: _SlowGroup) -> dict[str, Any]:
@@ -435,7 +434,7 @@ def _slow_collective_claim(view: View, drops: list[_Drop]) -> Claim:
         ),
         confidence=0.85,
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 # -- all communication rules ------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.settings import batch_size_of, is_data_parallel
 from stepscope.diagnosis.engine.statistics import (
@@ -28,7 +27,7 @@ from stepscope.diagnosis.engine.statistics import (
 )
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
-from stepscope.records.finding import Finding, severity_by_cost
+from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks, share_text
 
 __all__ = ["find_uneven", "find_uneven_batches"]
@@ -224,7 +223,7 @@ def _rotation(
         ),
         confidence=0.9 if view.comm_measured else 0.7,
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _is_routed(view: View, kept: NDArray[np.intp], top: NDArray[np.intp]) -> bool:
@@ -266,7 +265,7 @@ def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: fl
         advice=expert_advice(same_batches=same),
         confidence=0.85,
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: float) -> Claim:
@@ -294,7 +293,7 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
         ),
         confidence=0.85,
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
@@ -358,7 +357,7 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
         advice=uneven_groups_advice(ranks, mostly, stages=view.window.stages, share_without=without["share"]),
         confidence=0.8,
     )
-    return [Claim(finding=finding, saved_ns=saved_ns)]
+    return [Claim(finding=finding, explained_ns=saved_ns)]
 
 
 def _late_stage(
@@ -395,7 +394,7 @@ def _late_stage(
         advice=straggler_advice(ranks, hosts, phase, world_size=len(view.ranks), place=place, share_samples=True),
         confidence=0.85,
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _rows_by_group(view: View, late: Collection[int]) -> list[NDArray[np.intp]]:

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.readings import Gpu, Readings, gpu_readings, host_readings, row_medians
 from stepscope.diagnosis.engine.statistics import peer_deviation
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import cpu_advice, ram_advice, throttling_advice, utilisation_advice
-from stepscope.records.finding import Finding, Severity
+from stepscope.records.finding import Claim, Finding, Severity
 from stepscope.records.steps import COMPUTE_PHASES
 from stepscope.records.text import bytes_text, count_text, number_text, share_text
 
@@ -98,7 +97,7 @@ def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
         advice=utilisation_advice(phase if seen else None),
         confidence=0.9,
     )
-    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+    return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]
 
 
 def _waited_for(view: View) -> tuple[str, float]:
@@ -185,7 +184,7 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
         ),
         confidence=0.9,
     )
-    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+    return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]
 
 
 def _clocks(gpus: list[Gpu], readings: Readings) -> _Clocks:
@@ -479,7 +478,7 @@ def _host_claim(
         advice=advice,
         confidence=0.9,
     )
-    return Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))
+    return Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))
 
 
 def _growth(values: Floats) -> Floats:

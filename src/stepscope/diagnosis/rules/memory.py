@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.readings import (
     Gpu,
     at_steps,
@@ -35,7 +34,7 @@ from stepscope.diagnosis.rules.advice import (
     MEMORY_IMBALANCE_ADVICE,
     memory_pressure_advice,
 )
-from stepscope.records.finding import Finding, Severity
+from stepscope.records.finding import Claim, Finding, Severity
 from stepscope.records.text import bytes_text, count_text, duration_text, named_ranks, share_text, span_texts
 
 __all__ = ["find_memory", "rise_of_floors"]
@@ -150,7 +149,7 @@ def _pressure(view: View, devices: Devices) -> list[Claim]:
         advice=(*_held_by_fsdp(view, float(devices.total[worst])), *_pressure_advice(view))[:2],
         confidence=0.9,
     )
-    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+    return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]
 
 
 def _imbalance(view: View, devices: Devices) -> list[Claim]:
@@ -188,7 +187,7 @@ def _imbalance(view: View, devices: Devices) -> list[Claim]:
         advice=MEMORY_IMBALANCE_ADVICE,
         confidence=0.9,
     )
-    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+    return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]
 
 
 def _fragmentation(view: View, devices: Devices, growing: Bools) -> list[Claim]:
@@ -221,7 +220,7 @@ def _fragmentation(view: View, devices: Devices, growing: Bools) -> list[Claim]:
         advice=FRAGMENTATION_ADVICE,
         confidence=0.9,
     )
-    return [Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))]
+    return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]
 
 
 def _pressure_advice(view: View) -> tuple[str, ...]:
@@ -679,7 +678,7 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut, epoc
         advice=(*grows, *MEMORY_CREEP_ADVICE[which])[:3],
         confidence=0.95 if rise.sure else 0.75,
     )
-    return Claim(finding=finding, saved_ns=np.zeros(len(view.steps)))
+    return Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))
 
 
 def _what_grows(view: View, rows: NDArray[np.intp], worst: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, unexplained
+from stepscope.diagnosis.engine.claims import unexplained_steps
 from stepscope.diagnosis.engine.readings import (
     NetworkFault,
     network_faults,
@@ -39,7 +39,7 @@ from stepscope.diagnosis.engine.readings import (
 from stepscope.diagnosis.engine.statistics import lower_median, median_rank, shortest
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.bounds import find_bounds
-from stepscope.records.finding import Finding, severity_by_cost
+from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.text import count_text, ms_text, number_text, share_text
 
 __all__ = ["led_by_network"]
@@ -322,8 +322,8 @@ def _price(
     before = _against_before(view, bad, hit, known)
     same = tuple(claim for claim in exchanges if _same_cause(claim, bad, hosts))
     if same:
-        saved_ns = np.maximum.reduce([before.saved_ns, *(claim.saved_ns for claim in same)])
-        per_step_ns = max(before.per_step_ns, *(_mean_where(claim.saved_ns) for claim in same))
+        saved_ns = np.maximum.reduce([before.saved_ns, *(claim.explained_ns for claim in same)])
+        per_step_ns = max(before.per_step_ns, *(_mean_where(claim.explained_ns) for claim in same))
         return _Price(saved_ns=saved_ns, per_step_ns=per_step_ns, explains=same, compared="groups")
     if before.saved_ns.any() or hit.mean() < MOSTLY:
         return before
@@ -364,7 +364,7 @@ def _exchange(view: View, known: Sequence[Claim]) -> Floats:
     hidden = [median_rank(view.phase(name)) for name in EXCHANGES if name in view.phases]
     between = np.nan_to_num(median_rank(view.between_ns)) if view.clock == "host" else 0.0
     took_ns = np.nan_to_num(np.sum(hidden, axis=0)) - between
-    late_ns = view.step_ns - unexplained(view, known)
+    late_ns = view.step_ns - unexplained_steps(view, known)
     return np.asarray(np.maximum(took_ns - late_ns, 0.0), np.float64)
 
 
@@ -384,7 +384,7 @@ def _by_share(view: View, bad: Sequence[NetworkFault], hit: Bools, exchanges: Se
     waits = [claim for claim in find_bounds(view, exchanges) if claim.finding.kind == "comm_bound"]
     if not waits:
         return _Price(saved_ns=np.zeros(len(view.steps)), per_step_ns=0.0)
-    parts = [np.minimum(waits[0].saved_ns * _slowed(one), _most_ns(view, one)) for one in bad]
+    parts = [np.minimum(waits[0].explained_ns * _slowed(one), _most_ns(view, one)) for one in bad]
     saved_ns = np.where(hit, np.maximum.reduce(parts), 0.0)
     return _Price(saved_ns=saved_ns, per_step_ns=_mean_where(saved_ns), compared="comm_bound")
 
@@ -420,8 +420,8 @@ def _explained(claim: Claim, other: Claim, price: _Price) -> bool:
     """Whether another finding about the exchange reports the same time."""
     if other in price.explains:
         return True
-    total = float(other.saved_ns.sum())
-    shared = float(np.minimum(claim.saved_ns, other.saved_ns).sum())
+    total = float(other.explained_ns.sum())
+    shared = float(np.minimum(claim.explained_ns, other.explained_ns).sum())
     return total > 0 and shared >= thresholds.EXPLAINS_SHARE * total
 
 
@@ -473,7 +473,7 @@ def _claim(
         advice=network_advice(worst, names, counters, told, alone=len(hosts) == 2),
         confidence={"before": 0.9, "groups": 0.9, "comm_bound": 0.7}.get(price.compared, 0.8),
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _figures(bad: Sequence[NetworkFault]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.communication import DDP_OP, MIB, Communication, Flow, Reducer, gradients_of
 from stepscope.diagnosis.engine.samples import number
 from stepscope.diagnosis.engine.settings import (
@@ -31,7 +30,7 @@ from stepscope.diagnosis.engine.settings import (
 from stepscope.diagnosis.engine.statistics import shortest
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.records.collectives import FLAG_ASYNC
-from stepscope.records.finding import Finding, severity_by_cost
+from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.text import bytes_text, ms_text, share_text
 
 __all__ = ["SHARDED", "find_low_overlap"]
@@ -68,7 +67,7 @@ def find_low_overlap(view: View, exchanges: Communication) -> list[Claim]:
     found = [_reduced(view, one) for one in exchanges.reducers if view.clock == "host"]
     found += [*_sharded(view, exchanges), *_on_device(view, exchanges)]
     claims = [claim for one in found if one is not None for claim in _judged(view, one)]
-    return sorted(claims, key=lambda claim: -float(claim.saved_ns.sum()))[:1]
+    return sorted(claims, key=lambda claim: -float(claim.explained_ns.sum()))[:1]
 
 
 def _judged(view: View, one: _Exchange) -> list[Claim]:
@@ -108,7 +107,7 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
         advice=one.advice,
         confidence=0.85,
     )
-    return [Claim(finding=finding, saved_ns=saved_ns)]
+    return [Claim(finding=finding, explained_ns=saved_ns)]
 
 
 # -- DDP --------------------------------------------------------------------------------------------------------------

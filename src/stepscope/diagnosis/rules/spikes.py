@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, longer_by_passes
+from stepscope.diagnosis.engine.claims import longer_by_passes
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.statistics import (
     Fold,
@@ -29,7 +29,7 @@ from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
 from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
 from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
-from stepscope.records.finding import Finding, Severity
+from stepscope.records.finding import Claim, Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED
 from stepscope.records.text import count_text, ms_text, ns_text, share_text
 
@@ -105,7 +105,7 @@ def unexplained_stops(view: View, claims: Sequence[Claim]) -> Floats:
     if not names:
         return np.zeros(len(view.steps))
     here = where_stopped(view, np.sum([view.phase(name) for name in names], axis=0))
-    told = sum((claim.saved_ns for claim in claims if claim.finding.kind == "between_steps"), np.zeros(len(here)))
+    told = sum((claim.explained_ns for claim in claims if claim.finding.kind == "between_steps"), np.zeros(len(here)))
     return np.asarray(np.maximum(here - told, 0.0), np.float64)
 
 
@@ -270,7 +270,7 @@ def find_jitter(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Cl
     least = thresholds.JITTER_SHARE if found.period is None else thresholds.PERIODIC_SHARE
     if cost["share"] < least or found.each_ns < thresholds.EXCESS_FLOOR_NS:
         return []
-    return [Claim(finding=_jitter_finding(view, series, found, cost), saved_ns=found.saved_ns)]
+    return [Claim(finding=_jitter_finding(view, series, found, cost), explained_ns=found.saved_ns)]
 
 
 def _similar_spikes(spikes: list[Spike]) -> list[Spike]:
@@ -549,7 +549,7 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
             ),
             confidence=0.95 if place.phase else 0.85,
         ),
-        saved_ns=saved,
+        explained_ns=saved,
     )
     return claim, where
 
@@ -566,7 +566,7 @@ def _one_for_each_place(view: View, stalls: Sequence[tuple[Claim, str]]) -> list
 
 def _joined(view: View, stalls: Sequence[tuple[Claim, str]]) -> Claim:
     """Two or three stalls at one line."""
-    saved = np.sum([claim.saved_ns for claim, _ in stalls], axis=0)
+    saved = np.sum([claim.explained_ns for claim, _ in stalls], axis=0)
     cost = cost_of(view, saved)
     findings = [claim.finding for claim, _ in stalls]
     extra_ms = [float(one.evidence["extra_ms"]) for one in findings]
@@ -589,7 +589,7 @@ def _joined(view: View, stalls: Sequence[tuple[Claim, str]]) -> Claim:
         },
         advice=(worst.advice[0], f"It happened {len(findings)} times at this line."),
     )
-    return Claim(finding=finding, saved_ns=saved)
+    return Claim(finding=finding, explained_ns=saved)
 
 
 def _and(words: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim, least_step_ns
+from stepscope.diagnosis.engine.claims import least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.statistics import (
     local_median,
@@ -58,7 +58,7 @@ from stepscope.diagnosis.engine.view import (
 )
 from stepscope.diagnosis.engine.window import times_the_tokens
 from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice
-from stepscope.records.finding import Finding, severity_by_cost
+from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import ms_text, named_ranks, share_text
@@ -201,7 +201,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         advice=expert_advice(same_batches=_same_batches(view)) if routed else (*about_layer, *advice),
         confidence=_confidence(view, worst, at),
     )
-    return Claim(finding=finding, saved_ns=saved_ns)
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _times_the_tokens(view: View, culprits: NDArray[np.intp], at: slice) -> float:

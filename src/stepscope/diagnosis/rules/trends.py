@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import Claim
 from stepscope.diagnosis.engine.statistics import Trend, levels, shortest, trend
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import growth_advice, slow_stretch_advice
 from stepscope.diagnosis.rules.spikes import Place, by_phase_ms, locate, typical_phase_ns, where_text
-from stepscope.records.finding import Finding, severity_by_cost
+from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.text import ms_text, number_text, share_text
 
 __all__ = ["find_trends"]
@@ -139,7 +138,7 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
             advice=growth_advice(phase=place.phase),
             confidence=0.9 if place.phase else 0.8,
         ),
-        saved_ns=saved,
+        explained_ns=saved,
     )
 
 
@@ -222,7 +221,7 @@ def _change_point(view: View, slow: _SlowStretch, explained_ns: Floats, wander_n
             advice=slow_stretch_advice(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=False),
             confidence=0.9 if slow.end - slow.first >= 2 * thresholds.MIN_STEPS else 0.75,
         ),
-        saved_ns=saved,
+        explained_ns=saved,
     )
 
 
@@ -255,7 +254,7 @@ def _throughput_drop(view: View, drops: list[_SlowStretch], explained_ns: Floats
             advice=slow_stretch_advice(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=True),
             confidence=0.85,
         ),
-        saved_ns=saved,
+        explained_ns=saved,
     )
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.finding import Claim
 from stepscope.records.text import ms_text, share_text
 from stepscope.traces.rank_collectives import OPS, GroupKind
 from stepscope.traces.ranks.collectives import shown_of, transfers_of
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, JobView, claim_of, halved
+from stepscope.traces.rules.view import JobView, claim_of, halved
 
 __all__ = ["ExposedTimes", "exposed_times", "find_communication", "find_slow_rank"]
 

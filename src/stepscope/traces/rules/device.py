@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Claim, Finding
 from stepscope.records.text import bytes_text, count_text, ms_text, share_text
 from stepscope.traces.model.kernel_names import fitted, short_name
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, JobView, claim_of, cost_of, halved
+from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved
 
 if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis
@@ -268,7 +268,7 @@ def _is_low(occupancy: float) -> bool:
 
 def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
     """Find ``gpu_underused`` if no other finding explains it."""
-    if any(claim.finding.severity != "info" or claim.idle_ns.any() for claim in claims):
+    if any(claim.finding.severity != "info" or claim.explained_ns.any() for claim in claims):
         return []
     used = np.array(
         [one.pace.device.utilisation if one.pace.device.utilisation is not None else 1.0 for one in view.analyses]

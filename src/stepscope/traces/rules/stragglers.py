@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import lowest
+from stepscope.records.finding import Claim, lowest
 from stepscope.records.text import ms_text, named_ranks, ns_text, share_text
 from stepscope.traces.job import like_peers
 from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.ranks.collectives import Arrivals, lower_median
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import Claim, JobView, claim_of, cost_of, halved, holes_of, severity_of
+from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved, holes_of, severity_of
 
 if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis
@@ -428,7 +428,7 @@ def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
     own_ns = np.zeros(len(view.ranks), np.int64)
     for row, cause in zip(rows, causes, strict=True):
         own_ns[row] = 0 if cause.kind == "before_the_trace" else min(cause.more_ns, int(view.idle.host_ns[row]))
-    return replace(claim, finding=finding, idle_ns=waits_of_host(view) + own_ns)
+    return replace(claim, finding=finding, explained_ns=waits_of_host(view) + own_ns)
 
 
 def _gain(view: JobView, late: _Late, row: int) -> tuple[int, int]:

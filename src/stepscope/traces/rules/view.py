@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import Finding, Severity, cost_document, lowest, severity_by_cost
+from stepscope.records.finding import Claim, Finding, Severity, cost_document, lowest, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks
 from stepscope.traces.ranks.collectives import Arrivals, arrivals_of
 from stepscope.traces.rules import thresholds
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.rank import RankAnalysis
 
-__all__ = ["Claim", "JobView", "claim_of", "cost_of", "halved", "holes_of", "severity_of", "view_of"]
+__all__ = ["JobView", "claim_of", "cost_of", "halved", "holes_of", "severity_of", "view_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -160,15 +160,6 @@ class JobView:
         return min(at_most, seen)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A finding and the idle time it explains: later rules work on the remainder."""
-
-    finding: Finding
-    idle_ns: Ints
-    """[R]; the part of the time that devices wait for the host."""
-
-
 def claim_of(
     view: JobView,
     kind: str,
@@ -212,7 +203,7 @@ def claim_of(
         advice=advice,
         confidence=view.confidence(confidence),
     )
-    return Claim(finding=finding, idle_ns=np.where(where, 0 if explained_ns is None else explained_ns, 0))
+    return Claim(finding=finding, explained_ns=np.where(where, 0 if explained_ns is None else explained_ns, 0))
 
 
 def view_of(job: JobAnalysis) -> JobView:
