@@ -54,6 +54,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for file in files for line in file]
 
 
+@pytest.mark.soak  # near: tests/agent/shipping/test_thinned_samples.py
 def test_ten_days_stay_small_and_keep_mean_and_peak(tmp_path: Path) -> None:
     clock = SecondsClock()
     keeper = SampleKeeper(tmp_path, clock=clock)

@@ -148,6 +148,7 @@ def test_sql_without_a_query(trace: Path, tmp_path: Path) -> None:
         run_command(["sql", str(trace), str(tmp_path / "empty"), "select 1"])
 
 
+@pytest.mark.soak  # near: the same of other commands
 def test_a_place_that_cannot_be_written_is_a_wrong_command(
     trace: Path, tmp_path: Path, run_stepscope: Callable[..., Any]
 ) -> None:

@@ -56,7 +56,7 @@ def test_another_rank_is_another_matter() -> None:
 
 def test_a_rank_that_turns_slow_is_shown_within_ten_steps_and_withdrawn_when_it_recovers() -> None:
     run = Cluster(ranks=4, steps=400, faults=(slow_at(2, "forward", 4.0, range(60, 100)),)).run()
-    looks = [*range(20, 120), *range(120, 400, 5)]  # it is withdrawn some time later
+    looks = [*range(56, 76), *range(76, 400, 9)]  # it is withdrawn some time later
     watched: tuple[Watched, ...] = ()
     told = []
     for step in looks:

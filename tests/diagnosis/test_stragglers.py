@@ -182,7 +182,7 @@ def test_a_healthy_noisy_job_is_never_warned_of(
     noise: float, tail: float, drift: float, ranks: int, tiny: bool
 ) -> None:
     drawn = [(seed, steps) for seed in range(4) for steps in (15, 60, 200)]
-    for seed, steps in drawn if ALL else drawn[::4]:  # each length once
+    for seed, steps in drawn if ALL else drawn[1::7]:  # two of the lengths
         cluster = Cluster(
             ranks=ranks,
             steps=steps,

@@ -30,7 +30,7 @@ def slow(data: bytes) -> Dump | None:
         return None
 
 
-def document(backend: str = "nccl", count: int = 700) -> dict[str, Any]:
+def document(backend: str = "nccl", count: int = 400) -> dict[str, Any]:
     job = FlightJob(2, backend=backend)
     job.add_group("7", "mesh_dp", [0, 1])
     program = steps(count) + [Call(group="7", op="broadcast", site=frames_at(9, deep=9))] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 
+import pytest
 from hang_jobs import LOOP, Job, stack
 
 from stepscope.flight.wording import collective_text, listed, one_line, place_text
@@ -16,6 +17,7 @@ def shown(text: str) -> list[str]:
     return textwrap.dedent(text).strip("\n").splitlines()
 
 
+@pytest.mark.soak  # near: tests/hangs/test_judge.py has a thousand, too
 def test_one_that_sleeps_among_a_thousand() -> None:
     assert hang_lines(Job(ranks=1000, sequence=7).alone(1).hang(), 80) == shown(
         """

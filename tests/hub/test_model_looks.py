@@ -163,6 +163,7 @@ def many(agents: int, slow_rank: int | None) -> LiveRun:
     return live
 
 
+@pytest.mark.soak  # near: the same with fewer ranks
 def test_one_slow_rank_among_twenty_thousand_is_named() -> None:
     live = many(100, 13_337)
     assert [finding.ranks for finding in live.judged.findings] == [(13_337,)]

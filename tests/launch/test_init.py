@@ -219,6 +219,7 @@ for step in range(10):
 """
 
 
+@pytest.mark.soak  # near: the stale lock and the agent that was killed
 @pytest.mark.faults
 def test_when_the_agent_is_killed_the_report_reads_the_rings(
     run_python: Run, run_stepscope: Run, script: Callable[..., Path], tmp_path: Path

@@ -244,6 +244,7 @@ def test_without_a_screen_it_runs_as_usual(start: Start, tmp_path: Path) -> None
     assert not (tmp_path / "runs/live/logs/terminal.log").exists()
 
 
+@pytest.mark.soak  # near: every run of these tests
 def test_without_a_terminal_it_runs_as_usual(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
     script(JOB, "train.py")
     (tmp_path / "over").touch()

@@ -82,6 +82,7 @@ def test_a_file_has_the_same_bytes_and_so_has_the_log(commands: Any, script: Cal
     assert "hunter2" not in (run / "summary.json").read_text() + (run / "summary.txt").read_text()
 
 
+@pytest.mark.soak  # near: the test above
 def test_two_files_and_one_that_was_there_before(commands: Any, script: Callable[..., Path]) -> None:
     script(PRINTS)
     (commands.folder / "err").write_text("of another job\n")
@@ -310,6 +311,7 @@ def test_the_job_goes_on_whoever_dies(commands: Any, script: Callable[..., Path]
     until(lambda: not commands.survivors())
 
 
+@pytest.mark.soak  # near: the test above
 @pytest.mark.faults
 def test_an_agent_that_died_is_followed_by_one_that_goes_on_where_it_was(
     commands: Any, script: Callable[..., Path]

@@ -53,6 +53,7 @@ def test_a_script_on_two_nodes(commands: Any, nodes: Any, port: Callable[[], int
     assert not (tmp_path / "0" / "two" / "hub.json").exists()
 
 
+@pytest.mark.soak  # near: test_follow.py, on one node
 def test_who_follows_is_told_the_final_findings(nodes: Any, tmp_path: Path) -> None:
     for node in (0, 1):
         nodes.start(node)

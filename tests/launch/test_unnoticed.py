@@ -140,6 +140,7 @@ def test_your_own_sitecustomize_and_an_unchanged_path(
 EXEC = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.soak  # near: the test above
 def test_a_sitecustomize_that_fails_fails_as_it_would(commands: Any, script: Callable[..., Path]) -> None:
     folder = script("raise RuntimeError('mine is broken')\n", "mine/sitecustomize.py").parent
     script("print('ran')\n")

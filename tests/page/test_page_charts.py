@@ -142,6 +142,7 @@ def test_the_table_adds_up_to_what_the_hub_says(browser_page: Any, served: Any, 
         assert sum(int(row[name]) for name in phases) == pytest.approx(int(row["mean_ns"]), rel=1e-6)
 
 
+@pytest.mark.soak  # near: the other charts of this run
 def test_memory_that_creeps_says_when_it_is_full(browser_page: Any, served: Any, open_run: Any) -> None:
     page = open_run(browser_page(theme="dark"), served, "gpu")
     steps = page.get_by_role("region", name="Step time")

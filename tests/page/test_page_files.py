@@ -67,7 +67,7 @@ def unfold(page: Any) -> None:
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
 
 
-@pytest.mark.parametrize("name", ["trace", "flight"])
+@pytest.mark.parametrize("name", [pytest.param("trace", marks=pytest.mark.soak), "flight"])
 def test_everything_is_there_and_fits_and_axe_finds_nothing(
     opened: Callable[..., Any], files: dict[str, Path], axe: str, name: str
 ) -> None:

@@ -132,6 +132,7 @@ def test_new_steps_are_put_behind_the_map(browser_page: Any, serve_folder: Any, 
     run.end()
 
 
+@pytest.mark.soak  # near: the tests above; one rank alone is in test_page_charts.py
 def test_one_rank_has_no_map_but_its_panel_and_a_run_without_notes_of_its_logs_says_so(
     browser_page: Any, served: Any, open_run: Any
 ) -> None:

@@ -95,7 +95,7 @@ def test_in_the_frame_of_a_notebook(browser_page: Any, copies: dict[str, Path], 
 
 @pytest.mark.parametrize(
     "damage",
-    ["cut", "changed", *(pytest.param(damage, marks=pytest.mark.soak) for damage in ("emptied", "without answers"))],
+    ["changed", *(pytest.param(damage, marks=pytest.mark.soak) for damage in ("cut", "emptied", "without answers"))],
 )
 def test_a_damaged_copy_says_so(browser_page: Any, copies: dict[str, Path], tmp_path: Path, damage: str) -> None:
     whole = copies["demo"].read_bytes()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 JOB = """
 import sys, torch
 calls = []
@@ -27,6 +29,7 @@ print(torch._dynamo is sys.modules["torch._dynamo"], torch._dynamo.config.suppre
 """
 
 
+@pytest.mark.soak  # near: every job that a test starts
 def test_a_job_has_the_compiler_when_it_asks_for_it_and_leaves_no_object_with_the_exchanges(root: Path) -> None:
     """Backward's, which a thread of gloo would release, and hang the job at its end."""
     env = {**os.environ, "PYTHONPATH": str(root / "tests" / "support" / "job_startup")}

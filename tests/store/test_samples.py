@@ -130,7 +130,7 @@ def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) ->
     assert not (path / "samples").exists()
 
 
-@pytest.mark.parametrize("large", [1, 1 << 30], ids=["large", "small"])
+@pytest.mark.parametrize("large", [1, pytest.param(1 << 30, marks=pytest.mark.soak)], ids=["large", "small"])
 def test_thinned_and_whole_ones_are_chosen_alike_open_and_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:

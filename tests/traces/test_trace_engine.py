@@ -35,6 +35,9 @@ from stepscope.traces.reading.cache import Cache, read_traces
 
 HERE, WORKERS = LocalEngine(1), LocalEngine(2)
 LOCAL = pytest.mark.parametrize("engine", [HERE, WORKERS], ids=["here", "workers"])
+MOSTLY_HERE = pytest.mark.parametrize(
+    "engine", [HERE, pytest.param(WORKERS, marks=pytest.mark.soak)], ids=["here", "workers"]
+)
 
 
 def make(folder: Path, ranks: int, *, say_rank: bool = True) -> list[Path]:
@@ -67,7 +70,7 @@ def test_an_analysis_for_each_file(tmp_path: Path, engine: Engine) -> None:
     assert shown(analyse_paths(paths, Options(keep_last=True), engine)) == [(0, 37), (1, 38), (2, 39)]
 
 
-@LOCAL
+@MOSTLY_HERE
 def test_files_that_do_not_say_their_rank_are_numbered(tmp_path: Path, engine: Engine) -> None:
     paths = make(tmp_path, 3, say_rank=False)
     cache = Cache(folder=tmp_path / "cache")
@@ -102,7 +105,7 @@ def test_processes_of_one_file_are_ranks(tmp_path: Path, engine: Engine) -> None
     assert shown(analyse_paths(paths, Options(), engine)) == [(0, 9), (1, 19), (0, 30)]
 
 
-@LOCAL
+@MOSTLY_HERE
 def test_the_second_time_nothing_is_read(tmp_path: Path, engine: Engine) -> None:
     paths = make(tmp_path, 3)
     cache = Cache(folder=tmp_path / "cache")
