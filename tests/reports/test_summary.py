@@ -740,3 +740,12 @@ def test_the_last_numbers_that_the_script_noted() -> None:
         "loss": {"last": 1.5, "step": 7},
         "lr": {"last": 3e-9, "step": 7},
     }
+
+
+def test_a_learning_rate_is_listed_once_whatever_the_script_calls_it() -> None:
+    run = Cluster(ranks=1, steps=40).run()
+    pid = run.ranks[0].identity.pid
+    seen = {"event": "seen", "pid": pid, "step": 8, "values": {"lr": 0.2, "loss": 3.0}}
+    note = {"event": "note", "pid": pid, "step": 7, "values": {"train/learning_rate": 0.1}}
+    assert set(summarise(replace(run, events=(*run.events, seen)))["metrics"]) == {"lr", "loss"}
+    assert set(summarise(replace(run, events=(*run.events, seen, note)))["metrics"]) == {"train/learning_rate", "loss"}

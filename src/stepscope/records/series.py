@@ -30,6 +30,7 @@ __all__ = [
     "noted_health",
     "noted_names",
     "noted_numbers",
+    "told_by_the_script",
 ]
 
 LARGEST = 1e300
@@ -144,6 +145,15 @@ def noted_names(events: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """The names of all values that the script noted itself; what the recorder saw by the same name is not shown."""
     notes = (event.get("values") for event in events if event.get("event") == "note")
     return frozenset(str(name) for values in notes if isinstance(values, Mapping) for name in values)
+
+
+def told_by_the_script(noted: Collection[str]) -> frozenset[str]:
+    """Names of values that the recorder saw and that are not shown, because the script notes them itself.
+
+    The same names; and ``lr`` for a learning rate by any name (HF Trainer's is ``learning_rate``).
+    """
+    rates = {name.lower().rpartition("/")[2].replace("_", "").replace(" ", "") for name in noted}
+    return frozenset({*noted, "lr"} if rates & {"lr", "learningrate"} else noted)
 
 
 def noted_numbers(event: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, float]:

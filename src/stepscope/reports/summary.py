@@ -19,7 +19,15 @@ from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures
 from stepscope.diagnosis.rules.hangs import has_ended
 from stepscope.flight.stacks import short_traceback
 from stepscope.records.finding import Finding, Severity, status_severity
-from stepscope.records.series import NOTED, RankError, RankSeries, RunData, noted_names, noted_numbers
+from stepscope.records.series import (
+    NOTED,
+    RankError,
+    RankSeries,
+    RunData,
+    noted_names,
+    noted_numbers,
+    told_by_the_script,
+)
 from stepscope.records.steps import FLAG_REPLAYED, GRAPH_PHASE
 from stepscope.records.text import count_text, duration_text, named_ranks
 from stepscope.reports.layout import finding_price
@@ -193,7 +201,7 @@ def _metrics_table(run: RunData, current: Sequence[RankSeries]) -> dict[str, Any
     """What was noted or seen in the last attempt: by name, the last step with a value and its mean over the ranks."""
     pids = {series.identity.pid for series in current}
     lasts: dict[str, tuple[int, list[float]]] = {}
-    own = noted_names(event for event in run.events if event.get("pid") in pids)
+    own = told_by_the_script(noted_names(event for event in run.events if event.get("pid") in pids))
     for event in run.events:
         step = event.get("step")
         if event.get("event") not in NOTED or event.get("pid") not in pids or type(step) is not int:

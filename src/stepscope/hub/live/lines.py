@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
-from stepscope.records.series import SEEN_EVENT, note_event, noted_health, noted_numbers
+from stepscope.records.series import SEEN_EVENT, note_event, noted_health, noted_numbers, told_by_the_script
 from stepscope.records.steps import NOTE_SLOT, SEEN
 from stepscope.store.live.sample_files import Thinner, strides
 from stepscope.store.paths import LAYERS, SAMPLES
@@ -339,12 +339,13 @@ class Noted:
     def curves(self, first: int, last: int, bins: int) -> list[dict[str, Any]]:
         """Return ``name``, ``step`` (the first of each bin) and ``value`` (the mean over ranks and steps) of each.
 
-        What the recorder saw is shown unless the script notes a value of the same name.
+        What the recorder saw is shown unless the script notes the same itself.
         """
         found = []
+        own = told_by_the_script(self.names())
         for stored, (span, held) in self._curves.items():
             name = stored.removeprefix(SEEN)
-            if name != stored and name in self._curves:
+            if name != stored and name in own:
                 continue
             inside = sorted(at for at in held if first <= at * span + span - 1 and at * span <= last)
             size = max(1, -(-len(inside) // max(1, bins)))
