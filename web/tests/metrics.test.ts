@@ -8,7 +8,7 @@ test("a metric in words and as a table; small numbers keep their digits", () => 
   const rate = { name: "lr", step: [0, 4], value: [0.0003, 1.25e-7] };
   expect(metricWords(rate)).toBe("lr over 2 points: first 0.0003, last 1.25e-7");
   expect(metricTable([rate]).rows).toEqual([["lr", 0, 0.0003], ["lr", 4, 1.25e-7]]);
-  expect([numberText(1234.567), numberText(Number.NaN)]).toEqual(["1235", "–"]);
+  expect([numberText(1234.567), numberText(-45678), numberText(3e12), numberText(Number.NaN)]).toEqual(["1,235", "-45,680", "3000000000000", "–"]);
 });
 
 test("the pace is from one start to the next", () => {

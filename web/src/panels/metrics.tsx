@@ -99,5 +99,7 @@ export function metricTable(metrics: readonly Metric[]): Csv {
 
 /** Four digits, whatever the size: a learning rate is small. */
 export function numberText(value: number): string {
-  return Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "–";
+  if (!Number.isFinite(value)) return "–";
+  const rounded = Number(value.toPrecision(4));
+  return Math.abs(rounded) >= 1000 && Math.abs(rounded) < 1e9 ? count(rounded) : String(rounded);
 }
