@@ -72,12 +72,12 @@ def test_a_sealed_run_keeps_its_samples(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path) -> None:
     made = record(tmp_path / "runs", "plain", Cluster(ranks=1, steps=5).run())
-    with pytest.raises(RunError, match=r"plain has no samples of its layers; record them with `stepscope run --layers"):
+    with pytest.raises(RunError, match=r"plain has no layer samples; they begin at step 11"):
         run_command(["memory", str(made)])
 
 
 def test_a_rank_without_samples(run_dir: Path) -> None:
-    with pytest.raises(UsageError, match="rank 7 has no samples of its layers; ranks with samples: 0–3"):
+    with pytest.raises(UsageError, match="rank 7 has no layer samples; ranks with samples: 0–3"):
         run_command(["memory", str(run_dir), "--rank", "7"])
     with pytest.raises(UsageError, match="--step: must be a whole number, not '-1'"):
         run_command(["memory", str(run_dir), "--step=-1"])

@@ -141,11 +141,11 @@ def failed(code: int, *words: str) -> str:
 
 def test_who_cannot_be_asked(run_paths: RunPaths) -> None:
     hint = "`stepscope memory runs/job` shows what its layers held"
-    assert failed(3, "job") == f"no rank of runs/job is running here; {hint}"
+    assert failed(3, "job") == f"no rank of runs/job runs on this host; {hint}"
     kept = snapshot_path(run_paths.run_dir, 0)
     kept.parent.mkdir()
     kept.touch()
-    assert failed(3, "job").endswith("; runs/job/memory/rank_0.pickle is of the moment it ran out of memory")
+    assert failed(3, "job").endswith("; runs/job/memory/rank_0.pickle was written when it ran out of memory")
     streams = [make_ring(run_paths, rank=rank, device="cpu") for rank in (0, 1, 2)]
     assert failed(2, "job") == "which rank? Name it with --rank; running on this host: 0–2"
     assert failed(2, "job", "--rank", "7") == "rank 7 is not running on this host; running on this host: 0–2"
@@ -157,7 +157,7 @@ def test_who_cannot_be_asked(run_paths: RunPaths) -> None:
     assert failed(3, "jib").startswith("no run named jib: looked for jib and runs/jib")
     meta = run_paths.run_dir / "run.json"
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "place": None, "host": "elsewhere"}))
-    assert failed(3, "job", "--rank", "1") == "runs/job is recorded on elsewhere: ask there"
+    assert failed(3, "job", "--rank", "1") == "runs/job is recorded on elsewhere; run this command there"
     for stream in streams:
         stream.close()
 
@@ -185,7 +185,7 @@ def test_answers_that_are_none(tmp_path: Path) -> None:
         ask(path, None)
     with pytest.raises(RunError, match="recorded its history but has not ended a step since"):
         ask(path, {"state": "recording"})
-    with pytest.raises(RunError, match="rank 3 has ended before it answered"):
+    with pytest.raises(RunError, match="rank 3 ended before it answered"):
         ask(path, None, alive=lambda: False)
     with pytest.raises(RunError, match="has not answered"):
         ask(path, {"id": "of another request", "state": "done"})

@@ -67,7 +67,7 @@ def test_ranks_that_fill_their_cores_are_told_not_warned_of() -> None:
 def test_other_processes_on_the_cores_are_a_warning() -> None:
     (full,) = found(on_host(cpu_percent=100.0, own_cpu_percent=50.0, cpu_count=8, procs_running=14))
     assert (full.kind, full.severity, full.ranks) == ("cpu_saturated", "warning", ())
-    assert full.title == "Other processes use 4.00 of 8 cores; the job has to share."
+    assert full.title == "Other processes use 4.00 of 8 cores; the job competes for them."
     assert full.advice[0].startswith("Another process uses the CPU")
 
 
@@ -123,7 +123,7 @@ def test_one_host_of_several_names_its_ranks() -> None:
     )  # fmt: skip
     (full,) = found(run)
     assert (full.kind, full.severity, full.ranks) == ("cpu_saturated", "warning", (2, 3))
-    assert full.title == "Other processes use 5.60 of 8 cores of node1; the job has to share."
+    assert full.title == "Other processes use 5.60 of 8 cores of node1; the job competes for them."
 
 
 def test_two_samples_are_a_moment() -> None:

@@ -109,7 +109,7 @@ def test_what_grows_is_said_first() -> None:
     (creep,) = found(run)
     assert creep.evidence["growing"]["rank"] == 2
     assert creep.advice[0] == (
-        "kept, a list made at train.py:88, gets longer by 1 element a step: float32 [], with the graph that made it: "
+        "kept, a list made at train.py:88, gets longer by 1 element a step: float32 [], each with its autograd graph: "
         "keep .detach() or .item() instead."
     )
     for more, said in (
@@ -117,7 +117,7 @@ def test_what_grows_is_said_first() -> None:
             {"per_step": 0.0133, "to": 350},
             "kept, a list made at train.py:88, gets longer by 2 elements within 150 steps",
         ),
-        ({"holder": "", "per_step": 0.0133, "to": 350}, "Tensors of one kind become more, by 2 elements"),
+        ({"holder": "", "per_step": 0.0133, "to": 350}, "Tensors of one kind increase by 2 elements"),
         ({"holder": "total in main (train.py:9)", "per_step": 0.0, "element": ""}, "total in main (train.py:9) keeps"),
     ):
         run.ranks[2].facts["growing"] = {**growing, "element_bytes": 4, "from": 200, "to": 250, **more}

@@ -55,7 +55,7 @@ def test_the_largest_kind_leads_and_each_kind_has_what_would_shrink_it() -> None
     found = judged(memory=account())
     held, activations, state = found.advice
     assert held == (
-        "In use were 14 GiB: activations 57% (mostly layers.*), optimizer state 29%, parameters 7%, gradients 7%."
+        "14 GiB were in use: activations 57% (mostly layers.*), optimizer state 29%, parameters 7%, gradients 7%."
     )
     assert activations == (
         "Activations: checkpointing of layers.* (torch.utils.checkpoint) would free about 5.6 GiB for about one more "
@@ -89,7 +89,7 @@ def test_state_is_shared_out_where_there_are_ranks_that_do_not_do_so_yet() -> No
 
 def test_what_was_not_sampled_is_said_to_be_the_rest() -> None:
     found = judged(memory=account(kinds={"parameters": GIB, "gradients": GIB, "optimizer": 4 * GIB}))
-    assert found.advice[0].startswith("In use were 14 GiB: activations and temporary tensors 57%, optimizer state 29%")
+    assert found.advice[0].startswith("14 GiB were in use: activations and temporary tensors 57%, optimizer state 29%")
     assert found.advice[1].startswith("Activations: checkpointing (torch.utils.checkpoint) would free about 5.6 GiB")
 
 
@@ -126,7 +126,7 @@ def test_a_host_with_a_limit() -> None:
     process = {"VmRSS": 3 * GIB, "VmPeak": 5 * GIB, "limit": 6 * GIB, "MemTotal": 24 * GIB}
     found = judged(message, account(device="cpu", process=process, kinds={"parameters": GIB}, tensors=[]), host=True)
     assert found.advice == (
-        "In use were 3.0 GiB: Python, libraries and data 67%, parameters 33% (mostly layers.*).",
+        "3.0 GiB were in use: Python, libraries and data 67%, parameters 33% (mostly layers.*).",
         "The process may use 6.0 GiB of address space (ulimit -v); it had up to 5.0 GiB.",
     )
     assert (found.evidence["requested_bytes"], found.evidence["total_bytes"]) == (8 * GIB, 24 * GIB)
@@ -170,5 +170,5 @@ def test_the_finding_has_both() -> None:
     run = Cluster(ranks=2, steps=20, errors=(error,)).run()
     found = diagnose(run, build_window(run))[0]
     assert (found.kind, found.ranks, found.evidence["cause"]) == ("rank_crashed", (1,), "oom_cuda")
-    assert found.advice[0].startswith("In use were 14 GiB: activations 57% (mostly layers.*)")
+    assert found.advice[0].startswith("14 GiB were in use: activations 57% (mostly layers.*)")
     assert found.evidence["memory"]["in_use_bytes"] == 14 * GIB

@@ -174,9 +174,9 @@ def test_workers_that_fall_behind_are_told_by_their_number() -> None:
     cluster = Cluster(ranks=1, steps=100, faults=(slow_at(0, "input", 40.0, range(3, 100, 4)),))
     (found,) = found_in(cluster, facts={"loader": {"num_workers": 4}})
     assert found.evidence["period"] == 4
-    assert found.advice[0] == "Every num_workers-th step waits (4): the workers fall behind; raise num_workers."
+    assert found.advice[0] == "One step in 4 (num_workers) waits: the workers cannot keep up; raise num_workers."
     (unknown,) = found_in(cluster)
-    assert "num_workers-th" not in unknown.advice[0]
+    assert "(num_workers)" not in unknown.advice[0]
 
 
 def test_waits_at_the_start_of_epochs_are_told_as_such() -> None:

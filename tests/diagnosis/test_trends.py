@@ -123,7 +123,9 @@ def test_a_slow_stretch_that_recovered_is_a_drop(ranks: int) -> None:
 def test_the_sentence_of_two_drops() -> None:
     faults = everywhere(1, "input", 20.0, range(50, 80)) + everywhere(1, "input", 20.0, range(120, 150))
     (found,) = found_in(Cluster(ranks=1, steps=200, noise=0.0, faults=faults))
-    assert found.title == ("Steps 50 to 79, 120 to 149 were slower: 26.3 fell to 17.2 steps/s, in input; it recovered.")
+    assert found.title == (
+        "Steps 50 to 79, 120 to 149 were slower: 17.2 steps/s instead of 26.3, in input; then the pace recovered."
+    )
     assert found.evidence["stretches"] == [[50, 79], [120, 149]]
     assert found.steps == (50, 149)
 

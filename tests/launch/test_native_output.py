@@ -155,7 +155,7 @@ def test_a_progress_bar_on_a_terminal(commands: Any, script: Callable[..., Path]
     ours = on_a_terminal(commands, [sys.executable, *RECORDED, *options, "script.py"])
     if options:
         said, _, ours = ours.partition(b"\r\n")
-        assert said.startswith(b"stepscope: --native-output has no effect if")
+        assert said.startswith(b"stepscope: --native-output has no effect when")
     assert ours == bare
     assert bare.count(b"\r") > 40
     assert b"True True True True" in bare

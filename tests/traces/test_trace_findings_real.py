@@ -80,7 +80,7 @@ H200 = {
     ),
     "loader": (
         [("loader_bound", "critical"), ("exposed_copies", "info")],
-        "Training waits for the DataLoader: 30.3 ms of every step, 80% of the time, 21.8 ms of it with nothing else ",
+        "Training waits for the DataLoader: 30.3 ms of every step, 80% of the time, 21.8 ms of it with the device idle",
     ),
     "sync": (
         [("host_sync", "critical"), ("exposed_copies", "info")],

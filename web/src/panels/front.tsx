@@ -20,7 +20,7 @@ const HEIGHT = 380;
 const TIP = { width: 260, height: 130, gap: 12 };
 const LEGEND: [FrontPoint["place"], string][] = [
   ["front", "on the front: none is faster with as little memory"],
-  ["near", "near it: only chance may keep it off"],
+  ["near", "near the front: the difference may be chance"],
   ["dominated", "another variant is better"],
 ];
 
@@ -28,7 +28,7 @@ export function FrontCard({ front }: { front: FrontDocument }) {
   const used = LEGEND.filter(([place]) => front.points.some((point) => point.place === place));
   return (
     <Card title={front.title} about={front.about}>
-      {front.points.length === 0 ? <Nothing>No variant has a speed and a peak of memory.</Nothing> : <Chart front={front} />}
+      {front.points.length === 0 ? <Nothing>No variant has both a speed and a peak memory.</Nothing> : <Chart front={front} />}
       {used.length > 0 && (
         <ul class="legend">
           {used.map(([place, words]) => (

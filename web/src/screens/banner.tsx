@@ -55,7 +55,7 @@ function Lost({ run }: { run: OpenRun }) {
       <p>
         Last update <Heard run={run} />. The page reconnects when the hub is back. <Again run={run} />
       </p>
-      <Reopen run={run} when="If the run has ended, its hub has, too. To open the run again:" />
+      <Reopen run={run} when="If the run has ended, its hub has stopped. To open the run again:" />
     </Strip>
   );
 }

@@ -61,7 +61,7 @@ export function WhereTheTokenIs() {
   return (
     <ul class="hints">
       <li>
-        for <code>stepscope serve</code>: in the file named at startup, usually <code>~/.config/stepscope/serve-PORT.token</code>, or <code>serve-all.token</code> there if it serves all your runs
+        for <code>stepscope serve</code>: in the file named at startup, usually <code>~/.config/stepscope/serve-PORT.token</code>, or <code>serve-all.token</code> in the same folder with <code>--all</code>
       </li>
       <li>
         for an active run: <code>token</code> in <code>hub.json</code> in the run’s folder

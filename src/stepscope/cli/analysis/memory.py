@@ -29,9 +29,9 @@ examples:
   stepscope memory NAME --sort time        the modules that take longest first
   stepscope memory NAME --json             the document (docs/schema.md)
 
-Layers are sampled with `stepscope run --layers sampled`.
+`stepscope run` samples layers unless it is given `--layers off`.
 """
-HINT = "record them with `stepscope run --layers sampled`"
+HINT = "they begin at step 11, unless the run used `--layers off`"
 DEPTH = 3
 WIDEST = 110
 BAR_CELLS = 14
@@ -46,7 +46,7 @@ MOST_SIBLINGS = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", type=Path, nargs="?", help=RUN_HELP)
-    parser.add_argument("--rank", type=whole_number, metavar="R", help="this rank (default: the one that holds most)")
+    parser.add_argument("--rank", type=whole_number, metavar="R", help="rank to show (default: the fullest)")
     parser.add_argument(
         "--step", type=whole_number, metavar="N", help="the last sample up to this step (default: the last sample)"
     )
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar("reading the run") as tell:
         records = load_run(run_dir, samples=False, progress=tell).data.layers
     if not records:
-        raise RunError(f"{run_dir} has no samples of its layers; {HINT}")
+        raise RunError(f"{run_dir} has no layer samples; {HINT}")
     sample = choose_sample(records, rank=args.rank, step=args.step)
     if sample is None:
         from stepscope.flight.wording import spans_text

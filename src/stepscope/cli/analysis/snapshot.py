@@ -118,14 +118,14 @@ def _rank_of(run_dir: Path, rank: int | None) -> tuple[Path, RingHeader]:
     """The ring of a running rank, and what it says of its process."""
     meta = read_meta(run_dir)
     left = snapshot_path(run_dir, rank or 0)
-    kept = f"; {left} is of the moment it ran out of memory" if left.exists() else ""
+    kept = f"; {left} was written when it ran out of memory" if left.exists() else ""
     if not is_local(meta):
-        raise RunError(f"{run_dir} is recorded on {meta.get('host')}: ask there{kept}")
+        raise RunError(f"{run_dir} is recorded on {meta.get('host')}; run this command there{kept}")
     session = session_of(run_dir, meta)
     found = {} if session is None else _running(session)
     if not found:
         raise RunError(
-            f"no rank of {run_dir} is running here; `stepscope memory {run_dir}` shows what its layers held{kept}"
+            f"no rank of {run_dir} runs on this host; `stepscope memory {run_dir}` shows what its layers held{kept}"
         )
     if rank is None and len(found) == 1:
         return next(iter(found.values()))
@@ -191,7 +191,7 @@ def request_snapshot(
                 if waited_s >= most_s:
                     raise RunError(_silent(rank, state, waited_s))
                 if not alive():
-                    raise RunError(f"rank {rank} has ended before it answered")
+                    raise RunError(f"rank {rank} ended before it answered")
                 tell(int(waited_s), int(most_s))
                 sleep(EVERY_S)
     finally:

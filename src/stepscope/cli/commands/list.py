@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(ORDERS),
         default="started",
         metavar="ORDER",
-        help="started (default: newest first), name, status, or the highest first: ranks, steps, step-time, cost, "
-        "severity",
+        help="sort by: started (default, newest first), name or status; or ranks, steps, step-time, cost or severity "
+        "(highest first)",
     )
     parser.add_argument("--limit", type=count("runs"), metavar="N", help="show only the first N runs")
     parser.add_argument("--json", action="store_true", help="print a JSON array instead of a table")

@@ -45,7 +45,7 @@ examples:
   stepscope run --nnodes 2 --node-rank 0 --master-addr node0 --name big --nproc-per-node 8 train.py
   srun stepscope run train.py
 
-Stepscope's options come before the script; everything from the script on is passed to the job.
+Stepscope's options come before the script; the script and everything after it go to the job.
 The exit code is the job's.  STEPSCOPE=0 runs the job without Stepscope.
 """
 

@@ -92,7 +92,7 @@ def _lines(document: Mapping[str, Any]) -> list[str]:
     lines = history_sentences(document)
     for row in document["changes"]:
         if row["settings"]:
-            lines.append(f"Changed with {row['run']}: {_settings(row['settings'])}.")
+            lines.append(f"Settings that changed in {row['run']}: {_settings(row['settings'])}.")
         if row["commit"] and row["before_commit"] and row["commit"] != row["before_commit"]:
             lines.append(f"The commits in between: git log --oneline {row['before_commit'][:10]}..{row['commit'][:10]}")
     return lines

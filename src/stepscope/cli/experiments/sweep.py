@@ -44,15 +44,15 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 HELP = "run variants of a job in turn and show which are fast and which need little memory"
 EPILOG = """\
 examples:
-  stepscope sweep plan.toml                        run it, or what is missing of it, and show the result
+  stepscope sweep plan.toml                        run it (or the runs still missing) and show the result
   stepscope sweep plan.toml --dry-run              only show the commands
-  stepscope sweep plan.toml --nproc-per-node 1     with another number of ranks than the plan says
+  stepscope sweep plan.toml --nproc-per-node 1     with a different number of ranks than the plan
   stepscope sweep plan.toml --json > result.json
   stepscope sweep plan.toml --html front.html      also write a page with the front
 
 A plan has a command and variants of it, in TOML or JSON:
   command = "train.py --steps 60"
-  options = "--nproc-per-node 2"      # of `stepscope run`
+  options = "--nproc-per-node 2"      # for `stepscope run`
   rounds = 3
   [[variant]]
   name = "small-batch"
@@ -60,7 +60,7 @@ A plan has a command and variants of it, in TOML or JSON:
   samples = 8                         # per step, over all ranks: speed is then samples per second
   env = { OMP_NUM_THREADS = "1" }
 
-A variant that fails, for example because it runs out of memory, is part of the result.  docs/sweep.md has everything.
+A variant that fails, for example because it runs out of memory, is part of the result.  Details: docs/sweep.md.
 """
 SCHEMA = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -242,7 +242,7 @@ def _variant(path: Path, said: Mapping[str, Any]) -> Variant:
 
 def _known(said: Mapping[str, Any], names: Sequence[str], where: str) -> None:
     if odd := next((name for name in said if name not in names), None):
-        raise UsageError(f"{where}: unknown key {odd!r}; known are {', '.join(names)}")
+        raise UsageError(f"{where}: unknown key {odd!r}; known keys: {', '.join(names)}")
 
 
 def _name(path: Path, said: Any) -> str:

@@ -50,7 +50,7 @@ RESET = b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b
 def why_no_screen() -> str:
     """Why no view can be drawn here, regardless of the streams; empty if it can."""
     if os.environ.get("TERM", "") in ("", "dumb"):
-        return "this terminal can only print lines"
+        return "this terminal cannot show a full-screen view (TERM is unset or dumb)"
     if importlib.util.find_spec("textual") is None:
         return "Textual is not installed"
     return ""

@@ -531,7 +531,7 @@ def _open_forwarder(run_dir: Path) -> OutputForwarder | None:
     """The forwarder for output kept in files; None, and a message, if all output goes to a terminal."""
     targets = output_targets()
     if targets is None:
-        say("--native-output has no effect if the output goes to a terminal; with --live it goes to a file")
+        say("--native-output has no effect when output goes to a terminal; use --live, which writes it to a file")
         return None
     return OutputForwarder(run_dir, targets)
 

@@ -79,53 +79,60 @@ def straggler_advice(
         )
     who = named_ranks(ranks).lower()
     where = f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else ""
+    several = len(ranks) > 1
+    end, does, was, its, it_runs = (
+        ("", "do", "were", "their", "they run") if several else ("s", "does", "was", "its", "it runs")
+    )
     if phase == "input":
-        first = f"Look at what {who}{where} reads: larger or remote files, fewer DataLoader workers, a busy disk."
+        first = f"Look at what {who}{where} read{end}: larger or remote files, fewer DataLoader workers, a busy disk."
         second = (
             "Ranks that hold parts of one model need the same samples: let one of them read and broadcast the batch."
             if share_samples
             else "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks."
         )
     elif phase == "h2d":
-        first = f"Check how {who}{where} reaches its device: pinned memory, NUMA binding, PCIe width."
+        first = f"Check how batches of {who}{where} get to the device: pinned memory, NUMA binding, PCIe width."
         second = "Copy with non_blocking=True from a DataLoader with pin_memory=True."
     elif phase in ("forward", "backward", "optimizer", GRAPH_PHASE) and side == "host":
-        first = f"The host of {who}{where} launches its kernels late: look at the Python code that only it runs there."
-        second = "If the code is the same, its CPU is not: other processes on its cores, fewer of them, lower clocks."
+        first = (
+            f"{named_ranks(ranks)}{where} launch{'' if several else 'es'} {its} kernels late: look at the Python code "
+            f"that only {it_runs} there."
+        )
+        second = "If the code is the same, the CPU is not: other processes on its cores, fewer of them, lower clocks."
     elif phase in ("forward", "backward", "optimizer", GRAPH_PHASE) and side == "device":
         first = (
-            f"The kernels of {who}{where} take longer, but its host launches on time: compare batch shape, sequence "
+            f"The kernels of {who}{where} take longer, but the host launches on time: compare batch shape, sequence "
             "length and branches with the others."
         )
         second = "If the work is equal, the device is not: clocks, power limit, throttling, another process on it."
     elif phase in ("forward", "backward", GRAPH_PHASE):
-        first = f"Check that {who}{where} computes the same as the others: batch shape, sequence length, branches."
+        first = f"Check that {who}{where} compute{end} the same as the others: batch shape, sequence length, branches."
         second = (
-            "If all ranks do the same work, check the machine: other processes on its cores or device, clocks, "
+            f"If all ranks do the same work, check the machine: other processes on {its} cores or device, clocks, "
             "throttling."
         )
     elif phase == "optimizer":
-        first = f"See what {who}{where} does in optimizer.step() that others do not: hooks, clipping, a logged norm."
+        first = f"See what {who}{where} {does} in optimizer.step() that others do not: hooks, clipping, a logged norm."
         second = "If parameters are sharded by hand, balance the shards."
     elif place:
-        first = f"Look at {place}: {who}{where} was sampled there, outside all phases."
+        first = f"Look at {place}: {who}{where} {was} sampled there, outside all phases."
         second = "Do it less often, after the last step, or in a background thread."
     elif phase in ("other", "eval", "checkpoint"):
-        first = f"Look for work that only {who}{where} does: logging, metrics, saving, printing."
+        first = f"Look for work that only {who}{where} {does}: logging, metrics, saving, printing."
         second = "Do it less often, after the last step, or in a background thread."
     elif phase is None:
-        first = f"{named_ranks(ranks)}{where} is late in several phases: suspect the machine, not the code."
-        second = "Look for other processes on its cores or device, lower clocks, fewer CPU threads."
+        first = f"{named_ranks(ranks)}{where} lose{'' if several else 's'} time in several phases: suspect the machine."
+        second = f"Look for other processes on {its} cores or device, lower clocks, fewer CPU threads."
     else:
         first = f"Compare what the phase {phase!r} does on {who}{where} with the other ranks."
         second = "Give every rank the same share of it, or take it out of the step."
     if splits_sequences and phase in ("forward", "backward", GRAPH_PHASE) and side != "host":
         second = (
-            "Ranks hold parts of one sequence: with a causal mask the later parts have more work. Deal them out in "
+            "Ranks hold parts of one sequence: with a causal mask the later parts have more work. Assign them in "
             "pairs, early with late (torch's context_parallel does, unless load balancing is off)."
         )
     if place and phase not in ("other", None):
-        first = f"Look at {place}: {who}{where} was sampled there in {phase}."
+        first = f"Look at {place}: {who}{where} {was} sampled there in {phase}."
     if tuple(ranks) == (0,) and world_size > 1 and phase in ("other", "eval", "checkpoint", None):
         second = "Rank 0 is the usual place for logging and saving: do it less often or in a background thread."
     return first, second
@@ -331,7 +338,7 @@ def jitter_advice(
             )
         if period is not None and period == num_workers:
             return (
-                f"Every num_workers-th step waits ({num_workers}): the workers fall behind; raise num_workers.",
+                f"One step in {num_workers} (num_workers) waits: the workers cannot keep up; raise num_workers.",
                 "If all cores are busy, do less per sample or cache decoded data.",
             )
         first = (
@@ -431,7 +438,7 @@ MEMORY_CREEP_ADVICE = {
     ),
     "device_reserved": (
         "Memory in use does not grow, but reserved memory does: varying shapes leave gaps that cannot be reused.",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets it grow its blocks instead of adding new ones.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes the allocator grow blocks instead of adding new ones.",
         "Pad or bucket batches to a few shapes; torch.cuda.empty_cache() costs time and is not a fix.",
     ),
 }
@@ -697,7 +704,7 @@ class _Held:
                 mostly = self._mostly(kind)
                 parts.append(f"{self._name(kind)} {share_text(size / self.total)}{mostly if mostly != before else ''}")
                 before = mostly or before
-        return f"In use were {bytes_text(self.total)}: {', '.join(parts)}."
+        return f"{bytes_text(self.total)} were in use: {', '.join(parts)}."
 
     @property
     def evidence(self) -> dict[str, Any]:

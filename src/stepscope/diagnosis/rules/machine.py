@@ -377,7 +377,7 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
     if others:
         taken = (seen.percent[at] - seen.own[at]) / 100 * seen.cores[at]
         of = "the cores" if cores is None else count_text(cores, "core")
-        then = "the job has to share" if seen.wanted[at] else "the job needs little"
+        then = "the job competes for them" if seen.wanted[at] else "the job needs little"
         return f"Other processes use {number_text(float(taken))} of {of}{where}; {then}."
     if heavy:
         running = number_text(float(seen.running[at]))

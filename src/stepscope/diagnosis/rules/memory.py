@@ -703,8 +703,8 @@ def _growing_advice(found: Mapping[str, Any]) -> Iterator[str]:
     elif found:
         size = f", {bytes_text(found['element_bytes'])} each" if found["element_bytes"] >= 1024 else ""
         graph = found.get("graph") is True
-        kept = ", with the graph that made it: keep .detach() or .item() instead" if graph else ""
-        grows = f"{found['holder']}, gets longer by" if found["holder"] else "Tensors of one kind become more, by"
+        kept = ", each with its autograd graph: keep .detach() or .item() instead" if graph else ""
+        grows = f"{found['holder']}, gets longer by" if found["holder"] else "Tensors of one kind increase by"
         yield f"{grows} {_pace(found)}: {found['element']}{size}{kept}."
 
 

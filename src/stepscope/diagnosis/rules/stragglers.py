@@ -331,7 +331,7 @@ def _title(
         where += f", {layer.text}{which},"
     if tokens >= thresholds.BYTES_ALIKE:
         it = "it has" if len(ranks) == 1 else "they have"
-        more = f"{it} {tokens:.2g}× the bytes of {its} peers in all_to_all"
+        more = f"{it} {tokens:.2g}× as many bytes as {its} peers in all_to_all"
         why = f"{its} experts get more tokens ({more})" if _same_batches(view) else more
         return f"{who} {excess} slower than {its} peers{where} {when}: {why}; {waiting}."
     return f"{who} {excess} slower than {its} peers{where} {when}; {waiting}."

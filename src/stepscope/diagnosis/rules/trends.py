@@ -238,8 +238,8 @@ def _throughput_drop(view: View, drops: list[_SlowStretch], explained_ns: Floats
             kind="throughput_drop",
             severity="info" if _passed_around(view, worst, place) else severity_by_cost(cost["share"], worst.extra_ns),
             title=(
-                f"{_stretches_text(view, drops)} slower: {_per_second(shown.before_ns)} fell to "
-                f"{_per_second(shown.level_ns)} steps/s{',' if where else ''}{where}; it recovered."
+                f"{_stretches_text(view, drops)} slower: {_per_second(shown.level_ns)} steps/s instead of "
+                f"{_per_second(shown.before_ns)}{',' if where else ''}{where}; then the pace recovered."
             ),
             ranks=ranks,
             phase=place.phase,

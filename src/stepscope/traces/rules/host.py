@@ -266,7 +266,7 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
     share = view.typical(view.share(loading_ns), where)
     lost_ns = view.typical(view.per_step(saved_ns), where)
     on_device = bool(view.on_device[where].any())
-    hidden = f", {ms_text(lost_ns / 1e6)} of it with nothing else for the device to do"
+    hidden = f", {ms_text(lost_ns / 1e6)} of it with the device idle"
     row = int(np.where(where, view.share(saved_ns), -1.0).argmax())
     enough = float(view.share(saved_ns)[row]) >= thresholds.LOADER_WARNING_SHARE
     return [

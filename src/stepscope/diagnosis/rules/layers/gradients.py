@@ -500,12 +500,12 @@ def _times(times: float) -> str:
 # -- layers without gradients -----------------------------------------------------------------------------------------
 
 VANISHING_ADVICE = (
-    "These layers learn nothing: add residual connections or normalization, or initialize the layers after them anew.",
+    "These layers learn nothing: add residual connections or normalization, or reinitialize the layers after them.",
     "Sigmoid and tanh shrink gradients layer by layer: use ReLU, GELU or SiLU. In fp16 use a GradScaler, or bf16.",
     "If these layers are meant to keep their weights, freeze them: requires_grad_(False) saves their gradients.",
 )
 DEAD_ADVICE = (
-    "Look at what forward() does with its output: detach(), a product with 0, a ReLU that is always off.",
+    "Look at what forward() does with its output: detach(), a multiplication by 0, a dead ReLU.",
     "In fp16 without a GradScaler small gradients become zero: use one, or bf16.",
     "If it is not meant to learn, freeze it: requires_grad_(False) saves its gradients and optimizer state.",
 )
