@@ -57,7 +57,7 @@ function Known({ run, layers, usual, named, missing }: KnownProps) {
   const graded = layers.modules.some((row) => row.grad_norm !== null || row.weight_norm !== null);
   return (
     <Card title="Layers" part="layers" class="layers" about={layers.text.shown} tools={<Choices run={run} layers={layers} usual={usual} named={named} />} csv={{ name: `${run.name}-layers-rank-${layers.rank}-step-${layers.step}`, make: () => layersTable(layers) }}>
-      {missing !== null && <p class="muted">Rank {missing} has no samples of its layers; this is rank {layers.rank}.</p>}
+      {missing !== null && <p class="muted">Rank {missing} has no layer samples; this is rank {layers.rank}.</p>}
       {layers.notes.map((note) => (
         <p key={note} class="layer-note">
           {note}

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         from stepscope.flight.wording import spans_text
 
         ranks = sorted({one.rank for one in records.of_memory})
-        raise UsageError(f"rank {args.rank} has no samples of its layers; ranks with samples: {spans_text(ranks)}")
+        raise UsageError(f"rank {args.rank} has no layer samples; ranks with samples: {spans_text(ranks)}")
     document = layers_document(records, sample)
     if args.json:
         print(json.dumps(document, indent=2, allow_nan=False))
