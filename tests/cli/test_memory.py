@@ -11,11 +11,10 @@ from fakes.cluster import Cluster
 from gpt_layers import layer_lines, layer_records, write_layer_samples
 from made_runs import record
 
-from stepscope.cli.analysis.memory import render_layers
 from stepscope.cli.main import run_command
 from stepscope.errors import RunError, UsageError
 from stepscope.records.layers import read_layers
-from stepscope.reports.layers import choose_sample, layers_document
+from stepscope.reports.layers import choose_sample, layers_document, render_layers
 
 GOLDEN = Path(__file__).parents[1] / "reports" / "golden"
 

@@ -147,7 +147,7 @@ def test_a_second_look_reads_no_trace(
 ) -> None:
     run_command(["trace", str(traces), "--json"])
     first = capsys.readouterr().out
-    monkeypatch.setattr("stepscope.traces.reading.cache.read_trace", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("stepscope.traces.reading.files.read_trace", lambda path: pytest.fail(f"{path} is read again"))
     run_command(["trace", str(traces), "--json"])
     assert capsys.readouterr().out == first
 

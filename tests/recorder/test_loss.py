@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from stepscope.recorder import guard
+from stepscope.recorder.device import Scalars
 from stepscope.recorder.guard import ImportWatch, Patches
 from stepscope.recorder.hooks import loss as hook
 from stepscope.recorder.hooks.loss import StepValues
-from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.sampler import LayerSampler, Schedule
 from stepscope.recorder.ledger import Ledger
 from tests.recorder.conftest import Recording

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from gpt_layers import MODEL_ID, layer_lines, layer_records
 
-from stepscope.cli.analysis.memory import render_layers
 from stepscope.records.layers import MEMORY_KINDS, LayerRecords, read_layers
 from stepscope.records.layers import layer_lines as records_as_lines
 from stepscope.records.text import bytes_text, norm_text, ns_text, share_text
-from stepscope.reports.layers import choose_sample, layers_document, no_layers
+from stepscope.reports.layers import choose_sample, layers_document, no_layers, render_layers
 
 TINY = [["", "Net", -1, 0, 0], ["a", "Linear", 0, 10, 10], ["b", "Block", 0, 4, 4], ["b.c", "Linear", 2, 30, 30]]
 

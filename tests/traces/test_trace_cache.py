@@ -20,7 +20,8 @@ from stepscope.traces.engine import decode_analyses, encode_analyses
 from stepscope.traces.model.columns import TABLES, Trace, side_columns
 from stepscope.traces.rank import analyse_rank
 from stepscope.traces.reading import cache as cache_module
-from stepscope.traces.reading.cache import Cache, Entry, open_traces, read_traces
+from stepscope.traces.reading.cache import Cache, Entry, open_traces
+from stepscope.traces.reading.files import read_traces
 
 REAL = (
     "param_dlrm_8rank/worker0_step_12.1694128201545.pt.trace.json.gz",

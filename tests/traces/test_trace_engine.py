@@ -31,7 +31,8 @@ from stepscope.traces.engine import (
     watched,
 )
 from stepscope.traces.rank import RankAnalysis
-from stepscope.traces.reading.cache import Cache, read_traces
+from stepscope.traces.reading.cache import Cache
+from stepscope.traces.reading.files import read_traces
 
 HERE, WORKERS = LocalEngine(1), LocalEngine(2)
 LOCAL = pytest.mark.parametrize("engine", [HERE, WORKERS], ids=["here", "workers"])

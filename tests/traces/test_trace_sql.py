@@ -92,7 +92,7 @@ def test_collectives_have_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_it_agrees_with_the_columns(shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from stepscope.traces.reading.cache import read_traces
+    from stepscope.traces.reading.files import read_traces
 
     path = shared_data / "traces" / "kineto_resnet50_w0" / "worker0.1623143089861.pt.trace.json.gz"
     (trace,) = read_traces(path)

@@ -1,4 +1,4 @@
-"""Device time of the phases, measured with CUDA events that are never waited for.
+"""Device time of the phases, and numbers from the device, with CUDA events that are never waited for.
 
 In a timed step, one pooled event is recorded on the current stream at each change of phase, also around host-only
 phases such as input: the device may have been idle during them.  At later step ends the oldest pending step is queried
@@ -17,7 +17,8 @@ event aborts.  They are reused instead; a timer ends up with as many as a few st
 The time between two events counts for the phase that ended with the second one.  It is time on the stream's clock: when
 the host is the bottleneck it contains the gaps in which the device waited for work.
 
-Layers of sampled steps are timed in the same way (``StreamMarks``).
+Layers of sampled steps are timed in the same way (``StreamMarks``).  Losses, norms and checksums are copied to the host
+in the background and read once their event has passed (``Scalars``).
 
 Where the stream waits for a collective (``recorder/hooks/ddp.py``), an event before and one after it take that time out
 of the phase: it is ``comm``, like waiting on the host.  Only this shows which rank the others wait for.
@@ -36,7 +37,7 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.steps import COMM, FORWARD, OTHER, PHASE_SLOTS
 from stepscope.ring.layout import ALLOCATED, DEVICE_PHASE, DEVICE_STEP, PEAK_ALLOCATED, RESERVED, data_word
 
-__all__ = ["DeviceTimer", "StreamMarks", "device_timer", "timed_step"]
+__all__ = ["DeviceTimer", "Scalars", "StreamMarks", "device_timer", "timed_step"]
 
 MEMORY_INTERVAL_NS = 100_000_000
 """Reading the allocator's statistics costs 47 µs: read them at most this often."""
@@ -310,3 +311,64 @@ class StreamMarks:
         """The time of each, in microseconds after the first; all of them have passed."""
         first = self._events[0]
         return [first.elapsed_time(event) * 1e3 for event in self._events[: self._used]]
+
+
+class Scalars:
+    """Small tensors that are read together: at once on the CPU; from a GPU in the background.
+
+    Holds events and pinned memory, so it is immortal (``recorder/guard.py``), and both are used again.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._lists: list[list[Any]] = []
+        self._copies: list[tuple[int, Any, int]] = []
+        """Which list, the pinned memory in which it arrives, and how many numbers."""
+        self._events: list[Any] = []
+        self._free_events: list[Any] = []
+        self._pinned: dict[tuple[int, Any], Any] = {}
+
+    def start(self) -> None:
+        self._lists = []
+        self._copies = []
+
+    def add(self, tensors: list[Any]) -> int:
+        """Read these too, numbers or one list of them; returns what to ask ``numbers`` for."""
+        self._lists.append(tensors)
+        return len(self._lists) - 1
+
+    def send(self) -> None:
+        for which, tensors in enumerate(self._lists):
+            if not tensors:
+                continue
+            joined = tensors[0] if tensors[0].ndim else self._torch.stack(tensors)
+            if joined.is_cpu:
+                self._lists[which] = joined.tolist()
+            else:
+                self._copies.append((which, self._copy(which, joined), len(joined)))
+
+    def arrived(self) -> bool:
+        """Whether all numbers are here; never waits."""
+        if self._events and not all(event.query() for event in self._events):
+            return False
+        self._free_events += self._events
+        self._events = []
+        for which, pinned, count in self._copies:
+            self._lists[which] = pinned[:count].tolist()
+        self._copies = []
+        return True
+
+    def numbers(self, which: int) -> list[Any]:
+        return self._lists[which]
+
+    def _copy(self, which: int, joined: Any) -> Any:
+        torch = self._torch
+        room = self._pinned.get((which, joined.dtype))
+        if room is None or len(room) < len(joined):
+            room = immortal(torch.empty(2 * len(joined), dtype=joined.dtype, pin_memory=True))
+            self._pinned[which, joined.dtype] = room
+        room[: len(joined)].copy_(joined, non_blocking=True)
+        event = self._free_events.pop() if self._free_events else immortal(torch.cuda.Event())
+        event.record(torch.cuda.current_stream(joined.device))
+        self._events.append(event)
+        return room

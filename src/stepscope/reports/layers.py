@@ -1,21 +1,25 @@
-"""One document about the layers of a model in a sampled step: memory, time and gradients by module.
+"""One document about the layers of a model in a sampled step (memory, time and gradients by module), and its text.
 
 ``choose_sample`` picks the sample of a rank, and ``layers_document`` makes the document (docs/schema.md) that
-``stepscope memory``, the API and the page draw.  Bytes of a module and of what is inside it are sums, so children and
-the module's own bytes add up to its total exactly.  Times are as measured: a module that was not called itself has the
-sum of its children, and a module that is called from several places counts where the tree has it.
+``render_layers`` (``stepscope memory``), the API and the page draw.  Bytes of a module and of what is inside it are
+sums, so children and the module's own bytes add up to its total exactly.  Times are as measured: a module that was not
+called itself has the sum of its children, and a module that is called from several places counts where the tree has it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stepscope.records.layers import MEMORY_KINDS, LayerRecords, LayerSample, ModelTree, plain_numbers
 from stepscope.records.text import bytes_text, count_text, norm_text, ns_text, printable, share_text
+from stepscope.reports.layout import NARROWEST, Page
 
-__all__ = ["choose_sample", "layers_document", "no_layers"]
+__all__ = ["choose_sample", "layers_document", "no_layers", "render_layers"]
 
 SCHEMA = 1
 MOST_POINTS = 500
@@ -511,3 +515,248 @@ def _named(model: ModelTree, at: int | None) -> str | None:
         return None
     module = model.modules[at]
     return printable(module.name or module.type)
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+BAR_CELLS = 14
+WIDEST_NAME = 50
+"""There are no bars if names would be cut for them; longer names are cut anyway."""
+LIKE_BYTES, LIKE_TIME = 1.1, 1.5
+"""Modules whose bytes and times differ by more than this are not shown as one."""
+MOST_LEVELS = 64
+MOST_SIBLINGS = 40
+"""Lines below one module; the rest is counted."""
+
+
+def render_layers(document: Mapping[str, Any], *, width: int = 80, depth: int = 3, sort: str = "bytes") -> str:
+    width = max(width, NARROWEST)
+    page = Page(width, color=False)
+    page.lines.append(document["text"]["shown"])
+    page.blank()
+    page.lines += _totals(document, width)
+    page.blank()
+    page.lines += _module_lines(document, width, depth, ORDERS[sort])
+    page.blank()
+    page.labelled("times", [document["text"]["times"] + "."] if document["text"]["times"] else [])
+    page.labelled("notes", document["notes"])
+    page.labelled("not seen", ["; ".join(document["unseen"]) + "."] if document["unseen"] else [])
+    return "\n".join(page.lines).rstrip("\n") + "\n"
+
+
+def _totals(document: Mapping[str, Any], width: int) -> list[str]:
+    """By kind, their sum, and what it compares with."""
+    from stepscope.reports.layout import bar
+
+    kinds = document["kinds"]
+    titles = max(len("device"), *(len(kind["title"]) for kind in kinds))
+    sizes = max(len(text) for text in [document["text"]["total_bytes"], *(kind["text"]["bytes"] for kind in kinds)])
+    lines = [
+        f"  {kind['title'].ljust(titles)}  {kind['text']['bytes'].rjust(sizes)}  {kind['text']['share'].rjust(4)}  "
+        f"{bar(kind['share'], BAR_CELLS)}".rstrip()
+        for kind in kinds
+    ]
+    lines.append(f"  {'sum'.ljust(titles)}  {document['text']['total_bytes'].rjust(sizes)}")
+    said = {"ranks": document["over_ranks"]["text"] if document["over_ranks"]["ranks"] > 1 else ""}
+    said["peak"] = "" if document["peak"] is None else document["peak"]["text"]
+    said["device"] = "" if document["device"] is None else document["device"]["text"]
+    for label, text in said.items():
+        wrapped = textwrap.wrap(text, width - titles - 4)
+        lines += [f"  {'' if at else label:{titles}}  {line}" for at, line in enumerate(wrapped)]
+    return lines
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+# Modules with consecutive numbers that are built alike (the blocks of a transformer) are one line, and so are the
+# modules at the same place inside them.
+
+
+@dataclass(kw_only=True)
+class _Node:
+    """One line: a module, or modules that are built alike."""
+
+    members: list[int]
+    children: list[_Node]
+    name: str
+    about: str
+    bytes: int
+    forward_us: float | None
+    backward_us: float | None
+
+    @property
+    def time_us(self) -> float:
+        return (self.forward_us or 0.0) + (self.backward_us or 0.0)
+
+
+def _natural(node: _Node) -> list[tuple[int, str]]:
+    return [(int(part or 0), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", node.name)]
+
+
+ORDERS: dict[str, Callable[[_Node], Any]] = {
+    "bytes": lambda node: -node.bytes,
+    "time": lambda node: -node.time_us,
+    "name": _natural,
+}
+
+
+class _Builder:
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+        self._children: list[list[int]] = [[] for _ in rows]
+        for at, row in enumerate(rows):
+            if row["parent"] >= 0:
+                self._children[row["parent"]].append(at)
+        self._shape: list[int] = [0] * len(rows)
+        known: dict[Any, int] = {}
+        for at in reversed(range(len(rows))):  # children come after their parents
+            inside = tuple((self._last(child), self._shape[child]) for child in self._children[at])
+            self._shape[at] = known.setdefault((rows[at]["type"], rows[at]["elements"], inside), len(known))
+
+    def roots(self) -> list[_Node]:
+        return [self._node([at], "", 0) for at, row in enumerate(self._rows) if row["parent"] < 0]
+
+    def _last(self, at: int) -> str:
+        name: str = self._rows[at]["name"]
+        return name.rpartition(".")[2]
+
+    def _node(self, members: list[int], above: str, level: int) -> _Node:
+        rows = [self._rows[at] for at in members]
+        first = rows[0]["name"]
+        inside = zip(*(self._children[at] for at in members if level < MOST_LEVELS), strict=True)
+        groups = self._groups([list(places) for places in inside])
+        children = [self._node(group, first, level + 1) for group in groups]
+        node = _Node(
+            members=members,
+            children=children,
+            name=_below(first, above) or rows[0]["type"],
+            about="" if not first else rows[0]["type"],
+            bytes=sum(row["total_bytes"] for row in rows),
+            forward_us=_summed([row["forward_us"] for row in rows]),
+            backward_us=_summed([row["backward_us"] for row in rows]),
+        )
+        if len(members) > 1:
+            sizes = sorted({row["total_bytes"] for row in rows})
+            least, most = bytes_text(sizes[0]), bytes_text(sizes[-1])
+            each = f"{most} each" if least == most else f"{least} to {most} each"
+            node.about = f"{len(members)} × {rows[0]['type']}, {each}"
+            if self._last(members[0]) != self._last(members[-1]):
+                node.name = f"{node.name} … {self._last(members[-1])}"
+        if len(children) == 1 and not any(self._has_own(at) for at in members):
+            # A container that holds nothing itself, such as a ModuleList, is shown as what is in it.
+            children[0].name = f"{node.name}.{children[0].name}"
+            return children[0]
+        return node
+
+    def _has_own(self, at: int) -> bool:
+        row = self._rows[at]
+        return bool(row["own_bytes"] or row["own_forward_us"] or row["left_out"] or not row["name"])
+
+    def _groups(self, places: Sequence[list[int]]) -> list[list[int]]:
+        """Join neighbors that are alike and have consecutive numbers."""
+        groups: list[list[int]] = []
+        sizes = times = (0.0, 0.0)
+        for members in places:
+            own_sizes = [self._rows[at]["total_bytes"] for at in members]
+            own_times = [(self._rows[at]["forward_us"] or 0) + (self._rows[at]["backward_us"] or 0) for at in members]
+            joined = min(sizes[0], *own_sizes), max(sizes[1], *own_sizes)
+            lasted = min(times[0], *own_times), max(times[1], *own_times)
+            # None may be large or slow among the others: that one must be seen.
+            like = joined[1] <= LIKE_BYTES * joined[0] and lasted[1] <= LIKE_TIME * lasted[0]
+            if groups and like and self._follows(groups[-1][-1], members[0]):
+                groups[-1] += members
+                sizes, times = joined, lasted
+            else:
+                groups.append(list(members))
+                sizes, times = (min(own_sizes), max(own_sizes)), (min(own_times), max(own_times))
+        return groups
+
+    def _follows(self, one: int, two: int) -> bool:
+        first, second = self._last(one), self._last(two)
+        numbered = _numbered(first) and _numbered(second) and int(second) == int(first) + 1
+        return numbered and self._shape[one] == self._shape[two]
+
+
+def _numbered(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < 10
+
+
+def _below(name: str, above: str) -> str:
+    return name.removeprefix(f"{above}.") if above else name
+
+
+def _summed(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _module_lines(document: Mapping[str, Any], width: int, depth: int, order: Callable[[_Node], Any]) -> list[str]:
+    from stepscope.reports.layout import bar, cut
+
+    shown: list[tuple[int, _Node]] = []
+    deeper = False
+
+    def add(nodes: Sequence[_Node], level: int) -> None:
+        nonlocal deeper
+        ordered = sorted(nodes, key=order)
+        for node in ordered[:MOST_SIBLINGS]:
+            shown.append((level, node))
+            if level < depth:
+                add(node.children, level + 1)
+            else:
+                deeper = deeper or bool(node.children)
+        if rest := ordered[MOST_SIBLINGS:]:
+            shown.append((level, _others(rest)))
+
+    add(_Builder(document["modules"]).roots(), 0)
+    total = document["total_bytes"]
+    timed = any(node.time_us for _, node in shown)
+    heads = ["bytes", "share", "", *(["forward", "backward"] if timed else [])]
+    cells = [
+        [
+            bytes_text(node.bytes),
+            share_text(node.bytes / total if total else None),
+            bar(node.bytes / total if total else 0.0, BAR_CELLS),
+            *([ns_text(_ns(node.forward_us)), ns_text(_ns(node.backward_us))] if timed else []),
+        ]
+        for _, node in shown
+    ]
+    widths = [max(len(head), *(len(row[at]) for row in cells)) for at, head in enumerate(heads)]
+    widths[2] = BAR_CELLS
+    names = ["  " * level + node.name + (f"  {node.about}" if node.about else "") for level, node in shown]
+    if width < sum(widths) + 2 * len(widths) + 2 + min(max(map(len, names)), WIDEST_NAME):
+        heads, cells, widths = _without_bars(heads, cells, widths)
+    bars = heads.index("") if "" in heads else -1
+    room = min(width - 2 - sum(widths) - 2 * len(widths), max(map(len, ["module", *names])))
+    lines = [_line("module", heads, widths, room, bars)]
+    lines += [_line(cut(name, room), row, widths, room, bars) for name, row in zip(names, cells, strict=True)]
+    return [*lines, *([f"  More inside: --depth {depth + 1}"] if deeper else [])]
+
+
+def _without_bars(
+    heads: list[str], cells: list[list[str]], widths: list[int]
+) -> tuple[list[str], list[list[str]], list[int]]:
+    return [*heads[:2], *heads[3:]], [[*row[:2], *row[3:]] for row in cells], [*widths[:2], *widths[3:]]
+
+
+def _line(name: str, cells: Sequence[str], widths: Sequence[int], room: int, bars: int) -> str:
+    padded = [
+        cell.ljust(width) if at == bars else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(["", name.ljust(room), *padded]).rstrip()
+
+
+def _others(nodes: Sequence[_Node]) -> _Node:
+    return _Node(
+        members=[],
+        children=[],
+        name=f"… and {len(nodes):,} more",
+        about="",
+        bytes=sum(node.bytes for node in nodes),
+        forward_us=_summed([node.forward_us for node in nodes]),
+        backward_us=_summed([node.backward_us for node in nodes]),
+    )
+
+
+def _ns(us: float | None) -> float | None:
+    return None if us is None else us * 1e3

@@ -26,7 +26,8 @@ import numpy as np
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.rank import RankAnalysis, analyse_rank
-from stepscope.traces.reading.cache import Cache, Entry, open_traces, read_traces
+from stepscope.traces.reading.cache import Cache, Entry, open_traces
+from stepscope.traces.reading.files import read_traces
 
 __all__ = [
     "Engine",

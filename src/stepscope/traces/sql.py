@@ -32,9 +32,9 @@ from stepscope.traces.reading.cache import (
     create_private_file,
     is_code,
     load_meta,
-    read_traces,
     write_table,
 )
+from stepscope.traces.reading.files import read_traces
 
 __all__ = ["trace_database"]
 

@@ -26,9 +26,9 @@ from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
+from stepscope.recorder.device import Scalars
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe, immortal
 from stepscope.recorder.hooks.compiled import leave_alone
-from stepscope.recorder.layers.sampled_step import Scalars
 from stepscope.recorder.layers.tree import local_part
 from stepscope.recorder.ledger import NOBODY
 from stepscope.recorder.recorder import Recorder

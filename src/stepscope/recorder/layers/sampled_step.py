@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from stepscope.recorder.device import StreamMarks
-from stepscope.recorder.guard import failsafe, immortal
+from stepscope.recorder.device import Scalars, StreamMarks
+from stepscope.recorder.guard import failsafe
 from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.layers.autograd_graph import AutogradGraph
 from stepscope.recorder.layers.tree import ModuleTree, local_part, tensor_bytes
@@ -34,7 +34,7 @@ from stepscope.recorder.ledger import Ledger
 from stepscope.records.layers import plain_numbers
 from stepscope.records.steps import BACKWARD
 
-__all__ = ["SampledStep", "Scalars"]
+__all__ = ["SampledStep"]
 
 MAX_OUTPUTS = 8
 """Tensors of one output that are looked at."""
@@ -823,67 +823,3 @@ def _undisturbed(torch: Any) -> Iterator[None]:
     """Our own operations: no graph, no autocast, and no mode of the script sees them."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
         yield
-
-
-# -- Numbers on their way to the host ---------------------------------------------------------------------------------
-
-
-class Scalars:
-    """Small tensors that are read together: at once on the CPU; from a GPU in the background.
-
-    Holds events and pinned memory, so it is immortal (``recorder/guard.py``), and both are used again.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._lists: list[list[Any]] = []
-        self._copies: list[tuple[int, Any, int]] = []
-        """Which list, the pinned memory in which it arrives, and how many numbers."""
-        self._events: list[Any] = []
-        self._free_events: list[Any] = []
-        self._pinned: dict[tuple[int, Any], Any] = {}
-
-    def start(self) -> None:
-        self._lists = []
-        self._copies = []
-
-    def add(self, tensors: list[Any]) -> int:
-        """Read these too, numbers or one list of them; returns what to ask ``numbers`` for."""
-        self._lists.append(tensors)
-        return len(self._lists) - 1
-
-    def send(self) -> None:
-        for which, tensors in enumerate(self._lists):
-            if not tensors:
-                continue
-            joined = tensors[0] if tensors[0].ndim else self._torch.stack(tensors)
-            if joined.is_cpu:
-                self._lists[which] = joined.tolist()
-            else:
-                self._copies.append((which, self._copy(which, joined), len(joined)))
-
-    def arrived(self) -> bool:
-        """Whether all numbers are here; never waits."""
-        if self._events and not all(event.query() for event in self._events):
-            return False
-        self._free_events += self._events
-        self._events = []
-        for which, pinned, count in self._copies:
-            self._lists[which] = pinned[:count].tolist()
-        self._copies = []
-        return True
-
-    def numbers(self, which: int) -> list[Any]:
-        return self._lists[which]
-
-    def _copy(self, which: int, joined: Any) -> Any:
-        torch = self._torch
-        room = self._pinned.get((which, joined.dtype))
-        if room is None or len(room) < len(joined):
-            room = immortal(torch.empty(2 * len(joined), dtype=joined.dtype, pin_memory=True))
-            self._pinned[which, joined.dtype] = room
-        room[: len(joined)].copy_(joined, non_blocking=True)
-        event = self._free_events.pop() if self._free_events else immortal(torch.cuda.Event())
-        event.record(torch.cuda.current_stream(joined.device))
-        self._events.append(event)
-        return room

@@ -24,9 +24,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepscope.recorder.device import StreamMarks
+from stepscope.recorder.device import Scalars, StreamMarks
 from stepscope.recorder.guard import failsafe, immortal, warn
-from stepscope.recorder.layers.sampled_step import SampledStep, Scalars
+from stepscope.recorder.layers.sampled_step import SampledStep
 from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.model import unwrapped

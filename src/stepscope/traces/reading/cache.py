@@ -43,7 +43,7 @@ from stepscope.traces.model.columns import (
     dtype_of,
     side_columns,
 )
-from stepscope.traces.reading.files import read_trace
+from stepscope.traces.reading.files import read_traces
 
 __all__ = [
     "BROKEN",
@@ -56,7 +56,6 @@ __all__ = [
     "open_traces",
     "read_column",
     "read_strings",
-    "read_traces",
     "write_table",
 ]
 
@@ -582,11 +581,3 @@ def open_traces(path: Path, cache: Cache | None) -> list[Trace]:
     """
     entry = cache.entry(path) if cache is not None else None
     return read_traces(path) if entry is None else entry.traces(read_traces)
-
-
-def read_traces(path: Path) -> list[Trace]:
-    """Read a file without the cache."""
-    # Imported late: most files need only one of the two readers, and cached ones need neither.
-    from stepscope.traces.reading.nsight import is_nsight, read_nsight
-
-    return read_nsight(path) if is_nsight(path) else [read_trace(path)]

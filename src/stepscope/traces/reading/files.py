@@ -12,7 +12,7 @@ from stepscope.errors import TraceError
 from stepscope.traces.model.columns import Trace
 from stepscope.traces.reading.kineto import read_kineto
 
-__all__ = ["TIMELINE", "blocks_of", "find_traces", "read_trace"]
+__all__ = ["TIMELINE", "blocks_of", "find_traces", "read_trace", "read_traces"]
 
 
 # -- decompression ----------------------------------------------------------------------------------------------------
@@ -200,3 +200,14 @@ def read_trace(path: Path) -> Trace:
         return trace
     problems = (f"{cut[0]}; everything before is used", *trace.meta.problems)
     return replace(trace, meta=replace(trace.meta, problems=problems))
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Read a file, whatever its format, without the cache.
+
+    An Nsight Systems export has one trace per process that used a GPU; other files have one.
+    """
+    # Imported late: most files need only one of the two readers, and cached ones need neither.
+    from stepscope.traces.reading.nsight import is_nsight, read_nsight
+
+    return read_nsight(path) if is_nsight(path) else [read_trace(path)]
