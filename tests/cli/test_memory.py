@@ -123,7 +123,7 @@ def test_a_block_that_is_unlike_the_others_is_seen() -> None:
     blocks = [at for at, row in enumerate(lines[0]["modules"]) if row[1] == "Block"]
     lines[1]["memory"]["activations"][blocks[1] + 2] += 1 << 30  # its attention
     lines[1]["memory"]["activations"][blocks[5] + 2] += 1 << 20
-    lines[1]["forward_us"][blocks[3]] *= 3
+    lines[1]["forward_us"][blocks[3]] *= 20
     records, _ = read_layers(lines)
     text = render_layers(layers_document(records, records.samples[0]), width=110, depth=2, sort="name")
     shown = [line.split("  ")[3:5] for line in text.splitlines() if line.startswith("      ") and "Block" in line]

@@ -121,9 +121,7 @@ def test_different_from_the_start() -> None:
 
 def test_of_two_ranks_both_are_named() -> None:
     (found,) = found_in(sampled(NET, ranks=2, faults=[differ_on(1, since=200)]), ranks=2)
-    assert found.title == (
-        "The weights of rank 0 differ from those of rank 1 in all 10 layers from a step between 100 and 200 on."
-    )
+    assert found.title == ("Ranks 0 and 1 have different weights in all 10 layers from a step between 100 and 200 on.")
     assert found.ranks == (0, 1)
 
 

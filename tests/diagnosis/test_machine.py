@@ -74,7 +74,7 @@ def test_other_processes_on_the_cores_are_a_warning() -> None:
 def test_other_processes_take_nothing_from_ranks_that_sleep() -> None:
     (full,) = found(on_host(ranks=1, cpu_percent=100.0, own_cpu_percent=2.0, cpu_count=2, procs_running=11))
     assert (full.kind, full.severity) == ("cpu_saturated", "info")
-    assert full.title == "Other processes use 1.96 of 2 cores; the job needs little."
+    assert full.title == "Other processes use 1.96 of 2 cores; the job uses 0.040."
     (full,) = found(on_host(ranks=1, cpu_percent=100.0, own_cpu_percent=9.0, cpu_count=2, procs_running=11))
     assert full.severity == "warning"
 

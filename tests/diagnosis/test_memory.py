@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from example_counts import examples, seeds
-from fakes.cluster import MIB, Cluster, Death
+from fakes.cluster import ANCHOR_WALL_NS, MIB, Cluster, Death
 from fakes.samples import with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.diagnosis.rules.memory import find_memory, rise_of_floors
 from stepscope.recorder.growth import MemoryFloors
 from stepscope.records.finding import Finding
-from stepscope.records.series import RunData
+from stepscope.records.series import RankError, RunData
 
 GIB = 1 << 30
 SECOND = {"input": 2.0, "forward": 300.0, "backward": 600.0, "optimizer": 90.0, "other": 8.0}
@@ -60,6 +61,19 @@ def test_a_large_leak_is_seen_in_a_run_of_seconds(steps: int) -> None:
     # 40 GiB are available.
     assert creep.evidence["runs_out_at_step"] == pytest.approx(steps + 40 * 1024 / (1600 / steps), rel=0.05)
     assert creep.severity == "critical"
+
+
+def test_of_a_job_that_ran_out_of_memory_no_end_is_foretold() -> None:
+    error = RankError(rank=0, pid=1000, type="MemoryError", message="", wall_ns=ANCHOR_WALL_NS + 200 * 10**9)
+    cluster = Cluster(ranks=1, steps=100, phases_ms=SECOND, errors=(error,))
+    crash, creep = (
+        finding
+        for finding in diagnose(with_samples(cluster, rss_mb=lambda _, at: 1000 + 4.0 * at))
+        if finding.kind in ("rank_crashed", "memory_creep")
+    )
+    assert (crash.kind, crash.evidence["cause"]) == ("rank_crashed", "oom_host")
+    assert (creep.evidence["runs_out_at_step"], creep.evidence["runs_out_in_s"]) == (None, None)
+    assert creep.title == "Host memory grows by 4.0 MiB a step, from 1,057 MiB at step 13 to 1,392 MiB at step 97."
 
 
 def test_a_leak_of_all_ranks_names_none_and_fills_the_host_together() -> None:

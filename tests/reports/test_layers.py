@@ -170,10 +170,22 @@ def test_gradients_that_are_not_finite_are_said() -> None:
     assert [rows[name]["text"]["grad_norm"] for name in ("a", "b", "b.c")] == ["NaN", "infinite", "1e-07"]
     assert shown["notes"] == [
         "The gradient scaler skipped this step because of infinite gradients.",
-        "The first output that was NaN or infinite: b.c.",
-        "The first gradient that was NaN or infinite: Net.",
+        "NaN or infinite: the first output is that of b.c, the first gradient is that of Net.",
     ]
     json.dumps(shown, allow_nan=False)
+
+
+def test_where_it_began_is_said_when_everything_is_not_finite() -> None:
+    model = {"kind": "model", "model": "m", "modules": TINY, "compiled": False, "replicated": True}
+    common = {"kind": "sample", "model": "m", "rank": 0, "wall_ns": 1}
+    at = {4: {}, 5: {"nonfinite_forward": 3}, 6: {"nonfinite_forward": 0, "nonfinite_backward": 0}}
+    records, bad = read_layers([model, *({**common, "step": step, **found} for step, found in at.items())])
+    assert bad == 0
+    assert document(records, step=4)["notes"] == []
+    assert document(records, step=5)["notes"] == ["NaN or infinite: the first output is that of b.c."]
+    assert document(records)["notes"] == [
+        "Values became NaN or infinite before this sample: in that of step 5, the first output is that of b.c."
+    ]
 
 
 def test_the_smallest_modules_are_left_out_and_still_counted() -> None:

@@ -38,7 +38,7 @@ from stepscope.diagnosis.rules.layers.gradients import find_silent, histories_of
 from stepscope.diagnosis.rules.layers.replicas import find_desync
 from stepscope.diagnosis.rules.loss import find_loss
 from stepscope.diagnosis.rules.machine import find_machine
-from stepscope.diagnosis.rules.memory import find_memory
+from stepscope.diagnosis.rules.memory import find_memory, without_forecast
 from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
 from stepscope.diagnosis.rules.stragglers import find_stragglers
@@ -323,6 +323,10 @@ REMARKS = frozenset(
 CHANGES = frozenset({"drift", "change_point", "throughput_drop"})
 
 
+OUT_OF_MEMORY = ("oom_host", "oom_cuda", "oom_kernel")
+"""Causes of a crash (``rules/crashes.py``)."""
+
+
 def diagnose(
     run: RunData, window: Window | None = None, *, reached: bool = False, alive: bool = False
 ) -> list[Finding]:
@@ -340,6 +344,8 @@ def diagnose(
     survived = [crash for crash in crashes if crash.severity == "info"]
     stopped = led_by_hangs(hangs, [crash for crash in crashes if crash not in survived])
     slow = with_stalls(run, [claim.finding for claim in _explained(view)])
+    if any(crash.evidence.get("cause") in OUT_OF_MEMORY for crash in stopped):
+        slow = [without_forecast(finding) for finding in slow]
     histories = histories_of(view)
     values = [*find_loss(run, view, histories), *find_desync(view), *find_silent(view, histories)]
     values += find_uneven_batches(view)

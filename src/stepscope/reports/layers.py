@@ -98,7 +98,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "modules_total": len(model.modules),
         "modules_left_out": left_out,
         "sentences": _sentences(model, total, kinds, over_ranks, device, peak),
-        "notes": _notes(model, sample),
+        "notes": _notes(records, own, sample),
         "unseen": _unseen(model, sample, len(ranks)),
         "text": {
             "total_bytes": bytes_text(total),
@@ -468,14 +468,28 @@ def _sentences(
     return said
 
 
-def _notes(model: ModelTree, sample: LayerSample) -> list[str]:
+def _notes(records: LayerRecords, own: Sequence[LayerSample], sample: LayerSample) -> list[str]:
+    """``own``: all samples of this rank."""
     said = []
     if sample.skipped:
         said.append("The gradient scaler skipped this step because of infinite gradients.")
-    for at, what in ((sample.nonfinite_forward, "output"), (sample.nonfinite_backward, "gradient")):
-        if at is not None:
-            said.append(f"The first {what} that was NaN or infinite: {_named(model, at)}.")
+    began = min((one for one in own if _is_nonfinite(one)), key=lambda one: one.step, default=sample)
+    if _is_nonfinite(sample) and began.step < sample.step:
+        places = _nonfinite(records.models[began.model], began)
+        return [*said, f"Values became NaN or infinite before this sample: in that of step {began.step:,}, {places}."]
+    if places := _nonfinite(records.models[sample.model], sample):
+        said.append(f"NaN or infinite: {places}.")
     return said
+
+
+def _is_nonfinite(sample: LayerSample) -> bool:
+    return not sample.skipped and (sample.nonfinite_forward is not None or sample.nonfinite_backward is not None)
+
+
+def _nonfinite(model: ModelTree, sample: LayerSample) -> str:
+    """``the first output is that of layers.3, the first gradient that of layers.7``."""
+    firsts = (("output", sample.nonfinite_forward), ("gradient", sample.nonfinite_backward))
+    return ", ".join(f"the first {what} is that of {_named(model, at)}" for what, at in firsts if at is not None)
 
 
 def _times_text(sample: LayerSample, model: Mapping[str, str]) -> str:
@@ -522,8 +536,10 @@ def _named(model: ModelTree, at: int | None) -> str | None:
 BAR_CELLS = 14
 WIDEST_NAME = 50
 """There are no bars if names would be cut for them; longer names are cut anyway."""
-LIKE_BYTES, LIKE_TIME = 1.1, 1.5
-"""Modules whose bytes and times differ by more than this are not shown as one."""
+LIKE_BYTES = 1.1
+LIKE_TIME = {"device": 1.5, "host": 4.0}
+"""Modules whose bytes or times differ by more than this are not shown as one.  On a busy host equal modules differ by 3
+in one sample."""
 MOST_LEVELS = 64
 MOST_SIBLINGS = 40
 """Lines below one module; the rest is counted."""
@@ -600,8 +616,9 @@ ORDERS: dict[str, Callable[[_Node], Any]] = {
 
 
 class _Builder:
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: Sequence[Mapping[str, Any]], *, like_time: float) -> None:
         self._rows = rows
+        self._like_time = like_time
         self._children: list[list[int]] = [[] for _ in rows]
         for at, row in enumerate(rows):
             if row["parent"] >= 0:
@@ -661,7 +678,7 @@ class _Builder:
             joined = min(sizes[0], *own_sizes), max(sizes[1], *own_sizes)
             lasted = min(times[0], *own_times), max(times[1], *own_times)
             # None may be large or slow among the others: that one must be seen.
-            like = joined[1] <= LIKE_BYTES * joined[0] and lasted[1] <= LIKE_TIME * lasted[0]
+            like = joined[1] <= LIKE_BYTES * joined[0] and lasted[1] <= self._like_time * lasted[0]
             if groups and like and self._follows(groups[-1][-1], members[0]):
                 groups[-1] += members
                 sizes, times = joined, lasted
@@ -707,7 +724,8 @@ def _module_lines(document: Mapping[str, Any], width: int, depth: int, order: Ca
         if rest := ordered[MOST_SIBLINGS:]:
             shown.append((level, _others(rest)))
 
-    add(_Builder(document["modules"]).roots(), 0)
+    like_time = LIKE_TIME.get(document["clock"], LIKE_TIME["host"])
+    add(_Builder(document["modules"], like_time=like_time).roots(), 0)
     total = document["total_bytes"]
     timed = any(node.time_us for _, node in shown)
     heads = ["bytes", "share", "", *(["forward", "backward"] if timed else [])]

@@ -254,8 +254,8 @@ SPIKE_FLOOR_NS = 1_000_000
 """One scheduling slice of a busy machine; below it every process has spikes."""
 LAYER_LOOK_STEPS = 2.0
 """A step in which Stepscope looked at the layers may be this many typical steps longer: at most one was measured …"""
-LOOK_NS = 100_000_000
-"""… or as much longer as it takes to count what grows: 20 to 90 ms were measured …"""
+LOOK_NS = 250_000_000
+"""… or as much longer as it takes to count what grows: 20 to 90 ms were measured, on a busy machine up to 200 …"""
 FIRST_LOOK_NS = 500_000_000
 """… and the first look even more: a GPU loads the kernels for it, which took 120 ms on an H200."""
 STALL_STEPS = 3.0

@@ -229,7 +229,7 @@ def _of_layers(sampled: NonFinite, view: View) -> Finding:
 
 def _look_at(sampled: NonFinite) -> str:
     if sampled.layer is None:
-        return "With --layers every from that checkpoint on, the samples show the layer and the rank."
+        return "With --layers every from that checkpoint on, the samples show the layer."
     if sampled.where == "forward":
         return f"The inputs of {sampled.layer} were finite: look at its own operations, and at the batch."
     return f"The gradient was bad when it reached {sampled.layer}: look at what forward() does with its output."

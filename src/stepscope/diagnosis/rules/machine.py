@@ -377,7 +377,8 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
     if others:
         taken = (seen.percent[at] - seen.own[at]) / 100 * seen.cores[at]
         of = "the cores" if cores is None else count_text(cores, "core")
-        then = "the job competes for them" if seen.wanted[at] else "the job needs little"
+        own = number_text(float(seen.own[at] / 100 * seen.cores[at]))
+        then = "the job competes for them" if seen.wanted[at] else f"the job uses {own}"
         return f"Other processes use {number_text(float(taken))} of {of}{where}; {then}."
     if heavy:
         running = number_text(float(seen.running[at]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,7 @@ from stepscope.diagnosis.rules.advice import (
 from stepscope.records.finding import Claim, Finding, Severity
 from stepscope.records.text import bytes_text, count_text, duration_text, named_ranks, share_text, span_texts
 
-__all__ = ["find_memory", "rise_of_floors"]
+__all__ = ["find_memory", "rise_of_floors", "without_forecast"]
 
 
 # -- device memory ----------------------------------------------------------------------------------------------------
@@ -542,6 +542,9 @@ WHAT = {
 }
 
 
+FORECAST = "; at this pace it runs out at step"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RunsOut:
     """When memory runs out at the present pace."""
@@ -650,7 +653,7 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut, epoc
     grows = _growing_advice(found)
     # Correct for a run that continues and for one that is over.
     more = f"after another {duration_text(end.in_s)}"
-    runs_out = f"; at this pace it runs out at step {end.step:,}, {more}" if end.step else ""
+    runs_out = f"{FORECAST} {end.step:,}, {more}" if end.step else ""
     finding = Finding(
         kind="memory_creep",
         severity=_creep_severity(view, end),
@@ -675,10 +678,23 @@ def _creep(view: View, which: str, rise: Rise, rises: Bools, end: _RunsOut, epoc
             "samples": rise.samples,
             "growing": found or None,
         },
-        advice=(*grows, *MEMORY_CREEP_ADVICE[which])[:3],
+        # What it names is not to be looked for any more.
+        advice=(*grows, *MEMORY_CREEP_ADVICE[which][1 if found.get("holder") else 0 :])[:3],
         confidence=0.95 if rise.sure else 0.75,
     )
     return Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))
+
+
+def without_forecast(finding: Finding) -> Finding:
+    """The same of a job that ran out of memory: when it would have done so is not worth saying, and was not right."""
+    if finding.kind != "memory_creep":
+        return finding
+    title, forecast, _ = finding.title.partition(FORECAST)
+    return replace(
+        finding,
+        title=f"{title}." if forecast else title,
+        evidence={**finding.evidence, "runs_out_at_step": None, "runs_out_in_s": None},
+    )
 
 
 def _what_grows(view: View, rows: NDArray[np.intp], worst: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ ADVICE = {
     "local": (
         STOP,
         "Gradients that differ would show in all layers: this is a flipped bit, or code that changes only one layer.",
-        "Check that rank's device (nvidia-smi -q -d ECC, Xid in dmesg); leave it out if it happens again.",
+        "Check the machine (on GPUs: nvidia-smi -q -d ECC, Xid in dmesg); leave it out if it happens again.",
     ),
     "start": (
         "The ranks train different models, and did from the start: stop the job and start again.",
@@ -282,6 +282,8 @@ def _who(found: _Difference) -> str:
         whose = "its peers" if len(found.outsiders) == 1 else "the other ranks"
         have = "has" if len(found.outsiders) == 1 else "have"
         return f"{named_ranks(found.outsiders)} {have} different weights from {whose}"
+    if len(found.last.samples) == 2:
+        return f"{named_ranks(sorted(found.last.samples))} have different weights"
     if len(others) == 1:
         left, right = (named_ranks(ranks).lower() for ranks in sorted((one, others[0])))
         return f"The weights of {left} differ from those of {right}"
