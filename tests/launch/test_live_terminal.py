@@ -239,7 +239,7 @@ def test_without_a_screen_it_runs_as_usual(start: Start, tmp_path: Path) -> None
     code, _ = terminal.finish()
     assert b"isatty True" in terminal.seen
     assert code == 7
-    assert b"stepscope: live view not available: this terminal can only print lines\r\n" in terminal.seen
+    assert b"stepscope: live view not available: this terminal cannot show a full-screen view" in terminal.seen
     assert b"line 0\r\n" in terminal.seen
     assert not (tmp_path / "runs/live/logs/terminal.log").exists()
 

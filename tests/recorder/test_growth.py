@@ -28,10 +28,10 @@ def few_objects() -> None:
 class Memory:
     """Grows by a number of bytes a step; looks are a second apart."""
 
-    def __init__(self, per_step: int) -> None:
+    def __init__(self, per_step: int, step_s: float = 0.1) -> None:
         self.per_step = per_step
         self.step = 0
-        self.watch = GrowthWatch(now_s=lambda: self.step / 10, used=lambda: 100 * MB + self.per_step * self.step)
+        self.watch = GrowthWatch(now_s=lambda: self.step * step_s, used=lambda: 100 * MB + self.per_step * self.step)
 
     def train(self, steps: int, each: Callable[[int], object]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -61,6 +61,12 @@ def test_a_list_is_named_with_the_line_that_made_it() -> None:
         "from": 200,
         "to": 250,
     }
+
+
+def test_long_steps_are_looked_at_more_often() -> None:
+    kept = []
+    found = Memory(MB, step_s=0.5).train(110, lambda _: kept.append(Tensor()))["growing"]
+    assert (found["per_step"], found["from"], found["to"]) == (1.0, 95, 103)
 
 
 def test_a_tensor_with_its_graph_explains_more_than_its_size() -> None:

@@ -33,6 +33,7 @@ print(torch._dynamo is sys.modules["torch._dynamo"], torch._dynamo.config.suppre
 def test_a_job_has_the_compiler_when_it_asks_for_it_and_leaves_no_object_with_the_exchanges(root: Path) -> None:
     """Backward's, which a thread of gloo would release, and hang the job at its end."""
     env = {**os.environ, "PYTHONPATH": str(root / "tests" / "support" / "job_startup")}
+    env.pop("STEPSCOPE_WHOLE_TORCH", None)
     done = subprocess.run([sys.executable, "-c", JOB], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[('context', False)] 1", "False", "True False defaultdict"]
 

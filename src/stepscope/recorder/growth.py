@@ -34,8 +34,10 @@ __all__ = ["GrowthWatch", "MemoryFloors"]
 
 FIRST_LOOK = 50
 """Steps between two readings of the memory, at first."""
-LEAST_S = 0.5
-"""If they are closer than this, the distance doubles."""
+LEAST_S, MOST_S = 0.5, 5.0
+"""If they are closer than this, the distance doubles; if they are further apart, it becomes half …"""
+LEAST_STEPS = 8
+"""… but not less than this."""
 RISES = 3
 """So many rises in a row are suspicious …"""
 LEAST_BYTES = 16 << 20
@@ -127,6 +129,8 @@ class GrowthWatch:
         now_s = self._now_s()
         if now_s - self._looked_s < LEAST_S:
             self._every *= 2
+        elif now_s - self._looked_s > MOST_S:
+            self._every = max(self._every // 2, LEAST_STEPS)
         self._looked_s = now_s
         self.due_at = step + self._every
         host, device = self._read()
