@@ -92,6 +92,30 @@ def test_a_jump_that_stays_is_a_spike() -> None:
     assert losses(jumped, name="eval_loss") == []
 
 
+@pytest.mark.parametrize(
+    ("rates", "named"),
+    [
+        ({100: 3e-4, 118: 3e-4, 119: 0.9, 150: 0.9}, True),
+        ({100: 3e-4, 119: 2e-3}, False),  # not by much
+        ({50: 3e-4, 60: 0.9, 119: 0.9}, False),  # long before
+        ({119: 3e-4, 121: 0.9}, False),  # after it
+        ({118: 0.0, 119: 0.9}, False),  # begins
+        ({}, False),
+    ],
+)
+@pytest.mark.parametrize("name", ["lr", "train/learning_rate"])
+def test_a_learning_rate_that_rose_just_before_is_named(rates: dict[int, float], named: bool, name: str) -> None:
+    run = Cluster(ranks=1, steps=STEPS).run()
+    jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
+    events = (*noted(jumped, run=run), *seen(rates, name=name, run=run))
+    (found,) = (one for one in diagnose(replace(run, events=events)) if one.kind == "loss_spike")
+    rose = "; the learning rate rose from 0.0003 to 0.9 at step 119."
+    assert found.title.endswith(f" and has not come back in 79 steps{rose if named else '.'}")
+    expected = {"before": 3e-4, "after": 0.9, "step": 119} if named else None
+    assert found.evidence.get("learning_rate") == expected
+    assert (found.advice[0] == "Check the learning rate's schedule first: it rose just before.") is named
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_healthy_losses_raise_nothing(seed: int) -> None:
     """A falling loss, one that comes back, a GAN's, heavy tails, a loss that drifts up, and one of few values."""

@@ -25,6 +25,7 @@ __all__ = [
     "RankState",
     "RunData",
     "is_gradient_norm",
+    "is_learning_rate",
     "is_loss",
     "note_event",
     "noted_health",
@@ -152,8 +153,7 @@ def told_by_the_script(noted: Collection[str]) -> frozenset[str]:
 
     The same names; and ``lr`` for a learning rate by any name (HF Trainer's is ``learning_rate``).
     """
-    rates = {name.lower().rpartition("/")[2].replace("_", "").replace(" ", "") for name in noted}
-    return frozenset({*noted, "lr"} if rates & {"lr", "learningrate"} else noted)
+    return frozenset({*noted, "lr"} if any(map(is_learning_rate, noted)) else noted)
 
 
 def noted_numbers(event: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, float]:
@@ -169,6 +169,11 @@ def noted_numbers(event: Mapping[str, Any], own: Collection[str] = ()) -> dict[s
 
 def is_loss(name: str) -> bool:
     return "loss" in name.lower()
+
+
+def is_learning_rate(name: str) -> bool:
+    """``lr``, ``learning_rate``, ``train/lr`` …"""
+    return name.lower().rpartition("/")[2].replace("_", "").replace(" ", "") in ("lr", "learningrate")
 
 
 def is_gradient_norm(name: str) -> bool:

@@ -415,6 +415,10 @@ LOST_NOTES = 3
 """Noted values in a row, up to the last one, that are no numbers: then the run is lost."""
 PASSING_NAN_SHARE = 0.05
 """Share of all noted values: fewer that are no numbers, with numbers after them, are a remark."""
+RATE_STEPS = 20
+"""Steps before a jump in which a learning rate that rises …"""
+RATE_ROSE = 10.0
+"""… by this factor from one value to the next is named as its cause."""
 SPIKE_BEFORE = 50
 """Noted values that show what is usual before a jump …"""
 SPIKE_AFTER = 20

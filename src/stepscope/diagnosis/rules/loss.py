@@ -7,6 +7,7 @@ and gradient norm itself (``recorder/hooks/loss.py``); and samples of the layers
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from stepscope.diagnosis.rules.layers.gradients import (
     first_nonfinite,
 )
 from stepscope.records.finding import SEVERITIES, Finding, Severity
-from stepscope.records.series import SEEN_EVENT, RunData, is_loss, noted_health
+from stepscope.records.series import SEEN_EVENT, RunData, is_learning_rate, is_loss, noted_health, noted_numbers
 from stepscope.records.text import named_ranks
 
 __all__ = ["find_loss"]
@@ -100,7 +101,8 @@ def find_loss(run: RunData, view: View, histories: Sequence[History]) -> list[Fi
     exploding = [*find_exploding(view, histories), *_exploding(gradients, view)]
     exploding = [found for found in exploding if not _improves(losses, found)]
     spikes = _spike(_preferred(losses), view)
-    return [_with_jump(exploding[0], spikes)] if exploding else spikes
+    lasting = [_with_jump(exploding[0], spikes)] if exploding else spikes
+    return [_after_rate(found, run) for found in lasting]
 
 
 def _curves(run: RunData) -> list[_Curve]:
@@ -369,6 +371,28 @@ def _with_jump(exploding: Finding, spikes: Sequence[Finding]) -> Finding:
         title=f"{exploding.title[:-1]}; the loss jumped from {_value(jump['before'])} to {_value(jump['after'])} "
         f"at step {step:,}.",
         evidence={**exploding.evidence, "loss": {**jump, "first_step": step}},
+    )
+
+
+def _after_rate(found: Finding, run: RunData) -> Finding:
+    """The same, with a learning rate that rose shortly before it."""
+    step = int(found.evidence["first_step"])
+    rates: dict[int, float] = {}
+    for event in run.events:
+        at = event.get("step")
+        if type(at) is int and step - thresholds.RATE_STEPS <= at <= step:
+            rates.update((at, value) for name, value in noted_numbers(event).items() if is_learning_rate(name))
+    known = sorted(rates)
+    rose = [(rates[at], rates[before], at) for before, at in itertools.pairwise(known) if rates[before] > 0]
+    after, before, at = max(rose, key=lambda one: one[0] / one[1], default=(0.0, 1.0, step))
+    if after < thresholds.RATE_ROSE * before:
+        return found
+    said = f"the learning rate rose from {_value(before)} to {_value(after)} at step {at:,}"
+    return replace(
+        found,
+        title=f"{found.title[:-1]}; {said}.",
+        evidence={**found.evidence, "learning_rate": {"before": before, "after": after, "step": at}},
+        advice=("Check the learning rate's schedule first: it rose just before.", *found.advice)[:3],
     )
 
 
