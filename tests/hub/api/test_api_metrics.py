@@ -27,20 +27,30 @@ from stepscope.reports.tables import communication_table
 READER = "reader-token-of-the-tests"
 
 
-def series_of(text: str) -> dict[str, float]:
-    """By name and labels."""
-    return {
-        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
-        for line in text.splitlines()
-        if line and not line.startswith("#")
-    }
+class Series(dict[str, float]):
+    """By name and labels, whatever their order."""
+
+    def __init__(self, text: str) -> None:
+        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        super().__init__({_sorted(name): float(value) for name, _, value in lines})
+
+    def __getitem__(self, name: str) -> float:
+        return super().__getitem__(_sorted(name))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(_sorted(str(name)))
+
+
+def _sorted(series: str) -> str:
+    name, brace, labels = series.partition("{")
+    return f"{name}{{{','.join(sorted(labels.removesuffix('}').split(',')))}}}" if brace else name
 
 
 def test_the_open_runs_and_the_hub_are_told(hub: Any) -> None:
     hub.get("/api/v1/runs/demo")
     answer = hub.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    found = series_of(answer.body.decode())
+    found = Series(answer.body.decode())
     assert found['stepscope_run_info{run="demo",status="finished"}'] == 1
     assert found['stepscope_run_step{run="demo"}'] == 599
     assert found['stepscope_ranks{run="demo"}'] == 8
@@ -82,11 +92,12 @@ def test_whatever_a_label_holds_stays_a_label() -> None:
     lines = page.text().splitlines()
     assert lines[0] == "# HELP a Two\\nlines \\\\ and a slash."
     assert lines[1] == "# TYPE a gauge"
-    label = re.fullmatch(r'a\{name="((?:[^"\\\n]|\\.)*)"\} 1', lines[2])
+    label = re.fullmatch(r'a\{name="((?:[^"\\\n]|\\.)*)"\} 1.0', lines[2])
     assert label is not None
     assert label[1].startswith('x\\"} 1\\nb{c=\\"\\\\ ���')
     assert len(label[1]) <= 2 * LONGEST_LABEL
-    assert lines[3:] == [f"a {2**63}"]
+    assert [line.partition(" ")[0] for line in lines[3:]] == ["a"]
+    assert float(lines[3].partition(" ")[2]) == 2**63
 
 
 def test_prometheus_scrapes_it(hub: Any, tmp_path: Path) -> None:
@@ -155,7 +166,7 @@ def test_what_the_ranks_exchange_is_told_by_group_and_operation() -> None:
     page = Exposition()
     run: Any = SimpleNamespace(id="r", document=None, live=SimpleNamespace(judged=Judged(communication=table)))
     _communication(page, run)
-    found = series_of(page.text())
+    found = Series(page.text())
     who = 'run="r",group="dp0",kind="data",op="all_reduce"'
     assert found['stepscope_communication_device_steps{run="r"}'] == 40
     assert found['stepscope_communication_missed_steps{run="r"}'] == 0

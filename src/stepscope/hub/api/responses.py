@@ -13,12 +13,15 @@ import math
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 __all__ = [
     "CONTENT_TYPE",
@@ -162,7 +165,7 @@ def _put(message: MutableMapping[str, Any], said: Mapping[str, str], path: str) 
 
 
 # -- Prometheus text format -------------------------------------------------------------------------------------------
-# Families in order, each with its help, its type and its samples.
+# Families in order, each with its help, its type and its samples, written by prometheus_client.
 #
 #     page = Exposition()
 #     page.family("stepscope_run_step", "gauge", "The last step that all ranks finished.")
@@ -172,35 +175,32 @@ def _put(message: MutableMapping[str, Any], said: Mapping[str, str], path: str) 
 # A value that is missing, or not a number, is left out: Prometheus then shows a gap instead of a zero.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-_HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 _UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 LONGEST_LABEL = 200
 
 
 class Exposition:
     def __init__(self) -> None:
-        self._families: dict[str, list[str]] = {}
+        self._families: dict[str, Metric] = {}
 
     def family(self, name: str, kind: Literal["gauge", "counter"], about: str) -> None:
         """Declare a family before its samples; repeating it has no effect."""
+        # Imported late: most hubs are asked by nobody but the page.
+        from prometheus_client import Metric
+
         if name not in self._families:
-            self._families[name] = [f"# HELP {name} {about.translate(_HELP_ESCAPES)}", f"# TYPE {name} {kind}"]
+            self._families[name] = Metric(name.removesuffix("_total"), about, kind)
 
     def sample(self, name: str, value: float | None, /, **labels: object) -> None:
-        if value is None or not math.isfinite(value):
-            return
-        said = ",".join(f'{label}="{_label(str(text))}"' for label, text in labels.items())
-        self._families[name].append(f"{name}{{{said}}} {_number(value)}" if said else f"{name} {_number(value)}")
+        if value is not None and math.isfinite(value):
+            said = {label: _UNSEEN.sub("�", str(text)[:LONGEST_LABEL]) for label, text in labels.items()}
+            self._families[name].add_sample(name, said, value)
+
+    def collect(self) -> list[Metric]:
+        """Return the families that have samples; prometheus_client asks for them."""
+        return [family for family in self._families.values() if family.samples]
 
     def text(self) -> str:
-        """Return the text, without families that have no samples."""
-        return "".join("\n".join(lines) + "\n" for lines in self._families.values() if len(lines) > 2)
+        from prometheus_client import generate_latest
 
-
-def _label(text: str) -> str:
-    return _UNSEEN.sub("�", text[:LONGEST_LABEL]).translate(_ESCAPES)
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else repr(float(value))
+        return generate_latest(self).decode()
