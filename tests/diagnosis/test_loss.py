@@ -100,6 +100,7 @@ def test_a_jump_that_stays_is_a_spike() -> None:
         ({50: 3e-4, 60: 0.9, 119: 0.9}, False),  # long before
         ({119: 3e-4, 121: 0.9}, False),  # after it
         ({118: 0.0, 119: 0.9}, False),  # begins
+        ({116: 0.9, 117: 3e-4, 118: 0.9, 119: 3e-4, 120: 0.9}, False),  # two optimizers
         ({}, False),
     ],
 )
@@ -114,6 +115,16 @@ def test_a_learning_rate_that_rose_just_before_is_named(rates: dict[int, float],
     expected = {"before": 3e-4, "after": 0.9, "step": 119} if named else None
     assert found.evidence.get("learning_rate") == expected
     assert (found.advice[0] == "Check the learning rate's schedule first: it rose just before.") is named
+
+
+def test_rates_of_two_names_or_of_an_earlier_attempt_are_not_compared() -> None:
+    run = Cluster(ranks=1, steps=STEPS).run()
+    jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
+    low, high = seen({118: 3e-4}, name="d/lr", run=run), seen({119: 0.9}, name="g/lr", run=run)
+    earlier = [{**event, "pid": 1, "values": {"g/lr": 3e-4}} for event in low]
+    events = (*noted(jumped, run=run), *low, *high, *earlier)
+    (found,) = (one for one in diagnose(replace(run, events=events)) if one.kind == "loss_spike")
+    assert "learning_rate" not in found.evidence
 
 
 @pytest.mark.parametrize("seed", range(8))

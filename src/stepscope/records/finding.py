@@ -132,7 +132,7 @@ class Claim:
 
 
 def unexplained(time_ns: NDArray[Any], claims: Iterable[Claim]) -> NDArray[np.float64]:
-    """What the claims leave of the time, of each step or each rank; never less than nothing, nor than ``time_ns``."""
+    """What the claims leave of the time of each step or each rank; together they take no more than there is."""
     left = time_ns.astype(float)
     for claim in claims:
         left -= claim.explained_ns.clip(0, left.clip(0))
@@ -159,7 +159,7 @@ def finding_order(finding: Finding) -> tuple[int, bool, float]:
 def _expected_gain(finding: Finding) -> float:
     """The share of the time that a remedy saves, times how sure we are."""
     share = float(finding.cost.get("share", 0.0))
-    if finding.confidence >= LATE_FOR_CERTAIN:
+    if finding.confidence >= LATE_FOR_CERTAIN:  # only findings of traces have it; live ones cost what peers wait
         share = max(share, float(finding.evidence.get("waited_share", 0.0)))
     return share * finding.confidence * (UPPER_BOUND_COUNTS if finding.cost.get("up_to") else 1.0)
 

@@ -418,7 +418,7 @@ PASSING_NAN_SHARE = 0.05
 RATE_STEPS = 20
 """Steps before a jump in which a learning rate that rises …"""
 RATE_ROSE = 10.0
-"""… by this factor from one value to the next is named as its cause."""
+"""… by this factor, and stays there, is named as its cause."""
 SPIKE_BEFORE = 50
 """Noted values that show what is usual before a jump …"""
 SPIKE_AFTER = 20

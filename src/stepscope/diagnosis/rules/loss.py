@@ -7,7 +7,6 @@ and gradient norm itself (``recorder/hooks/loss.py``); and samples of the layers
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -376,17 +375,10 @@ def _with_jump(exploding: Finding, spikes: Sequence[Finding]) -> Finding:
 
 def _after_rate(found: Finding, run: RunData) -> Finding:
     """The same, with a learning rate that rose shortly before it."""
-    step = int(found.evidence["first_step"])
-    rates: dict[int, float] = {}
-    for event in run.events:
-        at = event.get("step")
-        if type(at) is int and step - thresholds.RATE_STEPS <= at <= step:
-            rates.update((at, value) for name, value in noted_numbers(event).items() if is_learning_rate(name))
-    known = sorted(rates)
-    rose = [(rates[at], rates[before], at) for before, at in itertools.pairwise(known) if rates[before] > 0]
-    after, before, at = max(rose, key=lambda one: one[0] / one[1], default=(0.0, 1.0, step))
-    if after < thresholds.RATE_ROSE * before:
+    rose = _risen_rate(run, int(found.evidence["first_step"]))
+    if rose is None:
         return found
+    before, after, at = rose
     said = f"the learning rate rose from {_value(before)} to {_value(after)} at step {at:,}"
     return replace(
         found,
@@ -394,6 +386,25 @@ def _after_rate(found: Finding, run: RunData) -> Finding:
         evidence={**found.evidence, "learning_rate": {"before": before, "after": after, "step": at}},
         advice=("Check the learning rate's schedule first: it rose just before.", *found.advice)[:3],
     )
+
+
+def _risen_rate(run: RunData, step: int) -> tuple[float, float, int] | None:
+    """Before, after and the step, if a rate rose for good: two optimizers that take turns have two rates."""
+    current = {series.identity.pid for series in attempts_of(run)[-1].series}
+    curves: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for event in run.events:
+        at, pid = event.get("step"), event.get("pid")
+        if type(at) is int and step - thresholds.RATE_STEPS <= at <= step and pid in current:
+            for name, value in noted_numbers(event).items():
+                if is_learning_rate(name):
+                    curves[name, pid][at] = value
+    for rates in curves.values():
+        steps = sorted(rates)
+        for place, at in enumerate(steps[1:], start=1):
+            most = max(rates[one] for one in steps[:place])
+            if 0 < thresholds.RATE_ROSE * most <= min(rates[one] for one in steps[place:]):
+                return rates[steps[place - 1]], rates[at], at
+    return None
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -707,7 +707,7 @@ def _what_grows(view: View, rows: NDArray[np.intp], worst: int) -> dict[str, Any
 
 
 FEW = 0.1
-"""Elements a step; if there are fewer, their number is told."""
+"""Elements a step; if there are fewer, the text gives their number."""
 
 
 def _growing_advice(found: Mapping[str, Any]) -> Iterator[str]:

@@ -185,7 +185,7 @@ class Exposition:
 
     def family(self, name: str, kind: Literal["gauge", "counter"], about: str) -> None:
         """Declare a family before its samples; repeating it has no effect."""
-        # Imported late: most hubs are asked by nobody but the page.
+        # Imported late: most hubs serve only the page.
         from prometheus_client import Metric
 
         if name not in self._families:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import Claim
+from stepscope.records.finding import Claim, unexplained
 from stepscope.records.text import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, halved, holes_of
@@ -45,8 +45,7 @@ def find_host(view: JobView, idle_ns: Ints) -> list[Claim]:
     idle_ns = np.where(view.on_device, idle_ns, 0)
     claims: list[Claim] = []
     for rule in (_syncs, _idle_in_syncs, _launches, _rest):
-        left_ns = idle_ns - sum((claim.explained_ns for claim in claims), np.zeros_like(idle_ns))
-        claims += rule(view, np.maximum(left_ns, 0))
+        claims += rule(view, unexplained(idle_ns, claims).astype(np.int64))
     return claims
 
 
