@@ -272,3 +272,26 @@ def test_a_rank_that_is_always_behind_is_found_however_much_that_wanders() -> No
     faults = tuple(slow_at(0, "other", ms, range(at * 25, at * 25 + 25)) for at, ms in enumerate(waves))
     found = stragglers_of(Cluster(ranks=4, steps=200, noise=0.1, drift=0.1, faults=faults))
     assert named(found) == [((0,), "other")]
+
+
+def test_of_two_ranks_the_one_that_is_always_behind_is_found_however_much_that_wanders() -> None:
+    """Each of two ranks deviates as much as the other, so the noise seems to be as large as the excess."""
+    waves = [49.0, 45.0, 42.0, 46.0, 66.0, 92.0, 84.0, 76.0]
+    faults = tuple(slow_at(1, "inside", ms, range(at * 80, at * 80 + 80)) for at, ms in enumerate(waves))
+    found = stragglers_of(Cluster(ranks=2, steps=640, noise=0.3, drift=0.3, faults=faults))
+    assert named(found) == [((1,), "other")]
+
+
+@pytest.mark.parametrize("step_ms", [1.0, 5.0, 40.0])
+def test_the_place_of_a_core_is_worth_no_warning(step_ms: float) -> None:
+    """One of two healthy ranks is a little slower in every single step: 0.3 ms of 40, a few percent of tiny steps."""
+    phases = {"forward": 0.4 * step_ms, "backward": 0.6 * step_ms}
+    faults = (slow_at(1, "forward", min(0.3, 0.04 * step_ms)),)
+    found = findings_of(Cluster(ranks=2, steps=700, phases_ms=phases, comm_ms=0.1 * step_ms, faults=faults))
+    assert [finding.title for finding in found if finding.severity != "info"] == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_healthy_ranks_that_wander_are_not_accused(seed: int) -> None:
+    found = stragglers_of(Cluster(ranks=2, steps=700, noise=0.3, drift=0.3, seed=seed))
+    assert found == []

@@ -40,6 +40,7 @@ from stepscope.diagnosis.engine.statistics import (
     local_median,
     median_rank,
     medians,
+    one_sided_z,
     peer_deviation,
     persistence_z,
     shortest,
@@ -749,7 +750,7 @@ def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
     """An excess over the whole window, or from the step where it began."""
     if np.median(own) < test.least_ns:
         return None
-    z = float("inf") if _always_above(own, test) else persistence_z(own)
+    z = float("inf") if _always_above(own, test) else max(persistence_z(own), one_sided_z(own, test.least_ns))
     if z < z_needed(test.comparisons):
         return None
     at = _longest_stretch(own, test)
