@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from example_counts import examples, seeds
-from fakes.cluster import ANCHOR_WALL_NS, MIB, Cluster, Death
+from fakes.cluster import ANCHOR_WALL_NS, MIB, Cluster, Death, slow_at
 from fakes.samples import with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.diagnosis.rules.memory import find_memory, rise_of_floors
 from stepscope.recorder.growth import MemoryFloors
-from stepscope.records.finding import Finding
+from stepscope.records.finding import Finding, Severity, finding_order
 from stepscope.records.series import RankError, RunData
 
 GIB = 1 << 30
@@ -510,3 +510,34 @@ def test_the_first_epoch_is_awaited_if_it_is_short_enough() -> None:
 @pytest.mark.parametrize("raw", [{}, {"step": [1, 2], "host": [1]}, {"step": [3] * 20, "host": [1] * 20}])
 def test_floors_that_are_none(raw: dict[str, Any]) -> None:
     assert not long_rise({"floors": raw})
+
+
+# -- order ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_leak_that_ends_the_job_soon_comes_before_a_rank_that_slows_it() -> None:
+    """Rank 1 is late by a third of each step; what is left of the memory lasts for some minutes."""
+    late = slow_at(1, "forward", 500.0)
+    run = with_samples(
+        Cluster(ranks=2, steps=100, phases_ms=SECOND, faults=(late,)), rss_mb=lambda _, at: 1000 + 40.0 * at
+    )
+    first, second, *_ = diagnose(run)
+    assert [(each.kind, each.severity) for each in (first, second)] == [
+        ("memory_creep", "critical"),
+        ("compute_straggler", "critical"),
+    ]
+    assert second.cost["share"] > 0.3
+
+
+def _leak(in_s: float | None, severity: Severity = "critical") -> Finding:
+    return Finding(kind="memory_creep", severity=severity, title=f"{in_s}", evidence={"runs_out_in_s": in_s})
+
+
+def test_what_ruins_or_ends_a_job_comes_before_what_slows_it() -> None:
+    slow = Finding(kind="low_overlap", severity="critical", title="slow", cost={"share": 0.9})
+    wrong = Finding(kind="replica_desync", severity="critical", title="wrong")
+    passing = Finding(kind="loss_nan", severity="info", title="passing")
+    full = Finding(kind="memory_pressure", severity="critical", title="full")
+    told = [slow, full, passing, _leak(None), _leak(240.0), _leak(60.0), _leak(5000.0, "warning"), wrong]
+    order = [each.title for each in sorted(told, key=finding_order, reverse=True)]
+    assert order == ["wrong", "60.0", "240.0", "None", "slow", "full", "5000.0", "passing"]

@@ -89,6 +89,28 @@ def test_the_fullest_rank_and_its_last_sample() -> None:
     assert (shown["device"]["peak_rest_bytes"], shown["device"]["rest_bytes"]) == (96 << 20, 32 << 20)
 
 
+def test_what_a_rank_holds_outside_its_layers_counts() -> None:
+    """On two ranks with equal layers, the second keeps a list of tensors that no layer owns."""
+    records = layer_records(ranks=2, samples=2)
+    leaking = tuple(
+        replace(each, device_bytes=(each.device_bytes or 0) + (24 << 30)) if each.rank == 1 else each
+        for each in records.samples
+    )
+    shown = document(replace(records, samples=leaking))
+    assert shown["rank"] == 1
+    assert shown["text"]["shown"] == "Rank 1, the fullest of 2 ranks, in step 100 (2 samples)"
+    assert shown["over_ranks"]["text"] == "4.6 GiB on each of 2 ranks"
+    assert shown["device"]["over_ranks"]["max_rank"] == 1
+    assert shown["device"]["text"].endswith("over ranks from 2.5 GiB (rank 0) to 26 GiB (rank 1), median 14 GiB")
+
+
+def test_without_the_allocator_of_every_rank_layers_are_compared() -> None:
+    records = layer_records()
+    unknown = tuple(replace(each, device_bytes=None) if each.rank == 0 else each for each in records.samples)
+    shown = document(replace(records, samples=unknown))
+    assert (shown["rank"], shown["device"]["over_ranks"]) == (3, None)
+
+
 def test_a_rank_and_a_step_can_be_chosen() -> None:
     records = layer_records()
     chosen = {

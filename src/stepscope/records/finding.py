@@ -148,12 +148,22 @@ LATE_FOR_CERTAIN = 0.75
 anything else faster gains nothing."""
 WRONG_NUMBERS = frozenset({"loss_nan", "nan_gradients", "replica_desync"})
 """Kinds that say that training computes something other than it should: however fast, it is in vain."""
+ENDS_THE_JOB = frozenset({"memory_creep", "ram_pressure"})
+"""Kinds that say that the job will end before it is done.  Device memory that is full but does not grow is none."""
 
 
-def finding_order(finding: Finding) -> tuple[int, bool, float]:
-    """Sort by this, the largest first: severity, then what makes the result wrong, then what costs most time."""
+def finding_order(finding: Finding) -> tuple[int, int, float]:
+    """Sort by this, the largest first: severity; within one, what ruins the result, what ends the job, what slows it.
+
+    Of several that end the job the one that does so first; of several that slow it the one that costs most time.
+    """
     severity = SEVERITIES.index(finding.severity)
-    return severity, severity > 0 and finding.kind in WRONG_NUMBERS, _expected_gain(finding)
+    if severity > 0 and finding.kind in WRONG_NUMBERS:
+        return severity, 2, _expected_gain(finding)
+    if severity > 0 and finding.kind in ENDS_THE_JOB:
+        ends_in_s = finding.evidence.get("runs_out_in_s")
+        return severity, 1, -math.inf if ends_in_s is None else -float(ends_in_s)
+    return severity, 0, _expected_gain(finding)
 
 
 def _expected_gain(finding: Finding) -> float:

@@ -45,10 +45,10 @@ def choose_sample(records: LayerRecords, *, rank: int | None = None, step: int |
     its last one, with a ``step`` the last one up to it, or else its first.
     """
     shown = _shown(records, step)
-    if rank is not None:
-        return shown.get(rank)
-    ended = [sample for sample in shown.values() if sample.out_of_memory]
-    return max(ended or shown.values(), key=lambda sample: (_total(sample), -sample.rank), default=None)
+    if rank is not None or not shown:
+        return shown.get(rank) if rank is not None else None
+    ended = {each.rank: each for each in shown.values() if each.out_of_memory}
+    return shown[_fullest(ended or shown)]
 
 
 def no_layers() -> dict[str, Any]:
@@ -67,7 +67,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
     samples = sum(not one.out_of_memory for one in own)
     rows, left_out = modules.rows(most)
     peak = _peak(model, sample)
-    device = _device(sample, total, None if peak is None else peak["bytes"])
+    device = _device(sample, total, None if peak is None else peak["bytes"], ranks)
     kinds = [_kind(kind, sample, total, ranks.values()) for kind in MEMORY_KINDS if _has(kind, ranks.values())]
     over_ranks = _over_ranks(totals)
     return {
@@ -102,7 +102,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "unseen": _unseen(model, sample, len(ranks)),
         "text": {
             "total_bytes": bytes_text(total),
-            "shown": _which(sample, totals, samples),
+            "shown": _which(sample, ranks, samples),
             "times": _times_text(sample, rows[0]["text"]),
         },
     }
@@ -125,6 +125,24 @@ def _shown(records: LayerRecords, step: int | None) -> dict[int, LayerSample]:
         if sample.rank not in found or step is None or sample.step <= step:
             found[sample.rank] = sample
     return found
+
+
+def _fullest(shown: Mapping[int, LayerSample]) -> int:
+    """The rank that held most in its step, by its allocator, which also has what no layer owns, or else by its layers.
+
+    What the allocator has in use at the end of the step is without activations, which have been freed by then.
+    """
+    in_use = _in_use(shown)
+    held = {
+        rank: in_use[rank] + _sum(sample, "activations") if in_use else _total(sample) for rank, sample in shown.items()
+    }
+    return max(held, key=lambda rank: (held[rank], -rank))
+
+
+def _in_use(shown: Mapping[int, LayerSample]) -> dict[int, int]:
+    """By rank, what its allocator had in use at the end of the step; empty if that is not known of all of them."""
+    found = {rank: sample.device_bytes for rank, sample in shown.items() if sample.device_bytes is not None}
+    return found if len(found) == len(shown) else {}
 
 
 def _total(sample: LayerSample) -> int:
@@ -200,10 +218,12 @@ def _over_ranks(totals: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def _device(sample: LayerSample, total: int, peak: int | None) -> dict[str, Any] | None:
+def _device(
+    sample: LayerSample, total: int, peak: int | None, shown: Mapping[int, LayerSample]
+) -> dict[str, Any] | None:
     """What the allocator counted, and how much of it the account does not explain; None without a GPU.
 
-    ``peak``: of the step, as it was added up.
+    ``peak``: of the step, as it was added up; ``shown``: the samples of all ranks.
     """
     if sample.device_peak is None and sample.device_bytes is None:
         return None
@@ -216,12 +236,17 @@ def _device(sample: LayerSample, total: int, peak: int | None) -> dict[str, Any]
         parts.append(f"{bytes_text(sample.device_peak)} at most up to this step{explained}")
     if sample.device_bytes is not None and rest is not None:
         parts.append(f"{bytes_text(sample.device_bytes)} at the end of the step ({_rest(rest, sample.device_bytes)})")
+    in_use = _in_use(shown)
+    over_ranks = _over_ranks(in_use) if len(in_use) > 1 else None
+    if over_ranks is not None and bytes_text(over_ranks["min"]) != bytes_text(over_ranks["max"]):
+        parts.append(f"over ranks {over_ranks['text']}")
     return {
         "peak_bytes": sample.device_peak,
         "bytes": sample.device_bytes,
         "held_bytes": held,
         "peak_rest_bytes": peak_rest,
         "rest_bytes": rest,
+        "over_ranks": over_ranks,
         "text": "; ".join(parts),
     }
 
@@ -439,9 +464,9 @@ class _Modules:
 # -- sentences --------------------------------------------------------------------------------------------------------
 
 
-def _which(sample: LayerSample, totals: Mapping[int, int], samples: int) -> str:
-    fullest = len(totals) > 1 and sample.rank == max(totals, key=lambda rank: (totals[rank], -rank))
-    place = f", the fullest of {count_text(len(totals), 'rank')}," if fullest else ""
+def _which(sample: LayerSample, shown: Mapping[int, LayerSample], samples: int) -> str:
+    fullest = len(shown) > 1 and sample.rank == _fullest(shown)
+    place = f", the fullest of {count_text(len(shown), 'rank')}," if fullest else ""
     when = " when it ran out of memory" if sample.out_of_memory else ""
     return f"Rank {sample.rank}{place} in step {sample.step:,}{when} ({count_text(samples, 'sample')})"
 
