@@ -1,4 +1,4 @@
-"""How long ``stepscope flight`` takes, and in how much memory, beside torch's own analyser.
+"""How long ``stepscope flight`` takes, and in how much memory, beside torch's own analyzer.
 
     python bench/flight.py [--ranks 128 1024] [--entries 2000] [--frames 10] [--torch]
 

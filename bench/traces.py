@@ -50,17 +50,17 @@ Row = dict[str, Any]
 
 
 def ours(paths: list[Path], cache: Path | None) -> Row:
-    from stepscope.traces.engine import Options, analyse_paths
-    from stepscope.traces.findings import analyse_job
+    from stepscope.traces.engine import Options, analyze_paths
+    from stepscope.traces.findings import analyze_job
     from stepscope.traces.rank import RankAnalysis
     from stepscope.traces.reading.cache import Cache
 
     began = _now()
-    found = analyse_paths(paths, Options(cache=None if cache is None else Cache(folder=cache)))
+    found = analyze_paths(paths, Options(cache=None if cache is None else Cache(folder=cache)))
     analyses = [each for each in found if isinstance(each, RankAnalysis)]
     if len(analyses) != len(found):
         raise SystemExit(f"not all could be read: {found}")
-    job = analyse_job(analyses)
+    job = analyze_job(analyses)
     return {**_since(began), "verdict": job.verdict, "idle_ns": sum(each.temporal.idle_ns for each in analyses)}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepscope.reports.whatif import whatif_document
 from stepscope.whatif.operations import Trace, read_meta, read_trace
-from stepscope.whatif.replay import analyse
+from stepscope.whatif.replay import analyze
 
 __all__ = ["compared", "deviations", "main"]
 
@@ -26,7 +26,7 @@ DECOMPOSED = {"by_stage": "stage", "by_dp_rank": "dp_rank", "by_operation": "opt
 def compared(folder: Path, name: str) -> Iterator[tuple[str, Mapping[str, float], Mapping[str, float]]]:
     """Field by field: its name, our values, the published ones."""
     trace = read_trace(folder / f"trace-{name}.parquet", read_meta(folder / f"meta-{name}.yaml"))
-    found = whatif_document(analyse(trace))
+    found = whatif_document(analyze(trace))
     result = json.loads((folder / f"result-{name}.json").read_text())
     yield "slowdown", {"": found["slowdown"]}, {"": result["blocking_slowdown"]}
     yield "by_worker", found["by_worker"], _workers(trace, result)

@@ -162,9 +162,9 @@ def real_analysis(real_window: Callable[[Path], Window]) -> Callable[[Path, int]
     """All that is found out about it, as that rank's."""
 
     def analysis(path: Path, rank: int) -> RankAnalysis:
-        from stepscope.traces.rank import analyse_rank
+        from stepscope.traces.rank import analyze_rank
 
-        return analyse_rank(real_window(path).trace, rank)
+        return analyze_rank(real_window(path).trace, rank)
 
     return functools.cache(analysis)
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from compare.pairs import KINDS, record_pairs
 from stepscope.compare.inputs import without_warmup
-from stepscope.compare.statistics import Change, Judgement, Series, Verdict, judge, verdict_of
+from stepscope.compare.statistics import Change, Judgment, Series, Verdict, judge, verdict_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "series"
 EFFECTS = (0.01, 0.02, 0.03, 0.05)
@@ -102,11 +102,11 @@ def slowed(series: Series, effect: float, *, tenth: bool = False) -> Series:
     return replace(series, values=series.values * factor)
 
 
-def verdict_with(judgement: Judgement, intervals: float) -> Verdict:
+def verdict_with(judgment: Judgment, intervals: float) -> Verdict:
     """The verdict if the interval were so many times as wide."""
-    change = judgement.change
+    change = judgment.change
     if intervals == 1:
-        return judgement.verdict
+        return judgment.verdict
     ratio = 1 + change.change
     low, high = (ratio * ((1 + end) / ratio) ** intervals - 1 for end in (change.low, change.high))
     return verdict_of(replace(change, low=low, high=high))

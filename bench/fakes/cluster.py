@@ -103,12 +103,12 @@ class Cluster:
     """Collectives between forward and backward; needs ``comm_measured``."""
     ddp_hidden_ms: float | None = None
     """What of the all-reduce passes during backward, as DDP's own logging tells; None: it tells nothing."""
-    synchronised: bool = True
+    synchronized: bool = True
     """False: independent processes that never wait for each other."""
     noise: float = 0.02
     """Spread of a phase's time, relative (log-normal)."""
     tail: float = 0.0
-    """Probability that a phase of a step takes several times as long (interrupts, garbage collection, neighbours)."""
+    """Probability that a phase of a step takes several times as long (interrupts, garbage collection, neighbors)."""
     drift: float = 0.0
     """Spread of a slow wander of each rank's speed, relative: noise that does not average out from step to step."""
     seed: int = 0
@@ -163,7 +163,7 @@ class Cluster:
     def series(self) -> tuple[RankSeries, ...]:
         names, times = self._work_ns()
         played = self._play(names, times)
-        start, wait, wall = self._synchronise(names, times, played)
+        start, wait, wall = self._synchronize(names, times, played)
         host, device = self._book(names, times, wait)
         between = times[names.index("other")]
         origin = start - self._before_step(names, times) + ANCHOR_MONO_NS
@@ -222,13 +222,13 @@ class Cluster:
         times[names.index("forward")] += played.work_ns
         return played
 
-    def _synchronise(
+    def _synchronize(
         self, names: list[str], times: NDArray[np.float64], played: Played | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Start (from 0), wait (in all collectives) and wall [rank, step]."""
         after = np.array([name in AFTER_SYNC for name in names])
         before_ns, after_ns = times[~after].sum(axis=0), times[after].sum(axis=0)
-        if self.synchronised and self.ranks > 1 and self.steps:
+        if self.synchronized and self.ranks > 1 and self.steps:
             within = 0.0 if played is None else played.blocked_ns
             arrival = self._before_step(names, times) + before_ns + within
             last = np.where(np.isnan(arrival), -np.inf, arrival).max(axis=0)

@@ -27,7 +27,7 @@ from job_process import finish_job
 
 from frameworks.cases import CASES, Case, command, expected_of
 from frameworks.score import Judged, good_enough, judge, render
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.store.load import open_run
 
 __all__ = ["main"]
@@ -79,7 +79,7 @@ def _rejudge(cases: Sequence[Case], kept: Path) -> int:
         for repeat in range(len(list(kept.glob(f"{_folder_name(case)}-*")))):
             folder = kept / f"{_folder_name(case)}-{repeat + 1}" / "runs" / "job"
             if (folder / "summary.json").exists():
-                summary = summarise(open_run(folder), logs=("main.log",))
+                summary = summarize(open_run(folder), logs=("main.log",))
                 judged.append(judge(case, summary, exit_code=summary["exit_code"]))
     print(render(judged))
     return 0 if judged and good_enough(judged) else 1

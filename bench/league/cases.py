@@ -219,7 +219,7 @@ def _machine() -> Iterator[Case]:
         yield Case(id=f"memory/{ranks}/host-leak", ranks=ranks, args=("--steps", "160", "--leak", leak), truth=truth)
     crowded = Truth(kinds=frozenset({"cpu_saturated"}), also_true=frozenset({"jitter"}))
     for ranks in (1, 2):
-        yield Case(id=f"machine/{ranks}/neighbours", ranks=ranks, args=("--busy",), truth=crowded, burn=4)
+        yield Case(id=f"machine/{ranks}/neighbors", ranks=ranks, args=("--busy",), truth=crowded, burn=4)
     yield Case(id="machine/4/too-many-ranks", ranks=4, args=("--busy",), truth=crowded)
 
 
@@ -276,7 +276,7 @@ def _cuda() -> Iterator[Case]:
             "h2d-straggler", 2, ("--fault", "h2d:1:400", *short),
             Truth(
                 kinds=frozenset({"h2d_straggler"}), ranks=(1,), phases=_phases("h2d"),
-                also_true=frozenset({"low_gpu_utilisation"}),
+                also_true=frozenset({"low_gpu_utilization"}),
             ),
         ),
         ("device-leak", 1, ("--device-leak-mb", "64", "--steps", "160"), Truth(kinds=frozenset({"memory_creep"}))),
@@ -287,10 +287,10 @@ def _cuda() -> Iterator[Case]:
         ),
         (
             "idle-gpu", 1, ("--fault", "input:all:60", "--steps", "120"),
-            Truth(kinds=frozenset({"low_gpu_utilisation"}), also_true=frozenset({"input_bound"})),
+            Truth(kinds=frozenset({"low_gpu_utilization"}), also_true=frozenset({"input_bound"})),
         ),
         ("input", 1, ("--fault", "input:all:80"), Truth(
-            kinds=frozenset({"input_bound"}), phases=_phases("input"), also_true=frozenset({"low_gpu_utilisation"})
+            kinds=frozenset({"input_bound"}), phases=_phases("input"), also_true=frozenset({"low_gpu_utilization"})
         )),
         ("healthy", 1, (), Truth(also_true=frozenset({"compute_bound", "healthy"}))),
     )  # fmt: skip

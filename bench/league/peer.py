@@ -48,8 +48,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "HIGH_PROCESS_RSS": ("ram_pressure", "memory_creep"),
     "HIGH_CPU": ("cpu_saturated",),
     "HIGH_PROCESS_CPU": ("cpu_saturated",),
-    "LOW_GPU_UTILIZATION": ("low_gpu_utilisation",),
-    "MODERATE_GPU_UTILIZATION": ("low_gpu_utilisation",),
+    "LOW_GPU_UTILIZATION": ("low_gpu_utilization",),
+    "MODERATE_GPU_UTILIZATION": ("low_gpu_utilization",),
     "HIGH_GPU_TEMPERATURE": ("gpu_throttled",),
     "HIGH_GPU_POWER": ("gpu_throttled",),
 }

@@ -7,7 +7,7 @@ from fakes.cut import cut
 from league.score import names_fault
 from league.truth import Claim, Truth, claim_of
 from stepscope.records.series import RunData
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 
 __all__ = ["detected_after", "verdict"]
 
@@ -17,7 +17,7 @@ STAYS = 5
 
 def verdict(run: RunData, *, alive: bool = False) -> list[Claim]:
     """The findings that a reader of the summary would see; the only place where the league asks for a diagnosis."""
-    return [claim_of(finding) for finding in summarise(run, alive=alive, logs=("main.log",))["findings"]]
+    return [claim_of(finding) for finding in summarize(run, alive=alive, logs=("main.log",))["findings"]]
 
 
 def detected_after(run: RunData, truth: Truth, ranks: int) -> int | None:

@@ -39,7 +39,7 @@ from nccl.shared_gpu import mps
 from stepscope.diagnosis import build_window
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.series import RunData
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.store.load import open_run
 
 __all__ = ["healthy_ms_of", "look_at", "main", "price_of"]
@@ -358,7 +358,7 @@ def look_at(run: RunData, *, first: int, steps: int) -> Seen:
         run = replace(part, meta=run.meta, ranks=tuple(ranks))
     view = view_of(build_window(run))
     hit = float(np.mean(view.steps >= first)) if len(view.steps) else 1.0
-    return Seen(findings=summarise(run, logs=("main.log",))["findings"], hit_share=hit)
+    return Seen(findings=summarize(run, logs=("main.log",))["findings"], hit_share=hit)
 
 
 if __name__ == "__main__":

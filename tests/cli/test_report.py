@@ -159,7 +159,7 @@ def test_what_is_no_run_is_told(tmp_path: Path, what: str) -> None:
         run_command(["report", str(path)])
 
 
-def test_colour_only_on_a_terminal_and_on_request_not_at_all(run_dir: Path) -> None:
+def test_color_only_on_a_terminal_and_on_request_not_at_all(run_dir: Path) -> None:
     assert "\x1b[" in finalize_run(run_dir, color=True)[1]
     assert "\x1b[" not in finalize_run(run_dir, color=False)[1]
     assert "\x1b[" not in (run_dir / "summary.txt").read_text()

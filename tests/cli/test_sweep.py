@@ -17,7 +17,7 @@ from page_files import data_in
 from stepscope.cli.experiments import sweep
 from stepscope.cli.main import run_command
 from stepscope.errors import RunError, UsageError
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.store.documents import save_summary
 from stepscope.store.locks import take_lock
 
@@ -81,7 +81,7 @@ class Jobs:
                 ms = 60.0 if "--delay" in self.words else 20.0
                 steps = 40 if said is None else 0  # memory is often too small for the first step already
                 data = Cluster(ranks=2, steps=steps, seed=len(self.name), phases_ms={"forward": ms}).run()
-                summary = summarise(data)
+                summary = summarize(data)
                 summary["memory"]["rss_peak"] = {"bytes": int(ms) << 20, "rank": 0}
                 if said is not None:
                     summary |= {"status": "failed", "status_text": said, "status_severity": "critical"}

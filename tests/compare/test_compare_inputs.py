@@ -23,14 +23,14 @@ from stepscope.compare.inputs import (
 )
 from stepscope.compare.statistics import Level, Series
 from stepscope.errors import CompareError, CompareTooShort, StepscopeError
-from stepscope.reports.summary import summarise
+from stepscope.reports.summary import summarize
 
 FINISHED = {"end": {"exit_code": 0, "status": "finished", "wall_ns": 1_700_000_100_000_000_000}}
 
 
 def input_of(cluster: Cluster, *, alive: bool = False) -> Input:
     run = cluster.run()
-    return input_of_run(run, summarise(run, alive=alive))
+    return input_of_run(run, summarize(run, alive=alive))
 
 
 def job(name: str = "base", **more: Any) -> Cluster:
@@ -124,7 +124,7 @@ def test_a_run_is_not_compared_with_itself() -> None:
 def test_a_summary_alone_has_a_mean_and_a_spread(tmp_path: Path) -> None:
     run = job().run()
     path = tmp_path / "summary.json"
-    path.write_text(json.dumps(summarise(run)))
+    path.write_text(json.dumps(summarize(run)))
     one = read_input(path)
     level = one.on("host").run
     assert isinstance(level, Level)

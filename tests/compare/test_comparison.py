@@ -18,7 +18,7 @@ from stepscope.compare.inputs import Input, Measured, input_of_run
 from stepscope.compare.statistics import Series
 from stepscope.compare.text import comparison_page, render_comparison, render_markdown
 from stepscope.errors import CompareError
-from stepscope.reports.summary import summarise
+from stepscope.reports.summary import summarize
 
 END = {"exit_code": 0, "status": "finished", "wall_ns": 1_700_000_100_000_000_000}
 
@@ -26,7 +26,7 @@ END = {"exit_code": 0, "status": "finished", "wall_ns": 1_700_000_100_000_000_00
 def input_of(name: str, *, meta: Mapping[str, Any] | None = None, **more: Any) -> Input:
     cluster = Cluster(**{"ranks": 4, "steps": 200, "name": name, "meta": {"end": END, **(meta or {})}, **more})
     run = cluster.run()
-    return input_of_run(run, summarise(run))
+    return input_of_run(run, summarize(run))
 
 
 def everywhere(phase: str, ms: float, ranks: int = 4) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 
 REMARKS = {"compute_bound", "jitter", "stall"}
 
@@ -59,7 +59,7 @@ def test_its_share_is_that_of_the_table(noise: float) -> None:
     """The longest steps, which say nothing about it, wait as the others do."""
     run = Cluster(ranks=1, steps=200, noise=noise, phases_ms=compute(80.0)).run()
     (finding,) = of(run)
-    table = summarise(run)["phases"]["input"]
+    table = summarize(run)["phases"]["input"]
     assert finding.cost["share"] == pytest.approx(table["share"], abs=0.004)
     assert finding.evidence["input_share"] == pytest.approx(table["share"], abs=0.004)
     assert finding.evidence["input_ms_per_step"] == pytest.approx(table["mean_ms"], rel=0.01)

@@ -14,7 +14,7 @@ from fakes.cluster import Cluster, Death, slow_at
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData, note_event, noted_health
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 
 STEPS = 200
 RANDOM = np.random.default_rng(5)
@@ -175,7 +175,7 @@ def test_wrong_numbers_come_before_anything_that_is_only_slow_and_after_what_sto
         ("loss_nan", "critical"),
         ("compute_straggler", "critical"),
     ]
-    summary = summarise(lost)
+    summary = summarize(lost)
     assert summary["verdict"]["title"].startswith("The loss is NaN from step 150 on")
     text = render_text(summary)
     assert text.index("The loss is NaN") < text.index("Rank 2 is")
@@ -247,10 +247,10 @@ def test_norms_that_explode_before_they_are_clipped() -> None:
 def test_what_was_seen_is_shown_unless_the_script_notes_that_name() -> None:
     run = Cluster(ranks=2, steps=STEPS).run()
     events = [*seen({5: 1.5, 6: 2.5}, name="loss", run=run), *seen({6: 0.5}, name="grad_norm", run=run)]
-    metrics = summarise(replace(run, events=tuple(events)))["metrics"]
+    metrics = summarize(replace(run, events=tuple(events)))["metrics"]
     assert metrics == {"loss": {"last": 2.5, "step": 6}, "grad_norm": {"last": 0.5, "step": 6}}
     own = (*events, *noted({3: 9.0}, run=run))
-    assert summarise(replace(run, events=own))["metrics"]["loss"] == {"last": 9.0, "step": 3}
+    assert summarize(replace(run, events=own))["metrics"]["loss"] == {"last": 9.0, "step": 3}
     assert note_event({"~loss": 1, "~grad_norm": "nan"}) == {"event": "seen", "values": {"loss": 1, "grad_norm": "nan"}}
     assert note_event({"loss": 1, "~x": 2}) == {"event": "note", "values": {"loss": 1, "~x": 2}}
     assert note_event("text") == {"event": "note", "values": "text"}

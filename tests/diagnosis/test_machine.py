@@ -1,4 +1,4 @@
-"""low_gpu_utilisation, gpu_throttled, cpu_saturated, ram_pressure."""
+"""low_gpu_utilization, gpu_throttled, cpu_saturated, ram_pressure."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_tasks_that_wait_for_memory() -> None:
 
 def test_an_idle_gpu_with_what_it_waits_for() -> None:
     (idle,) = found(on_gpus(ranks=1, phases=IN_INPUT, util_percent=31))
-    assert (idle.kind, idle.severity, idle.phase) == ("low_gpu_utilisation", "warning", "input")
+    assert (idle.kind, idle.severity, idle.phase) == ("low_gpu_utilization", "warning", "input")
     assert idle.title == "The GPU is busy only 31% of the time, while waiting for input takes 60% of the step."
     assert "num_workers" in idle.advice[0]
 
@@ -189,7 +189,7 @@ def test_an_idle_gpu_with_nothing_to_blame_is_told() -> None:
 @pytest.mark.parametrize(("util", "severity"), [(55, None), (45, "info"), (35, "warning")])
 def test_by_how_idle_it_is(util: int, severity: str | None) -> None:
     run = on_gpus(ranks=2, phases=IN_INPUT, util_percent=util)
-    assert kinds(run) == ([("low_gpu_utilisation", severity, ())] if severity else [])
+    assert kinds(run) == ([("low_gpu_utilization", severity, ())] if severity else [])
 
 
 def test_four_samples_do_not_tell_how_idle_a_gpu_is() -> None:

@@ -45,7 +45,7 @@ KINDS = {
     "memory_pressure",
     "memory_imbalance",
     "fragmentation",
-    "low_gpu_utilisation",
+    "low_gpu_utilization",
     "gpu_throttled",
     "cpu_saturated",
     "ram_pressure",
@@ -99,7 +99,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         tail=draw(st.sampled_from((0.0, 0.1))),
         seed=draw(st.integers(0, 99)),
         comm_measured=draw(st.booleans()),
-        synchronised=draw(st.booleans()),
+        synchronized=draw(st.booleans()),
         device_timed=draw(st.booleans()),
         warmup_steps=draw(st.integers(0, 3)),
         compile_steps=tuple(draw(st.lists(st.integers(0, max(steps - 1, 0)), max_size=3))) if steps else (),
@@ -369,7 +369,7 @@ def test_time_between_steps_and_a_change_of_it_are_not_charged_twice() -> None:
 def test_an_idle_gpu_is_a_symptom_of_what_costs_time() -> None:
     cluster = Cluster(ranks=1, steps=200, device_timed=True, phases_ms={"input": 60.0, "forward": 10.0})
     found = {finding.kind: finding.severity for finding in diagnose(with_samples(cluster, gpu={"util_percent": 15}))}
-    assert found == {"input_bound": "critical", "low_gpu_utilisation": "info"}
+    assert found == {"input_bound": "critical", "low_gpu_utilization": "info"}
 
 
 def test_where_a_host_may_wait_for_its_device_nothing_is_said_without_device_times() -> None:

@@ -43,7 +43,7 @@ def test_samples_of_steps_whose_records_were_lost_count() -> None:
 
 
 def test_ranks_that_share_a_device_all_have_to_be_steady() -> None:
-    run = Cluster(ranks=2, steps=50, phases_ms=TENTH, noise=0.0, warmup_ms=900.0, synchronised=False).run()
+    run = Cluster(ranks=2, steps=50, phases_ms=TENTH, noise=0.0, warmup_ms=900.0, synchronized=False).run()
     first, second = run.ranks
     late = replace(run, ranks=(first, replace(second, anchor_wall_ns=ANCHOR_WALL_NS + 3 * 10**9)))
     times = [2.5, 2.9, 3.1, 4.0, 4.9, 5.1, 5.8, 6.5, 8.8, 9.0]

@@ -134,7 +134,7 @@ def test_an_excess_spread_over_phases_names_no_phase() -> None:
 
 
 def test_ranks_that_never_wait_for_each_other_are_compared_by_their_steps() -> None:
-    cluster = Cluster(ranks=4, steps=60, synchronised=False, comm_measured=False, faults=(slow_at(0, "backward", 9.0),))
+    cluster = Cluster(ranks=4, steps=60, synchronized=False, comm_measured=False, faults=(slow_at(0, "backward", 9.0),))
     (found,) = stragglers_of(cluster)
     assert (found.ranks, found.phase, found.evidence["lockstep"]) == ((0,), "backward", False)
     assert found.cost["share"] == pytest.approx(9 / 47, abs=0.02)

@@ -21,7 +21,7 @@ COMPILING = stack(
     LOOP,
 )
 EVALUATING = stack(("torch/nn/modules/linear.py", 134, "forward"), ("train.py", 75, "evaluate"), LOOP)
-COMPUTING = stack(("prepare.py", 12, "tokenise"), LOOP)
+COMPUTING = stack(("prepare.py", 12, "tokenize"), LOOP)
 RUNNING: dict[str, Any] = {"cpu_share": 0.97, "process_state": "R"}
 IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("train.py", 30, "epoch"), LOOP)
 
@@ -105,7 +105,7 @@ def test_plain_work_is_given_six_times(threads: Stack, fields: dict[str, Any], w
 
 
 def test_a_stack_that_moves_with_a_processor_in_use_is_work() -> None:
-    later = stack(("prepare.py", 13, "tokenise"), LOOP)
+    later = stack(("prepare.py", 13, "tokenize"), LOOP)
     job = Job().alone(0, COMPUTING, cpu_share=0.5)
     assert job.hang().kind == "hang_missing_collective"  # asleep, whatever threads of a library do
     excuse = job.at(0, threads_later=later).excuse()
@@ -113,10 +113,10 @@ def test_a_stack_that_moves_with_a_processor_in_use_is_work() -> None:
 
 
 def test_a_program_that_it_started_is_at_work() -> None:
-    waiting = stack(("/usr/lib/python3.11/subprocess.py", 1209, "communicate"), ("train.py", 33, "tokenise"), LOOP)
-    job = Job().alone(0, waiting, workers=(worker(kind="other", name="tokenise --all", cpu_share=0.9),))
+    waiting = stack(("/usr/lib/python3.11/subprocess.py", 1209, "communicate"), ("train.py", 33, "tokenize"), LOOP)
+    job = Job().alone(0, waiting, workers=(worker(kind="other", name="tokenize --all", cpu_share=0.9),))
     assert job.excuse().reason == "Rank 0 waits for a process that it started at train.py:33."
-    assert job.excuse().evidence[0] == "Process 5001 (tokenise --all) uses 90% of a core."
+    assert job.excuse().evidence[0] == "Process 5001 (tokenize --all) uses 90% of a core."
     idle = Job().alone(0, waiting, workers=(worker(kind="other", cpu_share=0.0),))
     assert idle.hang().kind == "hang_missing_collective"
 
@@ -179,14 +179,14 @@ def test_a_gil_that_is_held_excuses_nothing(threads: Stack) -> None:
     assert Job().alone(0, threads, gil_held=True, **RUNNING).hang().kind == "hang_host"
 
 
-def test_but_serialising_and_compiling_are_long_calls_of_c() -> None:
+def test_but_serializing_and_compiling_are_long_calls_of_c() -> None:
     assert Job().alone(0, SAVING, phase="checkpoint", gil_held=True, **RUNNING).excuse()
     assert Job().alone(0, COMPILING, gil_held=True, **RUNNING).excuse()
     assert Job().alone(0, COMPILING, gil_held=True).hang().kind == "hang_host"
 
 
 def test_a_gil_that_was_held_at_one_look_only_is_at_work() -> None:
-    later = stack(("prepare.py", 13, "tokenise"), LOOP)
+    later = stack(("prepare.py", 13, "tokenize"), LOOP)
     assert Job().alone(0, COMPUTING, gil_held=True, **RUNNING).at(0, threads_later=later).excuse()
 
 

@@ -25,7 +25,7 @@ IN_WORKER = stack(
     ("torch/utils/data/_utils/worker.py", 349, "_worker_loop"),
 )
 INPUT_LINES = {(SCRIPT, 30): "    for batch in loader:", ("/job/data.py", 12): "        time.sleep(1e6)"}
-SYNCHRONISING = stack(("torch/cuda/__init__.py", 1040, "synchronize"), ("train.py", 33, "step"), LOOP)
+SYNCHRONIZING = stack(("torch/cuda/__init__.py", 1040, "synchronize"), ("train.py", 33, "step"), LOOP)
 BACKWARD = stack(
     ("torch/autograd/graph.py", 979, "_engine_run_backward"),
     ("torch/autograd/__init__.py", 395, "backward"),
@@ -251,7 +251,7 @@ def test_a_dataset_that_blocks_in_the_rank_itself() -> None:
             "The process waits for a disk at train.py:41 (time.sleep(999)).",
         ),
         (
-            SYNCHRONISING,
+            SYNCHRONIZING,
             {"device": "cuda:0", "gpu_util_percent": 100.0, "cpu_share": 1.0, "process_state": "R"},
             "hang_device",
             "The process waits for its device at train.py:33, and the device does not finish.",
@@ -399,7 +399,7 @@ def test_a_culprit_on_this_host_is_named_though_there_are_others() -> None:
 def test_devices_that_never_finish() -> None:
     job = Job(silent_s=61.0)
     for rank in range(4):
-        job.alone(rank, SYNCHRONISING, device="cuda:0", gpu_util_percent=100.0)
+        job.alone(rank, SYNCHRONIZING, device="cuda:0", gpu_util_percent=100.0)
     hang = job.hang()
     assert verdict(hang) == ("hang_device", [], (0, 1, 2, 3), True)
     assert hang.title == "All 4 ranks: each waits for its device at train.py:33, and the device does not finish."

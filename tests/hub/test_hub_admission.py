@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from clock import SecondsClock
 
-from stepscope.hub.ingest.auth import RankClaims, SenderLimits, neighbours
+from stepscope.hub.ingest.auth import RankClaims, SenderLimits, neighbors
 from stepscope.hub.limits import REASONS, REFUSED_SOURCES, Bucket, Buckets, Refusals, Refused
 from stepscope.wire.handshake import Join, Welcome, write_join
 from tests.hub.gate_parts import KEY, Parts, join_of, ring_of
@@ -182,12 +182,12 @@ def test_peers_are_told_once_and_when_they_change(make: Callable[..., Parts]) ->
 def test_everybody_is_probed_and_nobody_probes_too_many(nnodes: int) -> None:
     probed = [0] * nnodes
     for node in range(nnodes):
-        chosen = list(neighbours(node, nnodes))
+        chosen = list(neighbors(node, nnodes))
         assert node not in chosen
         assert len(set(chosen)) == len(chosen) <= 15
         for other in chosen:
             probed[other] += 1
-    assert set(probed) == {len(list(neighbours(0, nnodes)))}
+    assert set(probed) == {len(list(neighbors(0, nnodes)))}
 
 
 def test_who_was_there_before_a_restart_may_hand_in_what_it_has(make: Callable[..., Parts]) -> None:

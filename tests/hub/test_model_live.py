@@ -22,7 +22,7 @@ from stepscope.hub.live.step_arrays import Planes
 from stepscope.hub.runs import past_run
 from stepscope.records.series import RankSeries
 from stepscope.records.steps import FORWARD, NOTE, NOTE_SLOT, SLOT_BYTES
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.store.live.ring_files import RingSidecar
 
 
@@ -164,7 +164,7 @@ def test_phases_of_users_are_one_by_name_whatever_their_slot() -> None:
 
 def test_means_of_ranks_leave_warm_up_out_as_the_summary_does() -> None:
     run = Cluster(ranks=1, steps=40, faults=(slow_at(0, "forward", 900.0, steps=range(1)),)).run()
-    means, phases = past_run(run).ranks()["mean_ns"], summarise(run)["phases"]
+    means, phases = past_run(run).ranks()["mean_ns"], summarize(run)["phases"]
     shares = {name: means[name][0] / means["wall"][0] for name in phases}
     assert shares == pytest.approx({name: row["share"] for name, row in phases.items()}, abs=1e-4)
 

@@ -87,7 +87,7 @@ def test_the_matrix_is_as_wide_as_it_should_be() -> None:
         *("input_bound", "h2d_bound", "comm_bound", "optimizer_bound", "between_steps", "wait_heavy"),
         *("input_straggler", "compute_straggler", "h2d_straggler", "straggler", "rotating_straggler"),
         *("node_straggler", "imbalance", "jitter", "stall", "drift", "change_point", "throughput_drop"),
-        *("memory_creep", "memory_imbalance", "fragmentation", "low_gpu_utilisation", "cpu_saturated"),
+        *("memory_creep", "memory_imbalance", "fragmentation", "low_gpu_utilization", "cpu_saturated"),
     }
     assert not kinds & not_put_there
 

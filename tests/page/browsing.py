@@ -190,7 +190,7 @@ TOO_WIDE = """
   .map((one) => `${one.tagName} ${one.className} ${one.getBoundingClientRect().right}`).slice(0, 8)
 """
 """To be evaluated: what does not fit the window."""
-COLOURS = {"runOnly": ["color-contrast"]}
+COLORS = {"runOnly": ["color-contrast"]}
 """The only difference between the themes."""
 
 
@@ -200,7 +200,7 @@ def complaints(page: Page, axe: str) -> list[str]:
     found = _violations(page, {})
     page.emulate_media(color_scheme="dark")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-    found += _violations(page, COLOURS)
+    found += _violations(page, COLORS)
     page.emulate_media(color_scheme="light")
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
     return found

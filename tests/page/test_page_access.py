@@ -67,21 +67,21 @@ def test_nothing_is_wider_than_a_narrow_window(browser_page: Any, served: Any, s
     assert len(found) == (4 if some else 12)
 
 
-COLOURLESS = """
+COLORLESS = """
 (kinds) => kinds.filter((kind) => [...document.querySelectorAll(kind)]
   .every((one) => /rgba\\(0, 0, 0, 0\\)|rgb\\(255, 255, 255\\)/.test(getComputedStyle(one).backgroundColor)))
 """
 
 
 @pytest.mark.soak  # near: axe, above
-def test_with_forced_colours_and_on_paper_bars_and_legends_are_still_there(browser_page: Any, served: Any) -> None:
+def test_with_forced_colors_and_on_paper_bars_and_legends_are_still_there(browser_page: Any, served: Any) -> None:
     page = browser_page()
     page.emulate_media(forced_colors="active")
     page.goto(run_address(served.url, "demo", served.token, rank=3))
     settled(page)
     page.wait_for_selector(".rank-two span")
     bars = [".legend .swatch", ".rank-bar span", ".wm-pair-bar", ".bars-fill", ".price-bar.now", ".rank-two span"]
-    assert page.evaluate(COLOURLESS, [*bars, "button[aria-pressed=true]"]) == []
+    assert page.evaluate(COLORLESS, [*bars, "button[aria-pressed=true]"]) == []
     page.emulate_media(forced_colors="none", media="print")
     assert page.evaluate("getComputedStyle(document.querySelector('.rank-bar span')).printColorAdjust") == "exact"
     assert page.locator(".card-tools:visible, .bar .tools:visible").count() == 0

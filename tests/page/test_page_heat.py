@@ -66,7 +66,7 @@ def test_a_click_on_the_slow_rank_shows_it_and_its_output(
     # The note before and the one after are a quarter of a second apart: some steps.
     after = log.locator(".log-here + .log-line").inner_text()
     assert abs(int(re.findall(r"step +(\d+)", after)[0]) - step) <= 5
-    # Markup and colours are text, or nothing.
+    # Markup and colors are text, or nothing.
     assert "red <img src=x onerror=alert(1)>" in after
     assert page.evaluate("document.querySelectorAll('.log img, .rank-pairs img, .log b').length") == 0
     page.get_by_text("Process and settings").click()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes.cluster import Cluster
 
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.store.catalog import change_labels, read_labels
 from stepscope.store.documents import save_summary
 from tests.hub.run_parts import record
@@ -22,7 +22,7 @@ def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
     for name in ("night-1", "night-2", "night-3", LONG):
         data = Cluster(ranks=2, steps=40, seed=len(name)).run()
-        summary = summarise(data)
+        summary = summarize(data)
         summary["metrics"] = {"loss": {"last": 2.5, "step": 39}}
         save_summary(record(folder, name, data), summary, "")
     change_labels(folder / "night-1", add=["nightly"])

@@ -75,7 +75,7 @@ def test_reports_and_lists_of_a_run_of_somebody_else(hostile_run: Path) -> None:
     assert [harmless(text) for text in said] == [True] * len(said)
 
 
-def test_colours_are_ours_alone(hostile_run: Path) -> None:
+def test_colors_are_ours_alone(hostile_run: Path) -> None:
     summary: dict[str, Any] = json.loads(stepscope("report", "--json", str(hostile_run), cwd=hostile_run.parent).stdout)
     drawn = render_text(summary, color=True)
     import re

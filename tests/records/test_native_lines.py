@@ -7,8 +7,8 @@ import pytest
 from stepscope.store.live.logs import (
     LONGEST_SHOWN_LINE,
     is_native,
-    labelled_pid,
-    labelled_rank,
+    labeled_pid,
+    labeled_rank,
     last_native_lines,
     plain_line,
 )
@@ -60,14 +60,14 @@ def test_lines_of_others(line: str) -> None:
 
 
 def test_whose_they_are() -> None:
-    assert [labelled_pid(line) for line in (NCCL, NATIVE[1], OTHERS[5], WATCHDOG, OTHERS[0])] == [
+    assert [labeled_pid(line) for line in (NCCL, NATIVE[1], OTHERS[5], WATCHDOG, OTHERS[0])] == [
         41,
         41,
         41,
         None,
         None,
     ]
-    ranks = [labelled_rank(line) for line in (WATCHDOG, NATIVE[6], OTHERS[4], OTHERS[2], OTHERS[3], NCCL)]
+    ranks = [labeled_rank(line) for line in (WATCHDOG, NATIVE[6], OTHERS[4], OTHERS[2], OTHERS[3], NCCL)]
     assert ranks == [3, 5, 0, None, None, None]
 
 

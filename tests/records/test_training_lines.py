@@ -1,4 +1,4 @@
-"""Lines of torchtitan and Megatron-LM: what they say, with and without colours, and lines that are none."""
+"""Lines of torchtitan and Megatron-LM: what they say, with and without colors, and lines that are none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TITAN = (
     "[titan] 2026-11-16 12:00:00,123 - root - INFO - step: 10  loss:  7.1250  grad_norm:  1.5000  "
     "memory:  1.90GiB(2.40%)  tps: 1,234  tflops: 12.34  mfu: 3.21%"
 )
-COLOURED = (
+COLORED = (
     "[rank0]:\x1b[31mstep: 20  \x1b[32mloss:  6.5000  \x1b[38;2;180;60;0mgrad_norm:  1.2500  "
     "\x1b[36mmemory:  1.90GiB(2.40%)  \x1b[34mtps: 2,000  \x1b[36mtflops: 20.00  \x1b[35mmfu: 5.00%\x1b[39m"
 )
@@ -31,8 +31,8 @@ def test_torchtitan() -> None:
     }  # fmt: skip
 
 
-def test_torchtitan_in_colours() -> None:
-    line = training_line(COLOURED)
+def test_torchtitan_in_colors() -> None:
+    line = training_line(COLORED)
     assert line is not None
     assert (line.iteration, line.figures["loss"], line.figures["mfu_percent"]) == (20, 6.5, 5.0)
 
@@ -67,7 +67,7 @@ def test_a_loss_that_is_no_number_is_left_out() -> None:
 
 
 def test_last_and_median() -> None:
-    lines = [training_line(text) for text in (TITAN, COLOURED, TITAN.replace("step: 10", "step: 30"))]
+    lines = [training_line(text) for text in (TITAN, COLORED, TITAN.replace("step: 10", "step: 30"))]
     assert training_summary(line for line in lines if line is not None) == {
         "framework": "torchtitan",
         "iteration": 30,

@@ -49,7 +49,7 @@ def tables_of_rank(rank: int, steps: tuple[Step, ...]) -> list[Table]:
         table_of(
             "temporal_steps",
             "Device time by step",
-            ("step", "wall_ns", "utilisation_share", *names),
+            ("step", "wall_ns", "utilization_share", *names),
             [(step.number, step.end_ns - step.start_ns, 0.8, *parts) for step in steps],
         ),
         table_of(

@@ -10,7 +10,7 @@ from fakes.cluster import Cluster, Death
 
 from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.reports.sections import attempt_items, attempts_table
-from stepscope.reports.summary import summarise
+from stepscope.reports.summary import summarize
 
 S = 10**9
 
@@ -41,7 +41,7 @@ def ends(*attempts: list[RankSeries]) -> list[str | None]:
 
 def test_one_attempt_is_not_told() -> None:
     assert attempts_table(run_of(attempt(0, "ab", at_s=1))) == []
-    assert summarise(run_of(attempt(0, "ab", at_s=1)))["attempts"] == []
+    assert summarize(run_of(attempt(0, "ab", at_s=1)))["attempts"] == []
 
 
 def test_all_that_is_known_of_an_attempt() -> None:
@@ -121,7 +121,7 @@ def _work_for(restarts: int) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        summarise(run)
+        summarize(run)
     finally:
         sys.setprofile(before)
     return calls

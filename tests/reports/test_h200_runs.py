@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 from stepscope.reports.layers import choose_sample, layers_document
 from stepscope.store.load import open_run
 
@@ -16,7 +16,7 @@ RUNS = Path(__file__).parent / "data" / "h200"
 
 
 def summary_of(name: str) -> dict[str, Any]:
-    return summarise(open_run(RUNS / name))
+    return summarize(open_run(RUNS / name))
 
 
 def test_replays_of_a_graph_are_steps_and_no_bottleneck() -> None:

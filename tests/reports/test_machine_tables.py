@@ -11,7 +11,7 @@ import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, gpu_uuid
 
 from stepscope.records.series import RunData
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 
 GIB = 1 << 30
 MIB_OF_GIB = 1024.0
@@ -49,7 +49,7 @@ def with_lines(run: RunData, lines: Iterable[dict[str, Any]]) -> RunData:
 def lines_of(run: RunData, label: str) -> list[str]:
     """What the text says beside a label."""
     found: list[str] = []
-    for line in render_text(summarise(run)).splitlines():
+    for line in render_text(summarize(run)).splitlines():
         name, words = line[2:12].strip(), line[12:]
         if name == label or (found and words and not name):
             found.append(words)
@@ -63,7 +63,7 @@ def lines_of(run: RunData, label: str) -> list[str]:
 
 def test_start_up_and_warm_up_are_not_in_the_figures() -> None:
     run = with_lines(cluster().run(), at_work(range(-20, 15), 10.9))
-    (row,) = summarise(run)["host"]["gpus"]
+    (row,) = summarize(run)["host"]["gpus"]
     assert row["samples"] == 8  # from 3 to 10: the one at 2 looks back at the warm-up
     assert row["util_percent"] == {"median": 97.0, "max": 97.0}
     assert row["power_w"] == {"median": 600.0, "max": 600.0}
@@ -76,14 +76,14 @@ def test_start_up_and_warm_up_are_not_in_the_figures() -> None:
 
 def test_a_short_run_has_the_quick_samples_of_its_steady_steps() -> None:
     run = with_lines(cluster(steps=31).run(), at_work(np.arange(-6.0, 6.0, 0.2), 4.0))
-    (row,) = summarise(run)["host"]["gpus"]
+    (row,) = summarize(run)["host"]["gpus"]
     assert (row["samples"], row["util_percent"]) == (10, {"median": 97.0, "max": 97.0})  # 2.0 to 4.0
 
 
 def test_quick_samples_of_the_first_seconds_do_not_outweigh_the_rest() -> None:
     times = [*np.arange(0.0, 30.0, 0.2), *np.arange(30.0, 102.0, 1.0)]
     slow_start = [gpu(at, **{**BUSY, "util_percent": 40 if at < 30 else 97}) for at in times]
-    (row,) = summarise(with_lines(cluster(steps=1000).run(), slow_start))["host"]["gpus"]
+    (row,) = summarize(with_lines(cluster(steps=1000).run(), slow_start))["host"]["gpus"]
     assert row["util_percent"] == {"median": 97.0, "max": 97.0}
     assert row["samples"] == 101  # 30 of the first 28 seconds, 0.9 seconds apart, and 71
 
@@ -91,7 +91,7 @@ def test_quick_samples_of_the_first_seconds_do_not_outweigh_the_rest() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 9])
 def test_a_run_that_is_too_short_to_sample_says_so(steps: int) -> None:
     run = with_lines(cluster(steps=steps).run(), at_work(range(-20, 5), 1.0 + 0.1 * steps))
-    (row,) = summarise(run)["host"]["gpus"]
+    (row,) = summarize(run)["host"]["gpus"]
     levels = ("util_percent", "power_w", "temperature_c", "mem_used_max", "throttled_share")
     assert {key: row[key] for key in levels} == dict.fromkeys(levels)
     assert (row["samples"], row["throttle_reasons"], row["mem_total"]) == (0, [], 140 * GIB)
@@ -101,11 +101,11 @@ def test_a_run_that_is_too_short_to_sample_says_so(steps: int) -> None:
 
 def test_each_gpu_goes_by_the_steps_of_its_own_ranks() -> None:
     """Independent processes, the second of which begins when the first is over."""
-    run = cluster(ranks=2, synchronised=False).run()
+    run = cluster(ranks=2, synchronized=False).run()
     first, second = run.ranks
     run = replace(run, ranks=(first, replace(second, anchor_wall_ns=ANCHOR_WALL_NS + 20 * 10**9)))
     lines = [gpu(at, rank, util_percent=10 * (rank + 1) + (at > 15)) for at in range(-5, 40) for rank in (0, 1)]
-    rows = summarise(with_lines(run, lines))["host"]["gpus"]
+    rows = summarize(with_lines(run, lines))["host"]["gpus"]
     assert [(row["ranks"], row["samples"], row["util_percent"]) for row in rows] == [
         ([0], 8, {"median": 10.0, "max": 10.0}),
         ([1], 8, {"median": 21.0, "max": 21.0}),
@@ -123,7 +123,7 @@ def test_a_node_whose_clock_is_off_goes_by_its_own() -> None:
     for line in at_work(range(-20, 15), 10.9, rank=1, node="node1"):
         lines.append({**line, "wall_ns": line["wall_ns"] + int(ahead_s * 1e9)})
         lines.append({**line, "util_percent": 3})  # from before that node began: steady only by the other's clock
-    rows = summarise(with_lines(run, lines))["host"]["gpus"]
+    rows = summarize(with_lines(run, lines))["host"]["gpus"]
     assert [(row["node"], row["samples"], row["util_percent"]["median"]) for row in rows] == [
         ("node0", 8, 97.0),
         ("node1", 8, 97.0),
@@ -136,7 +136,7 @@ def test_of_several_attempts_the_last_one_counts() -> None:
     run = replace(cluster().run(), ranks=(*first, *again))
     lines = [gpu(at, util_percent=20, power_w=200.0) for at in range(-5, 60)]
     lines += [{**line, "wall_ns": line["wall_ns"] + 60 * 10**9} for line in at_work(range(15), 10.9)]
-    (row,) = summarise(with_lines(run, lines))["host"]["gpus"]
+    (row,) = summarize(with_lines(run, lines))["host"]["gpus"]
     assert (row["samples"], row["util_percent"], row["power_w"]) == (
         8,
         {"median": 97.0, "max": 97.0},
@@ -147,7 +147,7 @@ def test_of_several_attempts_the_last_one_counts() -> None:
 def test_gpus_that_the_job_does_not_use_are_listed_but_not_told_of() -> None:
     others = [gpu(at, rank, **STARTING) for at in range(15) for rank in (1, 2, 3)]
     run = with_lines(cluster().run(), [*at_work(range(15), 10.9), *others])
-    rows = summarise(run)["host"]["gpus"]
+    rows = summarize(run)["host"]["gpus"]
     assert [(row["index"], row["in_use"], row["ranks"]) for row in rows] == [
         (0, True, [0]),
         (1, False, []),
@@ -168,12 +168,12 @@ def test_a_host_has_figures_of_the_steady_steps_and_its_memory_of_the_whole_run(
         return {"kind": "host", "node": "node0", "wall_ns": ANCHOR_WALL_NS + int(at_s * 1e9), **figures, **memory}
 
     run = with_lines(cluster().run(), map(host, range(-20, 15)))
-    (row,) = summarise(run)["host"]["nodes"]
+    (row,) = summarize(run)["host"]["nodes"]
     assert (row["samples"], row["cpu_percent"]) == (8, {"median": 80.0, "max": 80.0})
     assert row["net_tx_bps"] == {"median": 3e8, "max": 3e8}
     assert row["mem_available_min"] == 20 * GIB
     short = with_lines(cluster(steps=4).run(), map(host, range(-20, 3)))
-    (row,) = summarise(short)["host"]["nodes"]
+    (row,) = summarize(short)["host"]["nodes"]
     assert (row["samples"], row["cpu_percent"], row["mem_available_min"]) == (0, None, 20 * GIB)
     assert lines_of(short, "host") == ["RAM 44 GiB of 64 GiB"]
 
@@ -204,7 +204,7 @@ def test_the_steps_in_which_the_peak_was_reached(
     levels: Any, peak_gib: int, steps: list[int | None], text: str
 ) -> None:
     run = remembers(levels)
-    memory = summarise(run)["memory"]
+    memory = summarize(run)["memory"]
     assert memory["device_peak"] == {"bytes": peak_gib * GIB, "rank": 0, "steps": steps}
     assert memory["ranks"][0]["device_peak_steps"] == steps
     assert lines_of(run, "GPU mem") == [f"allocated {peak_gib} GiB at peak {text} · reserved 35 GiB"]
@@ -214,10 +214,10 @@ def test_a_read_after_every_step_names_one_step_and_a_lost_one_widens_the_range(
     def rises(steps: Any) -> Any:
         return np.where(steps < 42, 20.0, 31.0)
 
-    assert summarise(remembers(rises, memory_every=1))["memory"]["device_peak"]["steps"] == [42, 42]
+    assert summarize(remembers(rises, memory_every=1))["memory"]["device_peak"]["steps"] == [42, 42]
     assert " at peak (step 42) · " in lines_of(remembers(rises, memory_every=1), "GPU mem")[0]
     lost = remembers(rises, missing={0: range(31, 46)})
-    assert summarise(lost)["memory"]["device_peak"]["steps"] == [31, 50]
+    assert summarize(lost)["memory"]["device_peak"]["steps"] == [31, 50]
 
 
 def test_room_is_what_nobody_uses_of_the_device() -> None:
@@ -225,7 +225,7 @@ def test_room_is_what_nobody_uses_of_the_device() -> None:
     # The sample of the warm-up does not count, though more was in use.
     lines = [*at_work(range(-5, 15), 10.9), gpu(0.5, **{**STARTING, "mem_used": 139 * GIB})]
     run = with_lines(run, lines)
-    (row,) = summarise(run)["memory"]["ranks"]
+    (row,) = summarize(run)["memory"]["ranks"]
     assert {key: row[key] for key in row if key.startswith("device")} == {
         "device_allocated": 1 << 20,
         "device_reserved": 35 * GIB,
@@ -246,12 +246,12 @@ def test_without_samples_room_is_what_the_own_allocator_does_not_hold() -> None:
     run = remembers(lambda steps: np.full(len(steps), 31.0))
     (series,) = run.ranks
     known = replace(run, ranks=(replace(series, identity=replace(series.identity, device_bytes=140 * GIB)),))
-    (row,) = summarise(known)["memory"]["ranks"]
+    (row,) = summarize(known)["memory"]["ranks"]
     assert (row["device_total"], row["device_free"], row["device_free_from"]) == (140 * GIB, 105 * GIB, "allocator")
     assert lines_of(known, "GPU mem")[-1].endswith("105 GiB of 140 GiB not reserved")
     # A sample of start-up tells how much there is, not how much of it was free.
     starting = with_lines(run, [gpu(-3.0, **STARTING)])
-    (row,) = summarise(starting)["memory"]["ranks"]
+    (row,) = summarize(starting)["memory"]["ranks"]
     assert (row["device_total"], row["device_free"], row["device_free_from"]) == (140 * GIB, 105 * GIB, "allocator")
 
 
@@ -260,7 +260,7 @@ def test_a_reserve_that_was_given_back_counts_for_the_text() -> None:
         lambda steps: np.full(len(steps), 31.0),
         reserved_mb=lambda _, steps: MIB_OF_GIB * np.where(steps < 50, 35.0, 10.0),
     )
-    (row,) = summarise(run)["memory"]["ranks"]
+    (row,) = summarize(run)["memory"]["ranks"]
     assert (row["device_reserved"], row["device_reserved_max"]) == (10 * GIB, 35 * GIB)
     assert lines_of(run, "GPU mem") == ["allocated 31 GiB at peak (by step 0) · reserved 35 GiB"]
 
@@ -279,12 +279,12 @@ def test_of_several_ranks_the_one_with_the_least_room_is_shown() -> None:
         "50 GiB of 140 GiB free (rank 1)",
     ]
     assert lines_of(run, "GPU mem") == ["allocated 34 GiB at peak (step 10) · reserved 40 GiB (rank 3)"]
-    assert summarise(run)["memory"]["device_peak"] == {"bytes": 34 * GIB, "rank": 3, "steps": [10, 10]}
+    assert summarize(run)["memory"]["device_peak"] == {"bytes": 34 * GIB, "rank": 3, "steps": [10, 10]}
 
 
 def test_a_device_whose_allocator_was_not_read_has_its_room() -> None:
     assert lines_of(with_lines(cluster().run(), at_work(range(15), 10.9)), "GPU mem") == ["104 GiB of 140 GiB free"]
     unknown = [{**line, "uuid": None} for line in at_work(range(15), 10.9)]
     ranks = with_lines(cluster(ranks=2).run(), [*unknown, *({**line, "index": 1} for line in unknown)])
-    assert [row["ranks"] for row in summarise(ranks)["host"]["gpus"]] == [[], []]
+    assert [row["ranks"] for row in summarize(ranks)["host"]["gpus"]] == [[], []]
     assert lines_of(ranks, "GPU mem") == ["104 GiB of 140 GiB free"]

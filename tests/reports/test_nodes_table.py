@@ -9,7 +9,7 @@ from fakes.cluster import Cluster
 
 from stepscope.records.series import RunData
 from stepscope.reports.sections import node_items, nodes_table
-from stepscope.reports.summary import summarise
+from stepscope.reports.summary import summarize
 from stepscope.reports.summary_text import render_text
 
 
@@ -31,7 +31,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def test_one_node_is_not_told() -> None:
-    summary = summarise(run_of(hosts=1))
+    summary = summarize(run_of(hosts=1))
     assert summary["nodes"] == []
     assert lines_of(render_text(summary)) == []
 
@@ -61,7 +61,7 @@ def test_a_line_a_node() -> None:
         "refused": 0,
     }
     assert (second["status"], second["lost"], second["refused"]) == (None, True, 3)
-    assert lines_of(render_text(summarise(run))) == [
+    assert lines_of(render_text(summarize(run))) == [
         "node 0    node0 · ranks 0–1 · 40 steps",
         "node 1    node1 · ranks 2–3 · 40 steps · clock 5 min ahead (± 100 µs)",
         "node 2    node2 · ranks 4–5 · 40 steps · lost · 3 frames refused",

@@ -17,7 +17,7 @@ from summary_consistency import contradictions
 from stepscope.records.finding import HangRecord
 from stepscope.records.identity import FACTS_FORM
 from stepscope.records.series import RankError, RunData
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 from stepscope.reports.layout import finding_price
 from stepscope.reports.summary import status_of
 
@@ -62,7 +62,7 @@ def test_ranks_that_do_not_wait_for_one_another_have_one_step_time() -> None:
     )
     other = replace(slow.ranks[0], rank=1, identity=replace(slow.ranks[0].identity, rank=1, world_size=2))
     run = replace(fast, ranks=(replace(fast.ranks[0], identity=replace(fast.ranks[0].identity, world_size=2)), other))
-    summary = summarise(run)
+    summary = summarize(run)
     assert summary["step_time"]["mean_ms"] == pytest.approx(25.0, rel=0.02)
     assert summary["steps"]["per_second"] == pytest.approx(40.0, rel=0.02)
     assert contradictions(summary, render_text(summary)) == []
@@ -139,12 +139,12 @@ def names_in(document: Any, inside: str = "") -> set[str]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_no_summary_contradicts_itself(name: str) -> None:
-    summary = summarise(RUNS[name].run())
+    summary = summarize(RUNS[name].run())
     assert contradictions(summary, render_text(summary)) == []
 
 
 def test_contradictions_are_seen() -> None:
-    summary = summarise(RUNS["straggler"].run())
+    summary = summarize(RUNS["straggler"].run())
     text = render_text(summary)
     summary["findings"][0]["cost"]["share"] = 0.9
     assert any("90.0% of the time, but" in line for line in contradictions(summary, text))
@@ -154,7 +154,7 @@ def test_contradictions_are_seen() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_has_the_whole_document(name: str) -> None:
-    summary = summarise(RUNS[name].run(), logs=["logs/rank-0.log"])
+    summary = summarize(RUNS[name].run(), logs=["logs/rank-0.log"])
     assert list(summary) == KEYS
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
@@ -169,12 +169,12 @@ def test_facts_are_those_of_the_lowest_rank_that_has_any() -> None:
     other = {"num_workers": 4, "prefetch_factor": 2, "length": 9, "set_epoch_missing": False}
     said = {"loader": loader, "threads": 8, "ddp": {"gradient_mb": 4.0, "static_graph": True}}
     rest = {"loader": other, "threads": 1, "ddp": {"gradient_mb": 3.0, "static_graph": True}, "mesh": {"names": []}}
-    summary = summarise(with_facts({}, said, rest, {"threads": 8}))
+    summary = summarize(with_facts({}, said, rest, {"threads": 8}))
     assert summary["facts"] == said
     assert summary["facts_differ"] == ["loader.num_workers", "loader.prefetch_factor", "threads"]
-    alike = summarise(with_facts(said, said, {}))
+    alike = summarize(with_facts(said, said, {}))
     assert (alike["facts"], alike["facts_differ"]) == (said, [])
-    assert (summarise(with_facts({}))["facts"], summarise(with_facts({}))["facts_differ"]) == ({}, [])
+    assert (summarize(with_facts({}))["facts"], summarize(with_facts({}))["facts_differ"]) == ({}, [])
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_facts_are_those_of_the_lowest_rank_that_has_any() -> None:
     ],
 )
 def test_which_steps_of_the_training_they_are_after_a_resume(by: str, whose: str) -> None:
-    summary = summarise(with_facts({"global_step": {"by": by, "first": 500}}))
+    summary = summarize(with_facts({"global_step": {"by": by, "first": 500}}))
     first, last = summary["steps"]["first"], summary["ranks"][0]["last_step"]
     told = f"resumed steps {first}–{last} here are global steps {500 + first}–{500 + last}{whose} "
     assert told in " ".join(render_text(summary).split())
 
 
 def test_from_the_beginning_the_steps_are_the_same() -> None:
-    assert "resumed" not in render_text(summarise(with_facts({"global_step": {"by": "lightning", "first": 0}})))
+    assert "resumed" not in render_text(summarize(with_facts({"global_step": {"by": "lightning", "first": 0}})))
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def test_from_the_beginning_the_steps_are_the_same() -> None:
     ],
 )
 def test_both_numbers_of_a_step_where_the_framework_counts_otherwise(counted: dict[str, Any], told: str) -> None:
-    assert told in " ".join(render_text(summarise(with_facts({"global_step": counted}))).split())
+    assert told in " ".join(render_text(summarize(with_facts({"global_step": counted}))).split())
 
 
 def test_one_of_several_optimizers_counts_otherwise_from_the_beginning() -> None:
-    text = render_text(summarise(with_facts({"global_step": {"by": "optimizer", "first": 0, "last": 599, "at": 99}})))
+    text = render_text(summarize(with_facts({"global_step": {"by": "optimizer", "first": 0, "last": 599, "at": 99}})))
     assert "counted" not in text
 
 
@@ -276,7 +276,7 @@ FSDP = {
     ],
 )
 def test_how_the_model_is_sharded(fsdp: dict[str, Any], said: str) -> None:
-    summary = summarise(with_facts({"fsdp": fsdp}, {"fsdp": fsdp}))
+    summary = summarize(with_facts({"fsdp": fsdp}, {"fsdp": fsdp}))
     assert summary["settings"] == [said]
     label, _, about = said.partition(": ")
     shown = " ".join(render_text(summary).split()).partition(f" {label} ")[2].partition(" step time ")[0]
@@ -285,7 +285,7 @@ def test_how_the_model_is_sharded(fsdp: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("facts", [{}, {"fsdp": {"version": 2}}, {"ddp": {"bucket_mb": 25.0}}], ids=str)
 def test_a_model_that_is_not_sharded(facts: dict[str, Any]) -> None:
-    assert summarise(with_facts(facts))["settings"] == []
+    assert summarize(with_facts(facts))["settings"] == []
 
 
 def test_every_fact_is_in_the_docs(root: Path) -> None:
@@ -298,14 +298,14 @@ def test_every_fact_is_in_the_docs(root: Path) -> None:
 def test_every_key_is_in_the_docs(root: Path) -> None:
     pages = (root / "docs/schema.md").read_text() + (root / "docs/diagnosis.md").read_text()
     documented = set(re.findall(r"`([a-z0-9_]+)`", pages))
-    given = {key for cluster in RUNS.values() for key in names_in(summarise(cluster.run()))}
+    given = {key for cluster in RUNS.values() for key in names_in(summarize(cluster.run()))}
     assert given - documented == set()
 
 
 def test_every_kind_is_in_the_docs(root: Path) -> None:
     text = (root / "docs/schema.md").read_text()
     for cluster in RUNS.values():
-        for finding in summarise(cluster.run())["findings"]:
+        for finding in summarize(cluster.run())["findings"]:
             assert f"**`{finding['kind']}`**" in text
 
 
@@ -314,7 +314,7 @@ def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
     facts = {"ddp": {"group": "default_pg"}}
     late = (slow_at(3, "forward", 5.0),)
     job = Cluster(steps=40, noise=0.0, traffic=traffic, ddp_hidden_ms=3.0, faults=late, facts=facts)
-    table = summarise(job.run())["communication"]
+    table = summarize(job.run())["communication"]
     assert table["groups_left_out"] == 0
     rows = {(row["description"], row["name"]): row for row in table["groups"]}
     assert list(rows) == [
@@ -371,19 +371,19 @@ def test_what_is_exchanged_is_told_by_group_operation_and_rank() -> None:
 def test_what_only_orders_streams_has_no_times() -> None:
     run = Cluster(steps=40, traffic=replace(MESH, backend="nccl")).run()
     on_device = tuple(replace(one, identity=replace(one.identity, device="cuda")) for one in run.ranks)
-    rows = summarise(replace(run, ranks=on_device))["communication"]["groups"]
+    rows = summarize(replace(run, ranks=on_device))["communication"]["groups"]
     assert {row["arrivals"] for row in rows} == {None}
     assert {(op["exposed_ms"], op["overlapped_ms"]) for row in rows for op in row["ops"]} == {(None, None)}
     assert all(op["bytes"] for row in rows for op in row["ops"])
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    assert summarise(RUNS["healthy"].run())["communication"] is None
+    assert summarize(RUNS["healthy"].run())["communication"] is None
 
 
 def test_figures_of_a_noiseless_run_are_exact() -> None:
     meta = {"end": {"exit_code": 0, "status": "finished", "wall_ns": ANCHOR_WALL_NS + 9 * 10**9}}
-    summary = summarise(Cluster(ranks=4, steps=21, noise=0.0, faults=(slow_at(2, "forward", 30.0),), meta=meta).run())
+    summary = summarize(Cluster(ranks=4, steps=21, noise=0.0, faults=(slow_at(2, "forward", 30.0),), meta=meta).run())
     assert (summary["status"], summary["exit_code"], summary["world_size"]) == ("finished", 0, 4)
     assert summary["run"]["duration_s"] == 10.0
     assert summary["run"]["hosts"] == ["node0"]
@@ -419,7 +419,7 @@ def test_figures_of_a_noiseless_run_are_exact() -> None:
 
 
 def test_device_times_stand_beside_host_times() -> None:
-    summary = summarise(Cluster(ranks=2, noise=0.0, device_timed=True, comm_measured=False).run())
+    summary = summarize(Cluster(ranks=2, noise=0.0, device_timed=True, comm_measured=False).run())
     forward = summary["phases"]["forward"]
     assert (forward["median_ms"], forward["device"]["median_ms"]) == (1.0, 10.0)
     assert sum(row["device"]["share"] for row in summary["phases"].values()) == pytest.approx(1.0, abs=1e-3)
@@ -429,7 +429,7 @@ def test_memory_by_rank() -> None:
     run = Cluster(ranks=2, samples=tuple(process_sample(1, rss) for rss in (3, 9, 5))).run()
     steps = run.ranks[0].steps
     steps["allocated"][::10], steps["reserved"][::10], steps["peak_allocated"][::10] = 7, 8, np.arange(10)
-    memory = summarise(run)["memory"]
+    memory = summarize(run)["memory"]
     assert memory["device_peak"] == {"bytes": 9, "rank": 0, "steps": [81, 90]}
     assert memory["rss_peak"] == {"bytes": 9, "rank": 1}
     assert memory["own_peak"] is None
@@ -440,7 +440,7 @@ def test_memory_by_rank() -> None:
         {"rank": 0, **empty, **held, "device_peak_steps": [81, 90]},
         {"rank": 1, **empty, "rss_first": 3, "rss_last": 5, "rss_peak": 9},
     ]
-    text = render_text(summarise(run))
+    text = render_text(summarize(run))
     assert "memory    process peak 9 B (rank 1)\n" in text
     assert "GPU mem   allocated 9 B at peak (steps 81–90) · reserved 8 B (rank 0)\n" in text
 
@@ -449,7 +449,7 @@ def test_memory_of_processes_is_told_as_the_page_draws_it() -> None:
     """Pages of mapped files count for the kernel, not for who looks for what a process holds."""
     levels = ((900, 800), (700, 100), (500, 500))
     samples = tuple({**process_sample(1, rss), "rss_file": of_files} for rss, of_files in levels)
-    summary = summarise(Cluster(ranks=2, samples=samples).run())
+    summary = summarize(Cluster(ranks=2, samples=samples).run())
     assert (summary["memory"]["rss_peak"], summary["memory"]["own_peak"]) == (
         {"bytes": 900, "rank": 1},
         {"bytes": 600, "rank": 1},
@@ -460,7 +460,7 @@ def test_memory_of_processes_is_told_as_the_page_draws_it() -> None:
 def test_hosts_and_gpus() -> None:
     hosts = tuple(host_sample(second, 10.0 * second) for second in range(4))
     gpus = (gpu_sample(10, 50.0, []), gpu_sample(2, 80.0, ["hw_thermal"]), gpu_sample(2, 90.0, [], second=3))
-    host = summarise(Cluster(samples=hosts + gpus).run())["host"]
+    host = summarize(Cluster(samples=hosts + gpus).run())["host"]
     (node,) = host["nodes"]
     assert (node["samples"], node["cpu_percent"]) == (2, {"median": 25.0, "max": 30.0})
     assert node["mem_available_min"] == 37 * GIB
@@ -475,7 +475,7 @@ def test_hosts_and_gpus() -> None:
 @pytest.mark.parametrize("junk", [None, "x", float("nan"), float("inf"), True, [], {}])
 def test_junk_in_samples_is_no_number(junk: Any) -> None:
     lines = ({"kind": "host", "cpu_percent": junk, "mem_total": junk}, {"kind": junk}, {"kind": "gpu", "name": None})
-    json.dumps(summarise(Cluster(samples=lines).run()), allow_nan=False)
+    json.dumps(summarize(Cluster(samples=lines).run()), allow_nan=False)
 
 
 def ended(status: str | None, code: int | None = None) -> dict[str, Any]:
@@ -537,7 +537,7 @@ CRASHED = ended("crashed", 137)
     ],
 )
 def test_how_it_ended_is_said_in_words(cluster: Cluster, text: str, severity: str) -> None:
-    summary = summarise(cluster.run())
+    summary = summarize(cluster.run())
     assert (summary["status_text"], summary["status_severity"]) == (text, severity)
 
 
@@ -567,18 +567,18 @@ def test_a_job_that_hung_is_not_said_to_have_failed(over: Any, status: Any, code
     meta, died = ({}, {}) if status is None else (ended(status, code), {"deaths": (Death(rank=1, step=50),)})
     run = Cluster(meta=meta, errors=(late,) if status else (), unfinished={} if status else {1: 50}, **died).run()
     ranks = tuple(replace(one, ended_wall_ns=late.wall_ns) if one.state == "vanished" else one for one in run.ranks)
-    summary = summarise(replace(run, hangs=(hang,), ranks=ranks), alive=status is None)
+    summary = summarize(replace(run, hangs=(hang,), ranks=ranks), alive=status is None)
     assert (summary["status_text"], summary["status_severity"]) == (text, "critical")
 
 
 def test_early_in_a_run_the_verdict_is_how_many_steps_are_still_needed() -> None:
     run = Cluster(steps=5, unfinished=dict.fromkeys(range(4), 5)).run()
-    early = summarise(run, alive=True)
+    early = summarize(run, alive=True)
     assert (early["verdict"]["title"], early["verdict"]["advice"]) == (
         "Collecting: 4 of 10 steps (1 more set aside as warm-up).",
         [],
     )
-    assert summarise(run)["verdict"]["title"].startswith("Only 4 steady steps to judge by")
+    assert summarize(run)["verdict"]["title"].startswith("Only 4 steady steps to judge by")
 
 
 def test_the_first_failure_leads_the_errors_and_launchers_come_last() -> None:
@@ -587,7 +587,7 @@ def test_the_first_failure_leads_the_errors_and_launchers_come_last() -> None:
         RankError(rank=0, pid=1000, type="RuntimeError", message="Connection closed by peer", wall_ns=2),
         RankError(rank=2, pid=1002, type="ValueError", message="bad", wall_ns=3, traceback="Traceback …", step=7),
     )
-    rows = summarise(Cluster(errors=errors).run())["errors"]
+    rows = summarize(Cluster(errors=errors).run())["errors"]
     assert [(row["rank"], row["type"], row["victim"]) for row in rows] == [
         (2, "ValueError", False),
         (0, "RuntimeError", True),
@@ -607,7 +607,7 @@ def test_notices_say_what_is_missing() -> None:
         notices=("The agent died.",),
         events=({"event": "warning", "message": "disk full"}, {"event": "warning", "message": "disk full"}),
     )
-    assert summarise(run)["notices"] == [
+    assert summarize(run)["notices"] == [
         "The agent died.",
         "Disk full.",
         "Rank 2 recorded no step and is not compared.",
@@ -617,7 +617,7 @@ def test_notices_say_what_is_missing() -> None:
 
 
 def test_so_far_is_said_of_a_run_that_goes_on_only() -> None:
-    running = summarise(Cluster(unfinished={0: 60}, faults=(slow_at(2, "forward", 30.0),)).run(), alive=True)
+    running = summarize(Cluster(unfinished={0: 60}, faults=(slow_at(2, "forward", 30.0),)).run(), alive=True)
     assert " so far);" in running["verdict"]["price"]
 
 
@@ -638,7 +638,7 @@ def test_a_crash_is_priced_in_the_same_words_while_the_job_goes_on(saved: int | 
 
 def test_a_trivial_loss_has_no_price() -> None:
     crash = Cluster(ranks=1, steps=12, warmup_ms=0.0, deaths=(Death(rank=0, step=12),))
-    assert summarise(crash.run())["verdict"]["price"] is None
+    assert summarize(crash.run())["verdict"]["price"] is None
 
 
 def test_errors_stand_under_their_attempts() -> None:
@@ -648,7 +648,7 @@ def test_errors_stand_under_their_attempts() -> None:
         RankError(rank=1, pid=1001, type="KeyError", message="'first'", wall_ns=ANCHOR_WALL_NS + 1),
         RankError(rank=1, pid=11_001, type="ValueError", message="second", wall_ns=ANCHOR_WALL_NS + 2),
     )
-    summary = summarise(replace(second, ranks=(*first.series(), *second.ranks), errors=errors))
+    summary = summarize(replace(second, ranks=(*first.series(), *second.ranks), errors=errors))
     assert [(row["attempt"], row["type"]) for row in summary["errors"]] == [(1, "ValueError"), (0, "KeyError")]
     assert summary["verdict"]["title"] == "Rank 1 raised ValueError: second (in step 9, in backward)."
     assert [row["end"] for row in summary["attempts"]] == [
@@ -664,7 +664,7 @@ def test_a_gap_in_the_samples_is_told(event: str, why: str) -> None:
     samples = tuple(host_sample(second) for second in (0, 1, 4, 12, 13))
     events = ({"event": event, "wall_ns": ANCHOR_WALL_NS + 11 * 10**9},)
     run = replace(Cluster(samples=samples).run(), events=events)
-    assert summarise(run)["notices"] == [f"For 8 s there are no samples of host node0: {why}."]
+    assert summarize(run)["notices"] == [f"For 8 s there are no samples of host node0: {why}."]
 
 
 def on_all(ranks: int, phase: str, ms: float, steps: range | None = None, *, ramp: bool = False) -> tuple[Fault, ...]:
@@ -712,7 +712,7 @@ ONE_CAUSE = {
 @pytest.mark.parametrize("name", ONE_CAUSE)
 def test_one_cause_is_one_finding(name: str) -> None:
     cluster, kind = ONE_CAUSE[name]
-    summary = summarise(cluster.run())
+    summary = summarize(cluster.run())
     assert summary["findings"][0]["kind"] == kind
     warned = [finding["kind"] for finding in summary["findings"] if finding["severity"] != "info"]
     assert len(warned) == (2 if name.startswith("input that is always") else 1), warned
@@ -720,7 +720,7 @@ def test_one_cause_is_one_finding(name: str) -> None:
 
 
 def test_one_cause_told_twice_is_seen() -> None:
-    summary = summarise(ONE_CAUSE["input that grows"][0].run())
+    summary = summarize(ONE_CAUSE["input that grows"][0].run())
     grown = summary["findings"][0]
     summary["findings"].append({**grown, "kind": "input_bound", "title": "Training waits for input."})
     assert any(
@@ -736,7 +736,7 @@ def test_the_last_numbers_that_the_script_noted() -> None:
     said = [(pids[0], 3, {"loss": 9.0}), (pids[0], 7, {"loss": 2.0, "lr": 3e-9}), (pids[1], 7, {"loss": 1.0, "x": "y"})]
     notes = [{"event": "note", "pid": pid, "step": step, "values": values} for pid, step, values in said]
     notes += [{"event": "note", "pid": 1, "step": 9, "values": {"loss": 0.0}}, {"event": "note", "pid": pids[0]}]
-    assert summarise(replace(run, events=(*run.events, *notes)))["metrics"] == {
+    assert summarize(replace(run, events=(*run.events, *notes)))["metrics"] == {
         "loss": {"last": 1.5, "step": 7},
         "lr": {"last": 3e-9, "step": 7},
     }
@@ -747,5 +747,5 @@ def test_a_learning_rate_is_listed_once_whatever_the_script_calls_it() -> None:
     pid = run.ranks[0].identity.pid
     seen = {"event": "seen", "pid": pid, "step": 8, "values": {"lr": 0.2, "loss": 3.0}}
     note = {"event": "note", "pid": pid, "step": 7, "values": {"train/learning_rate": 0.1}}
-    assert set(summarise(replace(run, events=(*run.events, seen)))["metrics"]) == {"lr", "loss"}
-    assert set(summarise(replace(run, events=(*run.events, seen, note)))["metrics"]) == {"train/learning_rate", "loss"}
+    assert set(summarize(replace(run, events=(*run.events, seen)))["metrics"]) == {"lr", "loss"}
+    assert set(summarize(replace(run, events=(*run.events, seen, note)))["metrics"]) == {"train/learning_rate", "loss"}

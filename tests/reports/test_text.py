@@ -16,7 +16,7 @@ from fakes.traffic import Exchange, SlowLink, Traffic
 
 from stepscope.records.series import RankError
 from stepscope.records.text import bytes_text, count_text, duration_text, ms_text, number_text, share_text, span_texts
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 from stepscope.reports.summary_text import communication_lines
 
 GIB = 1 << 30
@@ -167,14 +167,14 @@ PAGES = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
-    text = render_text(summarise(PAGES[name].run(), alive=name == "running", logs=LOGS if name == "straggler" else ()))
+    text = render_text(summarize(PAGES[name].run(), alive=name == "running", logs=LOGS if name == "straggler" else ()))
     golden(Path(__file__).parent / "golden" / f"{name}.txt", text)
 
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_page_fits_and_is_plain(name: str, width: int) -> None:
-    text = render_text(summarise(PAGES[name].run()), width=width)
+    text = render_text(summarize(PAGES[name].run()), width=width)
     assert [line for line in text.splitlines() if len(line) > width] == []
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
     assert "\x1b" not in text
@@ -182,8 +182,8 @@ def test_a_page_fits_and_is_plain(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_colour_changes_nothing_but_colour(name: str) -> None:
-    summary = summarise(PAGES[name].run())
+def test_color_changes_nothing_but_color(name: str) -> None:
+    summary = summarize(PAGES[name].run())
     painted = render_text(summary, color=True)
     assert "\x1b[" in painted
     plain = "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", painted).splitlines()) + "\n"
@@ -222,7 +222,7 @@ def test_frames_of_libraries_are_one_line_and_ours_are_hidden() -> None:
     error = RankError(
         rank=1, pid=1001, type="RuntimeError", message="shapes cannot be multiplied", traceback=LIBRARIES, step=3
     )
-    summary = summarise(Cluster(ranks=2, errors=(error,)).run())
+    summary = summarize(Cluster(ranks=2, errors=(error,)).run())
     text = render_text(summary)
     assert text.count("shapes cannot be multiplied") == 1
     assert (
@@ -253,7 +253,7 @@ def test_an_error_that_the_title_does_not_show_whole_ends_its_traceback(message:
         f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\nValueError: {message}\n'
     )
     error = RankError(rank=1, pid=1001, type="ValueError", message=message, traceback=traceback)
-    text = render_text(summarise(Cluster(ranks=2, errors=(error,)).run()))
+    text = render_text(summarize(Cluster(ranks=2, errors=(error,)).run()))
     shown = message.replace("\n", "\n  ")
     assert f'    File "train.py", line 3, in <module>\n      f()\n  ValueError: {shown}\n' in text
 
@@ -264,21 +264,21 @@ def test_the_title_of_a_workers_error_is_without_the_traceback_in_its_message() 
         '  File "data.py", line 4, in __getitem__\n    return self.rows[index]\nKeyError: 7\n'
     )
     error = RankError(rank=1, pid=1001, type="KeyError", message=message, step=3)
-    title = summarise(Cluster(ranks=2, errors=(error,)).run())["verdict"]["title"]
+    title = summarize(Cluster(ranks=2, errors=(error,)).run())["verdict"]["title"]
     assert title.startswith("Rank 1 raised KeyError: Caught KeyError in DataLoader worker process 0. KeyError: 7 (in")
 
 
 def test_a_long_traceback_is_cut_in_the_middle() -> None:
     lines = [f"line {number}" for number in range(100)]
     error = RankError(rank=0, pid=1000, type="ValueError", message="", traceback="\n".join(lines))
-    text = render_text(summarise(Cluster(ranks=2, errors=(error,)).run()))
+    text = render_text(summarize(Cluster(ranks=2, errors=(error,)).run()))
     assert "  line 5\n    … 60 lines …\n  line 66\n" in text
     assert "  line 99\n" in text
 
 
 def command_lines(words: list[str], *, cwd: str | None = "/ada/work", width: int = 80) -> list[str]:
     """The lines next to ``command``, without their label."""
-    summary = summarise(Cluster().run())
+    summary = summarize(Cluster().run())
     summary["run"].update(command=words, cwd=cwd, name="a run")
     lines = render_text(summary, width=width).splitlines()
     at = next(place for place, line in enumerate(lines) if line.startswith("  command   "))
@@ -312,7 +312,7 @@ def test_a_command_that_does_not_fit_is_cut_and_says_how_to_get_it(words: list[s
 
 
 def test_a_phase_of_no_steady_step_is_left_out() -> None:
-    summary = summarise(Cluster().run())
+    summary = summarize(Cluster().run())
     rare = {**summary["phases"]["input"], "share": 0.0, "mean_ms": 0.0, "median_ms": 0.0, "worst_ms": 0.0}
     for steps, shown in ((2, True), (0, False)):
         summary["phases"]["checkpoint"] = {**rare, "steps": steps}
@@ -320,7 +320,7 @@ def test_a_phase_of_no_steady_step_is_left_out() -> None:
 
 
 def test_many_findings_and_files_are_counted_not_listed() -> None:
-    summary = summarise(Cluster().run(), logs=[f"logs/rank-{rank}.log" for rank in range(20)])
+    summary = summarize(Cluster().run(), logs=[f"logs/rank-{rank}.log" for rank in range(20)])
     summary["findings"] = summary["findings"][:1] * 12
     text = render_text(summary)
     assert "… and 3 more in summary.json" in text
@@ -334,7 +334,7 @@ def test_a_frame_of_a_library_is_not_where_the_user_looks() -> None:
         '  File "/v/site-packages/torch/nn.py", line 9, in call\n    return f()\nValueError: bad\n'
     )
     error = RankError(rank=0, pid=1000, type="ValueError", message="bad", traceback=traceback)
-    text = render_text(summarise(Cluster(ranks=1, errors=(error,)).run()))
+    text = render_text(summarize(Cluster(ranks=1, errors=(error,)).run()))
     assert "  where     train.py, line 3: model(x)\n" in text
     assert "Traceback" not in text
 
@@ -346,7 +346,7 @@ def test_a_traceback_is_of_the_last_attempt_or_not_there() -> None:
         rank=1, pid=1001, type="ValueError", message="bad", traceback=TRACEBACK, wall_ns=ANCHOR_WALL_NS, step=20
     )
     run = replace(second, ranks=(*first.series(), *second.ranks), errors=(error,))
-    text = render_text(summarise(run))
+    text = render_text(summarize(run))
     assert "Traceback" not in text
     assert (
         "2 attempts; all figures are from attempt 1\n"
@@ -357,10 +357,10 @@ def test_a_traceback_is_of_the_last_attempt_or_not_there() -> None:
 
 
 def test_only_files_that_are_there_are_named() -> None:
-    summary = summarise(Cluster().run())
+    summary = summarize(Cluster().run())
     assert "summary.json" in render_text(summary)
     assert "summary.json" not in render_text(summary, saved=False)
-    assert "summary.json" not in render_text(summarise(Cluster(unfinished={0: 30}).run(), alive=True))
+    assert "summary.json" not in render_text(summarize(Cluster(unfinished={0: 30}).run(), alive=True))
 
 
 @pytest.mark.parametrize(

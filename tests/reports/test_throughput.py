@@ -16,7 +16,7 @@ from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RunData
 from stepscope.records.steps import FLAG_SAMPLED
 from stepscope.records.throughput import Work, named_rates, peak_of, read_work
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 from stepscope.store.live.logs import training_line, training_summary
 
 STEPS = range(11, 100, 10)
@@ -61,13 +61,13 @@ def group(slot: int, *ranks: int, kind: GroupKind, description: str) -> ProcessG
 
 
 def throughput(run: RunData) -> dict[str, Any]:
-    found = summarise(run)["throughput"]
+    found = summarize(run)["throughput"]
     assert found is not None
     return found
 
 
 def speed_line(run: RunData) -> str:
-    lines = [line.strip() for line in render_text(summarise(run), width=200).splitlines()]
+    lines = [line.strip() for line in render_text(summarize(run), width=200).splitlines()]
     return next((line for line in lines if line.startswith("speed ")), "")
 
 
@@ -131,9 +131,9 @@ def test_sampled_steps_and_evaluations_are_not_the_time_of_a_step() -> None:
 
 def test_without_work_in_the_samples_nothing_is_said() -> None:
     run = job(work=lambda _rank, _step: None)
-    assert summarise(run)["throughput"] is None
+    assert summarize(run)["throughput"] is None
     assert speed_line(run) == ""
-    assert summarise(Cluster(ranks=2, steps=40).run())["throughput"] is None
+    assert summarize(Cluster(ranks=2, steps=40).run())["throughput"] is None
 
 
 @pytest.mark.parametrize(

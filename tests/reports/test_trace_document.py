@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from stepscope.reports.page_documents import trace_page
 from stepscope.reports.trace import document_of, plain, render_trace
 from stepscope.traces.device.figures import DeviceFigures
-from stepscope.traces.findings import analyse_job
+from stepscope.traces.findings import analyze_job
 from stepscope.traces.job import JobAnalysis
-from stepscope.traces.rank import HostFigures, RankAnalysis, analyse_rank
+from stepscope.traces.rank import HostFigures, RankAnalysis, analyze_rank
 
 KEYS = {
     "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "distributed", "path",
@@ -63,14 +63,14 @@ def random_ranks(draw: st.DrawFn) -> list[MadeTrace]:
     return out
 
 
-def analysed(ranks: list[MadeTrace]) -> JobAnalysis:
-    return analyse_job([analyse_rank(made.trace(), rank) for rank, made in enumerate(ranks)])
+def analyzed(ranks: list[MadeTrace]) -> JobAnalysis:
+    return analyze_job([analyze_rank(made.trace(), rank) for rank, made in enumerate(ranks)])
 
 
 @given(random_ranks())
 @settings(max_examples=examples(60))
 def test_any_trace(ranks: list[MadeTrace]) -> None:
-    document = document_of(analysed(ranks))
+    document = document_of(analyzed(ranks))
     assert json.loads(json.dumps(document, allow_nan=False)) == document, "plain values only"
     assert document.keys() == KEYS
     everyone = {str(rank) for rank in range(len(ranks))}
@@ -103,7 +103,7 @@ def test_plain() -> None:
 
 
 def test_made_up_jobs_have_the_keys_of_real_ones(trace_job: Callable[..., Any]) -> None:
-    real = document_of(analysed([MadeTrace(rank=0), MadeTrace(rank=1)]))
+    real = document_of(analyzed([MadeTrace(rank=0), MadeTrace(rank=1)]))
     made = document_of(trace_job(ranks=2))
     for key in ("verdict", "steps", "collectives", "path"):
         assert made[key].keys() == real[key].keys()
@@ -133,7 +133,7 @@ def documented(page: str, first: str) -> dict[str, set[str]]:
 def test_every_key_is_documented(page: str) -> None:
     told = documented(page, "key")
     assert told.keys() == KEYS | OF_RANK
-    document = document_of(analysed([MadeTrace(rank=0), MadeTrace(rank=1)]))
+    document = document_of(analyzed([MadeTrace(rank=0), MadeTrace(rank=1)]))
     for key in ("verdict", "steps"):
         assert document[key].keys() <= told[key], key
     assert document["files"][0].keys() <= told["files"]
@@ -162,7 +162,7 @@ def test_every_table_of_real_traces_is_documented(
     for name in ("hta_nccl_data_1of2", "kineto_resnet50_w0", "param_dlrm_8rank"):
         paths = sorted((shared_data / "traces" / name).iterdir())
         analyses = [real_analysis(path, rank) for rank, path in enumerate(paths)]
-        for table, columns in tables_in(document_of(analyse_job(analyses))):
+        for table, columns in tables_in(document_of(analyze_job(analyses))):
             seen.add(table)
             as_above = {"temporal_steps": TEMPORAL | {"exposed_comm_ns", "exposed_memory_ns"}}
             as_above["operators_by_shape"] = told["operators"]

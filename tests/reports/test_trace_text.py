@@ -12,8 +12,8 @@ from fakes.traces import MadeTrace
 from stepscope.records.finding import Finding
 from stepscope.records.text import ns_text
 from stepscope.reports.trace import document_of, render_trace
-from stepscope.traces.findings import analyse_job
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.findings import analyze_job
+from stepscope.traces.rank import analyze_rank
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -36,8 +36,8 @@ def test_fits(ranks: int, width: int, trace_job: Callable[..., Any]) -> None:
 def test_nothing_of_a_trace_reaches_the_terminal(trace_job: Callable[..., Any]) -> None:
     text = render_trace(document_of(trace_job(ranks=2)), top=100)
     assert all(c.isprintable() or c == "\n" for c in text)
-    coloured = render_trace(document_of(trace_job(ranks=2)), color=True)
-    assert coloured.count("\x1b[31m") == 1, "the mark's, not the evil name's"
+    colored = render_trace(document_of(trace_job(ranks=2)), color=True)
+    assert colored.count("\x1b[31m") == 1, "the mark's, not the evil name's"
 
 
 def test_more_rows(trace_job: Callable[..., Any]) -> None:
@@ -64,10 +64,10 @@ def test_healthy(trace_job: Callable[..., Any]) -> None:
 def test_a_green_mark_needs_something_to_judge_by() -> None:
     made = MadeTrace()
     made.op("aten::mm", 0, 100)
-    text = render_trace(document_of(analyse_job([analyse_rank(made.trace(), 0)])))
+    text = render_trace(document_of(analyze_job([analyze_rank(made.trace(), 0)])))
     assert text.splitlines()[0] == "● Too little data: 100 µs without profiler steps, all of it on the host."
     assert "1 rank · 1 event · " in text
-    text = render_trace(document_of(analyse_job([analyse_rank(MadeTrace().trace(), 0)])))
+    text = render_trace(document_of(analyze_job([analyze_rank(MadeTrace().trace(), 0)])))
     assert text.splitlines()[0] == "● The trace contains nothing to analyze."
 
 
@@ -76,7 +76,7 @@ def test_without_a_device_nothing_is_said_of_one() -> None:
     for step in range(4):
         made.step(step, step * 20_000, 20_000)
         made.op("aten::mm", step * 20_000, 19_500)
-    text = render_trace(document_of(analyse_job([analyse_rank(made.trace(), 0)])))
+    text = render_trace(document_of(analyze_job([analyze_rank(made.trace(), 0)])))
     assert "Device time by step" not in text
     assert [line for line in text.splitlines() if line.startswith("  operator ")] == [
         "  operator  calls  host self  host total"

@@ -93,7 +93,7 @@ def test_package_ships_its_types(root: Path) -> None:
     assert (root / SOURCE / "py.typed").is_file()
 
 
-def test_licence_is_whole(root: Path) -> None:
+def test_license_is_whole(root: Path) -> None:
     text = (root / "LICENSE").read_text()
     assert "Apache License" in text
     assert "END OF TERMS AND CONDITIONS" in text

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from committed_files import committed_files
 
 # Written in pieces, so that this file does not find itself.
 FORBIDDEN = re.compile(
@@ -22,16 +22,6 @@ FORBIDDEN = re.compile(
         ]
     )
 )
-
-
-def committed_files(root: Path) -> list[Path]:
-    """Tracked files and those about to be; skips where there is no git."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        listing = subprocess.run(command, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("not a git checkout")
-    return [root / name for name in listing.stdout.decode().split("\0") if name and (root / name).is_file()]
 
 
 def test_no_trace_of_one_machine(root: Path) -> None:

@@ -36,7 +36,7 @@ def test_nothing_forbidden(sources: list[Path], what: str) -> None:
     assert [(path.name, match[0]) for path in sources for match in pattern.finditer(path.read_text())] == []
 
 
-def test_colours_stand_in_one_place(root: Path) -> None:
+def test_colors_stand_in_one_place(root: Path) -> None:
     """And in both themes."""
     sheets = [path for path in (root / "web/src").rglob("*.css") if path.name != "tokens.css"]
     assert [path.name for path in sheets if re.search(r"#[0-9a-fA-F]{3,8}\b|\brgba?\(", path.read_text())] == []

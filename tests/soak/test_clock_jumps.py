@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from soak_node import SoakNode
 
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.store.liveness import SILENT_S, processes_alive, read_lease
 from stepscope.store.load import open_run
 
@@ -47,6 +47,6 @@ def test_a_run_goes_on_as_if_nothing_had_happened(node: SoakNode, set_s: float) 
     for one in run.ranks:
         assert one.ended_wall_ns is not None
         assert 0 <= one.ended_wall_ns - one.anchor_wall_ns < 600e9
-    summary = summarise(run, alive=False)
+    summary = summarize(run, alive=False)
     assert 0 <= summary["run"]["duration_s"] < 600
     assert summary["notices"] == []

@@ -171,7 +171,7 @@ def test_sealed_it_reads_the_same(paths: RunPaths, rings: Any, drain: Any, sende
 
 
 def test_late_data_are_loaded_and_sealed_with_the_rest(paths: RunPaths, sender: Any, send: Any, plain: Any) -> None:
-    """A node is lost, the run is sealed, the node comes back; what it sent before is recognised."""
+    """A node is lost, the run is sealed, the node comes back; what it sent before is recognized."""
     node, other = sender(1, offset_ns=AHEAD), sender(2)
     inbox = Inbox(paths.run_dir)
     send(inbox, node.frame([node.sidecars(), node.block([0, 0], [4, 2]), node.stretch("samples.jsonl", 0, 3)]))

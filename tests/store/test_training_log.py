@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes.cluster import Cluster
 
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 from stepscope.store.live.logs import read_training_log
 
 TITAN = "step: {}  loss:  {}  memory:  1.90GiB(2.40%)  tps: 1,234  tflops: 12.34  mfu: 3.21%\n"
@@ -29,7 +29,7 @@ def test_the_last_line_and_our_step(run_dir: Path) -> None:
     said = read_training_log(run_dir, run.ranks)
     assert (said["framework"], said["rank"], said["iteration"], said["step"]) == ("torchtitan", 0, 120, 19)
     assert said["figures"]["loss"] == {"last": 6.0, "median": 6.5}
-    summary = summarise(replace(run, training_log=said))
+    summary = summarize(replace(run, training_log=said))
     assert summary["training_log"] == said
     text = render_text(summary, width=200)
     assert (
@@ -50,4 +50,4 @@ def test_without_such_lines_there_is_nothing(run_dir: Path) -> None:
     run = Cluster(ranks=2, steps=20).run()
     (run_dir / "logs" / "rank-0.log").write_text("{'loss': 2.5}\n")
     assert read_training_log(run_dir, run.ranks) == {}
-    assert summarise(run)["training_log"] is None
+    assert summarize(run)["training_log"] is None

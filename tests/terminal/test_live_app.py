@@ -171,7 +171,7 @@ def test_hostile_words_are_text(served: ServedFolder, feed_of: Start) -> None:
     looked_at(feed_of(served, NAME), look)
 
 
-def test_without_colour(served: ServedFolder, feed_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_color(served: ServedFolder, feed_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def look(at: Look) -> None:

@@ -382,7 +382,7 @@ def test_steps_known_only_several_together_are_weighed_and_have_no_median() -> N
     assert draw_step_time(one, 80, now_wall_ns=0).plain.startswith("step      100 ms  median of 1 step  ")
 
 
-def test_the_bar_of_the_chosen_rank_keeps_its_colours() -> None:
+def test_the_bar_of_the_chosen_rank_keeps_its_colors() -> None:
     table = Ranks(
         total=1, order="work", rank=(0,), host=("a",), state=("running",), mean_ns={"wall": (4e6,), "work": (3e6,)}
     )

@@ -18,7 +18,7 @@ from nsight import MadeReport
 
 from stepscope.traces.engine import decode_analyses, encode_analyses
 from stepscope.traces.model.columns import TABLES, Trace, side_columns
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.rank import analyze_rank
 from stepscope.traces.reading import cache as cache_module
 from stepscope.traces.reading.cache import Cache, Entry, open_traces
 from stepscope.traces.reading.files import read_traces
@@ -97,11 +97,11 @@ def test_real_files_come_back(cache: Cache, shared_data: Path, name: str) -> Non
     (first,) = open_traces(path, cache)
     (second,) = entry_of(cache, path).traces(refuse)
     assert_same(first, second)
-    found = analyse_rank(first, 0)
+    found = analyze_rank(first, 0)
     data = encode_analyses([found])
     assert data is not None
     assert_same([found], decode_analyses(data))
-    assert_same([found], [analyse_rank(second, 0)])
+    assert_same([found], [analyze_rank(second, 0)])
 
 
 def test_several_traces_of_one_file(cache: Cache, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 GATHER = "ncclDevKernel_AllGather_RING_LL()"
 
 
-def analysed(made: Sequence[MadeTrace], **more: Any) -> list[SlimRank]:
+def analyzed(made: Sequence[MadeTrace], **more: Any) -> list[SlimRank]:
     return [slim_rank(each.trace(), rank, **more) for rank, each in enumerate(made)]
 
 
@@ -49,7 +49,7 @@ def job(arrivals: Sequence[Sequence[int]], transfers: Sequence[int], later: Sequ
         for rank, each in enumerate(made):
             offset = later[rank] if later else 0
             each.kernel(REDUCE, begin[rank] + offset, now - begin[rank], stream=20)
-    return analysed(made)
+    return analyzed(made)
 
 
 clusters = st.integers(2, 5).flatmap(
@@ -130,7 +130,7 @@ def test_anything_against_the_rule_written_out(ranks: Any) -> None:
             own.setdefault((kind, group), []).append((start, start + dur))
         made.append(each)
         lists.append(own)
-    found = match(analysed(made))
+    found = match(analyzed(made))
     consistent(found)
     waits, transfer, count = Counter[int](), 0, 0
     for key in {key for own in lists for key in own}:
@@ -185,7 +185,7 @@ def test_groups_of_the_same_name_are_told_apart_by_their_ranks() -> None:
     made = [MadeTrace(rank=rank, world_size=4) for rank in range(4)]
     for rank, (start, members) in enumerate([(0, (0, 1)), (10, (0, 1)), (500, (2, 3)), (530, (2, 3))]):
         made[rank].kernel(REDUCE, start, {0: 20, 10: 10, 500: 40, 530: 10}[start], **said("tp", members))
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert found.count == 2
     assert found.wait_ns == {0: 10_000, 1: 0, 2: 30_000, 3: 0}
     assert found.clocks.unaligned == (2, 3)
@@ -196,7 +196,7 @@ def test_a_rank_that_is_missing_is_said() -> None:
     made = [MadeTrace(rank=rank, world_size=3) for rank in range(2)]
     for rank in range(2):
         made[rank].kernel(REDUCE, 10 * rank, 30 - 10 * rank, **said("0", (0, 1, 2)))
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert (found.count, found.wait_ns) == (1, {0: 10_000, 1: 0})
     assert any("1 collectives lack some of their group's ranks" in notice for notice in found.notices)
 
@@ -210,7 +210,7 @@ def test_sequence_numbers_decide_where_they_are_told() -> None:
                 late = 3 if rank == 1 else 0
                 args = said("0", (0, 1), Seq=number)
                 made[rank].kernel(REDUCE, 100 * number + late, 10 - late, **args)
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert (found.count, found.wait_ns, found.last_counts) == (3, {0: 9000, 1: 0}, {0: 0, 1: 3})
     assert found.tables["collective_list"].to_rows()[0]["sequence"] == 2
     assert any("2 collectives have no counterpart" in notice for notice in found.notices)
@@ -225,7 +225,7 @@ def test_uneven_lists_are_laid_where_they_fit(missing: str) -> None:
         made[0].kernel(REDUCE, start, 10)
     for start in kept:
         made[1].kernel(REDUCE, 70_000 + start + 4, 6)
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert (found.count, found.wait_ns) == (4, {0: 16_000, 1: 0})
     assert found.clocks.clocks[1].offset_ns == 70_000_000
 
@@ -237,10 +237,10 @@ def test_steps_are_matched_by_their_number() -> None:
         for number in range(3 + rank, 6 + rank):
             made[rank].step(number, 1000 * number, 1000)
             made[rank].kernel(REDUCE, 1000 * number + 100 + 7 * rank, 20 - 7 * rank)
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert (found.count, found.wait_ns) == (1, {0: 7000, 1: 0})
     assert found.tables["collective_list"].to_rows()[0]["step"] == 4
-    both = match(analysed(made, keep_last=True))
+    both = match(analyzed(made, keep_last=True))
     assert (both.count, both.wait_ns) == (2, {0: 14_000, 1: 0})
 
 
@@ -249,7 +249,7 @@ def test_what_does_not_belong_together_is_left_out() -> None:
     for rank in range(2):
         made[rank].kernel(REDUCE, 500 * rank, 10)
         made[rank].kernel(GATHER, 1000, 10)
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert (found.count, found.transfer_ns) == (1, 10_000)
     assert any("do not belong together" in notice for notice in found.notices)
     consistent(found)
@@ -262,7 +262,7 @@ def test_two_threads_may_take_up_two_collectives_in_either_order() -> None:
         for place, shape in enumerate(order):
             made[rank].annotation("gloo:all_reduce", 10 * place, 100 if shape is small else 50, tid=20 + place)
             made[rank].events[-1]["args"] = shape
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert {row["bytes"]: row["wait_ns"] for row in found.tables["collective_list"].to_rows()} == {
         40: 10_000,
         396: 10_000,
@@ -274,7 +274,7 @@ def test_waits_at_the_same_time_cost_once() -> None:
     for rank in range(2):
         for stream in (20, 21):
             made[rank].kernel(REDUCE, 100 * rank, 110 - 100 * rank, stream=stream, **said(str(stream), (0, 1)))
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert found.wait_ns == {0: 200_000, 1: 0}
     assert (found.cost_ns, found.cost_by_rank_ns, found.alone_by_rank_ns) == (
         100_000,
@@ -287,14 +287,14 @@ def test_sends_and_receives_are_not_compared() -> None:
     made = [MadeTrace(rank=rank, world_size=2) for rank in range(2)]
     for rank in range(2):
         made[rank].annotation("gloo:send" if rank else "gloo:recv", 0, 10)
-    found = match(analysed(made))
+    found = match(analyzed(made))
     assert found.count == 0
     assert found.notices == ("2 sends and receives are not compared: traces do not say between which ranks",)
     consistent(found)
 
 
 def test_nothing_to_compare() -> None:
-    for analyses in ([], analysed([MadeTrace()]), analysed([MadeTrace(), MadeTrace()])):
+    for analyses in ([], analyzed([MadeTrace()]), analyzed([MadeTrace(), MadeTrace()])):
         found = match(analyses)
         assert (found.count, found.transfer_ns, found.cost_ns, found.notices) == (0, 0, 0, ()) or len(analyses) > 1
         assert distributed_table(analyses, found).columns[0] == "rank"
@@ -305,7 +305,7 @@ def test_steps_side_by_side() -> None:
     made = MadeTrace(rank=0)
     for number, (start, dur) in enumerate([(0, 100), (100, 140), (240, 120), (360, 50)]):
         made.step(number, start, dur)
-    (row,) = distributed_table(analyses := analysed([made]), match(analyses)).to_rows()
+    (row,) = distributed_table(analyses := analyzed([made]), match(analyses)).to_rows()
     assert (row["steps"], row["step_mean_ns"], row["step_median_ns"]) == (3, 120_000, 120_000)
     assert (row["step_std_ns"], row["step_min_ns"], row["step_max_ns"]) == (16_330, 100_000, 140_000)
     assert row["measured"] == "host"

@@ -17,7 +17,7 @@ def figures(made: MadeTrace) -> DeviceFigures:
     return device_figures(window_of(made.trace()))
 
 
-def test_utilisation_is_of_the_steps_and_of_what_they_launched() -> None:
+def test_utilization_is_of_the_steps_and_of_what_they_launched() -> None:
     made = MadeTrace()
     made.kernel("before", 0, 50)
     made.step(1, 100, 100)
@@ -25,7 +25,7 @@ def test_utilisation_is_of_the_steps_and_of_what_they_launched() -> None:
     made.step(2, 200, 100)
     made.launched("left out", at=210, start=260, dur=100)
     # From 100 to 250: the last step is left out, but the first one's work runs on into it.
-    assert figures(made).utilisation == 100 / 150
+    assert figures(made).utilization == 100 / 150
 
 
 def test_sm_efficiency_is_never_above_one() -> None:
@@ -111,7 +111,7 @@ def test_without_device_work(host: bool) -> None:
     assert [len(table.rows) for table in tables] == [int(host), 7, *[0] * 11]
     assert device_figures(window) == DeviceFigures(
         device_name=None,
-        utilisation=None,
+        utilization=None,
         sm_efficiency=None,
         occupancy=None,
         tensor_core_share=None,

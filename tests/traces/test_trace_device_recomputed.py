@@ -376,10 +376,10 @@ def check_figures(plain: Plain, figures: Any) -> None:
     stepped = [piece.end for piece in plain.work if plain.step_of(piece) is not None]
     start, end = (plain.steps[0][0], max([*stepped, *(step[1] for step in plain.steps)])) if plain.steps else (0, 0)
     if end > start and plain.work:
-        assert figures.utilisation == sum(together(plain.work, start, end).values()) / (end - start)
+        assert figures.utilization == sum(together(plain.work, start, end).values()) / (end - start)
         assert figures.sm_efficiency == pytest.approx(sm_efficiency(kernels, start, end))
     else:
-        assert (figures.utilisation, figures.sm_efficiency) == (None, None)
+        assert (figures.utilization, figures.sm_efficiency) == (None, None)
 
 
 def sm_efficiency(kernels: list[Piece], start: int, end: int) -> float | None:

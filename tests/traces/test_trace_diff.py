@@ -17,17 +17,17 @@ from fakes.traces import MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.traces.findings import analyse_job
+from stepscope.traces.findings import analyze_job
 from stepscope.traces.job import JobAnalysis
 from stepscope.traces.job_diff import OTHERS, Side, TraceDiff, changes, diff, per_step
 from stepscope.traces.model.tables import table_of
 from stepscope.traces.model.window import Window
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyze_rank
 
 
 def job_of(*made: MadeTrace) -> JobAnalysis:
     traces = [one.trace() for one in made]
-    return analyse_job([analyse_rank(trace, trace.meta.rank or 0) for trace in traces])
+    return analyze_job([analyze_rank(trace, trace.meta.rank or 0) for trace in traces])
 
 
 def rows(found: TraceDiff, table: str) -> dict[str, dict[str, Any]]:
@@ -210,7 +210,7 @@ def test_a_trace_without_steps() -> None:
 
 
 def test_nothing_at_all() -> None:
-    found = diff(analyse_job([]), analyse_job([]))
+    found = diff(analyze_job([]), analyze_job([]))
     assert (found.step_before_ns, found.step_after_ns, found.clear) == (0, 0, False)
     assert "diff_kernels" not in found.tables
 
@@ -261,7 +261,7 @@ def with_kernels(one: RankAnalysis, limit: int, totals: dict[str, tuple[int, int
 
 
 KERNELS = st.dictionaries(st.sampled_from("abcdefghij"), st.tuples(st.integers(1, 50), st.integers(0, 10**7)))
-BASE = analyse_rank(training().trace(), 0)
+BASE = analyze_rank(training().trace(), 0)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -323,7 +323,7 @@ def test_a_real_pair(
 ) -> None:
     folder = shared_data / "traces" / "hta_trace_diff"
     paths = [next((folder / side).glob("*.json.gz")) for side in ("control", "test")]
-    before, after = (analyse_job([real_analysis(path, real_window(path).trace.meta.rank or 0)]) for path in paths)
+    before, after = (analyze_job([real_analysis(path, real_window(path).trace.meta.rank or 0)]) for path in paths)
     found = diff(before, after)
     assert found.verdict == (
         "Steps take 48.9 ms longer (+64%); 28.6 ms of it is the device work of CompiledFunctionBackward, which is new "

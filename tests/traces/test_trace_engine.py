@@ -25,7 +25,7 @@ from stepscope.traces.engine import (
     Options,
     Problem,
     RayEngine,
-    analyse_paths,
+    analyze_paths,
     engine_named,
     position_in,
     watched,
@@ -63,12 +63,12 @@ def shown(found: list[RankAnalysis | Problem]) -> list[tuple[int, int] | str]:
 def test_an_analysis_for_each_file(tmp_path: Path, engine: Engine) -> None:
     paths = make(tmp_path, 3)
     told: list[tuple[int, int, int, int]] = []
-    found = analyse_paths(paths, Options(), engine, lambda *numbers: told.append(numbers))
+    found = analyze_paths(paths, Options(), engine, lambda *numbers: told.append(numbers))
     assert shown(found) == [(0, 30), (1, 31), (2, 32)]
     total = sum(path.stat().st_size for path in paths)
     assert told[-1] == (3, 3, total, total)
     assert told == sorted(told)
-    assert shown(analyse_paths(paths, Options(keep_last=True), engine)) == [(0, 37), (1, 38), (2, 39)]
+    assert shown(analyze_paths(paths, Options(keep_last=True), engine)) == [(0, 37), (1, 38), (2, 39)]
 
 
 @MOSTLY_HERE
@@ -76,9 +76,9 @@ def test_files_that_do_not_say_their_rank_are_numbered(tmp_path: Path, engine: E
     paths = make(tmp_path, 3, say_rank=False)
     cache = Cache(folder=tmp_path / "cache")
     for _ in range(2):
-        assert shown(analyse_paths(paths, Options(cache=cache), engine)) == [(0, 30), (1, 31), (2, 32)]
+        assert shown(analyze_paths(paths, Options(cache=cache), engine)) == [(0, 30), (1, 31), (2, 32)]
     # Another place among others is another number, also from the cache.
-    assert shown(analyse_paths(paths[1:], Options(cache=cache), engine)) == [(0, 31), (1, 32)]
+    assert shown(analyze_paths(paths[1:], Options(cache=cache), engine)) == [(0, 31), (1, 32)]
 
 
 @LOCAL
@@ -86,7 +86,7 @@ def test_a_bad_file_is_a_problem_and_stops_nothing(tmp_path: Path, engine: Engin
     good = make(tmp_path, 2)
     bad = tmp_path / "bad.json"
     bad.write_text("<html>")
-    found = analyse_paths([good[0], bad, tmp_path / "none.json", good[1]], Options(), engine)
+    found = analyze_paths([good[0], bad, tmp_path / "none.json", good[1]], Options(), engine)
     assert [type(each) for each in found] == [RankAnalysis, Problem, Problem, RankAnalysis]
     for each, path in ((found[1], bad), (found[2], tmp_path / "none.json")):
         assert isinstance(each, Problem)
@@ -103,14 +103,14 @@ def test_processes_of_one_file_are_ranks(tmp_path: Path, engine: Engine) -> None
         made.launched("gemm", at=0, start=1000, end=pid * 1000)
     report = made.write(tmp_path / "a.sqlite")
     paths = [report, *make(tmp_path, 1)]
-    assert shown(analyse_paths(paths, Options(), engine)) == [(0, 9), (1, 19), (0, 30)]
+    assert shown(analyze_paths(paths, Options(), engine)) == [(0, 9), (1, 19), (0, 30)]
 
 
 @MOSTLY_HERE
 def test_the_second_time_nothing_is_read(tmp_path: Path, engine: Engine) -> None:
     paths = make(tmp_path, 3)
     cache = Cache(folder=tmp_path / "cache")
-    first = analyse_paths(paths, Options(cache=cache), engine)
+    first = analyze_paths(paths, Options(cache=cache), engine)
     for path in paths:
         entry = cache.entry(path)
         assert entry is not None
@@ -118,15 +118,15 @@ def test_the_second_time_nothing_is_read(tmp_path: Path, engine: Engine) -> None
         for file in entry.folder.glob("*.parquet"):
             file.unlink()
         (entry.folder / "index").unlink()
-    assert shown(analyse_paths(paths, Options(cache=cache), engine)) == shown(first)
+    assert shown(analyze_paths(paths, Options(cache=cache), engine)) == shown(first)
     assert not list(cache.folder.rglob("*.parquet"))
     # Another question is not answered by them.
-    assert shown(analyse_paths(paths, Options(cache=cache, keep_last=True), engine)) == [(0, 37), (1, 38), (2, 39)]
+    assert shown(analyze_paths(paths, Options(cache=cache, keep_last=True), engine)) == [(0, 37), (1, 38), (2, 39)]
 
 
 def test_no_files() -> None:
     told: list[tuple[int, ...]] = []
-    assert analyse_paths([], Options(), progress=lambda *numbers: told.append(numbers)) == []
+    assert analyze_paths([], Options(), progress=lambda *numbers: told.append(numbers)) == []
     assert told == []
 
 
@@ -147,7 +147,7 @@ def test_how_many_processes_pay(
     for number, size in enumerate(sizes):
         paths.append(tmp_path / f"{number}.json")
         paths[-1].write_bytes(b" " * (size << 20))
-    analyse_paths(paths, Options())
+    analyze_paths(paths, Options())
     assert asked == ([processes] if processes else [])
 
 
@@ -157,7 +157,7 @@ def test_how_many_processes_pay(
 @contextlib.contextmanager
 def killing_reader(cache: Cache, path: Path, wanted: Callable[[psutil.Process], bool]) -> Iterator[None]:
     """Whoever analyses ``path`` finds a pipe in the cache: it waits for a writer, who comes and has it killed."""
-    analyse_paths([path], Options(cache=cache), HERE)
+    analyze_paths([path], Options(cache=cache), HERE)
     entry = cache.entry(path)
     assert entry is not None
     pipe = entry.folder / "analyses.msgpack"
@@ -210,8 +210,8 @@ def test_a_caller_whose_script_has_no_guard(tmp_path: Path, run_python: Callable
     script.write_text(
         "from pathlib import Path\n"
         "from stepscope.traces.engine import Options\n"
-        "from stepscope.traces.engine import LocalEngine, analyse_paths\n"
-        "found = analyse_paths(sorted(Path('.').glob('*.gz')), Options(), LocalEngine(2))\n"
+        "from stepscope.traces.engine import LocalEngine, analyze_paths\n"
+        "found = analyze_paths(sorted(Path('.').glob('*.gz')), Options(), LocalEngine(2))\n"
         "print([each.rank for each in found])\n"
     )
     done = run_python(script)
@@ -276,7 +276,7 @@ def test_engines_by_name() -> None:
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'stepscope\[ray\]'"):
-        analyse_paths(make(tmp_path, 1), Options(), RayEngine())
+        analyze_paths(make(tmp_path, 1), Options(), RayEngine())
 
 
 @pytest.mark.soak
@@ -294,17 +294,17 @@ def test_a_real_local_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     told: list[tuple[int, int, int, int]] = []
     cache = Cache(folder=tmp_path / "cache")
     files = [*paths, bad]
-    found = analyse_paths(files, Options(cache=cache), RayEngine(), lambda *numbers: told.append(numbers))
+    found = analyze_paths(files, Options(cache=cache), RayEngine(), lambda *numbers: told.append(numbers))
     assert not ray.is_initialized()
-    assert shown(found) == shown(analyse_paths(files, Options(), HERE))
+    assert shown(found) == shown(analyze_paths(files, Options(), HERE))
     assert isinstance(found[-1], Problem)
     assert [numbers[0] for numbers in told] == [1, 2, 3, 4, 5, 6]
     # One that somebody else started stays.
     with ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False):
-        assert shown(analyse_paths(files, Options(cache=cache), RayEngine())) == shown(found)
+        assert shown(analyze_paths(files, Options(cache=cache), RayEngine())) == shown(found)
         assert ray.is_initialized()
         with killing_reader(cache, paths[1], lambda process: process.name().startswith("ray::outcome")):
-            (killed,) = analyse_paths(paths[1:2], Options(cache=cache), RayEngine())
+            (killed,) = analyze_paths(paths[1:2], Options(cache=cache), RayEngine())
         assert isinstance(killed, Problem)
         assert killed.message.startswith(f"{paths[1]}: the Ray worker reading it died: ")
-        assert shown(analyse_paths(paths[:1], Options(), RayEngine())) == [(0, 30)]
+        assert shown(analyze_paths(paths[:1], Options(), RayEngine())) == [(0, 30)]

@@ -14,13 +14,13 @@ from stepscope.records.finding import Finding, finding_order
 from stepscope.reports.layout import price_text
 from stepscope.traces.device.figures import Pace
 from stepscope.traces.device.work import StreamIdle, Temporal
-from stepscope.traces.findings import analyse_job, find, verdict_of
+from stepscope.traces.findings import analyze_job, find, verdict_of
 from stepscope.traces.host.stalls import Pause, SyncPlace
 from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Step
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyze_rank
 from stepscope.traces.ranks.collectives import match
 
 MS = 1_000_000
@@ -28,7 +28,7 @@ GIB = 1 << 30
 STEP_MS = 100
 STEPS = 4
 DEVICES = ({"id": 0, "name": "NVIDIA H100", "computeMajor": 9, "totalGlobalMem": 80 * GIB},)
-EMPTY = analyse_rank(MadeTrace(rank=0).trace(), 0)
+EMPTY = analyze_rank(MadeTrace(rank=0).trace(), 0)
 
 
 def idle_of_cause(host: float = 0, kernel: float = 0, other: float = 0, sync: float = 0) -> StreamIdle:
@@ -77,7 +77,7 @@ def rank_of(
     length_ns = round(step_ms * MS)
     figures: dict[str, Any] = {
         "device_name": "NVIDIA H100",
-        "utilisation": (whole_ns - idle_ns) / max(whole_ns, 1),
+        "utilization": (whole_ns - idle_ns) / max(whole_ns, 1),
         "kernel_count": 100 * steps,
         "launch_delay_ns_median": 5 * MS,
         "idle": idle,
@@ -108,7 +108,7 @@ def rank_of(
 
 def job_of(*ranks: RankAnalysis) -> JobAnalysis:
     """Without the critical path, which needs more of a rank than its figures."""
-    job = replace(analyse_job([]), ranks=ranks, collectives=match(ranks))
+    job = replace(analyze_job([]), ranks=ranks, collectives=match(ranks))
     return replace(job, findings=find(job))
 
 
@@ -521,14 +521,14 @@ def test_low_occupancy_attention() -> None:
 
 
 def test_gpu_underused_is_told_where_nothing_says_why() -> None:
-    job = job_of(rank_of(device={"utilisation": 0.31}))
+    job = job_of(rank_of(device={"utilization": 0.31}))
     assert kinds(job) == [("gpu_underused", "warning")]
     assert job.findings[0].title == (
         "The device works only 31% of the time; 69.0 ms of each step it has nothing to do."
     )
-    assert job_of(rank_of(device={"utilisation": 0.5})).findings == ()
+    assert job_of(rank_of(device={"utilization": 0.5})).findings == ()
     explained = job_of(
-        rank_of(idle=idle_of_cause(host=300), host={"loading_ns": 300 * MS}, device={"utilisation": 0.2})
+        rank_of(idle=idle_of_cause(host=300), host={"loading_ns": 300 * MS}, device={"utilization": 0.2})
     )
     assert kinds(explained) == [("loader_bound", "critical")]
 
@@ -667,7 +667,7 @@ def exchanging(
             )
             now = ends
         made.step(step, start, now - start)
-    return analyse_rank(made.trace(), rank)
+    return analyze_rank(made.trace(), rank)
 
 
 def test_collective_straggler() -> None:

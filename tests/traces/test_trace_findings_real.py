@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.traces.findings import analyse_job
+from stepscope.traces.findings import analyze_job
 from stepscope.traces.job import JobAnalysis, like_peers
 from stepscope.traces.model.window import Window
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
 
 DATA = Path(__file__).parent / "data" / "h200"
@@ -19,7 +19,7 @@ DATA = Path(__file__).parent / "data" / "h200"
 
 def job_of(paths: Iterable[Path]) -> JobAnalysis:
     traces = [read_trace(path) for path in sorted(paths)]
-    return analyse_job([analyse_rank(trace, trace.meta.rank or 0) for trace in traces])
+    return analyze_job([analyze_rank(trace, trace.meta.rank or 0) for trace in traces])
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def published(
 
     def published_job(folder: Path) -> JobAnalysis:
         paths = sorted(folder.glob("*.json.gz"))
-        return analyse_job([real_analysis(path, real_window(path).trace.meta.rank or 0) for path in paths])
+        return analyze_job([real_analysis(path, real_window(path).trace.meta.rank or 0) for path in paths])
 
     return published_job
 

@@ -1,4 +1,4 @@
-"""Floating-point operations: formulas, what counts, utilisation."""
+"""Floating-point operations: formulas, what counts, utilization."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_an_operator_is_known_by_what_is_inside_or_around_it() -> None:
     assert (found.total, found.unknown) == (2 * 64 * 2 * 2 * 9, 0)
 
 
-def test_utilisation() -> None:
+def test_utilization() -> None:
     made = MadeTrace(header={"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]})
     made.step(1, 0, 1000)
     shaped(made, "aten::mm", 10, 20, [[1000, 1000], [1000, 1000]], "c10::BFloat16")
@@ -131,7 +131,7 @@ def test_utilisation() -> None:
     assert flops_found(window_of(made.trace())).mfu is None
 
 
-def test_no_utilisation_of_unknown_devices_or_none() -> None:
+def test_no_utilization_of_unknown_devices_or_none() -> None:
     made = MadeTrace(header={"deviceProperties": [{"id": 0, "name": "Something New"}]})
     shaped(made, "aten::mm", 10, 20, [[10, 10], [10, 10]])
     assert flops_found(window_of(made.trace())).mfu is None

@@ -7,10 +7,10 @@ from fakes.traces import MadeTrace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.traces.findings import analyse_job
+from stepscope.traces.findings import analyze_job
 from stepscope.traces.host.stalls import PythonStop
 from stepscope.traces.model.window import window_of
-from stepscope.traces.rank import analyse_rank, host_figures
+from stepscope.traces.rank import analyze_rank, host_figures
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -45,7 +45,7 @@ def test_collectives_are_no_stop() -> None:
 
 
 def test_the_rule() -> None:
-    job = analyse_job([analyse_rank(with_a_loop().trace(), 0)])
+    job = analyze_job([analyze_rank(with_a_loop().trace(), 0)])
     (finding,) = job.findings
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("host_python", "critical", 0.45)
     assert finding.title == (

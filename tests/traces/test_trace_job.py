@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.traces.exports import write_perfetto
 from stepscope.traces.job import distributed_table
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.rank import analyze_rank
 from stepscope.traces.ranks.collectives import match
 from stepscope.traces.reading.files import blocks_of, read_trace
 from stepscope.traces.reading.kineto import read_kineto
@@ -82,7 +82,7 @@ def test_the_slow_rank_is_last_in_all_collectives(tmp_path: Path) -> None:
 def check(paths: list[Path], together: Path, *, shapes: bool) -> None:
     traces = [read_trace(path) for path in paths]
     assert sorted(trace.meta.rank or 0 for trace in traces) == list(range(RANKS))
-    analyses = sorted((analyse_rank(trace, trace.meta.rank or 0) for trace in traces), key=lambda each: each.rank)
+    analyses = sorted((analyze_rank(trace, trace.meta.rank or 0) for trace in traces), key=lambda each: each.rank)
     found = match(analyses)
     counted = STEPS - 1  # the last step is left out
     assert found.count == counted

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stepscope.errors import TraceError
 from stepscope.traces.job import JobPath, job_path, like_peers
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyze_rank
 from stepscope.traces.ranks.collectives import match
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
@@ -37,7 +37,7 @@ def rank_of(rank: int, ranks: int, works: list[int], *, begin: int = 0, after: i
         made.launched(NCCL, at=arrive - 5, call=2, start=arrive, dur=done - arrive, stream=20)
         made.runtime("cudaStreamSynchronize", arrive + 1, done - arrive)
         start = done + after
-    return analyse_rank(made.trace(), rank)
+    return analyze_rank(made.trace(), rank)
 
 
 def checked(analyses: list[RankAnalysis]) -> JobPath:
@@ -98,7 +98,7 @@ def test_one_rank_alone_is_its_own_path() -> None:
 
 
 def test_no_rank_has_steps() -> None:
-    analyses = [analyse_rank(MadeTrace(rank=rank, world_size=2).trace(), rank) for rank in range(2)]
+    analyses = [analyze_rank(MadeTrace(rank=rank, world_size=2).trace(), rank) for rank in range(2)]
     assert checked(analyses).steps == ()
 
 

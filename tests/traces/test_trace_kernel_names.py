@@ -155,7 +155,7 @@ OTHERS = {
         "void cub::DeviceScanKernel<cub::DeviceScanPolicy<int>::Policy600>(int)",
     ),
     "sort": ("void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long, int, int>::Policy800>(int)",),
-    "normalisation": (
+    "normalization": (
         "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)",
         "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1, true>(int)",
         "void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>(int)",

@@ -15,10 +15,10 @@ from trace_jobs import MadeJob
 
 from stepscope.records.finding import Finding
 from stepscope.reports.layout import price_text
-from stepscope.traces.findings import analyse_job
+from stepscope.traces.findings import analyze_job
 from stepscope.traces.job import JobAnalysis, like_peers
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.rank import analyze_rank
 from stepscope.traces.rank_collectives import OPS, ProcessGroup
 from stepscope.traces.ranks.collectives import arrivals_of
 from stepscope.traces.rules.communication import _overlap_advice, _shards
@@ -29,7 +29,7 @@ OF_TP = "of the tensor-parallel group"
 
 
 def job_of(**about: Any) -> JobAnalysis:
-    return analyse_job([analyse_rank(made.trace(), rank) for rank, made in enumerate(MadeJob(**about).ranks())])
+    return analyze_job([analyze_rank(made.trace(), rank) for rank, made in enumerate(MadeJob(**about).ranks())])
 
 
 def of_rank(late: int, value: float) -> Callable[[int, int, int], float]:
@@ -333,7 +333,7 @@ def test_waiting_is_no_part_of_low_overlap() -> None:
 
 def test_a_group_with_ranks_that_are_not_traced() -> None:
     made = MadeJob(slower=of_rank(3, 100)).ranks()[:6]
-    job = analyse_job([analyse_rank(each.trace(), rank) for rank, each in enumerate(made)])
+    job = analyze_job([analyze_rank(each.trace(), rank) for rank, each in enumerate(made)])
     finding = job.findings[0]
     assert (finding.kind, finding.ranks, finding.confidence) == ("collective_straggler", (3,), 0.6)
     assert str(price_text(finding.cost)).startswith("at most 32% of the time")
@@ -388,7 +388,7 @@ def pipeline(stages: int = 4, micro: int = 4, steps: int = 3) -> JobAnalysis:
                          dur=done - free[rank], stream=21, **about)  # fmt: skip
             own.step(step, now, done - now)
         now = done
-    return analyse_job([analyse_rank(each.trace(), rank) for rank, each in enumerate(made)])
+    return analyze_job([analyze_rank(each.trace(), rank) for rank, each in enumerate(made)])
 
 
 def test_waiting_between_pipeline_stages_is_the_bubble() -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from nsight import NEW, OLD, MadeReport, packed
 
 from stepscope.errors import TraceError
-from stepscope.traces.findings import analyse_job
+from stepscope.traces.findings import analyze_job
 from stepscope.traces.model.columns import Kind, Trace
 from stepscope.traces.model.window import launches_of, window_of
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.rank import analyze_rank
 from stepscope.traces.reading.nsight import is_nsight, read_nsight
 
 GENERATIONS = pytest.mark.parametrize("generation", [OLD, NEW])
@@ -80,7 +80,7 @@ def test_it_goes_through_the_analyses(tmp_path: Path, generation: str) -> None:
         made.nvtx(f"step {step}", at, at + 90_000)
         made.launched("gemm", at=at + 1000, start=at + 10_000, end=at + 30_000)
         made.launched("ncclDevKernel_AllReduce_Sum_f32", at=at + 3000, start=at + 20_000, end=at + 50_000, streamId=20)
-    found = analyse_rank(read_one(made, tmp_path), 0)
+    found = analyze_rank(read_one(made, tmp_path), 0)
     assert [step.number for step in found.steps] == [0, 1]
     assert found.left_out is not None
     assert found.left_out.name == "ProfilerStep#2"
@@ -224,9 +224,9 @@ def test_ranks_of_one_report_are_compared(tmp_path: Path, generation: str) -> No
             made.nccl("ncclAllReduce", at + 3000, at + 3500, communicator=77, size=1 << 20, tid=pid)
             name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
             made.launched(name, at=at + 4000, start=at + 300_000 + late, end=at + 400_000, streamId=20, tid=pid)
-    analyses = [analyse_rank(trace, rank) for rank, trace in enumerate(read_nsight(made.write(tmp_path / "a.sqlite")))]
+    analyses = [analyze_rank(trace, rank) for rank, trace in enumerate(read_nsight(made.write(tmp_path / "a.sqlite")))]
     assert [each.meta.rank for each in analyses] == [0, 1]
-    job = analyse_job(analyses)
+    job = analyze_job(analyses)
     rows = {row["rank"]: row for row in job.distributed.to_rows()}
     assert [rows[rank]["wait_ns"] for rank in (0, 1)] == [150_000, 0]
     assert [rows[rank]["transfer_ns"] for rank in (0, 1)] == [150_000, 150_000]
@@ -449,5 +449,5 @@ def test_flipped_bytes(tmp_path: Path) -> None:
         else:
             outcomes.add("trace")
             for trace in traces:
-                analyse_rank(trace, 0)
+                analyze_rank(trace, 0)
     assert outcomes == {"error", "trace"}

@@ -9,14 +9,14 @@ from fakes.traces import MadeTrace
 
 from stepscope.traces.job import assign_ranks, one_per_rank
 from stepscope.traces.model.columns import TraceMeta
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
 
 
 def analysis(rank: int | None, at: float = 0, number: int = 0) -> RankAnalysis:
     made = MadeTrace(rank=rank, world_size=8)
     made.op("aten::mm", at, 5)
-    return analyse_rank(made.trace(), number if rank is None else rank)
+    return analyze_rank(made.trace(), number if rank is None else rank)
 
 
 def numbers(found: list[RankAnalysis]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from stepscope.traces.model.window import window_of
 from stepscope.traces.path.graph import graph_of
 from stepscope.traces.path.rank_path import whole_segments
 from stepscope.traces.path.whatif import parse_change, what_if
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
 
 H200 = Path(__file__).parent / "data" / "h200"
@@ -35,7 +35,7 @@ def behind() -> MadeTrace:
 
 
 def test_the_device_sets_the_pace() -> None:
-    found = analyse_rank(behind().trace(), 0)
+    found = analyze_rank(behind().trace(), 0)
     pace = found.pace
     assert (pace.steps, pace.host_ns, pace.device_ns, pace.total_ns, pace.step_ns) == (
         2,
@@ -46,11 +46,11 @@ def test_the_device_sets_the_pace() -> None:
     )
     assert pace.by_device
     assert pace.device.kernel_count == 2, "those of earlier steps are not of these"
-    assert pace.device.utilisation == 1.0
+    assert pace.device.utilization == 1.0
     assert (found.temporal.span_ns, found.device.kernel_count) == (110_000, 3), "all that counts"
     rows = found.tables["temporal_steps"].to_rows()
     assert [
-        (row["wall_ns"], row["span_ns"], row["pace_ns"], row["utilisation_share"], row["work"]) for row in rows
+        (row["wall_ns"], row["span_ns"], row["pace_ns"], row["utilization_share"], row["work"]) for row in rows
     ] == [(10_000, 40_000, 40_000, 1.0, 1)] * 2
 
 
@@ -59,7 +59,7 @@ def test_the_host_sets_the_pace() -> None:
     for number in range(3):
         made.step(number, number * 100, 90)
         made.launched("gemm", at=number * 100 + 10, start=number * 100 + 20, dur=30)
-    found = analyse_rank(made.trace(), 0)
+    found = analyze_rank(made.trace(), 0)
     assert (found.pace.host_ns, found.pace.device_ns, found.pace.step_ns) == (190_000, 130_000, 95_000)
     assert not found.pace.by_device
     assert found.path.whole is None
@@ -67,13 +67,13 @@ def test_the_host_sets_the_pace() -> None:
 
 
 def test_nothing_has_no_pace() -> None:
-    pace = analyse_rank(MadeTrace().trace(), 0).pace
+    pace = analyze_rank(MadeTrace().trace(), 0).pace
     assert (pace.total_ns, pace.step_ns, pace.by_device) == (0, 0, False)
 
 
 def test_the_path_over_all_steps_is_the_pace() -> None:
     trace = behind().trace()
-    found = analyse_rank(trace, 0)
+    found = analyze_rank(trace, 0)
     whole = found.path.whole
     assert whole is not None
     assert (whole.length_ns, whole.causes) == (80_000, {"compute": 80_000})
@@ -119,7 +119,7 @@ def plain_pace(path: Path) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def analyses() -> dict[str, RankAnalysis]:
-    return {str(path): analyse_rank(read_trace(path), 0) for path in FILES}
+    return {str(path): analyze_rank(read_trace(path), 0) for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -40,13 +40,13 @@ def segments(made: MadeTrace) -> list[tuple[float, float, str, str]]:
     ]
 
 
-def analysed(window: Window) -> RankPath:
+def analyzed(window: Window) -> RankPath:
     return rank_path(window, exchanges_of(window, 0))
 
 
 def check(window: Window) -> RankPath:
     """What must hold of every path."""
-    path = analysed(window)
+    path = analyzed(window)
     own = path_segments(window)
     assert (own.end_ns > own.start_ns).all()
     assert [step.number for step in path.steps] == [step.number for step in window.steps]
@@ -101,7 +101,7 @@ def test_operators_own_time_and_gaps() -> None:
     ]
 
 
-def test_a_synchronisation_leads_to_the_kernel_it_waited_for() -> None:
+def test_a_synchronization_leads_to_the_kernel_it_waited_for() -> None:
     made = MadeTrace()
     made.step(1, 0, 100)
     made.launched("one", at=10, call=2, start=15, dur=20)
@@ -114,12 +114,12 @@ def test_a_synchronisation_leads_to_the_kernel_it_waited_for() -> None:
         (15, 35, "compute", "one"),
         (35, 36, "kernel_gap", "two"),
         (36, 76, "compute", "two"),
-        (76, 80, "synchronisation", "cudaDeviceSynchronize"),
+        (76, 80, "synchronization", "cudaDeviceSynchronize"),
         (80, 100, "host_python", "ProfilerStep#1"),
     ]
 
 
-def test_a_synchronisation_that_had_nothing_to_wait_for_is_its_own_time() -> None:
+def test_a_synchronization_that_had_nothing_to_wait_for_is_its_own_time() -> None:
     made = MadeTrace()
     made.step(1, 0, 100)
     made.launched("one", at=10, call=2, start=15, dur=5)
@@ -128,7 +128,7 @@ def test_a_synchronisation_that_had_nothing_to_wait_for_is_its_own_time() -> Non
         (0, 10, "host_python", "ProfilerStep#1"),
         (10, 12, "host_runtime", "cudaLaunchKernel"),
         (12, 30, "host_python", "ProfilerStep#1"),
-        (30, 34, "synchronisation", "cudaStreamSynchronize"),
+        (30, 34, "synchronization", "cudaStreamSynchronize"),
         (34, 100, "host_python", "ProfilerStep#1"),
     ]
 
@@ -158,7 +158,7 @@ def test_a_kernel_waits_for_another_stream_as_cupti_says() -> None:
         (10, 40, "compute", "compute"),
         (40, 42, "kernel_gap", "ncclDevKernel_AllReduce"),
         (42, 62, "communication", "ncclDevKernel_AllReduce"),
-        (62, 66, "synchronisation", "cudaStreamSynchronize"),
+        (62, 66, "synchronization", "cudaStreamSynchronize"),
         (66, 100, "host_python", "ProfilerStep#1"),
     ]
 
@@ -177,7 +177,7 @@ def test_without_cupti_a_wait_call_before_the_launch_tells_that_it_waited() -> N
         ("communication", "ncclDevKernel_AllReduce"),
         ("kernel_gap", "late"),
         ("compute", "late"),
-        ("synchronisation", "cudaDeviceSynchronize"),
+        ("synchronization", "cudaDeviceSynchronize"),
     ]
 
 
@@ -238,7 +238,7 @@ def test_a_kernel_launched_by_backward_leads_back_over_both_threads() -> None:
         (40, 42, "host_runtime", "cudaLaunchKernel"),
         (42, 45, "launch_delay", "gemm"),
         (45, 85, "compute", "gemm"),
-        (85, 90, "synchronisation", "cudaDeviceSynchronize"),
+        (85, 90, "synchronization", "cudaDeviceSynchronize"),
         (90, 100, "host_python", "ProfilerStep#1"),
     ]
 
@@ -252,7 +252,7 @@ def test_work_of_the_step_before_is_on_the_path_from_the_steps_start_on() -> Non
     made.runtime("cudaDeviceSynchronize", 60, 30)
     assert [each for each in segments(made) if each[0] >= 50] == [
         (50, 85, "compute", "long"),
-        (85, 90, "synchronisation", "cudaDeviceSynchronize"),
+        (85, 90, "synchronization", "cudaDeviceSynchronize"),
         (90, 100, "host_python", "ProfilerStep#2"),
     ]
 

@@ -59,7 +59,7 @@ def test_faster_kernels_shorten_what_waits_for_them() -> None:
 
 
 def test_without_kernels_the_host_is_what_is_left() -> None:
-    # The synchronisation begins at 20 and takes the 4 µs after the device is done; 20 µs come after it.
+    # The synchronization begins at 20 and takes the 4 µs after the device is done; 20 µs come after it.
     assert after(simple(), "kernel:*=0") == [44]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.traces.model.kernel_names import is_graph_launch, is_synchronising
+from stepscope.traces.model.kernel_names import is_graph_launch, is_synchronizing
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from stepscope.traces.model.kernel_names import is_graph_launch, is_synchronisin
         "hipMemcpyWithStream", "cudaFree", "hipFree", "urQueueFinish", "zeEventHostSynchronize",
     ],
 )  # fmt: skip
-def test_synchronising(name: str) -> None:
-    assert is_synchronising(name)
+def test_synchronizing(name: str) -> None:
+    assert is_synchronizing(name)
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_synchronising(name: str) -> None:
         "cudaLaunchKernel", "cudaEventQuery", "cudaStreamWaitEvent", "cudaMalloc", "myStreamSynchronize", "",
     ],
 )  # fmt: skip
-def test_not_synchronising(name: str) -> None:
-    assert not is_synchronising(name)
+def test_not_synchronizing(name: str) -> None:
+    assert not is_synchronizing(name)
 
 
 def test_graph_launches() -> None:

@@ -15,7 +15,7 @@ from stepscope.traces.model.kernel_names import is_asked_to_wait
 from stepscope.traces.model.window import Window, window_of
 
 
-def test_items_copies_and_plain_synchronisations() -> None:
+def test_items_copies_and_plain_synchronizations() -> None:
     made = MadeTrace()
     made.step(1, 0, 1000)
     made.python("train.py(31): step", 5, 500)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from stepscope.records.finding import Finding
 from stepscope.traces import timeline as module
-from stepscope.traces.findings import analyse_job
+from stepscope.traces.findings import analyze_job
 from stepscope.traces.job import JobAnalysis
-from stepscope.traces.rank import analyse_rank
+from stepscope.traces.rank import analyze_rank
 from stepscope.traces.timeline import CODES, LOOKS, Lane, Timeline, chosen_ranks, timeline_of
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -38,12 +38,12 @@ def made(rank: int = 0, *, lengths: tuple[float, ...] = (100, 90, 80, 100), rank
     return trace
 
 
-def analysed(*ranks: MadeTrace) -> JobAnalysis:
-    return analyse_job([analyse_rank(made.trace(), rank) for rank, made in enumerate(ranks)])
+def analyzed(*ranks: MadeTrace) -> JobAnalysis:
+    return analyze_job([analyze_rank(made.trace(), rank) for rank, made in enumerate(ranks)])
 
 
 def drawn(*ranks: MadeTrace, job: JobAnalysis | None = None) -> Timeline:
-    job = job or analysed(*ranks)
+    job = job or analyzed(*ranks)
     found = timeline_of(job, [(rank, ranks[rank].trace()) for rank in chosen_ranks(job)], keep_last=False)
     assert found is not None
     return found
@@ -85,7 +85,7 @@ def test_a_step_of_median_length() -> None:
 
 
 def test_a_step_that_the_finding_covers() -> None:
-    job = analysed(made())
+    job = analyzed(made())
     only = replace(job, findings=(Finding(kind="x", severity="warning", title="x", steps=(2, 2)),))
     assert drawn(made(), job=only).about == "step 2 of rank 0, one of median length"
 
@@ -112,7 +112,7 @@ def test_a_device_behind_its_host_is_shown_when_it_works() -> None:
 
 def test_ranks_on_one_clock() -> None:
     """Those that findings name come first; others are shown at the same time."""
-    job = analysed(*(made(rank, ranks=5) for rank in range(5)))
+    job = analyzed(*(made(rank, ranks=5) for rank in range(5)))
     named = replace(job, findings=(Finding(kind="x", severity="warning", title="x", ranks=(3, 4)),))
     assert chosen_ranks(named)[0] == 3
     assert len(chosen_ranks(named)) == module.MOST_RANKS
@@ -209,7 +209,7 @@ def random_trace(draw: st.DrawFn) -> MadeTrace:
 @given(random_trace())
 @settings(max_examples=examples(40))
 def test_any_trace(trace: MadeTrace) -> None:
-    job = analysed(trace)
+    job = analyzed(trace)
     found = timeline_of(job, [(0, trace.trace())], keep_last=False)
     if found is None:
         return

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.whatif.operations import JobShape, read_meta, read_trace
-from stepscope.whatif.replay import analyse
+from stepscope.whatif.replay import analyze
 
 Rows = list[dict[str, Any]]
 
@@ -91,7 +91,7 @@ def test_steps_that_are_not_whole_are_left_out(files: Any, two_lanes: Rows) -> N
     trace = read_trace(files.write([row for row in [*rows, more] if row is not lacking]).trace, shape())
     assert trace.steps == (1, 2, 4)
     assert trace.notes == ("2 of 5 steps are left out: they have missing or extra operations",)
-    assert analyse(trace).slowdown == pytest.approx(15 / 12)
+    assert analyze(trace).slowdown == pytest.approx(15 / 12)
 
 
 def test_what_does_not_fit_quite_is_noted(files: Any, two_lanes: Rows) -> None:
@@ -106,10 +106,10 @@ def test_what_does_not_fit_quite_is_noted(files: Any, two_lanes: Rows) -> None:
 
 def test_chunks_may_be_missing(files: Any, two_stages: Rows) -> None:
     narrow = {name: kind for name, kind in WIDE.items() if name not in ("mc", "gmc")}
-    without = analyse(read_trace(files.write(two_stages, narrow).trace, shape(dp_size=1, pp_size=2)))
+    without = analyze(read_trace(files.write(two_stages, narrow).trace, shape(dp_size=1, pp_size=2)))
     nothing = [{**row, "mc": None, "gmc": float("nan")} for row in two_stages]
-    unset = analyse(read_trace(files.write(nothing, WIDE).trace, shape(dp_size=1, pp_size=2)))
-    assert without == unset == analyse(read_trace(files.write(two_stages).trace, shape(dp_size=1, pp_size=2)))
+    unset = analyze(read_trace(files.write(nothing, WIDE).trace, shape(dp_size=1, pp_size=2)))
+    assert without == unset == analyze(read_trace(files.write(two_stages).trace, shape(dp_size=1, pp_size=2)))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_garbage_is_refused(files: Any, two_lanes: Rows, noise: bytes, whole: bo
     at %= len(data)
     files.trace.write_bytes(data[:at] + noise + data[at + len(noise) :])
     try:
-        analyse(read_trace(files.trace, shape()))
+        analyze(read_trace(files.trace, shape()))
     except TraceError as error:
         assert "\n" not in str(error)
 
@@ -221,7 +221,7 @@ KINDS = st.sampled_from(
 )
 def test_tables_of_anything(files: Any, rows: Rows, size: int) -> None:
     try:
-        found = analyse(read_trace(files.write(rows, WIDE).trace, shape(dp_size=size, pp_size=size)))
+        found = analyze(read_trace(files.write(rows, WIDE).trace, shape(dp_size=size, pp_size=size)))
     except TraceError as error:
         assert "\n" not in str(error)
     else:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.whatif.operations import JobShape, read_trace
-from stepscope.whatif.replay import analyse
+from stepscope.whatif.replay import analyze
 
 Key = tuple[str, int, int]
 """Kind, stage and number."""
@@ -81,7 +81,7 @@ class Played:
             arrived = max(self.start[send], self.start[receive]) + self.takes[send]
             self.end[send] = self.end[receive] = arrived
             ready.append(arrived)
-        elif self.chunks > 1:  # noted, though there is no neighbour at this end of the model
+        elif self.chunks > 1:  # noted, though there is no neighbor at this end of the model
             self.start[receive] = self.end[receive] = max(posted)
             ready.append(self.end[receive])
         self._set(kind, stage, number, max(ready))
@@ -143,4 +143,4 @@ def test_replay_and_clock_agree(files: Any, stages: int, chunks: int, batches: i
     shape = JobShape(trial_name="t", dp_size=1, pp_size=stages, tp_size=1, dsp_size=1, vpp_size=chunks)
     trace = read_trace(files.write(rows).trace, shape)
     assert trace.notes == ()
-    assert analyse(trace).mw.original_s == pytest.approx(sum(lasted) / 3)
+    assert analyze(trace).mw.original_s == pytest.approx(sum(lasted) / 3)

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { coloured, robustRange, shades, shareOf, steadied, SHADES } from "../src/charts/colour-scale";
+import { colored, robustRange, shades, shareOf, steadied, SHADES } from "../src/charts/color-scale";
 import { appended, cellOf, cellsWithin, grouped, openFrom, pieceOf, stretches } from "../src/charts/heat-piece";
 import { paramsOf, questionFor, serves, shapeOf } from "../src/charts/heat-question";
 import { held, moved, pointAt, rested, showing, ticks, xOf, yOf, zoomed, type HeatWindow } from "../src/charts/heat-window";
@@ -24,12 +24,12 @@ test.each([
   ["light", LIGHT, -1],
   ["dark", DARK, 1],
 ])("the colors of the %s theme are monotonic in lightness and include their stops", (_theme, stops, sign) => {
-  const colours = shades(stops);
-  expect(colours.length).toBe(SHADES);
+  const colors = shades(stops);
+  expect(colors.length).toBe(SHADES);
   // Rounding to whole channels may swap two adjacent shades.
-  for (let at = 4; at < SHADES; at += 1) expect(sign * (luminance(colours[at] ?? 0) - luminance(colours[at - 4] ?? 0))).toBeGreaterThan(0);
+  for (let at = 4; at < SHADES; at += 1) expect(sign * (luminance(colors[at] ?? 0) - luminance(colors[at - 4] ?? 0))).toBeGreaterThan(0);
   const hex = (pixel: number): string => `#${[pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255].map((part) => part.toString(16).padStart(2, "0")).join("")}`;
-  expect([hex(colours[0] ?? 0), hex(colours[SHADES - 1] ?? 0)]).toEqual([stops[0], stops.at(-1)]);
+  expect([hex(colors[0] ?? 0), hex(colors[SHADES - 1] ?? 0)]).toEqual([stops[0], stops.at(-1)]);
 });
 
 test("a few outliers do not reduce everything else to one color", () => {
@@ -73,9 +73,9 @@ test("the range stays if the new one is similar", () => {
 
 test("each value gets the color of its share; values beyond the range get the color of the end", () => {
   const range = { low: 10, high: 20, least: 0, most: 100 };
-  const colours = Uint32Array.from({ length: SHADES }, (_none, at) => at);
+  const colors = Uint32Array.from({ length: SHADES }, (_none, at) => at);
   const pixels = new Uint32Array(5).fill(99);
-  coloured(Float32Array.of(0, 10, 15, 1000, Number.NaN), range, colours, pixels);
+  colored(Float32Array.of(0, 10, 15, 1000, Number.NaN), range, colors, pixels);
   expect([...pixels]).toEqual([0, 0, 128, 255, 0]);
   expect([shareOf(5, range), shareOf(15, range), shareOf(25, range), shareOf(Number.NaN, range)]).toEqual([0, 0.5, 1, Number.NaN]);
 });

@@ -1,6 +1,6 @@
 import { expect, test, vi } from "vitest";
 import type { LayerRow, LayersDocument } from "../src/api/layer-documents";
-import { cellAt, labelsOf, neighbour, type Cell } from "../src/charts/cells";
+import { cellAt, labelsOf, neighbor, type Cell } from "../src/charts/cells";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
 const { childrenOf, levelsOf, memoryCells, nameInside, pathTo, ROW_PX, timeCells } = await import("../src/panels/layer-cells");
@@ -121,16 +121,16 @@ test("keys and the pointer find cells", () => {
   const last = cells.at(-1) as Cell;
   expect(cellAt(cells, last.box.x + 1, last.box.y + 1)).toBe(cells.length - 1);
   expect(cellAt(cells, -1, 0)).toBe(-1);
-  expect(neighbour(cells, -1, "ArrowDown")).toBe(0);
-  const list = neighbour(cells, 0, "ArrowDown");
+  expect(neighbor(cells, -1, "ArrowDown")).toBe(0);
+  const list = neighbor(cells, 0, "ArrowDown");
   expect(cells[list]?.at).toBe(2);
-  const first = neighbour(cells, list, "ArrowDown");
+  const first = neighbor(cells, list, "ArrowDown");
   expect(named(first)).toBe("layers.0/");
-  expect(named(neighbour(cells, first, "ArrowRight"))).toBe("layers.1/");
-  expect(neighbour(cells, first, "ArrowLeft")).toBe(first);
-  expect(neighbour(cells, first, "ArrowUp")).toBe(list);
-  expect(neighbour(cells, 0, "ArrowUp")).toBe(0);
-  expect(neighbour([], -1, "ArrowUp")).toBe(-1);
+  expect(named(neighbor(cells, first, "ArrowRight"))).toBe("layers.1/");
+  expect(neighbor(cells, first, "ArrowLeft")).toBe(first);
+  expect(neighbor(cells, first, "ArrowUp")).toBe(list);
+  expect(neighbor(cells, 0, "ArrowUp")).toBe(0);
+  expect(neighbor([], -1, "ArrowUp")).toBe(-1);
 });
 
 test("labels fit their cells and do not cover each other", () => {

@@ -24,7 +24,7 @@ from stepscope.records.paths import ENV_HTML
 from stepscope.records.redaction import Redactor
 from stepscope.records.series import RunData
 from stepscope.records.text import say
-from stepscope.reports import render_text, summarise
+from stepscope.reports import render_text, summarize
 from stepscope.store.documents import log_names, read_meta, remove_hub_file, save_summary
 from stepscope.store.live.logs import copy_rest
 from stepscope.store.liveness import clock_ahead_s, processes_alive, read_lease, sealing_barred
@@ -102,7 +102,7 @@ def _finalize(
         run = open_run(run_dir, progress=told)
     if run.meta.get("end") is None and end is not None:
         run = replace(run, meta={**run.meta, "end": dict(end)})
-    summary = summarise(run, alive=alive, logs=log_names(run_dir))
+    summary = summarize(run, alive=alive, logs=log_names(run_dir))
     summary["notices"] += [*_spool_notice(run_dir, run.meta), *problems]
     saved, copied, own = ours, False, html == run_dir / REPORT_FILE and not redact
     if saved:

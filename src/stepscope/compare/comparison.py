@@ -27,7 +27,7 @@ from stepscope.compare.statistics import (
     PRIOR,
     Change,
     Floats,
-    Judgement,
+    Judgment,
     Level,
     Series,
     Verdict,
@@ -91,10 +91,10 @@ def compare_inputs(
     clock = _clock_of([*baselines, candidate])
     before, after = [one.on(clock) for one in baselines], candidate.on(clock)
     prior = replace(PRIOR, floor=ASSUMED_AT_MOST) if _crowded([*baselines, candidate]) else PRIOR
-    judgement = judge([one.run for one in before], after.run, margin=margin, prior=prior)
-    verdict, change = judgement.verdict, judgement.change
+    judgment = judge([one.run for one in before], after.run, margin=margin, prior=prior)
+    verdict, change = judgment.verdict, judgment.change
     percentiles = {} if candidate.unit == "throughput" else _percentiles([one.run for one in (*before, after)])
-    if judgement.ordinary:
+    if judgment.ordinary:
         *before, after = [_ordinary(one) for one in (*before, after)]
     context = _context(baselines, candidate)
     like = not any(row["matters"] for row in context)
@@ -131,14 +131,14 @@ def compare_inputs(
             "visible": finite((change.high - change.low) / 2, 6),
         },
         "needed": _needed(change, verdict, margin, limit),
-        "compared": {"steps": change.steps, "by_number": change.paired, "ordinary": judgement.ordinary},
-        "all_steps": _all_steps(judgement),
+        "compared": {"steps": change.steps, "by_number": change.paired, "ordinary": judgment.ordinary},
+        "all_steps": _all_steps(judgment),
         "baselines": [
             _input_row(one, measured, count)
-            for one, measured, count in zip(baselines, before, judgement.unusual[:-1], strict=True)
+            for one, measured, count in zip(baselines, before, judgment.unusual[:-1], strict=True)
         ],
-        "candidate": _input_row(candidate, after, judgement.unusual[-1]),
-        "notices": _notices([*baselines, candidate], judgement),
+        "candidate": _input_row(candidate, after, judgment.unusual[-1]),
+        "notices": _notices([*baselines, candidate], judgment),
     }
     document["title"] = title_of(document)
     return document
@@ -180,9 +180,9 @@ def _ordinary(run: Measured) -> Measured:
     )
 
 
-def _all_steps(judgement: Judgement) -> dict[str, Any] | None:
+def _all_steps(judgment: Judgment) -> dict[str, Any] | None:
     """The change with unusual steps, where they recur and hide it."""
-    whole = judgement.all_steps
+    whole = judgment.all_steps
     if whole is None:
         return None
     return {"change": finite(whole.change, 6), "interval": [finite(whole.low, 6), finite(whole.high, 6)]}
@@ -217,21 +217,21 @@ def _input_row(one: Input, measured: Measured, unusual: int) -> dict[str, Any]:
     }
 
 
-def _notices(inputs: Sequence[Input], judgement: Judgement) -> list[str]:
+def _notices(inputs: Sequence[Input], judgment: Judgment) -> list[str]:
     found = [f"{one.name}: {notice}." for one in inputs for notice in one.notices]
     if crowded := _crowded(inputs):
         found.append(
             f"Other processes used much of the machine of {' and '.join(crowded)}, so equal runs are assumed to differ "
             f"by {percent_text(ASSUMED_AT_MOST, signed=False)} at least."
         )
-    if judgement.ordinary and any(judgement.unusual):
+    if judgment.ordinary and any(judgment.unusual):
         told = [
             f"{count_text(count, 'step')} of {one.name}"
-            for one, count in zip(inputs, judgement.unusual, strict=True)
+            for one, count in zip(inputs, judgment.unusual, strict=True)
             if count
         ]
-        were = "is" if sum(judgement.unusual) == 1 else "are"
-        why = ", because they vary too much" if judgement.all_steps else ""
+        were = "is" if sum(judgment.unusual) == 1 else "are"
+        why = ", because they vary too much" if judgment.all_steps else ""
         found.append(f"{' and '.join(told)} {were} far from the steps around and not compared{why}.")
     return found
 

@@ -26,9 +26,10 @@ from stepscope.diagnosis.engine.statistics import mean_rank
 from stepscope.diagnosis.engine.view import View, lower_median_rank, view_of
 from stepscope.diagnosis.engine.window import Window, build_window, set_apart
 from stepscope.errors import CompareError, CompareTooShort
+from stepscope.records.finding import with_current_kinds
 from stepscope.records.series import RunData
 from stepscope.records.text import Progress, count_text, no_progress
-from stepscope.reports.summary import summarise
+from stepscope.reports.summary import summarize
 from stepscope.store.catalog import is_active
 from stepscope.store.documents import load_summary, log_names
 from stepscope.store.file_io import read_document
@@ -143,6 +144,8 @@ def read_input(
     if text.lstrip()[0] not in "[{":
         return _of_table(path, *_csv_columns(path, text), column, unit)
     said = _json(path, text)
+    if isinstance(said, dict):
+        with_current_kinds(said)
     if isinstance(said, dict) and "step_time" in said and "phases" in said:
         return summary_input(path, said)
     if isinstance(said, dict) and said.get("kind") == BASELINE:
@@ -177,7 +180,7 @@ def _read_run(path: Path, progress: Progress) -> Input:
     summary = load_summary(path)
     run = load_run(path, samples=summary is None, progress=progress).data
     if summary is None or summary.get("schema") != 1:
-        summary = summarise(run, alive=run.meta.get("sealed") is not True and is_active(path), logs=log_names(path))
+        summary = summarize(run, alive=run.meta.get("sealed") is not True and is_active(path), logs=log_names(path))
     return input_of_run(run, summary)
 
 

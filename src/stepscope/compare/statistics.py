@@ -33,7 +33,7 @@ __all__ = [
     "MARGIN",
     "PRIOR",
     "Change",
-    "Judgement",
+    "Judgment",
     "Level",
     "Needed",
     "Prior",
@@ -144,7 +144,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class Judgment:
     verdict: Verdict
     change: Change
     unusual: tuple[int, ...]
@@ -214,14 +214,14 @@ def _mean_error(values: Floats) -> tuple[float, float]:
     count = len(values)
     if count < 2:
         return math.inf, 1.0
-    centred = values - values.mean()
-    squares = float(centred @ centred)
+    centered = values - values.mean()
+    squares = float(centered @ centered)
     if squares == 0:
         return 0.0, count - 1.0
     total = 1.0
     for lag in range(1, count // LAGS_SHARE + 1):
         # The estimate is too low by about 1 / count, because the mean was estimated from the same steps.
-        memory = float(centred[lag:] @ centred[:-lag]) / squares + 1 / count
+        memory = float(centered[lag:] @ centered[:-lag]) / squares + 1 / count
         if memory <= 0:
             break
         total += 2 * memory
@@ -451,7 +451,7 @@ def verdict_of(change: Change, *, margin: float = MARGIN) -> Verdict:
 
 def judge(
     baselines: Sequence[Series | Level], candidate: Series | Level, *, margin: float = MARGIN, prior: Prior = PRIOR
-) -> Judgement:
+) -> Judgment:
     """Compare ordinary steps, or all steps if any run has unusual ones time and again.
 
     Recurring unusual steps can hide a change of all others.  If all steps do not decide it, ordinary steps may show
@@ -467,13 +467,13 @@ def judge(
     without = change_between(calm[:-1], calm[-1], prior=prior)
     verdict = verdict_of(without, margin=margin)
     if not any(is_recurring(mask) for mask in unusual if len(mask)):
-        return Judgement(verdict=verdict, change=without, unusual=counts, ordinary=True, all_steps=None)
+        return Judgment(verdict=verdict, change=without, unusual=counts, ordinary=True, all_steps=None)
     whole = change_between(baselines, candidate, prior=prior)
     of_all = verdict_of(whole, margin=margin)
     agree = without.change * whole.change > 0
     if of_all == "cannot_tell" and verdict in ("slower", "faster") and agree:
-        return Judgement(verdict=verdict, change=without, unusual=counts, ordinary=True, all_steps=whole)
-    return Judgement(verdict=of_all, change=whole, unusual=counts, ordinary=False, all_steps=None)
+        return Judgment(verdict=verdict, change=without, unusual=counts, ordinary=True, all_steps=whole)
+    return Judgment(verdict=of_all, change=whole, unusual=counts, ordinary=False, all_steps=None)
 
 
 def needed_to_decide(change: Change, half: float, *, prior: Prior = PRIOR) -> Needed:

@@ -244,16 +244,16 @@ def render_comparison(document: Document, *, width: int = 80, color: bool = Fals
         out.blank()
     out.marked(_look(document), _headline(document), bold=True)
     for check in _checks(document):
-        out.labelled(check["name"], [check["text"]])
+        out.labeled(check["name"], [check["text"]])
     if document["cause"]:
-        out.labelled("where", [document["cause"]["text"]])
+        out.labeled("where", [document["cause"]["text"]])
     elif document["verdict"] in ("slower", "faster") and document["phases"]:
-        out.labelled("where", ["no single phase or rank accounts for it"])
+        out.labeled("where", ["no single phase or rank accounts for it"])
     out.items("step", _step(document))
     out.items("", _percentiles(document))
-    out.labelled("based on", [_basis(document)])
+    out.labeled("based on", [_basis(document)])
     if _to_decide(document):
-        out.labelled("to decide", [_to_decide(document)])
+        out.labeled("to decide", [_to_decide(document)])
     out.blank()
     _phase_lines(out, document)
     out.items("ranks", [_skew(document)] if _skew(document) else [])
@@ -263,7 +263,7 @@ def render_comparison(document: Document, *, width: int = 80, color: bool = Fals
     _finding_lines(out, document)
     _change_lines(out, document)
     for notice in document["notices"]:
-        out.labelled("note", [notice])
+        out.labeled("note", [notice])
     return "\n".join(out.lines).rstrip() + "\n"
 
 

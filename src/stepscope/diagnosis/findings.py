@@ -310,7 +310,7 @@ REMARKS = frozenset(
         "memory_pressure",
         "memory_imbalance",
         "fragmentation",
-        "low_gpu_utilisation",
+        "low_gpu_utilization",
         "gpu_throttled",
         "cpu_saturated",
         "ram_pressure",
@@ -487,7 +487,7 @@ def _symptoms(view: View, claims: list[Claim], machine: list[Claim]) -> list[Cla
     crowded = any(claim.finding.kind == "cpu_saturated" and claim.finding.severity != "info" for claim in machine)
     costly = any(claim.finding.severity != "info" for claim in claims)
     told = [_as_info(claim) if crowded and _of_crowding(view, claim.finding) else claim for claim in claims]
-    seen = [_as_info(claim) if costly and claim.finding.kind == "low_gpu_utilisation" else claim for claim in machine]
+    seen = [_as_info(claim) if costly and claim.finding.kind == "low_gpu_utilization" else claim for claim in machine]
     return [*told, *seen]
 
 

@@ -81,8 +81,8 @@ COMPILING = (
 """Not all of dynamo's files: some are in the stack of every call of code that was compiled long ago."""
 INPUT = ("torch/utils/data/", "torchdata/", "/webdataset/", "/nvidia/dali/")
 BACKWARD = ("torch/autograd/graph.py", "torch/autograd/__init__.py", "torch/_tensor.py")
-SYNCHRONISING = ("torch/cuda/__init__.py", "torch/cuda/streams.py", "torch/xpu/", "torch/mps/", "torch/accelerator/")
-SYNCHRONISING_CODE = re.compile(
+SYNCHRONIZING = ("torch/cuda/__init__.py", "torch/cuda/streams.py", "torch/xpu/", "torch/mps/", "torch/accelerator/")
+SYNCHRONIZING_CODE = re.compile(
     r"synchronize\(|\.item\(|\.cpu\(|\.tolist\(|\.numpy\(|\.to\(|\.cuda\(|\.nonzero\(|\bbool\(|\bfloat\(|\bint\(|print\("
 )
 SAVES = re.compile(r"checkpoint|ckpt|(^|_)(save|snapshot)", re.IGNORECASE)
@@ -180,12 +180,12 @@ def _named(own: Sequence[Frame], like: re.Pattern[str]) -> bool:
 def is_synchronizing(frames: Sequence[Frame]) -> bool:
     """Whether the thread is in a call that waits for the device."""
     inner = _inner(frames)
-    return inner is not None and _is_in(inner, SYNCHRONISING)
+    return inner is not None and _is_in(inner, SYNCHRONIZING)
 
 
 def reads_device(source: str) -> bool:
     """The same from the text of the innermost user line: methods written in C leave no frame."""
-    return bool(SYNCHRONISING_CODE.search(source))
+    return bool(SYNCHRONIZING_CODE.search(source))
 
 
 def wait_words(frames: Sequence[Frame], source: str) -> str:

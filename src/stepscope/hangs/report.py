@@ -385,14 +385,14 @@ def hang_lines(
     """
     width = max(width, NARROWEST)
     lines = textwrap.wrap(one_line(record.title, 600), width, break_on_hyphens=False) if title else []
-    lines += _labelled("culprit", _culprits(record), width)
-    lines += _labelled("waiting", _waiting(record), width)
-    lines += _labelled("cycle", _cycle(record), width)
-    lines += _labelled("evidence", record.evidence, width)
-    lines += _labelled("since", [_since(record, now_wall_ns, steps or steps_of(record))], width)
-    lines += _labelled("done", [record.action] if record.action else (), width)
+    lines += _labeled("culprit", _culprits(record), width)
+    lines += _labeled("waiting", _waiting(record), width)
+    lines += _labeled("cycle", _cycle(record), width)
+    lines += _labeled("evidence", record.evidence, width)
+    lines += _labeled("since", [_since(record, now_wall_ns, steps or steps_of(record))], width)
+    lines += _labeled("done", [record.action] if record.action else (), width)
     for number, group in enumerate(record.stacks[:GROUPS_SHOWN]):
-        lines += _labelled("" if number else "stacks", [_whose(group)], width)
+        lines += _labeled("" if number else "stacks", [_whose(group)], width)
         lines += [_cut(f"  {'':{LABEL}}  {line}", width) for line in _frames(group)]
     left = len(record.stacks) - GROUPS_SHOWN
     more = (
@@ -402,7 +402,7 @@ def hang_lines(
         if record.stacks
         else ""
     )
-    lines += _labelled("", [f"{more}: {_files(record)}"] if more else (), width)
+    lines += _labeled("", [f"{more}: {_files(record)}"] if more else (), width)
     return lines
 
 
@@ -413,7 +413,7 @@ def _files(record: HangRecord) -> str:
     return ", ".join(f"hangs/{name}" for name in names[:FILES_SHOWN]) + (f" and {left} more" if left > 0 else "")
 
 
-def _labelled(label: str, texts: Iterable[str], width: int) -> list[str]:
+def _labeled(label: str, texts: Iterable[str], width: int) -> list[str]:
     lines: list[str] = []
     for text in texts:
         for part in textwrap.wrap(" ".join(text.split()), width - 2 - LABEL, break_on_hyphens=False):

@@ -40,7 +40,7 @@ from stepscope.records.series import NOTED, SEEN_EVENT, RankSeries, RunData, not
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.records.text import checked_name
 from stepscope.records.throughput import named_rates
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.ring.layout import RingState
 from stepscope.store import catalog
 from stepscope.store.catalog import KnownRuns, Labels, RunEntry, list_runs, read_labels, run_entry
@@ -222,7 +222,7 @@ class OpenRun:
         if self._summary is not None and time.monotonic() < self._summary_due_s:
             return self._summary
         if self._summing is None:
-            self._summing = asyncio.create_task(self._summarise())
+            self._summing = asyncio.create_task(self._summarize())
         return await asyncio.shield(self._summing)
 
     def throughput(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class OpenRun:
             self._reading_layers = None
         return found
 
-    async def _summarise(self) -> Mapping[str, Any]:
+    async def _summarize(self) -> Mapping[str, Any]:
         started_s = time.monotonic()
         try:
             copy = snapshot(self.live, select(self.live, MOST_JUDGED))
@@ -280,7 +280,7 @@ class OpenRun:
 
 def _summary_of(copy: Snapshot) -> tuple[Mapping[str, Any], tuple[HangRecord, ...]]:
     data = run_data_of(copy)
-    return summarise(data, alive=True), data.hangs
+    return summarize(data, alive=True), data.hangs
 
 
 def stamp_of(path: Path) -> tuple[Any, ...]:
@@ -680,7 +680,7 @@ def _load(path: Path) -> OpenRun:
     else:
         summary = load_summary(path)
         loaded = load_run(path, samples=summary is None)
-        opened = _past(path, loaded.data, summary or summarise(loaded.data, logs=log_names(path)))
+        opened = _past(path, loaded.data, summary or summarize(loaded.data, logs=log_names(path)))
         opened.unsampled = loaded.samples_left_out
     opened.stamp = stamp
     opened.checked_s = time.monotonic()
@@ -691,7 +691,7 @@ def _load(path: Path) -> OpenRun:
 def final_of(path: Path) -> FinalSummary:
     """Summarize a run whose processes have ended, before it is sealed.  RunError if it cannot be read."""
     data = open_run(path)
-    return summarise(data, logs=log_names(path)), data.hangs
+    return summarize(data, logs=log_names(path)), data.hangs
 
 
 # -- long active runs -------------------------------------------------------------------------------------------------

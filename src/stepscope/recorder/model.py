@@ -207,7 +207,7 @@ class ModelWalk:
         self._fsdp_classes: dict[type, int] = {}
         """Classes that FSDP created, and its version."""
         self._units = FsdpUnits()
-        self._normalising: dict[type, bool] = {}
+        self._normalizing: dict[type, bool] = {}
         """Whether the modules of a class are plain BatchNorm layers."""
         self._own_statistics = 0
         """BatchNorm layers in a DDP that use the statistics of their own rank's batch."""
@@ -241,7 +241,7 @@ class ModelWalk:
         if not self._left and self.facts is None:
             self.facts = self._sum_up()
             self._seen.clear()
-            for known in (self._classes, self._parameter_classes, self._fsdp_classes, self._normalising):
+            for known in (self._classes, self._parameter_classes, self._fsdp_classes, self._normalizing):
                 known.clear()  # these are the script's classes
 
     def reducer_facts(self) -> dict[str, Any]:
@@ -272,10 +272,10 @@ class ModelWalk:
             self._ddp = weakref.ref(module)
         if not number:
             self._fsdp_classes[kind] = fsdp_version(kind)
-            self._normalising[kind] = _is_plain_batchnorm(kind)
+            self._normalizing[kind] = _is_plain_batchnorm(kind)
         if self._fsdp_classes[kind]:
             unit = self._units.enter(self._fsdp_classes[kind], module, unit)
-        if in_ddp and self._normalising[kind] and module.training:
+        if in_ddp and self._normalizing[kind] and module.training:
             self._own_statistics += 1
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._compiled = True

@@ -47,6 +47,7 @@ __all__ = [
     "severity_by_cost",
     "status_severity",
     "unexplained",
+    "with_current_kinds",
 ]
 
 
@@ -70,6 +71,8 @@ def memory_cause(type_name: str, message: str) -> Literal["oom_host", "oom_cuda"
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """From least to most."""
+OLD_KINDS = {"low_gpu_utilisation": "low_gpu_utilization"}
+"""What kinds were called in the files of earlier versions."""
 STATUS_SEVERITIES: dict[str, Severity] = {
     "running": "info",
     "finished": "info",
@@ -81,6 +84,16 @@ STATUS_SEVERITIES: dict[str, Severity] = {
 def status_severity(status: str) -> Severity:
     """How bad a run's ``status`` is; one that is not known counts as a failure."""
     return STATUS_SEVERITIES.get(status, "critical")
+
+
+def with_current_kinds(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with findings (``summary.json``, ``findings.json``, a baseline) with today's names of kinds."""
+    findings = document.get("findings")
+    lists = findings if isinstance(findings, list) else []
+    for row in (*lists, document.get("verdict")):
+        if isinstance(row, dict) and isinstance(row.get("kind"), str):
+            row["kind"] = OLD_KINDS.get(row["kind"], row["kind"])
+    return document
 
 
 @dataclass(frozen=True, kw_only=True)

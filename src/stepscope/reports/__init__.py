@@ -11,17 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepscope.reports.summary import summarise
+    from stepscope.reports.summary import summarize
     from stepscope.reports.summary_text import render_text
 
-__all__ = ["render_text", "summarise"]
+__all__ = ["render_text", "summarize"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "summarise":
-        from stepscope.reports.summary import summarise
+    if name == "summarize":
+        from stepscope.reports.summary import summarize
 
-        return summarise
+        return summarize
     if name == "render_text":
         from stepscope.reports.summary_text import render_text
 

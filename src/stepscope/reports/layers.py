@@ -579,9 +579,9 @@ def render_layers(document: Mapping[str, Any], *, width: int = 80, depth: int = 
     page.blank()
     page.lines += _module_lines(document, width, depth, ORDERS[sort])
     page.blank()
-    page.labelled("times", [document["text"]["times"] + "."] if document["text"]["times"] else [])
-    page.labelled("notes", document["notes"])
-    page.labelled("not seen", ["; ".join(document["unseen"]) + "."] if document["unseen"] else [])
+    page.labeled("times", [document["text"]["times"] + "."] if document["text"]["times"] else [])
+    page.labeled("notes", document["notes"])
+    page.labeled("not seen", ["; ".join(document["unseen"]) + "."] if document["unseen"] else [])
     return "\n".join(page.lines).rstrip("\n") + "\n"
 
 

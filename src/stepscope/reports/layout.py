@@ -161,7 +161,7 @@ def _step_then(step_ms: float, speedup: float, *, at_most: bool = False) -> str:
 # -- page -------------------------------------------------------------------------------------------------------------
 
 MARKS = {"critical": "✖", "warning": "▲", "info": "●", "healthy": "✔"}
-COLOURS = {"critical": "31", "warning": "33", "info": "36", "healthy": "32", "bold": "1", "dim": "2"}
+COLORS = {"critical": "31", "warning": "33", "info": "36", "healthy": "32", "bold": "1", "dim": "2"}
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LABEL = 10
 """Width of the labels at the left."""
@@ -179,7 +179,7 @@ class Page:
     def paint(self, text: str, *looks: str) -> str:
         if not self.color or not text:
             return text
-        return f"\x1b[{';'.join(COLOURS[look] for look in looks)}m{text}\x1b[0m"
+        return f"\x1b[{';'.join(COLORS[look] for look in looks)}m{text}\x1b[0m"
 
     def blank(self) -> None:
         if self.lines and self.lines[-1]:
@@ -192,7 +192,7 @@ class Page:
         self.lines.append(f"{self.paint(MARKS[look], look)} {self.paint(first, *looks) if looks else first}")
         self.lines += [f"  {self.paint(line, *looks) if looks else line}" for line in rest]
 
-    def labelled(self, label: str, texts: Iterable[str], *, verbatim: bool = False) -> None:
+    def labeled(self, label: str, texts: Iterable[str], *, verbatim: bool = False) -> None:
         """Add paragraphs next to a label; ``verbatim``: they are lines that fit."""
         shown = label
         for text in texts:
@@ -210,7 +210,7 @@ class Page:
                 rows[-1] += f" · {part}"
             else:
                 rows.append(part)
-        self.labelled(label, rows)
+        self.labeled(label, rows)
 
     def _wrapped(self, text: str, indent: int) -> list[str]:
         plain = " ".join(text.split())

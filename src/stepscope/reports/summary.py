@@ -51,7 +51,7 @@ from stepscope.reports.tables import (
     throughput_table,
 )
 
-__all__ = ["status_of", "status_text_of", "summarise"]
+__all__ = ["status_of", "status_text_of", "summarize"]
 
 
 # -- notices ----------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ Status = Literal["finished", "failed", "crashed", "interrupted", "running"]
 _SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
 
 
-def summarise(
+def summarize(
     run: RunData, *, alive: bool = False, logs: Sequence[str] = (), status: Status | None = None
 ) -> dict[str, Any]:
     """Everything that is known about a run, JSON-safe.

@@ -190,16 +190,14 @@ def _verdict(page: Page, summary: Summary) -> None:
     look = "healthy" if small else verdict["severity"]
     page.marked(look, verdict["title"], bold=True)
     if verdict["price"]:
-        page.labelled(
-            "to gain" if healthy else "cost", [f"at most {verdict['price']}" if healthy else verdict["price"]]
-        )
-    page.labelled("to do", verdict["advice"])
-    page.labelled("output", _native(summary["findings"][0]["evidence"]))
+        page.labeled("to gain" if healthy else "cost", [f"at most {verdict['price']}" if healthy else verdict["price"]])
+    page.labeled("to do", verdict["advice"])
+    page.labeled("output", _native(summary["findings"][0]["evidence"]))
     followers = summary["findings"][0]["evidence"].get("followed_by")
     if followers:
-        page.labelled("after it", [_followers(summary["findings"][0]["evidence"])])
+        page.labeled("after it", [_followers(summary["findings"][0]["evidence"])])
     if verdict["confidence"] < 0.75 and verdict["kind"] != "rank_crashed":
-        page.labelled("certainty", [f"{verdict['confidence']:.0%}: {_doubt(summary['findings'][0])}"])
+        page.labeled("certainty", [f"{verdict['confidence']:.0%}: {_doubt(summary['findings'][0])}"])
     page.blank()
 
 
@@ -241,7 +239,7 @@ def _traceback(page: Page, summary: Summary) -> None:
         where = _raised_at(error["traceback"])
         if where:
             page.lines.pop()
-            page.labelled("where", [where])
+            page.labeled("where", [where])
             page.blank()
         return
     where = f", step {error['step']}" if error["step"] is not None else ""
@@ -274,7 +272,7 @@ def _attempts(page: Page, summary: Summary) -> None:
         page.paint(f"{len(rows)} attempts; all figures are from attempt {summary['run']['attempt']}", "bold")
     )
     for label, text in attempt_items(rows):
-        page.labelled(label, [text])
+        page.labeled(label, [text])
     page.blank()
 
 
@@ -305,11 +303,11 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, _status(summary)])
     counted = global_steps_text(summary["facts"], steps["first"], _last_step(summary))
     if counted:
-        page.labelled("resumed" if summary["facts"]["global_step"]["first"] else "counted", [counted])
+        page.labeled("resumed" if summary["facts"]["global_step"]["first"] else "counted", [counted])
     if run["command"]:
         room = page.width - 2 - LABEL
         lines = _command_lines(run, room)
-        page.labelled("command", lines or _cut_command(run, room), verbatim=bool(lines))
+        page.labeled("command", lines or _cut_command(run, room), verbatim=bool(lines))
     for label, facts in node_items(summary["nodes"]):
         page.items(label, facts)
     for setting in summary["settings"]:
@@ -329,7 +327,7 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
         page.items("training", _training(summary["training_log"]))
     warmup = steps["warmup"]
     if warmup["count"]:
-        page.labelled("warm-up", [_warmup(warmup)])
+        page.labeled("warm-up", [_warmup(warmup)])
     page.blank()
 
 
@@ -488,7 +486,7 @@ def _machine(page: Page, summary: Summary) -> None:
     for node in nodes[:MANY_HOSTS]:
         page.items(cut(node["node"], LABEL - 1) if len(nodes) > 1 else "host", _node_parts(node))
     if len(nodes) > MANY_HOSTS:
-        page.labelled("", [f"… and {count_text(len(nodes) - MANY_HOSTS, 'more host')}"])
+        page.labeled("", [f"… and {count_text(len(nodes) - MANY_HOSTS, 'more host')}"])
     if gpus:
         page.items("GPU", _gpu_parts(gpus))
     page.items("GPU mem", _gpu_memory_parts(memory["ranks"], gpus, several=several))
@@ -587,8 +585,8 @@ def _others(page: Page, summary: Summary) -> None:
             page.marked(look, finding["title"], bold=False)
             share = finding["cost"].get("share")
             if share and share >= TRIVIAL_SHARE and finding["cost"].get("if_fixed"):
-                page.labelled("cost", [f"{share_text(share)} of the time"])
-            page.labelled("to do", finding["advice"][:1])
+                page.labeled("cost", [f"{share_text(share)} of the time"])
+            page.labeled("to do", finding["advice"][:1])
         if len(others) > OTHERS_SHOWN:
             page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more in summary.json")
         page.blank()

@@ -375,7 +375,7 @@ SHOWN: Mapping[str, Sequence[str]] = {
         "step",
         "wall_ns",
         "span_ns",
-        "utilisation_share",
+        "utilization_share",
         "compute_ns",
         "comm_ns",
         "overlap_ns",
@@ -476,7 +476,7 @@ def _diff_lines(page: Page, document: Document, top: int) -> None:
         return
     page.marked(look_of_diff(diff), printable(diff["verdict"]), bold=True)
     for notice in diff["notices"]:
-        page.labelled("note", [printable(notice)])
+        page.labeled("note", [printable(notice)])
     page.blank()
     for name, columns in DIFFERENCES.items():
         table = diff["tables"].get(name)
@@ -493,11 +493,11 @@ def _verdict_lines(page: Page, document: Document) -> None:
     verdict = document["verdict"]
     page.marked(look_of(verdict), printable(verdict["title"]), bold=True)
     if verdict["price"]:
-        page.labelled("cost", [verdict["price"]])
-    page.labelled("to do", map(printable, verdict["advice"]))
+        page.labeled("cost", [verdict["price"]])
+    page.labeled("to do", map(printable, verdict["advice"]))
     certainty = certainty_of(verdict)
     if certainty:
-        page.labelled("certainty", [certainty])
+        page.labeled("certainty", [certainty])
     page.blank()
 
 
@@ -518,8 +518,8 @@ def _others(page: Page, document: Document) -> None:
         )
         price = price_text(finding["cost"])
         if price:
-            page.labelled("cost", [price])
-        page.labelled("to do", map(printable, finding["advice"][:1]))
+            page.labeled("cost", [price])
+        page.labeled("to do", map(printable, finding["advice"][:1]))
     if len(others) > OTHERS_SHOWN:
         page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more (--json has them)")
     page.blank()
@@ -529,7 +529,7 @@ def _temporal(page: Page, temporal: Mapping[str, int]) -> None:
     """Parts that add up to the span, and how much communication was hidden."""
     span_ns = temporal["span_ns"]
     if not span_ns:
-        page.labelled("device", ["no work on a device in this trace"])
+        page.labeled("device", ["no work on a device in this trace"])
         page.blank()
         return
     columns = max(page.width - 2 - NAME_COLUMNS - 6 - TIME_COLUMNS, 6)
@@ -575,7 +575,7 @@ def _ranks(page: Page, document: Document) -> None:
     title = f"{title}, per step" if document["steps"]["marked"] else title
     _section(page, title, table_lines(RANK_COLUMNS, rows, page.width - 2))
     if any((row["wait_ns"] or 0) > (row["comm_ns"] or 0) for row in rows):
-        page.labelled("wait", ["sums collectives: two at once both count here, but once in comm"])
+        page.labeled("wait", ["sums collectives: two at once both count here, but once in comm"])
         page.blank()
 
 
@@ -594,7 +594,7 @@ def _collective_lines(page: Page, document: Document) -> None:
     if shifted:
         rank, shift_ns = max(shifted, key=lambda pair: abs(pair[1]))
         most = f"rank {rank}'s by {ns_text(shift_ns)}"
-        page.labelled("clocks", [f"of {count_text(len(shifted), 'rank')} shifted to fit the others, {most}"])
+        page.labeled("clocks", [f"of {count_text(len(shifted), 'rank')} shifted to fit the others, {most}"])
     page.blank()
     _table(page, collectives["tables"]["collectives"], ROWS, COLLECTIVE_COLUMNS)
 

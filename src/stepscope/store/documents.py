@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from stepscope.errors import NotARun, RunUnwritable
 from stepscope.records import run_clock
+from stepscope.records.finding import with_current_kinds
 from stepscope.store import file_io
 from stepscope.store.file_io import read_document
 from stepscope.store.paths import FINDINGS, HUB, META, NODES, SUMMARY, SUMMARY_TEXT
@@ -267,12 +268,13 @@ def save_findings(run_dir: Path, findings: Sequence[Mapping[str, Any]]) -> None:
 
 def load_summary(run_dir: Path) -> dict[str, Any] | None:
     """Read ``summary.json``; None if it does not exist or cannot be read (it can be made again)."""
-    return _load_object(run_dir / SUMMARY)
+    summary = _load_object(run_dir / SUMMARY)
+    return None if summary is None else with_current_kinds(summary)
 
 
 def load_findings(run_dir: Path) -> list[dict[str, Any]]:
     """Read ``findings.json``; empty if it does not exist or cannot be read."""
-    said = (_load_object(run_dir / FINDINGS) or {}).get("findings")
+    said = with_current_kinds(_load_object(run_dir / FINDINGS) or {}).get("findings")
     return [finding for finding in said if isinstance(finding, dict)] if isinstance(said, list) else []
 
 

@@ -236,13 +236,13 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
         price = f"at most {verdict.price}" if gain else verdict.price
         # A price that does not fit on a line gets a second one if that leaves a line for the advice.
         most = 2 if height - len(lines) > 2 else 1
-        lines += _labelled("to gain" if gain else "cost", price, width, most)
+        lines += _labeled("to gain" if gain else "cost", price, width, most)
     for advice in verdict.advice:
         if len(lines) >= height:
             break
         label = "to do" if advice is verdict.advice[0] else ""
         last = advice is verdict.advice[-1]
-        lines += _labelled(label, advice, width, height - len(lines) if last else min(2, height - len(lines)))
+        lines += _labeled(label, advice, width, height - len(lines) if last else min(2, height - len(lines)))
     return lines[:height]
 
 
@@ -263,7 +263,7 @@ def verdict_severity(verdict: Verdict, known: Snapshot) -> str:
     return "info" if first is not None and first.evidence.get("large") else "healthy"
 
 
-def _labelled(label: str, text: str, width: int, most: int) -> list[Text]:
+def _labeled(label: str, text: str, width: int, most: int) -> list[Text]:
     lines = wrapped(text, width - VERDICT_LABEL - 3, most)
     return [
         columns([(f"  {label if at == 0 else '':<{VERDICT_LABEL}} ", "dim"), (line, "")], width)

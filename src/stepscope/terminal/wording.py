@@ -212,12 +212,12 @@ def phase_head(known: Snapshot) -> str:
 
 
 def _phase_row(name: str, mean: float, slow: float | None, wall: float, longest: float, each: int, width: int) -> Text:
-    colour = PHASE_COLORS.get(name, "white")
+    color = PHASE_COLORS.get(name, "white")
     parts = [
         (fit(name, PHASE_NAME), ""),
         (f"{ms_text(mean / 1e6):>{PHASE_NUMBER}}{share_text(mean / wall):>{PHASE_SHARE}}", ""),
         ("  ", ""),
-        (padded_bar(mean / longest, each), colour),
+        (padded_bar(mean / longest, each), color),
     ]
     if slow is not None:
         odd = name != COMM and slow > ODD * mean and slow - mean > ODD_SHARE * wall
@@ -225,7 +225,7 @@ def _phase_row(name: str, mean: float, slow: float | None, wall: float, longest:
             (f"{ms_text(slow / 1e6):>{PHASE_NUMBER}}", "bold" if odd else ""),
             (" ◀" if odd else "  ", "bold red"),
             ("  ", ""),
-            (padded_bar(slow / longest, each), colour),
+            (padded_bar(slow / longest, each), color),
         ]
     return columns(parts, width)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.traces.model.columns import TraceMeta
-from stepscope.traces.rank import RankAnalysis, analyse_rank
+from stepscope.traces.rank import RankAnalysis, analyze_rank
 from stepscope.traces.reading.cache import Cache, Entry, open_traces
 from stepscope.traces.reading.files import read_traces
 
@@ -38,7 +38,7 @@ __all__ = [
     "Problem",
     "RayEngine",
     "Worker",
-    "analyse_paths",
+    "analyze_paths",
     "decode_analyses",
     "encode_analyses",
     "engine_named",
@@ -155,7 +155,7 @@ def _rank(job: FileTask, place: int, meta: TraceMeta) -> int:
 def _afresh(job: FileTask, options: Options, entry: Entry | None) -> list[RankAnalysis]:
     traces = open_traces(job.path, None) if entry is None else entry.traces(read_traces)
     return [
-        analyse_rank(trace, _rank(job, place, trace.meta), keep_last=options.keep_last)
+        analyze_rank(trace, _rank(job, place, trace.meta), keep_last=options.keep_last)
         for place, trace in enumerate(traces)
     ]
 
@@ -290,7 +290,7 @@ class Engine(Protocol):
         """Yield the index of each task with its outcome, in any order."""
 
 
-def analyse_paths(
+def analyze_paths(
     paths: Sequence[Path], options: Options, engine: Engine | None = None, progress: Progress | None = None
 ) -> list[RankAnalysis | Problem]:
     """Analyze files, in their order; a file with several processes yields several analyses."""

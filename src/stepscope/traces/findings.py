@@ -25,7 +25,7 @@ from stepscope.traces.rules.host import find_compiling, find_garbage, find_host,
 from stepscope.traces.rules.stragglers import find_bubble, find_jitter, find_stragglers
 from stepscope.traces.rules.view import JobView, cost_of, view_of
 
-__all__ = ["analyse_job", "find", "is_judged", "verdict_of"]
+__all__ = ["analyze_job", "find", "is_judged", "verdict_of"]
 
 
 # -- practices and incomplete traces ----------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ OF_THE_HOST: tuple[Callable[[JobView, Ints], list[Claim]], ...] = (
 """In the order in which they explain why a device waits for the host."""
 
 
-def analyse_job(
+def analyze_job(
     analyses: Sequence[RankAnalysis], notices: Sequence[str] = (), *, mixed: str | None = None
 ) -> JobAnalysis:
     ranks = tuple(sorted(analyses, key=lambda one: one.rank))

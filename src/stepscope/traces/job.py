@@ -361,7 +361,7 @@ def like_peers(
     legs = [leg for place in range(len(ranks)) for leg in _legs(job, place)]
     places = {ranks.index(rank) for rank in (change.rank, *also)}
     earlier_ns = {(place, 0): _earlier(job, place, places) for place in places}
-    was, now = _ends(job, legs), _ends(job, _levelled(legs, places), earlier_ns)
+    was, now = _ends(job, legs), _ends(job, _leveled(legs, places), earlier_ns)
     before_ns, after_ns, last = [], [], 0
     for number in job.numbers:
         latest = job.latest(number)
@@ -407,19 +407,19 @@ def _legs(job: JobRanks, place: int) -> list[_Leg]:
     return out
 
 
-def _levelled(legs: list[_Leg], places: Set[int]) -> list[_Leg]:
+def _leveled(legs: list[_Leg], places: Set[int]) -> list[_Leg]:
     """Shorten the legs of some ranks to the median of the others with the same goal."""
     peers: dict[tuple[int, int], list[int]] = {}
     for leg in legs:
         if leg.place not in places:
             peers.setdefault(leg.goal, []).append(leg.length_ns)
 
-    def levelled(leg: _Leg) -> _Leg:
+    def leveled(leg: _Leg) -> _Leg:
         if leg.place not in places or leg.goal not in peers:
             return leg
         return replace(leg, length_ns=min(leg.length_ns, median_low(peers[leg.goal])))
 
-    return [levelled(leg) for leg in legs]
+    return [leveled(leg) for leg in legs]
 
 
 def _earlier(job: JobRanks, place: int, places: Set[int]) -> int:

@@ -101,7 +101,7 @@ class Side:
             if own is None:
                 continue
             whole &= not own.left_out
-            for label, row in _labelled(own, labels, values):
+            for label, row in _labeled(own, labels, values):
                 into = sums.setdefault(label, [0] * len(values))
                 for place, value in enumerate(row):
                     into[place] += value
@@ -112,7 +112,7 @@ def lengths_of(one: RankAnalysis) -> list[int]:
     return [step.end_ns - step.start_ns for step in one.steps]
 
 
-def _labelled(
+def _labeled(
     table: Table, labels: Sequence[str], values: Sequence[str]
 ) -> Iterable[tuple[tuple[str, ...], tuple[int, ...]]]:
     names = [table.columns.index(label) for label in labels]

@@ -75,13 +75,13 @@ from stepscope.traces.host.stalls import (
     syncs_table,
 )
 from stepscope.traces.model.columns import Kind, Rows, Trace, TraceMeta, named
-from stepscope.traces.model.kernel_names import is_synchronising
+from stepscope.traces.model.kernel_names import is_synchronizing
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Step, Window, window_of
 from stepscope.traces.path.rank_path import RankPath, rank_path
 from stepscope.traces.rank_collectives import Exchanges, exchanges_of
 
-__all__ = ["HostFigures", "RankAnalysis", "analyse_rank", "device_tables", "host_facts", "host_figures", "host_tables"]
+__all__ = ["HostFigures", "RankAnalysis", "analyze_rank", "device_tables", "host_facts", "host_figures", "host_tables"]
 
 
 # -- facts about the host ---------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def host_figures(window: Window, facts: HostFacts | None = None, exchanged: Rows
 def _longest(window: Window) -> tuple[str, int] | None:
     slices = window.trace.slices
     rows = window.rows_of((Kind.RUNTIME,))
-    rows = rows[~named(window.trace, rows, is_synchronising)]
+    rows = rows[~named(window.trace, rows, is_synchronizing)]
     if not len(rows):
         return None
     row = int(rows[slices.dur_ns[rows].argmax()])
@@ -297,7 +297,7 @@ class RankAnalysis:
     """By name, in reading order."""
 
 
-def analyse_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAnalysis:
+def analyze_rank(trace: Trace, rank: int, *, keep_last: bool = False) -> RankAnalysis:
     """Run all analyses; ``rank`` comes from the file or, if it has none, from the job's numbering."""
     window = window_of(trace, keep_last=keep_last)
     exchanges = exchanges_of(window, rank)

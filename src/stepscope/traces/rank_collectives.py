@@ -37,7 +37,7 @@ from stepscope.traces.model.window import Window, holders
 __all__ = [
     "OPS",
     "POINT_TO_POINT",
-    "SYNCHRONISING",
+    "SYNCHRONIZING",
     "Exchanges",
     "GroupKind",
     "ProcessGroup",
@@ -180,7 +180,7 @@ def _group(trace: Trace, key: list[int], listed: dict[str, ProcessGroup]) -> Pro
 
 POINT_TO_POINT: Final = tuple(OPS.index(op) for op in ("unknown", "send", "recv"))
 """Not compared over ranks: traces do not name the other rank."""
-SYNCHRONISING: Final = tuple(
+SYNCHRONIZING: Final = tuple(
     OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 )
 """No rank finishes before all have arrived, so all end together."""

@@ -78,7 +78,7 @@ OF_CAUSE: Final = {
     "copy": "copy",
     "launch_delay": "launch",
     "kernel_gap": "launch",
-    "synchronisation": "runtime",
+    "synchronization": "runtime",
     "host_runtime": "runtime",
     "host_operator": "op",
     "data_loading": "input",

@@ -44,7 +44,7 @@ from stepscope.whatif.operations import (
     Trace,
 )
 
-__all__ = ["Effect", "WhatIf", "analyse", "in_order", "replay"]
+__all__ = ["Effect", "WhatIf", "analyze", "in_order", "replay"]
 
 
 # -- dependencies -----------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class WhatIf:
     notes: tuple[str, ...]
 
 
-def analyse(trace: Trace, *, progress: Progress = no_progress) -> WhatIf:
+def analyze(trace: Trace, *, progress: Progress = no_progress) -> WhatIf:
     """Analyze a trace; ``progress`` counts replays."""
     meetings = in_order(trace.operations, stages=trace.stages)
     original = lengths(trace, meetings)

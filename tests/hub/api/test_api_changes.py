@@ -15,7 +15,7 @@ from fakes.cluster import Cluster
 from stepscope.hub.api.auth import ALL, Readers, ReaderTokens
 from stepscope.hub.app import make_app
 from stepscope.hub.runs import Runs
-from stepscope.reports import summarise
+from stepscope.reports import summarize
 from stepscope.store.catalog import read_labels
 from stepscope.store.documents import save_summary
 from tests.hub.run_parts import READER, Hub, record
@@ -183,7 +183,7 @@ def test_a_page_that_others_embed_changes_nothing() -> None:
 def test_the_history_of_the_runs_like_one(start: Start, runs: Path) -> None:
     for number in range(5):
         data = Cluster(ranks=2, steps=40, seed=number).run()
-        save_summary(record(runs, f"more-{number}", data), summarise(data), "")
+        save_summary(record(runs, f"more-{number}", data), summarize(data), "")
     hub = start()
     label(hub, "more-3", {"tags": ["x"]})
     document = hub.get("/api/v1/history?like=more-4").json

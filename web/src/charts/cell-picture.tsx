@@ -5,7 +5,7 @@
  */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { cellAt, FONT_PX, labelsOf, neighbour, type Cell } from "./cells";
+import { cellAt, FONT_PX, labelsOf, neighbor, type Cell } from "./cells";
 import "./cell-picture.css";
 import { TipBody, tipWords, type Tip } from "./tip";
 
@@ -58,7 +58,7 @@ export function CellPicture({ label, role, height, make, deps, tip, onEnter, onL
   };
   const pressed = (event: KeyboardEvent): void => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key.startsWith("Arrow")) setChosen(neighbour(cells, chosen, event.key));
+    if (event.key.startsWith("Arrow")) setChosen(neighbor(cells, chosen, event.key));
     else if (event.key === "Enter" && chosen >= 0) enter(chosen);
     else if (event.key === "Escape") chosen >= 0 ? setChosen(-1) : onLeave();
     else return;

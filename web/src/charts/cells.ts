@@ -40,7 +40,7 @@ export function cellAt(cells: readonly Cell[], x: number, y: number): number {
 }
 
 /** The cell to which an arrow key moves: siblings, the largest one inside, the one that contains it. */
-export function neighbour(cells: readonly Cell[], from: number, key: string): number {
+export function neighbor(cells: readonly Cell[], from: number, key: string): number {
   const cell = cells[from];
   if (cell === undefined) return cells.length > 0 ? 0 : -1;
   const inside = (parent: number): number[] => cells.flatMap((one, at) => (one.parent === parent ? [at] : []));

@@ -19,7 +19,7 @@ export function lone(values: ArrayLike<number | null | undefined>): boolean {
   return Array.from(values).filter((value) => value != null).length === 1;
 }
 
-const COLOURS = 6;
+const COLORS = 6;
 const DASHES: (number[] | undefined)[] = [undefined, [6, 4], [2, 3]];
 
 /** The last value counts as much as the mean. */
@@ -58,7 +58,7 @@ export function medianCurve(curves: readonly Curve[]): (number | null)[] {
 
 /** Color and dashes of line `at`; eighteen combinations. */
 export function lineLook(at: number): { property: string; dash: number[] | undefined } {
-  return { property: `--series-${at % COLOURS}`, dash: DASHES[Math.floor(at / COLOURS) % DASHES.length] };
+  return { property: `--series-${at % COLORS}`, dash: DASHES[Math.floor(at / COLORS) % DASHES.length] };
 }
 
 export function lineSeries(name: string, at: number): uPlot.Series {

@@ -10,7 +10,7 @@ import type { Severity } from "../api/documents";
 import type { Failure } from "../api/source";
 import type { OpenRun } from "../run/open-run";
 import { theme, token } from "../ui/theme";
-import { robustRange, steadied, type Range } from "./colour-scale";
+import { robustRange, steadied, type Range } from "./color-scale";
 import { linkCursor, type CursorLink } from "./cursor-link";
 import { HeatCanvas } from "./heat-canvas";
 import { attachGestures, type DragMode } from "./heat-gestures";
@@ -98,7 +98,7 @@ export class HeatControl {
 
   hold(held: boolean): void {
     this.held.value = held;
-    if (!held) this.recolour(null);
+    if (!held) this.recolor(null);
   }
 
   zoom(by: number): void {
@@ -198,7 +198,7 @@ export class HeatControl {
     const allRanks = window.rank0 <= all.rank0 && window.rank1 >= all.rank1;
     this.ranks = allRanks ? null : { rank0: window.rank0, rank1: window.rank1 };
     this.run.view.value = allSteps ? null : { first: window.step0, last: window.step1 - 1 };
-    this.recolour(this.range.peek());
+    this.recolor(this.range.peek());
   }
 
   /** The run progressed, or the view changed. */
@@ -233,7 +233,7 @@ export class HeatControl {
   private makeLoader(value: string, stat: Stat): HeatLoader {
     return new HeatLoader(this.run.source, this.run.name, value, stat, () => {
       this.failure.value = this.loader.failure;
-      this.recolour(this.range.peek());
+      this.recolor(this.range.peek());
       this.refresh();
     });
   }
@@ -249,7 +249,7 @@ export class HeatControl {
     if (best !== null) this.piece.value = best;
   }
 
-  private recolour(before: Range | null): void {
+  private recolor(before: Range | null): void {
     const best = this.loader.best() ?? this.loader.whole;
     if (best === null || (this.held.peek() && before !== null)) return;
     const range = steadied(before, robustRange(...cellsWithin(best, this.heat.window)));

@@ -5,7 +5,7 @@
  * stretched image.
  */
 
-import { coloured, type Range } from "./colour-scale";
+import { colored, type Range } from "./color-scale";
 import { stretches, type Piece } from "./heat-piece";
 import type { HeatWindow } from "./heat-window";
 
@@ -43,7 +43,7 @@ export class HeatPaint {
     canvas.width = heat.firstSteps.length;
     canvas.height = heat.firstRanks.length;
     const image = new ImageData(canvas.width, canvas.height);
-    const whole = coloured(heat.cells, range, shades, new Uint32Array(image.data.buffer));
+    const whole = colored(heat.cells, range, shades, new Uint32Array(image.data.buffer));
     canvas.getContext("2d")?.putImageData(image, 0, 0);
     const solid = whole && gapless(heat.firstSteps, heat.lastSteps) && gapless(heat.firstRanks, heat.lastRanks);
     const painted = { canvas, with: made, solid };

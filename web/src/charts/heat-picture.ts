@@ -5,7 +5,7 @@
 
 import type { Severity } from "../api/documents";
 import { count } from "../ui/format";
-import { STOPS, shades, type Range } from "./colour-scale";
+import { STOPS, shades, type Range } from "./color-scale";
 import { HeatPaint } from "./heat-paint";
 import { stretches, type Cell, type Piece } from "./heat-piece";
 import { ticks, xOf, yOf, type Box, type HeatWindow } from "./heat-window";
@@ -196,10 +196,10 @@ export class HeatPicture {
     }
   }
 
-  private drawStep(step: number, colour: string, width: number, window: HeatWindow, box: Box): void {
+  private drawStep(step: number, color: string, width: number, window: HeatWindow, box: Box): void {
     const x = (xOf(window, box, step) + xOf(window, box, step + 1)) / 2;
     this.context.globalAlpha = 0.7;
-    this.context.fillStyle = this.context.strokeStyle = colour;
+    this.context.fillStyle = this.context.strokeStyle = color;
     this.context.fillRect(x - width / 2, box.top, width, box.height);
     this.context.globalAlpha = 1;
   }

@@ -2,7 +2,7 @@
 
 /** In the order of a step; user-defined phases come before `other`. */
 export const PHASE_ORDER = ["input", "h2d", "forward", "backward", "comm", "optimizer", "eval", "checkpoint"];
-const OWN_COLOURS = 4;
+const OWN_COLORS = 4;
 /** Names of user-defined phases; the index is the color, so that they differ while there are enough colors. */
 const own: string[] = [];
 
@@ -27,7 +27,7 @@ function builtIn(phase: string): boolean {
 export function phaseProperty(phase: string): string {
   if (builtIn(phase)) return `--phase-${phase}`;
   if (!own.includes(phase)) own.push(phase);
-  return `--phase-own-${own.indexOf(phase) % OWN_COLOURS}`;
+  return `--phase-own-${own.indexOf(phase) % OWN_COLORS}`;
 }
 
 /** Short description of each phase. */

@@ -124,8 +124,8 @@ function plainTip({ options, data, blocks }: Chart, index: number, format: (valu
   const rows = options.series.slice(1).flatMap((series, at) => {
     const value = data[at + 1]?.[index];
     if (series.show === false || value === null || value === undefined || Number.isNaN(value)) return [];
-    const colour = typeof series.stroke === "string" ? { colour: series.stroke } : {};
-    return [{ name: typeof series.label === "string" ? series.label : "", value: format(value), ...colour }];
+    const color = typeof series.stroke === "string" ? { color: series.stroke } : {};
+    return [{ name: typeof series.label === "string" ? series.label : "", value: format(value), ...color }];
   });
   return { title: timed ? new Date(x * 1000).toLocaleTimeString("en-GB") : `step ${count(Math.round(x))}`, rows };
 }

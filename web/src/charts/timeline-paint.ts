@@ -43,7 +43,7 @@ export function paint(context: CanvasRenderingContext2D, scene: Scene, width: nu
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, layout.height);
   paintAxis(context, scene, width);
-  const looks = timeline.looks.map(([look]) => new Colour(token(lookProperty(look))));
+  const looks = timeline.looks.map(([look]) => new Color(token(lookProperty(look))));
   context.save();
   context.beginPath();
   context.rect(namesWidth(width), AXIS_PX, width - namesWidth(width) - RIGHT_PX, layout.height);
@@ -102,7 +102,7 @@ function paintNames(context: CanvasRenderingContext2D, layout: Layout, width: nu
   }
 }
 
-function paintRow(context: CanvasRenderingContext2D, timeline: TimelineDocument, row: Row, view: Span, width: number, looks: readonly Colour[]): void {
+function paintRow(context: CanvasRenderingContext2D, timeline: TimelineDocument, row: Row, view: Span, width: number, looks: readonly Color[]): void {
   const [first, last] = visible(row, view);
   let drawn = -Infinity;
   const edge = namesWidth(width);
@@ -111,9 +111,9 @@ function paintRow(context: CanvasRenderingContext2D, timeline: TimelineDocument,
     const to = xAt(view, row.end[at] ?? 0, width);
     // Of several events in half a pixel the first is enough.
     if (to < drawn + 0.5) continue;
-    const colour = looks[row.look[at] ?? 0];
+    const color = looks[row.look[at] ?? 0];
     const wide = Math.max(0.6, to - from - (to - from > 3 ? 0.6 : 0));
-    context.fillStyle = colour?.text ?? "";
+    context.fillStyle = color?.text ?? "";
     context.globalAlpha = (row.count[at] ?? 1) > 1 ? 0.6 : 1;
     context.fillRect(from, row.top, wide, row.height);
     context.globalAlpha = 1;
@@ -121,7 +121,7 @@ function paintRow(context: CanvasRenderingContext2D, timeline: TimelineDocument,
     const left = Math.max(from, edge);
     const room = to - left;
     if (room > NAMED_PX) {
-      context.fillStyle = colour?.over ?? "";
+      context.fillStyle = color?.over ?? "";
       context.fillText(cutText(nameOf(timeline, row, at), Math.floor((room - 6) / LETTER_PX)), left + 3, row.top + row.height / 2 + 0.5, room - 5);
     }
   }
@@ -134,7 +134,7 @@ export function nameOf(timeline: TimelineDocument, row: Row, at: number): string
 }
 
 /** A color, and a readable one for text on it. */
-class Colour {
+class Color {
   readonly over: string;
 
   constructor(readonly text: string) {

@@ -5,7 +5,7 @@ import type { At, Frame } from "./held-plot";
 
 export interface Tip {
   title: string;
-  rows: { name: string; value: string; colour?: string; strong?: boolean }[];
+  rows: { name: string; value: string; color?: string; strong?: boolean }[];
   /** A last line, such as what a click does. */
   note?: string;
 }
@@ -37,7 +37,7 @@ export function TipBody({ tip }: { tip: Tip }) {
         <tbody>
           {tip.rows.map((row) => (
             <tr key={row.name} class={row.strong ? "strong" : ""}>
-              <td>{row.colour !== undefined && <span class="swatch" style={{ background: row.colour }} />}</td>
+              <td>{row.color !== undefined && <span class="swatch" style={{ background: row.color }} />}</td>
               <td>{row.name}</td>
               <td class="number">{row.value}</td>
             </tr>

@@ -1,7 +1,7 @@
 /** Below the map: the color legend, and how far back the data goes. */
 
 import type { Heat } from "../api/documents";
-import type { Range } from "../charts/colour-scale";
+import type { Range } from "../charts/color-scale";
 import { marksOf, type HeatControl } from "../charts/heat-control";
 import { figure, valueWords } from "../charts/heat-words";
 import type { OpenRun } from "../run/open-run";

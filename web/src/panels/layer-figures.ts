@@ -9,7 +9,7 @@ import type { Csv } from "../ui/csv";
 import { bytes, tick } from "../ui/format";
 import { token } from "../ui/theme";
 
-const KIND_COLOURS: Readonly<Record<string, string>> = {
+const KIND_COLORS: Readonly<Record<string, string>> = {
   parameters: "--phase-forward",
   gradients: "--phase-comm",
   optimizer: "--phase-optimizer",
@@ -19,7 +19,7 @@ const KIND_COLOURS: Readonly<Record<string, string>> = {
 
 /** The custom property with the color of a kind of memory. */
 export function kindProperty(kind: string): string {
-  return KIND_COLOURS[kind] ?? "--phase-other";
+  return KIND_COLORS[kind] ?? "--phase-other";
 }
 
 export function passProperty(pass: "forward" | "backward"): string {

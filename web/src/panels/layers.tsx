@@ -190,7 +190,7 @@ function memoryTip({ modules: rows, kinds }: LayersDocument, { at, part }: Cell)
   return {
     title: row.name === "" ? row.type : `${row.name} (${row.type})`,
     rows: [
-      ...kinds.flatMap(({ kind, title }) => (row.text.bytes[kind] === undefined ? [] : [{ name: title, value: row.text.bytes[kind] as string, colour: `var(${kindProperty(kind)})`, strong: kind === part }])),
+      ...kinds.flatMap(({ kind, title }) => (row.text.bytes[kind] === undefined ? [] : [{ name: title, value: row.text.bytes[kind] as string, color: `var(${kindProperty(kind)})`, strong: kind === part }])),
       { name: "all", value: `${row.text.total_bytes}, ${row.text.share}` },
     ],
   };
@@ -263,7 +263,7 @@ function timeTip(rows: readonly LayerRow[], { at, part }: Cell): Tip {
   return {
     title: row.name === "" ? row.type : `${row.name} (${row.type})`,
     rows: shown.flatMap((pass) => [
-      { name: pass, value: row.text[`${pass}_us`], colour: `var(${passProperty(pass)})`, strong: pass === part },
+      { name: pass, value: row.text[`${pass}_us`], color: `var(${passProperty(pass)})`, strong: pass === part },
       ...(row.text[`own_${pass}_us`] === row.text[`${pass}_us`] ? [] : [{ name: `${pass}, without the modules inside`, value: row.text[`own_${pass}_us`] }]),
       ...(row[`host_${pass}_us`] == null ? [] : [{ name: `${pass}, time of the host to start it`, value: row.text[`host_${pass}_us`] ?? "" }]),
     ]),

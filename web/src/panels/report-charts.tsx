@@ -77,8 +77,8 @@ function columnsChart({ axis, numbers, values, legend }: ColumnsDocument): Chart
   const block = uPlot.paths.stepped?.({ align: 1 });
   const series: uPlot.Series[] = [{ label: axis }];
   for (const look of [...looks].reverse()) {
-    const colour = token(lookProperty(look));
-    series.push({ label: look, stroke: colour, fill: colour, width: 0, points: { show: false }, ...(block === undefined ? {} : { paths: block }) });
+    const color = token(lookProperty(look));
+    series.push({ label: look, stroke: color, fill: color, width: 0, points: { show: false }, ...(block === undefined ? {} : { paths: block }) });
   }
   return {
     blocks: true,
@@ -92,7 +92,7 @@ function columnTip({ axis, numbers, values, legend }: ColumnsDocument, at: numbe
   if (first === undefined || last === undefined) return null;
   const rows = [...legend].reverse().flatMap(([look, name]) => {
     const value = values[look]?.[at] ?? 0;
-    return value > 0 ? [{ name, value: duration(value), colour: token(lookProperty(look)) }] : [];
+    return value > 0 ? [{ name, value: duration(value), color: token(lookProperty(look)) }] : [];
   });
   const note = first === last ? {} : { note: "mean" };
   return { title: first === last ? `${axis} ${count(first)}` : `${axis}s ${count(first)}–${count(last)}`, rows, ...note };

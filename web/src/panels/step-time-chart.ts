@@ -132,7 +132,7 @@ export function stepTip(steps: StepsDocument, phases: readonly string[], shown: 
   const alone = (steps.ranks[at] ?? 1) <= 1;
   const rows: Tip["rows"] = [...phases].reverse().flatMap((phase) => {
     const value = phaseValues(steps, phase, shown.whose)[at] ?? 0;
-    return value > 0 ? [{ name: phase, value: duration(value), colour: token(phaseProperty(phase)) }] : [];
+    return value > 0 ? [{ name: phase, value: duration(value), color: token(phaseProperty(phase)) }] : [];
   });
   rows.unshift({ name: alone ? "step" : `step, ${whose}`, value: duration(wallOf(steps, shown.whose, at)), strong: true });
   if (!alone) {

@@ -30,7 +30,7 @@ export function TimelineCard({ timeline }: { timeline: TimelineDocument }) {
   const [pointed, setPointed] = useState<{ place: Place; x: number } | null>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
-  const colours = theme.value;
+  const colors = theme.value;
   const show = (next: Span): void => setView(heldSpan(next, all, Math.min(SMALLEST_NS, all[1])));
   const zoom = (by: number, at = (view[0] + view[1]) / 2): void => show(zoomedSpan(view, at, by));
   const gestures = useRef({ view, all, layout, show, setChosen, setPointed });
@@ -56,7 +56,7 @@ export function TimelineCard({ timeline }: { timeline: TimelineDocument }) {
     element.width = Math.round(width * scale);
     element.height = Math.round(layout.height * scale);
     paint(context, { timeline, layout, view, chosen }, width, scale);
-  }, [timeline, layout, view, chosen, width, colours]);
+  }, [timeline, layout, view, chosen, width, colors]);
 
   const pressed = (event: KeyboardEvent): void => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;

@@ -138,10 +138,10 @@ interface BarProps {
 }
 
 function Bar({ value, most, name, kind, children }: BarProps) {
-  const colour = NAMES[name] === undefined ? `var(${phaseProperty(name)})` : "var(--muted)";
+  const color = NAMES[name] === undefined ? `var(${phaseProperty(name)})` : "var(--muted)";
   return (
     <div class="wm-pair-line">
-      <span class={`wm-pair-bar ${kind}`} style={{ width: `${(value / most) * 100}%`, background: colour }} />
+      <span class={`wm-pair-bar ${kind}`} style={{ width: `${(value / most) * 100}%`, background: color }} />
       <span class="wm-pair-figure">{children}</span>
     </div>
   );

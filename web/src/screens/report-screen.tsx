@@ -24,8 +24,8 @@ const KINDS = { trace: "trace", flight: "Flight Recorder", compare: "comparison"
 
 /** `home`: whether it is a screen of a hub, with a list of runs and an address; else a file. */
 export function ReportScreen({ report, home = false }: { report: ReportDocument; home?: boolean }) {
-  const colours = theme.value;
-  useEffect(() => setTab(report.name, MARKS[report.verdict.look] ?? "none"), [report, colours]);
+  const colors = theme.value;
+  useEffect(() => setTab(report.name, MARKS[report.verdict.look] ?? "none"), [report, colors]);
   return (
     <>
       <ScreenBar home={home} title={report.name}>

@@ -153,6 +153,6 @@ function useTab(run: OpenRun): void {
   const still = stillIn(run.findings.value?.findings ?? []);
   const where = status === null ? "" : status.over ? ` · ${statusText(status)}` : still !== null ? ` · hung in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
   const title = `${run.label.value}${where}`;
-  const colours = theme.value;
-  useEffect(() => setTab(title, mark), [title, mark, colours]);
+  const colors = theme.value;
+  useEffect(() => setTab(title, mark), [title, mark, colors]);
 }

@@ -31,8 +31,8 @@ export function RunList({ source }: { source: Source }) {
     feed.open();
     return () => feed.close();
   }, [feed]);
-  const colours = theme.value;
-  useEffect(() => setTab("Runs", "none"), [colours, feed.failure.value]);
+  const colors = theme.value;
+  useEffect(() => setTab("Runs", "none"), [colors, feed.failure.value]);
   useShortcuts("List of runs", [{ keys: "/", words: "search", act: () => document.querySelector<HTMLElement>("[data-search]")?.focus() }]);
   const query = route.value.query;
   const returned = useRef(true);

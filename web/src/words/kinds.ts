@@ -45,7 +45,7 @@ export const KINDS: Readonly<Record<string, Kind>> = {
   memory_pressure: { name: "A device is nearly full", meaning: "Nearly all memory of a device is in use: a little more would end the run." },
   memory_imbalance: { name: "A rank needs more memory", meaning: "One rank needs more device memory than its peers, and the fullest device limits the batch size of all." },
   fragmentation: { name: "Fragmented memory", meaning: "The allocator holds much more device memory than was ever in use at the same time." },
-  low_gpu_utilisation: { name: "Low GPU utilization", meaning: "The GPUs are busy less than half of the time." },
+  low_gpu_utilization: { name: "Low GPU utilization", meaning: "The GPUs are busy less than half of the time." },
   gpu_throttled: { name: "A GPU is throttled", meaning: "A GPU runs slower than it could because of heat, power, or a lower clock than its peers." },
   cpu_saturated: { name: "CPUs are saturated", meaning: "A host has more runnable tasks than CPUs." },
   ram_pressure: { name: "Host memory is low", meaning: "A host has hardly any memory left, or is swapping." },

@@ -33,18 +33,18 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 def analyze_traces(files: Sequence[Path], passed_over: Sequence[str], options: Options, engine: str) -> JobAnalysis:
     """Analyze all ranks that ``find_traces`` found; an unreadable file is a notice, unless there is no other."""
     from stepscope.records.text import bytes_text
-    from stepscope.traces.engine import Problem, analyse_paths, engine_named
-    from stepscope.traces.findings import analyse_job
+    from stepscope.traces.engine import Problem, analyze_paths, engine_named
+    from stepscope.traces.findings import analyze_job
     from stepscope.traces.job import one_per_rank
 
     with progress_bar("reading traces", bytes_text) as told:
-        found = analyse_paths(files, options, engine_named(engine), lambda _files, _all, read, total: told(read, total))
+        found = analyze_paths(files, options, engine_named(engine), lambda _files, _all, read, total: told(read, total))
     problems = [outcome.message for outcome in found if isinstance(outcome, Problem)]
     analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
     if not analyses:
         raise TraceError(problems[0] + (f" (and {len(problems) - 1} more such files)" if len(problems) > 1 else ""))
     ranks, chosen = one_per_rank(analyses)
-    return analyse_job(ranks, [*passed_over, *problems, *chosen.notices], mixed=chosen.mixed)
+    return analyze_job(ranks, [*passed_over, *problems, *chosen.notices], mixed=chosen.mixed)
 
 
 def parse_changes(words: Sequence[str]) -> list[Change]:

@@ -33,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
     # numpy and DuckDB are loaded only now: `stepscope --help` must not wait for them.
     from stepscope.reports.whatif import render_whatif, whatif_document
     from stepscope.whatif.operations import read_meta, read_trace
-    from stepscope.whatif.replay import analyse
+    from stepscope.whatif.replay import analyze
 
     shape = read_meta(args.meta)
     with progress_bar("replaying") as told:
-        found = analyse(read_trace(args.trace, shape), progress=told)
+        found = analyze(read_trace(args.trace, shape), progress=told)
     if args.json:
         print(json.dumps(whatif_document(found), indent=2, allow_nan=False))
     else:

@@ -208,7 +208,7 @@ def remarks_on(window: Window) -> list[str]:
         *_sampling(loader, _replicas(window, facts)),
         *_last_batch(window, facts, loader),
         *_unequal_epochs(window),
-        *_normalising(facts, loader, world_size),
+        *_normalizing(facts, loader, world_size),
         *_searching(window),
         *_left_open(window),
     ]
@@ -308,7 +308,7 @@ def _unequal_epochs(window: Window) -> Iterator[str]:
 # -- model ------------------------------------------------------------------------------------------------------------
 
 
-def _normalising(facts: Mapping[str, Any], loader: Mapping[str, Any], world_size: int) -> Iterator[str]:
+def _normalizing(facts: Mapping[str, Any], loader: Mapping[str, Any], world_size: int) -> Iterator[str]:
     count = _facts_about(facts, "model").get("sync_batchnorm")
     if isinstance(count, int) and count > 0 and world_size == 1:
         yield f"{count} SyncBatchNorm layers in a single-rank job only cost time: BatchNorm computes the same."

@@ -184,11 +184,11 @@ def persistence_z(deviation: Floats) -> float:
     count = len(blocks)
     if count < 2 or blocks.mean() <= 0:
         return 0.0
-    centred = blocks - blocks.mean()
-    squares = float(centred @ centred)
+    centered = blocks - blocks.mean()
+    squares = float(centered @ centered)
     if squares == 0:
         return float("inf")
-    widened = math.sqrt(squares / (count - 1)) * _widening(centred)
+    widened = math.sqrt(squares / (count - 1)) * _widening(centered)
     return _z_of_t(float(blocks.mean()) / widened * math.sqrt(count), count - 1)
 
 
@@ -223,37 +223,37 @@ def stretch_z(deviation: Floats, at: slice) -> float:
     if not len(outside):
         return persistence_z(inside)
     gap = float(np.median(inside) - np.median(outside))
-    centred = np.concatenate((inside - np.median(inside), outside - np.median(outside)))
+    centered = np.concatenate((inside - np.median(inside), outside - np.median(outside)))
     wander = spread(block_medians(outside[None, :], long_block(len(outside)))[0])
     if gap < thresholds.SPREADS_APART * wander:
         return 0.0
     noise = max(spread(inside), spread(outside))
     if noise == 0:
         return float("inf") if gap > 0 else 0.0
-    calm = np.clip(centred, -STEP_CLIP_SPREADS * noise, STEP_CLIP_SPREADS * noise)
+    calm = np.clip(centered, -STEP_CLIP_SPREADS * noise, STEP_CLIP_SPREADS * noise)
     error = MEDIAN_ERROR * noise * _long_widening(calm) * math.sqrt(1 / len(inside) + 1 / len(outside))
     return max(gap / error, 0.0)
 
 
-def _widening(centred: Floats) -> float:
+def _widening(centered: Floats) -> float:
     """By how much the dependence of neighbors widens the error of a mean."""
-    squares = float(centred @ centred)
+    squares = float(centered @ centered)
     if squares == 0:
         return 1.0
-    memory = float(centred[1:] @ centred[:-1]) / squares
+    memory = float(centered[1:] @ centered[:-1]) / squares
     # The estimate is too low by about (1 + 4 memory) / count.
-    memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / len(centred), 0.0), MEMORY_AT_MOST)
+    memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / len(centered), 0.0), MEMORY_AT_MOST)
     return math.sqrt((1 + memory) / (1 - memory))
 
 
-def _long_widening(centred: Floats) -> float:
+def _long_widening(centered: Floats) -> float:
     """The same for single steps, whose dependence may be faint and long: all of it is summed."""
-    squares = float(centred @ centred)
+    squares = float(centered @ centered)
     if squares == 0:
         return 1.0
     total = 1.0
-    for lag in range(1, min(MEMORY_STEPS, len(centred) // 4) + 1):
-        memory = float(centred[lag:] @ centred[:-lag]) / squares
+    for lag in range(1, min(MEMORY_STEPS, len(centered) // 4) + 1):
+        memory = float(centered[lag:] @ centered[:-lag]) / squares
         if memory <= 0:
             break
         total += 2 * memory
@@ -313,10 +313,10 @@ def _without_self(values: Floats) -> Floats:
         low, high = ordered[middle - 1], ordered[middle]
         return np.asarray(np.where(values <= low, high, low), np.float64)
     ordered = np.partition(values, (middle - 1, middle, middle + 1), axis=0)
-    low, centre, high = ordered[middle - 1], ordered[middle], ordered[middle + 1]
-    without_centre = (low + high) / 2
-    below, above = values < centre, values > centre
-    medians_ = np.where(below, (centre + high) / 2, np.where(above, (low + centre) / 2, without_centre))
+    low, center, high = ordered[middle - 1], ordered[middle], ordered[middle + 1]
+    without_center = (low + high) / 2
+    below, above = values < center, values > center
+    medians_ = np.where(below, (center + high) / 2, np.where(above, (low + center) / 2, without_center))
     return np.asarray(medians_, np.float64)
 
 
@@ -377,16 +377,16 @@ class Trend:
 
 def trend(values: Floats) -> Trend:
     """Fit a trend to the medians of stretches; their dependence about the line widens the test."""
-    blocks, centres = _blocks(values, thresholds.BLOCKS)
+    blocks, centers = _blocks(values, thresholds.BLOCKS)
     count = len(blocks)
     if count < thresholds.TREND_BLOCKS:
         level = float(np.median(values)) if len(values) else 0.0
         return Trend(slope=0.0, start=level, p=1.0, wander=0.0)
     later, earlier = np.tril_indices(count, -1)
     rises = blocks[later] - blocks[earlier]
-    slope = float(np.median(rises / (centres[later] - centres[earlier])))
-    start = float(np.median(blocks - slope * centres))
-    rest = blocks - (start + slope * centres)
+    slope = float(np.median(rises / (centers[later] - centers[earlier])))
+    start = float(np.median(blocks - slope * centers))
+    rest = blocks - (start + slope * centers)
     ties = _ties(blocks)
     variance = (count * (count - 1) * (2 * count + 5) - ties) / 18.0
     if variance <= 0:
@@ -409,11 +409,11 @@ def _blocks(values: Floats, most: int) -> tuple[Floats, Floats]:
 
 def _memory(rest: Floats) -> float:
     """Correlation of neighbors, corrected for the bias of a short series."""
-    centred = rest - rest.mean()
-    squares = float(centred @ centred)
+    centered = rest - rest.mean()
+    squares = float(centered @ centered)
     if squares == 0:
         return 0.0
-    memory = float(centred[1:] @ centred[:-1]) / squares
+    memory = float(centered[1:] @ centered[:-1]) / squares
     return min(max(memory + (1 + 4 * max(memory, 0.0)) / len(rest), 0.0), MEMORY_AT_MOST)
 
 
@@ -440,7 +440,7 @@ class Wander:
         return self.scatter**2 * self.steps * (1 + self.memory) / (1 - self.memory)
 
     @property
-    def scatter_of_neighbours(self) -> float:
+    def scatter_of_neighbors(self) -> float:
         """The same assuming independence; a change does not disturb it."""
         return self.scatter**2 * self.steps * (1 - self.memory)
 
@@ -489,7 +489,7 @@ def levels(values: Floats, *, least_change: float) -> tuple[list[int], Wander]:
     z = NormalDist().inv_cdf(1 - thresholds.CHANGE_CHANCE / len(points))
     least = max(thresholds.LEVEL_STEPS // group, 2)
     at_first = wander(calm)
-    own = wander(calm, _largest(calm, _cut(calm, worth=z * z * at_first.scatter_of_neighbours, least=least)))
+    own = wander(calm, _largest(calm, _cut(calm, worth=z * z * at_first.scatter_of_neighbors, least=least)))
     cuts = _cut(calm, worth=z * z * own.per_step, least=least)
     starts = [_exactly(values, cut * group, 2 * group + thresholds.LEVEL_STEPS // 2) if cut else 0 for cut in cuts]
     return _merged(values, sorted(set(starts)), max(least_change, thresholds.SPREADS_APART * own.scatter)), at_first

@@ -501,11 +501,11 @@ SAMPLES_APART_S = 0.9
 a second, so that none is lost to an early tick."""
 MACHINE_SAMPLES = 3
 """Samples about a second apart: fewer are a moment, not a run."""
-UTILISATION_SAMPLES = 5
+UTILIZATION_SAMPLES = 5
 """NVML's utilization covers a sixth of a second to a second: a handful, to have sampled more than one step."""
-UTILISATION_LOW_PERCENT = 50.0
+UTILIZATION_LOW_PERCENT = 50.0
 """The GPU is idle for more than half of the time, unlike in any healthy job of its size …"""
-UTILISATION_WARNING_PERCENT = 40.0
+UTILIZATION_WARNING_PERCENT = 40.0
 """… and here it is a warning, if we see what it waits for; a tiny model cannot fill a large GPU."""
 WAITED_FOR_SHARE = LARGE_SHARE
 """Share of the host's step: the GPU waits for a phase outside the training that takes this much."""

@@ -36,7 +36,7 @@ __all__ = [
     "straggler_advice",
     "throttling_advice",
     "uneven_groups_advice",
-    "utilisation_advice",
+    "utilization_advice",
 ]
 
 
@@ -450,7 +450,7 @@ MEMORY_IMBALANCE_ADVICE = (
     "See what only that rank holds: a second copy of the model, gathered outputs, torch.load without map_location.",
     "If its batches are larger, give every rank the same number of tokens; the fullest device limits all of them.",
 )
-UTILISATION_ADVICE = {
+UTILIZATION_ADVICE = {
     "input": "It waits for data: DataLoader(num_workers=…), pin_memory=True, prefetch_factor; see the time in input.",
     "h2d": "It waits for copies: pin_memory=True and .to(device, non_blocking=True), or fewer, larger copies.",
     "comm": "It waits for other ranks or the network: see whether one of them is late.",
@@ -476,11 +476,11 @@ def memory_pressure_advice(*, world_size: int, frameworks: Sequence[str], sharde
     return less, "An optimizer with less state (8-bit Adam, Adafactor) also frees memory."
 
 
-def utilisation_advice(waited_for: str | None) -> tuple[str, ...]:
+def utilization_advice(waited_for: str | None) -> tuple[str, ...]:
     """``waited_for``: the host's phase in which the GPU is idle; None: launching work is too slow."""
     if waited_for is None:
         return LAUNCHING_ADVICE
-    return (UTILISATION_ADVICE.get(waited_for, f"It waits for the phase {waited_for!r}: take it out of the step."),)
+    return (UTILIZATION_ADVICE.get(waited_for, f"It waits for the phase {waited_for!r}: take it out of the step."),)
 
 
 def throttling_advice(*, thermal: bool, power_brake: bool, power_cap: bool) -> tuple[str, ...]:

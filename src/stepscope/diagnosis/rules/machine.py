@@ -16,7 +16,7 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.readings import Gpu, Readings, gpu_readings, host_readings, row_medians
 from stepscope.diagnosis.engine.statistics import peer_deviation
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.advice import cpu_advice, ram_advice, throttling_advice, utilisation_advice
+from stepscope.diagnosis.rules.advice import cpu_advice, ram_advice, throttling_advice, utilization_advice
 from stepscope.records.finding import Claim, Finding, Severity
 from stepscope.records.steps import COMPUTE_PHASES
 from stepscope.records.text import bytes_text, count_text, number_text, share_text
@@ -63,12 +63,12 @@ def find_gpus(view: View) -> list[Claim]:
 
 def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
     used = readings.of("util_percent")
-    enough = (~np.isnan(used)).sum(axis=1) >= thresholds.UTILISATION_SAMPLES
+    enough = (~np.isnan(used)).sum(axis=1) >= thresholds.UTILIZATION_SAMPLES
     if not enough.any():
         return []
     by_gpu = row_medians(used[enough])
     typical = float(np.median(by_gpu))
-    if typical >= thresholds.UTILISATION_LOW_PERCENT:
+    if typical >= thresholds.UTILIZATION_LOW_PERCENT:
         return []
     phase, share = _waited_for(view)
     seen = share >= thresholds.WAITED_FOR_SHARE
@@ -79,8 +79,8 @@ def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
     )
     who = "The GPU is" if len(gpus) == 1 else "The GPUs are"
     finding = Finding(
-        kind="low_gpu_utilisation",
-        severity="warning" if seen and typical < thresholds.UTILISATION_WARNING_PERCENT else "info",
+        kind="low_gpu_utilization",
+        severity="warning" if seen and typical < thresholds.UTILIZATION_WARNING_PERCENT else "info",
         title=f"{who} busy only {typical:.0f}% of the time{waits}.",
         phase=phase if seen else None,
         steps=view.span,
@@ -94,7 +94,7 @@ def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
             "largest_host_phase": phase,
             "largest_host_share": round(share, 4),
         },
-        advice=utilisation_advice(phase if seen else None),
+        advice=utilization_advice(phase if seen else None),
         confidence=0.9,
     )
     return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]
@@ -271,7 +271,7 @@ ONE_CPU = "the CPU"
 
 
 def find_machine(view: View) -> list[Claim]:
-    """``low_gpu_utilisation``, ``gpu_throttled``, ``cpu_saturated`` and ``ram_pressure``; their saved time is zero."""
+    """``low_gpu_utilization``, ``gpu_throttled``, ``cpu_saturated`` and ``ram_pressure``; their saved time is zero."""
     if not view.enough:
         return []
     hosts, readings = host_readings(view)

@@ -307,12 +307,12 @@ def rise_of_steps(values: Floats, steps: NDArray[np.int64], begin: int, comparis
     blocks = _blocks(count)
     starts = np.linspace(left_out, len(steps), blocks, endpoint=False).astype(np.intp)
     ends = np.append(starts[1:], len(steps))
-    centres = (steps[starts] + steps[ends - 1]) / 2.0
+    centers = (steps[starts] + steps[ends - 1]) / 2.0
     lowest = np.fmin.reduceat(values, starts, axis=1)
     spans = zip(starts, ends, lowest.T, strict=True)
     within = np.stack([(values[:, first:end] == least[:, None]).argmax(axis=1) for first, end, least in spans], axis=1)
-    at = np.where(np.isnan(lowest), centres, steps[starts + within])
-    return _rise_of_blocks(lowest, at, centres, count, comparisons, thresholds.CREEP_DEVICE_BYTES)
+    at = np.where(np.isnan(lowest), centers, steps[starts + within])
+    return _rise_of_blocks(lowest, at, centers, count, comparisons, thresholds.CREEP_DEVICE_BYTES)
 
 
 def rise_of_samples(values: Floats, at: Floats, begin: float, comparisons: int) -> Rise:
@@ -334,10 +334,10 @@ def rise_of_samples(values: Floats, at: Floats, begin: float, comparisons: int) 
     rows, columns, block = rows[order], columns[order], block[order]
     first = np.append(True, (np.diff(rows) != 0) | (np.diff(block) != 0))
     rows, columns, block = rows[first], columns[first], block[first]
-    centres = start + (np.arange(blocks) + 0.5) * (high - start) / blocks
-    lowest, where = np.full((len(values), blocks), np.nan), np.tile(centres, (len(values), 1))
+    centers = start + (np.arange(blocks) + 0.5) * (high - start) / blocks
+    lowest, where = np.full((len(values), blocks), np.nan), np.tile(centers, (len(values), 1))
     lowest[rows, block], where[rows, block] = values[rows, columns], at[rows, columns]
-    return _rise_of_blocks(lowest, where, centres, count, comparisons, thresholds.CREEP_FLOOR_BYTES)
+    return _rise_of_blocks(lowest, where, centers, count, comparisons, thresholds.CREEP_FLOOR_BYTES)
 
 
 def _typical_count(values: Floats) -> int:
@@ -354,7 +354,7 @@ def _blocks(count: int) -> int:
 def _rise_of_blocks(
     lowest: Floats,
     at: Floats,
-    centres: Floats,
+    centers: Floats,
     samples: int,
     comparisons: int,
     least_bytes: float,
@@ -397,7 +397,7 @@ def _rise_of_blocks(
         judged=judged,
         per_step=per_step,
         level=level,
-        between=(np.full(len(known), centres[0]), np.full(len(known), centres[-1])),
+        between=(np.full(len(known), centers[0]), np.full(len(known), centers[-1])),
         samples=samples,
         sure=True,
     )

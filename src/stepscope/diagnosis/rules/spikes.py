@@ -463,7 +463,7 @@ def _num_workers(view: View) -> int | None:
 
 # -- stalls -----------------------------------------------------------------------------------------------------------
 
-NEIGHBOURS = 10
+NEIGHBORS = 10
 """Steps on each side of a stall that show what is usual there."""
 
 
@@ -512,7 +512,7 @@ def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike
 def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
     """And the end of its title, which says where."""
     columns = steps_around(view, spike)
-    near = np.arange(max(columns[0] - NEIGHBOURS, 0), min(columns[-1] + NEIGHBOURS + 1, len(view.steps)))
+    near = np.arange(max(columns[0] - NEIGHBORS, 0), min(columns[-1] + NEIGHBORS + 1, len(view.steps)))
     usual = typical_phase_ns(view, near[~series.spiky[near] & ~np.isin(near, columns)])
     over = view.phase_ns[:, :, columns] - usual[:, :, None]
     excess = over.sum(axis=2)

@@ -36,7 +36,7 @@ from stepscope.wire.handshake import (
     write_welcome,
 )
 
-__all__ = ["Admission", "Admitted", "Challenges", "RankClaims", "Sender", "SenderLimits", "neighbours"]
+__all__ = ["Admission", "Admitted", "Challenges", "RankClaims", "Sender", "SenderLimits", "neighbors"]
 
 
 # -- senders ----------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def sender_of_join(
     )
 
 
-def neighbours(node: int, nnodes: int) -> Iterator[int]:
+def neighbors(node: int, nnodes: int) -> Iterator[int]:
     """Yield the nodes that one probes: all others if there are few, otherwise those 1, 2, 4, 8 … positions ahead.
 
     Every node is then probed by as many as it probes, and any two are a few hops apart.
@@ -552,7 +552,7 @@ class Admission:
             return None
         sender.peers_version = self._version
         found = []
-        for node in neighbours(sender.node, self.nnodes):
+        for node in neighbors(sender.node, self.nnodes):
             other = self._nodes.get(node)
             if other is None or not other.probe_port or other.bye or other.lost:
                 continue

@@ -74,7 +74,7 @@ __all__ = [
     "Live",
     "SealedPositions",
     "Spool",
-    "advance_journalled",
+    "advance_journaled",
     "advance_spool",
     "compare",
     "heard_of",
@@ -412,7 +412,7 @@ def advance_spool(spool: Spool, found: Compared) -> None:
     spool.whole.update(found.stamps)
 
 
-def advance_journalled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any]] | None = None) -> None:
+def advance_journaled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[Any]] | None = None) -> None:
     """Update the positions from a journaled frame.  Journals hold nothing twice: only its end matters.
 
     ``tables``: the tables of its blocks, by ``id`` of their parts, if the caller has unpacked them.
@@ -670,7 +670,7 @@ def _recover(run_dir: Path, heard: Callable[[FrameHead, int], None]) -> Recovere
             end = received.end
             try:
                 frame = read_frame(received.raw)
-                advance_journalled(spools.setdefault(frame.head.spool, Spool(frame.head.spool)), frame)
+                advance_journaled(spools.setdefault(frame.head.spool, Spool(frame.head.spool)), frame)
             except FrameError:
                 continue  # another version; it is kept for a reader that understands it
             heard(frame.head, received.wall_ns)

@@ -38,7 +38,7 @@ from stepscope.store.inbox.journal import (
     JournalWriter,
     SealedPositions,
     Spool,
-    advance_journalled,
+    advance_journaled,
     journal_path,
     live_of,
     read_journal,
@@ -401,7 +401,7 @@ def _write(run_dir: Path, number: int, frames: Iterable[JournalFrame], sealed: S
                 frame = read_frame(received.raw)
                 blocks = {id(part): unpack_block(part.data) for part in frame.parts if part.kind == "steps"}
                 spool = sealed.spools.setdefault(frame.head.spool, Spool(frame.head.spool))
-                advance_journalled(spool, frame, {key: block.table for key, block in blocks.items()})
+                advance_journaled(spool, frame, {key: block.table for key, block in blocks.items()})
             except FrameError:
                 rest.append(received.raw, wall_ns=received.wall_ns)
                 continue

@@ -45,8 +45,8 @@ __all__ = [
     "copy_rest",
     "data_at",
     "is_native",
-    "labelled_pid",
-    "labelled_rank",
+    "labeled_pid",
+    "labeled_rank",
     "last_native_lines",
     "log_share",
     "plain_line",
@@ -198,13 +198,13 @@ def is_native(line: str) -> bool:
     return _NATIVE_ERROR.search(line) is not None
 
 
-def labelled_pid(line: str) -> int | None:
+def labeled_pid(line: str) -> int | None:
     """Return the process that an NCCL line names."""
     found = _NCCL.match(line)
     return int(found["pid"]) if found else None
 
 
-def labelled_rank(line: str) -> int | None:
+def labeled_rank(line: str) -> int | None:
     """Return the rank that a line of torch's C++ names; lines logged from Python carry another label."""
     found = _TORCH.match(line) or (_TORCH_RANK.search(line) if is_native(line) else None)
     return int(found["rank"]) if found else None
@@ -387,7 +387,7 @@ class _Source:
             _append(log, b"".join(lines))
 
     def _whose(self, line: str) -> Path | None:
-        pid, rank = labelled_pid(line), labelled_rank(line)
+        pid, rank = labeled_pid(line), labeled_rank(line)
         for who, number, log in reversed(self.writers):  # for a restarted rank, the last one
             if who == pid or (rank is not None and number == rank):
                 return log

@@ -28,7 +28,7 @@ from stepscope.traces.device.kernels import (
     occupancy_of,
     occupancy_sums,
     sm_efficiency_of,
-    utilisation_of,
+    utilization_of,
 )
 from stepscope.traces.device.work import (
     Gaps,
@@ -309,7 +309,7 @@ class DeviceFigures:
     """Shares are 0 to 1; None: not in the trace."""
 
     device_name: str | None
-    utilisation: float | None
+    utilization: float | None
     sm_efficiency: float | None
     occupancy: float | None
     tensor_core_share: float | None
@@ -365,7 +365,7 @@ def figures_of(work: Work) -> DeviceFigures:
     gaps = gaps_of(joined)
     return DeviceFigures(
         device_name=_device_name(work),
-        utilisation=utilisation_of(work),
+        utilization=utilization_of(work),
         sm_efficiency=sm_efficiency_of(work),
         occupancy=occupancy_of(work),
         tensor_core_share=tensor_core_ns / matrix_ns if matrix_ns else None,
@@ -472,8 +472,8 @@ def pace_of(window: Window, everything: DeviceFigures) -> Pace:
         device=everything if own is work else figures_of(own),
     )
     busy_ns = temporal.span_ns - temporal.idle_ns
-    utilisation = busy_ns / pace.total_ns if pace.total_ns and len(own) else None
-    return replace(pace, device=replace(pace.device, utilisation=utilisation))
+    utilization = busy_ns / pace.total_ns if pace.total_ns and len(own) else None
+    return replace(pace, device=replace(pace.device, utilization=utilization))
 
 
 def launched_in_steps(window: Window, first: int = 0, last: int | None = None) -> NDArray[np.bool_]:

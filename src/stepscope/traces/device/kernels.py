@@ -35,7 +35,7 @@ __all__ = [
     "occupancy_sums",
     "sequences_table",
     "sm_efficiency_of",
-    "utilisation_of",
+    "utilization_of",
 ]
 
 
@@ -507,7 +507,7 @@ def step_time_of(work: Work) -> tuple[int, int]:
     return steps[0].start_ns, max(*ends_ns, *(step.end_ns for step in steps), steps[0].start_ns)
 
 
-def utilisation_of(work: Work) -> float | None:
+def utilization_of(work: Work) -> float | None:
     start_ns, end_ns = step_time_of(work)
     if end_ns <= start_ns or not len(work):
         return None

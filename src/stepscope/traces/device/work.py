@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Codes, Ints, Kind, Rows
 from stepscope.traces.model.intervals import Spans
-from stepscope.traces.model.kernel_names import is_communication, is_synchronising
+from stepscope.traces.model.kernel_names import is_communication, is_synchronizing
 from stepscope.traces.model.tables import Grouped, Table, grouped, table_of
 from stepscope.traces.model.window import Window
 
@@ -183,7 +183,7 @@ def temporal_steps(window: Window) -> Table:
     temporals = _temporals(window, rows[inside], step[inside].astype(np.int64), len(window.steps))
     counts = np.bincount(step[inside], minlength=len(window.steps))
     lengths = [each.end_ns - each.start_ns for each in window.steps]
-    columns = ("step", "start_ns", "wall_ns", "pace_ns", "utilisation_share", "work", *TEMPORAL_COLUMNS)
+    columns = ("step", "start_ns", "wall_ns", "pace_ns", "utilization_share", "work", *TEMPORAL_COLUMNS)
     return table_of(
         "temporal_steps",
         "Device time by step",
@@ -194,7 +194,7 @@ def temporal_steps(window: Window) -> Table:
             for pace_ns in [max(wall_ns, temporal.span_ns)]
         ),
         note="wall_ns: on the host; work and later columns: what the step launched, whenever it ran; pace_ns: the "
-        "longer of wall_ns and span_ns; utilisation_share: of pace_ns.",
+        "longer of wall_ns and span_ns; utilization_share: of pace_ns.",
     )
 
 
@@ -319,15 +319,15 @@ def gaps_of(work: Work) -> Gaps:
     host = work.known[index] & (work.call_start_ns[index] > began_ns)
     cause = np.where(host, HOST, np.where(gap_ns < KERNEL_WAIT_NS, KERNEL, OTHER)).astype(np.int8)
     sync_ns = np.zeros(len(at), np.int64)
-    sync_ns[host] = _synchronising_ns(work, index[host], began_ns[host])
+    sync_ns[host] = _synchronizing_ns(work, index[host], began_ns[host])
     return Gaps(work=index, start_ns=began_ns, gap_ns=gap_ns, cause=cause, sync_ns=sync_ns)
 
 
-def synchronising_calls(work: Work) -> Rows:
+def synchronizing_calls(work: Work) -> Rows:
     """Return the runtime calls that wait for the device, by start."""
     trace, window = work.window.trace, work.window
     calls = window.rows_of((Kind.RUNTIME,))
-    waits = trace.names_where(is_synchronising)[trace.slices.name[calls]]
+    waits = trace.names_where(is_synchronizing)[trace.slices.name[calls]]
     to_pageable = work.known & ~work.kernel
     to_pageable[to_pageable] = trace.names_where(lambda name: "-> Pageable" in name)[work.name[to_pageable]]
     holds = np.zeros(len(trace), bool)
@@ -336,10 +336,10 @@ def synchronising_calls(work: Work) -> Rows:
     return np.flatnonzero(holds).astype(np.int32)
 
 
-def _synchronising_ns(work: Work, index: NDArray[np.int64], began_ns: Ints) -> Ints:
+def _synchronizing_ns(work: Work, index: NDArray[np.int64], began_ns: Ints) -> Ints:
     """Return how much of each host wait, up to the launching call, its thread spent waiting for the device."""
     slices = work.window.trace.slices
-    calls = synchronising_calls(work)
+    calls = synchronizing_calls(work)
     thread = slices.thread[work.launch[index]]
     until_ns = np.minimum(work.call_start_ns[index], work.start_ns[index])
     out = np.zeros(len(index), np.int64)

@@ -235,7 +235,7 @@ def flops_found(window: Window) -> Flops:
         host_ns=slices.dur_ns[rows],
         unknown=unknown,
         total=total,
-        mfu=_utilisation(window, rows, values) if total and len(work) else None,
+        mfu=_utilization(window, rows, values) if total and len(work) else None,
     )
 
 
@@ -261,7 +261,7 @@ def _holds_any(window: Window, outer: Rows, inner: Rows) -> np.ndarray:
     return held
 
 
-def _utilisation(window: Window, rows: Rows, values: Ints) -> float | None:
+def _utilization(window: Window, rows: Rows, values: Ints) -> float | None:
     trace = window.trace
     device = np.bincount(np.maximum(trace.slices.device[window.device_rows], 0)).argmax()
     names = [each.get("name") for each in trace.meta.devices if each.get("id", device) == device]

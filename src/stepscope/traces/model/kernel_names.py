@@ -33,7 +33,7 @@ __all__ = [
     "is_fp32_matmul",
     "is_graph_launch",
     "is_matrix_class",
-    "is_synchronising",
+    "is_synchronizing",
     "kernel_class",
     "short_name",
     "short_names",
@@ -64,7 +64,7 @@ CLASSES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "multi_tensor", "multitensor", "adam", "fused_sgd", "adagrad", "lamb_", "rmsprop", "adafactor", "optimizer",
         "_foreach_", "amp_non_finite", "muon",
     )),
-    ("normalisation", (
+    ("normalization", (
         "batch_norm", "batchnorm", "bn_fw", "bn_bw", "bn_finalize", "layer_norm", "layernorm", "rmsnorm", "rms_norm",
         "group_norm", "groupnorm", "instance_norm", "normalization", "rowwisemoments", "gammabeta", "gradinputcuda",
         "computegradinput", "miopenbatchnorm",
@@ -209,7 +209,7 @@ def _multiplies(name: str) -> bool:
 # -- runtime calls ----------------------------------------------------------------------------------------------------
 # Calls of the CUDA, HIP and Intel runtimes and drivers.
 
-SYNCHRONISING: Final = re.compile(
+SYNCHRONIZING: Final = re.compile(
     r"(cuda|cu|hip|mtia|xpu|ze)[A-Za-z]*Synchronize(_\w+)?$"
     r"|(cuda|hip)Memcpy(2D|3D|To(Symbol|Array)|From(Symbol|Array)|Peer|DtoH|HtoD|DtoD|WithStream)?(_ptds|_v\d+)?$"
     r"|cuMemcpy(DtoH|HtoD|DtoD|2D|3D)?(_v2)?$"
@@ -225,14 +225,14 @@ GRAPH_LAUNCH: Final = re.compile(r"(cuda|cu|hip)GraphLaunch")
 
 
 @lru_cache(maxsize=4096)
-def is_synchronising(name: str) -> bool:
+def is_synchronizing(name: str) -> bool:
     return is_asked_to_wait(name) or FREEING.match(name) is not None
 
 
 @lru_cache(maxsize=4096)
 def is_asked_to_wait(name: str) -> bool:
     """Test for calls that wait explicitly, not only because they free memory."""
-    return SYNCHRONISING.match(name) is not None
+    return SYNCHRONIZING.match(name) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,7 @@ from stepscope.traces.host.stalls import loader_rows
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints, Kind, Rows, named
 from stepscope.traces.model.intervals import EMPTY, Spans
-from stepscope.traces.model.kernel_names import is_communication, is_synchronising
+from stepscope.traces.model.kernel_names import is_communication, is_synchronizing
 from stepscope.traces.model.window import Window
 
 __all__ = [
@@ -129,7 +129,7 @@ def host_waits(window: Window, work: StreamWork) -> HostWaits:
         none = np.empty(0, np.int64)
         return HostWaits(call=none.astype(np.int32), work=none, at_ns=none, for_start=none.astype(bool))
     calls = window.rows_of((Kind.RUNTIME,))
-    syncing = calls[named(trace, calls, is_synchronising)]
+    syncing = calls[named(trace, calls, is_synchronizing)]
     # Calls that launch a copy themselves are handled below.
     syncing = syncing[~np.isin(syncing, work.call)]
     waited = _said_by_sync(window, work, syncing)
@@ -137,7 +137,7 @@ def host_waits(window: Window, work: StreamWork) -> HostWaits:
     waited[unsaid] = _last_ended(window, work, syncing[unsaid])
     copies = np.flatnonzero((work.call >= 0) & (slices.kind[work.row] == Kind.MEMCPY))
     to_host = named(trace, work.row[copies], TO_HOST.search)
-    blocking = named(trace, work.call[copies], is_synchronising)
+    blocking = named(trace, work.call[copies], is_synchronizing)
     inside = work.end_ns[copies] <= slices.end_ns[work.call[copies]]
     copies = copies[(to_host & inside) | blocking]
     queued, freed = _full_queue(window, work, work.call[copies])
@@ -440,7 +440,7 @@ class Cause(IntEnum):
     COPY = 2
     LAUNCH_DELAY = 3
     KERNEL_GAP = 4
-    SYNCHRONISATION = 5
+    SYNCHRONIZATION = 5
     HOST_OPERATOR = 6
     HOST_RUNTIME = 7
     DATA_LOADING = 8
@@ -467,7 +467,7 @@ def host_causes(window: Window, lines: dict[int, HostLine]) -> dict[int, NDArray
         kind = np.where(row >= 0, slices.kind[row], Kind.OTHER)
         cause = BY_KIND[kind]
         calls = np.flatnonzero(kind == Kind.RUNTIME)
-        cause[calls[named(trace, row[calls], is_synchronising)]] = Cause.SYNCHRONISATION
+        cause[calls[named(trace, row[calls], is_synchronizing)]] = Cause.SYNCHRONIZATION
         ranges = np.flatnonzero(kind == Kind.ANNOTATION)
         cause[ranges[named(trace, row[ranges], host_communicates)]] = Cause.COMMUNICATION
         own = loaders[slices.thread[loaders] == thread]

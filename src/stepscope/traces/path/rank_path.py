@@ -6,7 +6,7 @@ Its segments are disjoint, cover every instant, and add up to exactly the length
     compute, communication, copy      a kernel, a collective, a copy or memset
     launch_delay                      from a launch to the start of the launched work, if nothing else delayed it
     kernel_gap                        between the end of one work item and the start of the next that waited for it
-    synchronisation                   inside a synchronizing call, after what it waited for had ended
+    synchronization                   inside a synchronizing call, after what it waited for had ended
     host_operator, host_runtime       an operator's own time; calls of the device's runtime
     data_loading                      inside the DataLoader's ``__next__``
     host_python                       everything else on the host: Python, and gaps between slices

@@ -379,7 +379,7 @@ def _put(sums: dict[str, int], name: str, took_ns: int, left_ns: int) -> int:
 NAMED: Final = ("kernel", "op")
 WHOLE: Final = {"comm": ("hidden", "0"), "copy": ("0",), "launch": ("0",), "host": ("0",), "loader": ("0",)}
 FORMS: Final = "kernel:NAME=2x, op:NAME=2x, comm=hidden, copy=0, launch=0, host=0, loader=0, rank:3=peers"
-HOST: Final = (Cause.HOST_OPERATOR, Cause.HOST_RUNTIME, Cause.HOST_PYTHON, Cause.SYNCHRONISATION)
+HOST: Final = (Cause.HOST_OPERATOR, Cause.HOST_RUNTIME, Cause.HOST_PYTHON, Cause.SYNCHRONIZATION)
 Shares = Sequence[tuple[str, int]]
 """Names and their time on the path, longest first."""
 STANDARD: Final = {

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from stepscope.traces.model.columns import Ints, Numbering
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.rank_collectives import OPS, POINT_TO_POINT, SYNCHRONISING, ProcessGroup
+from stepscope.traces.rank_collectives import OPS, POINT_TO_POINT, SYNCHRONIZING, ProcessGroup
 
 if TYPE_CHECKING:
     from stepscope.traces.rank import RankAnalysis
@@ -364,7 +364,7 @@ def _joined(way: _Edge, sign: int, edge: _Edge, other: int) -> _Edge:
 
 def _edges(pairs: Pairs) -> list[_Edge]:
     """Measure every group from its lowest rank to each of the others."""
-    wanted = np.isin(pairs.op, SYNCHRONISING)[pairs.whole]
+    wanted = np.isin(pairs.op, SYNCHRONIZING)[pairs.whole]
     whole, rank, end_ns = pairs.whole[wanted], pairs.rank[wanted].astype(np.int64), pairs.end_ns[wanted]
     dur_ns = end_ns - pairs.start_ns[wanted]
     if not len(whole):

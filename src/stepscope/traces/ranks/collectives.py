@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.rank_collectives import OPS, SYNCHRONISING, ProcessGroup, bus_factor
+from stepscope.traces.rank_collectives import OPS, SYNCHRONIZING, ProcessGroup, bus_factor
 from stepscope.traces.ranks.clocks import SAME_CLOCK_NS, Clocks, Pairs, clocks_of, pair
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def _split(pairs: Pairs, clocks: Clocks) -> Split:
         last=pairs.rank[order[first]],
         cost_ns=np.maximum.reduceat(wait_ns, first),
         alone_ns=arrived_ns - start_ns[order[first + 1]],
-        counts=~(apart & np.isin(pairs.op, SYNCHRONISING)),
+        counts=~(apart & np.isin(pairs.op, SYNCHRONIZING)),
     )
 
 

@@ -271,7 +271,7 @@ def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
     if any(claim.finding.severity != "info" or claim.explained_ns.any() for claim in claims):
         return []
     used = np.array(
-        [one.pace.device.utilisation if one.pace.device.utilisation is not None else 1.0 for one in view.analyses]
+        [one.pace.device.utilization if one.pace.device.utilization is not None else 1.0 for one in view.analyses]
     )
     where = view.on_device & (used < thresholds.UNDERUSED_SHARE)
     if not where.any():
@@ -287,7 +287,7 @@ def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
             where=where,
             saved_ns=halved(idle_ns),
             most_ns=idle_ns,
-            evidence={"utilisation": round(share, 4)},
+            evidence={"utilization": round(share, 4)},
             advice=(
                 "Larger batches, or several workers on one device (MPS), use the idle time.",
                 "The table of idle times shows what it waits for.",

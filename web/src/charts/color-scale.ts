@@ -108,7 +108,7 @@ export function shades(stops: readonly string[]): Uint32Array {
 }
 
 /** Write a pixel for each value; unknown values stay transparent. Returns whether all are known. */
-export function coloured(cells: Float32Array, range: Range, colours: Uint32Array, pixels: Uint32Array): boolean {
+export function colored(cells: Float32Array, range: Range, colors: Uint32Array, pixels: Uint32Array): boolean {
   let whole = true;
   const scale = range.high > range.low ? (SHADES - 1) / (range.high - range.low) : 0;
   for (let at = 0; at < cells.length; at += 1) {
@@ -120,7 +120,7 @@ export function coloured(cells: Float32Array, range: Range, colours: Uint32Array
       continue;
     }
     const shade = (value - range.low) * scale;
-    pixels[at] = colours[shade <= 0 ? 0 : shade >= SHADES - 1 ? SHADES - 1 : (shade + 0.5) | 0] as number;
+    pixels[at] = colors[shade <= 0 ? 0 : shade >= SHADES - 1 ? SHADES - 1 : (shade + 0.5) | 0] as number;
   }
   return whole;
 }
