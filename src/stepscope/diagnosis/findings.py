@@ -44,7 +44,8 @@ from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
 from stepscope.records.finding import SEVERITIES, Claim, Finding, HangKind, as_remark, finding_order, highest
-from stepscope.records.series import RunData
+from stepscope.records.paths import HOOKS_INSTALLED, HOOKS_MISSED
+from stepscope.records.series import RunData, Unrecorded
 from stepscope.records.text import count_text, ms_text, share_text
 
 __all__ = ["AT_ONCE", "Change", "Watched", "collecting_text", "diagnose", "follow", "live_window", "look"]
@@ -116,9 +117,42 @@ def find_insufficient(
     ]
 
 
+def _why_unrecorded(processes: Sequence[Unrecorded]) -> tuple[str, tuple[str, ...]]:
+    """Explain an empty run by what its processes wrote at their end; torch that could not be hooked comes first."""
+    failed = [each for each in processes if each.torch and each.hooks not in (HOOKS_INSTALLED, HOOKS_MISSED)]
+    missed = [each for each in processes if each.torch and each.hooks == HOOKS_MISSED]
+    hooked = [each for each in processes if each.torch and each.hooks == HOOKS_INSTALLED]
+    by_hand = 'Put "import stepscope; stepscope.init()" after the imports at the top of the script.'
+    if failed:
+        return (
+            f"Nothing was recorded: the hooks could not be installed in torch {failed[0].torch} ({failed[0].hooks}).",
+            ("This is an error in Stepscope. Check that this version of torch is supported (`stepscope doctor`).",),
+        )
+    if missed:
+        return (
+            f"Nothing was recorded: {_named(missed)} loaded torch {missed[0].torch} without Python's import system.",
+            (by_hand,),
+        )
+    begins = "Recording begins with the first forward that needs gradients, backward or optimizer.step()."
+    elsewhere = "A process in a container, behind ssh or under python -I cannot be recorded from here."
+    if hooked:
+        return (
+            f"Nothing was recorded: {_named(hooked)} imported torch {hooked[0].torch} and ended without training.",
+            (begins, elsewhere),
+        )
+    return f"Nothing was recorded: {_named(processes)} ended without importing torch.", (elsewhere,)
+
+
+def _named(processes: Sequence[Unrecorded]) -> str:
+    names = sorted({each.script for each in processes if each.script not in ("", "-c")})
+    return names[0] if len(names) == 1 else "the script"
+
+
 def _too_little(
     run: RunData, window: Window, steady: int, *, reached: bool, alive: bool
 ) -> tuple[str, tuple[str, ...]]:
+    if not run.ranks and run.unrecorded:
+        return _why_unrecorded(run.unrecorded)
     if not run.ranks and reached:
         return (
             "Nothing was recorded: no process with the recorder loaded trained a PyTorch model.",

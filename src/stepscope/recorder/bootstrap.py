@@ -14,6 +14,8 @@ working directory stay the script's own. The price: ``python -I`` and ``-E`` ign
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +27,7 @@ from stepscope.recorder.failure import watch_end
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp, notes
 from stepscope.recorder.hooks.compiled import leave_shared_code_alone
+from stepscope.recorder.hooks.dataloader import STATEFUL_LOADER
 from stepscope.recorder.hooks.forward import ForwardProbe
 from stepscope.recorder.hooks.loss import StepValues
 from stepscope.recorder.hooks.optimizer import OptimizerHooks
@@ -35,10 +38,20 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.recorder.stacks import StackOffer
 from stepscope.recorder.worker_server import ServerOffer
 from stepscope.records import run_clock
+from stepscope.records.files import file_mode, folder_mode
 from stepscope.records.identity import RankIdentity
-from stepscope.records.paths import ENV_CLAIM, ENV_RUN_DIR, ENV_SESSION, ENV_SWITCH, log_path
+from stepscope.records.paths import (
+    ENV_CLAIM,
+    ENV_RUN_DIR,
+    ENV_SESSION,
+    ENV_SWITCH,
+    HOOKS_INSTALLED,
+    HOOKS_MISSED,
+    log_path,
+    unrecorded_path,
+)
 
-__all__ = ["Instrumentation", "current", "start_from_environment", "switched_off"]
+__all__ = ["WATCHED_MODULES", "Instrumentation", "current", "start_from_environment", "switched_off"]
 
 
 # -- Instrumentation --------------------------------------------------------------------------------------------------
@@ -100,6 +113,11 @@ class Instrumentation:
 
 _recorder: Recorder | None = None
 _watch = ImportWatch()
+_hooks = HOOKS_MISSED
+"""What became of the hooks: HOOKS_INSTALLED, HOOKS_MISSED until torch is imported, or the error."""
+MAX_ERROR = 500
+WATCHED_MODULES = (*checkpoint.FUNCTIONS, *checkpoint.METHODS, *notes.LOGGERS, *facts.STEP_COUNTERS, STATEFUL_LOADER)
+"""Modules that may be importing torch when the hooks are installed."""
 
 
 def current() -> Recorder | None:
@@ -121,6 +139,8 @@ def start_from_environment() -> None:
     recorder = start(Path(session), Path(run_dir))
     claims = _claim(Path(run_dir), None if is_launcher(sys.orig_argv) else rank_from(os.environ))
     watch_end(recorder, Path(run_dir), helper=not claims)
+    if claims and not is_launcher(sys.orig_argv):
+        atexit.register(_note_unrecorded, recorder, Path(run_dir), os.getpid())
     if not claims:
         recorder.when_known(lambda who: _keep_as(Path(run_dir), who))
     os.register_at_fork(after_in_child=_forked)
@@ -164,10 +184,36 @@ def start(session: Path, run_dir: Path) -> Recorder:
     if _recorder is None:
         _recorder = recorder = Recorder(session, run_dir)
         os.register_at_fork(after_in_child=failsafe(recorder.forget))
-        _watch.when_imported("torch", lambda torch: _instrument(recorder, torch))
+        _watch.expect(*WATCHED_MODULES)
+        _watch.when_imported("torch", failsafe(lambda torch: _instrument(recorder, torch)))
     return _recorder
 
 
-@failsafe
 def _instrument(recorder: Recorder, torch: object) -> None:
-    Instrumentation(recorder, torch, _watch)  # torch's own hooks keep it alive until the process ends
+    global _hooks
+    try:
+        Instrumentation(recorder, torch, _watch)  # torch's own hooks keep it alive until the process ends
+    except Exception as error:
+        _hooks = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        raise  # counted and reported by the caller's failsafe
+    _hooks = HOOKS_INSTALLED
+
+
+def _note_unrecorded(recorder: Recorder, run_dir: Path, pid: int) -> None:
+    """At the end of the script or of a rank: if nothing was recorded of it, write down why."""
+    if recorder.ring is not None or os.getpid() != pid:
+        return
+    torch: Any = sys.modules.get("torch")
+    account = {
+        "pid": pid,
+        "script": os.path.basename(sys.argv[0] if sys.argv else ""),  # noqa: PTH119 - pathlib takes longer to load
+        "torch": str(getattr(torch, "__version__", "")),
+        "hooks": _hooks,
+    }
+    path = unrecorded_path(run_dir, pid)
+    try:
+        path.parent.mkdir(mode=folder_mode(run_dir), exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file_mode(run_dir)), "w") as file:
+            json.dump(account, file)
+    except OSError:
+        pass  # the summary then explains the empty run without it

@@ -22,7 +22,7 @@ from typing import Any
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.model import ModelWalk, autocast_seen_in
 
-__all__ = ["Callers", "GlobalSteps", "LiveObjects", "install_step_counters"]
+__all__ = ["STEP_COUNTERS", "Callers", "GlobalSteps", "LiveObjects", "install_step_counters"]
 
 
 # -- Data loaders -----------------------------------------------------------------------------------------------------

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from threading import get_ident
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 __all__ = ["ImportWatch", "Patches", "failsafe", "failures", "immortal", "on_failure", "warn"]
 
@@ -135,7 +135,13 @@ class Patches:
 # Report when a module has been imported, without importing it.
 #
 # A finder at the head of ``sys.meta_path`` knows a few names.  When one of them is requested it lets the other finders
-# find it, wraps the loader so that the callback runs after the module's code, and forgets the name.
+# find it and wraps the loader, so that the callbacks run after the module's code.  A request is not an import:
+# ``importlib.util.find_spec("torch")`` only asks whether there is a torch, and a module whose code fails may be
+# imported again.  So a name is forgotten only after its code has run to the end.
+#
+# Frameworks import torch while their own modules are being imported, and most callbacks are registered when torch is
+# there.  ``expect`` announces such a name earlier: a callback that is registered while the module's code runs then
+# waits for its end.
 
 Callback = Callable[[ModuleType], object]
 
@@ -143,53 +149,120 @@ Callback = Callable[[ModuleType], object]
 class ImportWatch(MetaPathFinder):
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callback]] = {}
+        self._searching: set[tuple[int, str]] = set()
+        """Threads that are inside ``find_spec``, and the name: another finder there may ask all finders again."""
+        self._running: set[str] = set()
+        """Modules whose code runs now, inside our loader."""
+        self._incomplete: dict[str, list[Callback]] = {}
+        """Callbacks for modules whose code was already running, inside a loader that is not ours."""
+
+    def expect(self, *names: str) -> None:
+        """Notice the end of these imports, for callbacks that will be registered later."""
+        for name in names:
+            if name not in sys.modules:
+                self._callbacks.setdefault(name, [])
+        self._attach()
 
     def when_imported(self, name: str, callback: Callback) -> None:
         """Call back once; immediately if the module is already there."""
         module = sys.modules.get(name)
-        # A module that is still running its code is not complete, but it is too late to wrap its loader.
-        if module is not None:
+        if module is None or name in self._running:
+            self._callbacks.setdefault(name, []).append(callback)
+            self._attach()
+        elif _is_complete(module):
             callback(module)
-            return
-        self._callbacks.setdefault(name, []).append(callback)
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
+        else:
+            self._incomplete.setdefault(name, []).append(callback)
+            self._attach()
 
     def remove(self) -> None:
         self._callbacks.clear()
+        self._incomplete.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+
+    def _attach(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        callbacks = self._callbacks.pop(fullname, None)
-        if callbacks is None:
+        if self._incomplete:
+            self._call_completed()
+        search = (get_ident(), fullname)
+        if fullname not in self._callbacks or search in self._searching:
             return None
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _LoaderThenCall(spec.loader, callbacks)
+        self._searching.add(search)
+        try:
+            spec = self._found_by_others(fullname, path, target)
+        finally:
+            self._searching.discard(search)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = cast(Loader, _LoaderThenCall(spec.loader, self))
         return spec
 
+    def _found_by_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find: Any = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
-class _LoaderThenCall(Loader):
-    """Wraps another loader and runs callbacks after it; everything else is the other loader's."""
+    def begins(self, name: str) -> None:
+        self._running.add(name)
 
-    def __init__(self, loader: Loader, callbacks: Sequence[Callback]) -> None:
+    def ends(self, name: str, module: ModuleType | None) -> None:
+        """Call back with the module that importers get; None: its code failed, and it may be imported again."""
+        self._running.discard(name)
+        if module is not None:
+            for callback in self._callbacks.pop(name, ()):
+                _call_back(callback, sys.modules.get(name, module))
+
+    def _call_completed(self) -> None:
+        for name in list(self._incomplete):
+            module = sys.modules.get(name)
+            if module is not None and _is_complete(module):
+                for callback in self._incomplete.pop(name, ()):
+                    _call_back(callback, module)
+
+
+def _is_complete(module: ModuleType) -> bool:
+    """Whether the code of the module has run to its end, as the interpreter itself notes it."""
+    return not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+class _LoaderThenCall:
+    """Stands for another loader, whose class and attributes it shows, and reports the end of ``exec_module``."""
+
+    def __init__(self, loader: Any, watch: ImportWatch) -> None:
         self._loader = loader
-        self._callbacks = callbacks
+        self._watch = watch
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
         # The module must not see the wrapper: code reads ``__loader__`` and ``__spec__.loader`` for resources.
         module.__loader__ = self._loader
+        name = module.__name__
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        for callback in self._callbacks:
-            _call_back(callback, module)
+            name = module.__spec__.name
+        self._watch.begins(name)
+        try:
+            self._loader.exec_module(module)
+        except BaseException:
+            self._watch.ends(name, None)
+            raise
+        self._watch.ends(name, module)
 
 
 @failsafe

@@ -13,6 +13,7 @@ lasts.  The *run directory* is permanent.
     <session>/<pid>.pickle            the snapshot, until the command has taken it
     <run>/rings/<pid>.ring            the ring, when the session has no room
     <run>/errors/<pid>.json           the exception that ended a process
+    <run>/unrecorded/<pid>.json       why nothing was recorded of a script or rank that ended by itself
     <run>/flight/rank_<rank>.json     the contents of its Flight Recorders at that time
     <run>/memory/rank_<rank>.pickle   the state of CUDA's allocator when the process ran out of memory
     <run>/flight/nccl_trace_rank_<rank>   the dump that NCCL's own watchdog wrote before it ended the process
@@ -50,6 +51,8 @@ __all__ = [
     "ENV_TORCH_DUMPS",
     "FLIGHT",
     "HANGS",
+    "HOOKS_INSTALLED",
+    "HOOKS_MISSED",
     "LAYERS_SUFFIX",
     "LAYER_MODES",
     "PRINTED_SUFFIX",
@@ -60,6 +63,7 @@ __all__ = [
     "SNAPSHOT_SUFFIX",
     "STACKS_SUFFIX",
     "THREADS_SUFFIX",
+    "UNRECORDED",
     "error_path",
     "flight_path",
     "hangs_folder",
@@ -76,6 +80,7 @@ __all__ = [
     "snapshot_path",
     "terminal_log",
     "timed_collectives",
+    "unrecorded_path",
 ]
 
 ENV_SWITCH = "STEPSCOPE"
@@ -124,6 +129,9 @@ BESIDE_RING = (
 ENV_TORCH_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """They tell torch where NCCL's watchdog writes the Flight Recorder of a rank; torch appends the rank's number."""
 FLIGHT = "flight"
+UNRECORDED = "unrecorded"
+HOOKS_INSTALLED, HOOKS_MISSED = "installed", "missed"
+"""In ``unrecorded/``: what became of the hooks; ``missed``: torch is loaded, but its import was not noticed."""
 HANGS = "hangs"
 SESSION_LOCK = "agent.lock"
 """In the session of ``stepscope.init()``: locked by its agent, it contains the path of the run."""
@@ -140,6 +148,10 @@ def session_root() -> Path:
 def ring_paths(session: Path, run_dir: Path, pid: int) -> tuple[Path, Path]:
     """Where to put the ring of a process: first choice and fallback."""
     return session / f"{pid}{RING_SUFFIX}", run_dir / "rings" / f"{pid}{RING_SUFFIX}"
+
+
+def unrecorded_path(run_dir: Path, pid: int) -> Path:
+    return run_dir / UNRECORDED / f"{pid}.json"
 
 
 def error_path(run_dir: Path, pid: int) -> Path:

@@ -24,6 +24,7 @@ __all__ = [
     "RankSeries",
     "RankState",
     "RunData",
+    "Unrecorded",
     "is_gradient_norm",
     "is_learning_rate",
     "is_loss",
@@ -99,6 +100,19 @@ class RankError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unrecorded:
+    """Why nothing was recorded of a process that loaded the recorder."""
+
+    pid: int
+    script: str
+    """What it ran, by its file name."""
+    torch: str
+    """The version of torch that it imported; empty: it did not import torch."""
+    hooks: str
+    """HOOKS_INSTALLED or HOOKS_MISSED (``records/paths.py``), or the error that prevented them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """A run as stored in its directory, finished or not."""
 
@@ -111,6 +125,8 @@ class RunData:
     """Host, process and GPU samples (docs/schema.md)."""
     events: tuple[dict[str, Any], ...] = ()
     errors: tuple[RankError, ...] = ()
+    unrecorded: tuple[Unrecorded, ...] = ()
+    """Scripts and ranks that ended by themselves and of which nothing was recorded."""
     stacks: tuple[dict[str, Any], ...] = ()
     """Where ranks were seen in long stretches that no phase claims (docs/schema.md)."""
     layers: LayerRecords = field(default_factory=lambda: LayerRecords(models={}, samples=()))

@@ -7,6 +7,7 @@ A run directory has three kinds of data, each with a sub-package:
         samples.jsonl  samples/                        host, process and GPU samples          sample_files
         layers.jsonl                                   looks at the model's layers            sample_files
         errors/  stacks.jsonl  hangs/  flight/         what went wrong                        failures
+        unrecorded/                                    why nothing was recorded               failures
         logs/  outputs/                                what the ranks printed                 logs
     inbox/     what the run's hub receives from other nodes
         inbox/NNNNNN.frames  inbox/places.jsonl        frames as they arrived                 journal, receiver

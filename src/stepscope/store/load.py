@@ -24,6 +24,7 @@ from stepscope.store.live.failures import (
     read_flights,
     read_joined_hangs,
     read_stacks,
+    read_unrecorded,
 )
 from stepscope.store.live.logs import read_native, read_training_log
 from stepscope.store.live.sample_files import LayerChoice, layer_records, layers_on_disk, thinned
@@ -251,6 +252,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         samples=_samples(found.samples or (), sent_samples),
         events=_merge_notes([*found.events, *seen, *remote.records(EVENTS)], found.notes, doubled=not sealed),
         errors=errors,
+        unrecorded=() if found.series else read_unrecorded(path),
         stacks=_in_order(stacks, sent_stacks),
         layers=layers,
         hangs=hangs,

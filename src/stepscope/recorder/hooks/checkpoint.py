@@ -13,7 +13,7 @@ from stepscope.recorder.guard import ImportWatch, Patches
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.steps import CHECKPOINT
 
-__all__ = ["install"]
+__all__ = ["FUNCTIONS", "METHODS", "install"]
 
 FUNCTIONS = {
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),

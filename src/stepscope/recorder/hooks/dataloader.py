@@ -18,7 +18,9 @@ from stepscope.recorder.recorder import Recorder
 from stepscope.records.steps import FIRST_USER_SLOT, H2D, INPUT, OTHER
 from stepscope.ring.layout import ENTER, TIME_SHIFT
 
-__all__ = ["goes_to_device", "install", "install_transfers"]
+__all__ = ["STATEFUL_LOADER", "goes_to_device", "install", "install_transfers"]
+
+STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 # -- DataLoader -------------------------------------------------------------------------------------------------------
@@ -32,7 +34,7 @@ def install(
     patches.set(iterator, "__next__", recorder.ledger.timed(iterator.__next__, INPUT))
     _patch_iter(recorder, patches, torch.utils.data.DataLoader, expect_evaluation)
     watch.when_imported(
-        "torchdata.stateful_dataloader.stateful_dataloader",
+        STATEFUL_LOADER,
         lambda module: _patch_iter(recorder, patches, module.StatefulDataLoader, expect_evaluation),
     )
 

@@ -17,7 +17,7 @@ from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.steps import NOTE_BYTES
 
-__all__ = ["install", "note_texts"]
+__all__ = ["LOGGERS", "install", "note_texts"]
 
 LOGGERS: dict[str, tuple[str, str, str]] = {
     "transformers.trainer": ("Trainer", "log", "logs"),

@@ -14,8 +14,8 @@ from stepscope.hangs.evidence import EvidenceFile, evidence_from_dict, evidence_
 from stepscope.hangs.multi_host import Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
 from stepscope.records.finding import HangRecord
 from stepscope.records.layers import read_memory
-from stepscope.records.paths import FLIGHT, HANGS
-from stepscope.records.series import RankError, RankSeries
+from stepscope.records.paths import FLIGHT, HANGS, UNRECORDED
+from stepscope.records.series import RankError, RankSeries, Unrecorded
 from stepscope.records.text import EVIDENCE, evidence_name
 from stepscope.store import file_io
 from stepscope.store.documents import NodeInfo, clock_offsets
@@ -35,6 +35,7 @@ __all__ = [
     "read_hangs",
     "read_joined_hangs",
     "read_stacks",
+    "read_unrecorded",
     "write_evidence",
     "write_hang",
 ]
@@ -109,6 +110,27 @@ def _error_of(raw: Any, numbers: RankNumbers, offsets: Mapping[str, int]) -> Ran
         exit_codes={int(k): int(v) for k, v in codes.items()} if isinstance(codes, dict) else {},
         memory=read_memory(raw.get("memory")),
     )
+
+
+# -- unrecorded -------------------------------------------------------------------------------------------------------
+# ``unrecorded/`` holds what scripts and ranks wrote at their end if nothing was recorded of them.
+
+MAX_UNRECORDED = 64
+"""More would not change what the summary says."""
+
+
+def read_unrecorded(run_dir: Path) -> tuple[Unrecorded, ...]:
+    """Return what can be read; these files only explain an empty run."""
+    found: list[Unrecorded] = []
+    for file in sorted((run_dir / UNRECORDED).glob("*.json"))[:MAX_UNRECORDED]:
+        try:
+            raw = json.loads(read_document(file))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(raw, dict) and isinstance(raw.get("pid"), int):
+            script, torch, hooks = (str(raw.get(key, "")) for key in ("script", "torch", "hooks"))
+            found.append(Unrecorded(pid=raw["pid"], script=script, torch=torch, hooks=hooks))
+    return tuple(found)
 
 
 # -- stacks -----------------------------------------------------------------------------------------------------------
