@@ -13,7 +13,7 @@ from clock import FakeClock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.agent.sampling.host import TICKS_PER_S, HostSampler, JobCpu, Pressure
+from stepscope.agent.sampling.host import TICKS_PER_S, BusyProcesses, HostSampler, JobCpu, Pressure, run_delay_ns
 from stepscope.records.paths import log_of_rank
 
 
@@ -211,3 +211,52 @@ def test_where_the_output_of_a_rank_is(
     for name in there:
         (tmp_path / "logs" / name).touch()
     assert log_of_rank(tmp_path, rank=rank, attempt=attempt) == tmp_path / "logs" / found
+
+
+FULL = {"cpu_percent": 99.0}
+
+
+def test_on_a_full_machine_the_busiest_processes_outside_the_job_are_named(proc: FakeProc, clock: Seconds) -> None:
+    busy = BusyProcesses(proc.path, clock)
+    for pid in range(10, 17):
+        proc.process(pid, 1, ticks=1000)
+    (proc.path / "11" / "cmdline").write_bytes(b"/usr/bin/python\0burn.py\0--api-token\0hunter2\0")
+    (proc.path / "12" / "cmdline").write_bytes(b"")
+    (proc.path / "12" / "comm").write_text("kswapd0\n")
+    assert busy.sample(FULL, range(10, 17)) == {}
+    second(clock, 2.0)
+    proc.process(11, 1, ticks=1000 + 2 * TICKS_PER_S)
+    proc.process(12, 1, ticks=1000 + TICKS_PER_S)
+    proc.process(13, 1, ticks=1000 + TICKS_PER_S // 50)
+    named = ["11 100.0 /usr/bin/python burn.py --api-token [redacted]", "12 50.0 [kswapd0]"]
+    assert busy.sample(FULL, range(10, 17)) == {"busy_processes": named}
+
+
+def test_a_machine_with_room_is_not_searched(proc: FakeProc, clock: Seconds) -> None:
+    busy = BusyProcesses(proc.path, clock)
+    proc.process(11, 1, ticks=0)
+    assert busy.sample({"cpu_percent": 40.0, "cpu_pressure": 0.1}, [11]) == {}
+    second(clock)
+    proc.process(11, 1, ticks=TICKS_PER_S)
+    assert busy.sample(FULL, [11]) == {}  # the first reading only counts
+    second(clock)
+    proc.process(11, 1, ticks=2 * TICKS_PER_S)
+    assert busy.sample({"cpu_pressure": 0.9}, [11]) == {"busy_processes": ["11 100.0 ?"]}
+
+
+def test_a_search_that_takes_long_is_seldom_repeated(proc: FakeProc) -> None:
+    """Ten milliseconds of reading: two seconds until the next."""
+    times = iter([0.0, 0.010, 1.0, 2.5, 2.510])
+    busy = BusyProcesses(proc.path, lambda: next(times))
+    proc.process(11, 1, ticks=0)
+    assert busy.sample(FULL, [11]) == {}
+    assert busy.sample(FULL, [11]) == {}
+    proc.process(11, 1, ticks=5 * TICKS_PER_S // 2)
+    assert busy.sample(FULL, [11]) == {"busy_processes": ["11 100.0 ?"]}
+
+
+def test_how_long_a_process_waited_for_a_processor(proc: FakeProc) -> None:
+    proc.process(11, 1)
+    assert run_delay_ns(11, proc.path) is None
+    (proc.path / "11" / "schedstat").write_text("500 123456 7\n")
+    assert run_delay_ns(11, proc.path) == 123456

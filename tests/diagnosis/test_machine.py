@@ -68,7 +68,22 @@ def test_other_processes_on_the_cores_are_a_warning() -> None:
     (full,) = found(on_host(cpu_percent=100.0, own_cpu_percent=50.0, cpu_count=8, procs_running=14))
     assert (full.kind, full.severity, full.ranks) == ("cpu_saturated", "warning", ())
     assert full.title == "Other processes use 4.00 of 8 cores; the job competes for them."
-    assert full.advice[0].startswith("Another process uses the CPU")
+    assert full.advice[0].startswith("Find the process with top (the samples name none), or give the job its own cores")
+
+
+def test_the_processes_that_use_the_cpu_are_named() -> None:
+    lines = ["4711 97.0 /usr/bin/python burn.py --fast", "4712 40.0 cc1plus -O2 a.cc", "4713 60.0 cc1plus -O2 a.cc"]
+    run = on_host(cpu_percent=100.0, own_cpu_percent=50.0, cpu_count=4, procs_running=14, busy_processes=lines)
+    (full,) = found(run)
+    mostly = "cc1plus -O2 a.cc (pids 4712, 4713, 100% of a core)"
+    assert full.title == f"Other processes use 2.00 of 4 cores, mostly {mostly}; the job competes for them."
+    other = "python burn.py (pid 4711, 97% of a core)"
+    own_cores = "give the job its own cores (taskset, cgroups, --exclusive)"
+    assert full.advice == (f"Stop or move {mostly}, {other}; or {own_cores}.",)
+    assert full.evidence["busy_processes"] == [
+        {"command": "cc1plus -O2 a.cc", "pids": [4712, 4713], "cpu_percent": 100.0},
+        {"command": "/usr/bin/python burn.py --fast", "pids": [4711], "cpu_percent": 97.0},
+    ]
 
 
 def test_other_processes_take_nothing_from_ranks_that_sleep() -> None:

@@ -493,9 +493,9 @@ NoneType = type(None)
 SAMPLE_KEYS = {
     "host": (
         "wall_ns", "span_s", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1",
-        "cpu_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure",
+        "cpu_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure", "busy_processes",
     ),
-    "process": ("wall_ns", "node", "pid", "cpu_percent", "rss", "rss_file", "rss_answers"),
+    "process": ("wall_ns", "node", "pid", "cpu_percent", "cpu_wait", "rss", "rss_file", "rss_answers"),
     "gpu": (
         "wall_ns", "span_s", "node", "uuid", "index", "name", "util_percent", "mem_used", "mem_total", "sm_clock_mhz",
         "throttle_reasons",

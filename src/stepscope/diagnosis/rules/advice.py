@@ -499,13 +499,14 @@ def throttling_advice(*, thermal: bool, power_brake: bool, power_cap: bool) -> t
 
 
 def cpu_advice(
-    *, others: bool, heavy: bool, ranks: int, cores: int | None, facts: Mapping[str, Any]
+    *, others: bool, busy: Sequence[str], heavy: bool, ranks: int, cores: int | None, facts: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """``others``: other programs take the CPU; ``ranks``: number on the host; ``facts``: of one of them."""
+    """``others``: other programs take the CPU; ``busy``: which; ``ranks``: number on the host; ``facts``: of one."""
     if others:
-        return (
-            "Another process uses the CPU; top shows it. Give the job its own cores (taskset, cgroups, --exclusive).",
-        )
+        own_cores = "give the job its own cores (taskset, cgroups, --exclusive)"
+        if not busy:
+            return (f"Find the process with top (the samples name none), or {own_cores}.",)
+        return (f"Stop or move {', '.join(busy)}; or {own_cores}.",)
     lines = []
     threads, workers = _count(facts.get("threads")), _loader_workers(facts)
     if threads > 1 and cores is not None and threads * ranks > cores:

@@ -6,6 +6,7 @@ are about a second apart: a short run has a handful.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -335,6 +336,7 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
     full = seen.full & enough
     if not full.any():
         return []
+    by_host = _busy_processes(readings)
     others, heavy = seen.others & full, seen.heavy & full
     grave = (others & seen.wanted) | heavy
     severity: Severity = "warning" if grave.any() else "info"
@@ -347,7 +349,15 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
             told,
             kind="cpu_saturated",
             severity=severity,
-            title=_cpu_title(view, hosts[worst], seen, worst, others=bool(others[worst]), heavy=bool(heavy[worst])),
+            title=_cpu_title(
+                view,
+                hosts[worst],
+                seen,
+                worst,
+                others=bool(others[worst]),
+                heavy=bool(heavy[worst]),
+                busy=by_host.get(worst, []),
+            ),
             evidence={
                 "node": hosts[worst],
                 "cpu_percent": _rounded(seen.percent[worst]),
@@ -358,9 +368,11 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
                 "cpu_pressure": _rounded(seen.pressure[worst], 3),
                 "ranks_on_node": view.hosts.count(hosts[worst]),
                 "samples": int((~np.isnan(percent[worst])).sum()),
+                "busy_processes": [process.document for process in by_host.get(worst, [])],
             },
             advice=cpu_advice(
                 others=bool(others[worst]),
+                busy=[process.text for process in by_host.get(worst, [])],
                 heavy=bool(heavy[worst]),
                 ranks=view.hosts.count(hosts[worst]),
                 cores=_whole(seen.cores[worst]),
@@ -370,7 +382,72 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
     ]
 
 
-def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heavy: bool) -> str:
+BUSY_LISTED = 3
+"""The number of commands that are named."""
+PIDS_LISTED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BusyProcess:
+    """A command outside the job that uses the CPU; several processes may run it."""
+
+    command: str
+    pids: tuple[int, ...]
+    percent: float
+    """Mean use over the samples that name processes, of one core, of all its processes together."""
+
+    @property
+    def text(self) -> str:
+        """``python burn.py (pid 4711, 97% of a core)``."""
+        words = self.command.split()
+        words[0] = words[0].rsplit("/", 1)[-1]
+        short = " ".join(words[:2] if len(words) < 3 or not words[1].startswith("-") else words[:3])
+        short = short if len(short) <= COMMAND_SHOWN else f"{short[:COMMAND_SHOWN]}…"
+        more = ", …" if len(self.pids) > PIDS_LISTED else ""
+        pids = f"pid{'s' if len(self.pids) > 1 else ''} {', '.join(map(str, self.pids[:PIDS_LISTED]))}{more}"
+        return f"{short} ({pids}, {share_text(self.percent / 100)} of a core)"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        pids = list(self.pids[:PIDS_LISTED])
+        return {"command": self.command, "pids": pids, "cpu_percent": round(self.percent, 1)}
+
+
+COMMAND_SHOWN = 48
+
+
+def _busy_processes(readings: Readings) -> dict[int, list[_BusyProcess]]:
+    """By host: the commands that used most of the CPU outside the job, in the samples that name any."""
+    counts: Counter[int] = Counter()
+    used: dict[int, dict[str, float]] = {}
+    pids: dict[tuple[int, str], dict[int, None]] = {}
+    for host, listed in zip(readings.owner.tolist(), readings.lines("busy_processes"), strict=True):
+        if not isinstance(listed, list) or not listed:
+            continue
+        counts[host] += 1
+        for line in listed:
+            pid, _, rest = str(line).partition(" ")
+            percent, _, command = rest.partition(" ")
+            try:
+                number, value = int(pid), float(percent)
+            except ValueError:
+                continue
+            if command.strip():
+                own = used.setdefault(host, {})
+                own[command] = own.get(command, 0.0) + value
+                pids.setdefault((host, command), {})[number] = None
+    return {
+        host: [
+            _BusyProcess(command=command, pids=tuple(pids[host, command]), percent=total / counts[host])
+            for command, total in sorted(commands.items(), key=lambda item: -item[1])[:BUSY_LISTED]
+        ]
+        for host, commands in used.items()
+    }
+
+
+def _cpu_title(
+    view: View, host: str, seen: _Cpu, at: int, *, others: bool, heavy: bool, busy: list[_BusyProcess]
+) -> str:
     where = _where(view, host)
     cores = _whole(seen.cores[at])
     of_cores = f"all {cores} cores" if cores is not None and cores > 1 else ONE_CPU
@@ -379,7 +456,8 @@ def _cpu_title(view: View, host: str, seen: _Cpu, at: int, *, others: bool, heav
         of = "the cores" if cores is None else count_text(cores, "core")
         own = number_text(float(seen.own[at] / 100 * seen.cores[at]))
         then = "the job competes for them" if seen.wanted[at] else f"the job uses {own}"
-        return f"Other processes use {number_text(float(taken))} of {of}{where}; {then}."
+        mostly = f", mostly {busy[0].text}" if busy else ""
+        return f"Other processes use {number_text(float(taken))} of {of}{where}{mostly}; {then}."
     if heavy:
         running = number_text(float(seen.running[at]))
         return f"The job overloads {of_cores}{where}: typically {running} tasks are ready to run at once."

@@ -208,6 +208,8 @@ SAMPLE_COLUMNS = {
     "cpu_percent": "DOUBLE",
     "cpu_count": "BIGINT",
     "own_cpu_percent": "DOUBLE",
+    "busy_processes": "VARCHAR[]",
+    "cpu_wait": "DOUBLE",
     "load1": "DOUBLE",
     "procs_running": "BIGINT",
     "cpu_pressure": "DOUBLE",
