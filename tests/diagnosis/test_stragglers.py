@@ -13,6 +13,7 @@ from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.view import replay_without, view_of
 from stepscope.diagnosis.rules.stragglers import _too_much_by_chance
 from stepscope.records.finding import Finding
+from stepscope.records.text import ms_text
 
 TINY_MS = {"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05}
 KINDS = {
@@ -113,6 +114,35 @@ def test_the_price_is_what_the_fault_costs() -> None:
     assert found.evidence["median_ms_by_rank"]["2"] == pytest.approx(68.0, abs=0.1)
     assert found.evidence["peers_median_ms"] == pytest.approx(38.0, abs=0.1)
     assert found.steps == (1, 100)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("steps", [None, range(60, 120)])
+def test_the_title_says_what_fixing_gains(seed: int, steps: range | None) -> None:
+    """What is longer in one phase and shorter in another makes nobody wait."""
+    more, less = slow_at(1, "other", 30.0, steps), slow_at(0, "forward", 10.0, steps)
+    (found,) = stragglers_of(Cluster(ranks=2, steps=120, noise=0.05, seed=seed, faults=(more, less)))
+    assert found.ranks == (1,)
+    assert found.evidence["excess_ms_by_phase"]["other"] == pytest.approx(30.0, abs=1.5)
+    assert found.evidence["gain_ms"] == pytest.approx(20.0, abs=1.5)
+    assert f" {ms_text(found.evidence['gain_ms'])} more than " in found.title
+    seconds = found.evidence["gain_ms"] * found.evidence["steps_used"] / 1000
+    assert seconds == pytest.approx(found.cost["seconds"], rel=0.01)
+    now_ms = found.cost["if_fixed"]["step_ms"] * found.cost["if_fixed"]["speedup"]
+    assert now_ms * 119 / 1000 * found.cost["share"] == pytest.approx(seconds, rel=0.01)
+
+
+def test_a_rank_that_a_later_one_hides_is_not_said_to_be_waited_for() -> None:
+    faults = (slow_at(1, "input", 10.0), slow_at(5, "optimizer", 25.0))
+    first, second = stragglers_of(Cluster(ranks=8, steps=60, noise=0.01, faults=faults))
+    assert first.ranks == (5,)
+    assert first.title.endswith("; all other ranks wait for it.")
+    assert second.evidence["gain_ms"] < 1.0
+    gain = ms_text(second.evidence["gain_ms"])
+    assert second.title == (
+        f"Rank 1 is {ms_text(second.evidence['excess_ms'])} slower than its peers in input every step; "
+        f"fixing it alone gains {gain}, because other ranks are late, too."
+    )
 
 
 def test_two_ranks_with_the_same_trouble_are_one_finding() -> None:

@@ -22,6 +22,7 @@ const NAMES: Readonly<Record<string, string>> = {
   first_bytes: "at the start",
   first_ms: "at the start",
   first_step: "from step",
+  gain_ms: "gain per step if fixed",
   last_bytes: "at the end",
   last_ms: "at the end",
   last_step: "to step",

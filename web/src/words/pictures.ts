@@ -89,9 +89,10 @@ function byPhase(of: Readonly<Record<string, unknown>>, key: string): Picture | 
   return bars.length === 0 ? null : { form: "bars", title: key.startsWith("excess") ? "Longer than peers, by phase" : "Extra time, by phase", bars, note: key.startsWith("excess") ? wholeText(of) : "" };
 }
 
-/** The title has the total work, which is not the sum of the medians of its phases. */
+/** The title has what fixing gains, a mean; phases are medians, and what is longer in one may be shorter in another. */
 function wholeText(of: Readonly<Record<string, unknown>>): string {
-  const whole = of["excess_ms"];
+  const [gain, whole] = [of["gain_ms"], of["excess_ms"]];
+  if (typeof gain === "number") return `medians. Fixing it gains ${duration(gain * 1e6)} per step on average, in all phases together`;
   return typeof whole === "number" && of["compared"] === "work" ? `total work: ${signed(whole)}. Phases are compared separately and may not add up to it` : "";
 }
 

@@ -168,6 +168,7 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     if view.comm_measured:
         saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view))
     cost = cost_of(view, saved_ns)
+    gain = _gain(view, worst, saved_ns, at)
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
     side = _side(view, worst, phase)
@@ -190,19 +191,42 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     finding = Finding(
         kind="imbalance" if routed else kind,
         severity=severity_by_cost(cost["share"], worst.excess_ns),
-        title=_title(view, kind, group, phase, at, place, tokens, layer),
+        title=_title(view, kind, group, phase, at, place, tokens, layer, gain),
         ranks=ranks,
         phase=phase,
         steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
         cost=cost,
         evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place)
-        | {"side": side}
+        | {"side": side, "gain_ms": round(gain.ns / 1e6, 3)}
         | (layer.evidence if layer else {})
         | ({"by": "experts", "times_the_bytes": round(tokens, 3)} if routed else {}),
         advice=expert_advice(same_batches=_same_batches(view)) if routed else (*about_layer, *advice),
         confidence=_confidence(view, worst, at),
     )
     return Claim(finding=finding, explained_ns=saved_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gain:
+    """What a title says of the time: per step of the stretch, on average, so that it agrees with the cost."""
+
+    ns: float
+    """By which a step is shorter when the ranks are as fast as their peers: the cost, divided by the steps."""
+    excess_ns: float
+    """By which the slowest of them works longer than its peers; in a title only where others hide most of it."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether other ranks are late, too, so that fixing these alone gains little."""
+        return self.ns < thresholds.EXPLAINS_SHARE * self.excess_ns
+
+
+def _gain(view: View, worst: Suspect, saved_ns: Floats, at: slice) -> _Gain:
+    excess_ns = worst.excess_ns
+    if view.comm_measured and not worst.sampled:
+        # What is longer in one phase may be shorter in another; peers wait for the rest only.
+        excess_ns = min(excess_ns, _median(peer_deviation(view.work_ns, view.groups)[worst.rank, worst.at]))
+    return _Gain(ns=float(np.clip(saved_ns, 0.0, view.step_ns)[at].mean()), excess_ns=excess_ns)
 
 
 def _times_the_tokens(view: View, culprits: NDArray[np.intp], at: slice) -> float:
@@ -301,10 +325,11 @@ def _title(
     place: str,
     tokens: float,
     layer: _SlowLayer | None,
+    gain: _Gain,
 ) -> str:
     ranks = tuple(view.ranks[suspect.rank] for suspect in sorted(group, key=lambda suspect: suspect.rank))
     worst = max(group, key=lambda suspect: suspect.excess_ns)
-    excess = ms_text(worst.excess_ns / 1e6)
+    excess = ms_text((gain.excess_ns if gain.hidden else gain.ns) / 1e6)
     when = _when(view, at)
     waiting = "the other rank waits for it" if len(view.ranks) == 2 else "all other ranks wait for it"
     if len(ranks) > 1:
@@ -312,10 +337,13 @@ def _title(
     if not view.lockstep:
         waiting = "ranks do not wait for each other here, but the run lasts as long as its slowest"
     its = "its" if len(ranks) == 1 else "their"
+    if gain.hidden:
+        it = "it" if len(ranks) == 1 else "them"
+        waiting = f"fixing {it} alone gains {ms_text(gain.ns / 1e6)}, because other ranks are late, too"
     if kind == "node_straggler":
         host = view.hosts[group[0].rank]
         where = f" in {phase}" if phase else ""
-        slower = f"are up to {excess} slower than their peers"
+        slower = f"are {excess} slower than their peers"
         return f"All {len(ranks)} ranks of host {host} {slower}{where} {when}; {waiting}."
     if kind == "between_steps":
         doing = {"eval": "evaluating", "checkpoint": "in checkpoints"}.get(phase or "", "between two steps")
