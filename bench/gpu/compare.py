@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpu.cases import Case
@@ -37,8 +37,8 @@ OURS = "stepscope"
 class Comparison:
     differences: list[str] = field(default_factory=list)
     """One sentence each; empty: the runs are alike."""
-    unstable: bool = False
-    """The losses of two bare runs differ, so that those of the recorded one say nothing."""
+    unstable: str = ""
+    """How bare runs differ among themselves, so that the losses of the recorded one say nothing; empty: they don't."""
     losses: int = 0
     losses_same: bool = True
     added: list[str] = field(default_factory=list)
@@ -64,20 +64,21 @@ def steps_of(stdout: str) -> dict[int, int]:
     return {int(rank): int(count) for rank, count in _COUNTED.findall(stdout)}
 
 
-def compare(case: Case, bare: Outcome, recorded: Outcome, again: Outcome | None = None) -> Comparison:
-    """``again``: a second bare run, which shows what changes by itself."""
+def compare(case: Case, bare: Outcome, recorded: Outcome, others: Sequence[Outcome] = ()) -> Comparison:
+    """``others``: more bare runs, which show what changes by itself."""
     differences = [*_endings_differ(case, bare, recorded), *_steps_differ(case, bare, recorded)]
     theirs, ours = losses_of(bare.stdout), losses_of(recorded.stdout)
     why = losses_differ(theirs, ours, cut=case.cut)
-    unstable = bool(why) and again is not None and bool(losses_differ(theirs, losses_of(again.stdout), cut=case.cut))
+    changed = [each for each in others if losses_differ(theirs, losses_of(each.stdout), cut=case.cut)]
+    unstable = f"{len(changed)} of {len(others)} other bare runs give different losses" if why and changed else ""
     if why and not unstable:
         differences.append(why)
-    known = bare.stderr if again is None else f"{bare.stderr}\n{again.stderr}"
+    known = "\n".join(each.stderr for each in (bare, *others))
     added = added_lines(known, recorded.stderr, cut=case.cut, ranks=case.ranks)
     if added:
         differences.append(f"{len(added)} lines added to standard error")
     if not case.cut and not case.ranks:  # several ranks write into one another's lines
-        known = bare.stdout if again is None else f"{bare.stdout}\n{again.stdout}"
+        known = "\n".join(each.stdout for each in (bare, *others))
         printed = added_lines(known, recorded.stdout, ours="")
         if printed:
             differences.append(f"{len(printed)} lines added to standard output")
