@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,11 +59,48 @@ def lengths(ranks: int, spread: float, *, alike: bool = True) -> RunData:
     return Cluster(ranks=ranks, steps=80, phases_ms={"input": 2.0, "optimizer": 4.0}, faults=faults).run()
 
 
+def with_work(run: RunData, work: Callable[[int, int], Work | None], steps: Sequence[int] = (11, 37)) -> RunData:
+    """What each rank was given in sampled steps, by rank and step."""
+    records = sampled(model("a", "b"), ranks=len(run.ranks), steps=steps)
+    given = tuple(replace(one, work=work(one.rank, one.step)) for one in records.samples)
+    return replace(run, layers=replace(records, samples=given))
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_batches_of_unequal_size_are_an_imbalance(ranks: int) -> None:
-    (found,) = uneven(lengths(ranks, 0.4))
+    run = with_work(lengths(ranks, 0.4), lambda rank, step: Work(flops=1000 * (1 + (rank + step) % 2)))
+    (found,) = uneven(run)
     assert (found.kind, found.severity, found.evidence["by"]) == ("imbalance", "warning", "steps")
+    assert found.title.startswith("Batches differ in size between ranks, differently in each step; waiting for the")
     assert found.evidence["forward_backward_correlation"] > 0.9
+    assert (found.evidence["sizes_differ"], found.evidence["sizes_compared"]) == (True, 2)
+
+
+def test_that_batches_differ_is_not_concluded_from_times_alone() -> None:
+    """A busy machine lengthens forward and backward of one rank, too."""
+    run = lengths(4, 0.4)
+    for equal in (Work(flops=1000), Work(tokens=4096, samples=4)):
+        (found,) = uneven(with_work(run, lambda rank, step, equal=equal: equal))
+        assert (found.kind, found.severity, found.evidence["sizes_differ"]) == ("imbalance", "info", False)
+        assert found.title.startswith(
+            "A different rank computes longest in each step, with batches of equal size; waiting for it costs "
+        )
+    for unknown in (run, with_work(run, lambda rank, step: Work(samples=8)), with_work(run, lambda rank, step: None)):
+        (found,) = uneven(unknown)
+        assert (found.severity, found.evidence["sizes_differ"]) == ("info", None)
+        assert found.title.startswith("A different rank computes longest in each step; waiting for it costs ")
+    (found,) = uneven(with_work(run, lambda rank, step: Work(samples=8 + 2 * rank)))
+    assert (found.severity, found.evidence["sizes_differ"]) == ("warning", True)
+
+
+@pytest.mark.parametrize("work", [None, Work(flops=1000)])
+def test_processes_without_a_group_do_not_wait_for_each_other(work: Work | None) -> None:
+    """Hogwild: each trains the shared model at its own pace."""
+    for run in (lengths(2, 0.4), in_turns(2, 30.0).run()):
+        alone = [replace(one, identity=replace(one.identity, world_size=1, backend="")) for one in run.ranks]
+        found = diagnose(with_work(replace(run, ranks=tuple(alone)), lambda rank, step: work))
+        assert not KINDS & {one.kind for one in found}
+        assert not [one.title for one in found if "wait for it" in one.title]
 
 
 def test_noise_that_hits_forward_and_backward_apart_is_none() -> None:

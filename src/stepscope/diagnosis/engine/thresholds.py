@@ -84,6 +84,8 @@ ROTATING_TURNS = 0.75
 """Share of the steps in which one rank may be last and it is still called a rotation."""
 IMBALANCE_CORRELATION = 0.6
 """Between forward and backward, same rank and step: larger batches lengthen both, disturbances only one of them."""
+BATCHES_ALIKE = 1.1
+"""Factor between the most and the least that ranks have to compute in a sampled step: from here on, batches differ."""
 IMBALANCE_WARNING_SHARE = 0.10
 """Batches of unequal size are a choice; up to a tenth of the time it is a common one."""
 DDP_SAMPLES = 5

@@ -86,7 +86,13 @@ class View:
 
     @cached_property
     def lockstep(self) -> bool:
-        return in_lockstep(self.wall_ns)
+        """Whether the ranks keep pace because they wait for each other; processes without a group never wait."""
+        return self.in_group and in_lockstep(self.wall_ns)
+
+    @property
+    def in_group(self) -> bool:
+        """Whether the processes were started as ranks of one job or share a process group (unlike Hogwild's)."""
+        return len(self.ranks) < 2 or any(self.window.identities[row].world_size > 1 for row in self.rows)
 
     @cached_property
     def work_ns(self) -> Floats:

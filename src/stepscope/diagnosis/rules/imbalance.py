@@ -29,6 +29,7 @@ from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
 from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks, share_text
+from stepscope.records.throughput import Work
 
 __all__ = ["find_uneven", "find_uneven_batches"]
 
@@ -51,8 +52,8 @@ def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
     by_design = _groups_differ(view, late)
     kept = [index for index, rank in enumerate(view.ranks) if rank not in late]
     kept = [index for index in kept if not np.isnan(view.wall_ns[index]).any()]
-    if len(kept) < 2 or _share_devices(view):
-        return by_design
+    if len(kept) < 2 or _share_devices(view) or not view.lockstep:
+        return by_design  # ranks that do not wait for each other lose nothing by the slowest of a step
     return [*by_design, *_step_by_step(view, np.array(kept))]
 
 
@@ -151,7 +152,7 @@ def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
 
 def _own_work(view: View) -> Floats:
     """[R, S]; work if waiting is known; else the phases before the first collective, in which no wait can hide."""
-    if view.comm_measured or not view.lockstep:
+    if view.comm_measured:
         return view.work_ns
     return np.asarray(np.sum([view.phase(name) for name in ("input", "h2d", "forward")], axis=0), np.float64)
 
@@ -169,7 +170,7 @@ def _noise_of_others(even_ns: Floats, top: NDArray[np.intp]) -> float:
 
 def _together(view: View, kept: NDArray[np.intp]) -> float:
     """Rank correlation of forward and backward over all ranks and steps, each rank's and step's own level removed."""
-    if not view.comm_measured and view.lockstep:
+    if not view.comm_measured:
         return 0.0
     pair = []
     for name in ("forward", "backward"):
@@ -268,15 +269,30 @@ def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: fl
     return Claim(finding=finding, explained_ns=saved_ns)
 
 
+SIZES_ADVICE = (
+    "Give all ranks batches of similar size: bucket samples by length, pack sequences, or batch by tokens.",
+    "Shuffle before sharding, so that no rank keeps the long ones.",
+)
+VARIES_ADVICE = (
+    "Look for work that depends on the data (branches, loops, early exits), and for other programs on these machines.",
+)
+
+
 def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: float) -> Claim:
+    """Forward and backward of a rank are long together.  That batches differ is said only where sizes were recorded."""
     cost = cost_of(view, saved_ns)
+    differ, compared = _sizes_differ(view, kept)
+    if differ:
+        what, advice = "Batches differ in size between ranks, differently in each step", SIZES_ADVICE
+    elif differ is None:
+        what, advice = "A different rank computes longest in each step", (*SIZES_ADVICE[:1], *VARIES_ADVICE)
+    else:
+        what, advice = "A different rank computes longest in each step, with batches of equal size", VARIES_ADVICE
+    costly = cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE
     finding = Finding(
         kind="imbalance",
-        severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
-        title=(
-            "Batches differ in size between ranks, differently in each step; waiting for the largest costs "
-            f"{share_text(cost['share'])} of the time."
-        ),
+        severity="warning" if costly and differ else "info",
+        title=f"{what}; waiting for {'the largest' if differ else 'it'} costs {share_text(cost['share'])} of the time.",
         steps=view.span,
         cost=cost,
         evidence={
@@ -284,16 +300,41 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
             "forward_backward_correlation": round(correlation, 3),
             "excess_ms": round(float(np.median(saved_ns)) / 1e6, 3),
             "by": "steps",
+            "sizes_differ": differ,
+            "sizes_compared": compared,
             "ranks_compared": len(kept),
             "steps_used": len(view.steps),
         },
-        advice=(
-            "Give all ranks batches of similar size: bucket samples by length, pack sequences, or batch by tokens.",
-            "Shuffle before sharding, so that no rank keeps the long ones.",
-        ),
-        confidence=0.85,
+        advice=advice,
+        confidence=0.85 if differ else 0.5,
     )
     return Claim(finding=finding, explained_ns=saved_ns)
+
+
+def _sizes_differ(view: View, kept: NDArray[np.intp]) -> tuple[bool | None, int]:
+    """Whether the ranks had different amounts to compute in most sampled steps, and how many steps were compared.
+
+    None: unknown.  Operations and tokens show it; equal numbers of samples do not, because their lengths may differ.
+    """
+    ranks = [view.ranks[index] for index in kept]
+    given: dict[int, dict[int, list[Work]]] = {}
+    for sample in view.window.layers.samples:
+        if sample.work is not None and sample.rank in ranks:
+            given.setdefault(sample.step, {}).setdefault(sample.rank, []).append(sample.work)
+    answers = [_differ([works[rank] for rank in ranks]) for works in given.values() if len(works) == len(ranks)]
+    known = [answer for answer in answers if answer is not None]
+    return (2 * sum(known) >= len(known) if known else None), len(known)
+
+
+def _differ(of_ranks: Sequence[Sequence[Work]]) -> bool | None:
+    """Whether the work of one step differs between ranks, each with the work of all its models; None: unknown."""
+    for name in ("flops", "tokens", "samples"):
+        amounts = [[getattr(work, name) for work in works] for works in of_ranks]
+        if all(None not in own for own in amounts):
+            totals = [sum(own) for own in amounts]
+            differ = max(totals) >= thresholds.BATCHES_ALIKE * min(totals)
+            return None if name == "samples" and not differ else differ
+    return None
 
 
 def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
