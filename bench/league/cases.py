@@ -34,7 +34,7 @@ BOUND = {
     "forward": "compute_bound",
     "backward": "compute_bound",
     "optimizer": "optimizer_bound",
-    "comm": "comm_bound",
+    "comm": "comm_hook_bound",
     "inside": "wait_heavy",
     "early": "wait_heavy",
     "between": "between_steps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,29 @@ def test_input_that_all_ranks_wait_for(ranks: int, measured: bool) -> None:
     assert kinds(Cluster(ranks=ranks, steps=60, phases_ms=compute(3.0), comm_measured=measured)) == [
         ("healthy", "info")
     ]
+
+
+@pytest.mark.parametrize("hook", ["compress, train.py:12", None])
+def test_a_communication_hook_that_takes_long_on_all_ranks(hook: str | None) -> None:
+    run = Cluster(ranks=2, steps=60, noise=0.001, phases_ms={**compute(1.0), "comm_hook": 20.0}).run()
+    ddp = {"ddp": {"comm_hook": hook}} if hook else {}
+    found = diagnose(replace(run, ranks=tuple(replace(one, facts=ddp) for one in run.ranks)))[0]
+    assert (found.kind, found.severity, found.phase) == ("comm_hook_bound", "warning", "comm_hook")
+    where = f", mostly in {hook}" if hook else ""
+    assert found.title == f"DDP's communication hook takes 20.0 ms of every step, 34% of the time{where}."
+
+
+@pytest.mark.parametrize(
+    ("hook", "kind"), [("compress, train.py:12", "comm_hook_bound"), (None, "comm_bound"), ("fast", "comm_bound")]
+)
+def test_what_a_hook_appends_to_the_exchange_is_no_transfer(hook: str | None, kind: str) -> None:
+    """60 ms for 4 MB on one host; 4 MB need a third of it on a busy machine, 200 MB take as long."""
+    run = Cluster(ranks=2, steps=60, noise=0.001, comm_ms=60.0, ddp_hidden_ms=1.0).run()
+    size = {"gradient_mb": 200.0 if hook == "fast" else 2.0, "buckets": 1, "bucket_mb": 25.0}
+    facts = {"ddp": {**size, **({"comm_hook": hook} if hook else {})}}
+    found = diagnose(replace(run, ranks=tuple(replace(one, facts=facts) for one in run.ranks)))[0]
+    assert found.kind == kind
+    assert ("DDP's communication hook (compress, train.py:12) runs in it." in found.title) == (kind != "comm_bound")
 
 
 def test_its_price_is_the_wait() -> None:

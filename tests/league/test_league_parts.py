@@ -84,7 +84,8 @@ def test_the_matrix_is_as_wide_as_it_should_be() -> None:
     kinds = set().union(*(case.truth.kinds for case in CASES))
     not_put_there = {"memory_pressure", "ram_pressure", "gpu_throttled"}
     assert kinds == {
-        *("input_bound", "h2d_bound", "comm_bound", "optimizer_bound", "between_steps", "wait_heavy"),
+        *("input_bound", "h2d_bound", "comm_bound", "comm_hook_bound", "optimizer_bound", "between_steps"),
+        *("wait_heavy",),
         *("input_straggler", "compute_straggler", "h2d_straggler", "straggler", "rotating_straggler"),
         *("node_straggler", "imbalance", "jitter", "stall", "drift", "change_point", "throughput_drop"),
         *("memory_creep", "memory_imbalance", "fragmentation", "low_gpu_utilization", "cpu_saturated"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 from stepscope.recorder.process_groups import display_name, group_facts, mesh_facts
@@ -327,7 +328,8 @@ class ModelWalk:
         ddp = None if self._ddp is None else self._ddp()
         if ddp is not None:
             gradient = {"gradient_mb": round(self._gradient_bytes / MIB, 3), "group": display_name(ddp.process_group)}
-            facts["ddp"] = {**_ddp_settings(ddp), "batchnorm": self._own_statistics, **gradient}
+            hook = {"comm_hook": place} if (place := _comm_hook(ddp)) else {}
+            facts["ddp"] = {**_ddp_settings(ddp), "batchnorm": self._own_statistics, **gradient, **hook}
             replicas = group_facts(sys.modules["torch.distributed"], ddp.process_group)
             # A mesh may know more ranks with the same work: those of tensor parallelism.
             if _peers_in(replicas) > _peers_in(facts):
@@ -344,6 +346,17 @@ def _ddp_settings(ddp: Any) -> dict[str, Any]:
     names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
     settings: dict[str, Any] = {name: bool(getattr(ddp, name)) for name in names if hasattr(ddp, name)}
     return {"bucket_mb": round(ddp.bucket_bytes_cap / MIB, 3), **settings}
+
+
+def _comm_hook(ddp: Any) -> str:
+    """``compress, train.py:40``: the function that the script gave DDP to exchange gradients with; empty: none."""
+    hooks = getattr(ddp, "_comm_hooks", None)
+    hook = hooks[-1][0] if type(hooks) is list and hooks else None
+    hook = hook.__func__ if type(hook) is MethodType else hook
+    if type(hook) is not FunctionType:
+        return ""
+    code = hook.__code__
+    return f"{code.co_name}, {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
 
 
 def _unused_facts(ddp: Any, figures: Any) -> dict[str, Any]:

@@ -150,6 +150,7 @@ FACTS_FORM: dict[str, Check | dict[str, Check]] = {
         "batchnorm": _is_count,
         "iterations": _is_count,
         "unused": _is_text,
+        "comm_hook": _is_text,
     },
     "fsdp": {
         "version": _is_count,

@@ -18,6 +18,7 @@ __all__ = [
     "COMM",
     "COMM_ENTRIES",
     "COMM_ENTRY",
+    "COMM_HOOK_PHASE",
     "COMM_RECORD",
     "COMPUTE_PHASES",
     "DEVICE",
@@ -80,6 +81,8 @@ FIRST_USER_SLOT = len(BUILTIN_PHASES)
 PHASE_SLOTS = 16
 GRAPH_PHASE = "cuda_graph"
 """Takes a user's slot in processes that replay whole steps as CUDA graphs: forward, backward and optimizer in one."""
+COMM_HOOK_PHASE = "comm_hook"
+"""Takes a user's slot in processes that give DDP a communication hook: the Python code of that hook."""
 COMPUTE_PHASES = ("forward", "backward", "optimizer", GRAPH_PHASE)
 """The phases that training itself consists of."""
 RESERVED_NAMES = frozenset({"wall", "work", "rank", "step", "allocated", "reserved", "peak_allocated"})

@@ -10,6 +10,7 @@ export const KINDS: Readonly<Record<string, Kind>> = {
   input_bound: { name: "Waiting for data", meaning: "All ranks spend much of each step waiting for the next batch. The training could run faster than the data arrives." },
   h2d_bound: { name: "Copying to the device", meaning: "All ranks spend much of each step copying the batch to the device." },
   comm_bound: { name: "Slow communication", meaning: "All ranks spend much of each step communicating. Only the part common to all ranks counts; the rest is waiting for a rank." },
+  comm_hook_bound: { name: "Slow communication hook", meaning: "The function that the script gave DDP to exchange gradients with takes much of each step on all ranks: neither waiting nor transfer." },
   pipeline_bubble: { name: "Pipeline stages wait", meaning: "The stages of a pipeline wait for each other: some are idle while it fills and drains, and more so if they are uneven." },
   optimizer_bound: { name: "Slow optimizer", meaning: "All ranks spend much of each step in the optimizer." },
   between_steps: { name: "Work between steps", meaning: "Evaluation, checkpoints, logging or other work between steps takes much of the time." },

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.diagnosis.engine.view import View
+from stepscope.records.steps import COMM_HOOK_PHASE
 
 __all__ = ["CHECKPOINT", "EVALUATION", "seen_at"]
 
@@ -129,7 +130,7 @@ RECORDER = "stepscope/recorder"
 GENERATED = ("<frozen", "<string>", "<eval_with_key>", "/torchinductor_")
 LIBRARIES = ("site-packages", "dist-packages", "/lib/python", *GENERATED, RECORDER)
 """Parts of the path of a frame that is not the user's own."""
-WITHIN = ("input", "forward", "backward", "optimizer")
+WITHIN = ("input", "forward", "backward", "optimizer", COMM_HOOK_PHASE)
 """Phases in which only frames below our hook count …"""
 COMPUTE = ("forward", "backward", "optimizer")
 """… and those in which a line must stand out …"""

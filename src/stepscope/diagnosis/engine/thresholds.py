@@ -127,6 +127,17 @@ well-built data-parallel step; from a quarter on something can be done."""
 COMM_CRITICAL_SHARE = 0.50
 COMM_FLOOR_NS = 5_000_000
 """Ranks of a tiny model that share a machine's cores spend milliseconds in gloo's threads; real jobs do not."""
+COMM_HOOK_SHARE = 0.10
+"""Share of the step that the code of a communication hook takes: casting and compressing take a few percent."""
+COMM_HOOK_CRITICAL_SHARE = 0.50
+COMM_HOOK_FLOOR_NS = 2_000_000
+"""Calling Python for some ten buckets takes a tenth of this."""
+EXCHANGE_BYTES_PER_S = 200e6
+"""Ranks of one host exchange gradients several times as fast, also on a busy machine …"""
+EXCHANGE_START_NS = 2_000_000
+"""… after as much for each bucket, until every rank gets a core."""
+EXCHANGE_TIMES = 4.0
+"""An exchange that takes this many times what its bytes need contains something else."""
 BUBBLE_SLACK = 0.20
 """Share of the step that pipeline stages may wait for each other beyond what even stages would: stages are never quite
 even, and each exchange takes a moment."""

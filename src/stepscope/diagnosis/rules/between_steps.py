@@ -31,7 +31,7 @@ from stepscope.diagnosis.engine.view import (
     where_stopped,
 )
 from stepscope.records.finding import Claim, Finding, Severity
-from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED, GRAPH_PHASE
+from stepscope.records.steps import BUILTIN_PHASES, COMM_HOOK_PHASE, FLAG_SAMPLED, GRAPH_PHASE
 from stepscope.records.text import count_text, ms_text, share_text
 
 __all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
@@ -62,7 +62,7 @@ SAME_BYTES = "Save from one rank, or a shard from each, but not the same bytes f
 
 def stops_of(view: View) -> dict[str, Floats]:
     """[S] by phase; how much longer each step is because of evaluation, checkpoints and the user's own phases."""
-    own = (*BUILTIN_PHASES, GRAPH_PHASE)
+    own = (*BUILTIN_PHASES, GRAPH_PHASE, COMM_HOOK_PHASE)
     names = [name for name in view.phases if name in STOPS or name not in own]
     # A phase in every step is a part of the step like any other, and takes what the median rank has of it.
     return {

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.communication import DDP_OP
 from stepscope.diagnosis.engine.readings import host_readings, in_steady_steps, process_readings
 from stepscope.diagnosis.engine.samples import number, numbers, of_kind
 from stepscope.diagnosis.engine.settings import (
@@ -53,7 +54,7 @@ from stepscope.diagnosis.rules.advice import data_loader_advice
 from stepscope.diagnosis.rules.communication import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.rules.overlap import SHARDED
 from stepscope.records.finding import Claim, Finding
-from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
+from stepscope.records.steps import COMM_HOOK_PHASE, COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, ms_text, share_text
 
 __all__ = ["find_bounds", "find_compute_bound"]
@@ -181,6 +182,16 @@ def _accumulation_advice(view: View) -> Iterator[str]:
     yield f"Accumulate gradients over several batches, so that they are exchanged less often{how}."
 
 
+HOOK_ADVICE = (
+    "DDP calls it for every bucket of every step, on all ranks: no sleeping, printing, .item() or files in it.",
+    "Without register_comm_hook() DDP averages gradients itself; bf16_compress_hook halves the bytes.",
+)
+
+
+def hook_advice(view: View, _: Floats) -> tuple[str, ...]:
+    return HOOK_ADVICE
+
+
 def optimizer_advice(view: View, _: Floats) -> tuple[str, ...]:
     optimizer = _facts(view, "optimizer")
     name = optimizer.get("class") or "the optimizer"
@@ -301,6 +312,15 @@ BOUND_RULES = (
         advice=comm_advice,
     ),
     _Rule(
+        kind="comm_hook_bound",
+        phase=COMM_HOOK_PHASE,
+        share=thresholds.COMM_HOOK_SHARE,
+        critical=thresholds.COMM_HOOK_CRITICAL_SHARE,
+        floor_ns=thresholds.COMM_HOOK_FLOOR_NS,
+        words="DDP's communication hook takes",
+        advice=hook_advice,
+    ),
+    _Rule(
         kind="optimizer_bound",
         phase="optimizer",
         share=thresholds.OPTIMIZER_SHARE,
@@ -310,6 +330,9 @@ BOUND_RULES = (
         advice=optimizer_advice,
     ),
 )
+
+
+STACKS_WERE_THERE = "the sampled stacks were there"
 
 
 def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim] = ()) -> list[Claim]:
@@ -346,16 +369,21 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     cost = {**cost_of(view, saved_ns), "up_to": True}
     finite = part.by_rank[~np.isnan(part.by_rank)]
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
-    place = seen_at(view, phase="input") if rule.phase == "input" else ""
+    place = seen_at(view, phase=rule.phase) if rule.phase in ("input", COMM_HOOK_PHASE) else ""
     if rule.phase == "comm" and between_stages(view):
         return [_bubble(view, part, saved_ns, shared_ns[used], exchanges)]
+    hook = _hook_of(view, rule, exchanges)
+    where = f", mostly in {place}" if place else _mostly(exchanges, part.mean_ns)
+    if hook:
+        place = place or hook
+        where = f", mostly in {place}" if rule.phase == COMM_HOOK_PHASE else f"{where}, far more than its bytes need"
+        where += f"; DDP's communication hook ({hook}) runs in it" if rule.phase == "comm" else ""
     finding = Finding(
-        kind=rule.kind,
+        kind="comm_hook_bound" if hook else rule.kind,
         severity="critical" if part.share >= rule.critical else "warning",
         title=(
             f"{_words(view, rule)} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
-            f"{share_text(taken_share)} of the time"
-            f"{f', mostly in {place}' if place else _mostly(exchanges, part.mean_ns)}."
+            f"{share_text(taken_share)} of the time{where}."
         ),
         phase=rule.phase,
         steps=view.span,
@@ -370,16 +398,37 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
             "step_ms": round(view.median_step_ns / 1e6, 3),
             "steps_used": int(used.sum()),
             "epoch_starts_included": epoch_starts_count,
-            **({"place": place or None} if rule.phase == "input" else {}),
+            **({"place": place or None} if hook or rule.phase in ("input", COMM_HOOK_PHASE) else {}),
             **({"exchanges": exchanges} if exchanges else {}),
         },
         advice=(
-            *([f"Look at {place}: the sampled stacks were there."] if place else []),
-            *rule.advice(view, np.where(used, shared_ns, np.nan)),
+            *([f"Look at {place}: {'the hook is there' if place == hook else STACKS_WERE_THERE}."] if place else []),
+            *(hook_advice if hook else rule.advice)(view, np.where(used, shared_ns, np.nan)),
         ),
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
     )
     return [Claim(finding=finding, explained_ns=saved_ns)]
+
+
+def _hook_of(view: View, rule: _Rule, exchanges: Sequence[dict[str, Any]]) -> str:
+    """The script's communication hook, if it is what takes the time: ``compress, train.py:40``.
+
+    Its own time is a phase.  What it appends to the exchange (``then``) is part of the wait: on one host, an exchange
+    that takes many times what its bytes need contains more than the transfer.
+    """
+    hook = _facts(view, "ddp").get("comm_hook")
+    if not isinstance(hook, str) or rule.phase not in ("comm", COMM_HOOK_PHASE):
+        return ""
+    if rule.phase == COMM_HOOK_PHASE:
+        return hook
+    reduced = next((row for row in exchanges if row["op"] == DDP_OP), None)
+    if reduced is None or len(set(view.hosts)) > 1:
+        return ""
+    buckets = max(number(_facts(view, "ddp"), "buckets") or 1, 1)
+    needed_ns = (
+        reduced["bytes_per_step"] / thresholds.EXCHANGE_BYTES_PER_S * 1e9 + buckets * thresholds.EXCHANGE_START_NS
+    )
+    return hook if reduced["ms_per_step"] * 1e6 >= thresholds.EXCHANGE_TIMES * needed_ns else ""
 
 
 def _words(view: View, rule: _Rule) -> str:

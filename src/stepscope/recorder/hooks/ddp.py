@@ -7,6 +7,11 @@ its own: that was waiting.  (This costs 4 µs a step.)  On a GPU measuring it wa
 kept, the first ten iterations and every hundredth, and the figures are only read: a sample now and then distinguishes a
 rank whose backward is slow from those that wait for it.
 
+A script may give DDP a communication hook, a Python function that DDP calls for every bucket of gradients.  Its own
+time is neither computing gradients nor waiting, so it is a phase of its own, ``comm_hook`` (a wait inside it is
+``comm``, as everywhere).  DDP gets a wrapper of a plain function or method, and remembers the script's own.  Where
+autograd runs on other threads (on a GPU) the hook is not timed.
+
 Before forward DDP broadcasts the model's buffers (BatchNorm's, a table of positions).  On a CPU that blocks until the
 last rank has arrived, and is ``comm``; on a GPU the host continues, and ``install_stream_waits`` covers the wait of the
 device.
@@ -20,6 +25,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from types import FunctionType, MethodType
 from typing import Any
 
 from stepscope.recorder.guard import Patches, failsafe
@@ -27,7 +33,7 @@ from stepscope.recorder.hooks.collectives import CollectiveCalls
 from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.recorder import Recorder
-from stepscope.records.steps import BACKWARD, COMM
+from stepscope.records.steps import BACKWARD, COMM, COMM_HOOK_PHASE, OTHER
 from stepscope.ring.layout import DDP_COMM, DDP_COMPUTE, DDP_EXPOSED, DDP_SAMPLED_COMPUTE, data_word
 
 __all__ = ["install", "install_stream_waits"]
@@ -50,10 +56,37 @@ def install(recorder: Recorder, torch: Any, patches: Patches) -> None:
             recorder.watch_backward(figures)
 
     patches.set(ddp, "__init__", __init__)
+    if hasattr(ddp, "register_comm_hook"):
+        patches.set(ddp, "register_comm_hook", _timing_hooks(ddp.register_comm_hook, recorder))
     if hasattr(ddp, "_sync_buffers"):
         sync_buffers = _timed_on_cpu(ddp._sync_buffers, recorder.ledger, torch.compiler.is_dynamo_compiling)
         leave_alone(torch, sync_buffers, with_calls=False)
         patches.set(ddp, "_sync_buffers", sync_buffers)
+
+
+def _timing_hooks(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    @failsafe
+    def timed(hook: Any) -> Any:
+        slot = recorder.slot_of(COMM_HOOK_PHASE) if type(hook) in (FunctionType, MethodType) else OTHER
+        return None if slot == OTHER else recorder.ledger.timed(hook, slot)
+
+    @failsafe
+    def remember(ddp: Any, hook: Any, wrapper: Any) -> None:
+        """What DDP's attributes hold, and compiled autograd uses, is the script's own function."""
+        hooks = ddp._comm_hooks
+        if hooks and hooks[-1][0] is wrapper:
+            hooks[-1] = (hook, hooks[-1][1])
+
+    @functools.wraps(original)
+    def register_comm_hook(self: Any, state: Any, hook: Any) -> Any:
+        wrapper = timed(hook)
+        if wrapper is None:
+            return original(self, state, hook)
+        result = original(self, state, wrapper)
+        remember(self, hook, wrapper)
+        return result
+
+    return register_comm_hook
 
 
 def _timed_on_cpu(original: Callable[..., Any], ledger: Ledger, is_compiling: Callable[[], bool]) -> Callable[..., Any]:
