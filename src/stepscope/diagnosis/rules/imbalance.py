@@ -269,11 +269,11 @@ def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: fl
     return Claim(finding=finding, explained_ns=saved_ns)
 
 
-SIZES_ADVICE = (
+SIZES_ADVICE: tuple[str, ...] = (
     "Give all ranks batches of similar size: bucket samples by length, pack sequences, or batch by tokens.",
     "Shuffle before sharding, so that no rank keeps the long ones.",
 )
-VARIES_ADVICE = (
+VARIES_ADVICE: tuple[str, ...] = (
     "Look for work that depends on the data (branches, loops, early exits), and for other programs on these machines.",
 )
 
@@ -282,12 +282,11 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
     """Forward and backward of a rank are long together.  That batches differ is said only where sizes were recorded."""
     cost = cost_of(view, saved_ns)
     differ, compared = _sizes_differ(view, kept)
+    what, advice = "A different rank computes longest in each step", (*SIZES_ADVICE[:1], *VARIES_ADVICE)
     if differ:
         what, advice = "Batches differ in size between ranks, differently in each step", SIZES_ADVICE
-    elif differ is None:
-        what, advice = "A different rank computes longest in each step", (*SIZES_ADVICE[:1], *VARIES_ADVICE)
-    else:
-        what, advice = "A different rank computes longest in each step, with batches of equal size", VARIES_ADVICE
+    elif differ is not None:
+        what, advice = f"{what}, with batches of equal size", VARIES_ADVICE
     costly = cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE
     finding = Finding(
         kind="imbalance",
