@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from example_counts import examples
 from fakes.cluster import Cluster, slow_at
@@ -26,6 +27,7 @@ from layer_samples import (
 )
 
 from stepscope.diagnosis import diagnose
+from stepscope.records.collectives import COMM_ROW, OPS
 from stepscope.records.finding import Finding
 from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RunData
@@ -98,6 +100,52 @@ def differ_on(*ranks: int, since: int = 0) -> Fault:
             values.checksum = [None if own is None else f"{own} of {rank}" for own in values.checksum]
 
     return fault
+
+
+def exchanging(every: int, size: int, *, ranks: int = 2, steps: int = 60, **facts: Any) -> RunData:
+    """A run with 1,000 parameters that all-reduces ``size`` bytes in every so many steps; 0: never."""
+    run = Cluster(ranks=ranks, steps=steps).run()
+    rows = np.zeros(len(range(every, steps, every)) if every else 0, np.dtype(COMM_ROW))
+    rows["step"], rows["op"], rows["bytes"] = range(every, steps, every) if every else [], OPS.index("all_reduce"), size
+    about = {"model": {"parameters": 1000, "dtype": "float32", "class": "Net"}, **facts}
+    return replace(run, ranks=tuple(replace(one, facts=about, comm=rows) for one in run.ranks))
+
+
+def test_weights_that_are_averaged_now_and_then_differ_in_between_by_design() -> None:
+    """Local SGD: no comparison ever finds them equal, because a step follows each average."""
+    layers = sampled(NET, ranks=2, steps=range(11, 60, 13), faults=[differ_on(1)])
+    assert found_in(layers, run=exchanging(8, 4000)) == []
+    for every, size in ((1, 4000), (8, 40), (50, 4000)):
+        assert [one.kind for one in found_in(layers, run=exchanging(every, size))] == ["replica_desync"], (every, size)
+
+
+def test_ranks_that_exchanged_nothing_yet_may_average_later() -> None:
+    twice, often = (sampled(NET, ranks=2, steps=steps, faults=[differ_on(1)]) for steps in ((11, 37), (11, 37, 59)))
+    assert found_in(twice, run=exchanging(0, 0)) == []
+    assert [one.kind for one in found_in(often, run=exchanging(0, 0))] == ["replica_desync"]
+    assert [one.kind for one in found_in(twice, run=exchanging(0, 0, steps=120))] == ["replica_desync"]
+
+
+SPLIT = {"loader": {"distributed_sampler": True}}
+
+
+@pytest.mark.parametrize(
+    ("run", "found"),
+    [
+        (exchanging(0, 0, **SPLIT), True),
+        (exchanging(10, 4, **SPLIT), True),
+        (exchanging(0, 0), False),  # nothing says that they train one model
+        (exchanging(20, 4000, **SPLIT), False),  # averaged
+        (exchanging(0, 0, **SPLIT, ddp={"bucket_mb": 25.0}), False),
+        (exchanging(0, 0, **SPLIT, fsdp={"version": 2}), False),
+        (exchanging(0, 0, **SPLIT, frameworks=["deepspeed"]), False),
+        (exchanging(0, 0, ranks=1, **SPLIT), False),
+    ],
+)
+def test_ranks_that_split_the_data_must_exchange_something(run: RunData, found: bool) -> None:
+    kinds = [one.kind for one in diagnose(run)]
+    assert ("no_gradient_exchange" in kinds) is found
+    assert (kinds[0] == "no_gradient_exchange") is found
 
 
 def test_a_rank_without_exchange_differs_everywhere() -> None:

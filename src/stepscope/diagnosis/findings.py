@@ -35,7 +35,7 @@ from stepscope.diagnosis.rules.crashes import find_crashes
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
 from stepscope.diagnosis.rules.imbalance import find_uneven, find_uneven_batches
 from stepscope.diagnosis.rules.layers.gradients import find_silent, histories_of
-from stepscope.diagnosis.rules.layers.replicas import find_desync
+from stepscope.diagnosis.rules.layers.replicas import find_desync, find_no_exchange
 from stepscope.diagnosis.rules.loss import find_loss
 from stepscope.diagnosis.rules.machine import find_machine
 from stepscope.diagnosis.rules.memory import find_memory, without_forecast
@@ -381,7 +381,12 @@ def diagnose(
     if any(crash.evidence.get("cause") in OUT_OF_MEMORY for crash in stopped):
         slow = [without_forecast(finding) for finding in slow]
     histories = histories_of(view)
-    values = [*find_loss(run, view, histories), *find_desync(view), *find_silent(view, histories)]
+    values = [
+        *find_loss(run, view, histories),
+        *find_desync(view),
+        *find_no_exchange(view),
+        *find_silent(view, histories),
+    ]
     values += find_uneven_batches(view)
     slow = sorted([*slow, *values], key=finding_order, reverse=True)
     # A crash is reported whatever it costs, and after one there is no point in asking for more steps.

@@ -39,6 +39,7 @@ export const KINDS: Readonly<Record<string, Kind>> = {
   exploding_gradients: { name: "Gradients explode", meaning: "The gradients are a hundred times as large as before, or larger, and stay so." },
   vanishing_gradients: { name: "Gradients vanish", meaning: "Next to nothing of the gradient reaches the first layers, so they do not learn." },
   dead_layer: { name: "A layer does not learn", meaning: "A layer with trainable parameters has a gradient of exactly zero in every sampled step." },
+  no_gradient_exchange: { name: "Ranks train separately", meaning: "The ranks of one process group split the data but never exchange gradients: each trains a model of its own." },
   uneven_batches: { name: "Batches of different size", meaning: "The ranks' loaders have different batch sizes, but their gradients are averaged with the same weight." },
   unused_parameters: { name: "Parameters without gradients", meaning: "Some trainable parameters never get a gradient. They do not take part in the loss." },
   replica_desync: { name: "Replicas differ", meaning: "Ranks that should hold the same weights do not: they train different models." },

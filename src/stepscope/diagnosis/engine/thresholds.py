@@ -490,6 +490,15 @@ DECAY_SHARE = 0.02
 a strong decay, and 1,000 times with the default of AdamW."""
 ROUTED_SIBLINGS = 3
 """Numbered modules of one kind, of which some have a gradient in some samples only: something chooses between them."""
+EXCHANGED_SHARE = 0.5
+"""Share of the parameters' bytes: a step that exchanges less than this exchanges neither gradients nor weights …"""
+AVERAGED_STEPS_SHARE = 0.5
+"""… and up to this share of the steps that do, from AVERAGED_TIMES on, are averages of weights (Local SGD)."""
+AVERAGED_TIMES = 2
+DESYNC_COMPARISONS = 3
+"""Where ranks exchanged nothing so far, they may be about to average for the first time: compare so often …"""
+DESYNC_ALONE_STEPS = 100
+"""… or for so many steps."""
 DIFFER_EVERYWHERE = 0.9
 """Share of the layers with trainable parameters: then the weights as a whole differ, not a part of the model …"""
 DIFFER_LOCALLY = 0.1

@@ -36,6 +36,7 @@ __all__ = [
     "build_window",
     "is_pipeline",
     "last_attempt",
+    "model_bytes",
     "peer_groups",
     "replicas_of",
     "set_apart",
@@ -338,6 +339,44 @@ def _all_to_all_sizes(series: RankSeries) -> dict[int, list[int]]:
     return found
 
 
+# -- exchanges of the whole model -------------------------------------------------------------------------------------
+# In which steps the ranks exchange as much as their gradients or weights: in nearly all of them (data parallelism), now
+# and then (Local SGD: each rank trains alone, and the weights are averaged every few steps), or never.
+
+COMBINING = (*COLLECTIVES, *(OPS.index(op) for op in ("broadcast", "reduce")))
+DTYPE_BYTES = {"float64": 8, "bfloat16": 2, "float16": 2}
+"""Of a parameter, unless it has 4."""
+
+
+def exchanged_bytes(ranks: Sequence[RankSeries], steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[S]; what collectives combined in a step, DDP's own included, on the rank with the most."""
+    most = np.zeros(len(steps))
+    for series in ranks if len(steps) else ():
+        found = np.zeros(len(steps))
+        if series.comm is not None and len(series.comm):
+            own = series.comm[np.isin(series.comm["op"], COMBINING)]
+            _add_at(found, steps, own["step"].astype(np.int64), own["bytes"].astype(np.float64))
+        synced = series.steps["step"][series.steps["ddp_comm_ns"] > 0].astype(np.int64)
+        _add_at(found, steps, synced, np.full(len(synced), model_bytes(series.facts) or 1.0))
+        most = np.maximum(most, found)
+    return most
+
+
+def _add_at(
+    found: NDArray[np.float64], steps: NDArray[np.int64], at: NDArray[np.int64], values: NDArray[np.float64]
+) -> None:
+    place = np.minimum(np.searchsorted(steps, at), len(steps) - 1)
+    there = steps[place] == at
+    np.add.at(found, place[there], values[there])
+
+
+def model_bytes(facts: Mapping[str, Any]) -> float:
+    """Size of a rank's parameters; 0: unknown."""
+    model: Any = facts.get("model")
+    count = model.get("parameters") if isinstance(model, dict) else None
+    return float(count * DTYPE_BYTES.get(str(model.get("dtype")), 4)) if isinstance(count, int) else 0.0
+
+
 # -- window -----------------------------------------------------------------------------------------------------------
 
 Reason = Literal["first", "compile", "discovery", "warm-up"]
@@ -409,6 +448,8 @@ class Window(Planes):
     """[S]; backward passes in a step, on the rank with the most; 0: none was recorded."""
     splits_sequences: bool
     """Whether some ranks hold parts of one sequence (context parallelism)."""
+    exchanged_bytes: NDArray[np.float64]
+    """[S]; what collectives combined in a step, DDP's own included, on the rank with the most."""
     routed: RoutedTokens | None
     """What the router of a mixture of experts sent to each rank; None: no router, or unknown."""
     samples: tuple[dict[str, Any], ...]
@@ -501,6 +542,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         batches=np.array([_batches(series) for series in trained], np.float64),
         backwards=_backwards(trained, steps),
         splits_sequences=splits_sequences(trained),
+        exchanged_bytes=exchanged_bytes(trained, steps),
         routed=routed_bytes(trained, steps),
         samples=tuple(during(run.samples, begins, ends)),
         probes=_probes(run, begins, ends),

@@ -325,9 +325,13 @@ def jitter_advice(
     at_epoch_starts: bool,
     varying_rank: bool,
     nccl: bool,
+    more_bytes: bool = False,
     place: str = "",
 ) -> tuple[str, ...]:
-    """``nccl``: whether the ranks exchange by NCCL; ``place``: a line of code that their stacks show."""
+    """``nccl``: whether the ranks exchange by NCCL; ``place``: a line of code that their stacks show.
+
+    ``more_bytes``: the ranks exchange more in these steps than in others.
+    """
     if place:
         return (f"Look at {place}: the stacks sampled in these steps were there.",)
     if phase == "input":
@@ -347,6 +351,8 @@ def jitter_advice(
             else "Some batches take much longer to prepare: look at their largest samples and at the storage."
         )
         return first, "A larger prefetch_factor absorbs single slow batches; more workers do not."
+    if phase == "comm" and more_bytes:
+        return ("The ranks exchange more in these steps than in others (averaged weights, metrics): do it less often.",)
     if phase == "comm":
         return (
             "The exchange itself is sometimes slow: other jobs use the network, or traffic takes a slower route.",

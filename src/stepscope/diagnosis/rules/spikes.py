@@ -232,6 +232,8 @@ def _only_rank(by_rank: Floats) -> int | None:
 # Slow steps that are too small to be spikes are found only by their period: the series is folded at every period.
 
 STEPS_SHOWN = 20
+MORE_BYTES = 2.0
+"""Times the bytes of other steps: such a step has more to exchange."""
 MORE_SHARE = 0.25
 """Share of a slow step's extra time: the title must mention other causes that add at least this much."""
 WAITED_IN = ("other", "backward", "comm")
@@ -320,6 +322,13 @@ def _of_fold(series: SpikeSeries, small: Fold) -> _Recurring:
     )
 
 
+def _more_bytes(view: View, columns: NDArray[np.intp]) -> bool:
+    """Whether the ranks exchange more in these steps than in the others: then it is not the network that is slow."""
+    sent = view.window.exchanged_bytes[view.columns]
+    others = np.delete(sent, columns)
+    return bool(len(others)) and float(np.median(sent[columns])) >= MORE_BYTES * max(float(np.median(others)), 1.0)
+
+
 def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: dict[str, Any]) -> Finding:
     place, varying, hit, excess = _jitter_place(view, series, found)
     slow = {int(step) for step in view.steps[found.columns]}
@@ -357,6 +366,7 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
             at_epoch_starts=bool(epoch_starts >= thresholds.EXPLAINS_SHARE),
             varying_rank=varying,
             nccl=view.nccl,
+            more_bytes=_more_bytes(view, found.columns),
             place=seen,
         ),
         confidence=0.9 if found.period is not None else 0.7,

@@ -5,6 +5,12 @@ exchange gives every rank the same gradients.  So checksums of the weights, take
 equal within a group of replicas.  Which layers differ, and since when, separates the causes.  A change of one layer on
 one rank (a flipped bit) stays in that layer, because the gradients of all others are still the same everywhere.
 Different gradients spread to every layer within a step.
+
+Ranks that average their weights every few steps instead (Local SGD) differ in between by design.  They are recognized
+by the collectives: a few steps exchange as many bytes as the model has, most steps nothing.
+
+``no_gradient_exchange``: ranks of one process group that split the data and never exchange anything of that size.  No
+wrapper says that their models should be equal, so checksums are not compared; each trains a model of its own.
 """
 
 from __future__ import annotations
@@ -14,16 +20,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
+from stepscope.diagnosis.engine.settings import frameworks_of
 from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.engine.window import model_bytes
 from stepscope.records.finding import Finding
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree
 from stepscope.records.text import count_text, named_ranks
 
-__all__ = ["find_desync", "is_expert"]
+__all__ = ["find_desync", "find_no_exchange", "is_expert"]
 
 STOP = "The ranks train different models: stop the job, and resume from a checkpoint from before they differed."
 ADVICE = {
@@ -53,13 +63,86 @@ ADVICE = {
 
 def find_desync(view: View) -> list[Finding]:
     """At most one: the difference that began first."""
+    exchanges = _model_exchanges(view)
+    if exchanges is not None and _averages(exchanges):
+        return []
     found = [one for one in _differences(view) if not _by_design(one)]
+    if exchanges is not None and not exchanges.any():
+        alone = len(exchanges) < thresholds.DESYNC_ALONE_STEPS
+        found = [one for one in found if one.points >= thresholds.DESYNC_COMPARISONS or not alone]
     return [_finding(min(found, key=lambda one: (one.first.step, one.model.id, one.group)), view)] if found else []
 
 
 def is_expert(name: str) -> bool:
     """Whether a module belongs to a mixture of experts, by its name: experts may differ, and be idle."""
     return "expert" in name.lower() or any(part.lower() == "moe" for part in name.split("."))
+
+
+# -- exchange of gradients --------------------------------------------------------------------------------------------
+
+ALONE_ADVICE = (
+    "Each rank trains a model of its own on its part of the data, and a checkpoint has only one of them: stop the job.",
+    "Wrap the model in torch.nn.parallel.DistributedDataParallel (also on a CPU), and call that, not its module.",
+)
+
+
+def find_no_exchange(view: View) -> list[Finding]:
+    """At most one: a process group and a DistributedSampler, but no step that exchanges gradients or weights."""
+    window = view.window
+    rows = view.rows
+    if len(rows) < 2 or not view.enough or len(set(view.groups.tolist())) > 1 or window.share_samples:
+        return []
+    facts = [window.facts[row] for row in rows]
+    grouped = all(window.identities[row].backend and window.identities[row].world_size > 1 for row in rows)
+    split = all(_facts_about(own, "loader").get("distributed_sampler") is True for own in facts)
+    exchanged_elsewhere = any(own.get(name) for own in facts for name in ("ddp", "fsdp", "mesh", "pipeline"))
+    by_framework = any(OWN_EXCHANGE & set(frameworks_of(own)) for own in facts)
+    exchanges = _model_exchanges(view)
+    if not grouped or not split or exchanged_elsewhere or by_framework or exchanges is None or exchanges.any():
+        return []
+    return [
+        Finding(
+            kind="no_gradient_exchange",
+            severity="critical",
+            title=(
+                f"{count_text(len(rows), 'rank')} split the data (DistributedSampler) but never exchange gradients: "
+                "each trains a different model."
+            ),
+            steps=view.span,
+            cost=cost_of(view, np.zeros(len(view.steps))),
+            evidence={
+                "model_bytes": int(model_bytes(facts[0])),
+                "most_exchanged_bytes": int(window.exchanged_bytes.max()),
+                "steps_used": len(window.steps),
+                "model": _facts_about(facts[0], "model").get("class"),
+            },
+            advice=ALONE_ADVICE,
+            confidence=0.9,
+        )
+    ]
+
+
+OWN_EXCHANGE = frozenset({"deepspeed", "megatron"})
+"""Frameworks that exchange gradients in ways that the hooks may not see."""
+
+
+def _facts_about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = facts.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _model_exchanges(view: View) -> NDArray[np.bool_] | None:
+    """[S] of the window; the steps that exchange as many bytes as gradients or weights have; None: not known."""
+    sizes = [model_bytes(view.window.facts[row]) for row in view.rows]
+    if not sizes or not all(sizes):
+        return None
+    return np.asarray(view.window.exchanged_bytes >= thresholds.EXCHANGED_SHARE * max(sizes), np.bool_)
+
+
+def _averages(exchanges: NDArray[np.bool_]) -> bool:
+    """Whether the ranks train alone most of the time and average their weights now and then (Local SGD)."""
+    count = int(exchanges.sum())
+    return thresholds.AVERAGED_TIMES <= count <= thresholds.AVERAGED_STEPS_SHARE * len(exchanges)
 
 
 # -- comparison -------------------------------------------------------------------------------------------------------
