@@ -23,7 +23,7 @@ from stepscope.reports.summary import status_of
 
 KEYS = [
     *("schema", "run", "status", "status_text", "status_severity", "exit_code", "world_size", "ranks"),
-    *("steps", "step_time", "throughput", "clock", "phases"),
+    *("time_account", "steps", "step_time", "throughput", "clock", "phases"),
     *("communication", "memory", "host"),
     *(
         "facts",
@@ -279,7 +279,7 @@ def test_how_the_model_is_sharded(fsdp: dict[str, Any], said: str) -> None:
     summary = summarize(with_facts({"fsdp": fsdp}, {"fsdp": fsdp}))
     assert summary["settings"] == [said]
     label, _, about = said.partition(": ")
-    shown = " ".join(render_text(summary).split()).partition(f" {label} ")[2].partition(" step time ")[0]
+    shown = " ".join(render_text(summary).split()).partition(f" {label} ")[2].partition(" whole run ")[0]
     assert shown.replace(" · ", " ") == about.replace(", ", " ")
 
 

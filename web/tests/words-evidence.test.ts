@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { Finding } from "../src/api/documents";
-import { gpuLoad } from "../src/words/context";
+import { gpuLoad, timeAccountOf } from "../src/words/context";
 import { evidenceRows, flat, shown } from "../src/words/evidence";
 import { figureOf, nameOf } from "../src/words/names";
 import { rangeText } from "../src/words/nodes";
@@ -97,6 +97,19 @@ test("a cost is worded as in the summary", () => {
   expect(priceOf(finding({ cost: null }), false)).toBeNull();
   expect(priceOf(finding({ kind: "hang_input", cost: { share: 0, seconds: 13.4, rank_hours: 0, if_fixed: null } }), false)).toEqual({ words: ["13.4 s without progress"], left: null });
   expect(priceOf(finding({ kind: "hang_input", cost: { share: 0, seconds: 13.4, rank_hours: 0, if_fixed: null } }), true)).toBeNull(); // the card of the hang counts
+});
+
+test("the parts of the whole run have their names and times", () => {
+  const account = { seconds: 20, training_time_s: 12, until_ranks_s: 4, parts: { start_up: 8, training: 12, end: 0 }, text: { start_up: ["start-up", "8.00 s (40%)"], training: ["training", "12.0 s (60%)"] } };
+  expect(timeAccountOf(account)).toEqual({
+    rows: [
+      { key: "start_up", name: "start-up", value: 8, text: "8.00 s (40%)" },
+      { key: "training", name: "training", value: 12, text: "12.0 s (60%)" },
+    ],
+    seconds: 20,
+    note: "20.0 s in all. Shares in findings and charts are of the training time, 12.0 s: the steps after warm-up.",
+  });
+  for (const unknown of [undefined, null, {}, { parts: {}, text: {} }]) expect(timeAccountOf(unknown)).toBeNull();
 });
 
 test("charts show the culprit among its peers, and the phases", () => {

@@ -50,6 +50,7 @@ from stepscope.reports.tables import (
     steps_table,
     throughput_table,
 )
+from stepscope.reports.time_account import time_account
 
 __all__ = ["status_of", "status_text_of", "summarize"]
 
@@ -164,15 +165,19 @@ def summarize(
     text, severity = status_text_of(run, status, findings, alive=alive)
     host = host_table(window, run.samples)
     facts = facts_of_run(current)
+    about = _run_table(run, window, current)
     return {
         "schema": SCHEMA,
-        "run": _run_table(run, window, current),
+        "run": about,
         "status": status,
         "status_text": text,
         "status_severity": severity,
         "exit_code": exit_code if isinstance(exit_code, int) else None,
         "world_size": max((series.identity.world_size for series in current), default=0),
         "ranks": ranks_table(run, window),
+        "time_account": time_account(
+            run, window, findings, created_ns=about["created_wall_ns"], ended_ns=about["ended_wall_ns"]
+        ),
         "steps": steps_table(current, window),
         "step_time": step_time_table(window),
         "throughput": throughput_table(run, window, current),

@@ -150,6 +150,8 @@ TIMERS_SHOWN = 4
 COMMAND_LINES, CUT_COMMAND_LINES = 6, 3
 CONTINUED = " \\"
 MANY_HOSTS = 3
+RARE = 2
+"""A phase of fewer steps than one in so many is shown with their number instead of its mean over all steps."""
 WORTH_TELLING = 0.001
 """Share of lost or resent packets from which it is mentioned."""
 
@@ -313,10 +315,17 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     for setting in summary["settings"]:
         label, _, about = setting.partition(": ")
         page.items(label, about.split(", "))
+    if summary.get("time_account"):  # missing in summaries of earlier versions
+        page.items("whole run", [" ".join(texts) for texts in summary["time_account"]["text"].values()])
     time = summary["step_time"]
     if time["p50_ms"] is None:
         return
-    parts = [f"p50 {ms_text(time['p50_ms'])}", f"p90 {ms_text(time['p90_ms'])}", f"p99 {ms_text(time['p99_ms'])}"]
+    parts = [
+        f"mean {ms_text(time['mean_ms'])}",
+        f"p50 {ms_text(time['p50_ms'])}",
+        f"p90 {ms_text(time['p90_ms'])}",
+        f"p99 {ms_text(time['p99_ms'])}",
+    ]
     parts.append(f"max {ms_text(time['max_ms'])} (step {time['max_step']})")
     if steps["per_second"]:
         parts.append(f"{number_text(steps['per_second'])} steps/s")
@@ -425,7 +434,10 @@ def _warmup(warmup: Mapping[str, Any]) -> str:
 
 
 def _phases(page: Page, summary: Summary) -> None:
-    """Where the time goes, by the clock of the findings: on the device if it was timed (the host runs ahead)."""
+    """Where the time goes, by the clock of the findings: on the device if it was timed (the host runs ahead).
+
+    Shares are of the training time, and the times are means over its steps.
+    """
     phases = summary["phases"]
     if not phases:
         return
@@ -436,7 +448,7 @@ def _phases(page: Page, summary: Summary) -> None:
         True,
         True,
     ]  # their median would contain half of the slow rank's time
-    usual = "other rank" if two else "median rank" if several else "median"
+    usual = "other rank" if two else "median rank" if several else "per step"
     heads = [usual.rjust(MEDIAN_COLUMNS), *(["worst rank".rjust(17)] if several else [])]
     with_host = on_device and page.width >= WIDE
     if with_host:
@@ -446,8 +458,8 @@ def _phases(page: Page, summary: Summary) -> None:
     page.lines.append(page.paint(f"  {title.ljust(NAME_COLUMNS)}share {' ' * columns}{''.join(heads)}", "dim"))
     for name, row in phases.items():
         shown = row["device"] if on_device else row
-        rare = not shown["median_ms"] and not shown["worst_ms"]
-        if rare and not shown["steps"]:
+        rare = shown["steps"] * RARE < summary["steps"]["steady"]
+        if not shown["steps"]:
             continue  # occurred only in steps that were set aside
         usual_ms = max(2 * shown["median_ms"] - shown["worst_ms"], 0.0) if two else shown["median_ms"]
         values = [f"in {count_text(shown['steps'], 'step')}" if rare else ms_text(usual_ms)]

@@ -140,14 +140,14 @@ def phases_table(window: Window) -> dict[str, dict[str, Any]]:
 
 
 def _phase_row(ranks: Sequence[int], values: Floats, total_ns: float) -> dict[str, Any]:
-    by_rank = medians(values)
-    there = ~np.isnan(by_rank)
+    """All figures are means over the steps, so that they agree with the share; of the ranks' means, one is shown."""
+    spent_ns, counts = np.nansum(values, axis=1), (~np.isnan(values)).sum(axis=1)
+    there = counts > 0
+    by_rank = np.where(there, spent_ns / np.maximum(counts, 1), np.nan)
     worst = int(np.nanargmax(by_rank)) if there.any() else None
-    spent_ns = float(np.nansum(values))
-    count = int((~np.isnan(values)).sum())
     return {
-        "share": finite(spent_ns / total_ns) if total_ns else None,
-        "mean_ms": finite(spent_ns / count / 1e6) if count else None,
+        "share": finite(spent_ns.sum() / total_ns) if total_ns else None,
+        "mean_ms": finite(spent_ns.sum() / counts.sum() / 1e6) if there.any() else None,
         "median_ms": finite(np.median(by_rank[there]) / 1e6) if there.any() else None,
         "worst_ms": finite(by_rank[worst] / 1e6) if worst is not None else None,
         "worst_rank": ranks[worst] if worst is not None and len(ranks) > 1 else None,

@@ -3,12 +3,13 @@
 import type { ComponentChildren } from "preact";
 import { useSignal } from "@preact/signals";
 import type { RankDocument, RanksDocument, RunEvent } from "../api/documents";
+import { Bars } from "../charts/bars";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { useSummary } from "../run/summary";
 import { Card, Nothing } from "../ui/card";
 import { CopyButton } from "../ui/copy-button";
 import { dateTime } from "../ui/format";
-import { commandText, endText, machineRows, meshText, peersText, whoText } from "../words/context";
+import { commandText, endText, machineRows, meshText, peersText, timeAccountOf, whoText } from "../words/context";
 import { evidenceRows, isRecord, type Row } from "../words/evidence";
 import { nameOf } from "../words/names";
 import { countOf } from "../words/ranks";
@@ -46,6 +47,7 @@ export function ContextPanel({ run }: { run: OpenRun }) {
         <Part title="Run">
           <Pairs left={0} rows={texts({ started: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endText(context.end, run.status.value?.over === true ? statusText(run.status.value) : null), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === run.label.value ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt} (counted from 0)` : "" })} />
         </Part>
+        <TimeAccount of={summary?.["time_account"]} />
         <Part title="Software">
           <Pairs left={0} rows={texts({ python: context.python, torch: rank?.identity["torch"], backend: rank?.identity["backend"], stepscope: context.stepscope, platform: context.platform, interpreter: context.executable })} />
         </Part>
@@ -75,6 +77,17 @@ function Part({ title, children }: { title: string; children: ComponentChildren 
       <h3>{title}</h3>
       {children}
     </div>
+  );
+}
+
+/** Where the time of the whole run went; nothing for summaries of earlier versions. */
+function TimeAccount({ of }: { of: unknown }) {
+  const account = timeAccountOf(of);
+  return account === null ? null : (
+    <Part title="Time of the whole run">
+      <Bars label="Time of the whole run" rows={account.rows} most={account.seconds} />
+      <p class="muted small">{account.note}</p>
+    </Part>
   );
 }
 

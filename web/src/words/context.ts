@@ -1,7 +1,7 @@
 /** The context of a run in words: command, mesh, machines. Pure. */
 
 import type { RunContext } from "../api/documents";
-import { binary, dateTime } from "../ui/format";
+import { binary, dateTime, duration } from "../ui/format";
 import { codeText } from "./endings";
 import { isRecord, type Row } from "./evidence";
 import { countOf, numbersIn, spansText } from "./ranks";
@@ -31,6 +31,20 @@ export function meshText(mesh: unknown): string {
   return numbersIn(mesh["shape"])
     .map((size, at) => `${names[at] ?? "dimension"} ${size}`)
     .join(" × ");
+}
+
+/** Where the time of the whole run went, from a summary's `time_account`; null: not known. */
+export function timeAccountOf(account: unknown): { rows: { key: string; name: string; value: number; text: string }[]; seconds: number; note: string } | null {
+  if (!isRecord(account) || !isRecord(account["parts"]) || !isRecord(account["text"])) return null;
+  const parts = account["parts"];
+  const rows = Object.entries(account["text"]).flatMap(([key, texts]) => {
+    const [name, text] = Array.isArray(texts) ? texts.map(String) : [];
+    const value = number(parts[key]);
+    return name === undefined || text === undefined || value === null ? [] : [{ key, name, value, text }];
+  });
+  const [seconds, training] = [number(account["seconds"]), number(account["training_time_s"])];
+  if (rows.length === 0 || seconds === null || training === null) return null;
+  return { rows, seconds, note: `${duration(seconds * 1e9)} in all. Shares in findings and charts are of the training time, ${duration(training * 1e9)}: the steps after warm-up.` };
 }
 
 /** Ranks that do the same work on other data, from ranges of `[first, count, step]`. */
