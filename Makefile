@@ -8,6 +8,9 @@ TEST_ARGS ?=
 LEAGUE_ARGS ?=
 HANGS_ARGS ?=
 FRAMEWORKS_ARGS ?=
+PUBLIC_ARGS ?=
+# A folder with checkouts of public training programs; `make public` prints which.
+PUBLIC_CHECKOUTS ?=
 COMPARE_ARGS ?=
 GPU_PYTHON ?= python3
 GPU_ARGS ?=
@@ -24,6 +27,7 @@ RUN_READY := $(VENV)/.run-ready
 LINT_READY := $(VENV)/.lint-ready
 BROWSER_READY := $(VENV)/.browser-ready
 FRAMEWORKS_READY := $(VENV)/.frameworks-ready
+PUBLIC_READY := $(VENV)/.public-ready
 VERSION_TESTS := $(addprefix tests/,agent examples faults hangs_real launch nodes notebook recorder)
 PYTHON_TESTS := $(addprefix tests/,agent launch records recorder ring)
 PAGE := src/stepscope/page/static/index.html
@@ -53,7 +57,7 @@ else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench screenshots league league-compare frameworks hangs gpu gpu-league clean
+.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench screenshots league league-compare frameworks public hangs gpu gpu-league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +142,9 @@ league-compare: $(RUN_READY) ## Score comparisons: false alarms, and how small a
 frameworks: $(FRAMEWORKS_READY) ## Score the verdicts under HF, Lightning, Ray and others (30 minutes; FRAMEWORKS_ARGS="--only 'hf/*'")
 	PYTHONPATH=bench $(BIN)/python -m frameworks $(FRAMEWORKS_ARGS)
 
+public: $(PUBLIC_READY) ## Run public training programs bare and recorded, and compare (PUBLIC_CHECKOUTS=DIR; an hour)
+	PYTHONPATH=bench $(BIN)/python -m public $(if $(PUBLIC_CHECKOUTS),--checkouts $(PUBLIC_CHECKOUTS)) $(PUBLIC_ARGS)
+
 hangs: $(RUN_READY) ## Hang real jobs in every way and check which rank is named, and when (30 minutes; HANGS_ARGS="--only skip": one)
 	$(BIN)/python bench/hangs.py $(HANGS_ARGS)
 
@@ -168,6 +175,11 @@ $(RUN_READY): requirements/test.txt pyproject.toml | $(BIN)/python
 $(FRAMEWORKS_READY): requirements/frameworks.txt $(RUN_READY)
 	@echo "Installing the frameworks (once; 700 MB) …"
 	@$(PIP) --no-build-isolation -r requirements/frameworks.txt
+	@touch $@
+
+# Without dependencies: torchvision would replace torch by another build.
+$(PUBLIC_READY): requirements/public.txt $(FRAMEWORKS_READY)
+	@$(PIP) --no-deps -r requirements/public.txt
 	@touch $@
 
 # Each torch needs its own sympy.  torch is named again, or pip could replace it with another version.

@@ -52,7 +52,8 @@ class Program:
     repository: str
     script: str
     """In the checkout; "-m NAME" starts a module of it."""
-    args: tuple[str, ...] = ()
+    args: str = ""
+    """As typed; no argument contains a space."""
     launcher: tuple[str, ...] = PYTHON
     ranks: int = 1
     write_data: Callable[[Path], None] = lambda folder: None
@@ -112,20 +113,9 @@ def _pets(folder: Path) -> None:
 LOSS = re.compile(r"(?i)loss\D{0,12}?(-?\d+\.\d+(?:e-?\d+)?)")
 IMAGENET_VALUES = re.compile(r"(?:Loss|Acc@\d) +(\d\S* \( *\d[^)]*\))")
 NANO = (
-    "--device=cpu",
-    "--dtype=float32",
-    "--dataset=tiny",
-    "--gradient_accumulation_steps=1",
-    "--batch_size=8",
-    "--block_size=64",
-    "--n_layer=3",
-    "--n_head=4",
-    "--n_embd=128",
-    "--max_iters=149",
-    "--lr_decay_iters=149",
-    "--warmup_iters=10",
-    "--eval_interval=75",
-    "--eval_iters=5",
+    "--device=cpu --dtype=float32 --dataset=tiny --gradient_accumulation_steps=1 --batch_size=8 "
+    "--block_size=64 --n_layer=3 --n_head=4 --n_embd=128 --max_iters=149 --lr_decay_iters=149 "
+    "--warmup_iters=10 --eval_interval=75 --eval_iters=5"
 )
 NLP_VALUES = re.compile(r"epoch \d+: (\{.*\})")
 IN_PROCESS = frozenset({"input_bound"})
@@ -136,7 +126,7 @@ PROGRAMS = (
         name="mnist",
         repository="examples",
         script="mnist/main.py",
-        args=("--epochs", "3", "--no-accel", "--save-model"),
+        args="--epochs 3 --no-accel --save-model",
         write_data=_mnist,
         steps=75,
         values=LOSS,
@@ -146,7 +136,7 @@ PROGRAMS = (
         name="vae",
         repository="examples",
         script="vae/main.py",
-        args=("--epochs", "4", "--no-accel"),
+        args="--epochs 4 --no-accel",
         write_data=_vae,
         steps=160,
         values=LOSS,
@@ -156,7 +146,7 @@ PROGRAMS = (
         name="dcgan",
         repository="examples",
         script="dcgan/main.py",
-        args=("--dataset", "fake", "--niter", "3", "--manualSeed", "1", "--ngf", "8", "--ndf", "8"),
+        args="--dataset fake --niter 3 --manualSeed 1 --ngf 8 --ndf 8",
         steps=48,
         extra_steps=1,
         values=re.compile(r"Loss_D: (.*)"),
@@ -166,7 +156,7 @@ PROGRAMS = (
         name="actor_critic",
         repository="examples",
         script="reinforcement_learning/actor_critic.py",
-        args=("--log-interval", "1"),
+        args="--log-interval 1",
         alteration="episodes",
         needs=("gymnasium",),
         steps=re.compile(r"Episode (\d+)"),
@@ -177,7 +167,7 @@ PROGRAMS = (
         name="time_sequence",
         repository="examples",
         script="time_sequence_prediction/train.py",
-        args=("--steps", "6"),
+        args="--steps 6",
         write_data=lambda folder: data.write_sine_waves(folder / "work" / "traindata.pt", waves=20, points=60),
         needs=("matplotlib",),
         variables={"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},
@@ -190,8 +180,7 @@ PROGRAMS = (
         name="word_language_model",
         repository="examples",
         script="word_language_model/main.py",
-        args=("--data", "../corpus", "--emsize", "64", "--nhid", "64", "--epochs", "3", "--use-optimizer")
-        + ("--lr", "0.002", "--log-interval", "10"),
+        args="--data ../corpus --emsize 64 --nhid 64 --epochs 3 --use-optimizer --lr 0.002 --log-interval 10",
         write_data=lambda folder: data.write_text_corpus(folder / "corpus", train_lines=1700),
         needs=(),
         steps=153,
@@ -202,8 +191,10 @@ PROGRAMS = (
         name="word_transformer",
         repository="examples",
         script="word_language_model/main.py",
-        args=("--data", "../corpus", "--emsize", "64", "--nhid", "64", "--epochs", "3", "--use-optimizer")
-        + ("--lr", "0.002", "--log-interval", "10", "--model", "Transformer"),
+        args=(
+            "--data ../corpus --emsize 64 --nhid 64 --epochs 3 --use-optimizer --lr 0.002 --log-interval 10 "
+            "--model Transformer"
+        ),
         write_data=lambda folder: data.write_text_corpus(folder / "corpus", train_lines=1700),
         needs=(),
         steps=153,
@@ -213,17 +204,18 @@ PROGRAMS = (
         name="forward_forward",
         repository="examples",
         script="mnist_forward_forward/main.py",
-        args=("--epochs", "80", "--no_accel", "--train_size", "640", "--test_size", "320"),
+        args="--epochs 80 --no_accel --train_size 640 --test_size 320",
         write_data=_mnist_here,
         steps=160,
         values=re.compile(r"(?:Loss: |error:) *(\d+\.\d+)"),
-        note="calls module.forward() directly; one optimizer per layer, trained one after the other",
+        repeatable=False,
+        note="never sets its seed; calls module.forward() directly; one optimizer per layer, one after the other",
     ),
     Program(
         name="hogwild",
         repository="examples",
         script="mnist_hogwild/main.py",
-        args=("--epochs", "3", "--num-processes", "2"),
+        args="--epochs 3 --num-processes 2",
         write_data=_mnist,
         ranks=2,
         steps=75,
@@ -236,8 +228,7 @@ PROGRAMS = (
         name="imagenet",
         repository="examples",
         script="imagenet/main.py",
-        args=("../images", "-a", "mobilenet_v3_small", "-b", "8", "-j", "2", "--epochs", "3", "--seed", "1", "--no-accel")
-        + ("--lr", "0.001"),
+        args="../images -a mobilenet_v3_small -b 8 -j 2 --epochs 3 --seed 1 --no-accel --lr 0.001",
         write_data=_images,
         steps=60,
         values=IMAGENET_VALUES,
@@ -246,8 +237,10 @@ PROGRAMS = (
         name="imagenet_2",
         repository="examples",
         script="imagenet/main.py",
-        args=("../images", "-a", "mobilenet_v3_small", "-b", "8", "-j", "1", "--epochs", "4", "--seed", "1", "--no-accel")
-        + ("--lr", "0.001", "--dist-url", "env://", "--dist-backend", "gloo"),
+        args=(
+            "../images -a mobilenet_v3_small -b 8 -j 1 --epochs 4 --seed 1 --no-accel --lr 0.001 --dist-url "
+            "env:// --dist-backend gloo"
+        ),
         launcher=TORCHRUN,
         ranks=2,
         write_data=_images,
@@ -259,7 +252,7 @@ PROGRAMS = (
         name="nanoGPT",
         repository="nanoGPT",
         script="train.py",
-        args=(*NANO, "--compile=False"),
+        args=f"{NANO} --compile=False",
         links=("configurator.py",),
         write_data=lambda folder: data.write_token_files(folder / "work" / "data" / "tiny", characters=60_000),
         needs=(),
@@ -270,7 +263,7 @@ PROGRAMS = (
         name="nanoGPT_compile",
         repository="nanoGPT",
         script="train.py",
-        args=(*NANO, "--compile=True"),
+        args=f"{NANO} --compile=True",
         links=("configurator.py",),
         write_data=lambda folder: data.write_token_files(folder / "work" / "data" / "tiny", characters=60_000),
         needs=(),
@@ -281,9 +274,10 @@ PROGRAMS = (
         name="timm",
         repository="pytorch-image-models",
         script="train.py",
-        args=("--data-dir", "../images", "--model", "test_resnet", "-b", "8", "--epochs", "2", "--device", "cpu")
-        + ("--workers", "1", "--log-interval", "1", "--num-classes", "2", "--cooldown-epochs", "0")
-        + ("--warmup-epochs", "0"),
+        args=(
+            "--data-dir ../images --model test_resnet -b 8 --epochs 2 --device cpu --workers 1 --log-interval 1 "
+            "--num-classes 2 --cooldown-epochs 0 --warmup-epochs 0"
+        ),
         write_data=_timm_images,
         steps=80,
         values=re.compile(r"Loss: *(\S+ \(\S+\))"),
@@ -292,9 +286,10 @@ PROGRAMS = (
         name="timm_2",
         repository="pytorch-image-models",
         script="train.py",
-        args=("--data-dir", "../images", "--model", "test_resnet", "-b", "8", "--epochs", "2", "--device", "cpu")
-        + ("--workers", "1", "--log-interval", "1", "--num-classes", "2", "--cooldown-epochs", "0")
-        + ("--warmup-epochs", "0"),
+        args=(
+            "--data-dir ../images --model test_resnet -b 8 --epochs 2 --device cpu --workers 1 --log-interval 1 "
+            "--num-classes 2 --cooldown-epochs 0 --warmup-epochs 0"
+        ),
         launcher=TORCHRUN,
         ranks=2,
         write_data=_timm_images,
@@ -305,10 +300,11 @@ PROGRAMS = (
         name="litgpt",
         repository="litgpt",
         script="-m litgpt",
-        args=("finetune_lora", "../checkpoint", "--data", "JSON", "--data.json_path", "../data.json")
-        + ("--data.val_split_fraction", "0.1", "--data.num_workers", "1", "--train.epochs", "2")
-        + ("--train.global_batch_size", "8", "--train.micro_batch_size", "4", "--precision", "32-true")
-        + ("--eval.interval", "25", "--train.lr_warmup_steps", "5", "--out_dir", "out"),
+        args=(
+            "finetune_lora ../checkpoint --data JSON --data.json_path ../data.json --data.val_split_fraction "
+            "0.1 --data.num_workers 1 --train.epochs 2 --train.global_batch_size 8 --train.micro_batch_size 4 "
+            "--precision 32-true --eval.interval 25 --train.lr_warmup_steps 5 --out_dir out"
+        ),
         import_path=("",),
         write_data=lambda folder: data.write_instructions(folder, count=320),
         needs=("lightning", "jsonargparse", "yaml"),
@@ -319,7 +315,7 @@ PROGRAMS = (
         name="accelerate_nlp",
         repository="accelerate",
         script="examples/nlp_example.py",
-        args=("--cpu",),
+        args="--cpu",
         write_data=_glue,
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         steps=120,
@@ -329,7 +325,7 @@ PROGRAMS = (
         name="accelerate_nlp_2",
         repository="accelerate",
         script="examples/nlp_example.py",
-        args=("--cpu",),
+        args="--cpu",
         launcher=ACCELERATE,
         ranks=2,
         write_data=_glue,
@@ -341,7 +337,7 @@ PROGRAMS = (
         name="accelerate_cv",
         repository="accelerate",
         script="examples/cv_example.py",
-        args=("--cpu", "--data_dir", "../pets"),
+        args="--cpu --data_dir ../pets",
         write_data=_pets,
         variables={"HF_HUB_CACHE": "../hub"},
         needs=("accelerate", "timm", "torchvision"),
@@ -352,7 +348,7 @@ PROGRAMS = (
         name="accelerate_accumulation_2",
         repository="accelerate",
         script="examples/by_feature/gradient_accumulation.py",
-        args=("--cpu", "--gradient_accumulation_steps", "2"),
+        args="--cpu --gradient_accumulation_steps 2",
         launcher=ACCELERATE,
         ranks=2,
         write_data=_glue,
@@ -364,7 +360,7 @@ PROGRAMS = (
         name="accelerate_local_sgd_2",
         repository="accelerate",
         script="examples/by_feature/local_sgd.py",
-        args=("--cpu", "--local_sgd_steps", "5"),
+        args="--cpu --local_sgd_steps 5",
         launcher=ACCELERATE,
         ranks=2,
         write_data=_glue,
@@ -372,5 +368,67 @@ PROGRAMS = (
         steps=60,
         values=NLP_VALUES,
         note="weights differ between two averages by design",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    name: str
+    program: str
+    alteration: str
+    """In ``altered.py``."""
+    kinds: frozenset[str]
+    """Of the first finding about the job."""
+    rank: int | None = None
+    words: str = ""
+    """A pattern that its title, evidence or advice contains."""
+    code: int = 0
+
+
+FAULTS = (
+    Fault(
+        name="mnist/slow_data",
+        program="mnist",
+        alteration="slow_data",
+        kinds=frozenset({"input_bound"}),
+        words=r"altered\.py:\d+",
+    ),
+    Fault(
+        name="accelerate_nlp_2/slow_forward",
+        program="accelerate_nlp_2",
+        alteration="slow_forward@1",
+        kinds=frozenset({"compute_straggler"}),
+        rank=1,
+        words=r"altered\.py:\d+",
+    ),
+    Fault(
+        name="nanoGPT/slow_save",
+        program="nanoGPT",
+        alteration="slow_save",
+        kinds=frozenset({"between_steps"}),
+        words=r"save",
+    ),
+    Fault(
+        name="nanoGPT/leak",
+        program="nanoGPT",
+        alteration="leak",
+        kinds=frozenset({"memory_creep"}),
+        words=r"altered\.py",
+    ),
+    Fault(
+        name="word_transformer/nan",
+        program="word_transformer",
+        alteration="nan",
+        kinds=frozenset({"nan_gradients", "loss_nan"}),
+        words=r"12",
+    ),
+    Fault(
+        name="imagenet/crash",
+        program="imagenet",
+        alteration="crash",
+        kinds=frozenset({"rank_crashed"}),
+        words=r"the injected fault of make public",
+        code=1,
     ),
 )

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,14 @@ LIMIT_S = 400.0
 """Of one run: several times what the slowest takes beside a full load."""
 LOADS = ("none", "one", "all", "bursts")
 BURN = "while True: sum(range(20_000))"
-BURST = "import time\nwhile True:\n    end = time.monotonic() + 2\n    while time.monotonic() < end: sum(range(20_000))\n    time.sleep(3)"
+BURST = """
+import time
+while True:
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        sum(range(20_000))
+    time.sleep(3)
+"""
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -121,7 +128,7 @@ def run_program(
     alterations = [name for name in (program.alteration, fault) if name]
     words += [str(HERE / "altered.py"), ",".join(alterations)] if alterations else []
     words += program.script.split() if program.script.startswith("-m ") else [str(checkout / program.script)]
-    words += program.args
+    words += program.args.split()
     began_s = time.monotonic()
     with burners(load):
         code = finish_job(
@@ -133,12 +140,14 @@ def run_program(
         )
     path = folder / "runs" / "job" / "summary.json"
     lines = (folder / "log").read_text(errors="replace").splitlines()
-    return Outcome(
+    outcome = Outcome(
         code=code,
         seconds=time.monotonic() - began_s,
         text="\n".join(line for line in lines if not line.startswith("stepscope")),
         summary=json.loads(path.read_text()) if path.exists() else {},
     )
+    (folder / "outcome.json").write_text(json.dumps({**asdict(outcome), "summary": {}}))
+    return outcome
 
 
 def _write_data(program: Program, folder: Path, variables: Mapping[str, str]) -> None:
