@@ -96,11 +96,10 @@ def _play(args: argparse.Namespace, folder: Path, loads: Sequence[str]) -> Itera
     faults = [each for each in FAULTS if _chosen(each.name, args.only)]
     able = {each.name: each for each in _runnable([_program(fault.program) for fault in faults], checkouts)}
     for fault in faults:
-        if program := able.get(fault.program):
+        if fault.program in able:
             own = folder / f"{fault.name.replace('/', '-')}-none"
-            yield judge_fault(
-                fault, run_program(program, checkouts, own, recorded=True, fault=fault.alteration), load="none"
-            )
+            altered = run_program(able[fault.program], checkouts, own, recorded=True, fault=fault.alteration)
+            yield judge_fault(fault, altered, load="none")
 
 
 def _compared(program: Program, checkouts: Path, folder: Path, load: str) -> Judged:

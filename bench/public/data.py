@@ -172,7 +172,8 @@ def _write_bert(folder: Path, *, layers: int, width: int) -> None:
         num_attention_heads=4,
         intermediate_size=4 * width,
     )
-    BertForSequenceClassification(config).save_pretrained(folder)
+    model: Any = BertForSequenceClassification(config)  # type: ignore[no-untyped-call,unused-ignore]
+    model.save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": False, "model_max_length": 128})
