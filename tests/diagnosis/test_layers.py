@@ -23,6 +23,7 @@ from layer_samples import (
     sampled,
     scaled,
     set_values,
+    trail,
     without_learning,
 )
 
@@ -321,6 +322,147 @@ def test_gradients_alone_show_the_layer_of_a_compiled_model() -> None:
     assert found.title == "Gradients and weights became NaN at step 50, first in layers.1.mlp, in backward."
     (found,) = found_in(sampled(compiled, ranks=4, steps=range(0, 100, 10), faults=faults))
     assert found.title == "Gradients and weights became NaN between steps 40 and 50."
+
+
+# -- NaN between two samples ------------------------------------------------------------------------------------------
+
+
+def seen_losses(run: RunData, first_bad: dict[int, int], steps: int = 80) -> RunData:
+    """What the recorder saw of the loss of each rank, which is NaN from a step on."""
+    events = [
+        {
+            "event": "seen",
+            "rank": rank,
+            "pid": run.ranks[rank].identity.pid,
+            "step": step,
+            "values": {"loss": "nan" if step >= bad else 2.5},
+            "wall_ns": 1,
+        }
+        for rank, bad in first_bad.items()
+        for step in range(steps)
+    ]
+    return replace(run, events=tuple(events))
+
+
+EVERYTHING = ("embed", *BLOCKS, "head")
+UP_TO = EVERYTHING[: EVERYTHING.index("layers.2.mlp") + 1]
+"""Those before the layer that has NaN in backward, and itself."""
+COMPUTED = (
+    "Usual causes: log(0), a division by 0, the gradient of a root at 0, a bad sample, fp16 without a GradScaler."
+)
+
+
+def found_by(trails: list[Any], first_bad: dict[int, int]) -> Finding:
+    ranks = len(first_bad)
+    layers = sampled(NET, ranks=ranks, steps=(11, 37))
+    (found,) = found_in(replace(layers, trails=tuple(trails)), run=seen_losses(CLUSTERS[ranks], first_bad))
+    assert (found.kind, found.severity) == ("loss_nan", "critical")
+    return found
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_nan_in_backward_between_samples_has_its_step_layer_and_rank(clipped: bool) -> None:
+    """Also if it is known of the first rank only by what clipping computed after the exchange."""
+    reduced = UP_TO if clipped else None
+    trails = [
+        trail(NET, 57 if clipped else 58, 0, local=() if clipped else EVERYTHING, reduced=reduced, good=56),
+        trail(NET, 57, 1, local=UP_TO, reduced=reduced, good=56),
+    ]
+    found = found_by(trails, {0: 58, 1: 58})
+    assert found.title == (
+        "The loss is NaN from step 58 on; it was 2.5 at step 57; "
+        "first in layers.2.mlp on rank 1, in backward, at step 57."
+    )
+    assert (found.ranks, found.evidence["layer"], found.evidence["began_in"]) == ((1,), "layers.2.mlp", "backward")
+    assert found.advice[1] == (
+        "The gradient was bad when it reached layers.2.mlp: look at what forward() does with its output."
+    )
+    assert found.advice[-1] == COMPUTED
+
+
+def test_the_weights_after_it_show_the_layer_if_few_gradients_were_looked_at() -> None:
+    trails = [
+        trail(NET, 57, 1, own=math.nan, good_some=56),
+        trail(NET, 58, 0, own=math.nan, weights=UP_TO, good_some=57),
+        trail(NET, 58, 1, own=math.nan, weights=UP_TO),
+    ]
+    found = found_by(trails, {0: 58, 1: 58})
+    assert found.title.endswith("first in layers.2.mlp on rank 1, in backward, at step 57.")
+    clipped = [replace(one, weight_norm=(math.nan,) * len(NET.modules)) if one.step == 58 else one for one in trails]
+    found = found_by(clipped, {0: 58, 1: 58})
+    assert found.title.endswith("it was 2.5 at step 57; first on rank 1, in backward, at step 57.")
+    assert found.evidence["layer"] is None
+
+
+def test_the_weights_alone_show_the_layer_but_no_rank() -> None:
+    """Steps are too short for a look at gradients, but the loss was read at once."""
+    found = found_by([trail(NET, 58, rank, weights=UP_TO) for rank in range(2)], {0: 58, 1: 58})
+    assert found.title.endswith("first in layers.2.mlp, in backward, at step 57.")
+    assert found.ranks == ()
+    found = found_by([trail(NET, 58, rank, weights=EVERYTHING) for rank in range(2)], {0: 58, 1: 58})
+    assert found.title == "The loss is NaN from step 58 on; it was 2.5 at step 57."
+
+
+def test_nan_in_forward_between_samples() -> None:
+    trails = [
+        trail(NET, 57, 1, local=EVERYTHING, weights=(), good=56, forward="layers.1.mlp"),
+        trail(NET, 58, 0, local=EVERYTHING, weights=EVERYTHING, good=57),
+    ]
+    found = found_by(trails, {0: 58, 1: 57})
+    assert found.title == (
+        "The loss of rank 1 is NaN from step 57 on, and that of the others from step 58; it was 2.5 at step 56; "
+        "first in layers.1.mlp on rank 1, in forward, at step 57."
+    )
+    assert found.ranks == (1,)
+    assert found.advice[-1] == COMPUTED
+    (unknown,) = [replace(one, nonfinite_forward=None) for one in trails[:1]]
+    found = found_by([unknown, trails[1]], {0: 58, 1: 57})
+    assert found.title.endswith("; first on rank 1, in forward, at step 57.")
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_nan_that_the_update_put_into_the_weights(some: bool) -> None:
+    good = {"good_some": 57} if some else {"good": 57}
+    trails = [trail(NET, 58, rank, local=EVERYTHING, weights=EVERYTHING, **good) for rank in range(2)]  # type: ignore[arg-type]
+    found = found_by(trails, {0: 58, 1: 58})
+    assert found.title == (
+        "The loss is NaN from step 58 on; it was 2.5 at step 57; "
+        "the update of step 57 made the weights NaN, its gradients were finite."
+    )
+    assert (found.ranks, found.evidence["began_in"], found.evidence["layer"]) == ((), "update", None)
+    assert found.advice[1].startswith("Its gradients were finite: check the learning rate of that step")
+    assert not any(COMPUTED in line for line in found.advice)
+
+
+def test_a_sampled_update_that_spoils_the_weights() -> None:
+    def spoiled(rank: int, step: int, values: Values) -> None:
+        if step >= 50:
+            values.weight_norm = [None if own is None else math.nan for own in values.weight_norm]
+        if step > 50:
+            values.grad_norm = [None if own is None else math.nan for own in values.grad_norm]
+            values.nonfinite_forward = values.at("embed")
+
+    (found,) = found_in(sampled(NET, ranks=4, steps=range(40, 60), faults=[spoiled]))
+    assert found.title == "The update of step 50 made the weights NaN, its gradients were finite."
+    assert found.evidence["began_in"] == "update"
+
+
+def test_nan_that_passed_before_is_not_the_origin() -> None:
+    trails = [
+        trail(NET, 30, 0, local=("head",), good=29),
+        trail(NET, 57, 1, local=UP_TO, good=56),
+        trail(NET, 57, 0, local=UP_TO, good=56),
+    ]
+    found = found_by(trails, {0: 58, 1: 58})
+    assert found.title.endswith("first in layers.2.mlp, in backward, at step 57.")
+    healthy = replace(sampled(NET, ranks=2, steps=(11, 37)), trails=tuple(trails))
+    assert found_in(healthy, run=seen_losses(CLUSTERS[2], {0: 80, 1: 80})) == []
+
+
+def test_a_loss_that_was_lost_before_any_norm_is_the_first_sign() -> None:
+    found = found_by([trail(NET, 60, rank, local=EVERYTHING, good=40) for rank in range(2)], {0: 58, 1: 58})
+    assert found.title == "The loss is NaN from step 58 on; it was 2.5 at step 57."
+    assert found.evidence["first_step"] == 58
 
 
 def skipped_since(step_from: int, step_to: int = 1 << 40, *, forward: str = "") -> Fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,35 @@ def _recorded(recorder: Recorder) -> Iterator[Recorder]:
     watch.remove()
     guard.on_failure(None)
     assert guard.failures() == failures, "a hook of ours failed"
+
+
+# -- Process groups ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _group(backend: str, store: Any, world_size: int) -> Iterator[None]:
+    import torch.distributed as dist
+
+    hook = sys.excepthook
+    dist.init_process_group(backend, store=store, rank=0, world_size=world_size)
+    yield
+    dist.destroy_process_group()
+    sys.excepthook = hook
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A group of this process."""
+    import torch.distributed as dist
+
+    with _group("gloo", dist.HashStore(), 1):
+        yield
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """A group that only pretends to have two ranks: what it exchanges is zero."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with _group("fake", FakeStore(), 2):
+        yield

@@ -8,22 +8,18 @@ import io
 import itertools
 import os
 import pickle
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from clock import FakeClock
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import stepscope
@@ -689,28 +685,6 @@ def test_a_model_may_be_compiled_as_one_graph_while_it_is_looked_at(layers: Laye
 
 
 # -- Replicas ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def group(backend: str, store: Any, world_size: int) -> Iterator[None]:
-    hook = sys.excepthook
-    dist.init_process_group(backend, store=store, rank=0, world_size=world_size)
-    yield
-    dist.destroy_process_group()
-    sys.excepthook = hook
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    with group("gloo", dist.HashStore(), 1):
-        yield
-
-
-@pytest.fixture
-def two_ranks() -> Iterator[None]:
-    """A group that only pretends to have two ranks: what it exchanges is zero."""
-    with group("fake", FakeStore(), 2):
-        yield
 
 
 def test_checksums_of_replicas_show_a_single_bit(layers: Layers, alone: None) -> None:

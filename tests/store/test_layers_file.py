@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +171,17 @@ def records(draw: st.DrawFn) -> LayerRecords:
             clock=draw(st.sampled_from(["host", "device"])), group=draw(st.sampled_from(["", "tp=1"])),
             forward_us=draw(lists), backward_us=draw(lists), grad_norm=draw(lists), weight_norm=draw(lists),
             host_forward_us=draw(lists), host_backward_us=draw(lists),
-            update_ratio=draw(lists), zero_share=draw(lists),
+            update_ratio=draw(lists), zero_share=draw(lists), local_norm=draw(lists),
             memory={kind: draw(st.tuples(*[_COUNTS] * count)) for kind in kinds},
             checksum=draw(st.tuples(*[st.one_of(st.none(), st.just("0f"))] * count)),
             nonfinite_forward=draw(where), nonfinite_backward=draw(where), skipped=draw(st.booleans()),
             device_peak=draw(st.one_of(st.none(), _COUNTS)), device_bytes=draw(st.one_of(st.none(), _COUNTS)),
-            work=draw(_WORK),
+            work=draw(_WORK), own_norm=draw(_NUMBERS), good_step=draw(_MAYBE), good_some_step=draw(_MAYBE),
         )
         for attempt, step, rank in sorted(keys)
     ]  # fmt: skip
-    return LayerRecords(models={"ab": model}, samples=tuple(samples))
+    trails = tuple(replace(sample, trail=True) for sample in samples if draw(st.booleans()))
+    return LayerRecords(models={"ab": model}, samples=tuple(samples), trails=trails)
 
 
 @given(records())

@@ -28,6 +28,7 @@ __all__ = [
     "sampled",
     "scaled",
     "set_values",
+    "trail",
     "without_learning",
 ]
 
@@ -110,6 +111,60 @@ def sampled(
             if not values.missing:
                 samples.append(_sample(tree, rank, step, attempt, values))
     return LayerRecords(models={tree.id: tree}, samples=tuple(samples))
+
+
+def trail(
+    tree: ModelTree,
+    step: int,
+    rank: int = 0,
+    *,
+    local: Sequence[str] | None = None,
+    reduced: Sequence[str] | None = None,
+    weights: Sequence[str] | None = None,
+    own: float | None = None,
+    good: int | None = None,
+    good_some: int | None = None,
+    forward: str | None = None,
+) -> LayerSample:
+    """Norms that were kept of one step: the names of modules where they are NaN; None: not known."""
+    places = {module.name: at for at, module in enumerate(tree.modules)}
+
+    def norms(bad: Sequence[str] | None) -> tuple[float | None, ...]:
+        known = [bad is not None and module.elements > 0 for module in tree.modules]
+        names = [module.name for module in tree.modules]
+        return tuple(
+            None if not yes else math.nan if name in (bad or ()) else 1.0
+            for yes, name in zip(known, names, strict=True)
+        )
+
+    empty = (None,) * len(tree.modules)
+    return LayerSample(
+        rank=rank,
+        attempt=0,
+        step=step,
+        wall_ns=step * 1_000_000,
+        model=tree.id,
+        clock="host",
+        group="",
+        memory={kind: (0,) * len(tree.modules) for kind in MEMORY_KINDS},
+        forward_us=empty,
+        backward_us=empty,
+        grad_norm=norms(reduced),
+        weight_norm=norms(weights),
+        update_ratio=empty,
+        zero_share=empty,
+        checksum=empty,
+        nonfinite_forward=None if forward is None else places[forward],
+        nonfinite_backward=None,
+        skipped=False,
+        device_peak=None,
+        device_bytes=None,
+        trail=True,
+        good_step=good,
+        good_some_step=good if good_some is None else good_some,
+        local_norm=norms(local),
+        own_norm=own,
+    )
 
 
 def joined(*records: LayerRecords) -> LayerRecords:

@@ -32,6 +32,7 @@ from stepscope.recorder.hooks.forward import ForwardProbe
 from stepscope.recorder.hooks.loss import StepValues
 from stepscope.recorder.hooks.optimizer import OptimizerHooks
 from stepscope.recorder.identity import attempt_from, is_launcher, rank_from
+from stepscope.recorder.layers.gradient_trail import GradientTrail
 from stepscope.recorder.layers.sampler import layer_sampler
 from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
@@ -96,6 +97,8 @@ class Instrumentation:
         recorder.layers = sampler = layer_sampler(torch, recorder.ledger, os.environ)
         if sampler is not None:
             self._undo.append(sampler.withdraw)
+            recorder.trail = trail = GradientTrail(torch, recorder, recorder.ledger.now)
+            self._undo.append(trail.stop)
         collectives.install_init_process_group(recorder, torch, patches)
         recorder.ask_after_steps(forward)
 

@@ -178,6 +178,18 @@ class LayerSamples(Protocol):
         """Something odd was seen in this step; return whether the next steps will be sampled because of it."""
         ...
 
+    def write_trail(
+        self,
+        trail: Any,
+        roots: Callable[[], Sequence[Any]],
+        ring: RingWriter | None,
+        *,
+        compiled: bool,
+        at_end: bool,
+    ) -> None:
+        """Write where the gradients of the last steps stopped being numbers; ``at_end``: the process is ending."""
+        ...
+
     def forget(self) -> None: ...
 
     def activations_of(self, tree: Any) -> tuple[int, list[int]] | None:
@@ -191,6 +203,39 @@ class LayerSamples(Protocol):
     @property
     def sampling(self) -> bool:
         """Whether the step in progress is sampled."""
+        ...
+
+
+class GradientNorms(Protocol):
+    """Keeps the norms of the last steps' gradients on the device."""
+
+    due: int
+    """The next step of which gradients may be looked at."""
+    wanted: bool
+    """Whether the norms should be written at the end of this step."""
+
+    def forget(self) -> None: ...
+
+    def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``clip_grad_norm_``, and keep the norms that it computes."""
+        ...
+
+    def before_exchange(self, ddp: Any) -> None: ...
+
+    def before_update(self, optimizer: Any) -> None: ...
+
+    def given_to_collective(self, buffer: Any) -> None: ...
+
+    def see_forward(self, loss: Any) -> None:
+        """Backward is about to begin with this loss, which is not finite."""
+        ...
+
+    def skip(self, step: int) -> None:
+        """A GradScaler has skipped this step."""
+        ...
+
+    def suspect(self, step: int) -> bool | None:
+        """A value is not finite; return whether the norms should be written at the end of the step."""
         ...
 
 
@@ -220,6 +265,7 @@ class Recorder:
         self.stacks: StackOffer | None = None
         self.server: ServerOffer | None = None
         self.layers: LayerSamples | None = None
+        self.trail: GradientNorms | None = None
         self._forgetting: list[Callable[[], None]] = []
         self._ending: list[Callable[[], None]] = []
         self._known: Callable[[RankIdentity], None] | None = None
@@ -269,6 +315,8 @@ class Recorder:
             self.server.forget()
         if self.layers is not None:
             self.layers.forget()
+        if self.trail is not None:
+            self.trail.forget()
         for forget in self._forgetting:
             forget()
 
@@ -398,6 +446,7 @@ class Recorder:
             due.append(self._snapshots.due_at)
         if device_at is not None:
             due.append(device_at)
+        self._write_trail()
         if self.layers is not None:
             busy, compiled = self.capturing, self._compiled > 0
             due.append(self.layers.after_step(step, self.objects.roots, compiled=compiled, busy=busy))
@@ -416,6 +465,8 @@ class Recorder:
         now_ns = self.ledger.now()
         if flags & FLAG_SKIPPED:
             self.suspect("skipped", step)
+            if self.trail is not None:
+                self.trail.skip(step)
         elif now_ns - self._ended_ns >= self._slow_ns and not self.flags & LONG_ANYWAY:
             self.suspect("slow", step)
         self._ended_ns = now_ns
@@ -428,6 +479,14 @@ class Recorder:
         """Something odd was seen in the current step, or another: sample the next ones, if that is affordable."""
         if self.layers is not None and self.layers.suspect(self.step if step is None else step, why):
             self._attend_at = 0
+        if why == "nonfinite" and self.trail is not None and self.trail.suspect(self.step):
+            self._attend_at = 0
+
+    def _write_trail(self, *, at_end: bool = False) -> None:
+        """Write where the gradients of the last steps stopped being numbers, if a value was seen that is none."""
+        if self.trail is not None and self.trail.wanted and self.layers is not None and not self.capturing:
+            ring, compiled = self._ring_in_memory(), self._compiled > 0
+            self.layers.write_trail(self.trail, self.objects.roots, ring, compiled=compiled, at_end=at_end)
 
     @guard.failsafe
     def _finish_layers(self, layers: LayerSamples, step: int, flags: int, optimizer: object) -> None:
@@ -498,6 +557,8 @@ class Recorder:
         if self.ring is not None and self.identity.pid == os.getpid():
             for end in self._ending:
                 end()
+            if get_ident() == self.ledger.thread:
+                self._write_trail(at_end=True)
             self.ring.set_state(state)
             self._tell_last_facts(self.ring, in_order=state is RingState.EXITED)
 

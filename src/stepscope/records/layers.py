@@ -123,6 +123,17 @@ class LayerSample:
     and activations are those of the last sample."""
     work: Work | None = None
     """How much this rank did in this step."""
+    trail: bool = False
+    """Not a sample: norms that were kept of the last steps (``recorder/layers/gradient_trail.py``), of one from which
+    on they are not finite.  Only the norms are known; ``weight_norm`` is of weights before the update."""
+    good_step: int | None = None
+    """The last step before it of which all gradients were looked at and finite."""
+    good_some_step: int | None = None
+    """The same, if a few gradients are enough."""
+    local_norm: tuple[float | None, ...] = ()
+    """Like ``grad_norm``, of this rank alone, before any exchange."""
+    own_norm: float | None = None
+    """The norm of some gradients of this rank alone, which are not known by module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,9 +143,11 @@ class LayerRecords:
     """In order of step and rank; each refers to one of the models."""
     at_failure: tuple[LayerSample, ...] = ()
     """What the layers of ranks held that ran out of memory; in the same order."""
+    trails: tuple[LayerSample, ...] = ()
+    """Norms of steps that were not sampled, from which on they are not finite; in the same order."""
 
     def __bool__(self) -> bool:
-        return bool(self.samples or self.at_failure)
+        return bool(self.samples or self.at_failure or self.trails)
 
     @property
     def of_memory(self) -> tuple[LayerSample, ...]:
@@ -261,11 +274,12 @@ def read_layers(records: Iterable[Mapping[str, Any]]) -> tuple[LayerRecords, int
         else:
             found.append(sample)
     # What an agent had just read when it was killed, the next one may have read again.
-    once = {(one.attempt, one.step, one.rank, one.model): one for one in reversed(found)}
+    once = {(one.attempt, one.step, one.rank, one.model, one.trail): one for one in reversed(found)}
     ordered = [once[key] for key in sorted(once)]
-    samples = tuple(one for one in ordered if not one.out_of_memory)
-    at_failure = tuple(one for one in ordered if one.out_of_memory)
-    return LayerRecords(models=models, samples=samples, at_failure=at_failure), bad
+    trails = tuple(one for one in ordered if one.trail)
+    samples = tuple(one for one in ordered if not one.out_of_memory and not one.trail)
+    at_failure = tuple(one for one in ordered if one.out_of_memory and not one.trail)
+    return LayerRecords(models=models, samples=samples, at_failure=at_failure, trails=trails), bad
 
 
 def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
@@ -274,7 +288,7 @@ def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
         rows = [[one.name, one.type, one.parent, one.elements, one.trainable] for one in model.modules]
         flags = {"compiled": model.compiled, "replicated": model.replicated}
         yield {"kind": "model", "model": model.id, **flags, "modules": rows}
-    for sample in records.of_memory:
+    for sample in (*records.of_memory, *records.trails):
         told: dict[str, Any] = {"rank": sample.rank, "attempt": sample.attempt, "kind": "sample", "step": sample.step}
         told |= {name: getattr(sample, name) for name in ("wall_ns", "model", "clock", "group", "skipped")}
         told["memory"] = {name: sizes for name, sizes in sample.memory.items() if any(sizes)}
@@ -289,6 +303,10 @@ def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
             told["peaks"] = sample.peaks
         if sample.out_of_memory:
             told["out_of_memory"] = True
+        if sample.trail:
+            told["trail"] = True
+        if sample.own_norm is not None:
+            told["own_norm"] = plain_numbers([sample.own_norm])[0]
         if sample.work is not None:
             told["work"] = sample.work.plain()
         yield told
@@ -354,14 +372,18 @@ def _sample(raw: Mapping[str, Any], modules: int) -> LayerSample | None:
         device_bytes=raw["device_bytes"] if _is_count(raw.get("device_bytes")) else None,
         peaks=_peaks(raw.get("peaks"), modules),
         out_of_memory=raw.get("out_of_memory") is True,
+        trail=raw.get("trail") is True,
+        good_step=raw["good_step"] if _is_count(raw.get("good_step")) else None,
+        good_some_step=raw["good_some_step"] if _is_count(raw.get("good_some_step")) else None,
+        own_norm=_number(raw.get("own_norm")),
         work=read_work(raw.get("work")),
         **lists,
     )
 
 
 _TIMES = ("forward_us", "backward_us", "host_forward_us", "host_backward_us")
-_FLOATS = (*_TIMES, "grad_norm", "weight_norm", "update_ratio", "zero_share")
-_PLAIN = ("nonfinite_forward", "nonfinite_backward", "device_peak", "device_bytes")
+_FLOATS = (*_TIMES, "grad_norm", "local_norm", "weight_norm", "update_ratio", "zero_share")
+_PLAIN = ("nonfinite_forward", "nonfinite_backward", "device_peak", "device_bytes", "good_step", "good_some_step")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON has no such numbers."""
 

@@ -553,8 +553,11 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
 
 
 def _layers_of(run: RunData, attempt: int) -> LayerRecords:
-    own = tuple(sample for sample in run.layers.samples if sample.attempt == attempt)
-    return LayerRecords(models=run.layers.models, samples=own)
+    own, trails = (
+        tuple(sample for sample in samples if sample.attempt == attempt)
+        for samples in (run.layers.samples, run.layers.trails)
+    )
+    return LayerRecords(models=run.layers.models, samples=own, trails=trails)
 
 
 def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:

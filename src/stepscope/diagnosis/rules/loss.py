@@ -25,6 +25,7 @@ from stepscope.diagnosis.rules.layers.gradients import (
     explosion_of,
     find_exploding,
     first_nonfinite,
+    first_of_trails,
 )
 from stepscope.records.finding import SEVERITIES, Finding, Severity
 from stepscope.records.series import SEEN_EVENT, RunData, is_learning_rate, is_loss, noted_health, noted_numbers
@@ -37,6 +38,19 @@ NAN_ADVICE = (
     "Repeat the last good steps under torch.autograd.set_detect_anomaly(True), which names the operation.",
     "Usual causes: too high a learning rate, log(0) or a division by 0, a bad sample, fp16 without a GradScaler.",
 )
+COMPUTED_ADVICE = (
+    NAN_ADVICE[0],
+    NAN_ADVICE[1],
+    "Usual causes: log(0), a division by 0, the gradient of a root at 0, a bad sample, fp16 without a GradScaler.",
+)
+"""It was computed in forward or backward: the weights were numbers."""
+UPDATE_ADVICE = (
+    NAN_ADVICE[0],
+    "Its gradients were finite: check the learning rate of that step, and the optimizer's eps, betas and weight decay.",
+    "Look for other code that changes weights: an average of them, a loaded checkpoint, clamping, weights in fp16.",
+    "torch.autograd.set_detect_anomaly would find nothing: no operation of forward or backward made it.",
+)
+"""It is in the weights, although no gradient was NaN."""
 PASSING_ADVICE = (
     "With fp16 and a GradScaler a few of these are normal: the scaler skips such a step.",
     "Otherwise look at the batches of these steps: an empty one or one without labels makes a mean of nothing.",
@@ -91,17 +105,18 @@ def find_loss(run: RunData, view: View, histories: Sequence[History]) -> list[Fi
     losses = [curve for curve in curves if curve.is_loss]
     gradients = [curve for curve in curves if not curve.is_loss]
     noted = _not_a_number(losses, view) or _not_a_number(gradients, view)
+    lasting = [found for found in noted if PASSING not in found.evidence]
     sampled = first_nonfinite(view)
+    sampled = _earlier(sampled, _of_trails(losses, sampled, view) if lasting or sampled is not None else None)
     if sampled is not None:
-        lasting = [found for found in noted if PASSING not in found.evidence]
         return [_begun_at(lasting[0], sampled) if lasting else _of_layers(sampled, view)]
     if noted:
         return noted
     exploding = [*find_exploding(view, histories), *_exploding(gradients, view)]
     exploding = [found for found in exploding if not _improves(losses, found)]
     spikes = _spike(_preferred(losses), view)
-    lasting = [_with_jump(exploding[0], spikes)] if exploding else spikes
-    return [_after_rate(found, run) for found in lasting]
+    staying = [_with_jump(exploding[0], spikes)] if exploding else spikes
+    return [_after_rate(found, run) for found in staying]
 
 
 def _curves(run: RunData) -> list[_Curve]:
@@ -190,11 +205,31 @@ def _first_ranks(curve: _Curve, of_name: Sequence[_Curve]) -> tuple[tuple[int, .
     return first, max(begun.values())
 
 
+def _of_trails(losses: Sequence[_Curve], sampled: NonFinite | None, view: View) -> NonFinite | None:
+    """What the norms of the last steps say, of those since the last loss, or else sample, that was a number."""
+    known: dict[int, tuple[int, int | None]] = {}
+    for curve in losses:
+        if curve.seen and curve.bad_at_end:
+            good = len(curve.steps) - curve.bad_at_end - 1
+            known[curve.rank] = int(curve.steps[good + 1]), int(curve.steps[good]) if good >= 0 else None
+    goods = [good for _, good in known.values() if good is not None]
+    of_sample = 0 if sampled is None or sampled.good_step is None else sampled.good_step
+    return first_of_trails(view, known, since=min(goods, default=of_sample))
+
+
+def _earlier(sampled: NonFinite | None, kept: NonFinite | None) -> NonFinite | None:
+    """Of what samples and kept norms say: the earlier, and at the same step the one that knows the layer."""
+    if sampled is None or kept is None or sampled.dropped:
+        return kept if sampled is None else sampled
+    sure = sampled.exact and sampled.layer is not None and sampled.step <= kept.step
+    return sampled if sure else kept
+
+
 def _begun_at(found: Finding, sampled: NonFinite) -> Finding:
     """Add where it began, according to the layers, unless they show it only after the loss did."""
     if not sampled.dropped and sampled.step > int(found.evidence["first_step"]):
         sampled = replace(sampled, layer=None, where=None, ranks=())
-    first = f"; first in {sampled.origin}, {sampled.when}" if sampled.origin else ""
+    first = f"; first {sampled.origin}, {sampled.when}" if sampled.origin else _update(sampled)
     severity = found.severity if sampled.dropped else "critical"
     return replace(
         found,
@@ -202,20 +237,27 @@ def _begun_at(found: Finding, sampled: NonFinite) -> Finding:
         title=f"{found.title[:-1]}{first}.",
         ranks=sampled.ranks or found.ranks,
         evidence={**found.evidence, **sampled.evidence},
-        advice=(*found.advice[:1], _look_at(sampled), *found.advice[1:]),
+        advice=_advice(sampled),
     )
 
 
+def _update(sampled: NonFinite) -> str:
+    if sampled.where != "update":
+        return ""
+    return f"; the update of step {sampled.step:,} made the weights {sampled.word}, its gradients were finite"
+
+
 def _of_layers(sampled: NonFinite, view: View) -> Finding:
-    first = f", first in {sampled.origin}" if sampled.origin else ""
-    if sampled.dropped:
+    first = f", first {sampled.origin}" if sampled.origin else ""
+    if sampled.where == "update":
+        title = f"The update of step {sampled.step:,} made the weights {sampled.word}, its gradients were finite."
+    elif sampled.dropped:
         title = (
             f"No update was applied in the last {sampled.dropped} sampled steps, from step {sampled.step:,} on: "
             f"gradients are {sampled.word}{first}."
         )
     else:
         title = f"Gradients and weights became {sampled.word} {sampled.when}{first}."
-    advice = DROPPED_ADVICE if sampled.dropped else NAN_ADVICE
     return Finding(
         kind="nan_gradients",
         severity="warning" if sampled.dropped else "critical",
@@ -224,15 +266,23 @@ def _of_layers(sampled: NonFinite, view: View) -> Finding:
         steps=(sampled.step, sampled.last_step),
         cost=cost_of(view, np.zeros(len(view.steps))),
         evidence={"first_step": sampled.step, **sampled.evidence},
-        advice=(advice[0], _look_at(sampled), *advice[1:]),
+        advice=_advice(sampled),
     )
+
+
+def _advice(sampled: NonFinite) -> tuple[str, ...]:
+    """NaN that was computed needs another remedy than NaN that the update put into the weights."""
+    if sampled.where == "update":
+        return UPDATE_ADVICE
+    advice = DROPPED_ADVICE if sampled.dropped else NAN_ADVICE if sampled.where is None else COMPUTED_ADVICE
+    return advice[0], _look_at(sampled), *advice[1:]
 
 
 def _look_at(sampled: NonFinite) -> str:
     if sampled.layer is None:
         return "With --layers every from that checkpoint on, the samples show the layer."
     if sampled.where == "forward":
-        return f"The inputs of {sampled.layer} were finite: look at its own operations, and at the batch."
+        return f"The inputs of {sampled.layer} were finite: look at what it computes, what uses it, and the batch."
     return f"The gradient was bad when it reached {sampled.layer}: look at what forward() does with its output."
 
 

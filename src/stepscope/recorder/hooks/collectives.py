@@ -102,6 +102,12 @@ class CollectiveCalls:
         if len(self.handles) > MAX_HANDLES:
             self.handles.clear()
 
+    def reduce(self, value: Any) -> None:
+        """A collective in backward is about to reduce this."""
+        trail = self.recorder.trail
+        if trail is not None and self.recorder.step >= trail.due:
+            trail.given_to_collective(value)
+
     def enter_wait(self, number: int) -> int:
         """Begin to wait, for the ``number``-th call unless it is 0; returns the outer phase."""
         ledger = self.ledger
@@ -374,6 +380,7 @@ class MethodCalls:
         calls, ledger, known, handles = self._calls, self._calls.ledger, self._calls.known, self._calls.handles
         tensor, has_mode, now = self._tensor, self._calls.has_mode, self._calls.ledger.now
         base = COLLECTIVE_DATA | OPS.index(op) << OP_SHIFT | ASYNC_BIT
+        reduces = op in ("all_reduce", "reduce_scatter")
 
         @functools.wraps(original)
         def call(group: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -391,6 +398,8 @@ class MethodCalls:
                 size = min(size * ranks, SIZE_MASK)
             if blind and not calls.is_async(args):
                 size ^= ASYNC_BIT
+            if reduces and ledger.phase == BACKWARD:
+                calls.reduce(value)
             body, position = ledger.body, ledger.at
             body[position] = (base | bits) ^ size  # the bits of size are clear there, except ASYNC, which is set
             body[position + 1] = (now() << TIME_SHIFT) + ledger.phase

@@ -193,35 +193,40 @@ def install_stream_waits(recorder: Recorder, torch: Any, patches: Patches) -> No
     patches.set(torch.cuda.Stream, "wait_event", wait_event)
     ddp = torch.nn.parallel.DistributedDataParallel
     if hasattr(ddp, "_post_forward"):
-        around = _BeforeReducer(ledger, torch).around(ddp._post_forward, torch.compiler.is_dynamo_compiling)
+        around = _BeforeReducer(recorder, torch).around(ddp._post_forward, torch.compiler.is_dynamo_compiling)
         leave_alone(torch, around, with_calls=False)
         patches.set(ddp, "_post_forward", around)
 
 
 class _BeforeReducer:
-    """Notices, in a timed step, when the last gradient is ready and DDP's reducer begins to wait."""
+    """Notices, in some steps, when the last gradient is ready and DDP's reducer begins to wait.
 
-    def __init__(self, ledger: Ledger, torch: Any) -> None:
-        self._ledger = ledger
+    In a timed step the stream waits from there on; and gradients are still this rank's own (``layers/gradient_trail``).
+    """
+
+    def __init__(self, recorder: Recorder, torch: Any) -> None:
+        self._recorder = recorder
+        self._ledger = recorder.ledger
         self._tensor = torch.Tensor
         self._straight = torch._C.DisableTorchFunction
         self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
     def around(self, original: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
-        ledger, look_at = self._ledger, self._look_at
+        recorder, ledger, look_at = self._recorder, self._ledger, self._look_at
 
         @functools.wraps(original)
         def _post_forward(self: Any, output: Any) -> Any:
             output = original(self, output)
             # The reducer in Python, which compiled autograd needs, has no hidden waits.
-            if not is_compiling() and ledger.device is not None and not getattr(self, "_use_python_reducer", False):
-                look_at(output)
+            due = ledger.device is not None or (recorder.trail is not None and recorder.step >= recorder.trail.due)
+            if due and not is_compiling() and not getattr(self, "_use_python_reducer", False):
+                look_at(self, output)
             return output
 
         return _post_forward
 
     @failsafe
-    def _look_at(self, output: Any) -> None:
+    def _look_at(self, ddp: Any, output: Any) -> None:
         """Make queuing the mark the first thing that backward does with the output.
 
         Not with compiled autograd, where that would change the graph.
@@ -229,14 +234,23 @@ class _BeforeReducer:
         with self._straight():  # bypass __torch_function__, which belongs to the script
             node = getattr(self._first_tensor(output, MAX_DEPTH), "grad_fn", None)
         if node is not None and not getattr(sys.modules.get(COMPILED_AUTOGRAD), "compiled_autograd_enabled", False):
-            node.register_prehook(self._backward_begins)
+            exchanges = getattr(ddp, "require_backward_grad_sync", True)
+            node.register_prehook(self._begins(weakref.ref(ddp) if exchanges else None))
+
+    def _begins(self, ddp: weakref.ref[Any] | None) -> Callable[[Any], None]:
+        @failsafe
+        def backward_begins(gradients: Any) -> None:
+            self._queue(lambda: self._gradients_done(ddp))
+
+        return backward_begins
 
     @failsafe
-    def _backward_begins(self, gradients: Any) -> None:
-        self._queue(self._gradients_done)
-
-    @failsafe
-    def _gradients_done(self) -> None:
+    def _gradients_done(self, ddp: weakref.ref[Any] | None) -> None:
+        """``ddp``: the one that is going to exchange its gradients."""
+        trail, own = self._recorder.trail, None if ddp is None else ddp()
+        due = trail is not None and self._recorder.step >= trail.due and get_ident() == self._ledger.thread
+        if trail is not None and own is not None and due:
+            trail.before_exchange(own)
         if self._ledger.device is not None and self._ledger.phase == BACKWARD:
             self._ledger.device.stall_begins(BACKWARD)  # ends with backward
 

@@ -171,17 +171,20 @@ class StepValues:
 
     def _clipped(self, torch: Any, original: Call) -> Call:
         """Wrap a function that returns the norm: of parameters, the largest norm, and the kind of norm."""
-        is_compiling, see = self._is_compiling, self._see_norm
+        is_compiling, see, recorder, ledger = self._is_compiling, self._see_norm, self.recorder, self._ledger
 
         @functools.wraps(original)
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-            if self._passes_over() or is_compiling() or self._clipping:
+            if is_compiling() or self._clipping or recorder.capturing or get_ident() != ledger.thread:
                 return original(*args, **kwargs)
             self._clipping = True
             try:
-                norm = original(*args, **kwargs)
+                trail = recorder.trail
+                norm = original(*args, **kwargs) if trail is None else trail.clip(original, args, kwargs)
             finally:
                 self._clipping = False
+            if self._passes_over():
+                return norm
             see(norm, kwargs.get("norm_type", args[2] if len(args) > 2 else 2.0))
             return norm
 
@@ -249,6 +252,8 @@ class StepValues:
         self._loss = loss
         if loss - loss != 0:
             self.recorder.suspect("nonfinite")
+            if self.recorder.trail is not None:
+                self.recorder.trail.see_forward(tensors)
 
     @failsafe
     def _see_norm(self, norm: Any, kind: Any) -> None:

@@ -92,6 +92,8 @@ class OptimizerHooks:
             if is_compiling():
                 return None
             replaced = self._replace_closure(args, kwargs) if len(args) > 1 or kwargs else None
+            if recorder.trail is not None and recorder.step >= recorder.trail.due and get_ident() == ledger.thread:
+                recorder.trail.before_update(optimizer)
             outer = ledger.phase
             if under_way or outer == OPTIMIZER or get_ident() != ledger.thread:
                 self._begin_unusual(optimizer)

@@ -23,7 +23,7 @@ from typing import Any
 
 from stepscope.recorder.layers.tree import local_part
 
-__all__ = ["AutogradGraph"]
+__all__ = ["AutogradGraph", "last_parameter_before_bad"]
 
 MOST_NODES = 20_000
 """A larger graph is not looked at: a node takes some microseconds."""
@@ -503,3 +503,74 @@ def _flops(name: str, function: Any, out: Sequence[int], operands: Sequence[Sequ
         return None if moving is None or right is None else 2 * prod(moving) * prod(right[1:])
     inner = left[-1] if left else right[-1 if name == "Linear" else -2] if right else None
     return None if inner is None else 2 * prod(out) * inner
+
+
+# -- Where NaN began in forward ---------------------------------------------------------------------------------------
+
+INPUT_SLOTS = frozenset({"input", "mat1", "batch1", "self", "query", "key", "value"})
+"""What an operation saved of its input, rather than of its result."""
+MOST_BAD_BYTES = 1 << 30
+"""Of saved tensors that are read."""
+
+
+def last_parameter_before_bad(torch: Any, loss: Any) -> Any:
+    """The parameter that forward used last before a value was not finite; None: not known.
+
+    Reads the values that operations on the CPU have saved, in the order of forward, up to the first bad one.  For a
+    loss that is not finite, once: it takes as long as reading all activations.
+    """
+    nodes: dict[int, Any] = {}
+    left = [loss.grad_fn]
+    while left and len(nodes) <= MOST_NODES:
+        function = left.pop()
+        if function is not None and id(function) not in nodes:
+            nodes[id(function)] = function
+            left += [edge for edge, _ in function.next_functions]
+    if left:
+        return None
+    own = (one for one in nodes.values() if one._sequence_nr() < NO_SEQUENCE)
+    last, size = None, 0
+    for function in sorted(own, key=lambda one: int(one._sequence_nr())):
+        used = _used_parameter(function)
+        for slot, tensor in _saved_values(torch, function):
+            size += tensor.nbytes
+            if size > MOST_BAD_BYTES:
+                return None
+            if not bool(torch.isfinite(tensor.sum(dtype=torch.float32)).item()) and not _is_mask(torch, tensor):
+                return last if used is None or slot in INPUT_SLOTS else used
+        last = last if used is None else used
+    return last
+
+
+def _used_parameter(function: Any) -> Any:
+    """The parameter that an operation is applied to, maybe as a view of it."""
+    for edge, _ in function.next_functions:
+        for _ in range(3):
+            variable = getattr(edge, "variable", None)
+            if variable is not None:
+                return variable
+            further: Any = getattr(edge, "next_functions", ())
+            if len(further) != 1:
+                break
+            edge = further[0][0]  # noqa: PLW2901 - a transposed or expanded view
+    return None
+
+
+def _saved_values(torch: Any, function: Any) -> list[tuple[str, Any]]:
+    found = []
+    for name in dir(function):
+        if name.startswith("_raw_saved_"):
+            try:
+                saved = getattr(function, name)
+            except RuntimeError:
+                continue
+            for one in saved if isinstance(saved, list | tuple) else (saved,):
+                tensor = one.data
+                if type(tensor) is torch.Tensor and tensor.is_cpu and tensor.is_floating_point() and tensor.numel():
+                    found.append((name.removeprefix("_raw_saved_"), tensor))
+    return found
+
+
+def _is_mask(torch: Any, tensor: Any) -> bool:
+    """Whether nothing but minus infinity is in it, with which scripts mask what does not count; or it overflowed."""
+    return bool((torch.isfinite(tensor) | (tensor == -float("inf"))).all().item())

@@ -34,7 +34,7 @@ from stepscope.recorder.ledger import Ledger
 from stepscope.records.layers import plain_numbers
 from stepscope.records.steps import BACKWARD
 
-__all__ = ["SampledStep"]
+__all__ = ["SampledStep", "norms_of", "undisturbed"]
 
 MAX_OUTPUTS = 8
 """Tensors of one output that are looked at."""
@@ -394,7 +394,7 @@ class SampledStep:
         torch = self._torch
         if torch._C._len_torch_dispatch_stack():
             return
-        with _undisturbed(torch):
+        with undisturbed(torch):
             found: dict[Any, tuple[list[int], list[Any]]] = {}
             for tree in self._trees:
                 for _, parameter in tree.parameters():
@@ -411,7 +411,7 @@ class SampledStep:
         torch = self._torch
         numeric = not torch._C._len_torch_dispatch_stack()
         scalars.start()
-        with _undisturbed(torch):
+        with undisturbed(torch):
             readings = [
                 _TreeReading(torch, tree, scalars, optimizers, gradients=self._gradients, numeric=numeric)
                 for tree in self._trees
@@ -615,8 +615,8 @@ class _TreeReading:
                 self._sizes.append(gradient.numel())
                 self._scales.append(scale_of.get(id(parameter), 1.0))
                 grads.append(gradient)
-        self._of_weights = scalars.add(_norms(torch, self.weights))
-        self._of_grads = scalars.add(_norms(torch, grads))
+        self._of_weights = scalars.add(norms_of(torch, self.weights))
+        self._of_grads = scalars.add(norms_of(torch, grads))
         self._nonzero = scalars.add([torch.count_nonzero(one) for one in grads])
         self._sums = scalars.add([_bit_sum(torch, one) for one in self.weights] if tree.replicated else [])
 
@@ -754,7 +754,7 @@ def _squares(torch: Any, values: Any, sizes: Sequence[int]) -> Any:
     return torch.stack(torch._foreach_norm(wide.split(sizes))).square()  # the sizes need not be copied to the GPU
 
 
-def _norms(torch: Any, tensors: Sequence[Any]) -> list[Any]:
+def norms_of(torch: Any, tensors: Sequence[Any]) -> list[Any]:
     """Their norms, in order; those of narrow dtypes in a wider one."""
     groups: dict[Any, list[int]] = {}
     for at, tensor in enumerate(tensors):
@@ -819,7 +819,7 @@ def _tensors_in(torch: Any, value: Any) -> list[Any]:
 
 
 @contextmanager
-def _undisturbed(torch: Any) -> Iterator[None]:
+def undisturbed(torch: Any) -> Iterator[None]:
     """Our own operations: no graph, no autocast, and no mode of the script sees them."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
         yield

@@ -26,6 +26,7 @@ from typing import Any
 
 from stepscope.recorder.device import Scalars, StreamMarks
 from stepscope.recorder.guard import failsafe, immortal, warn
+from stepscope.recorder.layers.gradient_trail import GradientTrail
 from stepscope.recorder.layers.sampled_step import SampledStep
 from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
 from stepscope.recorder.ledger import Ledger
@@ -151,6 +152,8 @@ class Schedule:
 
 Reading = tuple[Scalars, StreamMarks]
 """What a sample reads from the device: numbers, and times."""
+LAST_WAIT_NS = 20_000_000
+"""When a process ends, it waits this long for norms that show where NaN began: the device is idle by then."""
 MOST_PENDING = 8
 """Samples whose numbers are on the way from a device that is behind; the next step is then not sampled."""
 
@@ -300,10 +303,7 @@ class LayerSampler:
     @failsafe
     def _begin(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> bool:
         """Install the hooks; False: there is nothing to look at."""
-        if not self._free and self._readings < MOST_PENDING:
-            self._readings += 1
-            self._free.append((immortal(Scalars(self._torch)), immortal(StreamMarks(self._torch))))
-        trees = self._find_trees(roots, compiled) if self._free else []
+        trees = self._find_trees(roots, compiled) if self._has_free_reading() else []
         if not trees:
             return False
         self._reading = self._free.pop()
@@ -384,6 +384,49 @@ class LayerSampler:
         else:
             self._pending.append((reading, write))
         return True
+
+    @failsafe
+    def write_trail(
+        self,
+        trail: GradientTrail,
+        roots: Callable[[], Sequence[Any]],
+        ring: RingWriter | None,
+        *,
+        compiled: bool,
+        at_end: bool,
+    ) -> None:
+        """Write where the gradients of the last steps stopped being numbers; ``at_end``: the process is ending."""
+        if self._stopped or not self._has_free_reading():
+            return
+        reading = self._free.pop()
+        reading[1].start(None)
+        wall_ns = run_clock.wall_ns()
+        trees = self._find_trees(roots, compiled)
+        find = trail.read(reading[0])
+
+        def write() -> None:
+            lines: list[dict[str, Any]] = []
+            told = set(self._told)
+            for tree, found in find(trees):
+                if tree.id not in told:
+                    told.add(tree.id)
+                    lines.append(_model_line(tree))
+                head = {"kind": "sample", "step": found["step"], "wall_ns": wall_ns, "model": tree.id}
+                lines.append({**head, "group": tree.group, "trail": True, **found})
+            if lines and self._write(lines, ring):
+                self._told = told
+
+        self._pending.append((reading, write))
+        until_ns = self._now() + LAST_WAIT_NS if at_end else 0
+        while self._pending and not _arrived(self._pending[0][0]) and self._now() < until_ns:
+            pass
+        self._resolve()
+
+    def _has_free_reading(self) -> bool:
+        if not self._free and self._readings < MOST_PENDING:
+            self._readings += 1
+            self._free.append((immortal(Scalars(self._torch)), immortal(StreamMarks(self._torch))))
+        return bool(self._free)
 
     # -- Out of memory --------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -40,6 +40,7 @@ __all__ = [
     "find_exploding",
     "find_silent",
     "first_nonfinite",
+    "first_of_trails",
     "histories_of",
 ]
 
@@ -68,7 +69,8 @@ class NonFinite:
     """Whether it began in ``step`` itself; else in a step since ``good_step``."""
     layer: str | None
     """None: it is not known where it began, because the weights may have been NaN before the sampled step."""
-    where: Literal["forward", "backward"] | None
+    where: Literal["forward", "backward", "update"] | None
+    """``update``: gradients were finite, and the weights after the optimizer's step were not."""
     ranks: tuple[int, ...]
     """Where it began; empty: on all alike, or not known."""
     word: str
@@ -78,11 +80,13 @@ class NonFinite:
 
     @property
     def origin(self) -> str:
-        """``layers.3.mlp on rank 1, in backward``; empty if it is not known."""
-        if self.layer is None:
+        """``in layers.3.mlp on rank 1, in backward``; empty if it is not known."""
+        if self.where == "update" or (self.layer is None and self.where is None):
             return ""
-        on = f" on {named_ranks(self.ranks).lower()}" if self.ranks else ""
-        return f"{self.layer}{on}" + (f", in {self.where}" if self.where else "")
+        layer = f"in {self.layer}" if self.layer is not None else ""
+        on = f"on {named_ranks(self.ranks).lower()}" if self.ranks else ""
+        place = " ".join(filter(None, (layer, on)))
+        return ", ".join(filter(None, (place, f"in {self.where}" if self.where else "")))
 
     @property
     def when(self) -> str:
@@ -165,11 +169,14 @@ class _Lost:
         step = self.steps[at]
         samples = self.by_step[step]
         good = self.steps[at - 1] if at else None
+        where: Literal["forward", "backward", "update"] | None
         place, where, ranks = self._local(samples) or self._of_gradients(samples) or (None, None, ())
         next_to = good is not None and good + 1 == step
         # Steps that are not applied leave the weights as they are, so every such step shows where it begins.
         sure = next_to or bool(dropped) or (place is not None and self._begins_here(at, place, where, ranks))
         exact = next_to or (sure and not dropped)
+        if place is None and all(_has_numbers(sample.grad_norm) for sample in samples):
+            where, sure, exact = "update", True, True
         norms = [norm for sample in samples for norm in (*sample.grad_norm, *sample.weight_norm) if norm is not None]
         return NonFinite(
             step=step,
@@ -275,6 +282,127 @@ def _has_numbers(norms: Sequence[float | None]) -> bool:
 
 def _is_number(value: float | None) -> bool:
     return value is None or math.isfinite(value)
+
+
+# -- no longer numbers, between two samples ----------------------------------------------------------------------------
+# The norms that were kept of the last steps (``recorder/layers/gradient_trail.py``).  A rank writes the first step from
+# which on they are not finite.  In that step the loss, the weights before the update, the gradients of each rank and
+# those after the exchange are bad or good, and the earliest of them that is bad is where it began.
+
+
+def first_of_trails(view: View, losses: Mapping[int, tuple[int, int | None]], *, since: int) -> NonFinite | None:
+    """Where it began, in step ``since`` or later.
+
+    ``losses``: by rank, the first step whose loss is no number, and the last one before it.
+    """
+    layers = view.window.layers
+    trails = [trail for trail in layers.trails if trail.step >= since]
+    first_loss = min((step for step, _ in losses.values()), default=None)
+    if not trails:
+        return None
+    step = min(trail.step for trail in trails)
+    if first_loss is not None and first_loss < step:
+        return None  # what is known of the gradients came later
+    own = [trail for trail in trails if trail.step == step]
+    found = _Trail(
+        model=layers.models[max(own, key=_badness).model],
+        trails=own,
+        later=[trail for trail in trails if trail.step > step],
+        step=step,
+        losses=losses,
+        several=_several(layers),
+    )
+    place, where, ranks, began = found.origin(view.window.ranks)
+    norms = [norm for trail in own for norm in _norms(trail)]
+    good = max((trail.good_some_step for trail in own if trail.good_some_step is not None), default=None)
+    return NonFinite(
+        step=began,
+        last_step=max(trail.step for trail in (*trails, *layers.samples)),
+        good_step=good,
+        exact=where is not None and (good == began - 1 or where == "update" or found.loss_is_good_at(began)),
+        layer=None if place is None else _label(found.model, place, several=found.several),
+        where=where,
+        ranks=ranks,
+        word="NaN" if any(map(math.isnan, norms)) or not any(map(math.isinf, norms)) else "infinite",
+        dropped=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trail:
+    model: ModelTree
+    trails: Sequence[LayerSample]
+    """Of one step, the first that is bad."""
+    later: Sequence[LayerSample]
+    step: int
+    losses: Mapping[int, tuple[int, int | None]]
+    several: bool
+
+    def loss_is_good_at(self, step: int) -> bool:
+        """Whether every loss that is known is a number up to this step, so that the weights were, too."""
+        return bool(self.losses) and all(good is not None and good >= step for _, good in self.losses.values())
+
+    def origin(
+        self, all_ranks: Sequence[int]
+    ) -> tuple[int | None, Literal["forward", "backward", "update"] | None, tuple[int, ...], int]:
+        """The module, the pass, the ranks (empty: all, or not known) and the step."""
+        weights = _bad_places(trail.weight_norm for trail in self._own)
+        if weights:
+            return self._before_step(weights)
+        by_loss = tuple(sorted(rank for rank, (first, _) in self.losses.items() if first == self.step))
+        if by_loss:
+            seen = [trail.nonfinite_forward for trail in self._own if trail.nonfinite_forward is not None]
+            return min(seen, default=None), "forward", by_loss if len(by_loss) < len(all_ranks) else (), self.step
+        ranks = tuple(sorted({trail.rank for trail in self.trails if _is_own(trail)}))
+        ranks = ranks if len(ranks) < len(all_ranks) else ()
+        places = _bad_places(trail.local_norm for trail in self._own)
+        places = places or _bad_places(trail.grad_norm for trail in self._own) or self._weights_after()
+        return (max(places) if places else None), "backward", ranks, self.step
+
+    def _weights_after(self) -> set[int]:
+        """The layers whose weights the update spoiled; empty: all of them, as clipping does, or not known."""
+        after = [trail for trail in self.later if trail.step == self.step + 1 and trail.model == self.model.id]
+        known = _known_places(trail.weight_norm for trail in after)
+        places = _bad_places(trail.weight_norm for trail in after)
+        return places if len(places) < len(known) else set()
+
+    @property
+    def _own(self) -> list[LayerSample]:
+        return [trail for trail in self.trails if trail.model == self.model.id]
+
+    def _before_step(
+        self, weights: set[int]
+    ) -> tuple[int | None, Literal["backward", "update"] | None, tuple[int, ...], int]:
+        """The step began with weights that were bad."""
+        before = self.step - 1
+        whole = _known_places(trail.weight_norm for trail in self._own) == weights
+        if any((trail.good_some_step if whole else trail.good_step) == before for trail in self.trails):
+            return None, "update", (), before
+        if not whole and self.loss_is_good_at(before):
+            return max(weights), "backward", (), before  # the update brought it to the layers that had it in backward
+        return None, None, (), before
+
+
+def _norms(trail: LayerSample) -> list[float]:
+    norms = (*trail.local_norm, *trail.grad_norm, *trail.weight_norm, trail.own_norm)
+    return [norm for norm in norms if norm is not None]
+
+
+def _badness(trail: LayerSample) -> int:
+    return sum(not math.isfinite(norm) for norm in _norms(trail))
+
+
+def _bad_places(rows: Iterable[Sequence[float | None]]) -> set[int]:
+    return {at for row in rows for at, norm in enumerate(row) if not _is_number(norm)}
+
+
+def _known_places(rows: Iterable[Sequence[float | None]]) -> set[int]:
+    return {at for row in rows for at, norm in enumerate(row) if norm is not None}
+
+
+def _is_own(trail: LayerSample) -> bool:
+    """Whether it was this rank's own before any exchange."""
+    return not all(map(_is_number, trail.local_norm)) or not _is_number(trail.own_norm)
 
 
 # -- history of a model -----------------------------------------------------------------------------------------------

@@ -1,0 +1,297 @@
+"""Norms that are kept of the last steps show where NaN began, in a step that was not sampled."""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from clock import FakeClock
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stepscope.recorder import bootstrap, guard
+from stepscope.recorder.layers.gradient_trail import GradientTrail
+from stepscope.records.layers import LayerSample, ModelTree
+from stepscope.records.paths import ENV_LAYERS
+from tests.recorder.conftest import Layers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("nothing_is_compiled_yet"),
+]
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+BAD_STEP = 20
+"""Samples are taken in steps 11 and 37."""
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Layers:
+    """A recording at the default rate; looks at gradients take no time on its clock."""
+    monkeypatch.delenv(ENV_LAYERS, raising=False)
+    found = Layers(request.getfixturevalue("clocked"), tmp_path / "session")
+    found.sampler._now = clock
+    return found
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a few gradients can be afforded."""
+    monkeypatch.setattr(GradientTrail, "_affordable", lambda self, most_ns: "few")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 4), nn.Linear(4, 8)
+        self.bad = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        if self.bad == "forward":
+            hidden = hidden * math.nan
+        if self.bad == "backward":
+            hidden = BadBackward.apply(hidden)
+        return x + self.down(torch.relu(hidden))
+
+
+class BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * math.nan
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 2))
+
+
+def train(
+    model: Any,
+    clock: FakeClock,
+    *,
+    bad: str = "",
+    clip: bool = False,
+    steps: int = BAD_STEP + 3,
+    step_ns: int = 100_000_000,
+) -> list[float]:
+    """In one step, block 2 makes NaN, or the update does."""
+    inner = getattr(model, "module", model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(steps):
+        clock.advance(step_ns)
+        inner[2].bad = bad if step == BAD_STEP else ""
+        optimizer.param_groups[0]["lr"] = math.inf if bad == "update" and step == BAD_STEP else 0.01
+        loss = model(X).square().mean()
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def trails(layers: Layers) -> tuple[ModelTree, list[LayerSample]]:
+    records = layers.records()
+    (model,) = records.models.values()
+    return model, list(records.trails)
+
+
+def bad_names(model: ModelTree, norms: tuple[float | None, ...]) -> list[str]:
+    return [one.name for one, norm in zip(model.modules, norms, strict=True) if norm is not None and norm - norm != 0]
+
+
+BEFORE_IT = ["0.up", "0.down", "1.up", "1.down", "2.up"]
+
+
+def test_gradients_that_the_optimizer_gets(kept: Layers, clock: FakeClock) -> None:
+    train(blocks(), clock, bad="backward")
+    model, (first, after) = trails(kept)
+    assert (first.step, first.good_step, after.step) == (BAD_STEP, BAD_STEP - 1, BAD_STEP + 1)
+    assert bad_names(model, first.grad_norm) == BEFORE_IT
+    assert bad_names(model, after.weight_norm) == BEFORE_IT
+    assert not any(norm is not None for norm in first.local_norm)
+
+
+def test_norms_that_clipping_computes_are_kept_in_steps_of_any_length(
+    kept: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GradientTrail, "_look", None)  # would fail
+    train(blocks(), clock, bad="backward", clip=True, step_ns=1_000_000, steps=70)
+    model, found = trails(kept)
+    assert (found[0].step, found[0].good_step) == (BAD_STEP, BAD_STEP - 1)
+    assert bad_names(model, found[0].grad_norm) == BEFORE_IT
+    assert torch.stack is gradient_trail_originals()[1]
+    assert torch._foreach_norm is gradient_trail_originals()[0]
+
+
+def gradient_trail_originals() -> tuple[Any, Any]:
+    return torch._C._VariableFunctions._foreach_norm, torch._C._VariableFunctions.stack
+
+
+def test_gradients_of_this_rank_before_ddp_exchanges_them(kept: Layers, clock: FakeClock, alone: None) -> None:
+    train(DistributedDataParallel(blocks()), clock, bad="backward", clip=True)
+    model, (first, *_) = trails(kept)
+    assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
+    assert bad_names(model, first.local_norm) == bad_names(model, first.grad_norm) == BEFORE_IT
+
+
+def test_a_few_gradients_show_the_rank_and_the_weights_the_layer(
+    kept: Layers, clock: FakeClock, alone: None, few: None
+) -> None:
+    train(DistributedDataParallel(blocks()), clock, bad="backward")
+    model, (first, after) = trails(kept)
+    assert (first.step, first.good_step, first.good_some_step) == (BAD_STEP, None, BAD_STEP - 1)
+    assert math.isnan(first.own_norm or 0.0)
+    assert bad_names(model, after.weight_norm) == BEFORE_IT
+
+
+def test_what_fsdp_gives_to_a_collective(kept: Layers, clock: FakeClock, two_ranks: None) -> None:
+    """The fake group returns zeros, so only what was given to it shows NaN."""
+    model = blocks()
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    train(model, clock, steps=BAD_STEP)
+    trail = kept.recording.recorder.trail
+    assert isinstance(trail, GradientTrail)
+    kinds = {kind for kind, _, _ in trail._steps[-1].parts}
+    assert kinds == {"probe", "reduced"}
+    assert sum(kind == "probe" for kind, _, _ in trail._steps[-1].parts) == 5
+
+
+def test_the_layer_before_nan_in_forward(kept: Layers, clock: FakeClock) -> None:
+    train(blocks(), clock, bad="forward")
+    model, (first, *_) = trails(kept)
+    assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
+    assert bad_names(model, first.weight_norm) == []
+    assert model.modules[first.nonfinite_forward or 0].name == "2.up"
+
+
+def test_an_update_that_spoils_the_weights(kept: Layers, clock: FakeClock) -> None:
+    train(blocks(), clock, bad="update")
+    model, (first, *_) = trails(kept)
+    assert (first.step, first.good_step) == (BAD_STEP + 1, BAD_STEP)
+    assert len(bad_names(model, first.weight_norm)) == 9
+
+
+def test_healthy_runs_write_nothing_and_a_scaler_may_skip_steps(kept: Layers, clock: FakeClock) -> None:
+    train(blocks(), clock)
+    model = blocks()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for at in range(30):
+        clock.advance(100_000_000)
+        scaler.scale(model(X).square().mean()).backward()
+        if at % 7 == 3:
+            model[1].up.weight.grad.fill_(math.inf)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert trails(kept)[1] == []
+    trail = kept.recording.recorder.trail
+    assert isinstance(trail, GradientTrail)
+    assert [one.step for one in trail._steps if one.skipped] == [23 + at for at in range(30) if at % 7 == 3]
+
+
+def test_a_script_that_stops_at_nan(kept: Layers, clock: FakeClock) -> None:
+    """The step in which it is seen never ends."""
+    model = blocks()
+    train(model, clock, bad="backward", steps=BAD_STEP + 1)
+    clock.advance(100_000_000)
+    model(X).square().mean().backward()
+    assert trails(kept)[1] == []
+    kept.recording.recorder._write_trail(at_end=True)
+    (first, *_) = trails(kept)[1]
+    assert (first.step, first.good_step) == (BAD_STEP, BAD_STEP - 1)
+
+
+def test_short_and_costly_steps_are_left_alone(kept: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In short steps nothing is launched; looks that take too long are tried again now and then."""
+    looks: list[int] = []
+    original = GradientTrail._look
+
+    def slow(self: GradientTrail, *args: Any) -> None:
+        scope = self._scope
+        original(self, *args)
+        looks.append(kept.recording.recorder.step)
+        self._host_ns[scope].append(300_000)
+
+    monkeypatch.setattr(GradientTrail, "_look", slow)
+    monkeypatch.setattr(GradientTrail, "_cost_ns", lambda self, scope: max(self._host_ns[scope], default=0))
+    train(blocks(), clock, step_ns=9_000_000, steps=100)
+    assert looks == []
+    train(blocks(), clock, step_ns=100_000_000, steps=200)
+    assert 4 <= len(looks) <= 40
+    looks.clear()
+    train(blocks(), clock, step_ns=200_000_000, steps=200)
+    assert len(looks) >= 130
+
+
+def test_nothing_of_the_script_is_kept_or_seen(kept: Layers, clock: FakeClock) -> None:
+    model = blocks()
+    train(model, clock, clip=True)
+    model(X).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    gradients = [weakref.ref(one.grad) for one in model.parameters()]
+    model.zero_grad()
+    assert [one() for one in gradients] == [None] * len(gradients)
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    for mode in (Functions(), Operations()):
+        with mode:
+            train(model, clock, steps=3)
+    assert not [name for name in seen if "norm" in name or "stack" in name]
+
+
+def test_losses_are_bit_identical(
+    make_recorder: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: FakeClock
+) -> None:
+    found = []
+    for mode in ("off", "sampled"):
+        monkeypatch.setenv(ENV_LAYERS, mode)
+        recorder = make_recorder(now=clock)
+        watch = guard.ImportWatch()
+        instrumentation = bootstrap.Instrumentation(recorder, torch, watch)
+        found.append([train(blocks(), clock, clip=clip, bad="backward") for clip in (False, True)])
+        instrumentation.remove()
+        watch.remove()
+        guard.on_failure(None)
+        for path in (tmp_path / "session").iterdir():
+            path.unlink()
+    assert json.dumps(found[0]) == json.dumps(found[1])  # NaN is not equal to itself
+
+
+@pytest.fixture(autouse=True)
+def no_groups_left() -> Iterator[None]:
+    yield
+    assert not dist.is_initialized()
