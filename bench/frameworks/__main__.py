@@ -24,6 +24,7 @@ from pathlib import Path
 
 from gpu.__main__ import machine
 from job_process import finish_job
+from machine_load import LOADS, machine_load
 
 from frameworks.cases import CASES, Case, command, expected_of
 from frameworks.score import Judged, good_enough, judge, render
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the cases with what should be found, and exit")
     add("--repeats", type=int, default=1, metavar="N", help="run every case N times")
     add("--busy", action="store_true", help="run two cases at once: each is then disturbed by the other")
+    add("--load", default="none", choices=LOADS, help="other programs beside every job (default: %(default)s)")
     add("--keep", type=Path, metavar="DIR", help="keep what each run printed and recorded")
     add("--rejudge", type=Path, metavar="DIR", help="run nothing; ask today's rules about what --keep kept there")
     add("--json", type=Path, metavar="FILE", help="write every result there, after each case")
@@ -117,7 +119,8 @@ class _League:
 
     def _play(self, what: tuple[Case, int]) -> None:
         case, repeat = what
-        row = run(case, self._folder / f"{_folder_name(case)}-{repeat + 1}")
+        with machine_load(self._args.load):
+            row = run(case, self._folder / f"{_folder_name(case)}-{repeat + 1}")
         if self._args.repeats > 1:
             row = replace(row, name=f"{row.name}#{repeat + 1}")
         with self._lock:
@@ -139,6 +142,7 @@ class _League:
             **machine(),
             "host": platform.node(),
             "busy": self._args.busy,
+            "load": self._args.load,
             "good_enough": good_enough(judged),
             "rows": [{**asdict(each), "right": each.right} for each in judged],
         }

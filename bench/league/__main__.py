@@ -18,6 +18,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from machine_load import LOADS
+
 from league.cases import CASES
 from league.runner import Outcome, can_run, judge_again, run_stepscope, run_traceml
 from league.score import judge, total
@@ -45,14 +47,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--synthetic", type=int, default=0, metavar="SEEDS", help="made-up runs instead, so many a cell"
     )
+    parser.add_argument(
+        "--load",
+        default="none",
+        metavar="KINDS",
+        help=f"other programs beside the job, each of these in turn: {', '.join(LOADS)} (default: %(default)s)",
+    )
     parser.add_argument("--list", action="store_true", help="print the cases and end")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
+    loads = args.load.split(",")
+    if unknown := set(loads) - set(LOADS):
+        print(f"league: no such load: {', '.join(sorted(unknown))} ({', '.join(LOADS)})", file=sys.stderr)
+        return 2
     if args.synthetic:
-        scored = {"stepscope, synthetic": synthetic(args.only, args.synthetic)}
+        scored = {_beside("stepscope, synthetic", load): synthetic(args.only, args.synthetic, load) for load in loads}
         _save(args.out / "synthetic.json", {"seeds": args.synthetic, "totals": _totals(scored)})
         print(render(scored))
         return 0
@@ -65,22 +77,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "traceml" in args.tools.split(",") and not args.traceml_python:
         print("TraceML is left out: --traceml-python names no interpreter that has it.", file=sys.stderr)
     try:
-        results = _play_all(cases, tools, args)
+        results = _play_all(cases, tools, loads, args)
     except KeyboardInterrupt:
         print(f"\nBroken off; what was run is kept in {args.out} and not run again.", file=sys.stderr)
         return 130
-    scored = {tool: _scored(cases, results, tool) for tool in tools}
+    scored = {_beside(tool, load): _scored(cases, results, tool, load) for tool in tools for load in loads}
     _save(args.out / "results.json", {"cases": results, "totals": _totals(scored)})
     print(render(scored))
     return 0
 
 
-def _play_all(cases: Sequence[Case], tools: Sequence[str], args: argparse.Namespace) -> Results:
+def _beside(tool: str, load: str) -> str:
+    return tool if load == "none" else f"{tool}, load {load}"
+
+
+def _key(case: Case, repeat: int, load: str) -> str:
+    """``place/1/input#0``, ``place/1/input#0@bursts``."""
+    return f"{case.id}#{repeat}" + ("" if load == "none" else f"@{load}")
+
+
+def _play_all(cases: Sequence[Case], tools: Sequence[str], loads: Sequence[str], args: argparse.Namespace) -> Results:
     path = args.out / "results.json"
     kept: Results = json.loads(path.read_text())["cases"] if path.exists() else {}
-    jobs = [(case, repeat, tool) for case in cases for repeat in range(args.repeat) for tool in tools]
-    for number, (case, repeat, tool) in enumerate(jobs, start=1):
-        key = f"{case.id}#{repeat}"
+    jobs = [
+        (case, repeat, tool, load)
+        for repeat in range(args.repeat)
+        for case in cases
+        for tool in tools
+        for load in loads
+    ]
+    for number, (case, repeat, tool, load) in enumerate(jobs, start=1):
+        key = _key(case, repeat, load)
         reason = can_run(case, args.device)
         if reason:
             print(f"[{number}/{len(jobs)}] {key} {tool}: not run, {reason}", file=sys.stderr)
@@ -89,7 +116,8 @@ def _play_all(cases: Sequence[Case], tools: Sequence[str], args: argparse.Namesp
         stale = before["problem"] or kept[key].get("args") != list(case.args)
         if not (args.fresh or stale or (args.rejudge and tool == "stepscope")):
             continue
-        outcome = _play(case, tool, args.out / "kept" / str(repeat), args, before)
+        folder = str(repeat) if load == "none" else f"{repeat}-{load}"
+        outcome = _play(case, tool, load, args.out / "kept" / folder, args, before)
         if outcome is None:
             continue
         if kept.get(key, {}).get("args") != list(case.args):
@@ -103,13 +131,15 @@ def _play_all(cases: Sequence[Case], tools: Sequence[str], args: argparse.Namesp
     return kept
 
 
-def _play(case: Case, tool: str, keep: Path, args: argparse.Namespace, before: Mapping[str, Any]) -> Outcome | None:
+def _play(
+    case: Case, tool: str, load: str, keep: Path, args: argparse.Namespace, before: Mapping[str, Any]
+) -> Outcome | None:
     if tool == "traceml":
-        return None if args.rejudge else run_traceml(case, keep, args.traceml_python)
+        return None if args.rejudge else run_traceml(case, keep, args.traceml_python, load)
     if args.rejudge:
         ended = Outcome(seconds=before.get("seconds", 0.0), foreign_cpu=before.get("foreign_cpu", 0.0))
         return judge_again(case, keep, ended)
-    return run_stepscope(case, keep)
+    return run_stepscope(case, keep, load)
 
 
 def _totals(tools: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
@@ -133,16 +163,18 @@ def _save(path: Path, content: Mapping[str, Any]) -> None:
     fresh.replace(path)
 
 
-def _scored(cases: Sequence[Case], results: Results, tool: str) -> list[Scored]:
+def _scored(cases: Sequence[Case], results: Results, tool: str, load: str) -> list[Scored]:
     scored = []
     by_id = {case.id: case for case in cases}
     for key, result in results.items():
         case, outcome = by_id.get(key.partition("#")[0]), result.get(tool)
+        if (key.partition("@")[2] or "none") != load:
+            continue
         if case is None or outcome is None or outcome["problem"]:
             continue
         claims = [claim_of(row) for row in outcome["claims"]]
         truth = case.truth
-        if outcome["foreign_cpu"] > BUSY_SHARE:
+        if outcome["foreign_cpu"] > BUSY_SHARE or load != "none":
             truth = replace(truth, also_true=truth.also_true | {"cpu_saturated"})
         scored.append(
             Scored(
@@ -156,15 +188,18 @@ def _scored(cases: Sequence[Case], results: Results, tool: str) -> list[Scored]:
     return scored
 
 
-def synthetic(only: str, seeds: int) -> list[Scored]:
+def synthetic(only: str, seeds: int, load: str = "none") -> list[Scored]:
     """All cells that match, with so many seeds each."""
     scored = []
     for cell in CELLS:
         if not fnmatch.fnmatch(cell.id, only):
             continue
         for seed in range(seeds):
-            claims, after = play(cell, seed)
-            judged = judge(cell.truth, claims, cell.cluster.ranks)
+            claims, after = play(cell, seed, load)
+            truth = cell.truth
+            if load != "none":
+                truth = replace(truth, also_true=truth.also_true | {"cpu_saturated"})
+            judged = judge(truth, claims, cell.cluster.ranks)
             name = f"{cell.id}#{seed}"
             has_start = cell.truth.start is not None
             scored.append(Scored(id=name, judged=judged, said=_said(claims), detected_after=after, has_start=has_start))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness import SOURCE, traceml_command
 from job_process import end_job
+from machine_load import burning, machine_load
 
 from league.peer import read_summary
 from league.replay import detected_after, verdict
@@ -25,8 +25,6 @@ __all__ = ["Outcome", "can_run", "judge_again", "run_stepscope", "run_traceml"]
 
 SCRIPTS = Path(__file__).resolve().with_name("jobs")
 TIMEOUT_S = 240.0
-BURNER = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    for _ in range(1_000_000): pass"
-"""Ends by itself when the league does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +33,7 @@ class Outcome:
     seconds: float = 0.0
     detected_after: int | None = None
     foreign_cpu: float = 0.0
-    """Share of all cores that went to others meanwhile, those of ``burn`` not counted."""
+    """Share of all cores that went to others meanwhile, those of ``burn`` and of the load not counted."""
     problem: str = ""
     """Why there is nothing to judge."""
 
@@ -58,8 +56,8 @@ def can_run(case: Case, device: str) -> str:
     return ""
 
 
-def run_stepscope(case: Case, keep: Path) -> Outcome:
-    """Record it into ``keep``/ID and diagnose it, whole and step by step."""
+def run_stepscope(case: Case, keep: Path, load: str = "none") -> Outcome:
+    """Record it into ``keep``/ID beside this load and diagnose it, whole and step by step."""
     name = case.id.replace("/", "-")
     shutil.rmtree(keep / name, ignore_errors=True)
     command = [sys.executable, "-m", "stepscope", "run", "--quiet", "--dir", str(keep), "--name", name]
@@ -68,7 +66,7 @@ def run_stepscope(case: Case, keep: Path) -> Outcome:
         command += [str(SCRIPTS / "two_hosts.py"), str(case.ranks)]
     elif case.ranks > 1:
         command += ["--nproc-per-node", str(case.ranks)]
-    ended = _run(case, [*command, *script], keep / f"{name}.log")
+    ended = _run(case, [*command, *script], keep / f"{name}.log", load)
     return ended if ended.problem else judge_again(case, keep, ended)
 
 
@@ -82,7 +80,7 @@ def judge_again(case: Case, keep: Path, ended: Outcome) -> Outcome:
     return replace(ended, claims=tuple(verdict(run)), detected_after=after, problem="")
 
 
-def run_traceml(case: Case, keep: Path, python: str) -> Outcome:
+def run_traceml(case: Case, keep: Path, python: str, load: str = "none") -> Outcome:
     if case.two_hosts:
         return Outcome(problem="it starts its ranks itself, on one host")
     name = case.id.replace("/", "-")
@@ -91,21 +89,21 @@ def run_traceml(case: Case, keep: Path, python: str) -> Outcome:
     work.mkdir(parents=True)
     script = [str(SCRIPTS / "league_job.py"), *_arguments(case), "--traceml"]
     command = traceml_command(python, script, work, ranks=case.ranks)
-    return replace(_run(case, command, work / "log"), claims=tuple(read_summary(work)))
+    return replace(_run(case, command, work / "log", load), claims=tuple(read_summary(work)))
 
 
 def _arguments(case: Case) -> list[str]:
     return [*case.args, "--device", case.device]
 
 
-def _run(case: Case, command: Sequence[str], log: Path) -> Outcome:
+def _run(case: Case, command: Sequence[str], log: Path, load: str) -> Outcome:
     """How it went, without claims."""
     log.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     began, busy, own = time.monotonic(), _busy_s(), _own_s()
     problem = ""
-    with _burning(case.burn), log.open("wb") as out:
+    with burning(case.burn), machine_load(load), log.open("wb") as out:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
@@ -133,15 +131,3 @@ def _own_s() -> float:
     """CPU time of this process and of all that it started and that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
-
-
-@contextlib.contextmanager
-def _burning(count: int) -> Iterator[None]:
-    """So many busy processes beside the job, which are none of its own."""
-    burners = [subprocess.Popen([sys.executable, "-S", "-c", BURNER]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()

@@ -105,6 +105,7 @@ class Totals:
     step: tuple[int, int]
     period: tuple[int, int]
     healthy_warned: tuple[int, int]
+    """Of a fault that they do not have; a warning that the machine was busy, when it was, does not count."""
 
 
 def total(judged: Sequence[Judged]) -> Totals:
@@ -120,7 +121,7 @@ def total(judged: Sequence[Judged]) -> Totals:
         phase=_count([each.phase for each in faulty]),
         step=_count([each.step for each in faulty]),
         period=_count([each.period for each in faulty]),
-        healthy_warned=(sum(bool(each.warned) for each in healthy), len(healthy)),
+        healthy_warned=(sum(bool(each.false) for each in healthy), len(healthy)),
     )
 
 

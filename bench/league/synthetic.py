@@ -31,16 +31,16 @@ class Cell:
     cluster: Cluster
     truth: Truth = field(default_factory=Truth)
 
-    def run(self, seed: int) -> RunData:
+    def run(self, seed: int, load: str = "none") -> RunData:
         """Seeds take turns in how even the machine is; a healthy cell says that by itself."""
         noise, tail = CONDITIONS[0 if self.truth.healthy else seed % len(CONDITIONS)]
         cluster = self.cluster
         return replace(cluster, seed=seed, noise=max(noise, cluster.noise), tail=max(tail, cluster.tail)).run()
 
 
-def play(cell: Cell, seed: int) -> tuple[list[Claim], int | None]:
-    """What is said of the cell's run with this seed, and after how many steps with the fault."""
-    run = cell.run(seed)
+def play(cell: Cell, seed: int, load: str = "none") -> tuple[list[Claim], int | None]:
+    """What is said of the cell's run with this seed beside this load, and after how many steps with the fault."""
+    run = cell.run(seed, load)
     return verdict(run), detected_after(run, cell.truth, cell.cluster.ranks)
 
 

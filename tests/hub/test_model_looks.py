@@ -14,6 +14,7 @@ from hang_jobs import Job
 from hub_feed import FedRows, sidecar_of, taken_of
 
 from stepscope.diagnosis import diagnose
+from stepscope.hub.live.finding_history import FindingHistory
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import RuleLoop, keep_up, run_data_of, select, snapshot
 from stepscope.records.series import RankSeries
@@ -226,3 +227,35 @@ def test_keeping_up_takes_in_and_looks_until_it_is_cancelled() -> None:
         return live
 
     assert asyncio.run(main()).info()["rows"] == 40
+
+
+class NotedEvents:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def event(self, event: str, **fields: object) -> None:
+        self.events.append((event, fields))
+
+    def flush(self) -> None: ...
+
+
+def test_critical_findings_leave_a_history() -> None:
+    """Rank 1 is slow up to step 160; 256 steps later no window has it any more."""
+    cluster = Cluster(ranks=4, steps=600, faults=(slow_at(1, "forward", 30.0, range(160)),))
+    noted = NotedEvents()
+
+    async def work() -> None:
+        live, series = LiveRun(), cluster.series()
+        looks = RuleLoop(live, history=FindingHistory(noted))
+        introduce(live, series)
+        for first in range(0, 600, 20):
+            live.rows(taken_of(series, range(first, first + 20)))
+            await looks.look()
+
+    asyncio.run(work())
+    told = [(event, fields["ranks"], fields["phase"]) for event, fields in noted.events]
+    assert told[0] == ("finding_opened", [1], "forward")
+    assert told[-1][0] in ("finding_changed", "finding_resolved")
+    assert noted.events[0][1]["step"] == 39
+    opened = [fields for event, fields in noted.events if event == "finding_opened"]
+    assert {fields["severity"] for fields in opened} == {"critical"}

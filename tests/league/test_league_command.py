@@ -96,7 +96,7 @@ def test_a_busy_machine_may_be_called_busy(played: Played, tmp_path: Path, share
 def test_an_interrupt_keeps_what_was_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(case: Case, keep: Path) -> Outcome:
+    def interrupted(case: Case, keep: Path, load: str) -> Outcome:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "run_stepscope", interrupted)

@@ -37,6 +37,7 @@ KEYS = [
         "hangs",
         "attempts",
         "nodes",
+        "withdrawn",
         "notices",
     ),
     "logs",

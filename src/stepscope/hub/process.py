@@ -27,9 +27,11 @@ from stepscope.errors import HubError, RunError
 from stepscope.hub.api.auth import Readers, ReaderTokens, tokens_path
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AUDIT, AuditLog
+from stepscope.hub.ingest.endpoints import HubJournal
 from stepscope.hub.ingest.run_ingest import RunIngest
 from stepscope.hub.ingest.tail import Tail
 from stepscope.hub.limits import Refusals, ServerLimits
+from stepscope.hub.live.finding_history import FindingHistory
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import RuleLoop, keep_up
 from stepscope.hub.runs import FinalSummary, Runs, final_of, recent_run, whole_run
@@ -106,7 +108,7 @@ class _Hub:
         recent = recent_run(settings.run_dir, meta) if settings.nnodes == 1 else None
         live = LiveRun(name=settings.run_dir.name, run_dir=settings.run_dir, meta=meta) if recent is None else recent[0]
         self._poll: Callable[[], object] = Tail(settings.run_dir, live).poll if recent is None else recent[1]
-        self._looks = RuleLoop(live)
+        self._looks = RuleLoop(live, history=FindingHistory(HubJournal(settings.run_dir, live)))
         self._runs = Runs.of_one(settings.run_dir, live, wanted=settings.name)
         self._refusals = Refusals()
         self._audit = AuditLog(path=settings.run_dir / AUDIT)

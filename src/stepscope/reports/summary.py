@@ -17,6 +17,7 @@ from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures_in, failures_of, message_shown
 from stepscope.diagnosis.rules.hangs import has_ended
+from stepscope.diagnosis.withdrawn import find_withdrawn
 from stepscope.flight.stacks import short_traceback
 from stepscope.records.finding import Finding, Severity, status_severity
 from stepscope.records.series import (
@@ -162,6 +163,7 @@ def summarize(
     end = run.meta.get("end")
     exit_code = end.get("exit_code") if isinstance(end, dict) else None
     status = status or status_of(run, alive=alive)
+    withdrawn = [] if status == "running" else find_withdrawn(run, window, findings)
     text, severity = status_text_of(run, status, findings, alive=alive)
     host = host_table(window, run.samples)
     facts = facts_of_run(current)
@@ -197,7 +199,8 @@ def summarize(
         "hangs": hangs_table(run.hangs, over=has_ended(run)),
         "attempts": attempts_table(run),
         "nodes": nodes_table(run, alive=status == "running"),
-        "notices": notices_of(run, window),
+        "withdrawn": [each.document for each in withdrawn],
+        "notices": [*(each.text for each in withdrawn), *notices_of(run, window)],
         "logs": list(logs),
     }
 

@@ -707,6 +707,9 @@ EVENT_KINDS: Mapping[str, tuple[str, Callable[[Event], str]]] = {
     "context": ("info", _context),
     "warning": ("warning", lambda event: _sentence(event.message)),
     "note": ("info", _note),
+    "finding_opened": ("critical", lambda event: f"Found in step {event.step}: {event.title}"),
+    "finding_changed": ("info", lambda event: f"Less severe in step {event.step}: {event.title}"),
+    "finding_resolved": ("info", lambda event: f"No longer found in step {event.step}: {event.title}"),
 }
 """Severity and sentence of each kind; contains every kind that agents, hubs and the store write."""
 

@@ -254,6 +254,8 @@ CONFIRM_STEPS = 2
 """Steps between the first look that finds something and the one that shows it."""
 RELEASE_STEPS = 20
 """Steps without it before it is withdrawn: longer than the period of most intermittent problems."""
+SHOWN_SHARE = 0.5
+"""Share of a run's steps in which a finding was shown as critical: its reader expects it in the summary."""
 # -- over time --------------------------------------------------------------------------------------------------------
 
 LOCAL_STEPS = 21

@@ -24,6 +24,7 @@ from stepscope.hub.ingest.auth import Admission, Admitted, Challenges, Sender
 from stepscope.hub.limits import Refusals, Refused, address_of, plain_address, source_of
 from stepscope.hub.server import AGENT, known
 from stepscope.records import run_clock
+from stepscope.records.files import folder_mode
 from stepscope.records.text import duration_text, say
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.inbox.journal import BlockRows, sidecars_of
@@ -73,6 +74,7 @@ class HubJournal:
         if not self._waiting:
             return
         try:
+            self._path.parent.mkdir(mode=folder_mode(self.run_dir), exist_ok=True)  # a run on one node has none yet
             append_jsonl(self._path, self._waiting)
         except OSError as error:
             self.refused(error)

@@ -25,6 +25,7 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, collecting_text, live_window, look
 from stepscope.hangs.report import hang_state_by_rank
+from stepscope.hub.live.finding_history import FindingHistory
 from stepscope.hub.live.lines import parse_raw
 from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.live.registry import STATES
@@ -339,8 +340,10 @@ class RuleLoop:
         *,
         most_judged: int = MOST_JUDGED,
         cpu_clock: Callable[[], float] = time.thread_time,
+        history: FindingHistory | None = None,
     ) -> None:
         self._live = live
+        self._history = history
         self._most = most_judged
         self._cpu_clock = cpu_clock
         self._watched: tuple[Watched, ...] = ()
@@ -378,9 +381,12 @@ class RuleLoop:
         watched, changes, standing, tables, collecting, judged_s = await asyncio.to_thread(self._judge, copy)
         self._watched = watched
         took_s = copied_s + judged_s
+        shown = _shown(watched, copy)
+        if self._history is not None:
+            self._history.note(shown, step=copy.step, attempt=self._attempt)
         live.judge(
             Judged(
-                findings=_shown(watched, copy),
+                findings=shown,
                 standing=standing,
                 communication=tables[0],
                 throughput=tables[1],
