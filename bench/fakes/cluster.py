@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fakes.load_noise import waits_ms
 from fakes.traffic import Played, Traffic, collectives_of, comm_of
 from stepscope.records.identity import RankIdentity
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
@@ -111,6 +112,8 @@ class Cluster:
     """Probability that a phase of a step takes several times as long (interrupts, garbage collection, neighbors)."""
     drift: float = 0.0
     """Spread of a slow wander of each rank's speed, relative: noise that does not average out from step to step."""
+    load: str = "none"
+    """Other programs on the cores of the ranks (``fakes.load_noise``)."""
     seed: int = 0
     faults: tuple[Fault, ...] = ()
     deaths: tuple[Death, ...] = ()
@@ -201,9 +204,16 @@ class Cluster:
             times[names.index("forward"), :, step] += self.compile_ms
         if self.epoch_every:
             times[names.index("input"), :, :: self.epoch_every] += self.epoch_input_ms
+        if self.load != "none":
+            times += waits_ms(self.load, times, cores=self.cores, random=np.random.default_rng((self.seed, 2)))
         for death in self.deaths:
             times[:, death.rank, death.step :] = np.nan
         return names, times * 1e6
+
+    @property
+    def cores(self) -> int:
+        """Of each host: one for each of its ranks, and at least two."""
+        return max(-(-self.ranks // self.hosts), 2)
 
     def _before_step(self, names: list[str], times: NDArray[np.float64]) -> NDArray[np.float64]:
         """[rank, step]; what a rank does between the all-reduce of the step before and the end of that step."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from fakes.cluster import Cluster, Fault, slow_at
+from fakes.load_noise import host_figures
+from fakes.samples import with_samples
 
 from league.replay import detected_after, verdict
 from league.truth import Claim, Truth
@@ -34,8 +36,11 @@ class Cell:
     def run(self, seed: int, load: str = "none") -> RunData:
         """Seeds take turns in how even the machine is; a healthy cell says that by itself."""
         noise, tail = CONDITIONS[0 if self.truth.healthy else seed % len(CONDITIONS)]
-        cluster = self.cluster
-        return replace(cluster, seed=seed, noise=max(noise, cluster.noise), tail=max(tail, cluster.tail)).run()
+        noise, tail = max(noise, self.cluster.noise), max(tail, self.cluster.tail)
+        cluster = replace(self.cluster, seed=seed, noise=noise, tail=tail, load=load)
+        if load == "none":
+            return cluster.run()
+        return with_samples(cluster, host=host_figures(load, ranks=cluster.ranks // cluster.hosts, cores=cluster.cores))
 
 
 def play(cell: Cell, seed: int, load: str = "none") -> tuple[list[Claim], int | None]:
