@@ -251,6 +251,17 @@ def test_fine_tuning_in_eval_mode_is_training(recording: Recording) -> None:
     assert (recording.phase("eval") == 0).all()
 
 
+def test_a_model_left_in_eval_mode_is_trained_all_the_same(recording: Recording) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, batches(5), optimizer)
+    model.eval()  # for an evaluation, after which the script forgets train()
+    train(model, batches(5), optimizer)
+    forward, evaluation = recording.phase("forward") > 0, recording.phase("eval") > 0
+    assert list(forward[5:]) == [False, True, True, True, True]  # the first such step shows that it trains
+    assert list(evaluation[5:]) == [True, False, False, False, False]
+
+
 def test_saving_is_a_checkpoint(recording: Recording) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

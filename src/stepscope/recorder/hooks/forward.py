@@ -16,7 +16,9 @@ model may have joined).  Rarely, because every assignment to a class makes the i
 that class, and CPython stops specializing after a thousand of them.
 
 *The mode* of a wrapper is that of its model: for a validation Lightning switches DDP to eval mode together with its
-model, and afterwards switches only the model back.
+model, and afterwards switches only the model back.  A model that was trained in training mode and is called in eval mode
+is evaluated, even with gradients.  If a step has no other forward, the script forgot to switch back: the next calls in
+that mode are forward.
 
 *Without gradients* any model is being evaluated or used for inference: its time is ``eval``.  It may be a root, what a
 root wraps (``ddp.module``), any other instance of these classes (an EMA copy, a reference model), or a model of another
@@ -89,6 +91,8 @@ class ForwardProbe:
         """Outermost calls left in a search that a loader started."""
         self._expectations = 0
         self._classes: set[tuple[type, str]] = set()
+        self._in_eval_mode: dict[int, int] = {}
+        """ids of roots that were called in eval mode, but with gradients → the step of the last such call."""
         self._inside = False
         self._looking = 0
         self._looks = 0
@@ -105,6 +109,8 @@ class ForwardProbe:
     def after_step(self, *, found: bool, due: bool) -> bool:
         """Handle the end of a step: end a search that lasted long enough, or start a new one if due."""
         self._expecting = 0
+        if self._in_eval_mode:
+            self._trust_eval_mode(found)
         if self._looking:
             self._looking -= 1
             self._arm(self._looking > 0)
@@ -113,6 +119,14 @@ class ForwardProbe:
         if self._looking:
             self._recorder.flags |= FLAG_DISCOVERY
         return self._looking > 0
+
+    def _trust_eval_mode(self, found: bool) -> None:
+        """A step had no other forward than that of a model in eval mode: from now on it is trained in that mode."""
+        latest = self._recorder.step - 1
+        for key, step in self._in_eval_mode.items():
+            if not found and step >= latest and key in self._roots:
+                self._roots[key] = (IN_EVAL_MODE, self._roots[key][1])
+        self._in_eval_mode.clear()
 
     def _look(self, steps: int) -> None:
         self._looks += 1
@@ -146,6 +160,7 @@ class ForwardProbe:
         self._arm(False)
         self._roots.clear()
         self._frozen.clear()
+        self._in_eval_mode.clear()
 
     def _make_looker(self) -> Call:
         original, is_compiling = self._original, self._is_compiling
@@ -306,6 +321,8 @@ class ForwardProbe:
                 recorder.forward_seen = True
             else:
                 phase = EVAL
+                if grad_enabled():
+                    self._in_eval_mode[id(module)] = recorder.step
                 if recorder.explicit:  # steps may be evaluations, which is no reason to search for another model
                     recorder.forward_seen = True
             if phase == EVAL and OTHER < outer < FIRST_USER_SLOT:  # ``_is_free``
