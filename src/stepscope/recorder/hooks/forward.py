@@ -16,9 +16,9 @@ model may have joined).  Rarely, because every assignment to a class makes the i
 that class, and CPython stops specializing after a thousand of them.
 
 *The mode* of a wrapper is that of its model: for a validation Lightning switches DDP to eval mode together with its
-model, and afterwards switches only the model back.  A model that was trained in training mode and is called in eval mode
-is evaluated, even with gradients.  If a step has no other forward, the script forgot to switch back: the next calls in
-that mode are forward.
+model, and afterwards switches only the model back.  A model that was trained in training mode and is called in eval
+mode is evaluated, even with gradients.  If a step has no other forward, the script forgot to switch back: the next
+calls in that mode are forward.
 
 *Without gradients* any model is being evaluated or used for inference: its time is ``eval``.  It may be a root, what a
 root wraps (``ddp.module``), any other instance of these classes (an EMA copy, a reference model), or a model of another
@@ -321,10 +321,7 @@ class ForwardProbe:
                 recorder.forward_seen = True
             else:
                 phase = EVAL
-                if grad_enabled():
-                    self._in_eval_mode[id(module)] = recorder.step
-                if recorder.explicit:  # steps may be evaluations, which is no reason to search for another model
-                    recorder.forward_seen = True
+                self._note_evaluation(module)
             if phase == EVAL and OTHER < outer < FIRST_USER_SLOT:  # ``_is_free``
                 return original(module, *args, **kwargs)
             # Inlined like ``Ledger.timed``, for the same reason.
@@ -353,6 +350,13 @@ class ForwardProbe:
                     ledger.turn()
 
         return timed
+
+    @failsafe
+    def _note_evaluation(self, root: Any) -> None:
+        if self._grad_enabled():
+            self._in_eval_mode[id(root)] = self._recorder.step
+        if self._recorder.explicit:  # steps may be evaluations, which is no reason to search for another model
+            self._recorder.forward_seen = True
 
     @failsafe
     def _infers(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
