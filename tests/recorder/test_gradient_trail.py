@@ -295,3 +295,121 @@ def test_losses_are_bit_identical(
 def no_groups_left() -> Iterator[None]:
     yield
     assert not dist.is_initialized()
+
+
+# -- Whole jobs -------------------------------------------------------------------------------------------------------
+
+JOB = """
+    import json
+    import math
+    import sys
+    import time
+
+    import torch
+    from torch import distributed as dist, nn
+
+    fault, clip = sys.argv[1], "clip" in sys.argv[2:]
+
+    class BadBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * math.nan
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 4), nn.Linear(4, 8)
+            self.bad = ""
+
+        def forward(self, x):
+            hidden = self.up(x)
+            if self.bad == "forward":
+                hidden = hidden * math.nan
+            if self.bad == "backward":
+                hidden = BadBackward.apply(hidden)
+            return x + self.down(torch.relu(hidden))
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    net = nn.Sequential(*[Block() for _ in range(4)], nn.Linear(8, 2))
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(dist.get_rank())
+    losses = []
+    for step in range(26):
+        here = step == 20 and dist.get_rank() == 1
+        net[2].bad = fault if here else ""
+        optimizer.param_groups[0]["lr"] = math.inf if fault == "update" and step == 20 else 0.01
+        optimizer.zero_grad()
+        loss = model(torch.randn(6, 8)).square().mean()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item().hex())
+        time.sleep(0.1)
+    if dist.get_rank() == 0:
+        print(json.dumps(losses))
+    dist.destroy_process_group()
+"""
+IN_BACKWARD = "The loss is NaN from step 21 on; it was {} at step 20; first in 2.up on rank 1, in backward, at step 20."
+IN_FORWARD = (
+    "The loss of rank 1 is NaN from step 20 on, and that of the others from step 21; it was {} at step 19; "
+    "first in 2.up on rank 1, in forward, at step 20."
+)
+IN_UPDATE = (
+    "The loss is NaN from step 21 on; it was {} at step 20; "
+    "the update of step 20 made the weights NaN, its gradients were finite."
+)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("arguments", "title", "ranks", "advice"),
+    [
+        (("backward",), IN_BACKWARD, [1], "The gradient was bad when it reached 2.up"),
+        pytest.param(("backward", "clip"), IN_BACKWARD, [1], "The gradient was bad", marks=pytest.mark.soak),
+        pytest.param(("forward",), IN_FORWARD, [1], "The inputs of 2.up were finite", marks=pytest.mark.soak),
+        pytest.param(("forward", "clip"), IN_FORWARD, [1], "The inputs of 2.up", marks=pytest.mark.soak),
+        pytest.param(("update",), IN_UPDATE, [], "Its gradients were finite", marks=pytest.mark.soak),
+        pytest.param(("update", "clip"), IN_UPDATE, [], "Its gradients were finite", marks=pytest.mark.soak),
+    ],
+)
+def test_a_job_of_two_ranks(
+    arguments: tuple[str, ...],
+    title: str,
+    ranks: list[int],
+    advice: str,
+    run_stepscope: Callable[..., Any],
+    script: Callable[..., Path],
+    forked_ranks: Path,
+) -> None:
+    """Step 20 is not sampled; in the step after it every rank has NaN."""
+    done = run_stepscope("run", "--quiet", "--no-hub", forked_ranks, "2", script(JOB, "train.py"), *arguments)
+    assert done.code == 0, done.stderr
+    summary = json.loads((done.run_dir / "summary.json").read_text())
+    (found,) = [one for one in summary["findings"] if one["kind"] == "loss_nan"]
+    assert found["title"] == title.format(f"{found['evidence']['last_good']:.4g}")
+    assert found["ranks"] == ranks
+    assert found["advice"][1].startswith(advice)
+
+
+@pytest.mark.ranks
+@pytest.mark.soak
+def test_a_healthy_job_is_the_same_with_and_without(
+    run_stepscope: Callable[..., Any], script: Callable[..., Path], forked_ranks: Path
+) -> None:
+    found = []
+    for layers in ("off", "sampled"):
+        options = ("--quiet", "--no-hub", "--layers", layers)
+        done = run_stepscope("run", *options, forked_ranks, "2", script(JOB, "train.py"), "none", "clip")
+        assert done.code == 0, done.stderr
+        found.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        kinds = {one["kind"] for one in json.loads((done.run_dir / "summary.json").read_text())["findings"]}
+        assert not kinds & {"loss_nan", "nan_gradients", "exploding_gradients", "loss_spike"}
+    assert found[0] == found[1]
+    assert len(found[0]) == 26
