@@ -193,6 +193,14 @@ def test_a_job_that_was_reached_and_did_not_train() -> None:
     assert found.title == "Nothing was recorded: no process with the recorder loaded trained a PyTorch model."
 
 
+def test_a_script_that_gave_up_is_quoted() -> None:
+    end = {"exit_code": 2, "status": "failed", "wall_ns": 1}
+    run = replace(Cluster(ranks=0, steps=0, meta={"end": end}).run(), last_line="train.py: error: no --lr")
+    (found,) = diagnose(run, build_window(run), reached=True)
+    assert (found.kind, found.severity) == ("insufficient_data", "critical")
+    assert found.title == "The script ended with exit code 2 before it trained: train.py: error: no --lr"
+
+
 def test_compiling_all_the_time_is_named() -> None:
     (found,) = of(Cluster(ranks=1, steps=20, compile_steps=tuple(range(20))))
     assert found.kind == "insufficient_data"

@@ -157,6 +157,13 @@ def test_a_process_that_goes_down_in_order_has_not_crashed() -> None:
     assert job.excuse().reason == "Every rank of this host has ended."
 
 
+def test_a_process_that_is_stopped_at_its_exit_has_not_ended() -> None:
+    job = Job(ranks=2).alone(0, (), alive=False, ended="exited in order")
+    hang = job.alone(1, (), ended="exited in order", process_state="T").hang()
+    assert (hang.kind, [one.rank for one in hang.culprits]) == ("hang_host", [1])
+    assert "is stopped (SIGSTOP) while it exits" in hang.culprits[0].reason
+
+
 def test_one_at_work_excuses_one_that_waits_for_its_file() -> None:
     job = Job().alone(0, SAVING, phase="checkpoint", io_bytes_s=5e7).alone(1)
     assert job.excuse().reason == "Rank 0 writes a checkpoint at train.py:70."

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.text import duration_text, ns_text, printable, printable_document, say
+from stepscope.records.text import duration_text, ns_text, printable, printable_document, say, without_colors
 from stepscope.reports.summary_text import render_text
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
@@ -25,6 +25,7 @@ def test_what_a_terminal_would_obey_or_hide_is_shown() -> None:
     assert printable(HOSTILE) == ESCAPED
     assert printable("a\nb\tc\r", keep="\n\t") == "a\nb\tc\\r"
     assert printable("a\x1bb", mark="?") == "a?b"
+    assert printable(without_colors("\x1b[1;31mbad\x1b[0m value\x1b[2J")) == "bad value\\x1b[2J"
     assert printable("Größe 漢字 → ✖") == "Größe 漢字 → ✖"
     assert printable_document({"a\x1b": ["\x9b", 1, None, ("x\n",)]}) == {"a\\x1b": ["\\x9b", 1, None, ["x\n"]]}
 

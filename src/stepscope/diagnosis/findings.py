@@ -101,7 +101,7 @@ def find_insufficient(
     return [
         Finding(
             kind="insufficient_data",
-            severity="info",
+            severity="critical" if not run.ranks and _exit_code(run) else "info",
             title=title,
             steps=(int(window.steps[0]), int(window.steps[-1])) if len(window.steps) else None,
             cost=cost_of(view, np.zeros(len(view.steps))),
@@ -148,9 +148,23 @@ def _named(processes: Sequence[Unrecorded]) -> str:
     return names[0] if len(names) == 1 else "the script"
 
 
+def _exit_code(run: RunData) -> int:
+    """The exit code of a job that failed; 0 if it did not, or was interrupted."""
+    end = run.meta.get("end")
+    code = end.get("exit_code") if isinstance(end, dict) and end.get("status") == "failed" else None
+    return code if isinstance(code, int) else 0
+
+
 def _too_little(
     run: RunData, window: Window, steady: int, *, reached: bool, alive: bool
 ) -> tuple[str, tuple[str, ...]]:
+    hooks_missing = any(each.torch and each.hooks != HOOKS_INSTALLED for each in run.unrecorded)
+    if not run.ranks and not hooks_missing and (code := _exit_code(run)):
+        last = f": {run.last_line}" if run.last_line else "."
+        return (
+            f"The script ended with exit code {code} before it trained{last}",
+            ("Nothing was recorded, because recording begins with the first training step.",),
+        )
     if not run.ranks and run.unrecorded:
         return _why_unrecorded(run.unrecorded)
     if not run.ranks and reached:

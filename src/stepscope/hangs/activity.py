@@ -19,7 +19,7 @@ from typing import Literal
 from stepscope.flight.dump import OF_GLOO
 from stepscope.flight.stacks import is_user_file, user_frame
 from stepscope.flight.wording import collective_text, group_text, ranks_text
-from stepscope.hangs.evidence import Evidence, RankEvidence, Recorders, WorkerEvidence
+from stepscope.hangs.evidence import EXITED_IN_ORDER, Evidence, RankEvidence, Recorders, WorkerEvidence
 from stepscope.records.finding import Culprit, Frame, HangKind, ThreadStack, WaitingIn
 from stepscope.records.steps import COMPUTE_PHASES
 
@@ -305,12 +305,18 @@ def moves_data(rank: RankEvidence) -> bool:
 
 
 def _of_process(rank: RankEvidence) -> tuple[Activity, str] | None:
+    if rank.alive and rank.ended == EXITED_IN_ORDER and rank.process_state in ("T", "t"):
+        return "stopped", f"{_stopped_words(rank)} while it exits"
     # A process that failed may still exist, kept alive by threads or by its exit handlers.
     if not rank.alive or rank.ended or rank.process_state in ("Z", "X"):
         return "gone", _ended_words(rank.ended)
     if rank.process_state in ("T", "t"):
-        return "stopped", "is stopped (SIGSTOP)" if rank.process_state == "T" else "is stopped by a debugger"
+        return "stopped", _stopped_words(rank)
     return None
+
+
+def _stopped_words(rank: RankEvidence) -> str:
+    return "is stopped (SIGSTOP)" if rank.process_state == "T" else "is stopped by a debugger"
 
 
 def _holds_gil(rank: RankEvidence) -> bool:

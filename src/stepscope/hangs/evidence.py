@@ -18,6 +18,7 @@ from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import ThreadStack, WaitingIn, decoded, encoded
 
 __all__ = [
+    "EXITED_IN_ORDER",
     "RAISED",
     "Evidence",
     "EvidenceFile",
@@ -62,6 +63,10 @@ class WorkerEvidence:
     process_state: str
     cpu_share: float | None = None
     threads: tuple[ThreadStack, ...] = ()
+
+
+EXITED_IN_ORDER = "exited in order"
+"""``ended`` of a rank whose script ended; its process may still exist."""
 
 
 @dataclass(frozen=True, kw_only=True)

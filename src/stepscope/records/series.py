@@ -137,6 +137,8 @@ class RunData:
     """The verdict of ``flight/`` on the Flight Recorders of ranks that failed; {}: no data."""
     native: dict[int | None, tuple[str, ...]] = field(default_factory=dict)
     """The last lines that native code printed in ranks that did not end well; None: the rank is unknown."""
+    last_line: str = ""
+    """The last line that a job printed of which nothing was recorded."""
     training_log: dict[str, Any] = field(default_factory=dict)
     """What the framework itself printed about the training (docs/schema.md); {}: nothing known."""
     nodes: tuple[dict[str, Any], ...] = ()

@@ -41,6 +41,7 @@ __all__ = [
     "say",
     "share_text",
     "span_texts",
+    "without_colors",
 ]
 
 
@@ -172,6 +173,14 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 ALLOWED_CONTROLS = "\n\t"
 """Control characters that a text of several lines may contain."""
+
+
+_COLORS = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def without_colors(text: str) -> str:
+    """The text without the sequences that set colors and weights on a terminal."""
+    return _COLORS.sub("", text)
 
 
 def printable(text: str, *, keep: str = "", mark: str = "") -> str:

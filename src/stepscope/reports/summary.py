@@ -175,7 +175,7 @@ def summarize(
         "status_text": text,
         "status_severity": severity,
         "exit_code": exit_code if isinstance(exit_code, int) else None,
-        "world_size": max((series.identity.world_size for series in current), default=0),
+        "world_size": _world_size(run, current),
         "ranks": ranks_table(run, window),
         "time_account": time_account(
             run, window, findings, created_ns=about["created_wall_ns"], ended_ns=about["ended_wall_ns"]
@@ -203,6 +203,13 @@ def summarize(
         "notices": [*(each.text for each in withdrawn), *notices_of(run, window)],
         "logs": list(logs),
     }
+
+
+def _world_size(run: RunData, current: Sequence[RankSeries]) -> int:
+    """As the ranks report it; if all of them failed before they were recorded, the number that left an error."""
+    if current:
+        return max(series.identity.world_size for series in current)
+    return len({error.rank for error in run.errors if error.rank is not None and not from_launcher(error)})
 
 
 def _metrics_table(run: RunData, current: Sequence[RankSeries]) -> dict[str, Any]:

@@ -299,8 +299,11 @@ def _run(page: Page, summary: Summary, now_wall_ns: int | None) -> None:
     run, steps = summary["run"], summary["steps"]
     hosts = run["hosts"]
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else ""
-    alone = summary["world_size"] == len(summary["ranks"]) == 1
-    ranks = count_text(len(summary["ranks"]), "process" if alone else "rank") + (f" on {where}" if where else "")
+    world = summary["world_size"]
+    ranks = count_text(len(summary["ranks"]) or world, "process" if world == 1 else "rank")
+    if not summary["ranks"]:
+        ranks = f"{ranks}, none recorded" if world else "no process recorded"
+    ranks += f" on {where}" if where else ""
     took = f" in {duration_text(_took_s(run, now_wall_ns))}" if run["duration_s"] is not None else ""
     page.items("run", [cut(run["name"], 40), ranks, _steps(summary) + took, _status(summary)])
     counted = global_steps_text(summary["facts"], steps["first"], _last_step(summary))

@@ -26,7 +26,7 @@ from stepscope.store.live.failures import (
     read_stacks,
     read_unrecorded,
 )
-from stepscope.store.live.logs import read_native, read_training_log
+from stepscope.store.live.logs import read_last_line, read_native, read_training_log
 from stepscope.store.live.sample_files import LayerChoice, layer_records, layers_on_disk, thinned
 from stepscope.store.liveness import agent_alive, launcher_alive, node_silent, processes_alive
 from stepscope.store.locks import locked
@@ -259,6 +259,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         flight=flight,
         training_log=read_training_log(path, found.series),
         native={} if found.live else read_native(path, found.series, errors),
+        last_line="" if found.live or found.series else read_last_line(path),
         nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
         notices=(*notices, *large, *told, *remote.reduced),
     )

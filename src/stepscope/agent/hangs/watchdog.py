@@ -40,14 +40,14 @@ from stepscope.agent.journal import Journal
 from stepscope.agent.procfs import read_process
 from stepscope.agent.stacks import StackOffers
 from stepscope.flight.wording import ranks_text
-from stepscope.hangs.evidence import Evidence, EvidenceFile, LastCollective, RankEvidence
+from stepscope.hangs.evidence import EXITED_IN_ORDER, Evidence, EvidenceFile, LastCollective, RankEvidence
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.report import finding_of, hang_lines, steps_of
 from stepscope.records import run_clock
 from stepscope.records.collectives import OPS
 from stepscope.records.finding import HangRecord
 from stepscope.records.paths import ENV_KEEP_EVIDENCE, SERVER_SUFFIX, error_path
-from stepscope.records.text import duration_text, say
+from stepscope.records.text import duration_text, say, without_colors
 from stepscope.ring import RingHeader, RingState
 from stepscope.store.documents import save_findings
 from stepscope.store.live.failures import keep_flights, nccl_dumped, read_hangs, write_evidence, write_hang
@@ -298,12 +298,13 @@ def _evidence_of(departed: Departed, now_s: float) -> RankEvidence:
 def _how_it_ended(drain: RingDrain, *, oom_killed: bool) -> str:
     """Return how a rank ended, in words; empty if unknown."""
     if drain.header.state is RingState.EXITED:
-        return "exited in order"
+        return EXITED_IN_ORDER
     if oom_killed:
         return "killed by the kernel, which ran out of memory"
     try:
         error = json.loads(error_path(drain.run_dir, drain.header.pid).read_bytes())
-        return f"raised {error['type']}: {error['message']}"[:LONGEST_MESSAGE].rstrip(": \n")
+        message = without_colors(str(error["message"]))
+        return f"raised {error['type']}: {message}"[:LONGEST_MESSAGE].rstrip(": \n")
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
         return ""
 

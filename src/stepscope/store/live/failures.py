@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepscope.hangs.evidence import EvidenceFile, evidence_from_dict, evidence_to_dict
+from stepscope.hangs.evidence import EXITED_IN_ORDER, EvidenceFile, evidence_from_dict, evidence_to_dict
 from stepscope.hangs.multi_host import Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
 from stepscope.records.finding import HangRecord
 from stepscope.records.layers import read_memory
 from stepscope.records.paths import FLIGHT, HANGS, UNRECORDED
 from stepscope.records.series import RankError, RankSeries, Unrecorded
-from stepscope.records.text import EVIDENCE, evidence_name
+from stepscope.records.text import EVIDENCE, evidence_name, without_colors
 from stepscope.store import file_io
 from stepscope.store.documents import NodeInfo, clock_offsets
 from stepscope.store.file_io import read_document, read_jsonl
@@ -102,8 +102,8 @@ def _error_of(raw: Any, numbers: RankNumbers, offsets: Mapping[str, int]) -> Ran
         rank=rank if isinstance(rank, int) else None,
         pid=raw["pid"],
         type=str(raw.get("type", "")),
-        message=str(raw.get("message", "")),
-        traceback=str(raw.get("traceback", "")),
+        message=without_colors(str(raw.get("message", ""))),
+        traceback=without_colors(str(raw.get("traceback", ""))),
         wall_ns=wall_ns and wall_ns - offsets.get(str(raw.get("spool")), 0),
         step=step if isinstance(step, int) else None,
         script=raw.get("script") is True,
@@ -299,7 +299,7 @@ def _kept_shifted(kept: EvidenceFile, offset_ns: int) -> EvidenceFile:
 # addition to the watchdogs' files this uses what the run knows: which ranks are gone, and which nodes the hub stopped
 # hearing from (``nodes.json``).
 
-ENDED_WORDS = {"exited": "exited in order"}
+ENDED_WORDS = {"exited": EXITED_IN_ORDER}
 LONGEST_MESSAGE = 300
 
 Attempts = Mapping[tuple[str, int], int]

@@ -50,6 +50,7 @@ __all__ = [
     "last_native_lines",
     "log_share",
     "plain_line",
+    "read_last_line",
     "read_native",
     "read_training_log",
     "timer_line",
@@ -583,14 +584,24 @@ def read_native(
     return found
 
 
+def read_last_line(path: Path) -> str:
+    """Return the last line in the job's log, where a script explains why it gave up; empty if there is none."""
+    lines = map(plain_line, reversed(_tail(log_path(path, rank=None, attempt=0))))
+    return next((line for line in lines if line), "")
+
+
 def _last_lines(log: Path) -> tuple[str, ...]:
+    return last_native_lines(_tail(log))
+
+
+def _tail(log: Path) -> list[str]:
     try:
         with open_file(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - NATIVE_TAIL_BYTES))
             data = file.read(NATIVE_TAIL_BYTES)
     except OSError:
-        return ()
-    return last_native_lines(data.decode(errors="replace").split("\n"))
+        return []
+    return data.decode(errors="replace").split("\n")
 
 
 # -- training log -----------------------------------------------------------------------------------------------------
