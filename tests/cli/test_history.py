@@ -41,7 +41,7 @@ def runs(tmp_path: Path) -> Path:
     for at in range(12):
         add_run(tmp_path, f"night-{at:02}", at, (100.0 if at < 8 else 108.0) + at % 3 / 10)
     add_run(tmp_path, "failed", 5, 500.0, status="failed")
-    add_run(tmp_path, "other", 3, 20.0, command="eval.py")
+    add_run(tmp_path, "other", 30, 20.0, command="eval.py")  # the newest, but the only one of its command
     change_labels(tmp_path / "runs" / "night-11", add=["nightly"])
     return tmp_path / "runs"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,46 @@ def test_a_wrong_plan_says_what_is_wrong(plan: Path, text: str, why: str) -> Non
     plan.write_text(text)
     with pytest.raises(UsageError, match=why):
         run_command(["sweep", str(plan)])
+
+
+GRID = """
+command = "train.py"
+
+[grid]
+args.--batch-size = [4, 8]
+args.--compile = [false, true]
+env.OMP_NUM_THREADS = [2]
+samples.--batch-size = 2
+"""
+
+
+def test_a_grid_is_every_combination_of_its_values(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(GRID)
+    assert [(one.name, one.samples) for one in sweep.read_plan(plan).variants] == [
+        ("batch-size-4-compile-false-omp_num_threads-2", 8),
+        ("batch-size-4-compile-true-omp_num_threads-2", 8),
+        ("batch-size-8-compile-false-omp_num_threads-2", 16),
+        ("batch-size-8-compile-true-omp_num_threads-2", 16),
+    ]
+    assert run_command(["sweep", str(plan), "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(": OMP_NUM_THREADS=2 stepscope run train.py --batch-size 4")
+    assert lines[3].endswith(": OMP_NUM_THREADS=2 stepscope run train.py --batch-size 8 --compile")
+
+
+@pytest.mark.parametrize(
+    ("grid", "why"),
+    [
+        ("args.--lr = 3", "args.--lr in [grid] must be a list of values"),
+        ("loader.workers = [1]", "unknown key 'loader'"),
+        ("args.--n = [" + "1, " * 201 + "]", "at most 200 variants"),
+        ("samples.--batch-size = 2", "samples in [grid] names --batch-size, which has no positive numbers there"),
+    ],
+)
+def test_a_wrong_grid_says_what_is_wrong(plan: Path, grid: str, why: str) -> None:
+    plan.write_text(f'command = "train.py"\n[grid]\n{grid}\n')
+    with pytest.raises(UsageError, match=re.escape(why)):
+        sweep.read_plan(plan)
 
 
 def test_a_plan_in_json(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,12 +76,19 @@ class HistoryPoint:
 
 
 def same_job(entries: Sequence[RunEntry]) -> tuple[list[RunEntry], list[RunEntry]]:
-    """Split runs into those with the command and the number of ranks of the newest one, and all others."""
-    if not entries:
-        return [], []
-    newest = max(entries, key=lambda entry: entry.created_wall_ns)
-    like = [entry for entry in entries if (entry.command, entry.ranks) == (newest.command, newest.ranks)]
+    """Split runs into those of the command, with the same number of ranks, that has most of them, and all others.
+
+    Of two that have as many, the one that ran last.  Only runs that are over and have a step time are counted.
+    """
+    jobs: dict[tuple[Any, ...], list[RunEntry]] = {}
+    for entry in sorted(entries, key=lambda entry: -entry.created_wall_ns):
+        jobs.setdefault((entry.command, entry.ranks), []).append(entry)
+    like = max(jobs.values(), key=lambda job: sum(map(_counts, job)), default=[])
     return like, [entry for entry in entries if entry not in like]
+
+
+def _counts(entry: RunEntry) -> bool:
+    return entry.status not in ("running", "unfinished") and entry.median_step_ms is not None
 
 
 def history_points(entries: Sequence[RunEntry]) -> tuple[list[HistoryPoint], list[dict[str, str]]]:

@@ -24,7 +24,7 @@ __all__ = ["EPILOG", "HELP", "add_arguments", "run"]
 HELP = "show how the step time changed from run to run, and with which commit"
 EPILOG = """\
 examples:
-  stepscope history                          the last 20 runs in runs/ of the newest run's command
+  stepscope history                          the last 20 runs in runs/ of the command that has most of them
   stepscope history --last 100 --tag nightly
   stepscope history --name 'night-*' --markdown
   stepscope history --any-command --tag model-a

@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -59,6 +61,13 @@ A plan has a command and variants of it, in TOML or JSON:
   args = "--batch-size 4"
   samples = 8                         # per step, over all ranks: speed is then samples per second
   env = { OMP_NUM_THREADS = "1" }
+
+A grid runs every combination of its values, named by them:
+  command = "train.py --steps 60"
+  [grid]
+  args.--batch-size = [4, 8]          # option by option; true and false: with the option alone, and without it
+  env.OMP_NUM_THREADS = [1, 2]
+  samples.--batch-size = 2            # samples per step, over all ranks: twice the value of --batch-size
 
 A variant that fails, for example because it runs out of memory, is part of the result.  Details: docs/sweep.md.
 """
@@ -166,13 +175,15 @@ class Plan:
 def read_plan(path: Path) -> Plan:
     """Read and check a plan; UsageError says what is wrong with it."""
     said = _parsed(path)
-    _known(said, ("name", "command", "options", "env", "rounds", "timeout_s", "variant"), str(path))
-    variants = said.get("variant")
-    if not isinstance(variants, list) or not all(isinstance(one, dict) for one in variants) or not variants:
-        raise UsageError(f"{path}: a plan needs at least one [[variant]]")
-    if len(variants) > MOST_VARIANTS:
+    _known(said, ("name", "command", "options", "env", "rounds", "timeout_s", "variant", "grid"), str(path))
+    variants = said.get("variant", [])
+    if not isinstance(variants, list) or not all(isinstance(one, dict) for one in variants):
+        raise UsageError(f"{path}: `variant` must be a list of tables: [[variant]]")
+    read = (*(_variant(path, one) for one in variants[: MOST_VARIANTS + 1]), *_grid(path, said.get("grid", {})))
+    if not read:
+        raise UsageError(f"{path}: a plan needs at least one [[variant]], or a [grid]")
+    if len(read) > MOST_VARIANTS:
         raise UsageError(f"{path}: at most {MOST_VARIANTS} variants")
-    read = tuple(_variant(path, one) for one in variants)
     names = [one.name for one in read]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"{path}: two variants are named {twice}")
@@ -237,6 +248,62 @@ def _variant(path: Path, said: Mapping[str, Any]) -> Variant:
         env=_env(path, said),
         options=_words(path, said, "options"),
         samples=samples,
+    )
+
+
+GRID_PARTS = ("args", "options", "env")
+
+
+def _grid(path: Path, grid: Any) -> list[Variant]:
+    """A variant for every combination of the values in ``[grid]``, in the order of the plan."""
+    if not isinstance(grid, dict) or not all(isinstance(part, dict) for part in grid.values()):
+        raise UsageError(f"{path}: [grid] has the tables {', '.join(GRID_PARTS)}, with a list of values for each name")
+    _known(grid, (*GRID_PARTS, "samples"), f"{path}: [grid]")
+    axes = [(part, name, values) for part in grid if part != "samples" for name, values in grid[part].items()]
+    samples = grid.get("samples", {})
+    if any(type(times) not in (int, float) or times <= 0 for times in samples.values()):
+        raise UsageError(
+            f"{path}: samples in [grid] has, by the name of an option, the samples per step of its value 1"
+        )
+    for name in samples:
+        values = next((values for _, axis, values in axes if axis == name), [])
+        if not values or not all(type(one) in (int, float) and one > 0 for one in values):
+            raise UsageError(f"{path}: samples in [grid] names {name}, which has no positive numbers there")
+    for part, name, values in axes:
+        if (
+            not isinstance(values, list)
+            or not values
+            or not all(type(one) in (str, int, float, bool) for one in values)
+        ):
+            raise UsageError(f"{path}: {part}.{name} in [grid] must be a list of values")
+    if math.prod(len(values) for _, _, values in axes) > MOST_VARIANTS:
+        raise UsageError(f"{path}: at most {MOST_VARIANTS} variants; this grid has more combinations")
+    chosen = [list(zip(axes, values, strict=True)) for values in itertools.product(*(axis[2] for axis in axes))]
+    return [_combination(path, each, samples) for each in chosen if each]
+
+
+def _combination(
+    path: Path, chosen: Sequence[tuple[tuple[str, str, list[Any]], Any]], samples: Mapping[str, float]
+) -> Variant:
+    words: dict[str, list[str]] = {"args": [], "options": []}
+    env: dict[str, str] = {}
+    names = []
+    for (part, name, _), value in chosen:
+        names.append(f"{name.lstrip('-').lower()}-{str(value).lower()}")
+        if part == "env":
+            env[name] = str(int(value)) if isinstance(value, bool) else str(value)
+        elif isinstance(value, bool):
+            words[part] += [name] if value else []
+        else:
+            words[part] += [name, str(value)]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names)).strip("-._")
+    factors = [value * samples[option] for (_, option, _), value in chosen if option in samples]
+    return Variant(
+        name=_name(path, name),
+        args=tuple(words["args"]),
+        options=tuple(words["options"]),
+        env=env,
+        samples=math.prod(factors) if factors else None,
     )
 
 

@@ -117,7 +117,7 @@ def _may(asked: Asked) -> list[str]:
 async def _history(asked: Asked) -> Mapping[str, Any]:
     entries = _readable(asked, await asked.runs.entries())
     name, tag = asked.values["like"], asked.values["tag"]
-    like = next((entry for entry in entries if name in (None, asked.runs.id_of(entry.path))), None)
+    like = _like(asked, entries, name)
     if name is not None and like is None:
         raise ApiError(400, "like must be the name of a run")
     chosen = [
@@ -133,6 +133,14 @@ async def _history(asked: Asked) -> Mapping[str, Any]:
         for row in document["runs"]
     ]
     return {**document, "runs": rows, "command": [] if like is None else list(like.command)}
+
+
+def _like(asked: Asked, entries: Sequence[RunEntry], name: str | None) -> RunEntry | None:
+    """Return the run of that name; without one, the newest of the job that has most runs."""
+    from stepscope.compare.history import same_job  # not for live hubs
+
+    chosen = same_job(entries)[0] if name is None else entries
+    return next((entry for entry in chosen if name in (None, asked.runs.id_of(entry.path))), None)
 
 
 def _readable(asked: Asked, entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
