@@ -36,6 +36,7 @@ from stepscope.records.steps import (
     FLAG_COMPILED,
     FLAG_EPOCH_START,
     FLAG_FIRST,
+    FLAG_SAMPLED,
     PHASE_SLOTS,
     STEP,
     STEP_FIELDS,
@@ -126,6 +127,8 @@ class Cluster:
     """Extra forward time of each warm-up step."""
     compile_steps: tuple[int, ...] = ()
     compile_ms: float = 500.0
+    sampled_steps: tuple[int, ...] = ()
+    """Steps in which layers were looked at.  Their time is not added: that is for faults."""
     epoch_every: int = 0
     epoch_input_ms: float = 100.0
     backwards: NDArray[np.int64] | None = None
@@ -360,6 +363,7 @@ class Cluster:
     def _flags(self, steps: NDArray[np.intp]) -> NDArray[np.uint16]:
         flags = np.where(steps == 0, FLAG_FIRST, 0)
         flags |= np.where(np.isin(steps, self.compile_steps), FLAG_COMPILED, 0)
+        flags |= np.where(np.isin(steps, self.sampled_steps), FLAG_SAMPLED, 0)
         if self.epoch_every:
             flags |= np.where(steps % self.epoch_every == 0, FLAG_EPOCH_START, 0)
         return flags.astype(np.uint16)

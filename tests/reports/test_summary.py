@@ -69,6 +69,16 @@ def test_ranks_that_do_not_wait_for_one_another_have_one_step_time() -> None:
     assert contradictions(summary, render_text(summary)) == []
 
 
+def test_sampled_steps_do_not_count_in_percentiles_and_maxima() -> None:
+    sampled = tuple(range(10, 100, 10))
+    looks = tuple(slow_at(rank, "forward", 60.0, range(step, step + 1)) for step in sampled for rank in range(2))
+    plain, with_looks = Cluster(ranks=2, steps=100), Cluster(ranks=2, steps=100, faults=looks, sampled_steps=sampled)
+    before, after = (summarize(cluster.run())["step_time"] for cluster in (plain, with_looks))
+    assert after["max_ms"] < 60 < before["max_ms"] + 60
+    assert after["max_step"] not in sampled
+    assert (after["p90_ms"], after["p99_ms"]) == pytest.approx((before["p90_ms"], before["p99_ms"]), rel=0.02)
+
+
 def host_sample(second: int, cpu_percent: Any = 50.0) -> dict[str, Any]:
     return {
         "wall_ns": ANCHOR_WALL_NS + second * 10**9,

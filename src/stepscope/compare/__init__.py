@@ -4,6 +4,7 @@
 - ``statistics`` decides how large the change is and how far chance could have moved it.
 - ``comparison`` builds the document (the verdict, phases, ranks, memory, communication, findings, context) and checks
   it against limits.
+- ``repeats`` finds more runs of a baseline in its folder.
 - ``text`` writes a document for people.
 
     document = compare_inputs([read_input(Path("runs/before"))], read_input(Path("runs/after")))

@@ -28,7 +28,6 @@ from stepscope.compare.statistics import (
     Change,
     Floats,
     Judgment,
-    Level,
     Series,
     Verdict,
     change_between,
@@ -53,6 +52,7 @@ __all__ = [
     "Limits",
     "alike",
     "compare_inputs",
+    "differences",
     "differs_in_what_matters",
     "gate_inputs",
     "interval_text",
@@ -93,7 +93,7 @@ def compare_inputs(
     prior = replace(PRIOR, floor=ASSUMED_AT_MOST) if _crowded([*baselines, candidate]) else PRIOR
     judgment = judge([one.run for one in before], after.run, margin=margin, prior=prior)
     verdict, change = judgment.verdict, judgment.change
-    percentiles = {} if candidate.unit == "throughput" else _percentiles([one.run for one in (*before, after)])
+    percentiles = {} if candidate.unit == "throughput" else _percentiles([*before, after])
     if judgment.ordinary:
         *before, after = [_ordinary(one) for one in (*before, after)]
     context = _context(baselines, candidate)
@@ -188,9 +188,11 @@ def _all_steps(judgment: Judgment) -> dict[str, Any] | None:
     return {"change": finite(whole.change, 6), "interval": [finite(whole.low, 6), finite(whole.high, 6)]}
 
 
-def _percentiles(runs: Sequence[Series | Level]) -> dict[str, dict[str, Any]]:
-    """Of all steady steps, also unusual ones, by name; of several baselines the mean.  Empty: steps are not known."""
-    known = [run.values for run in runs if isinstance(run, Series)]
+def _percentiles(runs: Sequence[Measured]) -> dict[str, dict[str, Any]]:
+    """Of all steady steps that were not sampled, also unusual ones; of several baselines the mean.  Empty: unknown."""
+    known = [
+        run.run.values if run.unsampled_ns is None else run.unsampled_ns for run in runs if isinstance(run.run, Series)
+    ]
     if len(known) < len(runs):
         return {}
     found = {}
@@ -546,6 +548,11 @@ def _context(baselines: Sequence[Input], candidate: Input) -> list[dict[str, Any
         known = {"before": baselines[-1].kind, "after": candidate.kind}
         rows.insert(0, {"name": "kind", "label": "kind of input", "kind": "workload", "matters": True, **known})
     return rows
+
+
+def differences(one: Input, other: Input) -> list[str]:
+    """The names of everything recorded in which two runs differ, except their folder and the version of Stepscope."""
+    return [row["name"] for row in _context([one], other) if row["name"] not in ("cwd", "stepscope")]
 
 
 def differs_in_what_matters(one: Input, candidate: Input) -> bool:

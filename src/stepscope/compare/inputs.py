@@ -80,6 +80,8 @@ class Measured:
     """[P, R, stretches]; means over long stretches of the run."""
     comm_measured: bool = False
     """Whether waiting is known, and with it each rank's own work."""
+    unsampled_ns: Floats | None = None
+    """The length of each step in which no rank looked at its layers; None: not known which those are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +251,7 @@ def measured_of(view: View) -> Measured:
     steps = Series(numbers=view.steps, values=view.step_ns)
     if not view.phases or not view.ranks:
         return Measured(clock=view.clock, run=steps)  # it ended before its first step
+    plain = view.window.unsampled[view.columns]
     phase_ns = view.phase_ns
     whole = not np.isnan(phase_ns).any()
     mean = phase_ns.mean(axis=1) if whole else np.stack([mean_rank(plane) for plane in phase_ns])
@@ -264,6 +267,7 @@ def measured_of(view: View) -> Measured:
         ranks=view.ranks,
         rank_ns=np.stack(stretches, axis=2),
         comm_measured=view.comm_measured,
+        unsampled_ns=view.step_ns[plain] if plain.any() else view.step_ns,
     )
 
 

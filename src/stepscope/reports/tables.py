@@ -104,19 +104,21 @@ def steps_table(current: Sequence[RankSeries], window: Window) -> dict[str, Any]
 
 
 def step_time_table(window: Window) -> dict[str, Any]:
-    """Percentiles over the steady steps, with the lengths that the rules use."""
+    """The mean of the steady steps, with the lengths that the rules use; all else without sampled steps."""
     lengths = step_lengths(window.wall_ns[:, window.steady]) / 1e6
     if not len(lengths):
         return dict.fromkeys(("mean_ms", "min_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms", "max_step"))
+    mean, plain = lengths.mean(), window.unsampled
+    lengths = lengths[plain[window.steady]]
     p50, p90, p99 = np.percentile(lengths, (50, 90, 99))
     return {
-        "mean_ms": finite(lengths.mean()),
+        "mean_ms": finite(mean),
         "min_ms": finite(lengths.min()),
         "p50_ms": finite(p50),
         "p90_ms": finite(p90),
         "p99_ms": finite(p99),
         "max_ms": finite(lengths.max()),
-        "max_step": int(window.steps[window.steady][int(lengths.argmax())]),
+        "max_step": int(window.steps[plain][int(lengths.argmax())]),
     }
 
 

@@ -18,11 +18,11 @@ const WORDS = { better: "better", worse: "worse", alike: "within what chance can
 export function CompareTable({ source, found }: { source: Source; found: CompareDocument }) {
   const rows = [...found.rows, ...useMetricRows(source, found)];
   const sections = [...new Set(rows.map((row) => row.section))];
-  const clock = found.clock === "device" ? "device time" : "host time";
+  const clock = found.clock === "device" ? "device time (the list of runs shows host time)" : "host time";
   return (
     <Card
       title="Figures"
-      about={`${clock}, steady steps, mean over ranks; changes against A, gray if within what chance can do`}
+      about={`${clock}, steady steps, mean over ranks; the list shows p50; changes against A, gray if within what chance can do`}
       csv={{ name: "compare-figures", make: () => table(found, rows) }}
     >
       {rows.every((row) => row.cells.every((cell) => cell === null)) ? (

@@ -24,7 +24,8 @@ HELP = "compare two runs: is one slower, by how much, in which phase and on whic
 EPILOG = """\
 An input is a run directory, the name of a run in runs/, a summary.json, or CSV or JSON with one number per step from
 any logger. With more than two inputs, the last is compared with all others: several baselines show how much runs of
-this job differ anyway (docs/compare.md).
+this job differ anyway. With two runs, further runs of the first in its folder (same command and commit, or same tag)
+are used as baselines, too, unless you say --only (docs/compare.md).
 
 examples:
   stepscope compare before after               two runs in runs/
@@ -45,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs", metavar="RUN|FILE", type=Path, nargs="+", help="the baselines, then the run to compare"
     )
     add_input_arguments(parser)
+    parser.add_argument(
+        "--only", action="store_true", help="compare only these runs, without further baselines from their folder"
+    )
     parser.add_argument(
         "--unfinished", action="store_true", help="also compare runs that failed, hung or are still active"
     )
@@ -68,12 +72,16 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 def run(args: argparse.Namespace) -> int:
     # numpy and the readers are loaded only now: `stepscope --help` must not wait for them.
     from stepscope.compare import compare_inputs
+    from stepscope.compare.repeats import read_repeats, repeats_text
     from stepscope.errors import UsageError
 
     if len(args.inputs) < 2:
         raise UsageError("name at least two inputs: a baseline and what to compare with it")
     *baselines, candidate = read_inputs(args.inputs, args)
-    document = compare_inputs(baselines, candidate, unfinished=args.unfinished)
+    repeats = read_repeats(baselines[0], [candidate]) if len(baselines) == 1 and not args.only else []
+    document = compare_inputs([*baselines, *repeats], candidate, unfinished=args.unfinished)
+    if repeats:
+        document["notices"].insert(0, f"{repeats_text(baselines[0], repeats)} (--only compares without them).")
     print_document(document, args)
     return 0
 

@@ -259,15 +259,17 @@ def _grid(path: Path, grid: Any) -> list[Variant]:
     if not isinstance(grid, dict) or not all(isinstance(part, dict) for part in grid.values()):
         raise UsageError(f"{path}: [grid] has the tables {', '.join(GRID_PARTS)}, with a list of values for each name")
     _known(grid, (*GRID_PARTS, "samples"), f"{path}: [grid]")
-    axes = [(part, name, values) for part in grid if part != "samples" for name, values in grid[part].items()]
+    axes: list[tuple[str, str, Any]] = [
+        (part, name, values) for part in grid if part != "samples" for name, values in grid[part].items()
+    ]
     samples = grid.get("samples", {})
     if any(type(times) not in (int, float) or times <= 0 for times in samples.values()):
         raise UsageError(
             f"{path}: samples in [grid] has, by the name of an option, the samples per step of its value 1"
         )
     for name in samples:
-        values = next((values for _, axis, values in axes if axis == name), [])
-        if not values or not all(type(one) in (int, float) and one > 0 for one in values):
+        numbers: Any = next((values for _, axis, values in axes if axis == name), [])
+        if not numbers or not all(type(one) in (int, float) and one > 0 for one in numbers):
             raise UsageError(f"{path}: samples in [grid] names {name}, which has no positive numbers there")
     for part, name, values in axes:
         if (
@@ -283,7 +285,7 @@ def _grid(path: Path, grid: Any) -> list[Variant]:
 
 
 def _combination(
-    path: Path, chosen: Sequence[tuple[tuple[str, str, list[Any]], Any]], samples: Mapping[str, float]
+    path: Path, chosen: Sequence[tuple[tuple[str, str, Any], Any]], samples: Mapping[str, float]
 ) -> Variant:
     words: dict[str, list[str]] = {"args": [], "options": []}
     env: dict[str, str] = {}

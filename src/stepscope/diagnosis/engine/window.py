@@ -28,7 +28,7 @@ from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGr
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RankSeries, RunData
-from stepscope.records.steps import BUILTIN_PHASES, FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST, FLAG_SAMPLED
 
 __all__ = [
     "Apart",
@@ -474,6 +474,12 @@ class Window(Planes):
     def steady(self) -> NDArray[np.bool_]:
         """[S]; all but the steps set aside."""
         return _steady(self.steps, self.warmup)
+
+    @cached_property
+    def unsampled(self) -> NDArray[np.bool_]:
+        """[S]; steady steps in which no rank looked at its layers (that takes time); all of them if there is none."""
+        plain = self.steady & ~((self.flags & FLAG_SAMPLED) > 0).any(axis=0)
+        return plain if plain.any() else self.steady
 
     @cached_property
     def begin_wall_ns(self) -> NDArray[np.float64]:

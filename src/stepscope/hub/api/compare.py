@@ -113,6 +113,7 @@ def _made(known: _Made | None, paths: Sequence[Path]) -> _Made:
 def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
     """Compare each run with the first.  ``rows``, ``settings``: one value or cell for each run."""
     from stepscope.compare import compare_inputs, read_input  # only those who compare need it
+    from stepscope.compare.repeats import read_repeats, repeats_text
     from stepscope.compare.text import sentences_of
 
     runs = [_run_row(path) for path in paths]
@@ -123,14 +124,20 @@ def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
         except (StepscopeError, OSError) as error:
             inputs.append(None)
             row["problem"] = str(error)
-    inputs = _on_one_clock(inputs)
+    read = [one for one in inputs if one is not None]
+    repeats = read_repeats(read[0], read[1:]) if inputs[0] is not None and len(read) > 1 else []
+    count = len(inputs)
+    everything = _on_one_clock([*inputs, *repeats])
+    inputs, repeats = everything[:count], [one for one in everything[count:] if one is not None]
+    shown = f"{repeats_text(read[0], repeats)}; its column shows the mean of all." if repeats else ""
     documents: list[dict[str, Any] | None] = [None]
     base = inputs[0]
     for one, row in zip(inputs[1:], runs[1:], strict=True):
         document = None
         if base is not None and one is not None:
             try:
-                document = compare_inputs([base], one, unfinished=True)
+                document = compare_inputs([base, *repeats], one, unfinished=True)
+                document["notices"] += [shown] if shown else []
             except StepscopeError as error:
                 row["problem"] = str(error)
         documents.append(document)

@@ -194,8 +194,10 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
             yield "again", again, cursor
     if newest > cursor.step:
         steps = live.steps(cursor.step + 1, newest, bins=MOST_STEPS)
-        cursor = replace(cursor, step=newest)
-        yield "steps", steps, cursor
+        # A sampled step is sent with the one after it, which hides how much longer it took.
+        if newest - cursor.step > 1 or sum(steps["sampled"]) < sum(steps["steps"]) or run.over:
+            cursor = replace(cursor, step=newest)
+            yield "steps", steps, cursor
     seen = live.said.events_seen
     if cursor.event > seen:
         cursor = replace(cursor, event=0)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.hub.live.step_arrays import MOST_PHASES, NONE, Planes
-from stepscope.records.steps import BUILTIN_PHASES, COMM
+from stepscope.records.steps import BUILTIN_PHASES, COMM, FLAG_SAMPLED
 
 __all__ = [
     "DEVICE_PHASES",
@@ -69,6 +69,8 @@ class Digest:
     """A rank that completed the step."""
     start_ns: int = 0
     """When the step began there, by that rank's monotonic clock."""
+    sampled: bool = False
+    """Whether a rank looked at its layers in it, which takes time."""
 
 
 def metrics_of(planes: Planes) -> int:
@@ -132,7 +134,16 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
         device=device_means(planes, np.array([row]))[0],
         column=some,
         start_ns=int(planes.held["start_ns"][row, some]),
+        sampled=bool(_sampled(planes, np.array([row]))[0]),
     )
+
+
+def _sampled(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """[row]: whether any rank looked at its layers in that step."""
+    if "flags" not in planes.held:
+        return np.zeros(len(rows), np.bool_)
+    flags = planes.held["flags"][rows, : planes.columns] & FLAG_SAMPLED
+    return np.asarray(((flags > 0) & planes.have[rows, : planes.columns]).any(axis=1), np.bool_)
 
 
 def quantile_places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
@@ -188,7 +199,8 @@ def _metrics(
 #
 # When the log is full, pairs in its older half are merged, so that older steps are kept more coarsely (bins of 2, 4, 8
 # … steps).  A bin has the minimum, maximum and mean over its steps, averages for the other quantiles, and the worst
-# ranks of all its steps.  Only some steps have device times: their mean is over those steps.
+# ranks of all its steps.  Sampled steps, in which ranks look at their layers, do not count in them unless a bin has no
+# others.  Only some steps have device times: their mean is over those steps.
 #
 # Each bin's data stays in one row; the order of the bins is a list of row numbers.  Folding or inserting a late step
 # therefore moves only numbers: a run with tens of thousands of steps folds a hundred times while a user waits for its
@@ -209,6 +221,8 @@ class Bins:
     """First and last step."""
     steps: NDArray[np.int64]
     """How many digests it includes."""
+    sampled: NDArray[np.int64]
+    """How many of these steps were sampled."""
     ranks: NDArray[np.int32]
     """The largest number of ranks that completed one of its steps."""
     quantiles: NDArray[np.float32]
@@ -234,6 +248,7 @@ class Bins:
             first=np.zeros(room, np.int64),
             last=np.zeros(room, np.int64),
             steps=np.zeros(room, np.int64),
+            sampled=np.zeros(room, np.int64),
             ranks=np.zeros(room, np.int32),
             quantiles=np.zeros((room, metrics, len(QUANTILES)), np.float32),
             mean=np.zeros((room, metrics), np.float32),
@@ -335,6 +350,7 @@ class DigestLog:
         while found.count > max(1, most):
             if not found._pair(found.count, longest):
                 longest *= 2
+        found._hide_sampled()
         return found._held.part(found._order[: found.count])
 
     # -- details --------------------------------------------------------------------------------------------------
@@ -356,6 +372,21 @@ class DigestLog:
             metrics, device = max(metrics, old.metrics), max(device, old.device.shape[1])
             self._held = Bins.zeros(len(old), metrics=metrics, worst=WORST, device=device)
             self._held.put(rows, old.part(rows))
+
+    def _hide_sampled(self) -> None:
+        """Merge each bin that has only sampled steps into the one before it, or the first ones into the next."""
+        held, order = self._held, self._order[: self.count]
+        plain = np.flatnonzero(held.steps[order] > held.sampled[order])
+        if not len(plain) or len(plain) == self.count:
+            return
+        into = plain[np.maximum(np.searchsorted(plain, np.arange(self.count), side="right") - 1, 0)]
+        sampled = np.setdiff1d(np.arange(self.count), plain).tolist()
+        for at in sorted(sampled, key=lambda at: at if at > into[at] else -at):  # the nearest first, on either side
+            left, right = sorted((at, int(into[at])))
+            joined = _joined(held, order[left : left + 1], order[right : right + 1])
+            held.put(order[into[at] : into[at] + 1], joined)
+        self._order = np.concatenate([order[plain], np.setdiff1d(self._order, order[plain])])
+        self.count = len(plain)
 
     def _fold(self) -> None:
         """Merge the shortest bins of the older half first, so that the past becomes coarser evenly."""
@@ -388,6 +419,7 @@ def _alone(digest: Digest, start_wall_ns: int) -> Bins:
         first=step,
         last=step,
         steps=np.array([1]),
+        sampled=np.array([int(digest.sampled)]),
         ranks=np.array([digest.ranks], np.int32),
         quantiles=digest.quantiles[None],
         mean=digest.mean[None],
@@ -403,13 +435,17 @@ def _alone(digest: Digest, start_wall_ns: int) -> Bins:
 def _joined(held: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins:
     """Merge each pair of rows into one bin."""
     steps = held.steps[left] + held.steps[right]
-    weight = (held.steps[left] / steps)[:, None]
+    both = np.stack([left, right], axis=1)
+    plain = held.steps[both] - held.sampled[both]
+    counted = np.where(plain.sum(axis=1, keepdims=True) > 0, plain, held.steps[both])
+    weight = (counted[:, 0] / counted.sum(axis=1))[:, None]
     before, after = held.quantiles[left], held.quantiles[right]
     quantiles = before * weight[:, :, None] + after * (1 - weight[:, :, None])
-    quantiles[:, :, _MIN] = np.minimum(before[:, :, _MIN], after[:, :, _MIN])
-    quantiles[:, :, _MAX] = np.maximum(before[:, :, _MAX], after[:, :, _MAX])
-    both = np.stack([left, right], axis=1)
-    worst = held.worst[both].reshape(len(both), -1)
+    no_left, no_right = (counted[:, 0] == 0)[:, None], (counted[:, 1] == 0)[:, None]
+    for extreme, choose in ((_MIN, np.minimum), (_MAX, np.maximum)):
+        one, two = before[:, :, extreme], after[:, :, extreme]
+        quantiles[:, :, extreme] = np.where(no_left, two, np.where(no_right, one, choose(one, two)))
+    worst = np.where((counted == 0)[:, :, None], NONE, held.worst[both]).reshape(len(both), -1)
     work = held.values[both, :, _WORK].reshape(len(both), -1)
     order = np.argsort(np.where(worst == NONE, np.inf, -work), axis=1, kind="stable")[:, :WORST]
     row, place = np.take_along_axis(both, order // WORST, 1), order % WORST
@@ -417,10 +453,11 @@ def _joined(held: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins
         first=held.first[left],
         last=held.last[right],
         steps=steps,
+        sampled=held.sampled[left] + held.sampled[right],
         ranks=np.maximum(held.ranks[left], held.ranks[right]),
         quantiles=quantiles.astype(np.float32),
         mean=(held.mean[left] * weight + held.mean[right] * (1 - weight)).astype(np.float32),
-        worst=held.worst[row, place],
+        worst=np.take_along_axis(worst, order, 1),
         worst_step=held.worst_step[row, place],
         values=held.values[row, place],
         memory=np.fmax(held.memory[left], held.memory[right]),
@@ -468,6 +505,7 @@ def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
     found = Bins.zeros(len(steps), metrics=metrics_of(planes), worst=k, device=device_width(planes))
     found.first[:] = found.last[:] = steps
     found.steps[:], found.ranks[:] = 1, n
+    found.sampled[:] = _sampled(planes, rows)
     worst = np.argsort(-work, axis=1, kind="stable")[:, :k]
     found.worst[:], found.worst_step[:] = worst, steps[:, None]
     below, above, between = quantile_places(n)

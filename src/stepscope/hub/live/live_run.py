@@ -610,6 +610,7 @@ class LiveRun(Intake):
             "first": found.first.tolist(),
             "last": found.last.tolist(),
             "steps": found.steps.tolist(),
+            "sampled": found.sampled.tolist(),
             "ranks": found.ranks.tolist(),
             "quantiles": list(QUANTILES),
             "ns": {
