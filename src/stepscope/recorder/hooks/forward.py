@@ -42,6 +42,7 @@ from stepscope.recorder.guard import Patches, failsafe
 from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.variables import variable_of
 from stepscope.records.steps import BACKWARD, EVAL, FIRST_USER_SLOT, FLAG_DISCOVERY, FORWARD, INPUT, OTHER
 from stepscope.ring.layout import ENTER, TIME_SHIFT
 
@@ -453,8 +454,8 @@ def _direct_forward(module_class: type, frame: FrameType | None) -> Any:
         if frame is None:
             break
         if frame.f_code.co_name == "forward":
-            candidate = frame.f_locals.get("self")
-            if isinstance(candidate, module_class):
+            candidate = variable_of(frame, "self")
+            if issubclass(type(candidate), module_class):
                 owner = candidate
         frame = frame.f_back
     return owner

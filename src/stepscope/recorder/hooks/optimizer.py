@@ -29,6 +29,7 @@ from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.hooks.compiled import around_regions, leave_alone
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.variables import variable_of
 from stepscope.records.steps import FLAG_SKIPPED, OPTIMIZER
 from stepscope.ring.layout import ENTER, TIME_SHIFT
 
@@ -258,7 +259,7 @@ def _stepping(frame: FrameType | None) -> Counter[int]:
     found: Counter[int] = Counter()
     while frame is not None:
         if frame.f_code.co_name == STEP_WRAPPER and frame.f_code.co_filename.endswith(WRAPPED_IN):
-            found[id(frame.f_locals.get("self"))] += 1
+            found[id(variable_of(frame, "self"))] += 1
         frame = frame.f_back
     return found
 

@@ -30,6 +30,7 @@ from typing import Any
 from stepscope.recorder.growth import holder_of
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.layers.tree import ModuleTree, local_part
+from stepscope.recorder.variables import attributes_of, variables_of
 from stepscope.records.files import file_mode, folder_mode
 from stepscope.records.layers import MEMORY_KINDS
 from stepscope.records.paths import ANSWER_SUFFIX, ASK_SUFFIX, SNAPSHOT_SUFFIX
@@ -113,22 +114,27 @@ class MemoryDump:
         torch = self._torch
         bases = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         found: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-        places: dict[type, int] = {}
+        places: dict[int, int] = {}
         for one in objects:
             kind = type(one)
-            at = places.get(kind)
+            at = places.get(id(kind))
             if at is None:
-                at = next((at for at, base in enumerate(bases) if base in kind.__mro__), -1)
-                places[kind] = at
+                at = next((at for at, base in enumerate(bases) if issubclass(kind, base)), -1)
+                places[id(kind)] = at
             if at >= 0:
                 found[at].append(one)
         return found
 
     def _trees(self, modules: Sequence[Any]) -> list[ModuleTree]:
         """Of the models: modules with parameters that are in no other module."""
-        complete = [module for module in modules if module.__dict__.get("_modules") is not None]
-        inside = {id(child) for module in complete for child in module._modules.values()}
-        tops = [module for module in complete if id(module) not in inside and (module._modules or module._parameters)]
+        known = [(module, attributes_of(module) or {}) for module in modules]
+        complete = [(module, names) for module, names in known if names.get("_modules") is not None]
+        inside = {id(child) for _, names in complete for child in names["_modules"].values()}
+        tops = [
+            module
+            for module, names in complete
+            if id(module) not in inside and (names["_modules"] or names.get("_parameters"))
+        ]
         trees = [_tree_of(top, self._compiled) for top in tops[:MOST_ROOTS_SEEN]]
         sized = [(sum(row[3] for row in tree.rows), tree) for tree in trees if tree is not None]
         ordered = sorted((one for one in sized if one[0]), key=lambda one: -one[0])
@@ -142,10 +148,11 @@ class MemoryDump:
             if parameter.is_leaf and parameter.grad is not None:
                 held.append(("gradients", parameter.grad))
             for optimizer in self._optimizers:
-                state = getattr(optimizer, "state", None)
-                own = state.get(parameter) if isinstance(state, dict) else None
-                if isinstance(own, dict):
-                    held += [("optimizer", value) for value in own.values() if isinstance(value, self._torch.Tensor)]
+                state: Any = (attributes_of(optimizer) or {}).get("state")
+                own = state.get(parameter) if issubclass(type(state), dict) else None
+                if type(own) is dict:
+                    tensors = [value for value in own.values() if issubclass(type(value), self._torch.Tensor)]
+                    held += [("optimizer", value) for value in tensors]
             for kind, tensor in held:
                 sizes[kind][at] += self._own(tensor, kind, names[at])
         for at, buffer in tree.buffers():
@@ -231,7 +238,7 @@ class MemoryDump:
         found = ""
         for frame, line in _frames(self._trace):
             code = frame.f_code
-            for name, value in list(frame.f_locals.items()):
+            for name, value in variables_of(frame):
                 if value is tensor:
                     found = f"{name} in {code.co_name} ({Path(code.co_filename).name}:{line})"
         return found
