@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from threading import get_ident
-from types import ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
+
+from stepscope.recorder.variables import variables_of
 
 __all__ = ["ImportWatch", "Patches", "failsafe", "failures", "immortal", "on_failure", "warn"]
 
@@ -27,6 +31,8 @@ __all__ = ["ImportWatch", "Patches", "failsafe", "failures", "immortal", "on_fai
 P = ParamSpec("P")
 R = TypeVar("R")
 
+CO_VARARGS = 4
+"""A function with ``*args``, as in ``inspect``."""
 _count = 0
 _listener: Callable[[int], None] | None = None
 
@@ -42,17 +48,69 @@ def on_failure(listener: Callable[[int], None] | None) -> None:
 
 
 def failsafe(hook: Callable[P, R]) -> Callable[P, R | None]:
-    """Wrap ``hook`` so that its own exceptions become None and are counted."""
+    """Wrap ``hook`` so that its own exceptions become None and are counted.
+
+    Exceptions that are not its own pass: those that are no ``Exception`` (KeyboardInterrupt, SystemExit), and what a
+    signal handler of the script raised, which the interpreter happened to run inside the hook.
+    """
 
     @functools.wraps(hook)
     def safe(*args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             return hook(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - the boundary described in the module docstring
+        except Exception as error:
+            if _is_from_signal(error):
+                raise
             _note_failure(hook.__name__)
             return None
 
     return safe
+
+
+def _is_from_signal(error: Exception) -> bool:
+    """Whether an exception came out of a signal handler that is not ours.
+
+    Everything that a hook calls itself is ours to answer for: our code, and that of torch and of the standard library,
+    which is in the traceback, too; even a property of the script, if we were to call one, because the script did not.
+    A signal handler is what nobody called: a function that got a signal number and the frame that was interrupted,
+    wherever it is defined, or that is installed as a handler now.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if not _is_ours(frame) and (_got_signal(frame) or _is_handler(frame.f_code)):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and (name == "stepscope" or name.startswith("stepscope."))
+
+
+def _got_signal(frame: FrameType) -> bool:
+    """Whether two of its arguments, one after the other, are a signal number and a frame."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    rest = code.co_varnames[count] if code.co_flags & CO_VARARGS else ""
+    known = dict(variables_of(frame))
+    values = [known.get(name) for name in code.co_varnames[: code.co_argcount]]
+    more = known.get(rest)
+    if type(more) is tuple:
+        values += more
+    pairs = itertools.pairwise(values)
+    return any(type(number) in (int, signal.Signals) and type(found) is FrameType for number, found in pairs)
+
+
+def _is_handler(code: CodeType) -> bool:
+    """Whether code is that of a function which is installed as a handler."""
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        handler = handler.__func__ if type(handler) is MethodType else handler
+        if type(handler) is FunctionType and handler.__code__ is code:
+            return True
+    return False
 
 
 def warn(message: str) -> None:

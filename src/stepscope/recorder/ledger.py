@@ -140,17 +140,21 @@ class Ledger:
         self.at = at + 1
         self.phase = phase
         if self.device is not None:
-            self.device.mark(outer, phase)
+            try:
+                self.device.mark(outer, phase)
+            except BaseException:  # of a signal handler: the caller will not leave what it did not enter
+                self.phase = outer
+                raise
         return outer
 
     def leave(self, outer: int) -> None:
         """Return to the phase before ``enter``, whatever was begun inside and never ended."""
-        at = self.at
+        at, ended = self.at, self.phase
+        self.phase = outer  # first: the interpreter may run a signal handler, which may raise, at each call below
         self.body[at] = (self.now() << TIME_SHIFT) + outer
         self.at = at + 1
         if self.device is not None:
-            self.device.mark(self.phase, outer)
-        self.phase = outer
+            self.device.mark(ended, outer)
         if at > self.limit:
             self.turn()
 
@@ -176,17 +180,17 @@ class Ledger:
             ledger.body[at] = (now() << TIME_SHIFT) + code
             ledger.at = at + 1
             ledger.phase = phase
-            if ledger.device is not None:
-                ledger.device.mark(outer, phase)
             try:
+                if ledger.device is not None:
+                    ledger.device.mark(outer, phase)
                 return original(*args, **kwargs)
             finally:
-                at = ledger.at
+                at, ended = ledger.at, ledger.phase
+                ledger.phase = outer  # first, as in ``leave``
                 ledger.body[at] = (now() << TIME_SHIFT) + outer
                 ledger.at = at + 1
                 if ledger.device is not None:
-                    ledger.device.mark(ledger.phase, outer)
-                ledger.phase = outer
+                    ledger.device.mark(ended, outer)
                 if at > ledger.limit:
                     ledger.turn()
 

@@ -389,6 +389,7 @@ class Recorder:
             self.flags, self._ended_ns = 0, now_ns
         else:
             self._end_step_with_figures(outer, step, flags, optimizer)
+            ledger.phase = outer
         self.forward_seen = False
 
     def _closes(self, optimizer: object) -> bool:

@@ -480,17 +480,17 @@ class MethodCalls:
             body[at] = (now() << TIME_SHIFT) + COMM + ENTER
             ledger.at = at + 1
             ledger.phase = COMM
-            if ledger.device is not None:
-                ledger.device.mark(outer, COMM)
             try:
+                if ledger.device is not None:
+                    ledger.device.mark(outer, COMM)
                 return original(work, *args, **kwargs)
             finally:
-                at = ledger.at
+                at, ended = ledger.at, ledger.phase
+                ledger.phase = outer  # first, as in ``Ledger.leave``
                 ledger.body[at] = (now() << TIME_SHIFT) + outer
                 ledger.at = at + 1
                 if ledger.device is not None:
-                    ledger.device.mark(ledger.phase, outer)
-                ledger.phase = outer
+                    ledger.device.mark(ended, outer)
                 if at > ledger.limit:
                     ledger.turn()
 

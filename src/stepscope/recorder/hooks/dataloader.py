@@ -111,9 +111,9 @@ def _timed_transfer(
         ledger.body[at] = (now() << TIME_SHIFT) + code
         ledger.at = at + 1
         ledger.phase = H2D
-        if ledger.device is not None:
-            ledger.device.mark(outer, H2D)
         try:
+            if ledger.device is not None:
+                ledger.device.mark(outer, H2D)
             return original(self, *args, **kwargs)
         finally:
             ledger.leave(outer)

@@ -332,21 +332,21 @@ class ForwardProbe:
             ledger.body[at] = (now() << TIME_SHIFT) + phase + ENTER
             ledger.at = at + 1
             ledger.phase = phase
-            if ledger.device is not None:
-                ledger.device.mark(outer, phase)
             try:
+                if ledger.device is not None:
+                    ledger.device.mark(outer, phase)
                 if self._expecting:
                     self._end_expectation()
                 if self._looking:
                     return self._untouched(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
             finally:
-                at = ledger.at
+                at, ended = ledger.at, ledger.phase
+                ledger.phase = outer  # first, as in ``Ledger.leave``
                 ledger.body[at] = (now() << TIME_SHIFT) + outer
                 ledger.at = at + 1
                 if ledger.device is not None:
-                    ledger.device.mark(ledger.phase, outer)
-                ledger.phase = outer
+                    ledger.device.mark(ended, outer)
                 if at > ledger.limit:
                     ledger.turn()
 

@@ -104,9 +104,9 @@ class OptimizerHooks:
             ledger.body[at] = (now() << TIME_SHIFT) + code
             ledger.at = at + 1
             ledger.phase = OPTIMIZER
+            under_way.append((id(optimizer), outer))  # if the next line raises, as if the step had not returned
             if ledger.device is not None:
                 ledger.device.mark(outer, OPTIMIZER)
-            under_way.append((id(optimizer), outer))
             return replaced
 
         def after(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -119,11 +119,15 @@ class OptimizerHooks:
             if not under_way:
                 return
             outer = under_way.pop()[1]
-            if not under_way:
-                self._returned += 1
-                recorder.end_step(0, outer, optimizer)
-            elif outer != NOT_NOW:
-                ledger.leave(outer)
+            try:
+                if not under_way:
+                    self._returned += 1
+                    recorder.end_step(0, outer, optimizer)
+                elif outer != NOT_NOW:
+                    ledger.leave(outer)
+            except BaseException:  # of a signal handler, which may have come before the phase ended
+                ledger.phase = ledger.phase if outer == NOT_NOW else outer
+                raise
 
         return before, after
 

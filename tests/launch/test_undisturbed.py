@@ -1,0 +1,52 @@
+"""What the script has and does is the same bare and recorded: its locals, its exit code, its modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.store.load import open_run
+
+LEAKING = """
+import sys
+import torch
+
+if "stepscope" in sys.modules:  # look at the memory as often as possible
+    import stepscope.recorder.growth as growth
+    growth.LEAST_S, growth.MOST_COST = 0.0, 1.0
+
+KEPT = []
+def main():
+    lr = 0.1
+    config = locals()
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for step in range(160):
+        batch = torch.ones(2, 4)
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 2:
+            KEPT.append(torch.full((1 << 20,), 1.0))
+    print(sorted(config), config["lr"], flush=True)
+    sys.exit(44)
+
+main()
+"""
+
+
+def test_a_leaking_script_keeps_its_locals(
+    run_stepscope: Callable[..., Any], run_python: Callable[..., Any], script: Callable[..., Path]
+) -> None:
+    train = script(LEAKING)
+    bare, recorded = run_python(train), run_stepscope("run", train)
+    assert (bare.code, bare.stdout) == (44, "['lr'] 0.1\n")
+    assert (recorded.code, recorded.stdout) == (44, bare.stdout)
+    (rank,) = open_run(recorded.run_dir).ranks
+    found = rank.facts["growing"]
+    assert found["holder"].startswith("KEPT, a list made at script.py:")
+    assert (found["element"], found["per_step"]) == ("float32 [1048576]", 0.5)
+    assert json.loads((recorded.run_dir / "summary.json").read_text())["ranks"][0]["steps"] == 160
