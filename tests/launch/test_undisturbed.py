@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepscope.store.load import open_run
 
 LEAKING = """
@@ -50,3 +52,58 @@ def test_a_leaking_script_keeps_its_locals(
     assert found["holder"].startswith("KEPT, a list made at script.py:")
     assert (found["element"], found["per_step"]) == ("float32 [1048576]", 0.5)
     assert json.loads((recorded.run_dir / "summary.json").read_text())["ranks"][0]["steps"] == 160
+
+
+# -- streams that nobody reads ----------------------------------------------------------------------------------------
+
+EXITS_44 = """
+import os, sys
+import stepscope
+
+mine = open("mine.txt", "w")  # gets the number of a stream that is closed
+for _ in range(5):
+    with stepscope.step():
+        pass
+if "close" in sys.argv:
+    os.close(1)
+    os.close(2)
+mine.write("mine")
+mine.close()
+sys.exit(44)
+"""
+
+WITHOUT_STREAMS = """
+import os, sys
+for fd in map(int, sys.argv[1]):
+    if sys.argv[2] == "closed":
+        os.close(fd)
+    else:
+        reader, writer = os.pipe()
+        os.dup2(writer, fd)
+        os.close(reader)
+        os.close(writer)
+os.execv(sys.executable, [sys.executable, "-m", "stepscope", "run", "--name", "quiet", *sys.argv[3:]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("streams", "how"),
+    [
+        ("12", "closed"),
+        pytest.param("1", "closed", marks=pytest.mark.soak),
+        pytest.param("2", "closed", marks=pytest.mark.soak),
+        pytest.param("012", "closed", marks=pytest.mark.soak),
+        ("12", "gone"),
+        pytest.param("", "close", marks=pytest.mark.soak),
+    ],
+)
+def test_a_job_without_streams_keeps_its_exit_code_and_its_run(
+    run_python: Callable[..., Any], script: Callable[..., Path], tmp_path: Path, streams: str, how: str
+) -> None:
+    job = script(EXITS_44, "job.py")
+    done = run_python(script(WITHOUT_STREAMS), streams, how, job, *(["close"] if how == "close" else []))
+    run_dir = tmp_path / "runs" / "quiet"
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (done.code, [row["steps"] for row in summary["ranks"]]) == (44, [5])
+    assert (run_dir / "steps.parquet").exists()
+    assert (tmp_path / "mine.txt").read_text() == "mine"

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from stepscope import __version__
 from stepscope.cli.arguments import did_you_mean, nearest
 from stepscope.cli.launch.command import split_job
+from stepscope.cli.streams import PatientStream, open_missing_streams
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.records.text import printable, say
 
@@ -72,6 +73,8 @@ ANALYSES = ("memory", "snapshot", "trace", "flight", "whatif")
 """Commands that analyze what Stepscope or other tools recorded."""
 HIDDEN = ("attach",)
 """Started by Stepscope, not by users."""
+WITH_JOBS = ("run", "demo", "sweep", "attach")
+"""Their exit code is a job's, whatever becomes of what they print."""
 ALIASES = {"ls": "list"}
 COMPLETE = "complete"
 """Called by the scripts of ``stepscope completion``."""
@@ -255,6 +258,10 @@ def _unknown(command: str, words: Sequence[str], known: Iterable[str]) -> str:
 
 
 def main() -> NoReturn:
+    open_missing_streams()
+    sys.stderr = PatientStream(sys.stderr)
+    if sys.argv[1:2] and sys.argv[1] in WITH_JOBS:
+        sys.stdout = PatientStream(sys.stdout)
     try:
         code = run_command(sys.argv[1:])
         sys.stdout.flush()

@@ -8,6 +8,7 @@ summary can say that something is missing.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import itertools
 import os
@@ -17,13 +18,23 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from io import TextIOWrapper
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from stepscope.recorder.variables import variables_of
 
-__all__ = ["ImportWatch", "Patches", "failsafe", "failures", "immortal", "on_failure", "warn"]
+__all__ = [
+    "ImportWatch",
+    "Patches",
+    "above_standard_streams",
+    "failsafe",
+    "failures",
+    "immortal",
+    "on_failure",
+    "warn",
+]
 
 
 # -- Failsafe hooks ---------------------------------------------------------------------------------------------------
@@ -114,11 +125,24 @@ def _is_handler(code: CodeType) -> bool:
 
 
 def warn(message: str) -> None:
-    """Print one line for the user, bypassing ``sys.stderr`` so that it cannot raise in the script."""
+    """Print one line for the user, bypassing ``sys.stderr`` so that it cannot raise in the script.
+
+    Where the script has no standard error, descriptor 2 may be a file of its own.
+    """
     try:
-        os.write(2, f"stepscope: {message}\n".encode())
-    except OSError:
+        if any(type(one) is TextIOWrapper and one.fileno() == 2 for one in (sys.stderr, sys.__stderr__)):
+            os.write(2, f"stepscope: {message}\n".encode())
+    except (OSError, ValueError):  # closed
         pass
+
+
+def above_standard_streams(fd: int) -> int:
+    """The same file under a number that is none of the standard streams', which the script may have closed."""
+    if fd > 2:
+        return fd
+    above = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return above
 
 
 def _note_failure(name: str) -> None:

@@ -39,6 +39,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepscope.recorder.guard import above_standard_streams
 from stepscope.records.files import file_mode, folder_mode, is_remote
 from stepscope.records.paths import ENV_NATIVE, ENV_SESSION, PRINTED_SUFFIX, output_note, outputs_folder
 
@@ -55,7 +56,8 @@ def keep_output(run_dir: Path, log: Path, *, rank: int | None, launcher: bool) -
     held = _held(run_dir)
     try:
         log.parent.mkdir(mode=folder_mode(run_dir), parents=True, exist_ok=True)
-        copy = os.open(held or log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(run_dir))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        copy = above_standard_streams(os.open(held or log, flags, file_mode(run_dir)))
     except OSError:
         return
     spooled = _spool(run_dir)

@@ -47,7 +47,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.recorder.guard import Patches, failsafe
+from stepscope.recorder.guard import Patches, above_standard_streams, failsafe
 from stepscope.records.paths import ENV_STACKS, STACKS_SUFFIX, THREADS_SUFFIX
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import RUNNING_WORD, STACKS_FD_SHIFT, STACKS_WORD, THREADS_WORD, TRAINS_WORD
@@ -87,7 +87,7 @@ class _Answer(ABC):
     def offer(self, ring: RingWriter, number: int) -> None:
         # Appending, so that the agent may empty the file.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(ring.path.with_suffix(self._suffix), flags, 0o600)
+        self._fd = above_standard_streams(os.open(ring.path.with_suffix(self._suffix), flags, 0o600))
         signal.signal(number, signal.SIG_IGN)
         self._install(number, self._fd)
         self.number, self._ring, self._pid = number, ring, os.getpid()

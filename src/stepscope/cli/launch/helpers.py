@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.agent.hangs.on_hang import HangPolicy
+from stepscope.cli.streams import closed_at_start
 from stepscope.errors import HubError, RunError, UsageError
 from stepscope.hub.transport import peer_uid
 from stepscope.records.paths import helper_command, helper_environment
@@ -225,8 +226,10 @@ def spawn(
     all three standard streams of the process.
     """
     targets = (0, 1, PASSED_FD, CALLER_FD)
-    actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(streams or (), targets, strict=False)]
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(streams or (), targets, strict=False)]
     actions += [(os.POSIX_SPAWN_DUP2, terminal, target) for target in (0, 1, 2) if terminal >= 0]
+    if streams is None and terminal < 0:
+        actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in sorted(closed_at_start())]  # as our caller would start it
     return os.posix_spawn(
         command[0],
         list(command),

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepscope.recorder.device import Scalars, StreamMarks
-from stepscope.recorder.guard import failsafe, immortal, warn
+from stepscope.recorder.guard import above_standard_streams, failsafe, immortal, warn
 from stepscope.recorder.layers.gradient_trail import GradientTrail
 from stepscope.recorder.layers.sampled_step import SampledStep
 from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
@@ -456,7 +456,7 @@ class LayerSampler:
             return False
         if self._fd < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(ring.path.with_suffix(LAYERS_SUFFIX), flags, 0o600)
+            self._fd = above_standard_streams(os.open(ring.path.with_suffix(LAYERS_SUFFIX), flags, 0o600))
         if os.fstat(self._fd).st_blocks * 512 > MAX_FILE_BYTES:
             return False
         text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
