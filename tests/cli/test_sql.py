@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rings import RingStream, write_steps
 
-from stepscope.cli.main import run_command
+from stepscope.cli.main import main, run_command
 from stepscope.cli.output import format_table
 from stepscope.errors import NotARun, UsageError
 from stepscope.records.identity import RankIdentity
 from stepscope.store.create import create_run
+from stepscope.store.sealed import sql
 
 QUERY = "select step, step / 2 as half, null as nothing, 'a,b' as text from steps order by step limit 2"
 
@@ -77,7 +81,7 @@ def test_the_newest_run_without_a_name(
 
 
 @pytest.mark.parametrize(
-    ("sql", "message"),
+    ("query", "message"),
     [
         ("select nope from steps", r'SQL: Binder Error: Referenced column "nope" not found'),
         ("select * from nope", "SQL: Catalog Error: Table with name nope does not exist!"),
@@ -85,10 +89,43 @@ def test_the_newest_run_without_a_name(
         ("copy steps to '/tmp/x.csv'", "SQL: Permission Error"),
     ],
 )
-def test_a_wrong_query_is_one_clear_line(run_dir: Path, sql: str, message: str) -> None:
+def test_a_wrong_query_is_one_clear_line(run_dir: Path, query: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        run_command(["sql", str(run_dir), sql])
+        run_command(["sql", str(run_dir), query])
     assert "\n" not in str(caught.value)
+
+
+ENDLESS = "select count(*) from range(1000000000000) where range % 7 = 3"
+
+
+def test_a_query_without_end_is_ended(run_dir: Path) -> None:
+    with pytest.raises(UsageError, match=r"^SQL: the query took longer than 50\.0 ms \(see --timeout\)$"):
+        run_command(["sql", str(run_dir), ENDLESS, "--timeout", "0.05"])
+    with pytest.raises(UsageError, match=r"^SQL: the query took longer than 50\.0 ms"):
+        run_command(["sql", str(run_dir), "select * from range(1000000000000)", "--timeout", "0.05"])
+
+
+def test_a_result_that_does_not_fit_into_memory(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "MOST_ROWS", 50_000)
+    with pytest.raises(
+        UsageError, match=r"^SQL: the result has more than 50,000 rows; aggregate them, or add a LIMIT$"
+    ):
+        run_command(["sql", str(run_dir), "select * from range(1000000000000)"])
+
+
+def test_ctrl_c_ends_a_query(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB itself does not hear the signal until the query is over."""
+    begun = sql._execute
+
+    def execute(con: Any, statement: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return begun(con, statement)
+
+    monkeypatch.setattr(sql, "_execute", execute)
+    monkeypatch.setattr(sys, "argv", ["stepscope", "sql", str(run_dir), ENDLESS, "--timeout", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 def test_no_run(tmp_path: Path) -> None:

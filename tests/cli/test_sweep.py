@@ -284,6 +284,37 @@ def test_a_wrong_grid_says_what_is_wrong(plan: Path, grid: str, why: str) -> Non
         sweep.read_plan(plan)
 
 
+VARIANT = [{"name": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 100_000, "is not valid JSON: it is nested too deep"),
+        (json.dumps({"command": ["x\0y"], "variant": VARIANT}), "`command` has characters that cannot be passed"),
+        (json.dumps({"command": ["x\ud800"], "variant": VARIANT}), "`command` has characters that cannot be passed"),
+        (json.dumps({"command": "x", "env": {"a=b": 1}, "variant": VARIANT}), "cannot be named 'a=b'"),
+        (json.dumps({"command": "x", "env": {"": 1}, "variant": VARIANT}), "cannot be named ''"),
+        (json.dumps({"command": "x", "env": {"a": "\0"}, "variant": VARIANT}), "`env` has characters"),
+        ('{"command": "x", "variant": [{"name": "a", "samples": NaN}]}', "`samples` of a must be a positive number"),
+        ('{"command": "x", "variant": [{"name": "a", "samples": Infinity}]}', "`samples` of a must be a positive"),
+        ('{"command": "x", "timeout_s": 1e300, "variant": [{"name": "a"}]}', "`timeout_s` must be a number of seconds"),
+        (json.dumps({"command": "x", "variant": [{"name": "a\nb"}]}), "is not a name"),
+    ],
+)
+def test_a_plan_that_was_made_to_hurt_is_refused(plan: Path, text: str, why: str) -> None:
+    path = plan.with_suffix(".json")
+    path.write_text(text)
+    with pytest.raises(UsageError, match=why):
+        run_command(["sweep", str(path)])
+
+
+def test_a_plan_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.toml")
+    with pytest.raises(UsageError, match="cannot be read: not a regular file"):
+        run_command(["sweep", str(tmp_path / "plan.toml")])
+
+
 def test_a_plan_in_json(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = plan.with_suffix(".json")
     path.write_text(json.dumps({"command": ["x.py"], "variant": [{"name": "a", "args": ["1"]}]}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fakes.cluster import Cluster, Death, slow_at
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.compare import inputs
 from stepscope.compare.comparison import compare_inputs
 from stepscope.compare.inputs import (
     Input,
@@ -263,6 +265,35 @@ def test_foreign_files_are_refused_in_one_line(tmp_path: Path, text: str, messag
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CompareError, match="has no column 'c'; it has: a, b"):
         numbers(tmp_path, "a,b\n1,2\n", column="c")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('a\n"' + "x" * 200_000 + '"\n1\n', "is not CSV: field larger than field limit"),
+        ("1" * 200_000 + "\n2\n", "is not CSV: field larger than field limit"),
+        ("a\n1\x002\n3\n", "contains no column of numbers"),
+        ("[" + "1" * 5000 + ", 2]", "is not valid JSON: Exceeds the limit"),
+        ("[1e400, 1, 2, 3]", "value 1 is not a valid step time: inf"),
+        ("1\n" * 20, "is too large for a table of steps"),
+    ],
+    ids=["field", "digits", "zero byte", "integer", "exponent", "rows"],
+)
+def test_tables_that_were_made_to_hurt_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.setattr(inputs, "LARGEST_COUNT", 19)
+    with pytest.raises(CompareError, match=message):
+        numbers(tmp_path, text)
+
+
+def test_a_pipe_is_not_waited_for_and_a_link_is_the_users_own(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(CompareError, match="cannot be read: not a regular file"):
+        read_input(tmp_path / "pipe.csv")
+    (tmp_path / "a.csv").write_text("5\n" * 9)
+    (tmp_path / "link.csv").symlink_to("a.csv")
+    assert read_input(tmp_path / "link.csv").kind == "numbers"
 
 
 def test_binary_files_are_refused(tmp_path: Path) -> None:

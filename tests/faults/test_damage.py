@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stepscope.cli.main import run_command
+from stepscope.cli.main import main, run_command
 from stepscope.errors import StepscopeError
 
 pytestmark = pytest.mark.faults
@@ -82,6 +83,23 @@ def test_what_is_no_run_and_what_was_cut_off(
     assert "run.json is damaged or cut off" in listed.err
     assert listed.out.count("good") >= 1
     assert not (runs / "foreign" / "summary.json").exists()
+
+
+def test_a_line_end_in_the_name_of_a_run_does_not_split_an_error_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "runs" / "a\nstepscope: all is well\t\x1b[31m"
+    run_dir.mkdir(parents=True)
+    (run_dir / "run.json").write_text("{")
+    for words in (["report", str(run_dir)], ["sql", str(run_dir), "select 1"], ["delete", "--yes", str(run_dir)]):
+        monkeypatch.setattr(sys, "argv", ["stepscope", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        assert (ended.value.code, told.out, told.err.count("\n")) == (3, "", 1), told
+        assert r"a\nstepscope: all is well\t\x1b[31m" in told.err
+    assert run_command(["list", str(run_dir.parent)]) == 0
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_machine_that_went_down(

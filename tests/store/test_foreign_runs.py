@@ -366,10 +366,40 @@ def test_everything_in_a_run_has_its_mode(tmp_path: Path, mode: int, folder: int
         ("hf_VALUEVALUEVALUEVALUE", "[redacted]"),
         ("--max-tokens 4096 --tokenizer gpt2 --pad-token 0", "--max-tokens 4096 --tokenizer gpt2 --pad-token 0"),
         ("--passes 3 --bypass --monkey 1 --author me", "--passes 3 --bypass --monkey 1 --author me"),
+        ("mysql -p VALUE --lr 3", "mysql -p [redacted] --lr 3"),
+        ("mysql -pVALUE1", "mysql -p[redacted]"),
+        ("-print 3 -parallel x", "-print 3 -parallel x"),
+        ("-pw VALUE -pass VALUE -token VALUE", "-pw [redacted] -pass [redacted] -token [redacted]"),
+        ("--password VALUE --token=VALUE=VALUE", "--password [redacted] --token=[redacted]"),
+        ("--password -VALUE x", "--password [redacted] x"),
+        ("--use-auth --lr 3 --use-auth -v", "--use-auth --lr 3 --use-auth -v"),
+        ("env API_KEY=VALUE HF_TOKEN=VALUE A=1 python", "env API_KEY=[redacted] HF_TOKEN=[redacted] A=1 python"),
+        ("--env=API_KEY=VALUE -eAPI_KEY=VALUE", "--env=API_KEY=[redacted] -eAPI_KEY=[redacted]"),
+        ("my-token=VALUE +wandb.api_key=VALUE", "my-token=[redacted] +wandb.api_key=[redacted]"),
+        ("wandb={api_key:VALUE,lr:3}", "wandb={api_key:[redacted],lr:3}"),
+        ("curl -u me:VALUE", "curl -u me:[redacted]"),
+        ("--rdzv-endpoint=localhost:1234 --data s3://a/b:c", "--rdzv-endpoint=localhost:1234 --data s3://a/b:c"),
     ],
 )
 def test_secrets_on_the_command_line_are_not_kept(typed: str, kept: str) -> None:
     assert redact_command(typed.split()) == kept.split()
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        (
+            "train.py --password VALUE --lr 3 && mysql -p VALUE",
+            "train.py --password [redacted] --lr 3 && mysql -p [redacted]",
+        ),
+        ("export HF_TOKEN=VALUE; python x.py", "export HF_TOKEN=[redacted]; python x.py"),
+        ('{"api_key": "VALUE", "lr": 3}', '{"api_key": [redacted], "lr": 3}'),
+        ("X-Api-Key: VALUE", "X-Api-Key: [redacted]"),
+        ("Authorization: Bearer VALUE", "Authorization: Bearer [redacted]"),
+    ],
+)
+def test_secrets_inside_one_word_of_the_command_line_are_not_kept(word: str, kept: str) -> None:
+    assert redact_command(["bash", "-c", word]) == ["bash", "-c", kept]
 
 
 # ── one bad run among many ──────────────────────────────────────────────────────────────────────────────────────────

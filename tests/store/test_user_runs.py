@@ -94,6 +94,26 @@ def test_foreign_files_are_ignored(environ: dict[str, str], tmp_path: Path, text
         add_folder(one, environ)
 
 
+@pytest.mark.parametrize("existing", [False, True])
+def test_other_users_cannot_enter_the_folder_of_a_user(
+    environ: dict[str, str], tmp_path: Path, *, existing: bool
+) -> None:
+    """``mkdir`` creates missing parents with the umask's mode, and an older version left them open."""
+    (one,) = made(tmp_path, "one")
+    place = tmp_path / "state" / "stepscope"
+    before = os.umask(0o022)
+    try:
+        if existing:
+            (place / "folders").mkdir(parents=True)
+        add_folder(one, environ)
+        with announced(UserHub(url="http://127.0.0.1:7071", token="secret"), environ):
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (place, place / "hubs")}
+    finally:
+        os.umask(before)
+    assert modes == {"stepscope": 0o700, "hubs": 0o700}
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o755, "folders that are not ours keep their mode"
+
+
 def test_a_hub_is_found_while_its_process_runs(environ: dict[str, str], tmp_path: Path) -> None:
     hub = UserHub(url="http://127.0.0.1:7071", token="secret")
     assert find_user_hub(environ) is None

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from stepscope.agent.journal import Journal
+from stepscope.records.files import open_file
 from stepscope.records.text import bytes_text, say
 from stepscope.store import file_io
-from stepscope.store.file_io import NEARLY_FULL, open_file, record_in, run_bytes
+from stepscope.store.file_io import NEARLY_FULL, record_in, run_bytes
 from stepscope.store.live.logs import ALL_BYTES, bound_logs
 from stepscope.store.live.sample_files import (
     Coarsener,

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.records import run_clock
+from stepscope.records.files import open_file
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
 from stepscope.records.text import say
-from stepscope.store.file_io import append_jsonl, append_lines, open_file
+from stepscope.store.file_io import append_jsonl, append_lines, bounded_lines
 from stepscope.store.paths import EVENTS, LAYERS, SAMPLES, STACKS
 
 __all__ = ["Journal"]
@@ -124,5 +125,5 @@ def _described(path: Path) -> tuple[set[bytes], int]:
     except OSError:
         return set(), 0
     with file:
-        models = {found[1] for found in map(_MODEL.match, file) if found is not None}
+        models = {found[1] for found in map(_MODEL.match, bounded_lines(file)) if found is not None}
         return models, file.tell()

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.records.redaction import redact_command
+
 __all__ = [
     "PROC",
     "Reading",
@@ -97,12 +99,13 @@ def wait_channel(pid: int, proc: Path = PROC) -> str:
 
 
 def command_line(pid: int, proc: Path = PROC) -> str:
+    """Return the command line of a process without secrets; empty if it is not known."""
     try:
         with (proc / str(pid) / "cmdline").open("rb") as file:
             words = file.read(LONGEST_COMMAND)
     except OSError:
         return ""
-    return words.replace(b"\0", b" ").decode(errors="replace").strip()
+    return " ".join(redact_command(words.decode(errors="replace").rstrip("\0").split("\0"))).strip()
 
 
 def descendants(pids: Collection[int], proc: Path = PROC) -> dict[int, list[int]]:

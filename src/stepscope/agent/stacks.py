@@ -40,6 +40,7 @@ from typing import Any, TypeVar
 from stepscope.agent.procfs import PROC
 from stepscope.flight.stacks import parse_frame
 from stepscope.records import run_clock
+from stepscope.records.files import open_file
 from stepscope.records.paths import STACKS_SUFFIX, THREADS_SUFFIX
 from stepscope.records.steps import BACKWARD, BUILTIN_PHASES, CHECKPOINT, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.ring import RingReader, RingState
@@ -288,7 +289,7 @@ class _StackAnswer:
     def text(self) -> str:
         """Return the complete lines of what was written."""
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 written = file.read(MAX_BYTES)
         except OSError:
             return ""
@@ -650,7 +651,7 @@ class StackSampler:
 
     def _read(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 return file.read(MAX_STACKS_BYTES)
         except OSError:
             return b""

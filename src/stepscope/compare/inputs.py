@@ -134,7 +134,7 @@ def read_input(
     if path.name == SUMMARY and (path.parent / META).is_file():
         return _read_run(path.parent, progress)  # the run itself says more than its summary
     try:
-        data = read_document(path, most=LARGEST_BYTES)
+        data = read_document(path, most=LARGEST_BYTES, links=True)
     except OSError as error:
         raise CompareError(f"{path} cannot be read: {error.strerror}") from None
     try:
@@ -482,6 +482,8 @@ def _csv_columns(path: Path, text: str) -> tuple[Columns, list[str]]:
     first = text.lstrip().splitlines()[0]
     separator = next((one for one in ",;\t" if one in first), " ")
     lines = text.splitlines()
+    if len(lines) > LARGEST_COUNT:
+        raise CompareError(f"{path} is too large for a table of steps")
     try:
         rows = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
     except csv.Error as error:

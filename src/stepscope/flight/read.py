@@ -23,6 +23,7 @@ from stepscope.errors import DumpError, UsageError
 from stepscope.flight.decode import MAX_BYTES, decode_dump, load_plain, quick_dump
 from stepscope.flight.dump import MAX_RANK, Dump
 from stepscope.flight.stacks import RankLog, is_stacks, is_titan_log, parse_threads, read_titan_log
+from stepscope.records.files import open_file
 from stepscope.records.finding import ThreadStack
 from stepscope.records.paths import FLIGHT
 from stepscope.records.text import Progress, no_progress
@@ -217,8 +218,8 @@ def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:
 def _look(path: Path) -> _Found:
     """Read one file, possibly in a worker process; never raises because of its content."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path, links=True) as file:
+            size = os.fstat(file.fileno()).st_size
             head = file.read(1)
             plain = head == b"\x80" or path.suffix.lower() not in (".jsonl", ".log", ".txt", ".out", ".err")
             if plain and size <= MAX_BYTES:

@@ -32,6 +32,7 @@ from stepscope.recorder.identity import rank_from
 from stepscope.records.paths import ENV_RUN_DIR, helper_command, helper_environment
 from stepscope.records.text import TIME_IN_NAME, default_name, printable
 from stepscope.ring.writer import process_start_ticks
+from stepscope.store.file_io import read_document
 from stepscope.store.paths import META, REPORT_FILE, SUMMARY
 
 __all__ = ["frame_of_address", "frame_of_page", "in_notebook", "in_vscode", "live", "page_address", "show"]
@@ -131,7 +132,7 @@ def _page_of(run_dir: Path) -> str | None:
     kept = run_dir / REPORT_FILE
     try:
         if kept.stat().st_mtime_ns >= (run_dir / SUMMARY).stat().st_mtime_ns:
-            return kept.read_text()
+            return read_document(kept).decode()
     except OSError:
         pass  # the run is active, was killed, or is older than this file
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:

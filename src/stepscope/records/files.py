@@ -1,4 +1,4 @@
-"""Files and folders of a run: who may read them, how they are created and replaced, and their paths in SQL.
+"""Files and folders of a run: who may read them, how they are opened, created and replaced, and their paths in SQL.
 
 Only its owner may read a run, unless ``run --share`` opened it.  The mode of the run directory decides; everything
 created in it gets the same permissions.  Standard library only: training processes load this.
@@ -6,12 +6,14 @@ created in it gets the same permissions.  Standard library only: training proces
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from stepscope.errors import RingNoSpace
 from stepscope.records.text import numbered
@@ -23,6 +25,8 @@ __all__ = [
     "folder_mode",
     "is_remote",
     "make_session",
+    "open_file",
+    "private_folder",
     "replaced",
     "run_umask",
     "sql_input_path",
@@ -65,6 +69,36 @@ def run_umask(run_dir: Path) -> Iterator[None]:
         os.umask(before)
 
 
+# -- Opening ----------------------------------------------------------------------------------------------------------
+# A run may come from anyone: a pipe in place of a file would block us forever, a device never ends, and a link shows
+# files of the reader to the reader's colleagues.  Every reader of a run directory or a session opens files here.
+
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+RUN_FILE = "run.json"
+
+
+def open_file(path: Path, *, buffering: int = -1, links: bool = False) -> BinaryIO:
+    """Open a file for reading, without waiting; OSError if it is missing or not a regular file.
+
+    A run contains no links: neither the file nor its folder in the run may be one.  A link to the run directory itself
+    is accepted.  ``links``: accept them, for a file that the user named.
+    """
+    try:
+        fd = os.open(path, _READ if links else _READ | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise OSError(errno.EINVAL, "a link, which a run does not contain", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    folder = path.parent
+    if not links and folder.is_symlink() and (folder.parent / RUN_FILE).exists():
+        os.close(fd)
+        raise OSError(errno.EINVAL, "its folder is a link, which a run does not contain", str(path))
+    return open(path, "rb", buffering, opener=lambda *_: fd)
+
+
 # -- Run and session folders ------------------------------------------------------------------------------------------
 # Both are created by the launcher of a run, or by ranks that were started without ``stepscope run``.
 #
@@ -90,6 +124,25 @@ def take_folder(root: Path, wanted: str, *, mode: int = PRIVATE) -> Path:
         if mode != PRIVATE:
             folder.chmod(mode)
         break
+    return folder
+
+
+OWN_FOLDER = "stepscope"
+"""The name of this user's folders in ``~/.config``, ``~/.local/state`` and ``~/.cache``."""
+
+
+def private_folder(folder: Path) -> Path:
+    """Create a folder for files of this user, closed to others; OSError if it cannot be created.
+
+    A folder named ``stepscope``, this one or the one it is in, is also closed if it exists: ``mkdir`` gives parents the
+    umask's mode.
+    """
+    for place in (folder.parent, folder) if folder.parent.name == OWN_FOLDER else (folder,):
+        place.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        about = place.stat()
+        if place.name == OWN_FOLDER and about.st_uid == os.getuid() and about.st_mode & 0o077:
+            with suppress(OSError):  # a read-only file system
+                place.chmod(PRIVATE)
     return folder
 
 

@@ -1,7 +1,8 @@
 """Redaction: keep secrets out of what is recorded, and names out of what leaves a run.
 
 Secrets are values on a command line and environment variables.  They are recognized by name first (``--api-token
-VALUE``, ``db.password=VALUE``), then by the form of the value (a token of a known vendor, a password inside a URL).
+VALUE``, ``-p VALUE``, ``db.password=VALUE``), then by the form of the value (a token of a known vendor, a password
+inside a URL).  Rather too much is hidden than too little: ``srun -p PARTITION`` is, too.
 Text printed to a log is not checked.
 """
 
@@ -39,7 +40,16 @@ _SECRET_WORD = re.compile(
 _VOCABULARY = re.compile(r"bos|cls|eos|image|mask|pad|sep|special|stop|unk")
 """``--pad-token`` is not a secret."""
 _NAME = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|[+~]*[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
+_ATTACHED = re.compile(r"-p(?=.*[^a-z_-])[^=]+")
+"""``-pVALUE``, as of mysql; ``-print`` is not one."""
+_IN_SCRIPT = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)(\s+)(\"[^\"]*\"|'[^']*'|[^\s-]\S*)")
+"""An option inside one word: ``bash -c "train.py --password VALUE"``."""
+_IN_VALUE = re.compile(
+    r"(?<![\w/])([A-Za-z_][\w.-]*)([\"']?\s*[=:]\s*(?!//)(?:(?i:bearer|basic)\s+)?)"
+    r"(\"[^\"]*\"|'[^']*'|[^\s\"',;&(){}\[\]]+)"
+)
+"""A name and its value inside one word: of JSON, a header, a dictionary of hydra, or a script."""
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _IN_QUERY = re.compile(r"([?&;]([\w.-]+)=)[^&;\s]+")
 _OF_A_KNOWN_MAKE = re.compile(
@@ -51,17 +61,28 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}")
 
 def redact_command(words: Sequence[str]) -> list[str]:
     kept: list[str] = []
-    secret_follows = False
+    before = ""
     for word in words:
-        option = _OPTION.fullmatch(word)
-        if secret_follows and not _is_option(word):
+        secret = _is_option(before) and "=" not in before and _is_secret(before)
+        if secret and (not _is_option(word) or (word[1] != "-" and len(word) > len("-x"))):
             kept.append(REDACTED)
-        elif option is not None and _is_secret(option[1]):
-            kept.append(f"{option[1]}={REDACTED}")
+        elif before == "-u" and ":" in word:  # curl's user and password
+            kept.append(f"{word.partition(':')[0]}:{REDACTED}")
         else:
-            kept.append(redact_text(word))
-        secret_follows = _is_option(word) and option is None and _is_secret(word)
+            kept.append(_redact_word(word))
+        before = "" if kept[-1] == REDACTED else word
     return kept
+
+
+def _redact_word(word: str) -> str:
+    option = _OPTION.fullmatch(word)
+    if option is not None:
+        return f"{option[1]}={REDACTED if _is_secret(option[1]) else _redact_word(option[2])}"
+    if _ATTACHED.fullmatch(word):
+        return f"-p{REDACTED}"
+    word = redact_text(word)
+    word = _IN_SCRIPT.sub(lambda found: found[1] + found[2] + REDACTED if _is_secret(found[1]) else found[0], word)
+    return _IN_VALUE.sub(lambda found: found[1] + found[2] + REDACTED if _is_secret(found[1]) else found[0], word)
 
 
 def redact_text(text: str) -> str:
@@ -86,6 +107,8 @@ def _is_option(word: str) -> bool:
 
 
 def _is_secret(name: str) -> bool:
+    if name == "-p":
+        return True
     words = [word.lower() for word in _NAME.findall(name)]
     if "token" in words and any(map(_VOCABULARY.fullmatch, words)):
         return False

@@ -201,9 +201,12 @@ def printable_document(value: Any) -> Any:
     return value
 
 
-def say(message: str) -> None:
-    """Print one line from Stepscope to standard error."""
-    print(f"stepscope: {printable(message, keep=ALLOWED_CONTROLS)}", file=sys.stderr, flush=True)
+def say(message: str, *, lines: bool = False) -> None:
+    """Print one line from Stepscope to standard error: a line end in the name of a run or a file is escaped.
+
+    ``lines``: a text of several lines.
+    """
+    print(f"stepscope: {printable(message, keep=ALLOWED_CONTROLS if lines else '')}", file=sys.stderr, flush=True)
 
 
 # -- Progress ---------------------------------------------------------------------------------------------------------

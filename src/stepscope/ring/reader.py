@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from stepscope.errors import RingForeign, RingVersion
 from stepscope.records.collectives import ProcessGroup, groups_from_json
+from stepscope.records.files import open_file
 from stepscope.records.identity import RankIdentity, checked_facts
 from stepscope.records.steps import BUILTIN_PHASES, COMM, PHASE_SLOTS, SLOT_HEAD, shown_name
 from stepscope.ring import layout as w
@@ -347,7 +348,7 @@ class RingReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(FIXED.size)
             if len(head) < FIXED.size or not head.startswith(MAGIC):
                 raise RingForeign(f"{path} is not a ring, or not complete yet")

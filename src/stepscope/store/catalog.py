@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import NotARun, RunError, RunUnwritable, UsageError
+from stepscope.records.files import private_folder
 from stepscope.records.finding import SEVERITIES, Severity, status_severity
 from stepscope.records.text import Progress, host_in_name, no_progress
 from stepscope.ring.writer import process_start_ticks
@@ -616,7 +617,7 @@ def _hub_path(environ: Mapping[str, str]) -> Path:
 
 def _private_folder(folder: Path) -> Path:
     """Make a folder that only this user can enter; OSError if it belongs to others."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(folder)
     if not _is_ours(folder.stat()):
         raise PermissionError(f"{folder} belongs to another user, or others can write to it")
     return folder

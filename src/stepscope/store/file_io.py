@@ -9,25 +9,28 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stepscope.records.files import file_mode
+from stepscope.records.files import file_mode, open_file
 
 __all__ = [
     "MAX_DISK",
+    "MOST_STREAM_BYTES",
+    "MOST_STREAM_LINES",
     "NEARLY_FULL",
+    "after_hole",
     "append_jsonl",
     "append_lines",
     "blank_line",
+    "bounded_lines",
     "disk_limit",
     "fsync_file",
     "fsync_folder",
     "leftovers",
     "lines_from",
     "lines_in",
-    "open_file",
     "read_document",
     "read_jsonl",
     "record_in",
@@ -91,35 +94,51 @@ def _fsync(path: Path, flags: int) -> None:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
-# Only regular files are opened, and documents only up to a size limit.  A run may come from anyone: a pipe would block
-# us forever, and a device never ends.
+# Files are opened by ``open_file`` (``records/files.py``), and read only up to a limit: of bytes, of the length of a
+# line, and of the number of lines, which also bounds the time.  A sparse file of terabytes costs its author nothing.
 
 MAX_DOCUMENT_BYTES = 256 << 20
 """Limit for a document, which is read whole.  The largest one we write is the summary of thousands of ranks."""
 
 
-def open_file(path: Path, *, buffering: int = -1) -> BinaryIO:
-    """Open a file for reading; OSError if it is missing or not a regular file (a link to one is accepted)."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(fd, "rb", buffering)
-
-
-def read_document(path: Path, *, most: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Read a whole document; OSError also if it is larger than any that we write."""
-    with open_file(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
+def read_document(path: Path, *, most: int = MAX_DOCUMENT_BYTES, links: bool = False) -> bytes:
+    """Read a whole document; OSError also if it is larger than any that we write.  ``links``: see ``open_file``."""
+    with open_file(path, links=links) as file:
+        large = os.fstat(file.fileno()).st_size > most
+        data = b"" if large else file.read(most + 1)  # it may be growing
+    if large or len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
     return data
+
+
+def after_hole(fd: int, offset: int) -> int:
+    """Return the first position from ``offset`` that is not in a hole of the file, or its end."""
+    before = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return max(offset, os.fstat(fd).st_size)
+        if error.errno == errno.EINVAL:  # the file system has no holes
+            return offset
+        raise
+    finally:
+        os.lseek(fd, before, os.SEEK_SET)  # a buffered file does not notice that it moved
 
 
 # -- JSON lines -------------------------------------------------------------------------------------------------------
 # Append-only files with one JSON object per line.  A writer may be killed, or run out of disk space, in the middle of a
 # line.  The next writer ends that line first, so only one line is lost.  The reader skips and counts lines that are not
 # JSON objects.
+
+LONGEST_LINE = 8 << 20
+"""Twice what an agent sends of one line; the longest that we write describes the layers of a model."""
+MOST_LINES_BYTES = 512 << 20
+MOST_LINES = 4_000_000
+"""Of a file that is read whole, such as ``events.jsonl``: about ten times that of the longest runs seen."""
+MOST_STREAM_BYTES = 8 << 30
+MOST_STREAM_LINES = 100_000_000
+"""Of files of which only some lines are taken: layers and samples, which a run of weeks has many of."""
 
 
 def append_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
@@ -163,13 +182,40 @@ def read_jsonl(path: Path) -> tuple[list[dict[str, Any]], int]:
     except FileNotFoundError:
         return records, bad
     with file:
-        for line in file:
+        for line in bounded_lines(file):
             record = record_in(line)
             if record is not None:
                 records.append(record)
             elif line.strip():
                 bad += 1
     return records, bad
+
+
+def bounded_lines(
+    file: BinaryIO, *, most_bytes: int = MOST_LINES_BYTES, most_lines: int = MOST_LINES
+) -> Iterator[bytes]:
+    """Yield the lines from the current position; of a line longer than any that we write, only the beginning.
+
+    OSError if there are more bytes or lines than we read.  Holes in the file are skipped.
+    """
+    size, lines = 0, 0
+    while line := file.readline(LONGEST_LINE):
+        yield line
+        lines += 1
+        while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            size += len(line)
+            _skip_hole(file)
+            line = file.readline(LONGEST_LINE)
+        size += len(line)
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"its lines have more than {most_bytes >> 20:,} MiB", file.name)
+        if lines > most_lines:
+            raise OSError(errno.EFBIG, f"it has more than {most_lines:,} lines", file.name)
+
+
+def _skip_hole(file: BinaryIO) -> None:
+    """Continue after the hole at the current position, if there is one: it contains no end of a line."""
+    file.seek(after_hole(file.fileno(), file.tell()))
 
 
 def record_in(line: bytes) -> dict[str, Any] | None:
@@ -189,13 +235,11 @@ def lines_from(path: Path, offset: int, *, most_bytes: int, longest: int) -> tup
     for later; a missing file counts as empty.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_file(path, buffering=0)
     except FileNotFoundError:
         return b"", 0
-    try:
-        return lines_in(fd, offset, most_bytes=most_bytes, longest=longest)
-    finally:
-        os.close(fd)
+    with file:
+        return lines_in(file.fileno(), offset, most_bytes=most_bytes, longest=longest)
 
 
 def lines_in(fd: int, offset: int, *, most_bytes: int, longest: int) -> tuple[bytes, int]:

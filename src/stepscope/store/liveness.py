@@ -369,7 +369,10 @@ def processes_alive(run_dir: Path) -> bool:
         reader.close()
         if _other_alive(header.pid, header.start_ticks):
             return True
-    return agent_alive(read_jsonl(run_dir / EVENTS)[0]) is True
+    try:
+        return agent_alive(read_jsonl(run_dir / EVENTS)[0]) is True
+    except OSError:
+        return False  # not a file of ours; loading the run reports it
 
 
 def node_silent(node: NodeInfo, now_ns: int) -> bool:

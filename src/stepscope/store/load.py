@@ -193,6 +193,8 @@ def load_run(path: Path, *, alone: bool = False, samples: bool = True, progress:
             loaded = _load(path, meta, alone=alone, samples=samples, progress=progress)
         except FileNotFoundError:
             continue  # the run was sealed while we read it
+        except OSError as error:
+            raise NotARun(f"{error.filename or path} cannot be read: {error.strerror}") from error
         if _form(path, read_meta(path)) == form:
             return loaded
     raise NotARun(f"{path} is damaged: part of it is missing")

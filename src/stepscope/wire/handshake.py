@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import FrameError, UsageError
+from stepscope.records.files import private_folder
 from stepscope.records.text import say
 from stepscope.wire.frames import HELLO_BYTES, JOIN_BYTES
 
@@ -248,7 +249,7 @@ def kept_secret(path: Path, what: str, instead: str) -> str:
     except OSError as error:
         raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from error
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:

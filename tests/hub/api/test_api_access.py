@@ -129,6 +129,46 @@ def test_a_browser_gets_a_cookie_for_the_token(hub: Any) -> None:
         assert browser.get("/api/v1/runs").status_code == 401
 
 
+def test_a_copy_of_a_cookie_reads_nothing_after_its_browser_signed_out(hub: Any) -> None:
+    """Also not what it was reading: the stream of a run ends."""
+    with httpx.Client(base_url=hub.url) as browser:
+        browser.post("/api/v1/session", json={"token": READER})
+        stolen = dict(browser.cookies)
+        with httpx.Client(base_url=hub.url, cookies=stolen) as thief:
+            assert thief.get("/api/v1/runs").status_code == 200
+            assert browser.delete("/api/v1/session").status_code == 200
+            assert thief.get("/api/v1/runs").status_code == 401
+            assert thief.post("/api/v1/session").status_code == 401
+        # The same person may come again at once, even within the same second.
+        assert browser.post("/api/v1/session", json={"token": READER}).status_code == 200
+        assert browser.get("/api/v1/runs").status_code == 200
+
+
+def test_sessions_that_were_signed_out_are_forgotten_when_they_would_have_expired() -> None:
+    now = [1000.0]
+    readers = Readers(READER, now=lambda: now[0])
+
+    def sign_in() -> Headers:
+        response = Response()
+        readers.open_session(response, "me")
+        return Headers({"cookie": response.headers["set-cookie"].split(";")[0]})
+
+    def sign_out(cookie: Headers) -> None:
+        readers.end_session(Response(), *readers.session(cookie, "me"))
+
+    first, second = sign_in(), sign_in()
+    reader = readers.admits(first, "me")
+    assert isinstance(reader, Reader)
+    assert readers.holds(reader, "/api/v1/runs")
+    sign_out(first)
+    assert readers.admits(first, "me") is False
+    assert not readers.holds(reader, "/api/v1/runs"), "an open stream ends"
+    assert readers.admits(second, "me")
+    now[0] += readers_module.SESSION_S
+    sign_out(sign_in())
+    assert len(readers._ended) == 1
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"nothing", b'{"token": 3}', b"\xff", b"[" * 3000, b"x" * 9000])
 def test_a_session_for_nonsense_is_refused(hub: Any, body: bytes) -> None:
     answer = httpx.post(f"{hub.url}/api/v1/session", content=body)
@@ -152,18 +192,19 @@ def test_cookies_cannot_be_made_up_and_run_out() -> None:
 
     assert admitted(pair) == Reader(via="hub token")
     name, _, value = pair.partition("=")
-    expires, token_id, signature = value.split(".")
+    expires, token_id, session, signature = value.split(".")
     assert token_id == ""
     for wrong in (
         "",
         "x",
-        f"{int(expires) + 1}..{signature}",
-        f"{expires}.{signature}",
-        f"{expires}.{'0' * 32}.{signature}",
-        f"{expires}. {signature}",
-        f"{expires}..",
-        f"{expires}..{'0' * 64}",
-        f"{expires}.\xe9.{signature}",
+        f"{int(expires) + 1}..{session}.{signature}",
+        f"{expires}..{signature}",
+        f"{expires}.{'0' * 32}.{session}.{signature}",
+        f"{expires}..{'0' * 32}.{signature}",
+        f"{expires}..{session}. {signature}",
+        f"{expires}..{session}.",
+        f"{expires}..{session}.{'0' * 64}",
+        f"{expires}.\xe9.{session}.{signature}",
         f"{'9' * 40}.x",
         ".",
     ):

@@ -50,6 +50,7 @@ from stepscope.records.paths import ENV_KEEP_EVIDENCE, SERVER_SUFFIX, error_path
 from stepscope.records.text import duration_text, say, without_colors
 from stepscope.ring import RingHeader, RingState
 from stepscope.store.documents import save_findings
+from stepscope.store.file_io import read_document
 from stepscope.store.live.failures import keep_flights, nccl_dumped, read_hangs, write_evidence, write_hang
 from stepscope.store.paths import hang_path
 
@@ -302,7 +303,7 @@ def _how_it_ended(drain: RingDrain, *, oom_killed: bool) -> str:
     if oom_killed:
         return "killed by the kernel, which ran out of memory"
     try:
-        error = json.loads(error_path(drain.run_dir, drain.header.pid).read_bytes())
+        error = json.loads(read_document(error_path(drain.run_dir, drain.header.pid)))
         message = without_colors(str(error["message"]))
         return f"raised {error['type']}: {message}"[:LONGEST_MESSAGE].rstrip(": \n")
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
@@ -656,4 +657,4 @@ def _given_up(ranks: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _say(text: str) -> None:
-    say(text)
+    say(text, lines=True)

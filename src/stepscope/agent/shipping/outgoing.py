@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from stepscope.agent.disk_space import claim_of
+from stepscope.records.files import open_file
 from stepscope.records.paths import FLIGHT, HANGS
 from stepscope.records.series import RankState
 from stepscope.records.steps import SLOT_BYTES, SLOT_HEAD
-from stepscope.store.file_io import blank_line, lines_from
+from stepscope.store.file_io import blank_line, lines_from, read_document
 from stepscope.store.live.ring_files import RingSidecar, SegmentPart, guess_sidecar, parts_from
 from stepscope.store.live.sample_files import read_samples, sample_bytes, samples_end
 from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS, segment_path, sidecar_path
@@ -96,7 +97,7 @@ class OutgoingRing:
             status = self._sidecar.stat()
             if (status.st_mtime_ns, status.st_ino) == self._stamp:
                 return
-            raw = json.loads(self._sidecar.read_bytes())
+            raw = json.loads(read_document(self._sidecar))
             known = RingSidecar.from_dict(raw)
             self._stamp = (status.st_mtime_ns, status.st_ino)
         except (FileNotFoundError, ValueError, RecursionError):
@@ -457,10 +458,8 @@ def _size(path: Path) -> int:
 def _read(path: Path, offset: int, most: int) -> bytes:
     """Read from a file; return nothing if it no longer exists."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_file(path, buffering=0)
     except FileNotFoundError:
         return b""
-    try:
-        return os.pread(fd, most, offset)
-    finally:
-        os.close(fd)
+    with file:
+        return os.pread(file.fileno(), most, offset)

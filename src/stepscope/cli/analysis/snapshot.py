@@ -25,6 +25,7 @@ from stepscope.records.text import bytes_text, duration_text
 from stepscope.ring import RingReader
 from stepscope.ring.reader import RingHeader
 from stepscope.store.documents import read_meta
+from stepscope.store.file_io import read_document
 from stepscope.store.liveness import is_local, process_alive, session_of
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "request_snapshot", "run"]
@@ -220,7 +221,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(path.read_bytes())
+        said = json.loads(read_document(path))
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}

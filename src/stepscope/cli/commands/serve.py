@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from stepscope.cli.arguments import port_number, run_path
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.page.assets import opened_in_browser, page_link
+from stepscope.records.files import private_folder
 from stepscope.records.text import count_text, say
 from stepscope.store.catalog import UserHub, announced, find_user_hub, known_folders
 from stepscope.store.paths import META
@@ -270,7 +271,7 @@ def _audit(folder: Path | None, fixed: Path | None) -> AuditLog:
     path = fixed if fixed is not None else audit_path(os.environ)
     if fixed is None:
         with suppress(OSError):  # the log reports that it cannot be written
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(path.parent)
     return AuditLog(path=path, about={"served": "all runs" if folder is None else str(folder.resolve())})
 
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.arguments import RUN_HELP, RUNS_FOLDER, locate_run, runs_in
+from stepscope.cli.arguments import RUN_HELP, RUNS_FOLDER, amount, locate_run, runs_in
 from stepscope.cli.output import format_table, progress_bar
 from stepscope.errors import TraceError, UsageError
 from stepscope.records.text import printable, say
 from stepscope.store.paths import META
-from stepscope.store.sealed.sql import QueryResult, ask, query
+from stepscope.store.sealed.sql import QUERY_S, QueryResult, ask, query
 
 __all__ = ["EPILOG", "HELP", "add_arguments", "more_words", "run"]
 
@@ -41,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="comma-separated values instead of a table")
     form.add_argument("--json", action="store_true", help="print a JSON array of objects instead of a table")
+    parser.add_argument(
+        "--timeout",
+        type=amount("seconds"),
+        default=QUERY_S,
+        metavar="SECONDS",
+        help=f"end the query after this time (default: {QUERY_S:g}; 0: never)",
+    )
 
 
 def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -50,7 +57,7 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    result = _asked(args.paths, args.sql)
+    result = _asked(args.paths, args.sql, args.timeout)
     if args.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         print(json.dumps(rows, indent=2, default=str))
@@ -63,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
+def _asked(paths: Sequence[Path], sql: str, limit_s: float) -> QueryResult:
     # A long query is no error of the file system's.
     if os.path.exists(sql) or sql in runs_in(RUNS_FOLDER):  # noqa: PTH110
         raise UsageError(f'no query: stepscope sql {shlex.quote(sql)} "select …" (see `stepscope sql --help`)')
@@ -71,7 +78,7 @@ def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
     if len(paths) < 2 and not any(found):
         run_dir = locate_run(paths[0] if paths else None)
         with progress_bar("querying", None) as told:
-            return query(run_dir, sql, progress=told)
+            return query(run_dir, sql, limit_s=limit_s, progress=told)
     if not all(found):
         raise UsageError(
             f"{paths[found.index(None)]} contains no trace; with several paths each one must (or name a single run)"
@@ -83,7 +90,7 @@ def _asked(paths: Sequence[Path], sql: str) -> QueryResult:
     with trace_database(files, Cache.of_environment()) as (database, readable, notices):
         for notice in notices:
             say(notice)
-        return ask(database, sql, readable)
+        return ask(database, sql, readable, limit_s=limit_s)
 
 
 def _traces(path: Path) -> list[Path] | None:

@@ -20,6 +20,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -197,7 +198,7 @@ def read_plan(path: Path) -> Plan:
     rounds, timeout = said.get("rounds", 3), said.get("timeout_s")
     if type(rounds) is not int or rounds < 1:
         raise UsageError(f"{path}: `rounds` must be a whole number from 1")
-    if timeout is not None and (type(timeout) not in (int, float) or timeout <= 0):
+    if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= threading.TIMEOUT_MAX):
         raise UsageError(f"{path}: `timeout_s` must be a number of seconds")
     return Plan(
         name=_name(path, said.get("name", path.stem if path.stem != "plan" else path.absolute().parent.name)),
@@ -213,15 +214,16 @@ def read_plan(path: Path) -> Plan:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        text = read_document(path, most=1 << 20).decode()
+        text = read_document(path, most=1 << 20, links=True).decode()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file") from None
     try:
         said = json.loads(text) if path.suffix == ".json" else _toml(path, text)
-    except ValueError as error:
-        raise UsageError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {why}") from None
     if not isinstance(said, dict):
         raise UsageError(f"{path} is not a plan")
     return said
@@ -240,7 +242,7 @@ def _variant(path: Path, said: Mapping[str, Any]) -> Variant:
     name = _name(path, said.get("name"))
     _known(said, ("name", "args", "env", "options", "samples"), f"{path}: variant {name}")
     samples = said.get("samples")
-    if samples is not None and (type(samples) not in (int, float) or samples <= 0):
+    if samples is not None and (type(samples) not in (int, float) or not 0 < samples < math.inf):
         raise UsageError(f"{path}: `samples` of {name} must be a positive number: samples per step, over all ranks")
     return Variant(
         name=name,
@@ -325,18 +327,33 @@ def _words(path: Path, said: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = said.get(key, [])
     if isinstance(value, str):
         try:
-            return tuple(shlex.split(value))
+            return tuple(_passable(path, key, word) for word in shlex.split(value))
         except ValueError as error:
             raise UsageError(f"{path}: `{key}` cannot be split into words: {error}") from None
     if isinstance(value, list) and all(type(word) in (str, int, float) for word in value):
-        return tuple(map(str, value))
+        return tuple(_passable(path, key, str(word)) for word in value)
     raise UsageError(f"{path}: `{key}` must be a string or a list of strings")
+
+
+def _passable(path: Path, key: str, word: str) -> str:
+    """The word; UsageError if no process can be given it."""
+    try:
+        if b"\0" not in os.fsencode(word):
+            return word
+    except UnicodeEncodeError:
+        pass
+    raise UsageError(f"{path}: `{key}` has characters that cannot be passed to a process: {word!r}")
 
 
 def _env(path: Path, said: Mapping[str, Any]) -> dict[str, str]:
     value = said.get("env", {})
     if not isinstance(value, dict) or not all(type(one) in (str, int, float, bool) for one in value.values()):
         raise UsageError(f"{path}: `env` must be a table of variables and their values")
+    odd = next((name for name in value if not name or "=" in name), None)
+    if odd is not None:
+        raise UsageError(f"{path}: a variable in `env` cannot be named {odd!r}")
+    for word in (*value, *value.values()):
+        _passable(path, "env", str(word))
     return {name: str(int(one)) if isinstance(one, bool) else str(one) for name, one in value.items()}
 
 

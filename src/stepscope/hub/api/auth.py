@@ -1,20 +1,20 @@
 """Authentication of readers: a token in a header, or a browser session in a cookie.
 
     Authorization: Bearer TOKEN                        tools, Prometheus, the terminal view
-    Cookie: stepscope-PORT-XXXX=EXPIRES.ID.SIGNATURE   a browser, after POST /api/v1/session: EventSource has no
-    headers
+    Cookie: stepscope-PORT-XXXX=EXPIRES.ID.SESSION.SIGNATURE   a browser, after POST /api/v1/session: EventSource has
+    no headers
 
 Besides the hub's own token there are tokens with a name, a scope and an expiry (``ReaderTokens``).  A cookie says
 which token it was given for (``ID``; empty for the hub's own), and everything else is looked up at each request: when
 the token is revoked or expires, its sessions and open streams end too.
 
-The cookie is signed with the hub's token and includes its expiry.  The hub stores nothing, so a hub that is restarted
-with its old token recognizes its readers.  Browsers do not separate cookies by port: they send ours to every server on
-this host, including those of other users.  It is therefore valid only here (the port is signed), only for the client
-it was given to (the address and, on this machine, the user are signed), and only until it expires: a request with a
-cookie does not renew it.  No token is in a cookie, a URL or a log.  All comparisons take constant time.  Wrong tokens
-are counted by address, and each further answer to that address is delayed more; clients with the right token never
-wait.
+The cookie is signed with the hub's token and includes its expiry.  The hub stores only which sessions were ended by
+signing out, until they would have expired, so a hub that is restarted with its old token recognizes its readers.
+Browsers do not separate cookies by port: they send ours to every server on this host, including those of other users.
+It is therefore valid only here (the port is signed), only for the client it was given to (the address and, on this
+machine, the user are signed), and only until it expires: a request with a cookie does not renew it.  No token is in a
+cookie, a URL or a log.  All comparisons take constant time.  Wrong tokens are counted by address, and each further
+answer to that address is delayed more; clients with the right token never wait.
 
 Named tokens are for all hubs of this user: create, look up, revoke (``stepscope token``).
 
@@ -38,7 +38,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +53,7 @@ from stepscope.errors import UsageError
 from stepscope.hub.api.responses import JSON, failure, json_body
 from stepscope.hub.audit import AuditLog, Via, route_and_run
 from stepscope.hub.limits import address_of, source_of
+from stepscope.records.files import private_folder
 from stepscope.wire.handshake import key_path
 
 __all__ = [
@@ -170,7 +171,7 @@ class ReaderTokens:
         """Serialize commands: otherwise one that creates could bring back a token that another revoked meanwhile."""
         lock = self._path.with_name(f".{self._path.name}.lock")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(self._path.parent)
             fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageError(f"cannot write {lock}: {error.strerror}") from error
@@ -218,6 +219,9 @@ MAY_CHANGE = "stepscope.may_change"
 """In ``scope["state"]``: whether the reader may label and delete runs.  Only the hub's own token allows that, and only
 if the hub was started for it: named tokens and users of a proxy read."""
 SESSION_S = 12 * 3600
+ENDED_SESSIONS = 10_000
+"""Sessions remembered after they were signed out; only holders of a token can begin one."""
+_SESSION_BYTES = 16
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 2.0
 FORGET_AFTER_S = 60.0
@@ -254,6 +258,8 @@ class Reader:
     name: str = ""
     """The name of the token, or of the user named by a proxy."""
     token: NamedToken | None = None
+    session: str = field(default="", compare=False)
+    """The session of a cookie."""
 
 
 class Readers:
@@ -285,6 +291,8 @@ class Readers:
         self._sleep = sleep
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._waiting = 0
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        """Sessions that were signed out, and when they expire."""
         self.refused = 0
         """Wrong tokens and wrong cookies since the start."""
         self.cookie = f"{'__Host-' if secure else ''}stepscope-{port}-{hashlib.sha256(self._signing).hexdigest()[:8]}"
@@ -312,7 +320,9 @@ class Readers:
         return None if cookie is None else self._with_cookie(cookie, whose)[0]
 
     def holds(self, reader: Reader, path: str) -> bool:
-        """Whether an admitted reader would still be admitted: a named token may have been revoked since."""
+        """Whether an admitted reader would still be admitted: it may have signed out, or its token been revoked."""
+        if reader.session in self._ended:
+            return False
         if reader.token is None or self._named is None:
             return True
         token = self._named.with_id(reader.token.id, self._now())
@@ -352,14 +362,21 @@ class Readers:
 
     def open_session(self, response: Response, whose: str = "", token: NamedToken | None = None) -> None:
         seconds, token_id = self.session_s(token), "" if token is None else token.id
-        expires = int(self._now()) + seconds
-        self._set(response, f"{expires}.{token_id}.{self._signature(expires, token_id, whose)}", seconds)
+        expires, session = int(self._now()) + seconds, secrets.token_hex(_SESSION_BYTES)
+        signature = self._signature(expires, token_id, session, whose)
+        self._set(response, f"{expires}.{token_id}.{session}.{signature}", seconds)
 
     def session(self, headers: Headers, whose: str) -> tuple[Reader | Literal[False], int]:
         """Return the cookie's reader, and for how many seconds it is still valid."""
         return self._with_cookie(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), whose)
 
-    def end_session(self, response: Response) -> None:
+    def end_session(self, response: Response, reader: Reader | Literal[False], left_s: int) -> None:
+        """End the session of a cookie, also for copies of it."""
+        now_s = int(self._now())
+        if reader and reader.session:
+            self._ended[reader.session] = now_s + left_s
+        while self._ended and (len(self._ended) > ENDED_SESSIONS or next(iter(self._ended.values())) <= now_s):
+            self._ended.popitem(last=False)
         self._set(response, "", 0)
 
     async def refuse(self, scope: Scope, *, tried: bool) -> Response:
@@ -391,22 +408,23 @@ class Readers:
             self._wrong.popitem(last=False)
         return float(min(FIRST_DELAY_S * 2 ** min(count - 1, 16), LONGEST_DELAY_S))
 
-    def _signature(self, expires: int, token_id: str, whose: str) -> str:
-        said = f"{expires} {token_id} {whose}".encode(errors="replace")
+    def _signature(self, expires: int, token_id: str, session: str, whose: str) -> str:
+        said = f"{expires} {token_id} {session} {whose}".encode(errors="replace")
         return hmac.new(self._signing, said, hashlib.sha256).hexdigest()
 
     def _with_cookie(self, cookie: str, whose: str) -> tuple[Reader | Literal[False], int]:
-        until, _, rest = cookie.partition(".")
-        token_id, _, signature = rest.partition(".")
+        until, token_id, session, signature = (*cookie.split(".", 3), "", "", "", "")[:4]
         expires = int(until) if until.isascii() and until.isdecimal() and len(until) <= 12 else 0
-        made = self._signature(expires, token_id, whose)
+        made = self._signature(expires, token_id, session, whose)
         left_s = expires - int(self._now())
         if not hmac.compare_digest(made.encode(), signature.encode(errors="replace")) or left_s <= 0:
             return False, 0
+        if session in self._ended:
+            return False, 0
         if not token_id:
-            return Reader(via="hub token"), left_s
+            return Reader(via="hub token", session=session), left_s
         named = self._named.with_id(token_id, self._now()) if self._named is not None else None
-        return (False, 0) if named is None else (_named(named), left_s)
+        return (False, 0) if named is None else (replace(_named(named), session=session), left_s)
 
     def _set(self, response: Response, value: str, seconds: int) -> None:
         response.set_cookie(
@@ -525,11 +543,11 @@ def session_routes(readers: Readers) -> list[Route]:
         return response
 
     async def over(request: Request) -> Response:
-        reader, _ = readers.session(request.headers, browser_of(request.scope))
+        reader, left_s = readers.session(request.headers, browser_of(request.scope))
         if reader:
             readers.note("signed out", request.scope, reader, 200)
         response = Response(json_body({"seconds": 0}), media_type=JSON)
-        readers.end_session(response)
+        readers.end_session(response, reader, left_s)
         return response
 
     async def other(_request: Request) -> Response:

@@ -11,7 +11,6 @@ agent writes every few seconds.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ from stepscope.hub.live.lines import KEPT_BYTES
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.records.steps import SLOT_BYTES
-from stepscope.store.file_io import lines_from
+from stepscope.store.file_io import lines_from, read_document
 from stepscope.store.inbox.journal import (
     LIVE_FIELDS,
     TABLE_DTYPE,
@@ -117,7 +116,8 @@ class Tail:
     def poll(self) -> int:
         """Take in what is new, for a limited time; return the number of rows and lines."""
         began_s = self.clock()
-        found = sum(self._lines(name) for name in LINE_FILES if name != SAMPLES)
+        until_s = began_s + TAIL_POLL_S
+        found = sum(self._lines(name, until_s) for name in LINE_FILES if name != SAMPLES)
         sizes = self._look()
         while rows := self._round(sizes):
             found += rows
@@ -150,7 +150,7 @@ class Tail:
 
     def _hear(self, key: str, path: Path, stamp: tuple[int, int]) -> None:
         try:
-            about = RingSidecar.from_dict(json.loads(path.read_bytes()))
+            about = RingSidecar.from_dict(json.loads(read_document(path)))
         except (OSError, ValueError, RecursionError):
             return  # half written, gone or foreign: the next version may be readable
         ring = self._rings.setdefault(key, _Ring(about))
@@ -186,7 +186,7 @@ class Tail:
         self.live.rows(_taken(parts))
         return sum(len(part.slots) // SLOT_BYTES for _, _, part in parts)
 
-    def _lines(self, name: str, until_s: float = math.inf) -> int:
+    def _lines(self, name: str, until_s: float) -> int:
         count = 0
         if name == SAMPLES and name not in self._offsets:
             # No more would be kept.

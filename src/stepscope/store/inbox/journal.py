@@ -30,21 +30,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
 
 from stepscope.errors import FrameError, NotARun, StepscopeError
-from stepscope.records.files import file_mode
+from stepscope.records.files import file_mode, open_file
 from stepscope.records.steps import SLOT_BYTES
 from stepscope.store import file_io
-from stepscope.store.file_io import open_file, read_document, write_all
+from stepscope.store.file_io import after_hole, read_document, write_all
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.paths import INBOX, POSITIONS, ring_key
 from stepscope.wire.frames import (
     BLOCK_HEAD_BYTES,
     BODY_BYTES,
+    FRAME_BYTES,
     TABLE_FIELDS,
     Frame,
     FrameHead,
@@ -182,16 +183,27 @@ def read_journal(path: Path, start: int = 0) -> Iterator[JournalFrame]:
             head = file.read(RECORD_HEAD.size)
             magic, length, wall_ns, head_crc, crc = RECORD_HEAD.unpack(head)
             raw = b""
-            if magic == RECORD_MAGIC and zlib.crc32(head[: _SAID.size]) == head_crc:
+            if magic == RECORD_MAGIC and length <= FRAME_BYTES and zlib.crc32(head[: _SAID.size]) == head_crc:
                 raw = file.read(length)
             end = at + RECORD_HEAD.size + length
             if raw and len(raw) == length and zlib.crc32(raw) == crc:
                 yield JournalFrame(wall_ns=wall_ns, raw=raw, end=end)
                 at = end
                 continue
-            file.seek(at + 1)
-            after = file.read().find(RECORD_MAGIC)
-            at = size if after < 0 else at + 1 + after
+            at = _next_record(file, at + 1)
+
+
+def _next_record(file: BinaryIO, at: int) -> int:
+    """Return the position of the next mark of a record from ``at``, or the end of the file."""
+    while True:
+        file.seek(at)
+        piece = file.read(_BUFFER)
+        found = piece.find(RECORD_MAGIC)
+        if found >= 0:
+            return at + found
+        if len(piece) < _BUFFER:
+            return at + len(piece)
+        at = after_hole(file.fileno(), at + len(piece) - len(RECORD_MAGIC) + 1)
 
 
 # -- blocks of steps --------------------------------------------------------------------------------------------------

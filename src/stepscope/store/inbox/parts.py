@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stepscope.errors import FrameError, RunError, StepscopeError
-from stepscope.records.files import folder_mode, sql_input_path, sql_output_path
+from stepscope.records.files import folder_mode, open_file, sql_input_path, sql_output_path
 from stepscope.records.steps import PHASE_SLOTS, SLOT_BYTES, STEP
 from stepscope.records.text import say
 from stepscope.store import file_io
@@ -366,6 +366,8 @@ def read_part_steps(paths: Sequence[Path], rings: Sequence[int] | None = None) -
 
     if not paths:
         return
+    for path in paths:
+        open_file(path).close()
     files = ", ".join(sql_input_path(path) for path in paths)
     where = "" if rings is None else f"WHERE ring IN ({', '.join(str(int(ring)) for ring in rings) or 'NULL'})"
     with duckdb.connect(config={"threads": 2}) as con:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.errors import FrameError
-from stepscope.records.files import sql_input_path
+from stepscope.records.files import open_file, sql_input_path
 from stepscope.records.series import RankSeries, RankState
 from stepscope.records.steps import COMM, SLOT_BYTES
 from stepscope.store.documents import NodeInfo, read_nodes
@@ -103,6 +103,8 @@ def _worst(paths: Sequence[Path], steps: int, *, most: int) -> set[int]:
     if not paths:
         return set()
     every = max(1, steps // _ASKED_ROWS)
+    for path in paths:
+        open_file(path).close()
     files = ", ".join(map(sql_input_path, paths))
     table = f"read_parquet([{files}], union_by_name = true)"
     with duckdb.connect(config={"threads": 2}) as con:

@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import NotARun
-from stepscope.records.files import file_mode
+from stepscope.records.files import file_mode, open_file
 from stepscope.records.paths import PRINTED_SUFFIX, log_of_rank, log_path, outputs_folder
 from stepscope.records.series import RankError, RankSeries
 from stepscope.store.documents import read_meta
-from stepscope.store.file_io import open_file, read_document, write_json
+from stepscope.store.file_io import read_document, write_json
 from stepscope.store.liveness import session_of
 
 __all__ = [
@@ -633,7 +633,7 @@ def read_training_log(path: Path, ranks: Sequence[RankSeries]) -> dict[str, Any]
 
 def _tail_lines(log: Path) -> Iterator[str]:
     try:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TRAINING_TAIL_BYTES))
             data = file.read(TRAINING_TAIL_BYTES)
     except OSError:

@@ -27,6 +27,7 @@ and its footer is written last: a killed writer would leave nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -35,18 +36,18 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from stepscope.records.collectives import ProcessGroup, groups_from_json, groups_to_json
-from stepscope.records.files import file_mode
+from stepscope.records.files import file_mode, open_file
 from stepscope.records.identity import RankIdentity, checked_facts
 from stepscope.records.series import RankState
 from stepscope.records.steps import BUILTIN_PHASES, PHASE_SLOTS, SLOT_BYTES
 from stepscope.ring import RingBatch, RingHeader
 from stepscope.store import file_io
-from stepscope.store.file_io import open_file, read_document, write_all
+from stepscope.store.file_io import after_hole, read_document, write_all
 from stepscope.store.paths import SIDECAR_SUFFIX, STEPS, ring_key, sidecar_path
 
 __all__ = [
@@ -83,6 +84,9 @@ _CRC_END = 8
 _U32_MAX = (1 << 32) - 1
 _LARGEST_FRAME = FRAME_HEAD.size + FRAME_SLOTS * _BODY_BYTES + (1 << 12)
 """Incompressible data becomes slightly larger."""
+MOST_UNPACKED = 256 << 20
+MOST_TIMES = 200
+"""A segment that expands to more than both is not ours: noisy steps shrink to a ninth, equal ones to a thirtieth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +139,18 @@ class SegmentWriter:
         self.lost = 0
         self.torn = 0
         self._end = 0
-        data = _read(path) if path.exists() else b""
-        if _is_segment(data):
-            self._end = FILE_HEAD.size
-        for frame in _frames(data):
-            self.last_seq = frame.last_seq
-            self.lost += frame.lost
-            self.torn += frame.torn
-            self._end = frame.end
+        try:
+            file = open_file(path, buffering=0)
+        except FileNotFoundError:
+            return
+        with file:
+            if _is_segment(os.pread(file.fileno(), FILE_HEAD.size, 0)):
+                self._end = FILE_HEAD.size
+            for frame, _ in _frames_of(file.fileno()):
+                self.last_seq = frame.last_seq
+                self.lost += frame.lost
+                self.torn += frame.torn
+                self._end = frame.end
 
     def append(self, batch: RingBatch) -> None:
         """Add one frame, or nothing if the disk refuses (OSError): the batch can then be read and appended again."""
@@ -168,26 +176,45 @@ class SegmentWriter:
 
 
 def read_segment(path: Path) -> SegmentSlots:
-    """Read all complete frames of a segment."""
-    data = _read(path)
+    """Read all complete frames of a segment.  OSError if it would take disproportionate memory."""
     slots = bytearray()
     last_seq = lost = torn = 0
-    skipped = len(data) - FILE_HEAD.size if _is_segment(data) else len(data)
-    for frame in _frames(data):
-        body = _unpack(data[frame.payload_start : frame.end], frame.count)
-        if body is None or frame.first_seq <= last_seq:
-            continue
-        slots += _upright(body, frame.count)
-        last_seq = frame.last_seq
-        lost += frame.lost
-        torn += frame.torn
-        skipped -= frame.end - frame.start
+    with open_file(path, buffering=0) as file:
+        fd = file.fileno()
+        skipped = size = os.fstat(fd).st_size
+        if _is_segment(os.pread(fd, FILE_HEAD.size, 0)):
+            skipped -= FILE_HEAD.size
+        for frame, payload in _frames_of(fd):
+            body = _unpack(payload, frame.count)
+            if body is None or frame.first_seq <= last_seq:
+                continue
+            slots += _upright(body, frame.count)
+            last_seq = frame.last_seq
+            lost += frame.lost
+            torn += frame.torn
+            skipped -= frame.end - frame.start
+            if len(slots) > MOST_UNPACKED and len(slots) > MOST_TIMES * size:
+                raise OSError(errno.EFBIG, f"its {size:,} bytes expand to more than {len(slots):,}", str(path))
     return SegmentSlots(slots=bytes(slots), last_seq=last_seq, lost=lost, torn=torn, skipped_bytes=skipped)
 
 
-def _read(path: Path) -> bytes:
-    with open_file(path) as file:
-        return file.read()
+def _frames_of(fd: int) -> Iterator[tuple[_Frame, bytes]]:
+    """Yield every complete frame of an open segment and its payload; other bytes and holes are skipped."""
+    if not _is_segment(os.pread(fd, FILE_HEAD.size, 0)):
+        return
+    at = FILE_HEAD.size
+    while data := os.pread(fd, _LARGEST_FRAME, at):
+        end = 0
+        for frame in _frames(data, 0):
+            end = frame.end
+            whole = replace(frame, start=at + frame.start, payload_start=at + frame.payload_start, end=at + frame.end)
+            yield whole, data[frame.payload_start : frame.end]
+        if end:
+            at += end
+        elif (after := data.find(FRAME_MAGIC, 1)) > 0:
+            at += after
+        else:
+            at = after_hole(fd, at + max(1, len(data) - len(FRAME_MAGIC) + 1))
 
 
 def parts_from(path: Path, offset: int, *, after_seq: int = 0, most_slots: int) -> tuple[list[SegmentPart], int]:
@@ -197,17 +224,16 @@ def parts_from(path: Path, offset: int, *, after_seq: int = 0, most_slots: int) 
     frames, just the heads.  A frame that is still being written is left for later; a missing file counts as empty.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_file(path, buffering=0)
     except FileNotFoundError:
         return [], offset
-    try:
+    with file:
+        fd = file.fileno()
         if offset < FILE_HEAD.size:
             if not _is_segment(os.pread(fd, FILE_HEAD.size, 0)):
                 return [], offset
             offset = FILE_HEAD.size
         return _read_on(fd, _pass_by(fd, offset, after_seq), after_seq, most_slots)
-    finally:
-        os.close(fd)
 
 
 def last_slots(path: Path, most: int) -> bytes:
@@ -216,10 +242,11 @@ def last_slots(path: Path, most: int) -> bytes:
     A missing file counts as empty.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_file(path, buffering=0)
     except FileNotFoundError:
         return b""
-    try:
+    with file:
+        fd = file.fileno()
         if not _is_segment(os.pread(fd, FILE_HEAD.size, 0)):
             return b""
         frames: deque[tuple[int, int]] = deque([(FILE_HEAD.size, 0)])
@@ -236,8 +263,6 @@ def last_slots(path: Path, most: int) -> bytes:
                 return slots
             after_seq = found[-1].last_seq
             slots = b"".join([slots, *(part.slots for part in found)])[-most * SLOT_BYTES :]
-    finally:
-        os.close(fd)
 
 
 def _heads(fd: int, offset: int) -> Iterator[tuple[int, int, int, int]]:
@@ -290,7 +315,10 @@ def _read_on(fd: int, offset: int, after_seq: int, most_slots: int) -> tuple[lis
                 break  # the end, or a frame that is not complete yet
             # A complete frame would have fit: this is damage.
             after = data.find(FRAME_MAGIC, 1)
-            end = after if after > 0 else len(data) - len(FRAME_MAGIC) + 1
+            if after < 0:
+                offset = after_hole(fd, offset + len(data) - len(FRAME_MAGIC) + 1)
+                continue
+            end = after
         offset += end
     return found, offset
 

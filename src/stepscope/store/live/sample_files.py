@@ -27,9 +27,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from stepscope.records.files import folder_mode
+from stepscope.records.files import folder_mode, open_file
 from stepscope.store import file_io
-from stepscope.store.file_io import lines_in, open_file, record_in
+from stepscope.store.file_io import MOST_STREAM_BYTES, bounded_lines, lines_in, record_in
 from stepscope.store.live.failures import RankNumbers
 from stepscope.store.paths import LAYERS, SAMPLES, SAMPLES_FOLDER
 
@@ -542,7 +542,7 @@ def layers_on_disk(run_dir: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         return
     with file:
-        yield from file
+        yield from bounded_lines(file, most_bytes=MOST_STREAM_BYTES)
 
 
 def layer_records(

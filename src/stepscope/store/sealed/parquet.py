@@ -8,8 +8,9 @@ which matters for short runs: every column costs about 100 bytes.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +20,11 @@ import duckdb
 import numpy as np
 
 from stepscope.errors import NotARun
-from stepscope.records.files import sql_input_path, sql_output_path
+from stepscope.records.files import open_file, sql_output_path
 from stepscope.records.series import RankSeries
 from stepscope.records.text import Progress, no_progress
 from stepscope.store import file_io
-from stepscope.store.file_io import open_file, read_document
+from stepscope.store.file_io import read_document
 from stepscope.store.live.ring_files import RingSidecar, groups_as_kept
 from stepscope.store.paths import COLLECTIVES_PARQUET, COMM_PARQUET, RANKS, STEPS_PARQUET
 from stepscope.store.rank_series import (
@@ -40,7 +41,7 @@ from stepscope.store.rank_series import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["COPY", "connect", "first_line", "one_database", "read_ranks", "refuse_bomb", "write_ranks"]
+__all__ = ["COPY", "connect", "first_line", "one_database", "open_parquet", "read_ranks", "write_ranks"]
 
 SCHEMA = 1
 MOST_UNPACKED = 256 << 20
@@ -167,20 +168,34 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def _fetch(path: Path) -> dict[str, Any]:
-    open_file(path).close()
-    size = path.stat().st_size
-    try:
-        with connect(size) as con:
-            refuse_bomb(con, path, size)
-            columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({sql_input_path(path)})").fetchnumpy()
-    except duckdb.Error as error:
-        raise NotARun(f"{path} is damaged: {first_line(error)}") from error
+    with open_parquet(path) as (con, file, _):
+        columns: dict[str, Any] = con.execute(f"SELECT * FROM read_parquet({file})").fetchnumpy()
     return columns
 
 
-def refuse_bomb(con: duckdb.DuckDBPyConnection, path: Path, size: int) -> None:
+@contextmanager
+def open_parquet(
+    path: Path, within: duckdb.DuckDBPyConnection | None = None
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, str, int]]:
+    """Open a file of a run in a database; yield a connection, its name there in SQL, and its size.
+
+    DuckDB opens files by name, and would wait for a pipe.  It gets the file that was checked: whatever has its name
+    now.  NotARun if it is damaged or would take disproportionate memory.  ``within``: a connection to use.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        name = f"/proc/self/fd/{file.fileno()}"
+        try:
+            with nullcontext(within) if within is not None else connect(size) as con:
+                _refuse_bomb(con, name, path, size)
+                yield con, f"'{name}'", size
+        except duckdb.Error as error:
+            raise NotARun(f"{path} is damaged: {first_line(error).replace(name, path.name)}") from error
+
+
+def _refuse_bomb(con: duckdb.DuckDBPyConnection, name: str, path: Path, size: int) -> None:
     """Raise NotARun if a file would take disproportionate memory: a few bytes can encode a billion equal rows."""
-    cells = con.execute(f"SELECT sum(num_values) FROM parquet_metadata({sql_input_path(path)})").fetchone()
+    cells = con.execute(f"SELECT sum(num_values) FROM parquet_metadata('{name}')").fetchone()
     memory = 8 * int((cells or (0,))[0] or 0)
     if memory > MOST_UNPACKED and memory > MOST_TIMES * size:
         raise NotARun(f"{path} is damaged: its {size:,} bytes would expand to {memory:,}")

@@ -13,18 +13,19 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import duckdb
 import numpy as np
 
-from stepscope.errors import FrameError, NotARun
-from stepscope.records.files import sql_input_path, sql_output_path
+from stepscope.errors import FrameError
+from stepscope.records.files import open_file, sql_input_path, sql_output_path
 from stepscope.records.steps import BACKWARD, COMM
 from stepscope.store import file_io
 from stepscope.store.documents import clock_offsets, read_nodes
-from stepscope.store.file_io import open_file, record_in
+from stepscope.store.file_io import MOST_STREAM_BYTES, MOST_STREAM_LINES, after_hole, bounded_lines, record_in
 from stepscope.store.inbox.journal import SealedPositions, raw_sidecars_of, read_journal
 from stepscope.store.inbox.parts import PHASE_COLUMNS, part_steps, rest_path
 from stepscope.store.live import sample_files
@@ -40,7 +41,7 @@ from stepscope.store.live.sample_files import (
 )
 from stepscope.store.paths import SAMPLES_PARQUET
 from stepscope.store.rank_series import BUILTIN_COLUMNS, STEP_COLUMNS
-from stepscope.store.sealed.parquet import COPY, connect, first_line, refuse_bomb
+from stepscope.store.sealed.parquet import COPY, connect, open_parquet
 from stepscope.wire.frames import read_frame, ring_id
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ def add_parts(con: Any, run_dir: Path, sealed: SealedPositions, rows: list[dict[
     ``rows``: the result of ``ranks_in_parts``; the number of steps is added to each.
     """
     paths = [path.absolute() for path in part_steps(run_dir, sealed.parts)]
+    for path in paths:
+        open_file(path).close()
     files = ", ".join(map(sql_input_path, paths))
     table = f"read_parquet([{files}], union_by_name = true)"
     there = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()}
@@ -413,7 +416,7 @@ def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
         bad = 0
         if sum(map(_count_lines, files)) <= sample_files.MOST_SAMPLES:
             samples = []
-            for line in itertools.chain.from_iterable(files):
+            for line in _lines(files):
                 record = record_in(line)
                 if record is not None:
                     samples.append(_told(record))
@@ -421,13 +424,13 @@ def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
                     bad += 1
             return samples, bad
         counts: Counter[int] = Counter()
-        for _, source, span_s in _with_sources(itertools.chain.from_iterable(files)):
+        for _, source, span_s in _with_sources(_lines(files)):
             if source is not None:
                 counts[span_s] += 1
         for file in files:
             file.seek(0)
         thinner: Thinner[bytes] = Thinner(strides(counts))
-        for line, source, span_s in _with_sources(itertools.chain.from_iterable(files)):
+        for line, source, span_s in _with_sources(_lines(files)):
             if source is not None:
                 thinner.add(source, span_s, line)
             elif line.strip():
@@ -437,17 +440,10 @@ def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
 
 def sealed_samples(folder: Path) -> list[dict[str, Any]]:
     """Return a sealed run's samples to keep.  NotARun if the file is damaged, FileNotFoundError if it is missing."""
-    path = folder / SAMPLES_PARQUET
-    open_file(path).close()
-    size = path.stat().st_size
-    try:
-        with connect(size) as con:
-            refuse_bomb(con, path, size)
-            columns = con.execute(_question(con, path)).fetchnumpy()
-    except duckdb.Error as error:
-        raise NotARun(f"{path} is damaged: {first_line(error)}") from error
+    with open_parquet(folder / SAMPLES_PARQUET) as (con, file, size):
+        columns = con.execute(_question(con, file, large=size >= LARGE_BYTES)).fetchnumpy()
     samples = sample_rows(columns)
-    return samples if _is_large(path) else thinned(samples)
+    return samples if size >= LARGE_BYTES else thinned(samples)
 
 
 def write_samples(folder: Path, run_dir: Path, more: Sequence[dict[str, Any]]) -> bool:
@@ -498,19 +494,20 @@ def make_sample_table(con: duckdb.DuckDBPyConnection, run_dir: Path, more: Seque
     add_samples(con, more)
     path = run_dir / SAMPLES_PARQUET
     if path.exists():
-        table = f"read_parquet({sql_input_path(path)})"
-        there = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
-        known = ", ".join(f'"{name}"' for name in there if name in SAMPLE_COLUMNS)  # a later version may have more
-        con.execute(f"INSERT INTO samples BY NAME SELECT {known} FROM {table}")
+        with open_parquet(path, con) as (_, file, _size):
+            table = f"read_parquet({file})"
+            there = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
+            known = ", ".join(f'"{name}"' for name in there if name in SAMPLE_COLUMNS)  # a later version may have more
+            con.execute(f"INSERT INTO samples BY NAME SELECT {known} FROM {table}")
     for batch in _batches(run_dir):
         add_samples(con, batch)
 
 
-def _question(con: duckdb.DuckDBPyConnection, path: Path) -> str:
+def _question(con: duckdb.DuckDBPyConnection, file: str, *, large: bool) -> str:
     """Return the query for the samples to keep; for all if the file is small, to save memory while the job ends."""
-    table = f"read_parquet({sql_input_path(path)}, file_row_number = true)"
-    if not _is_large(path):
-        return f"SELECT * FROM read_parquet({sql_input_path(path)})"
+    if not large:
+        return f"SELECT * FROM read_parquet({file})"
+    table = f"read_parquet({file}, file_row_number = true)"
     columns = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
     span = "greatest(coalesce(span_s, 0), 0)" if "span_s" in columns else "0"
     sources = (con.execute(f"SELECT count(DISTINCT ({_WHO})) FROM {table}").fetchone() or (0,))[0]
@@ -519,14 +516,16 @@ def _question(con: duckdb.DuckDBPyConnection, path: Path) -> str:
     return _CHOSEN.format(who=_WHO, table=table, span=span, every=every, newest=newest_of(sources))
 
 
-def _is_large(path: Path) -> bool:
-    return path.stat().st_size >= LARGE_BYTES
+def _lines(files: Iterable[BinaryIO]) -> Iterator[bytes]:
+    bounded = partial(bounded_lines, most_bytes=MOST_STREAM_BYTES, most_lines=MOST_STREAM_LINES)
+    return itertools.chain.from_iterable(map(bounded, files))
 
 
 def _count_lines(file: BinaryIO) -> int:
     count = 0
     while piece := file.read(1 << 20):
         count += piece.count(b"\n")
+        file.seek(after_hole(file.fileno(), file.tell()))
     file.seek(0)
     return count
 
@@ -549,7 +548,7 @@ def _batches(run_dir: Path) -> Iterator[list[dict[str, Any]]]:
     if (run_dir / SAMPLES_PARQUET).exists():
         return  # a seal was killed before it removed the lines
     with open_sample_files(run_dir) as files:
-        every = itertools.chain.from_iterable(files)
+        every = _lines(files)
         while lines := list(itertools.islice(every, BATCH)):
             yield _records(lines)
 

@@ -7,22 +7,23 @@ The database is in memory and sees only the tables ``steps``, ``comm``, ``collec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UsageError
 from stepscope.records.files import sql_input_path, sql_output_path
 from stepscope.records.series import RankSeries, noted_names, noted_numbers, told_by_the_script
-from stepscope.records.text import Progress, no_progress
+from stepscope.records.text import Progress, duration_text, no_progress
 from stepscope.store.documents import load_summary
 from stepscope.store.load import Loaded, load_run
 
 if TYPE_CHECKING:
     from stepscope.store.inbox.journal import SealedPositions
 
-__all__ = ["QueryResult", "ask", "query"]
+__all__ = ["QUERY_S", "QueryResult", "ask", "query"]
 
 EVENT_COLUMNS = {
     "wall_ns": "BIGINT", "event": "VARCHAR", "rank": "BIGINT", "pid": "BIGINT", "step": "BIGINT", "data": "VARCHAR"
@@ -49,6 +50,12 @@ RANK_COLUMNS = {
     "facts": "VARCHAR",
 }  # fmt: skip
 
+QUERY_S = 300.0
+"""The default limit of a query; the largest runs answer in seconds."""
+MOST_ROWS = 10_000_000
+"""Of a result, which is held in memory: several gigabytes."""
+_ROWS_AT_ONCE = 10_000
+_AGAIN_S = 0.05
 _LARGEST = (1 << 63) - 1
 _NOT_ONE = "SQL: only one statement is allowed; the query has {}"
 _OURS = ("schema", "key", "seq")
@@ -65,16 +72,19 @@ _SHUT = (
 )
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueryResult:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
 
-def query(run_dir: Path, sql: str, *, progress: Progress = no_progress) -> QueryResult:
-    """Run one query; UsageError, in one line, if it is invalid, empty or more than one.
+def query(run_dir: Path, sql: str, *, limit_s: float = QUERY_S, progress: Progress = no_progress) -> QueryResult:
+    """Run one query; UsageError, in one line, if it is invalid, empty or more than one, or takes too long.
 
-    ``progress`` reports opening the run.
+    ``limit_s``: after this time it is interrupted; 0: never.  ``progress`` reports opening the run.
     """
     import duckdb
 
@@ -86,7 +96,7 @@ def query(run_dir: Path, sql: str, *, progress: Progress = no_progress) -> Query
     sealed = read_positions(run_dir)
     with duckdb.connect(config={"threads": 2}) as con:
         _make_tables(con, loaded, findings)
-        return ask(con, sql, _add_parts(con, run_dir, sealed) if is_too_large(sealed) else ())
+        return ask(con, sql, _add_parts(con, run_dir, sealed) if is_too_large(sealed) else (), limit_s=limit_s)
 
 
 def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
@@ -103,7 +113,7 @@ def _add_parts(con: Any, run_dir: Path, sealed: SealedPositions) -> list[Path]:
     return paths
 
 
-def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
+def ask(con: Any, sql: str, readable: Sequence[Path] = (), *, limit_s: float = QUERY_S) -> QueryResult:
     """Restrict a database to its tables and the files its views read, and run one query; UsageError as above."""
     import duckdb
 
@@ -118,12 +128,43 @@ def ask(con: Any, sql: str, readable: Sequence[Path] = ()) -> QueryResult:
             raise UsageError(_NOT_ONE.format(len(statements)) if statements else "SQL: the query is empty")
         if readable and statements[0].type.name in _NEITHER:
             raise UsageError(f"SQL: {statements[0].type.name} is not allowed: queries cannot write files")
-        result = con.execute(statements[0])
-        columns = tuple(column[0] for column in result.description or ())
-        rows = tuple(result.fetchall()) if columns else ()
+        columns, rows = _within(limit_s, con, lambda: _execute(con, statements[0]))
+    except duckdb.InterruptException:
+        raise UsageError(f"SQL: the query took longer than {duration_text(limit_s)} (see --timeout)") from None
     except duckdb.Error as error:
         raise UsageError(f"SQL: {_one_line(error)}") from error
-    return QueryResult(columns=columns, rows=rows)
+    return QueryResult(columns=columns, rows=tuple(rows))
+
+
+def _within(seconds: float, con: Any, work: Callable[[], T]) -> T:
+    """Do work with a connection and interrupt it after that time (0: never), or at Ctrl-C.
+
+    In a thread: while DuckDB computes, the main thread would not hear the signal.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="query") as pool:
+        done = pool.submit(work)
+        try:
+            wait([done], seconds or None)
+        finally:
+            while not done.done():
+                con.interrupt()
+                wait([done], _AGAIN_S)
+        return done.result()
+
+
+def _execute(con: Any, statement: Any) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    result = con.execute(statement)
+    columns = tuple(column[0] for column in result.description or ())
+    return columns, _rows(result) if columns else []
+
+
+def _rows(result: Any) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    while some := result.fetchmany(_ROWS_AT_ONCE):
+        rows += some
+        if len(rows) > MOST_ROWS:
+            raise UsageError(f"SQL: the result has more than {MOST_ROWS:,} rows; aggregate them, or add a LIMIT")
+    return rows
 
 
 def _make_tables(con: Any, loaded: Loaded, findings: Sequence[Any]) -> None:

@@ -33,6 +33,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from stepscope.records.files import private_folder
 from stepscope.traces.model.columns import (
     ROW_TABLES,
     STRING_COLUMNS,
@@ -482,7 +483,7 @@ class Entry:
     def save(self, traces: list[Trace]) -> bool:
         """Save the traces and return whether that worked; it fails if the file has changed in the meantime."""
         try:
-            self._cache.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(self._cache.folder)
             if not _is_ours(self._cache.folder) or _identity(self._path) != self._identity:
                 return False
             made = Path(tempfile.mkdtemp(prefix="new-", dir=self._cache.folder))
