@@ -39,9 +39,9 @@ class Judged:
 
 
 def values_of(program: Program, text: str) -> list[str]:
-    """The numbers that the program prints, as text."""
-    found = program.values.findall(text)
-    return [" ".join(match) if isinstance(match, tuple) else match for match in found]
+    """The numbers that the program prints, as text; sorted where several ranks print in any order."""
+    found = [" ".join(match) if isinstance(match, tuple) else match for match in program.values.findall(text)]
+    return sorted(found) if program.ranks > 1 else found
 
 
 def steps_of(program: Program, text: str) -> int | None:

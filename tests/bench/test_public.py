@@ -90,6 +90,11 @@ def test_findings_that_are_true_of_the_program_or_of_the_machine_accuse_nobody()
     assert render([row]).endswith("1 of 1 right; 0 accused")
 
 
+def test_the_order_of_ranks_does_not_count() -> None:
+    text = "7\tTrain Epoch: 1 [640/1600 (40%)]\n8\tTrain Epoch: 1 [0/1600 (0%)]"
+    assert values_of(HOGWILD, text) == ["1 [0/1600", "1 [640/1600"]
+
+
 def test_a_program_may_print_its_number_of_steps() -> None:
     assert steps_of(ACTOR_CRITIC, "Episode 1\tLast\nEpisode 12\tLast") == 12
     assert steps_of(ACTOR_CRITIC, "") is None
