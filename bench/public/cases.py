@@ -76,7 +76,7 @@ class Program:
     repeatable: bool = True
     """Whether two bare runs print the same numbers."""
     expected: frozenset[str] = frozenset()
-    """Kinds of findings that are true of it."""
+    """Kinds of findings that are true of it; "KIND:WORD" if its title has to contain that word."""
     note: str = ""
 
 
@@ -118,8 +118,10 @@ NANO = (
     "--warmup_iters=10 --eval_interval=75 --eval_iters=5"
 )
 NLP_VALUES = re.compile(r"epoch \d+: (\{.*\})")
-IN_PROCESS = frozenset({"input_bound"})
-"""Of programs that read samples in the training process: most of a small model's step is reading."""
+EVALUATES = frozenset({"between_steps:evaluation"})
+"""Of programs that evaluate after each epoch: with so little data it takes a large part of the time."""
+IN_PROCESS = frozenset({"input_bound"}) | EVALUATES
+"""Of programs that also read samples in the training process: most of a small model's step is reading."""
 
 PROGRAMS = (
     Program(
@@ -185,6 +187,7 @@ PROGRAMS = (
         needs=(),
         steps=153,
         values=LOSS,
+        expected=EVALUATES,
         note="input is [sequence, batch]",
     ),
     Program(
@@ -199,6 +202,7 @@ PROGRAMS = (
         needs=(),
         steps=153,
         values=LOSS,
+        expected=EVALUATES,
     ),
     Program(
         name="forward_forward",
@@ -232,6 +236,7 @@ PROGRAMS = (
         write_data=_images,
         steps=60,
         values=IMAGENET_VALUES,
+        expected=EVALUATES,
     ),
     Program(
         name="imagenet_2",
@@ -246,7 +251,7 @@ PROGRAMS = (
         write_data=_images,
         steps=40,
         values=IMAGENET_VALUES,
-        expected=frozenset({"no_gradient_exchange"}),
+        expected=frozenset({"no_gradient_exchange"}) | EVALUATES,
         note="on a CPU it never wraps the model in DDP: the ranks train different models",
     ),
     Program(
@@ -259,6 +264,7 @@ PROGRAMS = (
         needs=(),
         steps=150,
         values=LOSS,
+        expected=EVALUATES,
     ),
     Program(
         name="nanoGPT_compile",
@@ -270,6 +276,7 @@ PROGRAMS = (
         needs=(),
         steps=150,
         values=LOSS,
+        expected=EVALUATES,
     ),
     Program(
         name="timm",
@@ -282,6 +289,7 @@ PROGRAMS = (
         write_data=_timm_images,
         steps=80,
         values=re.compile(r"Loss: *(\S+ \(\S+\))"),
+        expected=EVALUATES,
     ),
     Program(
         name="timm_2",
@@ -296,6 +304,7 @@ PROGRAMS = (
         write_data=_timm_images,
         steps=40,
         values=re.compile(r"Loss: *(\S+ \(\S+\))"),
+        expected=EVALUATES,
     ),
     Program(
         name="litgpt",
@@ -311,6 +320,7 @@ PROGRAMS = (
         needs=("lightning", "jsonargparse", "yaml"),
         steps=re.compile(r"step (\d+)"),
         values=re.compile(r"loss train: (\S+), val: (\S+)"),
+        expected=EVALUATES,
     ),
     Program(
         name="accelerate_nlp",
@@ -321,6 +331,7 @@ PROGRAMS = (
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         steps=120,
         values=NLP_VALUES,
+        expected=EVALUATES,
     ),
     Program(
         name="accelerate_nlp_2",
@@ -333,6 +344,7 @@ PROGRAMS = (
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         steps=60,
         values=NLP_VALUES,
+        expected=EVALUATES,
     ),
     Program(
         name="accelerate_cv",
@@ -344,6 +356,7 @@ PROGRAMS = (
         needs=("accelerate", "timm", "torchvision"),
         steps=3,
         values=re.compile(r"epoch \d+: (\S+)"),
+        expected=EVALUATES,
     ),
     Program(
         name="accelerate_accumulation_2",
@@ -356,6 +369,7 @@ PROGRAMS = (
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         steps=30,
         values=NLP_VALUES,
+        expected=EVALUATES,
     ),
     Program(
         name="accelerate_local_sgd_2",
@@ -368,6 +382,7 @@ PROGRAMS = (
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         steps=60,
         values=NLP_VALUES,
+        expected=EVALUATES,
         note="weights differ between two averages by design",
     ),
 )

@@ -90,6 +90,12 @@ def test_findings_that_are_true_of_the_program_or_of_the_machine_accuse_nobody()
     assert render([row]).endswith("1 of 1 right; 0 accused")
 
 
+def test_a_finding_may_be_expected_with_a_word_of_its_title() -> None:
+    evaluates = outcome(LINES, finding("between_steps", title="13% of the time is evaluation."))
+    assert judge(MNIST, BARE, evaluates, load="none").accused == ()
+    assert judge(MNIST, BARE, outcome(LINES, finding("between_steps")), load="none").accused != ()
+
+
 def test_the_order_of_ranks_does_not_count() -> None:
     text = "7\tTrain Epoch: 1 [640/1600 (40%)]\n8\tTrain Epoch: 1 [0/1600 (0%)]"
     assert values_of(HOGWILD, text) == ["1 [0/1600", "1 [640/1600"]
