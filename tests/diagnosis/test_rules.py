@@ -262,7 +262,7 @@ def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
             Cluster(ranks=2, faults=stop("eval", 1000.0, 30, 60, 90)),
             "between_steps",
             "eval",
-            "44% of the time is evaluation on rank 0: 1.00 s in 3 of 99 steps.",
+            "44% of the time is evaluation on rank 0: 1.00 s each in 3 of 99 steps.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(), faults=tuple(slow_at(0, "optimizer", 30.0) for _ in range(1))),

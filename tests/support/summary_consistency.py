@@ -132,12 +132,12 @@ def _quoted(finding: Finding) -> Iterator[str]:
 
 
 def _steps_counted(summary: Summary, finding: Finding) -> Iterator[str]:
-    """``300 ms in 7 of 38 steps`` is what it costs."""
+    """``300 ms each in 7 of 38 steps`` is what it costs."""
     for counted in re.findall(r"([\d,]+) of ([\d,]+) steps", finding["title"]):
         hit, all_steps = map(_whole, counted)
         if hit > all_steps or all_steps > summary["steps"]["compared"]:
             yield f"{hit} of {all_steps} steps, of {summary['steps']['compared']}"
-    said = re.search(rf"(\d+)% of the time .*?: {TIME} in ([\d,]+) of ([\d,]+) steps", finding["title"])
+    said = re.search(rf"(\d+)% of the time .*?: {TIME}(?: each)? in ([\d,]+) of ([\d,]+) steps", finding["title"])
     mean_ms = summary["step_time"]["mean_ms"]
     if said and mean_ms and _on_host(finding):
         share, each, unit, some, of = said.groups()

@@ -37,6 +37,7 @@ from stepscope.records.text import count_text, ms_text, share_text
 __all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 """Phases that pause training, on whichever rank they run, in words."""
@@ -209,22 +210,27 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
     what = _words(view, name)
     raw_ns = longest(view.phase(name))
     hit = raw_ns > 0
-    each = ms_text(float(raw_ns[hit].mean()) / 1e6)
     alone = _alone(view, name)
     who = f" on rank {alone[0]}" if alone else ""
-    often = "of every step"
     if hit.mean() <= thresholds.BOTTLENECK_SHARE:
-        often = f"in {int(hit.sum()):,} of {count_text(len(hit), 'step')}"
-    return f"{share} of the time is {what}{who}: {each} {often}{where}"
+        often = _in_some_steps(raw_ns, hit)
+    else:
+        often = f"{ms_text(float(raw_ns[hit].mean()) / 1e6)} of every step"
+    return f"{share} of the time is {what}{who}: {often}{where}"
 
 
 def _each(took: Floats, every: str) -> str:
-    """``4.2 ms of every step``, or if most steps have hardly any of it ``17 ms in 99 of 397 steps``."""
+    """``4.2 ms of every step``, or if most steps have hardly any of it ``17 ms each in 99 of 397 steps``."""
     there = took > 0
     if there.mean() > thresholds.BOTTLENECK_SHARE and is_even(took[there]):
         return f"{ms_text(float(took[there].mean()) / 1e6)} {every}"
-    hit = steps_having(took)
-    return f"{ms_text(float(took[hit].mean()) / 1e6)} in {int(hit.sum()):,} of {count_text(len(took), 'step')}"
+    return _in_some_steps(took, steps_having(took))
+
+
+def _in_some_steps(took: Floats, hit: Bools) -> str:
+    """The mean of the steps that have it, and how many do."""
+    each = " each" if hit.sum() > 1 else ""
+    return f"{ms_text(float(took[hit].mean()) / 1e6)}{each} in {int(hit.sum()):,} of {count_text(len(took), 'step')}"
 
 
 def _with(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], share: float) -> str:
