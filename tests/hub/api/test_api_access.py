@@ -144,8 +144,8 @@ def test_a_copy_of_a_cookie_reads_nothing_after_its_browser_signed_out(hub: Any)
         assert browser.get("/api/v1/runs").status_code == 200
 
 
-def test_sessions_that_were_signed_out_are_forgotten_when_they_would_have_expired() -> None:
-    now = [1000.0]
+def test_a_session_that_was_signed_out_stays_so_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1e9]
     readers = Readers(READER, now=lambda: now[0])
 
     def sign_in() -> Headers:
@@ -154,7 +154,7 @@ def test_sessions_that_were_signed_out_are_forgotten_when_they_would_have_expire
         return Headers({"cookie": response.headers["set-cookie"].split(";")[0]})
 
     def sign_out(cookie: Headers) -> None:
-        readers.end_session(Response(), *readers.session(cookie, "me"))
+        readers.end_session(Response(), readers.session(cookie, "me")[0])
 
     first, second = sign_in(), sign_in()
     reader = readers.admits(first, "me")
@@ -164,9 +164,18 @@ def test_sessions_that_were_signed_out_are_forgotten_when_they_would_have_expire
     assert readers.admits(first, "me") is False
     assert not readers.holds(reader, "/api/v1/runs"), "an open stream ends"
     assert readers.admits(second, "me")
-    now[0] += readers_module.SESSION_S
+    now[0] += 2 * readers_module.SESSION_S
     sign_out(sign_in())
-    assert len(readers._ended) == 1
+    now[0] -= 2 * readers_module.SESSION_S
+    assert readers.admits(first, "me") is False
+    now[0] -= readers_module.CLOCK_SLACK_S
+    assert readers.admits(second, "me"), "a small correction of the clock ends nothing"
+    now[0] -= 1
+    assert readers.admits(second, "me") is False, "a clock that is set back does not make sessions longer"
+    monkeypatch.setattr(readers_module, "ENDED_SESSIONS", 3)
+    for _ in range(9):
+        sign_out(sign_in())
+    assert len(readers._ended) == 3
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"nothing", b'{"token": 3}', b"\xff", b"[" * 3000, b"x" * 9000])

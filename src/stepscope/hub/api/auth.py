@@ -219,6 +219,8 @@ MAY_CHANGE = "stepscope.may_change"
 """In ``scope["state"]``: whether the reader may label and delete runs.  Only the hub's own token allows that, and only
 if the hub was started for it: named tokens and users of a proxy read."""
 SESSION_S = 12 * 3600
+CLOCK_SLACK_S = 60
+"""The clock may be set back by this much without ending new sessions."""
 ENDED_SESSIONS = 10_000
 """Sessions remembered after they were signed out; only holders of a token can begin one."""
 _SESSION_BYTES = 16
@@ -291,8 +293,8 @@ class Readers:
         self._sleep = sleep
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._waiting = 0
-        self._ended: OrderedDict[str, int] = OrderedDict()
-        """Sessions that were signed out, and when they expire."""
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Sessions that were signed out.  Not dropped by time: the clock may be set back."""
         self.refused = 0
         """Wrong tokens and wrong cookies since the start."""
         self.cookie = f"{'__Host-' if secure else ''}stepscope-{port}-{hashlib.sha256(self._signing).hexdigest()[:8]}"
@@ -370,12 +372,11 @@ class Readers:
         """Return the cookie's reader, and for how many seconds it is still valid."""
         return self._with_cookie(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), whose)
 
-    def end_session(self, response: Response, reader: Reader | Literal[False], left_s: int) -> None:
+    def end_session(self, response: Response, reader: Reader | Literal[False]) -> None:
         """End the session of a cookie, also for copies of it."""
-        now_s = int(self._now())
         if reader and reader.session:
-            self._ended[reader.session] = now_s + left_s
-        while self._ended and (len(self._ended) > ENDED_SESSIONS or next(iter(self._ended.values())) <= now_s):
+            self._ended[reader.session] = None
+        while len(self._ended) > ENDED_SESSIONS:
             self._ended.popitem(last=False)
         self._set(response, "", 0)
 
@@ -417,7 +418,9 @@ class Readers:
         expires = int(until) if until.isascii() and until.isdecimal() and len(until) <= 12 else 0
         made = self._signature(expires, token_id, session, whose)
         left_s = expires - int(self._now())
-        if not hmac.compare_digest(made.encode(), signature.encode(errors="replace")) or left_s <= 0:
+        if not hmac.compare_digest(made.encode(), signature.encode(errors="replace")):
+            return False, 0
+        if not 0 < left_s <= SESSION_S + CLOCK_SLACK_S:  # over, or from before the clock was set back
             return False, 0
         if session in self._ended:
             return False, 0
@@ -543,11 +546,11 @@ def session_routes(readers: Readers) -> list[Route]:
         return response
 
     async def over(request: Request) -> Response:
-        reader, left_s = readers.session(request.headers, browser_of(request.scope))
+        reader, _ = readers.session(request.headers, browser_of(request.scope))
         if reader:
             readers.note("signed out", request.scope, reader, 200)
         response = Response(json_body({"seconds": 0}), media_type=JSON)
-        readers.end_session(response, reader, left_s)
+        readers.end_session(response, reader)
         return response
 
     async def other(_request: Request) -> Response:
