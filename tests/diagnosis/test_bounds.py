@@ -169,6 +169,41 @@ def process_sample(cpu_percent: Any, pid: int = 1000) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("own_percent", "io_pressure", "expected"),
+    [
+        (60.0, 0.0, "The workers compute all the time: raise num_workers from 2"),
+        (60.0, 0.5, "The workers compute all the time: raise num_workers from 2"),
+        (10.0, 0.5, "The workers wait for storage: a local copy, larger files, or more of them (num_workers from 2)."),
+        (10.0, 0.0, "Every step waits: raise num_workers from 2"),
+    ],
+)
+def test_storage_is_blamed_only_if_workers_wait_for_it(own_percent: float, io_pressure: float, expected: str) -> None:
+    """Of four cores the job takes 2.4, of which the rank has 0.1."""
+    host = host_sample(own_percent, own_cpu_percent=own_percent, cpu_count=4, io_pressure=io_pressure)
+    run = Cluster(ranks=1, steps=60, phases_ms=compute(40.0)).run()
+    facts = {"loader": {"num_workers": 2}}
+    series = tuple(replace(one, facts=facts) for one in run.ranks)
+    (found,) = of(replace(run, ranks=series, samples=(host, process_sample(10.0))))
+    assert found.advice[0].startswith(expected)
+    assert "storage is too slow" not in " ".join(found.advice)
+
+
+def test_compiling_is_not_advised_for_a_compiled_model() -> None:
+    run = Cluster(ranks=1, steps=60, phases_ms={"forward": 20.0, "backward": 40.0}).run()
+    for model, autocast, ways in (
+        ({}, None, "autocast, torch.compile, a larger batch"),
+        ({"compiled": True}, None, "autocast, a larger batch"),
+        ({"compiled": True}, "bfloat16", "a larger batch"),
+    ):
+        facts = {"model": model, "autocast": autocast}
+        found = diagnose(replace(run, ranks=tuple(replace(one, facts=facts) for one in run.ranks)))
+        assert found[0].advice == (f"Faster from here means less compute per sample: {ways}.",)
+        assert ("torch.compile" in " ".join(found[1].advice)) is (not model)
+    compiled = Cluster(ranks=1, steps=60, phases_ms={"forward": 20.0, "backward": 40.0}, compile_steps=(3,)).run()
+    assert "torch.compile" not in " ".join(diagnose(compiled)[0].advice)
+
+
+@pytest.mark.parametrize(
     ("own_percent", "expected"),
     [
         (8.0, "Every step waits: raise num_workers"),

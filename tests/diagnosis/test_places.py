@@ -268,3 +268,14 @@ def test_stalls_at_one_line_are_one_finding() -> None:
     assert found.evidence["extra_ms"] == pytest.approx(2300, rel=0.02)
     assert found.cost["share"] == pytest.approx(sum(each.cost["share"] for each in apart), abs=2e-4)
     assert found.advice[1] == "It happened 2 times at this line."
+
+
+def test_a_forward_that_is_called_directly_is_no_logging() -> None:
+    """Hooks see calls of modules; ``model.forward(x)`` of a model without inner modules is none."""
+    stacks = [stack(("/scripts/train.py", 12, "Layer.forward"), SCRIPT)] * 4
+    cluster = Cluster(ranks=1, phases_ms={"backward": 10.0, "other": 20.0})
+    first = next(one for one in diagnose(run_of(*stacks, cluster=cluster)) if one.kind == "between_steps")
+    assert (first.severity, first.phase) == ("info", "other")
+    assert "of the time is the model's forward, called directly:" in first.title
+    assert first.title.endswith("mostly in Layer.forward, train.py:12.")
+    assert [line.partition(",")[0] for line in first.advice] == ["Call the model"]

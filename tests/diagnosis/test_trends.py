@@ -11,7 +11,7 @@ import pytest
 from example_counts import seeds
 from fakes.cluster import Cluster, Death, Fault, slow_at
 
-from stepscope.diagnosis import build_window
+from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.claims import unexplained_steps
 from stepscope.diagnosis.engine.view import View, view_of
 from stepscope.diagnosis.rules.spikes import find_spikes
@@ -210,3 +210,15 @@ def test_real_even_jobs_are_left_alone(shared_data: Path) -> None:
         "t5/t5_release/golden_values_dev_dgx_h100",
     ):
         assert real(shared_data, name) == []
+
+
+def test_a_machine_that_gets_slower_is_no_change_of_its_longest_phase() -> None:
+    """Half of the step is input, and from step 60 on everything takes 1.6 times as long."""
+    phases = {"input": 20.0, "forward": 10.0, "backward": 10.0}
+    slower = tuple(slow_at(0, name, 0.6 * ms, range(60, 120)) for name, ms in phases.items())
+    only = (slow_at(0, "input", 24.0, range(60, 120)),)
+    for faults, phase in ((slower, None), (only, "input")):
+        found = diagnose(Cluster(ranks=1, steps=120, phases_ms=phases, noise=0.01, faults=faults).run())
+        change = next(one for one in found if one.kind == "change_point")
+        assert change.phase == phase
+        assert not [line for line in change.advice if "storage" in line]

@@ -263,6 +263,17 @@ def test_micro_batches_add_their_times_but_not_their_activations(layers: Layers)
     assert layers.by_name("activations") == {"0": rows * 8 * FLOAT, "1": rows * 4 * FLOAT, "": rows * 2 * FLOAT}
 
 
+class Recurrent(nn.Module):
+    def __init__(self, *, batch_first: bool, turned: bool = False) -> None:
+        super().__init__()
+        self.embed, self.turned = nn.Embedding(9, 4), turned
+        self.cells = nn.GRU(4, 4, batch_first=batch_first)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.cells(self.embed(tokens.t() if self.turned else tokens))[0]
+        return found
+
+
 def test_samples_and_tokens_are_those_that_the_model_is_given(layers: Layers) -> None:
     def work(call: Callable[[Any], torch.Tensor], model: nn.Module) -> dict[str, int]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -278,6 +289,10 @@ def test_samples_and_tokens_are_those_that_the_model_is_given(layers: Layers) ->
     tokens = torch.zeros(3, 5, dtype=torch.int64)
     assert work(lambda model: model(tokens), text) == {"samples": 3, "tokens": 15}
     assert work(lambda model: model(X), two_layers()) == {"samples": 6}
+    # Layers that put the sequence first show in which order the model was given its input.
+    assert work(lambda model: model(tokens), Recurrent(batch_first=False)) == {"samples": 5, "tokens": 15}
+    assert work(lambda model: model(tokens), Recurrent(batch_first=True)) == {"samples": 3, "tokens": 15}
+    assert work(lambda model: model(tokens), Recurrent(batch_first=False, turned=True)) == {"samples": 3, "tokens": 15}
     # The parts of a model one after the other: the same samples twice.
     model = two_layers()
     layers.sampler.watch(model, activations=True, gradients=True)

@@ -29,7 +29,7 @@ from stepscope.diagnosis.engine.statistics import longest, mean_rank, median_ran
 from stepscope.diagnosis.engine.view import View, cost_of, lower_median_rank, view_of, where_stopped
 from stepscope.diagnosis.engine.window import Window, build_window
 from stepscope.diagnosis.rules.between_steps import STOPS, STOPS_ADVICE, find_between_steps, find_wait_heavy, stops_of
-from stepscope.diagnosis.rules.bounds import find_bounds, find_compute_bound
+from stepscope.diagnosis.rules.bounds import find_bounds, find_compute_bound, less_compute_advice
 from stepscope.diagnosis.rules.communication import find_communication
 from stepscope.diagnosis.rules.crashes import find_crashes
 from stepscope.diagnosis.rules.hangs import find_disagreement, find_hangs, led_by_hangs, with_stalls
@@ -220,7 +220,7 @@ def find_healthy(view: View) -> list[Finding]:
     if cost["share"] < thresholds.OPPORTUNITY_SHARE:
         name, cost = "", cost_of(view, np.zeros(len(view.steps)))
         title = "No bottleneck found; forward, backward and optimizer take nearly all of the step."
-        advice: tuple[str, ...] = ("Faster from here means less compute: autocast, torch.compile, a larger batch.",)
+        advice: tuple[str, ...] = (less_compute_advice(view),)
     else:
         title = (_large_title if large else _small_title)(view, name, saved_ns, share_text(cost["share"]))
         advice = _advice(view, name) if large else ()

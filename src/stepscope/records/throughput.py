@@ -23,7 +23,8 @@ class Work:
     """Floating-point operations of forward and backward: matrix products, convolutions and attention, without what is
     computed again."""
     samples: int | None = None
-    """First dimension of the model's first input."""
+    """First dimension of the model's first input; the second where its layers have ``batch_first=False`` and get that
+    input in the same order."""
     tokens: int | None = None
     """Samples times the length of the sequences, where that input is a matrix of integers."""
 

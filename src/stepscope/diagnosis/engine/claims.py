@@ -33,8 +33,8 @@ PASS_PHASES = (*COMPUTE_PHASES, "comm")
 
 
 def longer_by_passes(view: View) -> Floats:
-    """[S]; by how much each step is longer because it has more backward passes than an ordinary one."""
-    longer: Floats = np.zeros(len(view.steps))
+    """[S]; by how much each step is longer because it has more backward passes, or calls of the model, than usual."""
+    longer = _longer_by_forwards(view)
     counts = view.backwards
     usual = _usual_passes(counts)
     more = counts > usual
@@ -52,6 +52,18 @@ def longer_by_passes(view: View) -> Floats:
             else:
                 longer[at] += np.clip(took_ns[at] - usual_ns, 0.0, ratio * usual_ns)
     return np.minimum(longer, view.step_ns)
+
+
+def _longer_by_forwards(view: View) -> Floats:
+    """[S]; the same for calls of the model in steps with one backward pass: an episode of reinforcement learning."""
+    counts, same = view.forwards, view.backwards <= _usual_passes(view.backwards)
+    usual = float(np.median(counts)) if len(counts) else 0.0
+    more = same & (counts > usual)
+    if usual < 1 or not more.any():
+        return np.zeros(len(view.steps))
+    usual_ns = float(np.median(view.step_ns[~more]))
+    most_ns = thresholds.FORWARD_AT_MOST * (counts / usual - 1) * usual_ns
+    return np.where(more, np.clip(view.step_ns - usual_ns, 0.0, np.maximum(most_ns, 0.0)), 0.0)
 
 
 def _usual_passes(counts: NDArray[np.int64]) -> int:

@@ -493,7 +493,7 @@ NoneType = type(None)
 SAMPLE_KEYS = {
     "host": (
         "wall_ns", "span_s", "node", "cpu_percent", "own_cpu_percent", "cpu_count", "procs_running", "load1",
-        "cpu_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure", "busy_processes",
+        "cpu_pressure", "io_pressure", "mem_total", "mem_available", "swap_used", "memory_pressure", "busy_processes",
     ),
     "process": ("wall_ns", "node", "pid", "cpu_percent", "cpu_wait", "rss", "rss_file", "rss_answers"),
     "gpu": (

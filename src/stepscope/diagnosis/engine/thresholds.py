@@ -117,6 +117,10 @@ INPUT_FLOOR_NS = 3_000_000
 """Fetching and collating one batch in Python costs one to two milliseconds on a slow core; a tiny model that spends 0.3
 of its 1 ms there is healthy, and workers would make it slower.  A large share below this is reported, but not as a
 warning."""
+WORKER_BUSY_SHARE = 0.5
+"""CPU time of a DataLoader worker, of one core: from here on it computes; a slow disk leaves it idle …"""
+WORKER_IO_PRESSURE = 0.1
+"""… and tasks wait for I/O for this share of the time (PSI)."""
 H2D_SHARE = 0.10
 """As for input: what a pinned, asynchronous copy would hide."""
 H2D_FLOOR_NS = 1_000_000
@@ -311,6 +315,8 @@ ALIKE_STEPS = 3
 PASS_AT_MOST = 5.0
 """Factor over a usual pass that an extra one may take by design: a generator is larger than its critic, but compiling a
 kernel again is not a pass."""
+FORWARD_AT_MOST = 1.5
+"""Factor over the usual time for each call of the model that a longer step may take: episodes differ in length."""
 RHYTHM_CHANCE = 0.1
 """Chance that random spikes would keep a beat as well, counted conservatively: less than 1% of them do."""
 LONGEST_PERIOD = 100
@@ -338,6 +344,8 @@ CHANGE_CHANCE = 1e-4
 CHANGE_SPREADS = 4.0
 """A change is a warning if it is this many times larger than all wander, itself included; it is reported from
 SPREADS_APART times the wander between changes on."""
+OTHERS_USUAL_SHARE = 0.10
+"""Share of the step that all other phases took before a change: less says nothing about the machine's pace."""
 DROP_STEPS = 10
 """The shortest slow stretch that is a drop of throughput; shorter ones are stalls."""
 DROP_SHARE = 0.10

@@ -73,6 +73,8 @@ class View:
     flags: NDArray[np.uint16]
     backwards: NDArray[np.int64]
     """[S]; see ``Window.backwards``."""
+    forwards: NDArray[np.int64]
+    """[S]; see ``Window.forwards``."""
     comm_measured: bool
 
     @cached_property
@@ -119,6 +121,13 @@ class View:
         """Whether a step consists of several batches."""
         batches = self.window.batches[self.rows]
         return bool(len(batches)) and float(np.median(batches)) > 1
+
+    @property
+    def compiled(self) -> bool:
+        """Whether torch.compile is used: for the model, or for a function that some step compiled."""
+        model = self.facts.get("model")
+        known = isinstance(model, dict) and model.get("compiled") is True
+        return known or any(step.reason == "compile" for step in self.window.warmup)
 
     @property
     def hides_device(self) -> bool:
@@ -198,6 +207,7 @@ def view_of(window: Window) -> View:
         between_ns=window.between_ns[there][:, kept],
         flags=window.flags[there][:, kept],
         backwards=window.backwards[kept],
+        forwards=window.forwards[kept],
         comm_measured=_comm_measured(window.phases, phase_ns, every_rank=clock == "device")
         and not (clock == "host" and _on_nccl(window, present)),
     )

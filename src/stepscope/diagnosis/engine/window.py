@@ -446,6 +446,8 @@ class Window(Planes):
     """[R]; batches per step, in the median step; 1 without gradient accumulation, 0: unknown."""
     backwards: NDArray[np.int64]
     """[S]; backward passes in a step, on the rank with the most; 0: none was recorded."""
+    forwards: NDArray[np.int64]
+    """[S]; likewise, calls of models with gradients."""
     splits_sequences: bool
     """Whether some ranks hold parts of one sequence (context parallelism)."""
     exchanged_bytes: NDArray[np.float64]
@@ -546,7 +548,8 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         stages=is_pipeline(trained),
         share_samples=share_samples(trained),
         batches=np.array([_batches(series) for series in trained], np.float64),
-        backwards=_backwards(trained, steps),
+        backwards=_passes(trained, steps, "micro_batches"),
+        forwards=_passes(trained, steps, "forwards"),
         splits_sequences=splits_sequences(trained),
         exchanged_bytes=exchanged_bytes(trained, steps),
         routed=routed_bytes(trained, steps),
@@ -653,13 +656,14 @@ def _batches(series: RankSeries) -> float:
     return taken or float(np.median(series.steps["micro_batches"]))
 
 
-def _backwards(trained: Sequence[RankSeries], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+def _passes(trained: Sequence[RankSeries], steps: NDArray[np.int64], name: str) -> NDArray[np.int64]:
+    """[S]; on the rank with the most."""
     most = np.zeros(len(steps), np.int64)
     for series in trained:
         own = series.steps["step"].astype(np.int64)
         at = np.minimum(np.searchsorted(own, steps), max(len(own) - 1, 0))
         there = own[at] == steps
-        most[there] = np.maximum(most[there], series.steps["micro_batches"][at[there]])
+        most[there] = np.maximum(most[there], series.steps[name][at[there]])
     return most
 
 

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.settings import accumulation_setting, frameworks_of, loader_name, loader_setting
@@ -22,6 +22,7 @@ __all__ = [
     "MEMORY_CREEP_ADVICE",
     "MEMORY_IMBALANCE_ADVICE",
     "OutOfMemory",
+    "WorkersDo",
     "cpu_advice",
     "crash_advice",
     "data_loader_advice",
@@ -167,6 +168,9 @@ def uneven_groups_advice(
     )
 
 
+WorkersDo = Literal["compute", "wait for storage"]
+
+
 def data_loader_advice(
     *,
     every_step: bool,
@@ -177,11 +181,13 @@ def data_loader_advice(
     on_device: bool,
     loader: Mapping[str, Any],
     frameworks: Sequence[str] = (),
+    workers_do: WorkersDo | None = None,
 ) -> tuple[str, ...]:
     """``every_step``: each step waits about as long; else some steps wait long and most hardly at all.
 
     ``main_busy``: whether the training processes computed all the time; ``cores``: for each of them; None: unknown.
-    ``loader``: the facts about the live DataLoader; empty if unknown; ``frameworks``: what runs the loop.
+    ``loader``: the facts about the live DataLoader; empty if unknown; ``frameworks``: what runs the loop;
+    ``workers_do``: what its workers do most of the time, None: unknown.
     """
     workers = loader.get("num_workers")
     in_process = workers == 0 if isinstance(workers, int) else every_step and bool(main_busy)
@@ -201,9 +207,13 @@ def data_loader_advice(
     else:
         now = f" from {workers}" if isinstance(workers, int) else ""
         more = loader_name(frameworks, "num_workers")
-        if every_step:
+        if workers_do == "compute":
+            lines.append(f"The workers compute all the time: raise {more}{now}{_up_to(cores)}, or do less per sample.")
+        elif workers_do == "wait for storage":
+            lines.append(f"The workers wait for storage: a local copy, larger files, or more of them ({more}{now}).")
+        elif every_step:
             lines.append(
-                f"Every step waits: raise {more}{now}{_up_to(cores)}; if that does not help, storage is too slow."
+                f"Every step waits: raise {more}{now}{_up_to(cores)}; if that does not help, see what workers wait for."
             )
         else:
             ahead = loader_name(frameworks, "prefetch_factor")
@@ -415,10 +425,15 @@ def growth_advice(*, phase: str | None) -> tuple[str, ...]:
     return first, "Compare a profile of early steps with one of late ones."
 
 
-def slow_stretch_advice(*, phase: str | None, alone: bool, host: str, recovered: bool) -> tuple[str, ...]:
+def slow_stretch_advice(
+    *, phase: str | None, alone: bool, host: str, recovered: bool, in_process: bool = False
+) -> tuple[str, ...]:
+    """``in_process``: batches are made in the training process itself."""
     where = f" on {host}" if alone and host else ""
-    if phase == "input":
-        first = f"The data came more slowly{where}: another directory or file, a full page cache, busy storage."
+    if phase == "input" and in_process:
+        first = f"Making the batches took longer{where}: other data, longer samples, or other programs on its cores."
+    elif phase == "input":
+        first = f"The data came more slowly{where}: other files, longer samples, workers that got less CPU, slow reads."
     elif phase == "comm":
         first = "The exchange was slower: other jobs on the network, a link that fell back to a lower speed."
     elif phase is None or phase in COMPUTE_PHASES:

@@ -44,7 +44,8 @@ STOPS = {"eval": "evaluation", "checkpoint": "checkpointing"}
 STOPS_SEEN = {"eval": EVALUATION, "checkpoint": CHECKPOINT}
 """The words for a code location that is part of them."""
 STOPS_ADVICE = {
-    "eval": "Evaluate less often, on fewer batches, or in a separate job on the saved checkpoints.",
+    "eval": "Evaluate less often, on fewer or larger batches (it needs no memory for gradients under "
+    "torch.inference_mode()), or in a separate job on the saved checkpoints.",
     "checkpoint": "Save less often, or in the background: torch.distributed.checkpoint.async_save copies once.",
 }
 INFERENCE = "inference without gradients"
@@ -107,7 +108,7 @@ def find_between_steps(
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind="between_steps",
-        severity="info" if _infers_always(view, largest) else _severity(cost["share"]),
+        severity="info" if _infers_always(view, largest) or _calls_forward(place) else _severity(cost["share"]),
         title=f"{_title(view, largest, counted[largest], place)}{_with(view, counted, ordered, cost['share'])}.",
         ranks=_alone(view, largest),
         phase=largest,
@@ -181,6 +182,8 @@ def _between(view: View) -> Floats | None:
 def _counts(view: View, name: str, took: Floats) -> bool:
     if name == "other":
         return stretches_with(took, view.step_ns, thresholds.BETWEEN_SHARE) >= thresholds.BOTTLENECK_SHARE
+    if name == "eval" and _share(view, took) >= thresholds.BETWEEN_SHARE:
+        return True  # one at the end of an epoch may take a third of the run
     return int((took > 0).sum()) >= thresholds.STOPS_AT_LEAST
 
 
@@ -205,6 +208,8 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
     """The title for one part, without its full stop."""
     share = share_text(_share(view, took))
     where = f", mostly in {place}" if place else ""
+    if name == "other" and _calls_forward(place):
+        return f"{share} of the time is the model's forward, called directly: {_each(took, 'each time')}{where}"
     if name == "other":
         return f"{share} of the time passes between steps: {_each(took, 'each time')}{where}"
     what = _words(view, name)
@@ -277,9 +282,22 @@ def _advice(view: View, name: str, place: str) -> tuple[str, ...]:
     if name != "other":
         return (f"Do {name!r} less often, in a background thread, or during the next step's computation.",)
     first = phase_advice(frameworks_of(view.facts), "what comes after optimizer.step()")
+    if _calls_forward(place):
+        return (FORWARD_ADVICE,)
     if place:
         first = f"Look at {place}: the sampled stacks were there."
     return first, "Usual causes: logging and printing every step, .item(), metrics, plots, writing files, gc.collect()."
+
+
+FORWARD_ADVICE = (
+    "Call the model, model(x), not model.forward(x): forward hooks do not run otherwise, and the time is not booked as "
+    "forward."
+)
+
+
+def _calls_forward(place: str) -> bool:
+    """Whether the stacks show the ``forward`` of a module, which the script calls itself."""
+    return place.partition(",")[0].endswith(".forward")
 
 
 def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collection[int] = ()) -> list[Claim]:
@@ -305,7 +323,7 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
     schedule = view.window.stages and cost["share"] < thresholds.BETWEEN_CRITICAL_SHARE
     finding = Finding(
         kind="wait_heavy",
-        severity="info" if schedule else _severity(cost["share"]),
+        severity="info" if schedule or _calls_forward(place) else _severity(cost["share"]),
         title=(
             f"{share_text(cost['share'])} of the time lies inside the step but in no known phase: "
             f"{_each(shared_ns[used], 'of every step')}{where}."
@@ -322,8 +340,8 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
             "step_ms": round(view.median_step_ns / 1e6, 3),
             "steps_used": int(used.sum()),
         },
-        advice=(SCHEDULE_ADVICE,)
-        if schedule
+        advice=(SCHEDULE_ADVICE if schedule else FORWARD_ADVICE,)
+        if schedule or _calls_forward(place)
         else (
             f"Look at {place}." if place else phase_advice(frameworks_of(view.facts), "the step"),
             "Usual causes: clipping, norms with .item(), torch.cuda.synchronize(), copies to numpy, a lock, a barrier.",

@@ -50,14 +50,14 @@ from stepscope.diagnosis.engine.view import (
     stretches_with,
     time_share_of,
 )
-from stepscope.diagnosis.rules.advice import data_loader_advice
+from stepscope.diagnosis.rules.advice import WorkersDo, data_loader_advice
 from stepscope.diagnosis.rules.communication import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.rules.overlap import SHARDED
 from stepscope.records.finding import Claim, Finding
 from stepscope.records.steps import COMM_HOOK_PHASE, COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, ms_text, share_text
 
-__all__ = ["find_bounds", "find_compute_bound"]
+__all__ = ["find_bounds", "find_compute_bound", "less_compute_advice"]
 
 
 # -- advice -----------------------------------------------------------------------------------------------------------
@@ -82,7 +82,16 @@ def input_advice(view: View, shared_ns: Floats) -> tuple[str, ...]:
     starts = epoch_starts(view)[~np.isnan(shared_ns)]
     at_starts = float(waits[starts].sum() / waits.sum()) if waits.sum() else 0.0
     _, hosts = host_readings(view)
+    workers_share = worker_cpu_share(view)
+    io_pressure = _known(hosts.of("io_pressure"))
+    waits_for_io = bool(len(io_pressure)) and float(np.median(io_pressure)) >= thresholds.WORKER_IO_PRESSURE
+    workers_do: WorkersDo | None = None
+    if workers_share is not None and workers_share >= thresholds.WORKER_BUSY_SHARE:
+        workers_do = "compute"
+    elif workers_share is not None and waits_for_io:
+        workers_do = "wait for storage"
     return data_loader_advice(
+        workers_do=workers_do,
         every_step=is_even(waits),
         epoch_starts=at_starts >= thresholds.EXPLAINS_SHARE,
         main_busy=_main_busy(view),
@@ -92,6 +101,19 @@ def input_advice(view: View, shared_ns: Floats) -> tuple[str, ...]:
         loader=_facts(view, "loader"),
         frameworks=frameworks_of(view.facts),
     )
+
+
+def worker_cpu_share(view: View) -> float | None:
+    """CPU time that a DataLoader worker takes, as a share of one core; None without workers or samples."""
+    workers = number(_facts(view, "loader"), "num_workers")
+    _, hosts = host_readings(view)
+    own_percent, cores = _known(hosts.of("own_cpu_percent")), _known(hosts.of("cpu_count"))
+    used = process_readings(view).of("cpu_percent")
+    if not workers or not len(own_percent) or not len(cores) or not len(_known(used)):
+        return None
+    of_ranks = float(np.nanmedian(used)) / 100 * len(view.ranks)
+    of_job = float(np.median(own_percent)) / 100 * float(np.median(cores)) * len(set(view.hosts))
+    return max(of_job - of_ranks, 0.0) / (workers * len(view.ranks))
 
 
 def h2d_advice(view: View, _: Floats) -> tuple[str, ...]:
@@ -217,15 +239,23 @@ def compute_advice(view: View) -> tuple[str, ...]:
     lines = []
     if on_device and facts and facts.get("autocast") is None and model.get("dtype") in (None, "float32"):
         lines.append(f"The model computes in float32: {autocast_setting(frameworks)} uses the tensor cores.")
-    if model and model.get("compiled") is False:
+    if model.get("compiled") is False and not view.compiled:
         lines.append(f"The model is not compiled: {compile_setting(frameworks)} fuses its small kernels.")
     if on_device and optimizer and optimizer.get("fused") is not True:
         own = fused_setting(frameworks) if frameworks else f"{optimizer.get('class') or 'The optimizer'}(fused=True)"
         lines.append(f"{own} takes fewer kernels.")
     if on_device and facts.get("tf32") is False:
         lines.append('torch.set_float32_matmul_precision("high") lets float32 products use TF32.')
-    lines.append("Faster from here means less compute per sample: autocast, torch.compile, a larger batch.")
+    lines.append(less_compute_advice(view))
     return tuple(lines[:2])
+
+
+def less_compute_advice(view: View) -> str:
+    """Means of computing less, without those that the run uses."""
+    model, facts = _facts(view, "model"), view.facts
+    narrow = facts.get("autocast") is not None or model.get("dtype") not in (None, "float32")
+    ways = [*([] if narrow else ["autocast"]), *([] if view.compiled else ["torch.compile"]), "a larger batch"]
+    return f"Faster from here means less compute per sample: {', '.join(ways)}."
 
 
 def _fsdp_facts(view: View) -> Mapping[str, Any]:
@@ -398,6 +428,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
             "step_ms": round(view.median_step_ns / 1e6, 3),
             "steps_used": int(used.sum()),
             "epoch_starts_included": epoch_starts_count,
+            **({"worker_cpu_share": _rounded(worker_cpu_share(view))} if rule.phase == "input" else {}),
             **({"place": place or None} if hook or rule.phase in ("input", COMM_HOOK_PHASE) else {}),
             **({"exchanges": exchanges} if exchanges else {}),
         },
@@ -471,6 +502,10 @@ def _bubble(view: View, part: TimeShare, saved_ns: Floats, shared_ns: Floats, ex
         confidence=0.8,
     )
     return Claim(finding=finding, explained_ns=saved_ns)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _how_often(shared_ns: Floats) -> str:

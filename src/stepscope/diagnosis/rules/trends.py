@@ -218,7 +218,13 @@ def _change_point(view: View, slow: _SlowStretch, explained_ns: Floats, wander_n
                 "wander_ms": round(wander_ns / 1e6, 3),
                 "steps_since": slow.end - slow.first,
             },
-            advice=slow_stretch_advice(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=False),
+            advice=slow_stretch_advice(
+                phase=place.phase,
+                alone=bool(ranks),
+                host=_host(view, place),
+                recovered=False,
+                in_process=_in_process(view),
+            ),
             confidence=0.9 if slow.end - slow.first >= 2 * thresholds.MIN_STEPS else 0.75,
         ),
         explained_ns=saved,
@@ -251,7 +257,13 @@ def _throughput_drop(view: View, drops: list[_SlowStretch], explained_ns: Floats
                 "steps_per_second_before": round(1e9 / shown.before_ns, 3),
                 "steps_per_second_during": round(1e9 / shown.level_ns, 3),
             },
-            advice=slow_stretch_advice(phase=place.phase, alone=bool(ranks), host=_host(view, place), recovered=True),
+            advice=slow_stretch_advice(
+                phase=place.phase,
+                alone=bool(ranks),
+                host=_host(view, place),
+                recovered=True,
+                in_process=_in_process(view),
+            ),
             confidence=0.85,
         ),
         explained_ns=saved,
@@ -286,11 +298,31 @@ def _passed_around(view: View, slow: _SlowStretch, place: Place) -> bool:
     return bool(rise < thresholds.EXPLAINS_SHARE * slow.extra_ns)
 
 
+def _in_process(view: View) -> bool:
+    loader = view.facts.get("loader")
+    return isinstance(loader, dict) and loader.get("num_workers") == 0
+
+
 def _place(view: View, slow: _SlowStretch) -> tuple[Place, Floats]:
     during = np.arange(slow.first, min(slow.end, slow.first + BESIDE_STEPS))
     before = np.arange(max(slow.first - BESIDE_STEPS, 0), slow.first)
     excess = typical_phase_ns(view, during) - typical_phase_ns(view, before)
-    return locate(view, excess, slow.extra_ns), excess
+    place = locate(view, excess, slow.extra_ns)
+    if place.phase is not None and _all_phases_slower(view, place.phase, before, excess):
+        place = replace(place, phase=None)
+    return place, excess
+
+
+def _all_phases_slower(view: View, phase: str, before: NDArray[np.intp], excess: Floats) -> bool:
+    """Whether the other phases became slower in proportion, too: then it is the machine, not what this phase does."""
+    at = view.phases.index(phase)
+    others = [index for index, name in enumerate(view.phases) if name not in (phase, "comm")]
+    usual = np.nan_to_num(typical_phase_ns(view, before)).mean(axis=1)
+    more = np.nan_to_num(excess).mean(axis=1)
+    usual_ns, more_ns = float(usual[others].sum()), float(more[others].sum())
+    if usual_ns < thresholds.OTHERS_USUAL_SHARE * float(usual.sum()) or usual[at] <= 0:
+        return False
+    return more_ns / usual_ns >= thresholds.EXPLAINS_SHARE * float(more[at]) / float(usual[at])
 
 
 def _levels_evidence(view: View, slow: _SlowStretch, excess: Floats, place: Place) -> dict[str, Any]:

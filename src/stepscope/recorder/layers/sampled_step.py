@@ -115,6 +115,8 @@ class SampledStep:
         self._samples = [0] * count
         self._tokens = [0] * count
         """What the script gave to models."""
+        self._layouts: set[tuple[int, ...]] = set()
+        """Sequence length and batch size of what layers with ``batch_first=False`` were given in this call."""
         marks.start(self._device_index)
         self._marks = marks if _on_one_gpu(trees) else None
         self._marked_calls: list[tuple[int, int, int]] = []
@@ -219,6 +221,7 @@ class SampledStep:
                 if graph is not None:
                     graph.leave(at)
                 self._look(at, calls_none, (args, kwargs), output)
+                self._note_layout(module, args, kwargs)
                 if at == self._outermost:
                     self._leave(at, args, kwargs)
                 if marks is not None and calls_none:
@@ -245,6 +248,7 @@ class SampledStep:
             self._graph.begin()
         self._in_backward = -1  # if the last backward failed, its end was not seen
         self._outermost = at
+        self._layouts.clear()
         return True
 
     def _keep_inputs(self, graph: AutogradGraph, at: int, args: Any) -> None:
@@ -253,6 +257,12 @@ class SampledStep:
             with self._torch._C.DisableTorchFunction():
                 graph.keep(at, _tensors_in(self._torch, args))
 
+    def _note_layout(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        sequence_first = module.__dict__.get("batch_first") is False
+        given = _tensors_in(self._torch, (args, kwargs)) if sequence_first else []
+        if given:
+            self._layouts.add(tuple(local_part(given[0]).shape[:2]))
+
     def _leave(self, at: int, args: Any, kwargs: Mapping[str, Any]) -> None:
         self._outermost = -1
         self._checked = None
@@ -260,7 +270,9 @@ class SampledStep:
         given = [first] if first is not None else _tensors_in(self._torch, (args, kwargs))
         shape = tuple(local_part(given[0]).shape) if given else ()
         if shape:
-            self._samples[at] += shape[0]
+            # Recurrent layers and torch's transformers put the sequence first by default, and so do many scripts.
+            sequence_first = shape[:2] in self._layouts and shape[1::-1] not in self._layouts
+            self._samples[at] += shape[1 if sequence_first else 0]
             if len(shape) == 2 and not given[0].is_floating_point() and not given[0].is_complex():
                 self._tokens[at] += shape[0] * shape[1]
 

@@ -97,7 +97,9 @@ def _tiny(view: JobView) -> list[Claim]:
                 "gaps_ms_per_step": round(view.typical(view.per_step(view.idle.kernel_ns), where) / 1e6, 3),
             },
             advice=(
-                "torch.compile fuses chains of elementwise kernels; fused=True or foreach=True those of the optimizer.",
+                "fused=True or foreach=True fuses the kernels of the optimizer."
+                if view.compiled(where)
+                else "torch.compile fuses chains of elementwise kernels; fused=True or foreach=True the optimizer's.",
                 'CUDA graphs (torch.compile(mode="reduce-overhead")) close the gaps between those that remain.',
             ),
             confidence=0.8,
@@ -276,8 +278,8 @@ def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
     where = view.on_device & (used < thresholds.UNDERUSED_SHARE)
     if not where.any():
         return []
-    share = 1 - view.typical(1 - used, where)
     idle_ns = (view.step_ns * (1 - used)).astype(np.int64)
+    share = 1 - view.typical(view.share(idle_ns), where)
     return [
         claim_of(
             view,

@@ -197,7 +197,7 @@ def _rest(view: JobView, idle_ns: Ints) -> list[Claim]:
             },
             advice=(
                 "The operator and module tables show what the host does: Python loops, preprocessing, logging.",
-                "torch.compile, or larger batches, give the device more work per host operation.",
+                f"{'Larger' if view.compiled(where) else 'torch.compile, or larger'} batches give it more to do.",
             ),
             confidence=0.8,
         )

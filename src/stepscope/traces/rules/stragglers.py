@@ -373,8 +373,8 @@ def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
     arrivals, collectives = late.arrivals, view.job.collectives
     where = np.isin(np.arange(len(view.ranks)), rows)
     first, steps = rows[0], int(view.steps[rows[0]])
-    each_ns, share = late.lost_ns / steps, late.lost_ns / int(view.step_ns[first])
     gain_ns, of_ns = _gain(view, late, first)
+    each_ns, share = late.lost_ns / steps, late.lost_ns / of_ns
     causes = _causes(view, late, rows)
     little = gain_ns < thresholds.NEARLY_ALL * late.lost_ns
     them = "it" if len(rows) == 1 else "them"

@@ -130,6 +130,10 @@ class JobView:
         chosen = np.sort(np.asarray(values)[where])
         return float(chosen[(len(chosen) - 1) // 2 if where.all() else -1])
 
+    def compiled(self, where: Bools) -> bool:
+        """Return whether compiled code runs on one of these ranks."""
+        return bool((self.each(lambda one: one.host.compiled_regions)[where] > 0).any())
+
     def culprits(self, where: Bools) -> tuple[int, ...]:
         """Return the ranks in ``where``; empty when it covers all ranks."""
         return () if where.all() else tuple(rank for rank, hit in zip(self.ranks, where, strict=True) if hit)
@@ -197,7 +201,7 @@ def claim_of(
         cost=cost,
         evidence={
             **evidence,
-            "step_ms": round(view.typical(view.per_step(view.step_ns), where) / 1e6, 3),
+            "step_ms": round(view.typical(view.per_step(view.step_ns if of_ns is None else of_ns), where) / 1e6, 3),
             "steps_used": int(view.steps.min()),
         },
         advice=advice,
