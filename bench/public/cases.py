@@ -292,21 +292,6 @@ PROGRAMS = (
         expected=EVALUATES,
     ),
     Program(
-        name="timm_2",
-        repository="pytorch-image-models",
-        script="train.py",
-        args=(
-            "--data-dir ../images --model test_resnet -b 8 --epochs 2 --device cpu --workers 1 --log-interval 1 "
-            "--num-classes 2 --cooldown-epochs 0 --warmup-epochs 0"
-        ),
-        launcher=TORCHRUN,
-        ranks=2,
-        write_data=_timm_images,
-        steps=40,
-        values=re.compile(r"Loss: *(\S+ \(\S+\))"),
-        expected=EVALUATES,
-    ),
-    Program(
         name="litgpt",
         repository="litgpt",
         script="-m litgpt",
