@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
+import shutil
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from stepscope.hub.limits import Refusals
 from stepscope.hub.runs import Runs
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
+from stepscope.wire.frames import FrameHead, pack_frame, part_of
 from stepscope.wire.handshake import (
     HELLO_PATH,
     PROOF_HEADER,
@@ -105,6 +110,57 @@ def test_one_who_joins_and_sends_nothing_changes_no_summary(finished: Path) -> N
 
     asyncio.run(run())
     assert (finished / "summary.txt").read_text() == "as it was"
+
+
+def test_what_one_run_was_sent_is_worth_nothing_at_another_or_a_second_time(finished: Path) -> None:
+    """Recorded on its way, or kept by a node: a hello, a join, a token and a frame."""
+    other = Path(shutil.copytree(finished, finished.with_name("day")))
+    write_meta(other, {**read_meta(other), "name": "day"})
+    before = everything(other)
+
+    async def run() -> None:
+        asker, (key,) = Asker(finished), load_keys(os.environ)
+        hello = write_hello("ab" * 16, key, b"")
+        challenges = []
+        for _ in range(2):
+            _, text, headers = await asker.ask(HELLO_PATH, hello[0], **{PROOF_HEADER: hello[1]})
+            proof = headers[PROOF_HEADER.encode()].decode()
+            challenges.append(read_challenge(text, proof, "ab" * 16, key, b""))
+        assert challenges[0] != challenges[1], "a repeated hello is another one"
+        bearer = {"authorization": f"Bearer {challenges[0]}"}
+        join = Join(run="night", node=1, nnodes=2, host="h", spool="cd" * 16, nonce="ef" * 16, challenge=challenges[0])
+        body, proof = write_join(join, key, b"")
+        recorded = {**bearer, PROOF_HEADER: proof}
+        assert (await asker.ask("/api/v1/runs/day/join", body, **recorded))[0] == 403
+        status, welcome, _ = await asker.ask("/api/v1/runs/night/join", body, **recorded)
+        assert status == 200
+        for path in ("night", "day"):
+            assert (await asker.ask(f"/api/v1/runs/{path}/join", body, **recorded))[0] == 403
+        swapped = {"authorization": f"Bearer {challenges[1]}", PROOF_HEADER: proof}
+        assert (await asker.ask("/api/v1/runs/night/join", body, **swapped))[0] == 403
+        # The other run is open, too: its own node is there, and sends nothing.
+        own = replace(join, run="day", spool="dc" * 16, nonce="fe" * 16, challenge=challenges[1])
+        body, proof = write_join(own, key, b"")
+        own_bearer = {"authorization": f"Bearer {challenges[1]}", PROOF_HEADER: proof}
+        assert (await asker.ask("/api/v1/runs/day/join", body, **own_bearer))[0] == 200
+        token = {"authorization": f"Bearer {json.loads(welcome)['token']}"}
+        line = part_of("lines", b'{"event": "forged"}\n', name="events.jsonl", offset=0)
+        frame = pack_frame(FrameHead(node=1, spool="cd" * 16, sent_wall_ns=1), [line])
+        assert (await asker.ask("/api/v1/runs/day/frames", frame, **token))[0] == 401
+        foreign = pack_frame(FrameHead(node=1, spool="dc" * 16, sent_wall_ns=1), [line])
+        assert (await asker.ask("/api/v1/runs/night/frames", foreign, **token))[0] == 403
+        packed = gzip.compress(bytes(64 << 20))
+        tracemalloc.start()
+        answer = await asker.ask("/api/v1/runs/night/frames", packed, content_encoding="gzip", **token)
+        assert (answer[0], tracemalloc.get_traced_memory()[1] < 8 << 20) == (400, True), "it is never unpacked"
+        tracemalloc.stop()
+        await asker.accepting.close()
+        assert asker.done == []
+
+    asyncio.run(run())
+    assert {
+        name: data for name, data in everything(other).items() if "/inbox" not in name and "nodes" not in name
+    } == before
 
 
 def test_a_key_that_is_gone_is_not_made_anew_while_it_serves(
