@@ -59,6 +59,7 @@ OTHER_FILES = (
     "summary.json",
 )
 """Files that some runs have and a toy job's does not."""
+FOLDERS = ("errors", "flight", "hangs", "inbox", "logs", "outputs", "parts", "samples", "steps")
 
 
 # -- what is put in place of a file -----------------------------------------------------------------------------------
@@ -73,9 +74,15 @@ def make_folder(path: Path) -> None:
 
 
 def make_link(path: Path) -> None:
-    """To a file of the reader outside the run."""
+    """To a file of the reader outside the run; in place of a folder, to a folder with such files in it."""
     outside = next(parent for parent in path.parents if parent.name == WORK) / "outside"
-    outside.write_text(f'{{"a": "{SECRET}"}}\n')
+    secret = f'{{"schema": 1, "message": "{SECRET}", "pid": 1}}\n'
+    if path.name in FOLDERS:
+        outside.mkdir()
+        for name in ("1.json", "main.log", "rank-0.log", "rank_0.json", "positions"):
+            (outside / name).write_text(secret)
+    else:
+        outside.write_text(secret)
     path.symlink_to(outside)
 
 
@@ -98,12 +105,16 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def files_of(run_dir: Path) -> list[str]:
-    return sorted({*(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()), *OTHER_FILES})
+    """Names of files, and of folders, to replace."""
+    there = (str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
+    return sorted({*there, *OTHER_FILES, *FOLDERS})
 
 
 def replace(run_dir: Path, name: str, kind: str) -> None:
     path = run_dir / name
     path.parent.mkdir(exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
     path.unlink(missing_ok=True)
     KINDS[kind](path)
 
