@@ -52,7 +52,7 @@ def test_a_communication_hook_that_takes_long_on_all_ranks(hook: str | None) -> 
     found = diagnose(replace(run, ranks=tuple(replace(one, facts=ddp) for one in run.ranks)))[0]
     assert (found.kind, found.severity, found.phase) == ("comm_hook_bound", "warning", "comm_hook")
     where = f", mostly in {hook}" if hook else ""
-    assert found.title == f"DDP's communication hook takes 20.0 ms of every step, 34% of the time{where}."
+    assert found.title == f"DDP's communication hook takes 20.0 ms of every step, 34% of the training time{where}."
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_a_hook_appends_to_the_exchange_is_no_transfer(hook: str | None, ki
 
 def test_its_price_is_the_wait() -> None:
     (found,) = of(Cluster(ranks=4, steps=101, noise=0.001, phases_ms=compute(20.0)).run())
-    assert found.title == "Training waits for input: 20.0 ms of every step, 35% of the time."
+    assert found.title == "Training waits for input: 20.0 ms of every step, 35% of the training time."
     assert found.phase == "input"
     assert found.ranks == ()
     assert found.cost["share"] == pytest.approx(20 / 57, abs=0.001)
@@ -157,7 +157,7 @@ def test_input_that_every_step_waits_for_is_priced_beside_the_slow_batches() -> 
 
 def test_waits_of_some_steps_are_told_as_a_mean() -> None:
     (found,) = of(slow_batches(2.0, 80.0, 4).run())
-    assert found.title == "Training waits for input: 20.6 ms a step on average, 36% of the time."
+    assert found.title == "Training waits for input: 20.6 ms a step on average, 36% of the training time."
 
 
 def host_sample(cpu_percent: Any, **more: Any) -> dict[str, Any]:

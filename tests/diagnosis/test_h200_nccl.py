@@ -18,6 +18,8 @@ from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
+from stepscope.records.text import ms_text, share_text
+from stepscope.reports.layout import finding_price
 from stepscope.store.load import open_run
 
 RUNS = Path(__file__).parent / "data" / "h200_nccl"
@@ -83,6 +85,30 @@ def test_a_price_is_what_the_job_gains_without_the_fault(
     (found,) = blamed(diagnose(recorded(name)))
     promised_ms = found.cost["if_fixed"]["step_ms"] * (found.cost["if_fixed"]["speedup"] - 1)
     assert promised_ms == pytest.approx(with_ms - without_ms, rel=off)
+
+
+@pytest.mark.parametrize(
+    ("name", "gained_ms"), [("ddp-4-backward-device", 24.36 - 16.35), ("fsdp2-2-backward-device", 29.54 - 18.86)]
+)
+def test_where_the_exchange_hides_behind_the_fault_the_price_is_a_range(name: str, gained_ms: float) -> None:
+    (found,) = blamed(diagnose(recorded(name)))
+    assert found.evidence["least_gain_ms"] < gained_ms < found.evidence["gain_ms"]
+    assert f" is about {ms_text(found.evidence['gain_ms'])} slower than " in found.title
+    least = found.cost["least"]
+    assert least["share"] < found.cost["share"]
+    price = finding_price(found.kind, found.cost, found.evidence, over=True)
+    assert price is not None
+    assert price.startswith(f"{share_text(least['share'])} to {share_text(found.cost['share'])} of the training time (")
+    assert price.endswith(": the exchange may take longer when all ranks arrive together.")
+
+
+@pytest.mark.parametrize("name", ["ddp-2-forward-device", "fsdp2-4-optimizer-host", "tp-2-backward-host"])
+def test_where_the_exchange_does_not_change_the_price_is_one_number(name: str) -> None:
+    """No collective is called in that phase, or hardly any of it is hidden."""
+    (found,) = blamed(diagnose(recorded(name)))
+    assert "least" not in found.cost
+    assert found.evidence["least_gain_ms"] == found.evidence["gain_ms"]
+    assert "about" not in found.title
 
 
 @pytest.mark.parametrize("name", ["ddp-2-late-backward-device", "ddp-4-late-input-host"])

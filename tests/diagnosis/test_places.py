@@ -131,7 +131,7 @@ def test_a_wait_for_input_of_all_ranks_gets_its_line() -> None:
     stacks = [in_phase("input", ITEM, FETCH, *LOOP, rank=rank) for rank in (0, 0, 1, 1)]
     first = diagnose(run_of(*stacks, cluster=cluster))[0]
     assert (first.kind, first.evidence["place"]) == ("input_bound", "Data.__getitem__, train.py:12")
-    assert first.title.endswith(" of the time, mostly in Data.__getitem__, train.py:12.")
+    assert first.title.endswith(" of the training time, mostly in Data.__getitem__, train.py:12.")
 
 
 def test_waiting_for_workers_has_no_line_of_the_users() -> None:

@@ -238,19 +238,19 @@ def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
             Cluster(ranks=1, phases_ms=train(other=63.0)),
             "between_steps",
             "other",
-            "62% of the time passes between steps: 63.0 ms each time.",
+            "62% of the training time passes between steps: 63.0 ms each time.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(inside=63.0)),
             "wait_heavy",
             "other",
-            "62% of the time lies inside the step but in no known phase: 63.0 ms of every step.",
+            "62% of the training time lies inside the step but in no known phase: 63.0 ms of every step.",
         ),
         (
             Cluster(ranks=2, comm_ms=37.0),
             "comm_bound",
             "comm",
-            "All ranks wait for the exchange: 37.0 ms of every step, 49% of the time.",
+            "All ranks wait for the exchange: 37.0 ms of every step, 49% of the training time.",
         ),
         (
             Cluster(ranks=1, phases_ms={"input": 0.4, "forward": 0.6}),
@@ -262,7 +262,7 @@ def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
             Cluster(ranks=2, faults=stop("eval", 1000.0, 30, 60, 90)),
             "between_steps",
             "eval",
-            "44% of the time is evaluation on rank 0: 1.00 s each in 3 of 99 steps.",
+            "44% of the training time is evaluation on rank 0: 1.00 s each in 3 of 99 steps.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(), faults=stop("eval", 2000.0, 50)),
@@ -274,31 +274,31 @@ def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
             Cluster(ranks=1, phases_ms=train(), faults=tuple(slow_at(0, "optimizer", 30.0) for _ in range(1))),
             "optimizer_bound",
             "optimizer",
-            "The optimizer takes 35.0 ms of every step, 52% of the time.",
+            "The optimizer takes 35.0 ms of every step, 52% of the training time.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(h2d=9.0)),
             "h2d_bound",
             "h2d",
-            "Copies to the device take 9.00 ms of every step, 20% of the time.",
+            "Copies to the device take 9.00 ms of every step, 20% of the training time.",
         ),
         (
             Cluster(ranks=2, phases_ms=train(validate=20.0)),
             "between_steps",
             "validate",
-            "34% of the time is the phase 'validate': 20.0 ms of every step.",
+            "34% of the training time is the phase 'validate': 20.0 ms of every step.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(log=4.0, validate=19.0)),
             "between_steps",
             "validate",
-            "32% of the time is the phase 'validate': 19.0 ms of every step; with 'log' it is 38%.",
+            "32% of the training time is the phase 'validate': 19.0 ms of every step; with 'log' it is 38%.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(other=60.0), faults=stop("checkpoint", 500.0, 30, 60)),
             "between_steps",
             "other",
-            "55% of the time passes between steps: 60.0 ms each time; with checkpointing it is 64%.",
+            "55% of the training time passes between steps: 60.0 ms each time; with checkpointing it is 64%.",
         ),
     ],
 )
@@ -312,13 +312,13 @@ def test_where_the_time_goes_is_told_plainly(cluster: Cluster, kind: str, phase:
 def test_a_teacher_in_every_step_is_part_of_training_and_no_warning() -> None:
     found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(eval=20.0)))
     assert (found.kind, found.phase, found.severity) == ("between_steps", "eval", "info")
-    assert found.title == "35% of the time is inference without gradients: 20.0 ms of every step."
+    assert found.title == "35% of the training time is inference without gradients: 20.0 ms of every step."
 
 
 def test_the_price_of_several_phases_comes_with_advice_on_each() -> None:
     found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(log=4.0, validate=19.0, tiny=0.1)))
     assert found.title == (
-        "32% of the time is the phase 'validate': 19.0 ms of every step; with 'log' and 'tiny' it is 38%."
+        "32% of the training time is the phase 'validate': 19.0 ms of every step; with 'log' and 'tiny' it is 38%."
     )
     assert found.cost["share"] == round(sum(found.evidence["shares"].values()), 4) == 0.3844
     assert found.advice == tuple(

@@ -132,6 +132,17 @@ def test_the_title_says_what_fixing_gains(seed: int, steps: range | None) -> Non
     assert now_ms * 119 / 1000 * found.cost["share"] == pytest.approx(seconds, rel=0.01)
 
 
+@pytest.mark.parametrize(("fsdp", "least"), [(True, True), (False, False)])
+def test_over_gloo_the_exchange_of_fsdp_may_change(fsdp: bool, least: bool) -> None:
+    """It takes 8 ms on the rank that waits least, a quarter of what is promised."""
+    facts = {"fsdp": {"version": 2}} if fsdp else {}
+    late = slow_at(1, "forward", 30.0)
+    (found,) = stragglers_of(Cluster(ranks=2, steps=80, noise=0.01, comm_ms=8.0, facts=facts, faults=(late,)))
+    assert ("least" in found.cost) is least
+    at_least_ms = 22.0 if least else 30.0
+    assert found.evidence["least_gain_ms"] == pytest.approx(at_least_ms, abs=1.0)
+
+
 def test_a_rank_that_a_later_one_hides_is_not_said_to_be_waited_for() -> None:
     faults = (slow_at(1, "input", 10.0), slow_at(5, "optimizer", 25.0))
     first, second = stragglers_of(Cluster(ranks=8, steps=60, noise=0.01, faults=faults))

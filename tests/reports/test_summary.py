@@ -158,7 +158,7 @@ def test_contradictions_are_seen() -> None:
     summary = summarize(RUNS["straggler"].run())
     text = render_text(summary)
     summary["findings"][0]["cost"]["share"] = 0.9
-    assert any("90.0% of the time, but" in line for line in contradictions(summary, text))
+    assert any("90.0% of the training time, but" in line for line in contradictions(summary, text))
     summary["verdict"]["title"] = "Something else."
     assert "the verdict is not the first finding" in contradictions(summary, text)
 
@@ -425,7 +425,8 @@ def test_figures_of_a_noiseless_run_are_exact() -> None:
     assert [row["comm_ms"] for row in summary["ranks"]] == [31.0, 31.0, 1.0, 31.0]
     assert summary["verdict"]["kind"] == "compute_straggler"
     assert summary["verdict"]["price"] == (
-        "43% of the time (600 ms); without it a step takes 39.0 ms instead of 69.0 ms on average, 1.77× as fast."
+        "43% of the training time (600 ms); without it a step takes 39.0 ms instead of 69.0 ms on average, "
+        "1.77× as fast."
     )
 
 
@@ -644,7 +645,7 @@ def test_so_far_is_said_of_a_run_that_goes_on_only() -> None:
 def test_a_crash_is_priced_in_the_same_words_while_the_job_goes_on(saved: int | None, over: bool, says: str) -> None:
     cost = {"share": 0.3, "seconds": 1.5}
     assert finding_price("rank_crashed", cost, {"checkpoint_step": saved}, over=over) == says
-    assert finding_price("rank_crashed", cost, {}, over=True) == "30% of the time (1.50 s)."
+    assert finding_price("rank_crashed", cost, {}, over=True) == "30% of the training time (1.50 s)."
 
 
 def test_a_trivial_loss_has_no_price() -> None:

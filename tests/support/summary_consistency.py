@@ -52,9 +52,10 @@ def contradictions(summary: Summary, text: str, *, measured: bool = False) -> li
     compares the two is then left out.
     """
     found = [*_tables(summary), *_verdict(summary, text), *_promises(text), *_same_time_twice(summary)]
-    found += _one_cause_twice(summary)
+    found += [*_one_cause_twice(summary), *_whole_run(summary), *_shown(summary, text)]
     for finding in summary["findings"]:
-        lines = (*_price(summary, finding), *_quoted(finding), *_slower(finding), *_worded(finding))
+        lines = (*_price(summary, finding), *_quoted(finding), *_slower(finding), *_worded(finding), *_gain(finding))
+        lines += tuple(_of_training(summary, finding))
         found += [_line(finding, line) for line in lines]
     if measured:
         return found
@@ -97,6 +98,69 @@ def _verdict(summary: Summary, text: str) -> Iterator[str]:
         yield "the text does not say the verdict"
 
 
+def _whole_run(summary: Summary) -> Iterator[str]:
+    """The parts of the run add up to its duration, and those of training to what the shares are of."""
+    account = summary.get("time_account")
+    if not account:
+        return
+    total = round(sum(account["parts"].values()), 3)
+    if total != account["seconds"] or abs(total - summary["run"]["duration_s"]) > 0.0015:
+        yield f"parts of {total} s, {account['seconds']} s in all, in a run of {summary['run']['duration_s']} s"
+    if min(account["parts"].values()) < 0:
+        yield f"a part of the run is negative: {account['parts']}"
+    steps = summary["steps"]
+    whole_ranks = not steps["left_out"] and steps["total"] == steps["compared"]
+    steady_s = (summary["step_time"]["mean_ms"] or 0.0) * steps["steady"] / 1000
+    if whole_ranks and len(summary["ranks"]) == 1 and not _near(steady_s, account["training_time_s"]):
+        yield f"{steps['steady']} steps take {steady_s:.3f} s, but the training time is {account['training_time_s']} s"
+
+
+def _of_training(summary: Summary, finding: Finding) -> Iterator[str]:
+    """A cost in seconds is its share of the training time: of all steady steps, whichever were timed on the device."""
+    share, seconds = finding["cost"].get("share"), finding["cost"].get("seconds")
+    mean_ms = summary["step_time"]["mean_ms"]
+    if not share or not seconds or not mean_ms or not _claims_time(finding) or "hang" in finding["evidence"]:
+        return
+    training_s = mean_ms * summary["steps"]["steady"] / 1000
+    if not _near(seconds, share * training_s) and abs(seconds - share * training_s) > 0.0001 * training_s + 0.001:
+        yield f"{seconds} s is not {share:.1%} of the training time, {training_s:.3f} s"
+
+
+def _gain(finding: Finding) -> Iterator[str]:
+    """The number in a straggler's title is what its cost is per step."""
+    evidence, cost = finding["evidence"], finding["cost"]
+    gain_ms = evidence.get("gain_ms")
+    if gain_ms is None:
+        return
+    fixed = cost["if_fixed"]
+    if evidence["clock"] == "host" and not _near(gain_ms * evidence["steps_used"] / 1000, cost["seconds"]):
+        yield f"{gain_ms} ms in each of {evidence['steps_used']} steps is not {cost['seconds']} s"
+    quoted = [_ms(*each) for each in re.findall(TIME, finding["title"])]
+    if not any(abs(each - gain_ms) <= 0.006 * max(each, gain_ms) + 0.001 for each in quoted):
+        yield f"the title does not say what it gains, {gain_ms} ms"
+    if ("least" in cost) != (evidence["least_gain_ms"] < gain_ms) or ("least" in cost) != (
+        "about " in finding["title"]
+    ):
+        yield "it is not said everywhere that its gain is uncertain"
+    if "least" in cost and not cost["least"]["if_fixed"]["step_ms"] >= fixed["step_ms"]:
+        yield f"at least {cost['least']['share']:.1%}, but at most {cost['share']:.1%}"
+
+
+def _shown(summary: Summary, text: str) -> Iterator[str]:
+    """Phases in the table: what all ranks take on average, in the share beside it."""
+    mean_ms = summary["step_time"]["mean_ms"]
+    for name, row in summary["phases"].items():
+        if row["mean_ms"] is None or not mean_ms or row["share"] is None or len(summary["ranks"]) > 1:
+            continue
+        if abs(row["mean_ms"] / mean_ms - row["share"]) > 0.001:
+            yield f"{row['mean_ms']} ms of {mean_ms} ms is not {row['share']:.1%} ({name})"
+    account = summary.get("time_account")
+    joined = " ".join(text.split())
+    for name, amount in account["text"].values() if account else ():
+        if f"{name} {amount}" not in joined.replace(" · ", " "):
+            yield f"the text does not say {name} {amount}"
+
+
 def _price(summary: Summary, finding: Finding) -> Iterator[str]:
     cost, fixed = finding["cost"], finding["cost"].get("if_fixed") or {}
     share, step_ms, speedup = cost.get("share"), fixed.get("step_ms"), fixed.get("speedup")
@@ -107,7 +171,7 @@ def _price(summary: Summary, finding: Finding) -> Iterator[str]:
     if speedup < 1:
         yield f"without it the job would be slower ({speedup}×)"
     if share is not None and abs(share - (1 - 1 / speedup)) > 0.005:
-        yield f"{share:.1%} of the time, but {speedup}× as fast"
+        yield f"{share:.1%} of the training time, but {speedup}× as fast"
     mean_ms = summary["step_time"]["mean_ms"]
     rounded_ms = LAST_DIGIT_MS * speedup  # a step of some microseconds has one digit left
     near = _near(step_ms * speedup, mean_ms or 0.0) or abs(step_ms * speedup - (mean_ms or 0.0)) <= rounded_ms
@@ -122,7 +186,7 @@ def _quoted(finding: Finding) -> Iterator[str]:
     known = {_percent(finding["cost"].get("share"))}
     for value in _numbers(finding["evidence"]):
         known.add(_percent(value))
-    for quoted in re.findall(r"(<?\d+%) of the time", finding["title"]):
+    for quoted in re.findall(r"(<?\d+%) of the (?:training )?time", finding["title"]):
         near = {quoted, *(f"{int(quoted.strip('<%')) + by}%" for by in (-1, 1))}  # a mean of ranks against the worst
         if not near & known and _claims_time(finding):
             yield f"{quoted} of the time is nowhere in its evidence"
@@ -137,7 +201,8 @@ def _steps_counted(summary: Summary, finding: Finding) -> Iterator[str]:
         hit, all_steps = map(_whole, counted)
         if hit > all_steps or all_steps > summary["steps"]["compared"]:
             yield f"{hit} of {all_steps} steps, of {summary['steps']['compared']}"
-    said = re.search(rf"(\d+)% of the time .*?: {TIME}(?: each)? in ([\d,]+) of ([\d,]+) steps", finding["title"])
+    often = rf"(\d+)% of the (?:training )?time .*?: {TIME}(?: each)? in ([\d,]+) of ([\d,]+) steps"
+    said = re.search(often, finding["title"])
     mean_ms = summary["step_time"]["mean_ms"]
     if said and mean_ms and _on_host(finding):
         share, each, unit, some, of = said.groups()

@@ -26,7 +26,7 @@ SCREEN = f"""\
 demo · finished · step 99 · 8 ranks · http://127.0.0.1:PORT5              ✔ over
 ✖ Rank 3 is 30.0 ms slower than its peers in forward every step; all other ranks
   wait for it.
-  cost    43% of the time (2.97 s); without it a step takes 39.0 ms instead of…
+  cost    43% of the training time (2.97 s); without it a step takes 39.0 ms in…
 step     69.0 ms  median of 100, mean of ranks  ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
 phase           mean       100 steps, 8 ranks     rank 3    works longest
 input        2.00 ms   3%  █                     2.00 ms    █

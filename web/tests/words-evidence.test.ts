@@ -91,7 +91,10 @@ test("any value is shown, without endless recursion or failure", () => {
 });
 
 test("a cost is worded as in the summary", () => {
-  expect(priceOf(finding({}), false)).toEqual({ words: ["61% of the time", "2.65 s", "without it a step takes 17.4 ms instead of 44.5 ms on average, 2.56× as fast"], left: 1 / 2.557 });
+  expect(priceOf(finding({}), false)).toEqual({ words: ["61% of the training time", "2.65 s", "without it a step takes 17.4 ms instead of 44.5 ms on average, 2.56× as fast"], left: 1 / 2.557 });
+  const least = { share: 0.5, seconds: 2.1, rank_hours: 0, if_fixed: { step_ms: 22.25, speedup: 2 } };
+  const range = { ...(finding({}).cost ?? { share: 0, seconds: 0, rank_hours: 0, if_fixed: null }), least };
+  expect(priceOf(finding({ cost: range }), false)?.words).toEqual(["50% to 61% of the training time", "2.10 s to 2.65 s", "without it a step takes 17.4 ms to 22.3 ms instead of 44.5 ms on average, 2.00 to 2.56× as fast: the exchange may take longer when all ranks arrive together"]);
   expect(priceOf(finding({}), true)?.words[1]).toBe("2.65 s so far");
   expect(priceOf(finding({ cost: { share: 0.004, seconds: 1, rank_hours: 0, if_fixed: null } }), false)).toBeNull();
   expect(priceOf(finding({ cost: null }), false)).toBeNull();

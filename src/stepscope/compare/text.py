@@ -196,7 +196,7 @@ def price_text(row: Mapping[str, Any]) -> str:
     """What a finding costs, before and after: ``61% → 58% of the time``; empty if it has no price."""
     known = [share_text(share) for share in row["share"].values() if share is not None]
     priced = any(row["share"].values())  # a share of 0: what it costs is not known
-    return f"{' → '.join(dict.fromkeys(known))} of the time" if priced else ""
+    return f"{' → '.join(dict.fromkeys(known))} of the training time" if priced else ""
 
 
 def sentences_of(document: Document) -> dict[str, Any]:

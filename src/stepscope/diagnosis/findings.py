@@ -262,11 +262,14 @@ def _advice(view: View, name: str) -> tuple[str, ...]:
 
 def _large_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
     if name == SLOW_STEPS:
-        return f"{share} of the time went into a few slow steps: {_worst_step(view, saved_ns)}."
+        return f"{share} of the training time went into a few slow steps: {_worst_step(view, saved_ns)}."
     if name == SLOWEST_RANK:
-        return f"{share} of the time is spent waiting for whichever rank is slowest; it is not always the same one."
+        return (
+            f"{share} of the training time is spent waiting for whichever rank is slowest; "
+            "it is not always the same one."
+        )
     if name in STOPS.values():
-        return f"{share} of the time is {name}: {_now_and_then(view, name)}."
+        return f"{share} of the training time is {name}: {_now_and_then(view, name)}."
     per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)}"
     if name == EVERY_STEP["other"]:
         return f"{share} of the step is outside input, forward, backward and optimizer: {per_step}."
@@ -275,9 +278,10 @@ def _large_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
 
 def _small_title(view: View, name: str, saved_ns: Floats, share: str) -> str:
     if name == SLOW_STEPS:
-        return f"No lasting bottleneck found, but {share} of the time went into {name}: {_worst_step(view, saved_ns)}."
+        slowest = _worst_step(view, saved_ns)
+        return f"No lasting bottleneck found, but {share} of the training time went into {name}: {slowest}."
     if name == SLOWEST_RANK:
-        return f"No lasting bottleneck found; {name} takes {share} of the time."
+        return f"No lasting bottleneck found; {name} takes {share} of the training time."
     if name in STOPS.values():
         return f"No bottleneck found. Apart from training, most time goes to {name}: {_now_and_then(view, name)}."
     per_step = f"{ms_text(float(saved_ns.mean()) / 1e6)} of {ms_text(float(view.step_ns.mean()) / 1e6)} per step"

@@ -600,7 +600,7 @@ def _others(page: Page, summary: Summary) -> None:
             page.marked(look, finding["title"], bold=False)
             share = finding["cost"].get("share")
             if share and share >= TRIVIAL_SHARE and finding["cost"].get("if_fixed"):
-                page.labeled("cost", [f"{share_text(share)} of the time"])
+                page.labeled("cost", [f"{share_text(share)} of the training time"])
             page.labeled("to do", finding["advice"][:1])
         if len(others) > OTHERS_SHOWN:
             page.lines.append(f"  … and {len(others) - OTHERS_SHOWN} more in summary.json")

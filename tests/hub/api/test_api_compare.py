@@ -62,7 +62,7 @@ def test_findings_are_new_gone_or_kept_with_their_price(compared: Hub) -> None:
     slower = compared.get("/api/v1/compare?runs=base,slow").json["runs"][1]["comparison"]["findings"]
     (new,) = slower["new"]
     assert (new["kind"], new["ranks"], slower["gone"]) == ("compute_straggler", [1], [])
-    assert new["price"].endswith("% of the time")
+    assert new["price"].endswith("% of the training time")
     faster = compared.get("/api/v1/compare?runs=slow,base").json["runs"][1]["comparison"]["findings"]
     assert [row["kind"] for row in faster["gone"]] == ["compute_straggler"]
     assert faster["new"] == []

@@ -50,6 +50,8 @@ export interface Cost {
   if_fixed: { step_ms: number; speedup: number } | null;
   /** Not all of it can be recovered. */
   up_to?: boolean;
+  /** The same at least, where the exchange itself may become longer. */
+  least?: Omit<Cost, "least">;
 }
 
 export interface Finding {

@@ -29,7 +29,7 @@ export function picturesOf(finding: Finding): Picture[] {
   const found = [byRank(finding), byPhase(of, "excess_ms_by_phase"), byPhase(of, "extra_ms_by_phase"), strip(finding), slope(finding)];
   for (const [title, keys] of Object.entries(COMPARED)) found.push(compared(of, title, keys));
   if (finding.kind === "healthy") found.push(shares(of["opportunities"], "Possible gain, at most"));
-  if (finding.kind === "compute_bound") found.push(shares(of["shares"], "Share of the time"));
+  if (finding.kind === "compute_bound") found.push(shares(of["shares"], "Share of the training time"));
   if (finding.kind.endsWith("_bound")) found.push(share(finding));
   return found.filter((one): one is Picture => one !== null);
 }

@@ -18,7 +18,7 @@ from stepscope.diagnosis.engine.view import LAUNCHING_PHASES, View
 from stepscope.records.finding import Claim, unexplained
 from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
 
-__all__ = ["least_step_ns", "longer_by_passes", "unexplained_steps"]
+__all__ = ["exchange_at_stake_ns", "least_step_ns", "longer_by_passes", "unexplained_steps"]
 
 
 # -- extra backward passes --------------------------------------------------------------------------------------------
@@ -138,6 +138,32 @@ def _least_by_exchange(view: View, without: str = "") -> Floats:
             stays_ns += shortest(view.phase(name)) / max(counts.get(name, 1.0), 1.0)
     # Collectives of one kind run one after the other; others may run in parallel, like FSDP's gathers and scatters.
     return np.asarray(np.max(took, axis=0) + stays_ns, np.float64)
+
+
+# -- uncertain prices -------------------------------------------------------------------------------------------------
+# When a late rank is in time, all ranks arrive together, and the exchange itself changes.  On NCCL a part of it may
+# have been hidden behind the very time that is saved, and shows then: of what is hidden, as much as the excess takes of
+# its phase.  On the host's clock (gloo), where parameters are exchanged within forward and backward (FSDP),
+# a late rank finds the data of the others ready; together, the exchange may take up to twice as long as for that rank.
+# DDP on the host exchanges at the end of backward, and recorded jobs gained what was promised.
+
+
+def exchange_at_stake_ns(view: View, rank: int, phase: str | None, at: slice, gain_ns: float) -> float:
+    """Per step: by how much the exchange may grow when a rank (a row) that is late in ``phase`` no longer is."""
+    if not view.comm_measured or not view.lockstep:
+        return 0.0
+    exposed_ns = float(shortest(view.phase("comm"))[at].mean())
+    if view.clock == "host":
+        return exposed_ns if view.facts.get("fsdp") else 0.0
+    exchanges = view.window.communication
+    if exchanges is None or exchanges.measured is None:
+        return 0.0
+    if phase is not None and not _calls_by_phase(exchanges.arrivals).get(phase):
+        return 0.0
+    own_ns = float(np.nanmean((view.work_ns if phase is None else view.phase(phase))[rank, at]))
+    took_ns = sum(flow.transfer_ns for flow in exchanges.flows if flow.device and len(flow.rows) > 1)
+    hidden_ns = max(float(took_ns) - exposed_ns, 0.0)
+    return hidden_ns * min(gain_ns / own_ns, 1.0) if own_ns > 0 else 0.0
 
 
 def _calls_by_phase(arrivals: Arrivals) -> dict[str, float]:

@@ -106,6 +106,11 @@ NODE_SHARE = 0.75
 """Share of a host's ranks that must be late for the host to be slow; one or two may hide in the noise."""
 COMM_STEPS_SHARE = 0.5
 """Waiting counts as measured when this share of the steps has a wait (some sources sample it)."""
+GAINABLE_SHARE = 0.9
+"""If less than this share of what a bottleneck takes can be gained, its title says how much."""
+UNCERTAIN_SHARE = 0.10
+"""Share of a promised gain by which the exchange may change it without a word: recorded jobs gained within a tenth of
+the promise where less of the exchange was at stake, and up to a fifth less where more was."""
 
 # -- where the time goes ----------------------------------------------------------------------------------------------
 

@@ -87,6 +87,13 @@ class View:
         return step_lengths(self.wall_ns)
 
     @cached_property
+    def training_ns(self) -> float:
+        """The training time: all steady steps, also where only some were timed on the device."""
+        if self.clock == "host":
+            return float(self.step_ns.sum())
+        return float(step_lengths(self.window.wall_ns[self.rows][:, self.window.steady]).sum())
+
+    @cached_property
     def lockstep(self) -> bool:
         """Whether the ranks keep pace because they wait for each other; processes without a group never wait."""
         return self.in_group and in_lockstep(self.wall_ns)
@@ -240,13 +247,14 @@ def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns:
 
 
 def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
-    """The cost of a finding, from what each step would have saved."""
+    """The cost of a finding, from what each step would have saved: its share of the training time."""
     # No step can save more than it lasted; a replay by phase alone ignores that.
     saved_ns = np.clip(saved_ns, 0.0, view.step_ns)
     total_ns, saved_total_ns = float(view.step_ns.sum()), float(saved_ns.sum())
+    share = saved_total_ns / total_ns if total_ns else 0.0
     return cost_document(
-        share=saved_total_ns / total_ns if total_ns else 0.0,
-        seconds=saved_total_ns / 1e9,
+        share=share,
+        seconds=share * view.training_ns / 1e9,
         ranks=len(view.ranks),
         # The mean: multiplied by the speed-up it gives the actual mean step, which a median would not.
         step_ns=total_ns / len(view.steps) if len(view.steps) else None,

@@ -211,7 +211,7 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
     if name == "other" and _calls_forward(place):
         return f"{share} of the time is the model's forward, called directly: {_each(took, 'each time')}{where}"
     if name == "other":
-        return f"{share} of the time passes between steps: {_each(took, 'each time')}{where}"
+        return f"{share} of the training time passes between steps: {_each(took, 'each time')}{where}"
     what = _words(view, name)
     raw_ns = longest(view.phase(name))
     hit = raw_ns > 0
@@ -221,7 +221,7 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
         often = _in_some_steps(raw_ns, hit)
     else:
         often = f"{ms_text(float(raw_ns[hit].mean()) / 1e6)} of every step"
-    return f"{share} of the time is {what}{who}: {often}{where}"
+    return f"{share} of the training time is {what}{who}: {often}{where}"
 
 
 def _each(took: Floats, every: str) -> str:
@@ -325,7 +325,7 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
         kind="wait_heavy",
         severity="info" if schedule or _calls_forward(place) else _severity(cost["share"]),
         title=(
-            f"{share_text(cost['share'])} of the time lies inside the step but in no known phase: "
+            f"{share_text(cost['share'])} of the training time lies inside the step but in no known phase: "
             f"{_each(shared_ns[used], 'of every step')}{where}."
         ),
         phase="other",

@@ -413,7 +413,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
         severity="critical" if part.share >= rule.critical else "warning",
         title=(
             f"{_words(view, rule)} {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns[used])}, "
-            f"{share_text(taken_share)} of the time{where}."
+            f"{share_text(taken_share)} of the training time{_gainable(taken_share, cost['share'])}{where}."
         ),
         phase=rule.phase,
         steps=view.span,
@@ -462,6 +462,11 @@ def _hook_of(view: View, rule: _Rule, exchanges: Sequence[dict[str, Any]]) -> st
     return hook if reduced["ms_per_step"] * 1e6 >= thresholds.EXCHANGE_TIMES * needed_ns else ""
 
 
+def _gainable(taken_share: float, share: float) -> str:
+    """What of it can be gained at most, where the step would wait for something else instead."""
+    return f" ({share_text(share)} can be gained)" if share < thresholds.GAINABLE_SHARE * taken_share else ""
+
+
 def _words(view: View, rule: _Rule) -> str:
     if rule.phase == "comm" and len(set(view.hosts)) == 1:
         return "All ranks wait for the exchange:"
@@ -479,7 +484,7 @@ def _bubble(view: View, part: TimeShare, saved_ns: Floats, shared_ns: Floats, ex
         severity="warning" if least is None or part.share >= least + thresholds.BUBBLE_SLACK else "info",
         title=(
             f"Pipeline stages wait for each other: {ms_text(part.mean_ns / 1e6)} {_how_often(shared_ns)}, "
-            f"{share_text(part.share)} of the time"
+            f"{share_text(part.share)} of the training time"
             f"{'' if least is None else f' ({share_text(least)} if all were even)'}."
         ),
         phase="comm",

@@ -201,7 +201,7 @@ def _rotation(
         severity=severity_by_cost(cost["share"], typical_ns),
         title=(
             f"A different rank is late in each step, by {ms_text(typical_ns / 1e6)}{where}; "
-            f"waiting for it costs {share_text(cost['share'])} of the time."
+            f"waiting for it costs {share_text(cost['share'])} of the training time."
         ),
         phase=phase,
         steps=view.span,
@@ -252,7 +252,7 @@ def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: fl
         severity="warning" if cost["share"] >= thresholds.IMBALANCE_WARNING_SHARE else "info",
         title=(
             f"{what}, and the rank with the most changes from step to step; waiting for it costs "
-            f"{share_text(cost['share'])} of the time."
+            f"{share_text(cost['share'])} of the training time."
         ),
         steps=view.span,
         cost=cost,
@@ -291,7 +291,10 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
     finding = Finding(
         kind="imbalance",
         severity="warning" if costly and differ else "info",
-        title=f"{what}; waiting for {'the largest' if differ else 'it'} costs {share_text(cost['share'])} of the time.",
+        title=(
+            f"{what}; waiting for {'the largest' if differ else 'it'} costs {share_text(cost['share'])} "
+            "of the training time."
+        ),
         steps=view.span,
         cost=cost,
         evidence={

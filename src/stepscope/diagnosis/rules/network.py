@@ -156,7 +156,7 @@ def _when_text(view: View, since: tuple[int, int] | None) -> str:
 def _price_text(cost: Mapping[str, Any], per_step_ns: float, some: str) -> str:
     if not cost["share"]:
         return "the steps are not affected"
-    return f"{some}exchanges take {ms_text(per_step_ns / 1e6)} longer, {share_text(cost['share'])} of the time"
+    return f"{some}exchanges take {ms_text(per_step_ns / 1e6)} longer, {share_text(cost['share'])} of the training time"
 
 
 def network_advice(

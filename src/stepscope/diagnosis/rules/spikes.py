@@ -435,12 +435,12 @@ def _jitter_title(
     if found.period is not None:
         every = f"Every {_ordinal(found.period)} step"
         if besides:
-            return f"{every} takes {longer} longer besides {besides}{where}: {share_text(share)} of the time."
+            return f"{every} takes {longer} longer besides {besides}{where}: {share_text(share)} of the training time."
         usual = ms_text(view.median_step_ns / 1e6)
-        return f"{every} takes {longer} longer than the usual {usual}{where}: {share_text(share)} of the time."
+        return f"{every} takes {longer} longer than the usual {usual}{where}: {share_text(share)} of the training time."
     return (
         f"{len(found.groups):,} of {count_text(len(view.steps), 'step')} are much longer than the rest, "
-        f"typically by {longer}{where}: {share_text(share)} of the time."
+        f"typically by {longer}{where}: {share_text(share)} of the training time."
     )
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.claims import least_step_ns
+from stepscope.diagnosis.engine.claims import exchange_at_stake_ns, least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.statistics import (
     local_median,
@@ -168,7 +168,11 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
     if view.comm_measured:
         saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view))
     cost = cost_of(view, saved_ns)
-    gain = _gain(view, worst, saved_ns, at)
+    gain = _gain(view, worst, saved_ns, at, phase)
+    if gain.uncertain:
+        less_ns = saved_ns.copy()
+        less_ns[at] -= gain.at_stake_ns
+        cost["least"] = cost_of(view, less_ns)
     ranks = tuple(view.ranks[index] for index in culprits)
     hosts = tuple(view.hosts[index] for index in culprits)
     side = _side(view, worst, phase)
@@ -197,7 +201,8 @@ def _claim(view: View, group: list[Suspect], *, kind: str) -> Claim:
         steps=(int(view.steps[at.start]), int(view.steps[at.stop - 1])),
         cost=cost,
         evidence=_evidence(view, group, culprits, phase, at, by_work=by_work, place=place)
-        | {"side": side, "gain_ms": round(gain.ns / 1e6, 3)}
+        | {"side": side}
+        | gain.evidence
         | (layer.evidence if layer else {})
         | ({"by": "experts", "times_the_bytes": round(tokens, 3)} if routed else {}),
         advice=expert_advice(same_batches=_same_batches(view)) if routed else (*about_layer, *advice),
@@ -214,19 +219,38 @@ class _Gain:
     """By which a step is shorter when the ranks are as fast as their peers: the cost, divided by the steps."""
     excess_ns: float
     """By which the slowest of them works longer than its peers; in a title only where others hide most of it."""
+    at_stake_ns: float
+    """By which the exchange may become longer when all ranks arrive together."""
 
     @property
     def hidden(self) -> bool:
         """Whether other ranks are late, too, so that fixing these alone gains little."""
         return self.ns < thresholds.EXPLAINS_SHARE * self.excess_ns
 
+    @property
+    def uncertain(self) -> bool:
+        return not self.hidden and self.at_stake_ns >= max(thresholds.UNCERTAIN_SHARE * self.ns, 1.0)
 
-def _gain(view: View, worst: Suspect, saved_ns: Floats, at: slice) -> _Gain:
+    @property
+    def text(self) -> str:
+        if self.hidden:
+            return ms_text(self.excess_ns / 1e6)
+        return f"{'about ' if self.uncertain else ''}{ms_text(self.ns / 1e6)}"
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        least_ns = max(self.ns - self.at_stake_ns, 0.0) if self.uncertain else self.ns
+        return {"gain_ms": round(self.ns / 1e6, 3), "least_gain_ms": round(least_ns / 1e6, 3)}
+
+
+def _gain(view: View, worst: Suspect, saved_ns: Floats, at: slice, phase: str | None) -> _Gain:
     excess_ns = worst.excess_ns
     if view.comm_measured and not worst.sampled:
         # What is longer in one phase may be shorter in another; peers wait for the rest only.
         excess_ns = min(excess_ns, _median(peer_deviation(view.work_ns, view.groups)[worst.rank, worst.at]))
-    return _Gain(ns=float(np.clip(saved_ns, 0.0, view.step_ns)[at].mean()), excess_ns=excess_ns)
+    gain_ns = float(np.clip(saved_ns, 0.0, view.step_ns)[at].mean())
+    at_stake_ns = exchange_at_stake_ns(view, worst.rank, phase, at, gain_ns)
+    return _Gain(ns=gain_ns, excess_ns=excess_ns, at_stake_ns=at_stake_ns)
 
 
 def _times_the_tokens(view: View, culprits: NDArray[np.intp], at: slice) -> float:
@@ -329,7 +353,7 @@ def _title(
 ) -> str:
     ranks = tuple(view.ranks[suspect.rank] for suspect in sorted(group, key=lambda suspect: suspect.rank))
     worst = max(group, key=lambda suspect: suspect.excess_ns)
-    excess = ms_text((gain.excess_ns if gain.hidden else gain.ns) / 1e6)
+    excess = gain.text
     when = _when(view, at)
     waiting = "the other rank waits for it" if len(view.ranks) == 2 else "all other ranks wait for it"
     if len(ranks) > 1:
