@@ -85,7 +85,7 @@ def test_the_reason_is_another_cause_of_the_same_rank() -> None:
 def test_the_reason_is_that_it_costs_too_little() -> None:
     faults = (slow_at(1, "forward", 1.5),)
     assert reasons(recorded(event("finding_opened", 12), faults=faults)) == [
-        "over the whole run it costs 4% of the time, too little to warn of"
+        "over the whole run it costs 4% of the training time, too little to warn of"
     ]
 
 

@@ -128,7 +128,7 @@ def _reason(
         return f"other processes explain it ({crowded.title.rstrip('.')})"
     if same is not None:
         share = share_text(same.cost.get("share") or 0.0)
-        return f"over the whole run it costs {share} of the time, too little to warn of"
+        return f"over the whole run it costs {share} of the training time, too little to warn of"
     instead = [
         each for each in warned if (ranks and set(each.ranks) & set(ranks)) or (not ranks and each.phase == phase)
     ]
