@@ -31,6 +31,8 @@ WARM_STEPS = 150
 """Until the model is found and the device is timed at its usual rate."""
 HOOKS = ("input", "h2d", "forward", "backward", "optimizer")
 RESAMPLES = 500
+FAR = 1 << 60
+"""No such step comes."""
 
 Lap = tuple[float, float]
 """Main-thread CPU and wall-clock time of one step, µs."""
@@ -66,6 +68,8 @@ def _measure(args: argparse.Namespace) -> None:
     share = dict.fromkeys(found, 1.0)
     for name, (pairs, each) in training.now_and_then(args.pairs).items():
         found[name], share[name] = pairs, each
+    found |= training.gradients(args.pairs)
+    share = {name: share.get(name, 1.0) for name in found}
     _report(found, share, args, training.device_name)
     if args.json:
         args.json.write_text(json.dumps({"device": training.device_name, "share": share, "pairs": found}))
@@ -89,6 +93,7 @@ class Training:
         self._model.to(self._device)
         kind = torch.optim.SGD if args.workload in loop.MLPS else torch.optim.AdamW
         self._optimizer = kind(self._model.parameters(), lr=1e-3)
+        self._parameters = list(self._model.parameters())
         self._loss = torch.nn.CrossEntropyLoss()
         self._batches = iter(torch.utils.data.DataLoader(loop.OneBatch(10**9, batch), batch_size=None))
         hooks: Any = sys.modules["torch.optim.optimizer"]
@@ -152,7 +157,32 @@ class Training:
         found[f"device memory, in 1 of {every} steps"] = (reads, 1 / every)
         return found
 
-    def step(self, without: tuple[str, ...], memory: Any = None) -> Lap:
+    def gradients(self, pairs: int) -> dict[str, list[tuple[Lap, Lap]]]:
+        """What ``layers/gradient_trail.py`` costs in a step that it looks at: steps with and without, side by side.
+
+        In a run it looks at a step only if that is less than 0.2% of it.  Norms that clipping computes are kept always.
+        """
+        trail = self._recorder.trail
+        if trail is None:
+            return {}
+        self._recorder._device = self._recorder.ledger.device = None
+        clip = self._torch.nn.utils.clip_grad_norm_
+        found: dict[str, list[tuple[Lap, Lap]]] = {}
+        names = {"few": "a look at a few gradients", "all": "a look at all gradients", "none": "keeping clipped norms"}
+        for scope, name in names.items():
+            found[name] = []
+            for _ in range(pairs):
+                laps = {}
+                for on in random.sample((True, False), 2):
+                    looks = on and scope != "none"
+                    trail.due, trail._scope, trail._begun = 0 if looks else FAR, scope, (self._recorder.step, 0)
+                    clips = None if scope != "none" else clip if on else _original(clip)
+                    laps[on] = self.step((), clip=clips)
+                found[name].append((laps[True], laps[False]))
+        trail.due = FAR
+        return found
+
+    def step(self, without: tuple[str, ...], memory: Any = None, clip: Any = None) -> Lap:
         recorder, ledger = self._recorder, self._recorder.ledger
         for table, kept in zip(self._tables, self._hooks, strict=True):
             table.clear()
@@ -174,6 +204,8 @@ class Training:
         optimizer.zero_grad()
         loss = loss_of(model(net, x), y)
         backward(loss)
+        if clip is not None:
+            clip(self._parameters, 1.0)
         optimizer.step()
         if memory is not None:
             memory._memory_at = 0

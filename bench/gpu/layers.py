@@ -56,6 +56,16 @@ def _fault(name: str, fault: str, finding: str, *words: str, **more: Any) -> Lay
     return LayerCase(name=f"fault/{name}", args=args, finding=finding, words=words, **more)
 
 
+TRAIL = ("--pause-s", "0.12", "--steps", "70")
+"""Steps that are long enough to look at all gradients."""
+
+
+def _trail(name: str, fault: str, finding: str, *words: str, **more: Any) -> LayerCase:
+    args = ("--fault", fault, *TRAIL, *more.pop("args", ()))
+    more = {"rank": 1, **more}
+    return LayerCase(name=f"trail/{name}", args=args, finding=finding, words=words, ranks=2, **more)
+
+
 CASES = (
     LayerCase(name="sum/plain", args=LARGE, mode="every"),
     LayerCase(name="sum/autocast", args=(*LARGE, "--autocast"), mode="every"),
@@ -73,6 +83,13 @@ CASES = (
     # The job counts its steps from 1, the recording from 0.
     _fault("nan", "nan", "loss_nan", "first in blocks.3", ranks=2, rank=1, mode="every", steps=range(49, 50)),
     _fault("nan_sampled", "nan", "loss_nan", ranks=2, rank=1, steps=range(49, 50), args=("--pause-s", "0.02")),
+    # Between samples: what is kept of the last steps shows the layer and the rank.
+    _trail("backward", "nan_backward", "loss_nan", "first in blocks.3.up on rank 1, in backward, at step 49"),
+    _trail("clipped", "nan_backward", "loss_nan", "first in blocks.3.up on rank 1, in backward", args=("--clip", "1")),
+    _trail("forward", "nan", "loss_nan", "first on rank 1, in forward, at step 49"),
+    _trail("update", "nan_update", "loss_nan", "the update of step 49 made the weights NaN", rank=None),
+    LayerCase(name="trail/same", args=("--exact", "--no-waiting", *TRAIL)),
+    LayerCase(name="trail/same_clipped", args=("--exact", "--no-waiting", "--clip", "1", *TRAIL)),
     _fault("nudge", "nudge", "replica_desync", "blocks.5.qkv", ranks=3, rank=1, mode="every", steps=range(49, 50)),
     _fault("flip", "flip", "replica_desync", "blocks.7.down", ranks=3, rank=1, mode="every", steps=range(49, 50)),
     _fault("flip_sampled", "flip", "replica_desync", "blocks.7.down", ranks=3, rank=1, args=("--steps", "300")),
@@ -129,7 +146,7 @@ def _run(case: LayerCase, device: str, folder: Path, shared: dict[str, str]) -> 
     summary = json.loads((run / "summary.json").read_text())
     if case.name.startswith("sum/"):
         return _judge_sum(run, said, environment)
-    if case.name.startswith("same/"):
+    if case.name.startswith("same/") or case.name.startswith("trail/same"):
         bare = _output([*start, *job], environment)
         if bare.returncode:
             return [f"the bare job failed, with exit code {bare.returncode}: {bare.stderr[-1500:]}"], ""

@@ -17,9 +17,31 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 FAULTS = (
-    *("none", "nan", "nudge", "flip", "no_sync", "dead", "keep_loss", "keep_logits", "keep_hidden"),
+    *(
+        "none",
+        "nan",
+        "nan_backward",
+        "nan_update",
+        "nudge",
+        "flip",
+        "no_sync",
+        "dead",
+        "keep_loss",
+        "keep_logits",
+        "keep_hidden",
+    ),
     *("total", "leak", "oom"),
 )
+
+
+class BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
 
 
 class Block(nn.Module):
@@ -30,6 +52,7 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.factor = 1.0
+        self.bad_backward = False
 
     def forward(self, x):
         batch, length, width = x.shape
@@ -42,7 +65,8 @@ class Block(nn.Module):
             .reshape(batch, length, width)
         )
         x = x + self.out(mixed)
-        return x + self.down(functional.gelu(self.up(self.norm2(x)) * self.factor))
+        wide = self.up(self.norm2(x)) * self.factor
+        return x + self.down(functional.gelu(BadBackward.apply(wide) if self.bad_backward else wide))
 
 
 class GPT(nn.Module):
@@ -78,6 +102,7 @@ def arguments():
     add("--held-gb", type=float, default=0.0, help="memory that the job holds from the beginning")
     add("--epoch", type=int, default=100, help="steps after which 100 MB leak")
     add("--pause-s", type=float, default=0.0, help="after each step")
+    add("--clip", type=float, default=0.0, help="the largest norm of the gradients; 0: any")
     add("--autocast", action="store_true")
     add("--checkpoint", action="store_true")
     add("--fused", action="store_true")
@@ -110,6 +135,7 @@ def disturb(model, args, step, faulty):
     """What is wrong in this step with the model of the faulty rank."""
     here = faulty and step == args.at
     model.blocks[3].factor = float("nan") if here and args.fault == "nan" else 1.0
+    model.blocks[3].bad_backward = here and args.fault == "nan_backward"
     if here and args.fault == "nudge":
         with torch.no_grad():
             model.blocks[5].qkv.weight += 1e-6
@@ -166,6 +192,8 @@ def main():
         if step == args.steps - 3 and args.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         disturb(plain, args, step, rank == 1 or ranks == 1)
+        for group in optimizer.param_groups if args.fault == "nan_update" else ():
+            group["lr"] = float("inf") if step == args.at else 1e-4
         tokens = batches[step % len(batches)]
         optimizer.zero_grad()
         with torch.autocast(args.device, torch.bfloat16, enabled=args.autocast):
@@ -174,6 +202,8 @@ def main():
         loss.backward()
         if args.fault == "no_sync" and rank == 1 and step >= args.at:
             own_gradients(plain, tokens)
+        if args.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         losses.append(loss.detach())
         total = total + (loss if args.fault == "total" else loss.detach())

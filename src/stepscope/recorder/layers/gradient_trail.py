@@ -10,7 +10,7 @@ for the device or keeps a tensor of the script:
   when backward has computed the last one, ``.grad`` of all parameters is still this rank's own.  (Not with
   ``gradient_as_bucket_view``, where gradients are in the buckets and may have been reduced already.)
 - *Before the update*, where nothing else has looked: the gradients that the optimizer is given.
-- *What is given to a reducing collective in backward* (FSDP, communication hooks): the norm of the whole buffer.
+- *What is given to a reducing collective in backward* (FSDP): the norm of the whole buffer.
 
 The last three launch kernels of their own.  They look at all gradients if that takes no more than ``MOST_SHARE`` of a
 step, else at a few small ones spread over the model (NaN in backward spreads to everything before it, so these show the
