@@ -193,6 +193,13 @@ def test_a_job_that_was_reached_and_did_not_train() -> None:
     assert found.title == "Nothing was recorded: no process with the recorder loaded trained a PyTorch model."
 
 
+@pytest.mark.parametrize(("ranks", "than"), [(2, "slower than the other rank in"), (4, "slower than its peers in")])
+def test_two_ranks_are_not_peers(ranks: int, than: str) -> None:
+    found = of(Cluster(ranks=ranks, steps=100, faults=(slow_at(1, "forward", 30.0),)))
+    assert than in found[0].title
+    assert ("peers" in " ".join((found[0].title, *found[0].advice))) == (ranks > 2)
+
+
 def test_a_script_that_gave_up_is_quoted() -> None:
     end = {"exit_code": 2, "status": "failed", "wall_ns": 1}
     run = replace(Cluster(ranks=0, steps=0, meta={"end": end}).run(), last_line="train.py: error: no --lr")

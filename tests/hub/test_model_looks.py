@@ -51,6 +51,7 @@ def test_live_findings_name_the_rank_that_the_whole_run_names(fault: object) -> 
     ]
     assert whole
     assert (live.judged.ranks, live.judged.of_ranks, live.judged.step) == (12, 12, 79)
+    assert live.judged.first_step == 0
 
 
 def test_wrong_numbers_lead_the_live_findings() -> None:

@@ -4,6 +4,7 @@ import { ceiling, curve, letterOf, ownWords, quantileOf } from "../src/run/compa
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
 const { metricRows } = await import("../src/screens/compare-table");
+const { overlaysOf } = await import("../src/screens/compare-metrics");
 
 function steps(wall: number[], size = 1): StepsDocument {
   return {
@@ -53,6 +54,16 @@ test("noted numbers are rows with their last value, whoever has them", () => {
     ["lr", null, null, null, "0.01"],
   ]);
   expect(rows.flatMap((row) => row.cells).every((cell) => cell === null || (cell.change === null && cell.look === null))).toBe(true);
+});
+
+test("metrics are laid over each other by name, a loss first, with a line for each run that has it", () => {
+  const lr = { name: "lr", step: [0, 1], value: [0.1, 0.2] };
+  const loss = (last: number) => ({ name: "train/loss", step: [0, 1], value: [3, last] });
+  const overlays = overlaysOf([{ metrics: [lr, loss(2)], left_out: 0 }, null, { metrics: [loss(1), { name: "none", step: [], value: [] }], left_out: 0 }]);
+  expect(overlays.map(({ name, lines }) => [name, ...lines.map(({ at, value }) => [at, value.at(-1)])])).toEqual([
+    ["train/loss", [0, 2], [2, 1]],
+    ["lr", [0, 0.2]],
+  ]);
 });
 
 test("runs are named by letters", () => {

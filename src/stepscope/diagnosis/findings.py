@@ -43,7 +43,16 @@ from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
-from stepscope.records.finding import SEVERITIES, Claim, Finding, HangKind, as_remark, finding_order, highest
+from stepscope.records.finding import (
+    SEVERITIES,
+    Claim,
+    Finding,
+    HangKind,
+    as_remark,
+    finding_order,
+    highest,
+    worded_for,
+)
 from stepscope.records.paths import HOOKS_INSTALLED, HOOKS_MISSED
 from stepscope.records.series import RunData, Unrecorded
 from stepscope.records.text import count_text, ms_text, share_text
@@ -413,7 +422,7 @@ def diagnose(
     if all(finding.severity == "info" and finding.kind in REMARKS for finding in findings):
         compute = [claim.finding for claim in find_compute_bound(view)]
         findings = [*find_healthy(view), *findings, *compute]
-    return findings
+    return [worded_for(finding, len(window.ranks)) for finding in findings]
 
 
 def _explained(view: View) -> list[Claim]:

@@ -571,9 +571,8 @@ def _unfinished(situation: Situation, found: Verdict) -> Ruling:
     what = collective_text(found.waiting_in) if found.waiting_in is not None else "a collective"
     owner = "its device has" if len(spinning) == 1 else "their devices have"
     title = f"{situation.who(spinning)}: {owner} not finished what comes before {what}, which all ranks called."
-    evidence = tuple(
-        f"Rank {rank} uses {shares[rank]:.0%} of a core waiting; its peers sleep." for rank in spinning[:3]
-    )
+    others = "the others sleep" if len(shares) > 2 else "the other rank sleeps"
+    evidence = tuple(f"Rank {rank} uses {shares[rank]:.0%} of a core waiting; {others}." for rank in spinning[:3])
     more = {"collective": found.waiting_in, "evidence": evidence}
     return _with(situation, "hang_device", spinning, title, **more)
 

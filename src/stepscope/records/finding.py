@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from stepscope.records.text import for_two_ranks
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -48,6 +50,7 @@ __all__ = [
     "status_severity",
     "unexplained",
     "with_current_kinds",
+    "worded_for",
 ]
 
 
@@ -79,6 +82,13 @@ STATUS_SEVERITIES: dict[str, Severity] = {
     "interrupted": "warning",
     "unfinished": "warning",
 }
+
+
+def worded_for(finding: Finding, ranks: int) -> Finding:
+    """The finding in the words for a job of so many ranks."""
+    if ranks != 2:
+        return finding
+    return replace(finding, title=for_two_ranks(finding.title), advice=tuple(map(for_two_ranks, finding.advice)))
 
 
 def status_severity(status: str) -> Severity:

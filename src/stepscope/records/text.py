@@ -26,6 +26,7 @@ __all__ = [
     "default_name",
     "duration_text",
     "evidence_name",
+    "for_two_ranks",
     "hang_name",
     "host_in_name",
     "ms_text",
@@ -176,6 +177,11 @@ ALLOWED_CONTROLS = "\n\t"
 
 
 _COLORS = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def for_two_ranks(text: str) -> str:
+    """A sentence about a rank and its peers, for a job in which there is only one other rank."""
+    return text.replace("its peers'", "the other rank's").replace("its peers", "the other rank")
 
 
 def without_colors(text: str) -> str:

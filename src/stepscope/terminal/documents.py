@@ -100,6 +100,8 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 class Judged(Struct, frozen=True, kw_only=True):
     collecting: str = ""
+    first_step: int | None = None
+    step: int | None = None
 
 
 class Findings(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding import Claim, Finding, as_remark, finding_order, unexplained
+from stepscope.records.finding import Claim, Finding, as_remark, finding_order, unexplained, worded_for
 from stepscope.records.text import count_text, ms_text, share_text
 from stepscope.traces.job import JobAnalysis, distributed_table, job_path
 from stepscope.traces.rank import RankAnalysis
@@ -181,7 +181,8 @@ def find(job: JobAnalysis) -> tuple[Finding, ...]:
     findings += [*find_memory(view), *find_practices(view), *find_truncated(view)]
     findings.sort(key=finding_order, reverse=True)
     start_up = find_start_up(view)
-    return (*start_up, *(as_remark(each) if start_up else each for each in findings))
+    told = (*start_up, *(as_remark(each) if start_up else each for each in findings))
+    return tuple(worded_for(finding, len(view.ranks)) for finding in told)
 
 
 def verdict_of(job: JobAnalysis) -> str:

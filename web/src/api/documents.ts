@@ -71,7 +71,7 @@ export interface FindingsDocument {
   live: boolean;
   verdict: Verdict | null;
   findings: Finding[];
-  judged?: { step: number; ranks: number; of_ranks: number; looks: number; collecting?: string };
+  judged?: { first_step?: number | null; step: number; ranks: number; of_ranks: number; looks: number; collecting?: string };
 }
 
 export interface Status {

@@ -9,7 +9,7 @@ import { useSummary } from "../run/summary";
 import { Card, Nothing } from "../ui/card";
 import { CopyButton } from "../ui/copy-button";
 import { dateTime } from "../ui/format";
-import { commandText, endText, machineRows, meshText, peersText, timeAccountOf, whoText } from "../words/context";
+import { commandText, endText, machineRows, meshText, peersText, settingRows, timeAccountOf, whoText } from "../words/context";
 import { evidenceRows, isRecord, type Row } from "../words/evidence";
 import { nameOf } from "../words/names";
 import { countOf } from "../words/ranks";
@@ -32,6 +32,7 @@ export function ContextPanel({ run }: { run: OpenRun }) {
   const worldSize = Math.max(about.world_size, run.status.value?.world_size ?? 0);
   const facts = isRecord(summary?.["facts"]) && Object.keys(summary["facts"]).length > 0 ? summary["facts"] : (rank?.facts ?? {});
   const differ = Array.isArray(summary?.["facts_differ"]) ? summary["facts_differ"].map(String) : [];
+  const settings = settingRows(summary?.["settings"]);
   const command = commandText(context.command);
   return (
     <Card title="Context" class="context" about="what ran, where and how">
@@ -52,12 +53,24 @@ export function ContextPanel({ run }: { run: OpenRun }) {
           <Pairs left={0} rows={texts({ python: context.python, torch: rank?.identity["torch"], backend: rank?.identity["backend"], stepscope: context.stepscope, platform: context.platform, interpreter: context.executable })} />
         </Part>
         <Part title="Machines">
-          <Pairs left={0} rows={[...texts({ ranks: worldSize > 0 ? countOf(worldSize, "rank") : "", device: rank?.identity["device_name"] || rank?.identity["device"] }), ...machineRows(summary?.["host"]), ...texts({ mesh: meshText(facts["mesh"]), [`rank ${lowest ?? 0} and its peers`]: peersText(facts["peers"]) })]} />
+          <Pairs left={0} rows={[...texts({ ranks: worldSize > 0 ? countOf(worldSize, "rank") : "", device: rank?.identity["device_name"] || rank?.identity["device"] }), ...machineRows(summary?.["host"]), ...texts({ mesh: meshText(facts["mesh"]), [`rank ${lowest ?? 0} and those that do the same work`]: peersText(facts["peers"]) })]} />
         </Part>
         <Git git={context.git ?? gitOf(run.events.value)} />
-        {NESTED.map((key) => (isRecord(facts[key]) ? <Facts key={key} title={TITLES[key] ?? nameOf(key)} of={facts[key]} /> : null))}
-        <Facts title="Settings" of={Object.fromEntries(Object.entries(facts).filter(([key, value]) => !["mesh", "peers"].includes(key) && !(NESTED.includes(key) && isRecord(value))))} />
+        {settings.length > 0 && (
+          <Part title="Settings">
+            <Pairs left={0} rows={settings} />
+          </Part>
+        )}
       </div>
+      {Object.keys(facts).length > 0 && (
+        <details class="fold" open={settings.length === 0}>
+          <summary>Everything recorded about the settings</summary>
+          <div class="context-parts">
+            {NESTED.map((key) => (isRecord(facts[key]) ? <Facts key={key} title={TITLES[key] ?? nameOf(key)} of={facts[key]} /> : null))}
+            <Facts title="Others" of={Object.fromEntries(Object.entries(facts).filter(([key, value]) => !["mesh", "peers"].includes(key) && !(NESTED.includes(key) && isRecord(value))))} />
+          </div>
+        </details>
+      )}
       {differ.length > 0 && (
         <p class="differ">
           <span class="severity warning" aria-hidden="true">

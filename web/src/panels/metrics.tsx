@@ -32,7 +32,7 @@ export function MetricsPanel({ run }: { run: OpenRun }) {
   return (
     <Card
       title="Metrics"
-      about={`noted by the script or seen in training, mean over ranks; samples/s and tokens/s of the job${answer.left_out > 0 ? `; ${count(answer.left_out)} more not shown` : ""}`}
+      about={`noted by the script or seen in training${(run.status.value?.ranks ?? 0) > 1 ? ", mean over ranks" : ""}; samples/s and tokens/s of the job${answer.left_out > 0 ? `; ${count(answer.left_out)} more not shown` : ""}`}
       csv={{ name: `${run.name}-metrics`, make: () => metricTable(metrics) }}
     >
       <div class="metrics">

@@ -46,11 +46,12 @@ function Lead({ run, finding, found, live }: { run: OpenRun; finding: Finding; f
 
 function Judged({ found, live }: { found: FindingsDocument; live: boolean }) {
   if (!found.live || found.judged === undefined) return null;
-  const { step, ranks, of_ranks: all } = found.judged;
+  const { first_step: first, step, ranks, of_ranks: all } = found.judged;
+  const steps = first === undefined || first === null || first >= step ? `data up to step ${count(Math.max(0, step))}` : `steps ${count(first)} to ${count(step)}`;
   const more = !live ? ` ${ELSEWHERE}` : isStop(found.findings[0]?.kind ?? "") ? "" : " A finding appears when two checks agree, and disappears when it no longer holds.";
   return (
     <p class="muted small">
-      Based on data up to step {count(Math.max(0, step))}{stillIn(found.findings) === null ? "" : ", the last that ended"}, {ranks < all ? `${count(ranks)} of ${countOf(all, "rank")}` : countOf(all, "rank")}.{more}
+      Based on {steps}{stillIn(found.findings) === null ? "" : ", the last that ended"}, {ranks < all ? `${count(ranks)} of ${countOf(all, "rank")}` : countOf(all, "rank")}.{more}
     </p>
   );
 }

@@ -25,6 +25,7 @@ export function CompareCurves({ source, found }: { source: Source; found: Compar
   const by = useSignal<"step" | "share">("step");
   const drawn = useSteps(source, found);
   const device = found.clock === "device";
+  const several = found.runs.some((run) => (run.ranks ?? 0) > 1);
   if (drawn === null || drawn.length === 0) {
     return <Card title="Step time over the run">{drawn === null ? <Nothing>Reading the steps …</Nothing> : <Nothing>None of the runs has completed a step yet.</Nothing>}</Card>;
   }
@@ -32,7 +33,7 @@ export function CompareCurves({ source, found }: { source: Source; found: Compar
   return (
     <Card
       title="Step time over the run"
-      about={`${device ? "device time, " : ""}mean over ranks${beyond > 0 ? `; ${beyond === 1 ? "one point is" : `${beyond} points are`} off the chart` : ""}`}
+      about={`${device ? "device time" : "host time"}${several ? ", mean over ranks" : ""}${beyond > 0 ? `; ${beyond === 1 ? "one point is" : `${beyond} points are`} off the chart` : ""}`}
       tools={
         <>
           <button type="button" class="quiet" aria-pressed={by.value === "step"} onClick={() => void (by.value = "step")}>

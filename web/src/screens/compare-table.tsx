@@ -1,28 +1,25 @@
 /** The figures of the compared runs, one column for each: the value, and its change against the first run. */
 
-import { useEffect } from "preact/hooks";
-import { useSignal } from "@preact/signals";
-import { encoded } from "../address";
 import type { CompareCell, CompareDocument, CompareRow } from "../api/compare-documents";
 import type { MetricsDocument } from "../api/documents";
 import type { Source } from "../api/source";
 import { numberText } from "../panels/metrics";
 import { letterOf } from "../run/compare";
-import { BINS } from "../run/steps";
 import { Card, Nothing } from "../ui/card";
 import { Letter } from "./compare-letter";
+import { useMetrics } from "./compare-metrics";
 
 const SHAPES = { better: "▼", worse: "▲", alike: "≈" };
 const WORDS = { better: "better", worse: "worse", alike: "within what chance can do" };
 
 export function CompareTable({ source, found }: { source: Source; found: CompareDocument }) {
-  const rows = [...found.rows, ...useMetricRows(source, found)];
+  const rows = [...found.rows, ...metricRows(useMetrics(source, found))];
   const sections = [...new Set(rows.map((row) => row.section))];
   const clock = found.clock === "device" ? "device time (the list of runs shows host time)" : "host time";
   return (
     <Card
       title="Figures"
-      about={`${clock}, steady steps, mean over ranks; the list shows p50; changes against A, gray if within what chance can do`}
+      about={`${clock}, steady steps${found.runs.some((run) => (run.ranks ?? 0) > 1) ? ", mean over ranks" : ""}; the list shows p50; changes against A, gray if within what chance can do`}
       csv={{ name: "compare-figures", make: () => table(found, rows) }}
     >
       {rows.every((row) => row.cells.every((cell) => cell === null)) ? (
@@ -89,20 +86,6 @@ function Cell({ cell }: { cell: CompareCell | null }) {
 }
 
 /** The last value of each number that a script noted: only the user knows which is better. */
-function useMetricRows(source: Source, found: CompareDocument): CompareRow[] {
-  const rows = useSignal<CompareRow[]>([]);
-  const ids = found.runs.map((run) => run.id);
-  useEffect(() => {
-    const stop = new AbortController();
-    const ask = (id: string): Promise<MetricsDocument | null> => source.get<MetricsDocument>(`runs/${encoded(id)}/metrics`, { bins: BINS }, stop.signal).catch(() => null);
-    void Promise.all(ids.map(ask)).then((answers) => {
-      if (!stop.signal.aborted) rows.value = metricRows(answers);
-    });
-    return () => stop.abort();
-  }, [source, found]);
-  return rows.value;
-}
-
 export function metricRows(answers: readonly (MetricsDocument | null)[]): CompareRow[] {
   const lasts = answers.map((answer) => new Map(answer?.metrics.map(({ name, value }) => [name, value.at(-1) ?? null]) ?? []));
   const names = [...new Set(lasts.flatMap((values) => [...values.keys()]))];

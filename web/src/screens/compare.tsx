@@ -18,6 +18,7 @@ import { countOf } from "../words/ranks";
 import { CompareCurves } from "./compare-curves";
 import { CompareFindings } from "./compare-findings";
 import { Letter } from "./compare-letter";
+import { CompareMetrics } from "./compare-metrics";
 import { CompareSettings } from "./compare-settings";
 import { CompareTable } from "./compare-table";
 import { PageTools } from "./page-tools";
@@ -54,6 +55,7 @@ export function CompareScreen({ source, runs }: { source: Source; runs: string[]
             <Columns source={source} found={found} show={show} />
             <CompareTable source={source} found={found} />
             <CompareCurves source={source} found={found} />
+            <CompareMetrics source={source} found={found} />
             <CompareFindings found={found} />
             <CompareSettings found={found} />
           </>

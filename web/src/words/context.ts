@@ -47,6 +47,15 @@ export function timeAccountOf(account: unknown): { rows: { key: string; name: st
   return { rows, seconds, note: `${duration(seconds * 1e9)} in all. Shares in findings and charts are of the training time, ${duration(training * 1e9)}: the steps after warm-up.` };
 }
 
+/** Settings as the summary words them: `loader: batch size 8, 2 workers` is one row. */
+export function settingRows(settings: unknown): Row[] {
+  if (!Array.isArray(settings)) return [];
+  return settings.map(String).map((text) => {
+    const [name = "", ...rest] = text.split(": ");
+    return rest.length === 0 ? { key: text, name: "", value: { form: "text", text } } : { key: text, name, value: { form: "text", text: rest.join(": ") } };
+  });
+}
+
 /** Ranks that do the same work on other data, from ranges of `[first, count, step]`. */
 export function peersText(peers: unknown): string {
   if (!Array.isArray(peers)) return "";

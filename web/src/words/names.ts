@@ -38,7 +38,7 @@ const NAMES: Readonly<Record<string, string>> = {
   others_rtt_us: "round trip of others",
   over: "how it ended",
   p: "probability by chance (p)",
-  peers_median_ms: "median of its peers",
+  peers_median_ms: "median of the others",
   place: "place in the code",
   runs_out_at_step: "runs out at step",
   runs_out_in_s: "runs out in",

@@ -108,7 +108,7 @@ function share({ evidence, phase }: Finding): Picture | null {
   const part = phase === null ? null : evidence[`${phase}_share`];
   if (typeof part !== "number" || phase === null) return null;
   const [low, high] = [evidence["lowest_share"], evidence["highest_share"]];
-  const note = typeof low === "number" && typeof high === "number" ? `from ${percent(low)} to ${percent(high)} across ranks` : "";
+  const note = typeof low === "number" && typeof high === "number" && low !== high ? `from ${percent(low)} to ${percent(high)} across ranks` : "";
   const bars: Bar[] = [
     { name: phase, value: part, text: percent(part), tone: "culprit", phase },
     { name: "everything else", value: 1 - part, text: percent(1 - part), tone: "plain" },

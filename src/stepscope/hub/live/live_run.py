@@ -427,7 +427,9 @@ class Judged:
     """What the ranks exchanged in the evaluated steps: the table of ``summary.json``."""
     throughput: Mapping[str, Any] | None = None
     """The same for samples, tokens and operations per second."""
+    first_step: int = NONE
     step: int = NONE
+    """The first and the last step that were judged."""
     ranks: int = 0
     """How many ranks were judged."""
     of_ranks: int = 0
@@ -761,6 +763,7 @@ class LiveRun(Intake):
     def _judged(self) -> dict[str, Any]:
         judged = self.judged
         return {
+            "first_step": None if judged.first_step == NONE else judged.first_step,
             "step": None if judged.step == NONE else judged.step,
             "ranks": judged.ranks,
             "of_ranks": judged.of_ranks,

@@ -378,7 +378,9 @@ class RuleLoop:
         began = self._cpu_clock()
         copy = snapshot(live, select(live, self._most))
         copied_s = self._cpu_clock() - began
-        watched, changes, standing, tables, collecting, judged_s = await asyncio.to_thread(self._judge, copy)
+        watched, changes, standing, tables, (collecting, first_step), judged_s = await asyncio.to_thread(
+            self._judge, copy
+        )
         self._watched = watched
         took_s = copied_s + judged_s
         shown = _shown(watched, copy)
@@ -391,6 +393,7 @@ class RuleLoop:
                 communication=tables[0],
                 throughput=tables[1],
                 collecting=collecting,
+                first_step=first_step,
                 step=copy.step,
                 ranks=len(copy.ranks),
                 of_ranks=copy.of_ranks,
@@ -412,7 +415,7 @@ class RuleLoop:
 
     def _judge(
         self, copy: Snapshot
-    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], tuple[Table, Table], str, float]:
+    ) -> tuple[tuple[Watched, ...], tuple[Change, ...], dict[int, str], tuple[Table, Table], tuple[str, int], float]:
         began = self._cpu_clock()
         data = run_data_of(copy)
         if self._unseen:
@@ -422,7 +425,8 @@ class RuleLoop:
         watched, changes = look(data, self._watched, window)
         tables = communication_table(window), throughput_table(data, window, last_attempt(data.ranks))
         standing, collecting = hang_state_by_rank(data.hangs), collecting_text(window)
-        return watched, changes, standing, tables, collecting, self._cpu_clock() - began
+        since = (collecting, int(window.steps[0]) if len(window.steps) else copy.step)
+        return watched, changes, standing, tables, since, self._cpu_clock() - began
 
 
 def _without_last(data: RunData, steps: int) -> RunData:
