@@ -178,7 +178,7 @@ def test_of_two_ranks_the_one_whose_weights_jumped_is_named() -> None:
     flip = set_values("head", since=200, ranks=[1], checksum="flipped", weight_norm=5e3)
     (found,) = found_in(sampled(NET, ranks=2, faults=[flip]), ranks=2)
     assert found.ranks == (1,)
-    assert found.title == "Rank 1 has different weights from its peers in head from a step between 100 and 200 on."
+    assert found.title == "Rank 1 has different weights from the other rank in head from a step between 100 and 200 on."
 
 
 def test_halves_of_the_job_differ() -> None:

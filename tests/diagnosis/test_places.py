@@ -122,7 +122,7 @@ def test_a_rank_that_is_late_in_input_gets_the_line_of_its_dataset() -> None:
     first = diagnose(run_of(*stacks, cluster=cluster))[0]
     assert (first.kind, first.ranks) == ("input_straggler", (1,))
     assert first.evidence["place"] == "Data.__getitem__, train.py:12"
-    assert " slower than its peers in input (Data.__getitem__, train.py:12) every step; " in first.title
+    assert " slower than the other rank in input (Data.__getitem__, train.py:12) every step; " in first.title
     assert first.advice[0].startswith("Look at Data.__getitem__, train.py:12: rank 1")
 
 

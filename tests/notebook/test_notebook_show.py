@@ -81,7 +81,7 @@ def test_text_where_there_is_no_cell(run_dir: Path, monkeypatch: Any, capsys: py
     monkeypatch.setitem(sys.modules, "IPython", Notebook(kernel=False))
     assert not cells.in_notebook()
     show(run_dir)
-    assert capsys.readouterr().out.startswith("✖ Rank 1 is 30.0 ms slower than its peers in input every step")
+    assert capsys.readouterr().out.startswith("✖ Rank 1 is 30.0 ms slower than the other rank in input every step")
 
 
 def test_no_run_is_a_line(notebook: Notebook, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
