@@ -107,3 +107,49 @@ def test_a_job_without_streams_keeps_its_exit_code_and_its_run(
     assert (done.code, [row["steps"] for row in summary["ranks"]]) == (44, [5])
     assert (run_dir / "steps.parquet").exists()
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+# -- children that train ----------------------------------------------------------------------------------------------
+
+PARENT = """
+import multiprocessing, os, subprocess, sys
+import stepscope
+
+def train(steps):
+    for _ in range(steps):
+        with stepscope.step():
+            pass
+
+if __name__ == "__main__":
+    if sys.argv[1] == "child":
+        train(1)
+        sys.exit()
+    train(7)
+    if sys.argv[1] == "fork":
+        child = os.fork()
+        if child == 0:
+            train(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    elif sys.argv[1] == "spawn":
+        process = multiprocessing.get_context("spawn").Process(target=train, args=(1,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    elif sys.argv[1] == "command":
+        subprocess.run([sys.executable, __file__, "child"], check=True)
+    train(5)
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", *(pytest.param(way, marks=pytest.mark.soak) for way in ("spawn", "command"))])
+def test_a_child_that_trains_does_not_replace_its_parent(
+    run_stepscope: Callable[..., Any], script: Callable[..., Path], way: str
+) -> None:
+    done = run_stepscope("run", script(PARENT), way)
+    assert done.code == 0, done.stderr
+    run = open_run(done.run_dir)
+    assert [(rank.rank, rank.identity.attempt, len(rank.steps)) for rank in run.ranks] == [(0, 0, 12)]
+    assert "attempt" not in done.stderr
+    (notice,) = [notice for notice in run.notices if "trained as well" in notice]
+    assert notice.endswith(f"(process {run.ranks[0].identity.pid}), trained as well: 1 step is not shown.")

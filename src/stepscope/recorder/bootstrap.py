@@ -43,6 +43,7 @@ from stepscope.records.files import file_mode, folder_mode
 from stepscope.records.identity import RankIdentity
 from stepscope.records.paths import (
     ENV_CLAIM,
+    ENV_CLAIMANT,
     ENV_RUN_DIR,
     ENV_SESSION,
     ENV_SWITCH,
@@ -154,7 +155,7 @@ def _claim(run_dir: Path, rank: int | None) -> bool:
     claim = "main" if rank is None else f"rank {rank}"
     if os.environ.get(ENV_CLAIM) == claim:
         return False
-    os.environ[ENV_CLAIM] = claim
+    os.environ[ENV_CLAIM], os.environ[ENV_CLAIMANT] = claim, str(os.getpid())
     log = log_path(run_dir, rank=rank, attempt=attempt_from(os.environ))
     keep_output(run_dir, log, rank=rank, launcher=is_launcher(sys.orig_argv))
     return True

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepscope.records.identity import RankIdentity
+from stepscope.records.paths import ENV_CLAIMANT
 from stepscope.records.text import LAUNCHER_MODULES
 
 __all__ = ["attempt_from", "is_launcher", "of_this_process", "rank_from", "ranks_here"]
@@ -61,6 +62,12 @@ def attempt_from(environment: Mapping[str, str]) -> int:
     return _first_int(environment, ("TORCHELASTIC_RESTART_COUNT",)) or 0
 
 
+def _claimant(environment: Mapping[str, str]) -> int:
+    """The process that first claimed our rank, or the job; 0: this one."""
+    pid = _first_int(environment, (ENV_CLAIMANT,)) or 0
+    return 0 if pid == os.getpid() else pid
+
+
 def ranks_here(environment: Mapping[str, str]) -> int | None:
     """How many ranks the launcher started on this machine; None if unknown."""
     return _first_int(environment, _RANKS_HERE)
@@ -83,6 +90,7 @@ def of_this_process() -> RankIdentity:
         local_rank=_first_int(environment, _LOCAL_RANK) or 0,
         world_size=max(world or 1, (rank or 0) + 1),
         attempt=attempt_from(environment),
+        started_by=_claimant(environment),
         backend=backend,
         torch=getattr(torch, "__version__", ""),
         python=platform.python_version(),

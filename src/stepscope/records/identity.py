@@ -29,6 +29,9 @@ class RankIdentity:
     world_size: int = 1
     attempt: int = 0
     """Restart count of an elastic job."""
+    started_by: int = 0
+    """The process on the same host that was this rank before and started this one; 0: none.  If that one trains, too,
+    this one is its helper; else this one is the rank."""
     backend: str = ""
     """``gloo``, ``nccl`` … once a process group exists."""
     device: str = "cpu"

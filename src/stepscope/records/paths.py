@@ -37,6 +37,7 @@ __all__ = [
     "ASK_SUFFIX",
     "BESIDE_RING",
     "ENV_CLAIM",
+    "ENV_CLAIMANT",
     "ENV_CLOCK",
     "ENV_HANG_AFTER",
     "ENV_HTML",
@@ -112,6 +113,7 @@ ENV_CLOCK = "STEPSCOPE_CLOCK_NS"
 """Set by the launcher, as ``BOOT:NS``: the offset of the run's clock from the monotonic clock of that boot of that
 machine (``records/run_clock.py``)."""
 ENV_CLAIM = "STEPSCOPE_CLAIMED"
+ENV_CLAIMANT = "STEPSCOPE_CLAIMED_BY"
 """Set by a process that is a rank (or the script), so that its children see that they are not."""
 RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
@@ -242,7 +244,7 @@ def helper_command(module: str, *words: str, python: str = sys.executable) -> li
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of such a process: it finds this very Stepscope, and nothing in the working directory."""
-    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_CLOCK, ENV_NATIVE, "PYTHONPATH")
+    ours = (ENV_SWITCH, ENV_RUN_DIR, ENV_SESSION, ENV_CLAIM, ENV_CLAIMANT, ENV_CLOCK, ENV_NATIVE, "PYTHONPATH")
     environment = {name: value for name, value in environ.items() if name not in ours}
     # An empty entry, as in PYTHONPATH=$PYTHONPATH:/somewhere, is the working directory.
     entries = environ.get("PYTHONPATH", "").split(os.pathsep)

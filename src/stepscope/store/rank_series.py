@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.records.collectives import COLLECTIVE_ROW, COMM_ROW, FLAG_DEVICE, MAX_GROUPS, OPS, ProcessGroup
+from stepscope.records.identity import RankIdentity
 from stepscope.records.series import RankSeries, note_event
 from stepscope.records.steps import (
     BACKWARD,
@@ -37,6 +38,7 @@ from stepscope.records.steps import (
     STEP,
     STEP_FIELDS,
 )
+from stepscope.records.text import count_text
 from stepscope.store.live.ring_records import RingRecords
 
 if TYPE_CHECKING:
@@ -400,8 +402,18 @@ class Assembled:
 
 
 def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] = ()) -> Assembled:
-    """Build the series of all rings; ``among`` are series that already exist and that these join."""
+    """Build the series of all rings; ``among`` are series that already exist and that these join.
+
+    A process that trained for a rank while its parent was that rank (a search in a forked child, say) is no rank and no
+    attempt of its own: only a notice reports it.
+    """
     notices: list[str] = []
+    given, parents = rings, _trained(rings, among)
+    helps = [trainer_key(ring.about.identity, ring.about.identity.started_by) in parents for ring in given]
+    rings = [ring for ring, is_helper in zip(given, helps, strict=True) if not is_helper]
+    notices += [
+        _helper_notice(ring) for ring, is_helper in zip(given, helps, strict=True) if is_helper and _has_steps(ring)
+    ]
     notes: list[dict[str, Any]] = []
     series: list[RankSeries] = []
     settled = _settle(rings, among)
@@ -440,7 +452,29 @@ def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] 
         )
     series.sort(key=lambda one: (one.identity.attempt, one.rank))
     pairs = {id(ring): (ring.about.identity.attempt, rank) for ring, rank in numbered}
-    return Assembled(series=series, notes=notes, notices=notices, shown=[pairs.get(id(ring)) for ring in settled])
+    shown = {id(ring): pairs.get(id(own)) for ring, own in zip(rings, settled, strict=True)}
+    return Assembled(series=series, notes=notes, notices=notices, shown=[shown.get(id(ring)) for ring in given])
+
+
+TrainerKey = tuple[str, int, int, int]
+
+
+def trainer_key(identity: RankIdentity, pid: int) -> TrainerKey:
+    """What a process and a helper that it started have in common, if ``pid`` is the first one's."""
+    return identity.host, pid, identity.rank, identity.world_size
+
+
+def _trained(rings: Sequence[RingRecords], among: Sequence[RankSeries]) -> set[TrainerKey]:
+    own = {trainer_key(ring.about.identity, ring.about.pid) for ring in rings if _has_steps(ring)}
+    return own | {trainer_key(series.identity, series.identity.pid) for series in among if len(series.steps)}
+
+
+def _helper_notice(ring: RingRecords) -> str:
+    identity, steps = ring.about.identity, len(_slot_rows(ring.slots, STEP, STEP_DTYPE))
+    return (
+        f"Process {ring.about.pid}, started by rank {identity.rank} (process {identity.started_by}), trained as well: "
+        f"{count_text(steps, 'step')} {'is' if steps == 1 else 'are'} not shown."
+    )
 
 
 def book_waiting(steps: NDArray[Any]) -> NDArray[Any]:

@@ -55,6 +55,7 @@ from stepscope.recorder.identity import rank_from
 from stepscope.records.files import PRIVATE
 from stepscope.records.paths import (
     ENV_CLAIM,
+    ENV_CLAIMANT,
     ENV_CLOCK,
     ENV_LAYERS,
     ENV_NATIVE,
@@ -601,6 +602,7 @@ def _environment(job: JobOptions, run_dir: Path, session: Path) -> dict[str, str
     if outer and environment.get(ENV_TORCH_DUMPS[0]) == nccl_dumps(Path(outer)):
         del environment[ENV_TORCH_DUMPS[0]]  # set by the enclosing run, not by the user
     environment.pop(ENV_CLAIM, None)
+    environment.pop(ENV_CLAIMANT, None)
     environment.pop(ENV_NATIVE, None)
     earlier = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{INJECTED}{os.pathsep}{earlier}" if earlier else str(INJECTED)

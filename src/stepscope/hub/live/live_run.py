@@ -313,6 +313,8 @@ class Intake:
         """Assign columns to rings of the last attempt that made their first step."""
         of = self.registry.of
         fresh = rings[(of["column"][rings] == NONE) & (of["attempt"][rings] == self.registry.attempt)]
+        if of["started_by"][fresh].any():
+            fresh = fresh[~self.registry.helpers()[fresh]]
         if not len(fresh):
             return
         of["column"][fresh] = self.planes.add_columns(len(fresh))

@@ -44,6 +44,7 @@ _COLUMNS: dict[str, str] = {
     "local_rank": "i4",
     "world_size": "i4",
     "pid": "i8",
+    "started_by": "i8",
     "node": "i4",
     "host": "i4",
     "state": "u1",
@@ -68,6 +69,11 @@ _COLUMNS: dict[str, str] = {
     "device_index": "i2",
     "device_uuid": "S40",
 }
+_SETTLED = (
+    *("rank", "world_size", "host", "restarts", "node", "state", "last_step"),
+    *("anchor_wall_ns", "anchor_mono_ns", "live_since_ns", "ended_wall_ns"),
+)
+"""What decides about attempts."""
 _LARGEST = (1 << 63) - 1
 
 
@@ -111,6 +117,7 @@ class Registry:
         self.some_ended |= about.ended_wall_ns is not None
         of["local_rank"][at], of["world_size"][at] = _small(identity.local_rank), _small(identity.world_size)
         of["pid"][at], of["start_ticks"][at] = about.pid, min(about.start_ticks, _LARGEST)
+        of["started_by"][at] = identity.started_by
         of["host"][at] = self._number("host", identity.host, self.hosts)
         of["node"][at] = self._number("node", node, self.nodes)
         of["state"][at] = STATES.index(about.state)
@@ -140,19 +147,20 @@ class Registry:
 
         ``offsets_ns``: how far the clock of each of ``nodes`` is ahead.
         """
-        n, of = self.count, self.of
-        offset = offsets_ns[of["node"][:n]]
-        ended = of["ended_wall_ns"][:n]
+        own = np.flatnonzero(~self.helpers())
+        of = {name: self.of[name][own] for name in _SETTLED}
+        offset = offsets_ns[of["node"]]
+        ended = of["ended_wall_ns"]
         claims = zip(
-            *(of[name][:n].tolist() for name in ("rank", "world_size", "host", "restarts")),
-            (of["anchor_wall_ns"][:n] - offset).tolist(),
+            *(of[name].tolist() for name in ("rank", "world_size", "host", "restarts")),
+            (of["anchor_wall_ns"] - offset).tolist(),
             np.where(ended > 0, ended - offset, 0).tolist(),
-            (of["live_since_ns"][:n] - of["anchor_mono_ns"][:n] + of["anchor_wall_ns"][:n] - offset).tolist(),
-            (of["last_step"][:n] != NOWHERE).tolist(),
-            (of["state"][:n] == RingState.EXITED).tolist(),
+            (of["live_since_ns"] - of["anchor_mono_ns"] + of["anchor_wall_ns"] - offset).tolist(),
+            (of["last_step"] != NOWHERE).tolist(),
+            (of["state"] == RingState.EXITED).tolist(),
             strict=True,
         )
-        of["attempt"][:n] = settle_attempts(
+        self.of["attempt"][own] = settle_attempts(
             [
                 RankClaim(
                     rank=rank,
@@ -168,8 +176,23 @@ class Registry:
                 for rank, world_size, host, restarts, began, until, active, made_steps, in_order in claims
             ]
         )
-        before, self.attempt, self.doubtful = self.attempt, int(of["attempt"][:n].max(initial=0)), False
+        last = int(self.of["attempt"][own].max(initial=0))
+        before, self.attempt, self.doubtful = self.attempt, last, False
         return self.attempt != before
+
+    def helpers(self) -> NDArray[np.bool_]:
+        """Mark the processes that a rank started and that train as well: no ranks, and no attempts of their own."""
+        n, of = self.count, self.of
+        found = np.zeros(n, bool)
+        trained: set[tuple[int, ...]] | None = None
+        for at in np.flatnonzero(of["started_by"][:n]):
+            if trained is None:
+                names = ("host", "pid", "rank", "world_size")
+                made = np.flatnonzero(of["last_step"][:n] != NOWHERE)
+                trained = set(zip(*(of[name][made].tolist() for name in names), strict=True))
+            key = tuple(int(of[name][at]) for name in ("host", "started_by", "rank", "world_size"))
+            found[at] = key in trained
+        return found
 
     def number(self, at: int) -> int:
         """Return the displayed rank: the ring's own, or the next free one if another ring of its attempt has that."""
