@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stepscope_command
 from stepscope.store.load import open_run
 
 LEAKING = """
@@ -153,3 +155,34 @@ def test_a_child_that_trains_does_not_replace_its_parent(
     assert "attempt" not in done.stderr
     (notice,) = [notice for notice in run.notices if "trained as well" in notice]
     assert notice.endswith(f"(process {run.ranks[0].identity.pid}), trained as well: 1 step is not shown.")
+
+
+# -- a module of the script named like ours ---------------------------------------------------------------------------
+
+USES_OWN = """
+import sys
+import stepscope
+
+print(stepscope.WHO, "_stepscope.recorder.bootstrap" in sys.modules, flush=True)
+sys.exit(44)
+"""
+
+COMMAND = """
+import sys
+from stepscope_command import main
+
+sys.argv = ["stepscope", "run", "--name", "own", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("place", ["job/stepscope.py", pytest.param("lib/stepscope.py", marks=pytest.mark.soak)])
+def test_a_module_of_the_script_named_stepscope_is_the_one_it_imports(
+    run_python: Callable[..., Any], script: Callable[..., Path], tmp_path: Path, place: str
+) -> None:
+    script('WHO = "mine"', place)
+    library = str(tmp_path / "lib")
+    path = os.pathsep.join([library, str(Path(stepscope_command.__file__).parent)])
+    done = run_python(script(COMMAND), script(USES_OWN, "job/train.py"), env={"PYTHONPATH": path})
+    assert (done.code, done.stdout) == (44, "mine True\n"), done.stderr
+    assert (tmp_path / "runs" / "own" / "summary.json").exists()

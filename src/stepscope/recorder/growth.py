@@ -44,6 +44,7 @@ from typing import Any
 from stepscope.recorder.guard import failsafe
 from stepscope.recorder.variables import (
     CO_OPTIMIZED,
+    OUR_MODULES,
     SAMPLE,
     attributes_of,
     class_name,
@@ -622,7 +623,7 @@ def is_library(names: dict[str, Any]) -> bool:
 
 def is_ours(names: Any) -> bool:
     name = names.get("__name__")
-    return type(name) is str and (name == "stepscope" or name.startswith("stepscope."))
+    return type(name) is str and name.startswith(OUR_MODULES)
 
 
 def _may_be_attributes(value: Any) -> bool:

@@ -23,7 +23,7 @@ from threading import get_ident
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from stepscope.recorder.variables import variables_of
+from stepscope.recorder.variables import OUR_MODULES, variables_of
 
 __all__ = [
     "ImportWatch",
@@ -97,7 +97,7 @@ def _is_from_signal(error: Exception) -> bool:
 
 def _is_ours(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
-    return type(name) is str and (name == "stepscope" or name.startswith("stepscope."))
+    return type(name) is str and name.startswith(OUR_MODULES)
 
 
 def _got_signal(frame: FrameType) -> bool:

@@ -31,6 +31,7 @@ from typing import Any
 
 __all__ = [
     "CO_OPTIMIZED",
+    "OUR_MODULES",
     "SAMPLE",
     "attributes_of",
     "class_name",
@@ -45,6 +46,8 @@ __all__ = [
     "variables_of",
 ]
 
+OUR_MODULES = (f"{__name__.partition('.')[0]}.", "stepscope.")
+"""How the names of our modules begin; they are others if the script has a module ``stepscope`` (``inject/``)."""
 HEAP_TYPE = 1 << 9
 """Flag of a class that was not compiled into the interpreter or a library."""
 CO_OPTIMIZED = 1

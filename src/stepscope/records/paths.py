@@ -227,6 +227,9 @@ def output_note(run_dir: Path, pid: int) -> Path:
 _HELPER = (
     "import sys, os; lib = os.path.dirname(os.__file__); "
     "sys.path[:] = sorted(filter(None, sys.path), key=lambda p: p not in (lib, os.path.join(lib, 'lib-dynload'))); "
+    "import importlib.util as u; home = sys.argv.pop(1); "
+    "s = u.spec_from_file_location('stepscope', os.path.join(home, '__init__.py'), submodule_search_locations=[home]); "
+    "m = sys.modules['stepscope'] = u.module_from_spec(s); s.loader.exec_module(m); "
     "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
@@ -237,9 +240,10 @@ def helper_command(module: str, *words: str, python: str = sys.executable) -> li
     A file in the working directory or on PYTHONPATH that is named like a module of the standard library must not run in
     it.  ``-P`` is not in Python 3.10; ``-I`` would lose PYTHONPATH and the user's site-packages, which may contain
     Stepscope and its dependencies.  So the working directory is removed from the path, and the standard library put
-    first, before anything is imported (``sys`` and ``os`` always are).
+    first, before anything is imported (``sys`` and ``os`` always are).  Stepscope itself is loaded from where this file
+    is, also if there is another module of that name.
     """
-    return [python, "-c", _HELPER, module, *words]
+    return [python, "-c", _HELPER, str(Path(__file__).parents[1]), module, *words]
 
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
