@@ -79,7 +79,7 @@ def test_a_straggler_within_the_step_gets_its_line() -> None:
     cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "inside", 40.0),))
     first = diagnose(run_of(*[stack(line, SCRIPT, rank=1, between=False)] * 4, cluster=cluster))[0]
     assert (first.ranks, first.phase, first.evidence["place"]) == ((1,), "other", "main, train.py:27")
-    assert "within the step but in no known phase (main, train.py:27) every step" in first.title
+    assert "within the step but outside all phases (main, train.py:27) every step" in first.title
 
 
 def test_periodic_work_is_one_finding_with_its_line() -> None:

@@ -251,7 +251,7 @@ def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
             Cluster(ranks=1, phases_ms=train(inside=63.0)),
             "wait_heavy",
             "other",
-            "62% of the training time lies inside the step but in no known phase: 63.0 ms of every step.",
+            "62% of the training time lies inside the step but outside all phases: 63.0 ms of every step.",
         ),
         (
             Cluster(ranks=2, comm_ms=37.0),

@@ -481,3 +481,15 @@ def test_the_help_is_wrapped_where_the_window_has_two_columns() -> None:
     right = [line.partition("│")[2] for line in lines]
     assert not any("…" in line for line in right)
     assert "a finding names." in " ".join(right)
+
+
+def test_a_large_window_is_used() -> None:
+    """With few ranks, findings and events fill what the table leaves empty."""
+    others = tuple(Finding(severity="warning", title=f"Finding {at}.") for at in range(3))
+    table = Ranks(total=2, order="work", rank=(0, 1), host=("a", "a"), state=("running",) * 2)
+    found = Findings(verdict=Verdict(severity="critical", title="Slow."), findings=others)
+    drawn = draw_screen(going(findings=found, ranks=table), ViewState(), 200, 50).lines
+    left = [line.plain.partition("│")[0].rstrip() for line in drawn]
+    assert all(any(f"Finding {at}." in line for line in left) for at in range(3))
+    small = draw_screen(going(findings=found, ranks=table), ViewState(), 80, 24).lines
+    assert not any("Finding 1." in line.plain for line in small)

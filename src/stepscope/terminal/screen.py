@@ -578,6 +578,8 @@ _PHASE_LINES = ((16, 0), (20, 3), (24, 5), (30, 6), (100_000, 11))
 TABLE_LEAST = 3
 VERDICT_MORE = 3
 """More lines for the verdict, as far as the table of ranks leaves them empty."""
+FILLED_FROM = 4
+"""Empty lines of the left column from which on they are filled."""
 LINES_WITHOUT = 6
 """Header, step time, machine, head of the table, event, keys."""
 
@@ -619,6 +621,7 @@ def draw_screen(
     if wide or view.pane == "ranks":
         body, rows = _main_column(known, view, left, room, height, now_wall_ns)
         if wide:
+            body = _filled(known, view, body, left, room)
             body = _side_by_side(body, _pane(known, view, width - left - 3, room, beside_job=beside_job), left, room)
     else:
         body = _pane(known, view, width, room, beside_job=beside_job)
@@ -646,6 +649,15 @@ def _main_column(
         known, width, left, cursor=view.cursor, start=view.start, order=view.order, now_wall_ns=now_wall_ns
     )
     return [*lines, *table], max(0, left - 1)
+
+
+def _filled(known: Snapshot, view: ViewState, body: list[Text], width: int, room: int) -> list[Text]:
+    """The column with findings, then events, in the lines that a short table leaves empty."""
+    for pane, draw in (("findings", draw_findings), ("events", draw_events)):
+        left = room - len(body) - 1
+        if view.pane != pane and left >= FILLED_FROM:
+            body = [*body, Text("─" * width, "dim", no_wrap=True, end=""), *draw(known, width, left)]
+    return body
 
 
 def _ranks(known: Snapshot) -> int:

@@ -24,7 +24,7 @@ const COLUMNS: readonly (readonly [SortBy, string, boolean])[] = [
   ["count", "Per step", true],
   ["bytes", "Bytes", true],
   ["transferMs", "Transfer", true],
-  ["exposedMs", "Blocking and overlapped", true],
+  ["exposedMs", "Exposed and hidden", true],
 ];
 
 export function CollectivesPanel({ run }: { run: OpenRun }) {
@@ -79,7 +79,7 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
             </table>
           </div>
           <p class="muted small">
-            <span class="swatch blocked" aria-hidden="true" /> blocking, including the wait for late ranks <span class="swatch beside" aria-hidden="true" /> overlapped with computation
+            <span class="swatch blocked" aria-hidden="true" /> exposed, including the wait for late ranks <span class="swatch beside" aria-hidden="true" /> hidden behind computation
             {rows.length > ROWS ? `; ${countOf(rows.length - ROWS, "more row")} in the CSV` : ""}
             {value !== null && value.groups_left_out > 0 ? `; ${countOf(value.groups_left_out, "more group")} not shown` : ""}
           </p>
@@ -123,7 +123,7 @@ function Line({ row, longest }: { row: ExchangeRow; longest: number }) {
             </span>
             <span class="exchange-text">
               {duration((row.exposedMs ?? 0) * 1e6)}
-              <span class="hidden"> blocking,</span> <span class="muted">+ {duration((row.overlappedMs ?? 0) * 1e6)} overlapped</span>
+              <span class="hidden"> exposed,</span> <span class="muted">+ {duration((row.overlappedMs ?? 0) * 1e6)} hidden</span>
             </span>
           </>
         )}

@@ -51,11 +51,15 @@ export const EVENTS: Readonly<Record<string, EventKind>> = {
   probes: { name: "network", severity: "info", say: (event) => said(event["message"]) || `Ignored packets on the probe port: ${flatten(event["ignored"])}.` },
   context: { name: "recording", severity: "info", say: (event) => (isRecord(event["git"]) ? `The code is at commit ${said(event["git"]["commit"]).slice(0, 10)}${event["git"]["dirty"] === true ? ", with changes" : ""}.` : "The code is not in a git repository.") },
   warning: { name: "warnings", severity: "warning", say: (event) => sentence(said(event["message"])) },
-  finding_opened: { name: "findings", severity: "critical", say: (event) => `Found${typeof event["step"] === "number" ? ` in step ${event["step"]}` : ""}: ${said(event["title"])}` },
-  finding_changed: { name: "findings", severity: "info", say: (event) => `Less severe in step ${String(event["step"])}: ${said(event["title"])}` },
-  finding_resolved: { name: "findings", severity: "info", say: (event) => `No longer found in step ${String(event["step"])}: ${said(event["title"])}` },
-  note: { name: "notes", severity: "info", say: (event) => `Rank ${event.rank ?? "?"} noted${typeof event["step"] === "number" ? ` in step ${event["step"]}` : ""}: ${flatten(event["values"])}` },
+  finding_opened: { name: "findings", severity: "critical", say: (event) => `Found${inStep(event)}: ${said(event["title"])}` },
+  finding_changed: { name: "findings", severity: "info", say: (event) => `Less severe${inStep(event)}: ${said(event["title"])}` },
+  finding_resolved: { name: "findings", severity: "info", say: (event) => `No longer found${inStep(event)}: ${said(event["title"])}` },
+  note: { name: "notes", severity: "info", say: (event) => `Rank ${event.rank ?? "?"} noted${inStep(event)}: ${flatten(event["values"])}` },
 };
+
+function inStep(event: RunEvent): string {
+  return typeof event["step"] === "number" ? ` in step ${event["step"]}` : "";
+}
 
 const KNOWN = ["number", "node", "wall_ns", "event", "schema"];
 

@@ -247,7 +247,7 @@ def _with(view: View, parts: Mapping[str, Floats], ordered: Sequence[str], share
         what = f"{len(rest)} others"
     else:
         named = {name: _words(view, name) for name in STOPS}
-        words = {"other": "the time between steps in no phase", AROUND: "what else these steps do", **named}
+        words = {"other": "the time between steps outside all phases", AROUND: "what else these steps do", **named}
         what = " and ".join(words.get(name, repr(name)) for name in rest)
     return f"; with {what} it is {share_text(share)}"
 
@@ -325,7 +325,7 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
         kind="wait_heavy",
         severity="info" if schedule or _calls_forward(place) else _severity(cost["share"]),
         title=(
-            f"{share_text(cost['share'])} of the training time lies inside the step but in no known phase: "
+            f"{share_text(cost['share'])} of the training time lies inside the step but outside all phases: "
             f"{_each(shared_ns[used], 'of every step')}{where}."
         ),
         phase="other",

@@ -376,7 +376,7 @@ def _title(
         return f"{named_ranks(ranks)} {spend} {excess} more than {its} peers {doing}{seen} {when}; {waiting}."
     who = f"Rank {ranks[0]} is" if len(ranks) == 1 else f"{named_ranks(ranks)} are"
     seen = f" ({place})" if place else ""
-    where = {None: ", in no single phase,", "other": f" within the step but in no known phase{seen}"}.get(
+    where = {None: ", in no single phase,", "other": f" within the step but outside all phases{seen}"}.get(
         phase, f" in {phase}{seen}"
     )
     if layer is not None:
