@@ -572,6 +572,14 @@ CPU_OWN_SHARE = 0.8
 """Share of the CPU in use: the job keeps itself busy."""
 CPU_OTHERS_SHARE = 0.7
 """Share of the CPU in use; if the job has less than this, other programs take a third of the machine from it."""
+WAITING_AT_MOST = 0.95
+"""Share of a rank's work: a rank that works at all does not wait for a processor longer than this."""
+WAITING_MORE_SHARE = 0.05
+"""Share of a rank's work by which it must wait longer for a processor than its peers, to be slow because of that."""
+WAITING_SHARE = 0.10
+"""Share of the ranks' work spent waiting for a processor: from here on uneven steps are the machine's …"""
+UNDISTURBED_STEPS = 0.25
+"""… and so is a bottleneck that does not show in this share of the steps, the fastest ones."""
 CPU_WANTED_SHARE = 0.5
 """Share of what each runnable task gets; a rank that uses less mostly sleeps, and others take nothing from it."""
 RAM_LOW_SHARE = 0.05
