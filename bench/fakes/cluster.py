@@ -208,10 +208,24 @@ class Cluster:
         if self.epoch_every:
             times[names.index("input"), :, :: self.epoch_every] += self.epoch_input_ms
         if self.load != "none":
-            times += waits_ms(self.load, times, cores=self.cores, random=np.random.default_rng((self.seed, 2)))
+            times += self._waits_ms(times)
         for death in self.deaths:
             times[:, death.rank, death.step :] = np.nan
         return names, times * 1e6
+
+    def _waits_ms(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[phase, rank, step]; of ``times`` without waits."""
+        return waits_ms(self.load, times, cores=self.cores, random=np.random.default_rng((self.seed, 2)))
+
+    def cpu_wait(self, rank: int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[T]; the share of the time since the sample before that a rank waited for a processor."""
+        _, work_ns = replace(self, load="none")._work_ns()
+        waited_s = np.cumsum(np.nan_to_num(self._waits_ms(work_ns / 1e6)).sum(axis=0)[rank]) / 1e3
+        steps = self.run().ranks[rank].steps
+        ends_s = (steps["start_ns"] + steps["wall_ns"] - steps["start_ns"][0]) / 1e9
+        at = np.interp(seconds, ends_s, waited_s[: len(ends_s)], left=0.0)
+        since = np.diff(np.concatenate(([0.0], seconds)))
+        return np.clip(np.diff(np.concatenate(([0.0], at))) / np.maximum(since, 1e-9), 0.0, 1.0)
 
     @property
     def cores(self) -> int:

@@ -18,6 +18,8 @@ __all__ = ["Judged", "Totals", "judge", "names_fault", "total"]
 STEP_TOLERANCE = 2
 """What happens after a step's end may be booked to the next one."""
 PERIOD_TOLERANCE = 1.0
+OF_MACHINE = frozenset({"cpu_saturated"})
+"""Where it is true, it may name any rank: other programs are on the core of one of them, whoever has the fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ def names_fault(truth: Truth, claims: Iterable[Claim], ranks: int) -> bool:
 
 def _is_true(truth: Truth, claim: Claim, ranks: int) -> bool:
     kinds = set(claim.kinds)
+    if kinds & truth.also_true & OF_MACHINE:
+        return True
     if kinds & truth.kinds:
         return _rank_right(truth, claim, ranks) is not False
     # A consequence may concern more ranks than the culprit, but not others instead.

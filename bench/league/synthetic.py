@@ -40,7 +40,8 @@ class Cell:
         cluster = replace(self.cluster, seed=seed, noise=noise, tail=tail, load=load)
         if load == "none":
             return cluster.run()
-        return with_samples(cluster, host=host_figures(load, ranks=cluster.ranks // cluster.hosts, cores=cluster.cores))
+        figures = host_figures(load, ranks=cluster.ranks // cluster.hosts, cores=cluster.cores)
+        return with_samples(cluster, host=figures, process={"cpu_wait": cluster.cpu_wait})
 
 
 def play(cell: Cell, seed: int, load: str = "none") -> tuple[list[Claim], int | None]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import longer_by_passes, unexplained_steps
+from stepscope.diagnosis.engine.processor_wait import waited_ns, waiting_shares
 from stepscope.diagnosis.engine.settings import (
     accumulation_setting,
     copy_setting,
@@ -37,7 +38,7 @@ from stepscope.diagnosis.rules.imbalance import find_uneven, find_uneven_batches
 from stepscope.diagnosis.rules.layers.gradients import find_silent, histories_of
 from stepscope.diagnosis.rules.layers.replicas import find_desync, find_no_exchange
 from stepscope.diagnosis.rules.loss import find_loss
-from stepscope.diagnosis.rules.machine import find_machine
+from stepscope.diagnosis.rules.machine import find_machine, others_fill
 from stepscope.diagnosis.rules.memory import find_memory, without_forecast
 from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
@@ -550,17 +551,70 @@ def _symptoms(view: View, claims: list[Claim], machine: list[Claim]) -> list[Cla
     """
     uneven = any(claim.finding.severity != "info" and _of_ranks(claim.finding) for claim in claims)
     claims = [_as_info(claim) if uneven and claim.finding.kind == "pipeline_bubble" else claim for claim in claims]
+    waited = waited_ns(view) if claims else None
     crowded = any(claim.finding.kind == "cpu_saturated" and claim.finding.severity != "info" for claim in machine)
+    crowded = crowded or (waited is not None and _waits(view, waited)) or others_fill(view)
     costly = any(claim.finding.severity != "info" for claim in claims)
-    told = [_as_info(claim) if crowded and _of_crowding(view, claim.finding) else claim for claim in claims]
+    told = [_as_info(claim) if crowded and _of_crowding(view, claim.finding, waited) else claim for claim in claims]
+    if waited is not None and not crowded:
+        told = [_as_info(claim) if _only_waits(view, claim, waited) else claim for claim in told]
     seen = [_as_info(claim) if costly and claim.finding.kind == "low_gpu_utilization" else claim for claim in machine]
     return [*told, *seen]
 
 
-def _of_crowding(view: View, finding: Finding) -> bool:
+def _of_crowding(view: View, finding: Finding, waited: Floats | None) -> bool:
     varying = finding.kind == "imbalance" and finding.evidence.get("by") == "steps"
-    kinds = ("rotating_straggler", "pipeline_bubble", "drift", "change_point", "throughput_drop", "slow_collective")
-    return _is_irregular(finding) or varying or _is_over(view, finding) or finding.kind in kinds
+    uneven = _is_irregular(finding) or varying or finding.kind in UNEVEN
+    return uneven or _is_over(view, finding) or _is_disturbed(view, finding, waited)
+
+
+UNEVEN = ("rotating_straggler", "pipeline_bubble", "drift", "change_point", "throughput_drop", "slow_collective")
+"""Kinds that a busy machine causes as well."""
+BOTTLENECKS = {
+    "input_bound": thresholds.INPUT_SHARE,
+    "h2d_bound": thresholds.H2D_SHARE,
+    "comm_bound": thresholds.COMM_SHARE,
+    "optimizer_bound": thresholds.OPTIMIZER_SHARE,
+    "wait_heavy": thresholds.OTHER_SHARE,
+    "between_steps": thresholds.BETWEEN_SHARE,
+}
+"""Where the time goes on all ranks alike, with the share from which on each is reported."""
+
+
+def _waits(view: View, waited: Floats) -> bool:
+    """Whether some rank spends a good part of its work waiting for a processor."""
+    shares = waiting_shares(view, waited, slice(None))
+    return bool(np.nanmax(shares, initial=0.0) >= thresholds.WAITING_SHARE)
+
+
+def _is_disturbed(view: View, finding: Finding, waited: Floats | None) -> bool:
+    """Whether a bottleneck of all ranks may be no more than their waiting for a processor.
+
+    Nobody knows in which phase they waited.  Where it is not known how long, the fastest steps count, which other
+    programs disturbed least.
+    """
+    least = BOTTLENECKS.get(finding.kind)
+    if least is None or finding.ranks or finding.phase not in view.phases or finding.phase in STOPS:
+        return False
+    durations_ns = lower_median_rank(view.between_ns if finding.kind == "between_steps" else view.phase(finding.phase))
+    if waited is None:
+        fast = view.step_ns <= np.quantile(view.step_ns, thresholds.UNDISTURBED_STEPS)
+        return float(durations_ns[fast].sum()) < least * float(view.step_ns[fast].sum())
+    return float(durations_ns.mean()) - float(np.nanmean(waited)) < least * float(view.step_ns.mean())
+
+
+def _only_waits(view: View, claim: Claim, waited: Floats) -> bool:
+    """Whether the steps that a change or a stretch makes longer would be as short as the others without waiting."""
+    hit = claim.explained_ns > 0
+    if claim.finding.kind not in (*UNEVEN, "stall", "jitter") or hit.all() or not hit.any():
+        return False
+    shares = np.minimum(longest(waited / view.wall_ns), thresholds.WAITING_AT_MOST)
+    known = ~np.isnan(shares)
+    if not known[hit].any() or not known[~hit].any():
+        return False
+    inside, outside = float(np.nanmean(shares[hit])), float(np.nanmean(shares[~hit]))
+    left_ns = float(view.step_ns[hit].mean()) * (1.0 - inside) / (1.0 - outside) - float(view.step_ns[~hit].mean())
+    return left_ns < thresholds.EXPLAINS_SHARE * float(claim.explained_ns[hit].mean())
 
 
 def _is_over(view: View, finding: Finding) -> bool:

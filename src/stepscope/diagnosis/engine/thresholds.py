@@ -579,7 +579,8 @@ WAITING_MORE_SHARE = 0.05
 WAITING_SHARE = 0.10
 """Share of the ranks' work spent waiting for a processor: from here on uneven steps are the machine's …"""
 UNDISTURBED_STEPS = 0.25
-"""… and so is a bottleneck that does not show in this share of the steps, the fastest ones."""
+"""… and so is a bottleneck that does not show in this share of the steps, the fastest ones, if it is not known how long
+ranks waited."""
 CPU_WANTED_SHARE = 0.5
 """Share of what each runnable task gets; a rank that uses less mostly sleeps, and others take nothing from it."""
 RAM_LOW_SHARE = 0.05

@@ -548,6 +548,14 @@ def cpu_advice(
     return tuple(lines)
 
 
+def shared_core_advice(rank: int, busy: Sequence[str]) -> tuple[str, ...]:
+    """``busy``: which processes use the CPU of its host."""
+    bind = "give each rank its own cores (taskset, cgroups, --exclusive)"
+    if busy:
+        return (f"Stop or move {', '.join(busy)}; or {bind}.",)
+    return (f"Find what else runs on the core of rank {rank} (top, with its column P), or {bind}.",)
+
+
 def ram_advice(facts: Mapping[str, Any]) -> tuple[str, ...]:
     workers = _loader_workers(facts)
     if workers > 0:

@@ -22,7 +22,7 @@ from stepscope.records.finding import Claim, Finding, Severity
 from stepscope.records.steps import COMPUTE_PHASES
 from stepscope.records.text import bytes_text, count_text, number_text, share_text
 
-__all__ = ["find_machine"]
+__all__ = ["BusyProcess", "busy_processes", "find_machine", "others_fill"]
 
 
 # -- GPUs -------------------------------------------------------------------------------------------------------------
@@ -321,10 +321,16 @@ class _Cpu:
         return np.asarray(crowded & ~self.others, np.bool_)
 
 
-def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+def others_fill(view: View) -> bool:
+    """Whether other programs take a good part of a full CPU; of a short run, as far as its few samples show."""
+    hosts, readings = host_readings(view)
+    seen = _cpu_of(view, hosts, readings)
+    return bool((seen.full & seen.others & seen.wanted).any())
+
+
+def _cpu_of(view: View, hosts: list[str], readings: Readings) -> _Cpu:
     percent = readings.of("cpu_percent")
-    enough = (~np.isnan(percent)).sum(axis=1) >= thresholds.MACHINE_SAMPLES
-    seen = _Cpu(
+    return _Cpu(
         percent=row_medians(percent),
         own=row_medians(readings.of("own_cpu_percent")),
         cores=row_medians(readings.of("cpu_count")),
@@ -333,6 +339,12 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
         pressure=row_medians(readings.of("cpu_pressure")),
         ranks=np.array([view.hosts.count(host) for host in hosts], np.float64),
     )
+
+
+def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
+    percent = readings.of("cpu_percent")
+    enough = (~np.isnan(percent)).sum(axis=1) >= thresholds.MACHINE_SAMPLES
+    seen = _cpu_of(view, hosts, readings)
     full = seen.full & enough
     if not full.any():
         return []
@@ -388,7 +400,7 @@ PIDS_LISTED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BusyProcess:
+class BusyProcess:
     """A command outside the job that uses the CPU; several processes may run it."""
 
     command: str
@@ -416,7 +428,13 @@ class _BusyProcess:
 COMMAND_SHOWN = 48
 
 
-def _busy_processes(readings: Readings) -> dict[int, list[_BusyProcess]]:
+def busy_processes(view: View, host: str) -> list[BusyProcess]:
+    """The commands outside the job that used most of a host's CPU."""
+    hosts, readings = host_readings(view)
+    return _busy_processes(readings).get(hosts.index(host), [])
+
+
+def _busy_processes(readings: Readings) -> dict[int, list[BusyProcess]]:
     """By host: the commands that used most of the CPU outside the job, in the samples that name any."""
     counts: Counter[int] = Counter()
     used: dict[int, dict[str, float]] = {}
@@ -438,7 +456,7 @@ def _busy_processes(readings: Readings) -> dict[int, list[_BusyProcess]]:
                 pids.setdefault((host, command), {})[number] = None
     return {
         host: [
-            _BusyProcess(command=command, pids=tuple(pids[host, command]), percent=total / counts[host])
+            BusyProcess(command=command, pids=tuple(pids[host, command]), percent=total / counts[host])
             for command, total in sorted(commands.items(), key=lambda item: -item[1])[:BUSY_LISTED]
         ]
         for host, commands in used.items()
@@ -446,7 +464,7 @@ def _busy_processes(readings: Readings) -> dict[int, list[_BusyProcess]]:
 
 
 def _cpu_title(
-    view: View, host: str, seen: _Cpu, at: int, *, others: bool, heavy: bool, busy: list[_BusyProcess]
+    view: View, host: str, seen: _Cpu, at: int, *, others: bool, heavy: bool, busy: list[BusyProcess]
 ) -> str:
     where = _where(view, host)
     cores = _whole(seen.cores[at])

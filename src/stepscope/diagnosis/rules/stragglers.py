@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import exchange_at_stake_ns, least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.processor_wait import excess_without_waiting, waited_ns, waiting_shares
 from stepscope.diagnosis.engine.statistics import (
     local_median,
     median_rank,
@@ -58,7 +59,8 @@ from stepscope.diagnosis.engine.view import (
     waits_for_host,
 )
 from stepscope.diagnosis.engine.window import times_the_tokens
-from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice
+from stepscope.diagnosis.rules.advice import expert_advice, shared_core_advice, straggler_advice
+from stepscope.diagnosis.rules.machine import busy_processes
 from stepscope.records.finding import Claim, Finding, severity_by_cost
 from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
@@ -618,7 +620,48 @@ def find_stragglers(view: View) -> list[Claim]:
     if not view.comm_measured:
         known = {suspect.rank for suspect in suspects}
         suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
-    return straggler_claims(view, suspects)
+    waited = waited_ns(view) if suspects else None
+    if waited is None:
+        return straggler_claims(view, suspects)
+    crowded = [suspect for suspect in suspects if _is_crowded_out(view, suspect, waited)]
+    own = straggler_claims(view, [suspect for suspect in suspects if suspect not in crowded])
+    return [*own, *(_crowded_claim(view, suspect, waited) for suspect in crowded)]
+
+
+def _is_crowded_out(view: View, suspect: Suspect, waited: Floats) -> bool:
+    """Whether it is slow because it waits longer for a processor than its peers do for the same work."""
+    shares = waiting_shares(view, waited, suspect.at)
+    peers = np.delete(shares, suspect.rank)
+    if suspect.sampled or not shares[suspect.rank] - np.nanmin(peers, initial=np.inf) >= thresholds.WAITING_MORE_SHARE:
+        return False
+    durations_ns = view.work_ns if suspect.by_work or suspect.phase is None else view.phase(suspect.phase)
+    left_ns = excess_without_waiting(view, durations_ns, suspect.rank, suspect.at, shares)
+    return left_ns < thresholds.EXPLAINS_SHARE * suspect.excess_ns
+
+
+def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
+    """Its price is the straggler's; the cause is not its code."""
+    claim = _claim(view, [suspect], kind=suspect.kind)
+    shares = waiting_shares(view, waited, suspect.at)
+    own, peers = float(shares[suspect.rank]), float(np.nanmedian(np.delete(shares, suspect.rank)))
+    rank, host = view.ranks[suspect.rank], view.hosts[suspect.rank]
+    others = "the other rank waits for it" if len(view.ranks) == 2 else "all other ranks wait for it"
+    compared = f"{share_text(own)} of its time, its peers {share_text(peers)}"
+    evidence = {
+        "node": host,
+        "cpu_wait_share": round(own, 4),
+        "peers_cpu_wait_share": round(peers, 4),
+        "busy_processes": [process.document for process in busy_processes(view, host)],
+    }
+    finding = replace(
+        claim.finding,
+        kind="cpu_saturated",
+        phase=None,
+        title=f"Rank {rank} waits for a processor {compared}, {_when(view, suspect.at)}; {others}.",
+        evidence=claim.finding.evidence | evidence,
+        advice=shared_core_advice(rank, [process.text for process in busy_processes(view, host)]),
+    )
+    return replace(claim, finding=finding)
 
 
 def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
