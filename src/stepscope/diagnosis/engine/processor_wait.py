@@ -7,6 +7,8 @@ excess if the rank waited no more than its peers tells the two apart.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,7 @@ from stepscope.diagnosis.engine.readings import process_readings
 from stepscope.diagnosis.engine.statistics import median_rank
 from stepscope.diagnosis.engine.view import View
 
-__all__ = ["excess_without_waiting", "waited_ns", "waiting_shares"]
+__all__ = ["excess_without_waiting", "waited_ns", "waiting_shares", "without_waiting"]
 
 Floats = NDArray[np.float64]
 
@@ -54,6 +56,19 @@ def waiting_shares(view: View, waited: Floats, at: slice) -> Floats:
     enough = known.mean(axis=1) >= thresholds.EXPLAINS_SHARE if known.size else np.zeros(len(known), np.bool_)
     shares = np.where(enough & (total > 0), waits / np.where(total > 0, total, 1.0), np.nan)
     return np.minimum(shares, thresholds.WAITING_AT_MOST)
+
+
+def without_waiting(view: View, waited: Floats) -> View:
+    """The view with every phase but the wait for peers as long as the rank had a processor; unknown: as it is."""
+    shares = np.clip(np.nan_to_num(waited) / np.maximum(view.work_ns, 1.0), 0.0, thresholds.WAITING_AT_MOST)
+    own = np.array([name != "comm" or not view.comm_measured for name in view.phases])
+    phase_ns = np.where(own[:, None, None], view.phase_ns * (1.0 - shares), view.phase_ns)
+    return replace(
+        view,
+        phase_ns=phase_ns,
+        wall_ns=view.wall_ns - view.work_ns * shares,
+        between_ns=view.between_ns * (1.0 - shares),
+    )
 
 
 def excess_without_waiting(view: View, durations_ns: Floats, rank: int, at: slice, shares: Floats) -> float:

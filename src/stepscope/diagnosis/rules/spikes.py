@@ -615,7 +615,8 @@ def _stall_steps(
         lost, length = np.nan_to_num(mine.sum(axis=0)), view.wall_ns[place.row]
     else:
         lost, length = series.rest_ns[columns], view.step_ns
-    at = columns[lost >= thresholds.CORE_SHARE * lost.max()]
+    core = lost >= thresholds.CORE_SHARE * lost.max()
+    at = columns[core] if core.any() else columns  # none of them is longer in that phase
     return int(at[0]), int(at[-1]), float(length[at].sum())
 
 

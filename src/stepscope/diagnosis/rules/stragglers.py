@@ -36,7 +36,12 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import exchange_at_stake_ns, least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
-from stepscope.diagnosis.engine.processor_wait import excess_without_waiting, waited_ns, waiting_shares
+from stepscope.diagnosis.engine.processor_wait import (
+    excess_without_waiting,
+    waited_ns,
+    waiting_shares,
+    without_waiting,
+)
 from stepscope.diagnosis.engine.statistics import (
     local_median,
     median_rank,
@@ -611,6 +616,23 @@ class _Comparisons:
 def find_stragglers(view: View) -> list[Claim]:
     if len(view.ranks) < 2 or not view.enough:
         return []
+    suspects = _suspects(view)
+    waited = waited_ns(view)
+    if waited is None:
+        return straggler_claims(view, suspects)
+    crowded = [suspect for suspect in suspects if _is_crowded_out(view, suspect, waited)]
+    own = [suspect for suspect in suspects if suspect not in crowded]
+    known = {suspect.rank for suspect in own}
+    if np.nanmax(waiting_shares(view, waited, slice(None)), initial=0.0) >= thresholds.WAITING_SHARE:
+        # Waiting comes and goes with other programs and hides what a rank always does more than its peers.
+        found = _suspects(without_waiting(view, waited))
+        own += [_as_measured(view, suspect) for suspect in found if suspect.rank not in known]
+        known = {suspect.rank for suspect in own}
+    claims = [_crowded_claim(view, suspect, waited) for suspect in crowded if suspect.rank not in known]
+    return [*straggler_claims(view, own), *claims]
+
+
+def _suspects(view: View) -> list[Suspect]:
     compared = _Comparisons(view)
     suspects = [suspect for suspect in _by_work(view, compared) if not _is_cleared(view, suspect)]
     known = {suspect.rank for suspect in suspects}
@@ -620,12 +642,15 @@ def find_stragglers(view: View) -> list[Claim]:
     if not view.comm_measured:
         known = {suspect.rank for suspect in suspects}
         suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
-    waited = waited_ns(view) if suspects else None
-    if waited is None:
-        return straggler_claims(view, suspects)
-    crowded = [suspect for suspect in suspects if _is_crowded_out(view, suspect, waited)]
-    own = straggler_claims(view, [suspect for suspect in suspects if suspect not in crowded])
-    return [*own, *(_crowded_claim(view, suspect, waited) for suspect in crowded)]
+    return suspects
+
+
+def _as_measured(view: View, suspect: Suspect) -> Suspect:
+    """A suspect that was found without the waiting, with its excess as it was."""
+    compared = _Comparisons(view)
+    durations = compared.work if suspect.by_work or suspect.phase is None else compared.phase(suspect.phase)
+    excess_ns = max(_median(durations[suspect.rank, suspect.at]), suspect.excess_ns)
+    return replace(suspect, excess_ns=excess_ns, by_phase=compared.typical(suspect.rank, suspect.at))
 
 
 def _is_crowded_out(view: View, suspect: Suspect, waited: Floats) -> bool:

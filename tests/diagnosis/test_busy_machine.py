@@ -1,0 +1,121 @@
+"""On a machine that others use, too: healthy jobs are not accused, faults are still found, and the load is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from example_counts import seeds
+from fakes.cluster import Cluster, Fault, slow_at
+from fakes.load_noise import host_figures, waits_ms
+from fakes.samples import with_samples
+
+from stepscope.diagnosis import build_window, diagnose
+from stepscope.diagnosis.engine.processor_wait import waited_ns, waiting_shares
+from stepscope.diagnosis.engine.view import view_of
+from stepscope.records.finding import Finding
+
+LOADS = ("one", "all", "bursts")
+NAMED = ["4711 97.0 python burn.py"]
+
+
+def found(cluster: Cluster) -> list[Finding]:
+    figures = host_figures(cluster.load, ranks=cluster.ranks, cores=cluster.cores) | {"busy_processes": NAMED}
+    return diagnose(with_samples(cluster, host=figures, process={"cpu_wait": cluster.cpu_wait}))
+
+
+def accused(findings: list[Finding]) -> list[str]:
+    return [each.title for each in findings if each.severity != "info" and each.kind != "cpu_saturated"]
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_healthy_job_beside_others_is_not_accused(load: str, ranks: int) -> None:
+    for seed in seeds(8):
+        assert accused(found(Cluster(ranks=ranks, steps=100, load=load, seed=seed))) == []
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize(("phase", "kind"), [("forward", "compute_straggler"), ("input", "input_straggler")])
+def test_the_rank_that_does_more_is_found_beside_others(load: str, phase: str, kind: str) -> None:
+    """It waits longer than its peer, too, but not for the same work."""
+    findings = found(Cluster(ranks=2, steps=200, load=load, seed=1, faults=(slow_at(1, phase, 40.0),)))
+    blamed = [(each.kind, each.ranks, each.phase) for each in findings if accused([each])]
+    assert blamed[0] == (kind, (1,), phase)
+    assert {ranks for _, ranks, _ in blamed} == {(1,)}
+
+
+def stays_on_core(rank: int) -> Cluster:
+    """Another program has the core of one of four ranks for itself in half of the time."""
+    work = {"forward": 30.0, "backward": 50.0, "optimizer": 10.0}
+    faults = tuple(slow_at(rank, phase, ms) for phase, ms in work.items())
+    return Cluster(ranks=4, steps=100, phases_ms=work, faults=faults)
+
+
+def test_a_rank_whose_core_is_shared_is_told_with_its_price_and_the_process() -> None:
+    cluster = stays_on_core(2)
+
+    def cpu_wait(rank: int, seconds: np.ndarray) -> np.ndarray:
+        return np.full(len(seconds), 0.5 if rank == 2 else 0.01)
+
+    run = with_samples(cluster, host={"busy_processes": NAMED}, process={"cpu_wait": cpu_wait})
+    (first, *rest) = diagnose(run)
+    assert (first.kind, first.severity, first.ranks, first.phase) == ("cpu_saturated", "critical", (2,), None)
+    title = "Rank 2 waits for a processor 50% of its time, its peers 2%, every step; all other ranks wait for it."
+    assert first.title == title
+    own_cores = "give each rank its own cores (taskset, cgroups, --exclusive)"
+    assert first.advice == (f"Stop or move python burn.py (pid 4711, 97% of a core); or {own_cores}.",)
+    assert first.evidence["busy_processes"] == [{"command": "python burn.py", "pids": [4711], "cpu_percent": 97.0}]
+    assert first.cost["share"] == pytest.approx(0.5, abs=0.03)
+    assert accused(rest) == []
+
+
+def test_without_such_samples_the_same_rank_is_a_straggler() -> None:
+    first = diagnose(stays_on_core(2).run())[0]
+    assert (first.kind, first.ranks) == ("compute_straggler", (2,))
+
+
+INPUT = {"input": 6.0, "forward": 14.0, "backward": 20.0}
+
+
+def with_waits(share: float, faults: tuple[Fault, ...] = ()) -> list[Finding]:
+    busy = {"cpu_percent": 100.0, "own_cpu_percent": 50.0, "cpu_count": 2, "procs_running": 6}
+    cluster = Cluster(ranks=2, steps=100, phases_ms=INPUT, faults=faults)
+    return diagnose(with_samples(cluster, host=busy, process={"cpu_wait": share}))
+
+
+def test_a_bottleneck_that_waiting_can_explain_is_no_warning() -> None:
+    quiet = [(each.kind, each.severity) for each in with_waits(0.0)]
+    busy = [(each.kind, each.severity) for each in with_waits(0.4)]
+    assert ("input_bound", "warning") in quiet
+    assert ("input_bound", "info") in busy
+    assert busy[0] == ("cpu_saturated", "warning")
+
+
+def test_a_bottleneck_that_is_longer_than_all_waiting_stays_one() -> None:
+    faults = (slow_at(0, "input", 60.0), slow_at(1, "input", 60.0))
+    assert with_waits(0.3, faults)[0].kind == "input_bound"
+
+
+def test_how_long_ranks_waited_is_taken_from_the_samples_of_their_steps() -> None:
+    cluster = Cluster(ranks=2, steps=200, phases_ms={"forward": 50.0}, comm_ms=0.1)
+
+    def cpu_wait(rank: int, seconds: np.ndarray) -> np.ndarray:
+        return np.where(seconds > 5.5, 0.4, 0.0) if rank else np.zeros(len(seconds))
+
+    view = view_of(build_window(with_samples(cluster, process={"cpu_wait": cpu_wait})))
+    waited = waited_ns(view)
+    assert waited is not None
+    early, late = slice(0, 60), slice(140, 180)
+    assert waiting_shares(view, waited, early).tolist() == [0.0, 0.0]
+    assert waiting_shares(view, waited, late) == pytest.approx([0.0, 0.4], abs=0.02)
+    assert waited_ns(view_of(build_window(cluster.run()))) is None
+
+
+def test_the_model_of_load_makes_phases_longer_in_proportion_to_their_work() -> None:
+    work_ms = np.stack([np.full((2, 4000), 1.0), np.full((2, 4000), 40.0)])
+    waited = waits_ms("all", work_ms, cores=2, random=np.random.default_rng(0))
+    assert waited.mean(axis=(1, 2)) == pytest.approx([1.1, 45.0], rel=0.15)
+    assert float((waited[0] == 0).mean()) == pytest.approx(np.exp(-0.25), abs=0.02)
+    none = waits_ms("none", work_ms, cores=2, random=np.random.default_rng(0))
+    assert none.mean() < 0.1 * work_ms.mean()
