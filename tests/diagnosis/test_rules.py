@@ -275,7 +275,7 @@ def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
             Cluster(ranks=1, phases_ms=train(), faults=stop("eval", 2000.0, 50)),
             "between_steps",
             "eval",
-            "35% of the time is evaluation: 2.00 s in 1 of 99 steps.",
+            "35% of the training time is evaluation: 2.00 s in 1 of 99 steps.",
         ),
         (
             Cluster(ranks=1, phases_ms=train(), faults=tuple(slow_at(0, "optimizer", 30.0) for _ in range(1))),

@@ -21,7 +21,7 @@ def test_the_verdict_leads_to_its_rank_and_steps(browser_page: Any, served: Any,
     verdict = page.get_by_role("region", name="Verdict")
     expect(verdict.get_by_text("critical", exact=True)).to_be_visible()
     expect(verdict).to_contain_text("of the training time")
-    bars = verdict.get_by_role("list", name="Median work per step, without the wait for peers")
+    bars = verdict.get_by_role("list", name="Median work per step, without the wait for others")
     expect(bars.get_by_role("listitem").filter(has_text="rank 3")).to_contain_text("68.0 ms")
     shown = verdict.get_by_role("button", name="Show rank 3")
     shown.click()

@@ -14,7 +14,7 @@ import "./worst-median.css";
 /** With more ranks, use the hub's summary: a response with every rank would be megabytes. */
 const MOST_RANKS = 2048;
 const NAMES: Record<string, string> = { wall: "whole step", work: "own work" };
-const MEANINGS: Record<string, string> = { wall: "from the start of a step to the start of the next", work: "the step without the wait for peers" };
+const MEANINGS: Record<string, string> = { wall: "from the start of a step to the start of the next", work: "the step without the wait for others" };
 
 export function WorstMedian({ run }: { run: OpenRun }) {
   const ready = useComputed(() => run.steps.value !== null).value;

@@ -72,10 +72,10 @@ function byRank({ evidence, ranks }: Finding): Picture | null {
   const left = figures.length - bars.length;
   return {
     form: "bars",
-    title: evidence["compared"] === "work" ? "Median work per step, without the wait for peers" : `Median ${String(evidence["compared"] ?? "time")} per step`,
+    title: evidence["compared"] === "work" ? "Median work per step, without the wait for others" : `Median ${String(evidence["compared"] ?? "time")} per step`,
     bars,
     note: left > 0 ? `and ${left} more ranks` : "",
-    ...(typeof peers === "number" ? { mark: { value: peers, name: `median of peers: ${duration(peers * 1e6)}` } } : {}),
+    ...(typeof peers === "number" ? { mark: { value: peers, name: `median of the others: ${duration(peers * 1e6)}` } } : {}),
   };
 }
 
@@ -86,7 +86,7 @@ function byPhase(of: Readonly<Record<string, unknown>>, key: string): Picture | 
     .filter(([, ms]) => Math.abs(ms) >= largest * TRIVIAL && ms !== 0)
     .sort((one, two) => two[1] - one[1])
     .map(([phase, ms]): Bar => ({ name: phase === "between" ? "between steps" : phase, value: ms, text: signed(ms), tone: "plain", phase: phase === "between" ? "other" : phase }));
-  return bars.length === 0 ? null : { form: "bars", title: key.startsWith("excess") ? "Longer than peers, by phase" : "Extra time, by phase", bars, note: key.startsWith("excess") ? wholeText(of) : "" };
+  return bars.length === 0 ? null : { form: "bars", title: key.startsWith("excess") ? "Longer than the others, by phase" : "Extra time, by phase", bars, note: key.startsWith("excess") ? wholeText(of) : "" };
 }
 
 /** The title has what fixing gains, a mean; phases are medians, and what is longer in one may be shorter in another. */
