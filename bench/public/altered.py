@@ -54,15 +54,15 @@ def slow_forward() -> None:
 
 def slow_save() -> None:
     """The file system is slow."""
-    import torch
+    from torch import serialization
 
-    original = torch.save
+    original = serialization._save
 
     def save(*arguments, **options):
         time.sleep(4)  # fault: slow_save
         return original(*arguments, **options)
 
-    torch.save = save
+    serialization._save = save
 
 
 def _each_step(act) -> None:

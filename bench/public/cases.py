@@ -407,15 +407,15 @@ FAULTS = (
         name="nanoGPT/slow_save",
         program="nanoGPT",
         alteration="slow_save",
-        kinds=frozenset({"between_steps"}),
-        words=r"save",
+        kinds=frozenset({"between_steps", "stall"}),  # the program saves once
+        words=r"save|checkpoint",
     ),
     Fault(
         name="nanoGPT/leak",
         program="nanoGPT",
         alteration="leak",
         kinds=frozenset({"memory_creep"}),
-        words=r"altered\.py",
+        words=r"1048576",  # elements of what the list holds; the list itself has no name
     ),
     Fault(
         name="word_transformer/nan",
