@@ -40,18 +40,6 @@ def everywhere(ranks: int, phase: str, ms: float, steps: range) -> tuple[Fault, 
 @pytest.mark.parametrize("phase", ["input", "forward", "backward", "optimizer", "other"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 16])
 @pytest.mark.parametrize("step", [5, 31, 59])
-def test_steps_that_call_the_model_more_often_take_longer_by_design() -> None:
-    """Episodes of reinforcement learning: 10 calls of the model in most steps, 71 in some."""
-    at = range(15, 200, 37)
-    faults = tuple(slow_at(0, "other", 6.0 * 38.0, range(step, step + 1)) for step in at)
-    for calls, kinds in ((71, ["healthy", "compute_bound"]), (10, ["jitter"])):
-        run = Cluster(ranks=1, steps=200, faults=faults).run()
-        steps = run.ranks[0].steps
-        steps["forwards"] = 10
-        steps["forwards"][list(at)] = calls
-        assert [one.kind for one in diagnose(run)][: len(kinds)] == kinds
-
-
 def test_a_stall_of_five_seconds_is_one_finding_at_its_step(phase: str, ranks: int, step: int) -> None:
     fault = slow_at(ranks - 1, phase, 5000.0, range(step, step + 1))
     (found,) = found_in(Cluster(ranks=ranks, steps=60, faults=(fault,)))
@@ -353,3 +341,15 @@ def test_the_first_look_may_take_longer() -> None:
     assert looked_at(first, steps) == []
     later = Cluster(ranks=2, steps=1000, faults=tuple(everywhere(2, "forward", 400.0, range(137, 138))))
     assert [(found.kind, found.steps) for found in looked_at(later, steps)] == [("stall", (137, 137))]
+
+
+def test_steps_that_call_the_model_more_often_take_longer_by_design() -> None:
+    """Episodes of reinforcement learning: 10 calls of the model in most steps, 71 in some."""
+    at = range(15, 200, 37)
+    faults = tuple(slow_at(0, "other", 6.0 * 38.0, range(step, step + 1)) for step in at)
+    for calls, kinds in ((71, ["healthy", "compute_bound"]), (10, ["jitter"])):
+        run = Cluster(ranks=1, steps=200, faults=faults).run()
+        steps = run.ranks[0].steps
+        steps["forwards"] = 10
+        steps["forwards"][list(at)] = calls
+        assert [one.kind for one in diagnose(run)][: len(kinds)] == kinds
