@@ -276,6 +276,6 @@ def test_a_forward_that_is_called_directly_is_no_logging() -> None:
     cluster = Cluster(ranks=1, phases_ms={"backward": 10.0, "other": 20.0})
     first = next(one for one in diagnose(run_of(*stacks, cluster=cluster)) if one.kind == "between_steps")
     assert (first.severity, first.phase) == ("info", "other")
-    assert "of the time is the model's forward, called directly:" in first.title
+    assert "of the training time is the model's forward, called directly:" in first.title
     assert first.title.endswith("mostly in Layer.forward, train.py:12.")
     assert [line.partition(",")[0] for line in first.advice] == ["Call the model"]

@@ -209,7 +209,9 @@ def _title(view: View, name: str, took: Floats, place: str) -> str:
     share = share_text(_share(view, took))
     where = f", mostly in {place}" if place else ""
     if name == "other" and _calls_forward(place):
-        return f"{share} of the time is the model's forward, called directly: {_each(took, 'each time')}{where}"
+        return (
+            f"{share} of the training time is the model's forward, called directly: {_each(took, 'each time')}{where}"
+        )
     if name == "other":
         return f"{share} of the training time passes between steps: {_each(took, 'each time')}{where}"
     what = _words(view, name)
