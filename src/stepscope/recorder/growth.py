@@ -35,7 +35,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -55,6 +54,7 @@ from stepscope.recorder.variables import (
     length_of,
     module_namespace,
     sample_of,
+    torch_functions_off,
     variables_of,
 )
 
@@ -783,12 +783,6 @@ def _lines_of(code: CodeType, name: str) -> Iterator[int]:
 # off: neither a subclass nor a mode of the script sees it.  Of other classes only what they refer to is described.
 
 _BUILT_IN = frozenset(map(id, (int, float, complex, str, bytes, bytearray, range, list, tuple, dict, set, frozenset)))
-
-
-def torch_functions_off() -> AbstractContextManager[object]:
-    torch: Any = sys.modules.get("torch")
-    off = getattr(getattr(torch, "_C", None), "DisableTorchFunction", None)
-    return nullcontext() if off is None else off()
 
 
 def tensor_types() -> frozenset[int]:

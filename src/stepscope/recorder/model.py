@@ -3,7 +3,8 @@
 They are counted once, a little at a time, from classes, sizes and dtypes alone.  The walk visits the modules of a root
 without the generators of ``nn.Module`` (which take ten times as long), holds those still to be visited by weak
 references, and stops when its time is up, to continue after the next step: a model with ten thousand modules is counted
-over several steps.
+over several steps.  It reads the dict of each module, not its attributes, whose names a module may define itself, and
+tensors while ``__torch_function__`` is off (the rules are in ``recorder/variables.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from stepscope.recorder.process_groups import display_name, group_facts, mesh_facts
+from stepscope.recorder.variables import attributes_of, class_name, torch_functions_off
 
 __all__ = ["ModelWalk", "autocast_around_call", "autocast_seen_in", "unwrapped"]
 
@@ -203,16 +205,16 @@ class ModelWalk:
         self._left: list[tuple[weakref.ref[Any], bool, int]] = [(self.root, False, NO_UNIT)]
         """Modules to visit, whether they are inside a DDP, and the FSDP unit around them."""
         self._seen: set[int] = set()
-        self._classes: dict[type, int] = {}
+        self._classes: dict[int, tuple[str, int]] = {}
         """How many modules of each class."""
-        self._fsdp_classes: dict[type, int] = {}
+        self._fsdp_classes: dict[int, int] = {}
         """Classes that FSDP created, and its version."""
         self._units = FsdpUnits()
-        self._normalizing: dict[type, bool] = {}
+        self._normalizing: dict[int, bool] = {}
         """Whether the modules of a class are plain BatchNorm layers."""
         self._own_statistics = 0
         """BatchNorm layers in a DDP that use the statistics of their own rank's batch."""
-        self._parameter_classes: dict[type, bool] = {}
+        self._parameter_classes: dict[int, bool] = {}
         """Whether the parameters of a class have a device mesh: asking the instances is slow."""
         self._compiled = False
         self._sizes: dict[Any, int] = {}
@@ -235,7 +237,8 @@ class ModelWalk:
             reference, in_ddp, unit = self._left.pop()
             module = reference()
             if module is not None and id(module) not in self._seen:
-                self._visit(module, in_ddp, unit)
+                with torch_functions_off():
+                    self._visit(module, in_ddp, unit)
             visited += 1
             if visited % MODULES_AT_ONCE == 0 and now() >= until_ns:
                 break
@@ -243,7 +246,7 @@ class ModelWalk:
             self.facts = self._sum_up()
             self._seen.clear()
             for known in (self._classes, self._parameter_classes, self._fsdp_classes, self._normalizing):
-                known.clear()  # these are the script's classes
+                known.clear()  # by id of a class, which may go
 
     def reducer_facts(self) -> dict[str, Any]:
         """How DDP packs the gradients now, and whether it found parameters that took no part in an iteration.
@@ -266,25 +269,27 @@ class ModelWalk:
     def _visit(self, module: Any, in_ddp: bool, unit: int) -> None:
         self._seen.add(id(module))
         kind = type(module)
-        number = self._classes.get(kind, 0)
-        self._classes[kind] = number + 1
+        name, number = self._classes.get(id(kind), ("", 0))
+        self._classes[id(kind)] = name or class_name(module), number + 1
+        own = attributes_of(module) or {}
         if not number and not in_ddp and _is_ddp(module):  # a second DDP is ignored
             in_ddp = True
             self._ddp = weakref.ref(module)
         if not number:
-            self._fsdp_classes[kind] = fsdp_version(kind)
-            self._normalizing[kind] = _is_plain_batchnorm(kind)
-        if self._fsdp_classes[kind]:
-            unit = self._units.enter(self._fsdp_classes[kind], module, unit)
-        if in_ddp and self._normalizing[kind] and module.training:
+            self._fsdp_classes[id(kind)] = fsdp_version(kind)
+            self._normalizing[id(kind)] = _is_plain_batchnorm(kind)
+        if self._fsdp_classes[id(kind)]:
+            unit = self._units.enter(self._fsdp_classes[id(kind)], module, unit)
+        if in_ddp and self._normalizing[id(kind)] and own.get("training"):
             self._own_statistics += 1
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if own.get("_compiled_call_impl") is not None:
             self._compiled = True
-        for parameter in module._parameters.values():
+        for parameter in (own.get("_parameters") or {}).values():
             if parameter is not None and id(parameter) not in self._seen:
                 self._seen.add(id(parameter))
                 self._count(parameter, in_ddp, unit)
-        self._left += [(weakref.ref(child), in_ddp, unit) for child in module._modules.values() if child is not None]
+        children = (own.get("_modules") or {}).values()
+        self._left += [(weakref.ref(child), in_ddp, unit) for child in children if child is not None]
 
     def _count(self, parameter: Any, in_ddp: bool, unit: int) -> None:
         dtype = parameter.dtype
@@ -293,9 +298,9 @@ class ModelWalk:
         if in_ddp and parameter.requires_grad:
             self._gradient_bytes += size * dtype.itemsize
         kind = type(parameter)
-        meshed = self._parameter_classes.get(kind)
+        meshed = self._parameter_classes.get(id(kind))
         if meshed is None:
-            meshed = self._parameter_classes[kind] = hasattr(kind, "device_mesh")
+            meshed = self._parameter_classes[id(kind)] = hasattr(kind, "device_mesh")
         if meshed and unit != NO_UNIT:
             self._units.count(unit, size, dtype)
         if meshed and len(self._meshes) < MAX_MESHES:
@@ -308,11 +313,11 @@ class ModelWalk:
         if root is None:
             return {}
         inner = unwrapped(root)
-        named = [(kind.__name__, layers) for kind, layers in self._classes.items()]
+        named = list(self._classes.values())
         model: dict[str, Any] = {
             "class": _own_class(type(inner)).__name__,
             "parameters": self.parameters,
-            "modules": sum(self._classes.values()),
+            "modules": sum(layers for _, layers in named),
             "batchnorm": sum(layers for name, layers in named if "BatchNorm" in name and name != SYNC),
             "sync_batchnorm": sum(layers for name, layers in named if name == SYNC),
             "compiled": self._compiled or any(name == COMPILED for name, _ in named),

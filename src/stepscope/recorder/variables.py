@@ -25,6 +25,7 @@ import ctypes
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from types import CellType, CodeType, FrameType, GetSetDescriptorType, ModuleType
 from typing import Any
@@ -42,6 +43,7 @@ __all__ = [
     "length_of",
     "module_namespace",
     "sample_of",
+    "torch_functions_off",
     "variable_of",
     "variables_of",
 ]
@@ -235,3 +237,10 @@ def module_namespace(module: Any) -> dict[str, Any] | None:
         return None
     names = _module_names.__get__(module)
     return names if type(names) is dict else None
+
+
+def torch_functions_off() -> AbstractContextManager[object]:
+    """While this is on, no ``__torch_function__`` of a subclass or mode of the script sees what we read of tensors."""
+    torch: Any = sys.modules.get("torch")
+    off = getattr(getattr(torch, "_C", None), "DisableTorchFunction", None)
+    return nullcontext() if off is None else off()
