@@ -119,3 +119,9 @@ def test_the_model_of_load_makes_phases_longer_in_proportion_to_their_work() -> 
     assert float((waited[0] == 0).mean()) == pytest.approx(np.exp(-0.25), abs=0.02)
     none = waits_ms("none", work_ms, cores=2, random=np.random.default_rng(0))
     assert none.mean() < 0.1 * work_ms.mean()
+
+
+def test_checkpoints_that_only_waiting_makes_long_are_no_warning() -> None:
+    long = tuple(slow_at(0, "checkpoint", 200.0, range(at, at + 1)) for at in range(20, 100, 25))
+    assert [each.severity for each in with_waits(0.0, long) if each.kind == "between_steps"] == ["warning"]
+    assert [each.severity for each in with_waits(0.5, long) if each.kind == "between_steps"] == ["info"]

@@ -594,6 +594,9 @@ def _is_disturbed(view: View, finding: Finding, waited: Floats | None) -> bool:
     programs disturbed least.
     """
     least = BOTTLENECKS.get(finding.kind)
+    if finding.kind == "between_steps" and finding.phase in STOPS and waited is not None:
+        had = 1.0 - min(float(np.nanmean(waited)) / float(np.nanmean(view.work_ns)), thresholds.WAITING_AT_MOST)
+        return bool(finding.cost["share"] * had < thresholds.BETWEEN_SHARE)
     if least is None or finding.ranks or finding.phase not in view.phases or finding.phase in STOPS:
         return False
     durations_ns = lower_median_rank(view.between_ns if finding.kind == "between_steps" else view.phase(finding.phase))
