@@ -140,6 +140,25 @@ def test_waiting_for_workers_has_no_line_of_the_users() -> None:
     assert seen_at(seen, phase="input") == ""
 
 
+def test_a_wait_for_workers_gets_the_line_of_the_workers() -> None:
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(0, "input", 40.0), slow_at(1, "input", 40.0)))
+    stacks = [{**in_phase("input", ITEM, FETCH, rank=rank), "worker": True} for rank in (0, 0, 1, 1)]
+    place = "Data.__getitem__, train.py:12, in a DataLoader worker"
+    first = diagnose(run_of(*stacks, cluster=cluster))[0]
+    assert (first.kind, first.evidence["place"]) == ("input_bound", place)
+    assert first.title.endswith(f" of the training time, mostly in {place}.")
+    one = Cluster(ranks=2, steps=100, faults=(slow_at(1, "input", 40.0),))
+    late = diagnose(run_of(*stacks[2:], cluster=one))[0]
+    assert (late.kind, late.ranks, late.evidence["place"]) == ("input_straggler", (1,), place)
+    assert f" slower than the other rank in input ({place}) every step; " in late.title
+
+
+def test_a_few_workers_at_work_do_not_explain_a_wait_in_which_most_are_idle() -> None:
+    waiting = (f"{PACKAGES}/torch/utils/data/dataloader.py", 1484, "_MultiProcessingDataLoaderIter._get_data")
+    working = {**in_phase("input", ITEM, FETCH), "worker": True}
+    assert seen_at(view(*[in_phase("input", waiting, *LOOP)] * 4, working, working), phase="input") == ""
+
+
 def test_stacks_of_another_phase_say_nothing_of_this_one() -> None:
     seen = view(*[in_phase("input", ITEM, FETCH, *LOOP)] * 4)
     assert seen_at(seen, phase="input") == "Data.__getitem__, train.py:12"

@@ -24,9 +24,9 @@ from stepscope.recorder import guard, stacks
 from stepscope.recorder.stacks import CANDIDATES, StackOffer
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader, RingWriter
-from stepscope.ring.layout import MIN_CAPACITY, RUNNING_WORD, STACKS_WORD, THREADS_WORD
+from stepscope.ring.layout import MIN_CAPACITY, RUNNING_WORD, STACKS_WORD, THREADS_WORD, WORKERS_WORD
 
-FIRST, SECOND, THIRD, FOURTH, FIFTH = (signal.SIGRTMIN + more for more in CANDIDATES[:5])
+FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH = (signal.SIGRTMIN + more for more in CANDIDATES)
 STATE = (signal.signal, faulthandler.register)
 
 
@@ -50,7 +50,7 @@ def offer() -> Iterator[StackOffer]:
     offer = StackOffer()
     yield offer
     offer.withdraw()
-    for number in (FIRST, SECOND, THIRD, FOURTH, FIFTH):
+    for number in (FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH):
         assert signal.getsignal(number) is signal.SIG_DFL
         assert not caught(number)
     assert (signal.signal, faulthandler.register) == STATE
@@ -62,8 +62,8 @@ def written(ring: RingWriter, suffix: str = ".stacks") -> list[str]:
 
 
 def offered(ring: RingWriter) -> tuple[int, ...]:
-    """The signals for the main thread's stack while it waits, while it runs, and for all threads; 0: none."""
-    return tuple(ring.header[word] & 0xFF for word in (STACKS_WORD, RUNNING_WORD, THREADS_WORD))
+    """The signals for the main thread while it waits and while it runs, for all threads, for workers; 0: none."""
+    return tuple(ring.header[word] & 0xFF for word in (STACKS_WORD, RUNNING_WORD, THREADS_WORD, WORKERS_WORD))
 
 
 def test_the_header_says_which_signal_and_where_it_writes(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_signal_that_the_script_uses_is_left_to_it(ring: RingWriter, offer: St
     signal.signal(FIRST, lambda number, _: heard.append(number))
     try:
         offer.open(ring)
-        assert offered(ring) == (SECOND, THIRD, FOURTH)
+        assert offered(ring) == (SECOND, THIRD, FOURTH, FIFTH)
         signal.raise_signal(FIRST)
         assert heard == [FIRST]
         offer.withdraw()
@@ -182,7 +182,7 @@ def test_so_is_one_that_it_ignores_or_blocks(ring: RingWriter, offer: StackOffer
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [SECOND])
     try:
         offer.open(ring)
-        assert offered(ring) == (THIRD, FOURTH, FIFTH)
+        assert offered(ring) == (THIRD, FOURTH, FIFTH, SIXTH)
     finally:
         offer.withdraw()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -190,7 +190,13 @@ def test_so_is_one_that_it_ignores_or_blocks(ring: RingWriter, offer: StackOffer
 
 
 @pytest.mark.parametrize(
-    ("wanted", "left"), [(FIRST, (0, SECOND, THIRD)), (SECOND, (FIRST, 0, THIRD)), (THIRD, (FIRST, SECOND, 0))]
+    ("wanted", "left"),
+    [
+        (FIRST, (0, SECOND, THIRD, FOURTH)),
+        (SECOND, (FIRST, 0, THIRD, FOURTH)),
+        (THIRD, (FIRST, SECOND, 0, FOURTH)),
+        (FOURTH, (FIRST, SECOND, THIRD, 0)),
+    ],
 )
 def test_a_script_that_wants_ours_later_gets_it_as_it_was(
     ring: RingWriter, offer: StackOffer, wanted: int, left: tuple[int, ...]
@@ -198,8 +204,8 @@ def test_a_script_that_wants_ours_later_gets_it_as_it_was(
     offer.open(ring)
     heard: list[int] = []
     try:
-        assert signal.signal(FOURTH, signal.SIG_DFL) is signal.SIG_DFL
-        assert offered(ring) == (FIRST, SECOND, THIRD)
+        assert signal.signal(FIFTH, signal.SIG_DFL) is signal.SIG_DFL
+        assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
         assert signal.signal(wanted, lambda number, _: heard.append(number)) is signal.SIG_DFL
         assert offered(ring) == left
         signal.raise_signal(wanted)
@@ -217,7 +223,7 @@ def test_or_for_its_own_faulthandler(ring: RingWriter, offer: StackOffer, tmp_pa
             signal.raise_signal(FIRST)
         finally:
             faulthandler.unregister(FIRST)
-    assert offered(ring) == (0, SECOND, THIRD)
+    assert offered(ring) == (0, SECOND, THIRD, FOURTH)
     assert written(ring) == []
     assert "most recent call first" in (tmp_path / "mine").read_text()
 
@@ -228,11 +234,19 @@ def test_one_that_comes_when_the_interpreter_is_on_its_way_out_does_nothing(
     """faulthandler gives the signal back before the process is gone; the default would end it."""
     offer.open(ring)
     offer._leave()
-    for number in (FIRST, SECOND, THIRD):
+    for number in (FIRST, SECOND, THIRD, FOURTH):
         faulthandler.unregister(number)
         signal.raise_signal(number)
-    signal.signal(SECOND, signal.SIG_DFL)  # this interpreter does not go
-    assert written(ring) == written(ring, ".threads") == []
+    for number in (SECOND, FOURTH):
+        signal.signal(number, signal.SIG_DFL)  # this interpreter does not go
+    assert written(ring) == written(ring, ".threads") == written(ring, ".workers") == []
+
+
+def forget_after_fork(offers: list[StackOffer]) -> None:
+    """Call ``forget`` in children, as the recorder does, as long as the list has the offer: a hook of os.fork stays."""
+    names: dict[str, Any] = {"__name__": "stepscope.recorder.bootstrap", "offers": offers}
+    exec("def forget():\n    for offer in offers:\n        offer.forget()", names)
+    os.register_at_fork(after_in_child=names["forget"])
 
 
 def in_a_child(check: Callable[[], bool]) -> bool:
@@ -249,17 +263,17 @@ def in_a_child(check: Callable[[], bool]) -> bool:
     return code == 0
 
 
-def test_a_forked_child_gives_back_the_first_two_and_the_parent_keeps_them(ring: RingWriter, offer: StackOffer) -> None:
+def test_a_forked_child_gives_back_all_but_one_and_the_parent_keeps_them(ring: RingWriter, offer: StackOffer) -> None:
     offer.open(ring)
 
     def child() -> bool:
         offer.forget()
-        given_back = all(not caught(n) and signal.getsignal(n) is signal.SIG_DFL for n in (FIRST, SECOND))
+        given_back = all(not caught(n) and signal.getsignal(n) is signal.SIG_DFL for n in (FIRST, SECOND, FOURTH))
         signal.signal(FIRST, signal.SIG_IGN)  # the child's own doing stays the child's
         return given_back
 
     assert in_a_child(child)
-    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
     signal.raise_signal(FIRST)
     assert "in test_a_forked_child" in written(ring)[1]
 
@@ -278,7 +292,7 @@ def test_a_forked_child_can_be_asked_for_all_its_threads_like_its_parent(ring: R
     lines = written(ring, ".threads")
     assert sum("in child" in line for line in lines) == 1
     assert sum("in test_a_forked_child_can_be_asked" in line for line in lines) == 2
-    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
 
 
 def test_a_child_may_have_that_one_too_and_the_parent_does_not_notice(ring: RingWriter, offer: StackOffer) -> None:
@@ -290,8 +304,81 @@ def test_a_child_may_have_that_one_too_and_the_parent_does_not_notice(ring: Ring
         return before is signal.SIG_DFL and signal.signal is STATE[0] and not caught(THIRD)
 
     assert in_a_child(child)
-    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
     assert caught(THIRD)
+
+
+WORKER_START = """
+import multiprocessing
+
+class Iterator:
+    def __init__(self, work):
+        self.process = multiprocessing.get_context("fork").Process(target=work)
+        self.process.start()
+
+    def fetch(self, work):
+        self.process = multiprocessing.get_context("fork").Process(target=work)
+        self.process.start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "method", "kept"),
+    [
+        ("torch.utils.data.dataloader", "__init__", True),
+        ("torchdata.stateful_dataloader.stateful_dataloader", "__init__", True),
+        ("torch.utils.data.dataloader", "fetch", False),  # a dataset in the rank that forks
+        ("train", "__init__", False),
+    ],
+)
+def test_only_a_fork_that_starts_a_dataloader_worker_keeps_the_fourth(
+    ring: RingWriter, offer: StackOffer, module: str, method: str, kept: bool
+) -> None:
+    names: dict[str, Any] = {"__name__": module}
+    exec(WORKER_START, names)
+    offer.open(ring)
+    ours: list[StackOffer] = [offer]
+    forget_after_fork(ours)
+
+    def work() -> None:
+        if caught(FOURTH):
+            signal.raise_signal(FOURTH)
+
+    try:
+        iterator = names["Iterator"](work) if method == "__init__" else object.__new__(names["Iterator"])
+        if method == "fetch":
+            iterator.fetch(work)
+        iterator.process.join()
+    finally:
+        ours.clear()
+    assert iterator.process.exitcode == 0
+    lines = written(ring, ".workers")
+    assert ("in test_only_a_fork_that_starts" in "".join(lines)) == kept
+    assert bool(lines) == kept
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
+
+
+def test_a_worker_that_forks_or_sets_the_signal_keeps_it_no_longer(ring: RingWriter, offer: StackOffer) -> None:
+    names: dict[str, Any] = {"__name__": "torch.utils.data.dataloader"}
+    exec(WORKER_START, names)
+    offer.open(ring)
+    ours: list[StackOffer] = [offer]
+    forget_after_fork(ours)
+
+    def work() -> None:
+        assert caught(FOURTH)
+        assert in_a_child(lambda: not caught(FOURTH))
+        assert signal.signal(FOURTH, signal.SIG_IGN) is signal.SIG_DFL
+        assert not caught(FOURTH)
+
+    try:
+        iterator = names["Iterator"](work)
+        iterator.process.join()
+    finally:
+        ours.clear()
+    assert iterator.process.exitcode == 0
+    assert caught(FOURTH)
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
 
 
 def test_a_child_that_trains_has_files_of_its_own(ring: RingWriter, offer: StackOffer, tmp_path: Path) -> None:
@@ -302,7 +389,7 @@ def test_a_child_that_trains_has_files_of_its_own(ring: RingWriter, offer: Stack
         own = RingWriter(tmp_path / "2.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
         offer.open(own)
         signal.raise_signal(THIRD)
-        return offered(own) == (FIRST, SECOND, THIRD) and "in child" in "".join(written(own, ".threads"))
+        return offered(own) == (FIRST, SECOND, THIRD, FOURTH) and "in child" in "".join(written(own, ".threads"))
 
     assert in_a_child(child)
     assert written(ring, ".threads") == []
@@ -316,7 +403,7 @@ def test_a_fork_of_which_nobody_was_told_does_not_speak_for_the_parent(ring: Rin
         return True
 
     assert in_a_child(child)
-    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
 
 
 def test_a_child_that_execs_has_the_default(ring: RingWriter, offer: StackOffer) -> None:
@@ -326,7 +413,7 @@ def test_a_child_that_execs_has_the_default(ring: RingWriter, offer: StackOffer)
     masks = {
         line.split()[0]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigCgt", "SigIgn")
     }
-    for number in (FIRST, SECOND, THIRD):
+    for number in (FIRST, SECOND, THIRD, FOURTH):
         assert not (masks["SigCgt:"] | masks["SigIgn:"]) >> (number - 1) & 1
 
 
@@ -337,11 +424,11 @@ def test_only_the_main_thread_can_offer(ring: RingWriter, offer: StackOffer) -> 
         thread.join()
 
     elsewhere()
-    assert offered(ring) == (0, 0, 0)
+    assert offered(ring) == (0, 0, 0, 0)
     offer.open(ring)
-    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
     elsewhere()  # another thread took over: faulthandler would show the main one alone, which tells nothing
-    assert offered(ring) == (0, SECOND, THIRD)
+    assert offered(ring) == (0, SECOND, THIRD, FOURTH)
 
 
 def test_a_thread_of_native_code_is_not_made_one_of_pythons(ring: RingWriter, offer: StackOffer) -> None:
@@ -356,7 +443,7 @@ def test_a_thread_of_native_code_is_not_made_one_of_pythons(ring: RingWriter, of
     _thread.start_new_thread(train, ())
     over.acquire()
     assert threading.enumerate() == before
-    assert offered(ring) == (0, 0, THIRD)
+    assert offered(ring) == (0, 0, THIRD, FOURTH)
 
 
 def test_another_thread_that_trains_is_shown_by_the_main_one(ring: RingWriter, offer: StackOffer) -> None:
@@ -404,14 +491,14 @@ def test_another_thread_that_trains_is_shown_by_the_main_one(ring: RingWriter, o
 def test_switched_off(ring: RingWriter, offer: StackOffer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_STACKS", "0")
     offer.open(ring)
-    assert offered(ring) == (0, 0, 0)
+    assert offered(ring) == (0, 0, 0, 0)
     assert [path.name for path in ring.path.parent.iterdir()] == ["1.ring"]
 
 
 def test_no_signal_free_no_offer(ring: RingWriter, offer: StackOffer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "CANDIDATES", (CANDIDATES[0],))
     offer.open(ring)
-    assert offered(ring) == (FIRST, 0, 0)
+    assert offered(ring) == (FIRST, 0, 0, 0)
 
 
 def test_the_recorder_offers_with_its_ring_and_takes_it_back_with_the_hooks(recording: Any) -> None:
@@ -422,10 +509,10 @@ def test_the_recorder_offers_with_its_ring_and_takes_it_back_with_the_hooks(reco
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     ring = recording.recorder.ring
-    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
     recording.recorder.forget()  # as in a forked child
-    assert (caught(FIRST), caught(SECOND), caught(THIRD)) == (False, False, True)
-    assert offered(ring) == (FIRST, SECOND, THIRD)
+    assert [caught(n) for n in (FIRST, SECOND, THIRD, FOURTH)] == [False, False, True, False]
+    assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
 
 
 GOES_ON = textwrap.dedent(

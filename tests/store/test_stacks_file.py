@@ -24,10 +24,12 @@ STACK = {"rank": 0, "pid": 77, "wall_ns": 5, "step": 3, "phase": "other", "betwe
 
 def test_stacks_come_in_order_of_time_and_stay_when_sealed(paths: RunPaths, rings: Any) -> None:
     write_steps(rings(0), 3)
-    append_jsonl(paths.run_dir / "stacks.jsonl", [STACK, {**STACK, "wall_ns": 2, "new": 1}])
+    worker = {**STACK, "wall_ns": 7, "worker": True}
+    odd = {**STACK, "wall_ns": 2, "new": 1, "worker": "yes"}
+    append_jsonl(paths.run_dir / "stacks.jsonl", [STACK, worker, odd])
     end_run(paths.run_dir, exit_code=0, status="finished")
     before = open_run(paths.run_dir).stacks
-    assert before == ({**STACK, "wall_ns": 2}, STACK)
+    assert before == ({**STACK, "wall_ns": 2}, STACK, worker)
     seal.seal(paths.run_dir)
     assert open_run(paths.run_dir).stacks == before
 

@@ -37,11 +37,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepscope.agent.procfs import PROC
+from stepscope.agent.procfs import PROC, child_kind, descendants, read_process
 from stepscope.flight.stacks import parse_frame
 from stepscope.records import run_clock
 from stepscope.records.files import open_file
-from stepscope.records.paths import STACKS_SUFFIX, THREADS_SUFFIX
+from stepscope.records.paths import STACKS_SUFFIX, THREADS_SUFFIX, WORKERS_SUFFIX
 from stepscope.records.steps import BACKWARD, BUILTIN_PHASES, CHECKPOINT, EVAL, FORWARD, INPUT, OPTIMIZER, OTHER
 from stepscope.ring import RingReader, RingState
 from stepscope.ring.reader import LivePhase
@@ -52,6 +52,7 @@ __all__ = [
     "StackSampler",
     "StacksQuestion",
     "ThreadActivity",
+    "WorkerSampler",
     "ask_stacks",
     "parse_stack",
     "sleeps_in_native_code",
@@ -463,6 +464,7 @@ class StackSampler:
         self._proc = proc / str(pid)
         self._path = reader.path.with_suffix(STACKS_SUFFIX)
         self._left = MAX_QUESTIONS - asked
+        self._workers = WorkerSampler(reader, pid, proc)
         self._paused_s = float("-inf")
         self._looks_left: int | None = None
         """Looks left at a rank that is worth a question, while one is due; None if that is not known."""
@@ -495,6 +497,12 @@ class StackSampler:
         """Return a new stack if there is one, without the rank's number, which the caller knows."""
         if pidfd is None:
             return None
+        if self._workers.pending:
+            return self._workers.collect()
+        stack = self._own_stack(pidfd)
+        return self._workers.request(stack) if stack is not None and waits_for_workers(stack) else stack
+
+    def _own_stack(self, pidfd: int) -> dict[str, Any] | None:
         if self._question is None:
             if not self._ask(pidfd):
                 return None
@@ -675,6 +683,139 @@ def _when_read(text: str) -> tuple[str, tuple[int, int] | None]:
     above, _, last = text.removesuffix("\n").rpartition("\n")
     found = _READ.fullmatch(last) if text.endswith("\n") else None
     return (f"{above}\n", (int(found[1]), int(found[2]))) if found else (text, None)
+
+
+# -- DataLoader workers -----------------------------------------------------------------------------------------------
+# A rank that waits for its DataLoader workers says nothing about the line that makes it wait. So when a sampled stack
+# shows that it waits for them, one of its workers is asked, and what that worker does is recorded in place of the wait.
+# Workers are therefore sampled as rarely as their rank, and never in a run whose ranks do not wait for input.
+#
+# Only a worker that was forked from the rank can answer: it inherits the rank's handler and descriptor. All workers of
+# a rank write to one file, so they are asked one after the other. The same checks as for ranks are made before each
+# signal; a child that exec'd, set its own handlers or was not forked as a worker does not pass them.
+
+WORKER_TRIES = 4
+"""How many workers are asked in a row: some of them may be waiting for work themselves."""
+WORKER_PATIENCE_S = 2.0
+"""A worker in native code answers when it returns from there; after this long the rank's own stack is recorded."""
+WAITS_FOR_WORKERS = ("_try_get_data", "_get_data")
+"""Functions of torch's DataLoader in which a rank waits for its workers."""
+WORKER_LOOP = "_worker_loop"
+"""The outermost function of a worker; beyond it are the frames that were inherited from the rank."""
+FETCH_FILE = "/_utils/fetch.py"
+"""torch's file in which a worker that has work calls the dataset."""
+
+
+def waits_for_workers(stack: Mapping[str, Any]) -> bool:
+    """Return whether a sampled stack of a rank shows that it waits for its DataLoader workers."""
+    if stack["phase"] != BUILTIN_PHASES[INPUT]:
+        return False
+    return any(frame["function"].rpartition(".")[2] in WAITS_FOR_WORKERS for frame in stack["frames"])
+
+
+class WorkerSampler:
+    """Asks the DataLoader workers of one rank for their stacks, one at a time."""
+
+    def __init__(self, reader: RingReader, pid: int, proc: Path = PROC) -> None:
+        self._reader = reader
+        self._rank_pid = pid
+        self._proc = proc
+        self._path = reader.path.with_suffix(WORKERS_SUFFIX)
+        self._last_pid = 0
+        """The worker that was asked last; the next one has its turn."""
+        self._waiting: dict[str, Any] | None = None
+        """The rank's stack, while a worker has not answered."""
+        self._deadline_s = 0.0
+
+    @property
+    def pending(self) -> bool:
+        return self._waiting is not None
+
+    def request(self, stack: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a worker's stack in place of the rank's; the rank's if no worker is at work; None: not known yet."""
+        for pid in self._next_workers():
+            if not self._send(pid):
+                continue
+            self._last_pid = pid
+            frames = self._wait()
+            if frames is None:
+                self._waiting, self._deadline_s = stack, time.monotonic() + WORKER_PATIENCE_S
+                return None
+            if found := _work_frames(frames):
+                return _of_worker(stack, found)
+        return stack
+
+    def collect(self) -> dict[str, Any] | None:
+        """Return what ``request`` could not return yet; None while the worker has not answered."""
+        stack = self._waiting
+        if stack is None:
+            return None
+        frames = self._read()
+        if frames is None and time.monotonic() < self._deadline_s:
+            return None
+        self._waiting = None
+        found = _work_frames(frames or [])
+        return _of_worker(stack, found) if found else stack
+
+    def _next_workers(self) -> list[int]:
+        """Return the workers whose turn it is."""
+        if self._reader.worker_offer() is None:
+            return []
+        children = descendants([self._rank_pid], self._proc)[self._rank_pid]
+        workers = [pid for pid in children if child_kind(pid, self._rank_pid, self._proc) == "dataloader"]
+        later = [pid for pid in workers if pid > self._last_pid]
+        return [*later, *(pid for pid in workers if pid <= self._last_pid)][:WORKER_TRIES]
+
+    def _send(self, pid: int) -> bool:
+        """Ask a worker if the kernel confirms that it can answer; return whether it was asked."""
+        process, offer = self._proc / str(pid), self._reader.worker_offer()
+        if offer is None:
+            return False
+        try:
+            pidfd = os.pidfd_open(pid)  # before the checks: the signal reaches the process that passed them, or none
+        except (OSError, AttributeError):
+            return False
+        try:
+            reading = read_process(pid, self._proc)
+            if reading is None or reading.parent != self._rank_pid or reading.state in STOPPED:
+                return False
+            os.truncate(self._path, 0)
+            if not listens(process, *offer, self._path) or sleeps_in_native_code(process):
+                return False
+            signal.pidfd_send_signal(pidfd, offer[0])
+        except (OSError, ValueError):
+            return False  # it just ended, or the offer is not a valid signal
+        finally:
+            os.close(pidfd)
+        return True
+
+    def _wait(self) -> list[dict[str, Any]] | None:
+        """Return the answer if it comes at once."""
+        for _ in range(BRIEF_LOOKS):
+            time.sleep(BRIEF_S)
+            if (frames := self._read()) is not None:
+                return frames
+        return None
+
+    def _read(self) -> list[dict[str, Any]] | None:
+        """Return the frames of the last answer; None if there is none. An answer is written in one piece."""
+        try:
+            with open_file(self._path) as file:
+                written = file.read(MAX_STACKS_BYTES).decode(errors="replace")
+        except OSError:
+            return None
+        return parse_stack(_HEAD + written.rpartition(_HEAD)[2]) or None
+
+
+def _work_frames(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a worker's own frames, innermost first; empty if it was not at work."""
+    outermost = next((at for at, frame in enumerate(frames) if frame["function"] == WORKER_LOOP), 0)
+    own = frames[:outermost]
+    return own if any(frame["file"].endswith(FETCH_FILE) for frame in own) else []
+
+
+def _of_worker(stack: Mapping[str, Any], frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**stack, "worker": True, "frames": frames[:MAX_FRAMES]}
 
 
 def parse_stack(text: str) -> list[dict[str, Any]]:

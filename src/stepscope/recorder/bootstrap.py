@@ -27,7 +27,6 @@ from stepscope.recorder.failure import watch_end
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.hooks import backward, checkpoint, collectives, compiled, dataloader, ddp, notes
 from stepscope.recorder.hooks.compiled import leave_shared_code_alone
-from stepscope.recorder.hooks.dataloader import STATEFUL_LOADER
 from stepscope.recorder.hooks.forward import ForwardProbe
 from stepscope.recorder.hooks.loss import StepValues
 from stepscope.recorder.hooks.optimizer import OptimizerHooks
@@ -36,7 +35,7 @@ from stepscope.recorder.layers.gradient_trail import GradientTrail
 from stepscope.recorder.layers.sampler import layer_sampler
 from stepscope.recorder.output import keep_output
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.stacks import StackOffer
+from stepscope.recorder.stacks import STATEFUL_LOADER, StackOffer
 from stepscope.recorder.worker_server import ServerOffer
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode

@@ -1,6 +1,6 @@
 """Lets the agent ask where the process is, without a thread and, if possible, without running our Python code.
 
-When a ring is created, the process takes three unused real-time signals and publishes them in the ring's header.  Each
+When a ring is created, the process takes four unused real-time signals and publishes them in the ring's header.  Each
 makes the process write to a file next to the ring:
 
 - STACKS: the main thread's stack to ``PID.stacks``, by faulthandler, whose handler is C code.  For a main thread that
@@ -13,6 +13,8 @@ makes the process write to a file next to the ring:
   writes that thread's stack with the time at which it was read: another phase may have begun by then.
 - THREADS: the stacks of all threads to ``PID.threads``, by faulthandler.  Only for a process that makes no progress and
   whose threads cannot run Python meanwhile, because its GIL is held or because they all wait in the kernel.
+- WORKERS: like RUNNING, to ``PID.workers``, but meant for DataLoader workers forked from this process: the agent never
+  sends it to the process itself.
 
 This is safe for the script if the agent follows these rules (``agent/stacks.py``):
 
@@ -24,8 +26,9 @@ This is safe for the script if the agent follows these rules (``agent/stacks.py`
   process.  faulthandler restores the previous handler, so SIG_IGN is set before it registers.
 - ``exec`` resets everything.  A forked child returns the signals for the main thread at once.  It keeps THREADS, since
   a stuck DataLoader worker stops the job too: the inherited handler appends to the parent's ``PID.threads``, and the
-  kernel tells the agent which children have the handler and the file.  The child never touches the parent's ring, and
-  if it trains it takes its own signals.
+  kernel tells the agent which children have the handler and the file.  Only a fork by which torch starts a DataLoader
+  worker keeps WORKERS, so that a slow worker has a line; every other child returns it.  The child never touches the
+  parent's ring, and if it trains it takes its own signals.
 
 Not thread safe: only the main thread may set signals.  A process that trains on another thread, and whose main thread
 never came here (it set up no process group), offers no stacks.
@@ -48,16 +51,28 @@ from types import FrameType
 from typing import Any
 
 from stepscope.recorder.guard import Patches, above_standard_streams, failsafe
-from stepscope.records.paths import ENV_STACKS, STACKS_SUFFIX, THREADS_SUFFIX
+from stepscope.records.paths import ENV_STACKS, STACKS_SUFFIX, THREADS_SUFFIX, WORKERS_SUFFIX
 from stepscope.ring import RingWriter
-from stepscope.ring.layout import RUNNING_WORD, STACKS_FD_SHIFT, STACKS_WORD, THREADS_WORD, TRAINS_WORD
+from stepscope.ring.layout import (
+    RUNNING_WORD,
+    STACKS_FD_SHIFT,
+    STACKS_WORD,
+    THREADS_WORD,
+    TRAINS_WORD,
+    WORKERS_WORD,
+)
 
-__all__ = ["StackOffer"]
+__all__ = ["STATEFUL_LOADER", "StackOffer"]
 
 CANDIDATES = (12, 11, 10, 9, 8, 7)
 """Offsets from SIGRTMIN, the first free one is taken; libraries use the first or the last real-time signals."""
 MAX_FRAMES = 100
 """The same limit as faulthandler's."""
+STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
+WORKER_STARTERS = ("torch.utils.data.dataloader", STATEFUL_LOADER)
+"""The modules whose iterators start DataLoader workers, in their ``__init__``."""
+START_FRAMES = 24
+"""At most this many frames are between the fork and that ``__init__``: ours and those of multiprocessing."""
 
 
 class _Answer(ABC):
@@ -183,7 +198,8 @@ class StackOffer:
         self._main = _ByFaulthandler(STACKS_SUFFIX, STACKS_WORD, all_threads=False)
         self._running = _ByPython(STACKS_SUFFIX, RUNNING_WORD)
         self._threads = _ByFaulthandler(THREADS_SUFFIX, THREADS_WORD, all_threads=True)
-        self._answers: tuple[_Answer, ...] = (self._main, self._running, self._threads)
+        self._workers = _ByPython(WORKERS_SUFFIX, WORKERS_WORD)
+        self._answers: tuple[_Answer, ...] = (self._main, self._running, self._threads, self._workers)
 
     @failsafe
     def open(self, ring: RingWriter) -> None:
@@ -220,12 +236,15 @@ class StackOffer:
             answer.disown()
         self._give_back(self._main)
         self._give_back(self._running)
+        if not _starts_worker(sys._getframe()):
+            self._give_back(self._workers)
 
     @failsafe
     def _leave(self) -> None:
-        """Ignore the signal before the interpreter exits, which would restore the default for a handler in Python."""
+        """Ignore the signals before the interpreter exits, which would restore the default for a handler in Python."""
         if _on_main_thread():
             self._running.give_back(to=signal.SIG_IGN)
+            self._workers.give_back(to=signal.SIG_IGN)
 
     def _give_back(self, answer: _Answer) -> None:
         answer.unannounce()
@@ -282,6 +301,25 @@ def _frame_of(thread: threading.Thread) -> FrameType | None:
     finally:
         if collects:
             gc.enable()
+
+
+def _starts_worker(frame: FrameType | None) -> bool:
+    """Return whether torch's DataLoader is starting a worker: only multiprocessing is between it and the fork.
+
+    A dataset that forks is not that, although the DataLoader called it.
+    """
+    forked = False
+    for _ in range(START_FRAMES):
+        if frame is None:
+            return False
+        module = dict.get(frame.f_globals, "__name__")
+        name = module if type(module) is str else ""
+        if name.startswith("multiprocessing."):
+            forked = True
+        elif forked or not name.startswith("stepscope.recorder."):
+            return forked and name in WORKER_STARTERS and frame.f_code.co_name == "__init__"
+        frame = frame.f_back
+    return False
 
 
 def _on_main_thread() -> bool:

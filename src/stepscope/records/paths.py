@@ -6,6 +6,7 @@ lasts.  The *run directory* is permanent.
     <session>/<pid>.ring              the ring of one process
     <session>/<pid>.stacks            where it was seen outside all phases, on its way to the agent
     <session>/<pid>.threads           the stacks of all its threads, when it seems to hang
+    <session>/<pid>.workers           the stack of one of its DataLoader workers, on its way to the agent
     <session>/<pid>.sock              where torch's worker server listens, in jobs with several ranks
     <session>/<pid>.layers            what sampled steps showed of the model's layers, on its way to the agent
     <session>/<pid>.ask               what ``stepscope snapshot`` wants of the process
@@ -65,6 +66,7 @@ __all__ = [
     "STACKS_SUFFIX",
     "THREADS_SUFFIX",
     "UNRECORDED",
+    "WORKERS_SUFFIX",
     "error_path",
     "flight_path",
     "hangs_folder",
@@ -118,13 +120,14 @@ ENV_CLAIMANT = "STEPSCOPE_CLAIMED_BY"
 RING_SUFFIX = ".ring"
 STACKS_SUFFIX = ".stacks"
 THREADS_SUFFIX = ".threads"
+WORKERS_SUFFIX = ".workers"
 SERVER_SUFFIX = ".sock"
 LAYERS_SUFFIX = ".layers"
 ASK_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX = ".ask", ".answer", ".pickle"
 PRINTED_SUFFIX = ".printed"
 """In the session: what a process printed, on its way to the log of a run on a remote file system."""
 BESIDE_RING = (
-    *(STACKS_SUFFIX, THREADS_SUFFIX, SERVER_SUFFIX, LAYERS_SUFFIX),
+    *(STACKS_SUFFIX, THREADS_SUFFIX, WORKERS_SUFFIX, SERVER_SUFFIX, LAYERS_SUFFIX),
     *(ASK_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX, ".asking", ".partial"),
 )
 """Removed together with the ring."""

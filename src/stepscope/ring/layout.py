@@ -11,6 +11,7 @@
     64    u64  state            RingState
     72    u64  hook_failures    Stepscope errors that the guard swallowed
     80    u64  trains           faulthandler's number for the thread that trains; 0: the main thread
+    88    u64  workers          like running, for a forked DataLoader worker instead of this process, to PID.workers
     96    u64  running          like stacks, for a main thread that is not waiting in the kernel; dumps the training one
     104   u64  server           1 while torch's worker server listens at PID.sock next to the ring
     112   u64  threads          like stacks, but for all threads, to PID.threads
@@ -96,6 +97,7 @@ __all__ = [
     "WAIT",
     "WAIT_DATA",
     "WORD_BYTES",
+    "WORKERS_WORD",
     "WRAP",
     "RingState",
     "collective_fields",
@@ -125,6 +127,7 @@ HEAD_WORD = 7
 STATE_WORD = 8
 HOOK_FAILURES_WORD = 9
 TRAINS_WORD = 10
+WORKERS_WORD = 11
 RUNNING_WORD = 12
 SERVER_WORD = 13
 THREADS_WORD = 14

@@ -49,6 +49,7 @@ from stepscope.ring.layout import (
     TURN_WORDS,
     VERSION,
     WORD_BYTES,
+    WORKERS_WORD,
     RingState,
 )
 
@@ -406,6 +407,13 @@ class RingReader:
         The process writes the stack of the thread that trains, whether that is the main thread or another.
         """
         return self._offer(RUNNING_WORD)
+
+    def worker_offer(self) -> tuple[int, int] | None:
+        """Return the same for the process's forked DataLoader workers, which inherit the handler and the descriptor.
+
+        Ask the kernel before each signal whether the worker still has both.
+        """
+        return self._offer(WORKERS_WORD)
 
     def training_thread(self) -> int:
         """Return faulthandler's number for the thread that trains; 0 for the main thread."""

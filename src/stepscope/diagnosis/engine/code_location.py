@@ -154,6 +154,8 @@ class _Frame:
     line: int
     framework: str | None
     """None: the user's own."""
+    worker: bool = False
+    """Of a DataLoader worker of the rank."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -176,7 +178,8 @@ def seen_at(
     """``write_report, train.py:66``: where the ranks (all if none are given) were most often; empty if nowhere.
 
     Below a framework: ``a callback: Plot.on_step_end, train.py:20``, or ``evaluation: transformers/trainer.py:2861 in
-    Trainer.evaluation_loop, from train.py:13``.  ``besides``: ranks whose stacks are left out; ``steps``: only stacks
+    Trainer.evaluation_loop, from train.py:13``.  In a worker: ``Data.__getitem__, train.py:40, in a DataLoader
+    worker``.  ``besides``: ranks whose stacks are left out; ``steps``: only stacks
     from these; ``between``: only stacks from between two steps, or only from within one.
     """
     mine: list[list[_Frame]] = []
@@ -186,7 +189,9 @@ def seen_at(
             continue
         if between is not None and stack.get("between") not in (None, between):
             continue
-        frames = _named_frames(_within(stack.get("frames")) if phase in WITHIN else stack.get("frames"))
+        worker = stack.get("worker") is True  # its frames contain no hook of ours
+        within = phase in WITHIN and not worker
+        frames = _named_frames(_within(stack.get("frames")) if within else stack.get("frames"), worker=worker)
         asked = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
         if frames or phase in WITHIN:
             (mine if asked else others).append(frames)
@@ -301,6 +306,7 @@ def _text(frames: list[_Frame], at: int) -> str:
         word = frame.word
         text = f"{_inside_packages(frame.path)}:{frame.line} in {function}"
         text += f", from {caller.path.rpartition('/')[2]}:{caller.line}" if caller is not None else ""
+    text += ", in a DataLoader worker" if frame.worker else ""
     return f"{word}: {text}" if word else text
 
 
@@ -311,7 +317,7 @@ def _inside_packages(path: str) -> str:
     return path
 
 
-def _named_frames(frames: Any) -> list[_Frame]:
+def _named_frames(frames: Any, *, worker: bool = False) -> list[_Frame]:
     """The user's and the framework's frames, innermost first; empty if they are malformed."""
     found = []
     for frame in frames if isinstance(frames, list) else ():
@@ -324,5 +330,5 @@ def _named_frames(frames: Any) -> list[_Frame]:
         if framework is None and any(part in path for part in LIBRARIES):
             continue
         name, number = function if isinstance(function, str) else "", line if isinstance(line, int) else 0
-        found.append(_Frame(path=path, function=name, line=number, framework=framework))
+        found.append(_Frame(path=path, function=name, line=number, framework=framework, worker=worker))
     return found

@@ -15,12 +15,11 @@ from typing import Any
 from stepscope.recorder.guard import ImportWatch, Patches
 from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.recorder import Recorder
+from stepscope.recorder.stacks import STATEFUL_LOADER
 from stepscope.records.steps import FIRST_USER_SLOT, H2D, INPUT, OTHER
 from stepscope.ring.layout import ENTER, TIME_SHIFT
 
-__all__ = ["STATEFUL_LOADER", "goes_to_device", "install", "install_transfers"]
-
-STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
+__all__ = ["goes_to_device", "install", "install_transfers"]
 
 
 # -- DataLoader -------------------------------------------------------------------------------------------------------

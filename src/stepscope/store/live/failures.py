@@ -176,6 +176,7 @@ def _checked(raw: dict[str, Any]) -> dict[str, Any] | None:
     return {
         **{name: raw[name] for name in (*_NUMBERS, "phase")},
         "between": between if isinstance(between, bool) else None,
+        **({"worker": True} if raw.get("worker") is True else {}),
         "frames": plain,
     }
 
