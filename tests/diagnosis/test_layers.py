@@ -394,6 +394,18 @@ def test_the_weights_after_it_show_the_layer_if_few_gradients_were_looked_at() -
     assert found.evidence["layer"] is None
 
 
+def test_a_few_weights_show_no_layer() -> None:
+    """On a GPU the norms of four weights are kept: the layer may be between two of them."""
+    last = max(at for at, module in enumerate(NET.modules) if module.elements)
+    few = tuple(math.nan if at == 1 else 1.0 if at == last else None for at in range(len(NET.modules)))
+    trails = [replace(trail(NET, 58, rank, weights=()), weight_norm=few) for rank in range(2)]
+    found = found_by(trails, {0: 58, 1: 58})
+    assert found.title == "The loss is NaN from step 58 on; it was 2.5 at step 57; first in backward, at step 57."
+    found = found_by([trail(NET, 57, 1, own=math.nan, good_some=56), *trails], {0: 58, 1: 58})
+    assert found.title.endswith("it was 2.5 at step 57; first on rank 1, in backward, at step 57.")
+    assert found.evidence["layer"] is None
+
+
 def test_the_weights_alone_show_the_layer_but_no_rank() -> None:
     """Steps are too short for a look at gradients, but the loss was read at once."""
     found = found_by([trail(NET, 58, rank, weights=UP_TO) for rank in range(2)], {0: 58, 1: 58})

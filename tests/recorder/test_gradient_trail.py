@@ -153,6 +153,30 @@ def test_gradients_of_this_rank_before_ddp_exchanges_them(kept: Layers, clock: F
     assert bad_names(model, first.local_norm) == bad_names(model, first.grad_norm) == BEFORE_IT
 
 
+def test_gradients_are_read_on_the_thread_of_autograd(kept: Layers, clock: FakeClock, alone: None) -> None:
+    """On a GPU backward ends on a thread of autograd, while the training thread waits for it."""
+    ledger = kept.recording.recorder.ledger
+    training_thread = ledger.thread
+    model = DistributedDataParallel(blocks())
+
+    def move_to_another_thread(gradient: Any) -> None:
+        ledger.thread = -1
+
+    def move_back() -> None:
+        ledger.thread = training_thread
+
+    def around_backward(module: Any, args: Any, output: Any) -> None:
+        if output.requires_grad:
+            output.register_hook(move_to_another_thread)
+            node = output.grad_fn
+            node.register_prehook(lambda gradients: torch.autograd.Variable._execution_engine.queue_callback(move_back))
+
+    model.register_forward_hook(around_backward)
+    train(model, clock, bad="backward")
+    tree, (first, *_) = trails(kept)
+    assert bad_names(tree, first.local_norm) == BEFORE_IT
+
+
 def test_a_few_gradients_show_the_rank_and_the_weights_the_layer(
     kept: Layers, clock: FakeClock, alone: None, few: None
 ) -> None:

@@ -248,7 +248,9 @@ class _BeforeReducer:
     def _gradients_done(self, ddp: weakref.ref[Any] | None) -> None:
         """``ddp``: the one that is going to exchange its gradients."""
         trail, own = self._recorder.trail, None if ddp is None else ddp()
-        due = trail is not None and self._recorder.step >= trail.due and get_ident() == self._ledger.thread
+        # On a GPU this runs on a thread of autograd, while the training thread waits inside backward.
+        ours = get_ident() == self._ledger.thread or self._ledger.phase == BACKWARD
+        due = trail is not None and self._recorder.step >= trail.due and ours
         if trail is not None and own is not None and due:
             trail.before_exchange(own)
         if self._ledger.device is not None and self._ledger.phase == BACKWARD:

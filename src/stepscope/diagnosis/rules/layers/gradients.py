@@ -364,7 +364,13 @@ class _Trail:
         after = [trail for trail in self.later if trail.step == self.step + 1 and trail.model == self.model.id]
         known = _known_places(trail.weight_norm for trail in after)
         places = _bad_places(trail.weight_norm for trail in after)
-        return places if len(places) < len(known) else set()
+        return places if len(places) < len(known) and self._is_every_layer(known) else set()
+
+    def _is_every_layer(self, known: set[int]) -> bool:
+        """Whether these are all modules with parameters: on a GPU only a few weights are looked at, and the layer may
+        be between two of them.
+        """
+        return known >= {at for at, module in enumerate(self.model.modules) if module.elements}
 
     @property
     def _own(self) -> list[LayerSample]:
@@ -375,11 +381,13 @@ class _Trail:
     ) -> tuple[int | None, Literal["backward", "update"] | None, tuple[int, ...], int]:
         """The step began with weights that were bad."""
         before = self.step - 1
-        whole = _known_places(trail.weight_norm for trail in self._own) == weights
+        known = _known_places(trail.weight_norm for trail in self._own)
+        whole = known == weights
         if any((trail.good_some_step if whole else trail.good_step) == before for trail in self.trails):
             return None, "update", (), before
         if not whole and self.loss_is_good_at(before):
-            return max(weights), "backward", (), before  # the update brought it to the layers that had it in backward
+            # The update brought it to the layers that had it in backward.
+            return (max(weights) if self._is_every_layer(known) else None), "backward", (), before
         return None, None, (), before
 
 
