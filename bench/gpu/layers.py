@@ -99,6 +99,7 @@ CASES = (
     _fault("keep_logits", "keep_logits", "memory_creep", "kept, a list", args=("--steps", "400")),
     _fault("keep_hidden", "keep_hidden", "memory_creep", "kept, a list", args=("--steps", "400")),
     _fault("total", "total", "memory_creep", "total in main", args=("--steps", "1200")),
+    _fault("leak_on_one", "leak_on_one", "memory_creep", "CACHE, a list", ranks=2, rank=1, args=("--steps", "240")),
     _fault("leak", "leak", "memory_creep", "float32 [25000000]", args=("--held-gb", "20", "--steps", "1500")),
 )
 

@@ -30,8 +30,10 @@ FAULTS = (
         "keep_logits",
         "keep_hidden",
     ),
-    *("total", "leak", "oom"),
+    *("total", "leak", "leak_on_one", "oom"),
 )
+CACHE = []
+"""What ``leak_on_one`` keeps: 64 MiB in every second step, on the faulty rank only."""
 
 
 class BadBackward(torch.autograd.Function):
@@ -151,8 +153,10 @@ def own_gradients(model, tokens):
         parameter.grad.copy_(gradient)
 
 
-def keep(kept, args, step, loss, logits):
+def keep(kept, args, step, loss, logits, faulty):
     """What a script keeps by mistake."""
+    if args.fault == "leak_on_one" and faulty and step % 2 == 0:
+        CACHE.append(torch.ones(16 << 20, device=loss.device))
     if args.fault == "keep_loss":
         kept.append(loss)
     if args.fault == "keep_logits":
@@ -207,7 +211,7 @@ def main():
         optimizer.step()
         losses.append(loss.detach())
         total = total + (loss if args.fault == "total" else loss.detach())
-        keep(kept, args, step, loss, logits)
+        keep(kept, args, step, loss, logits, rank == 1 or ranks == 1)
         time.sleep(args.pause_s)
     if args.no_waiting:
         torch.cuda.set_sync_debug_mode("default")
