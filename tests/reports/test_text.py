@@ -391,6 +391,7 @@ def test_other_units() -> None:
     assert [number_text(n) for n in (0.083, 2.04, 25.46, 1260.4)] == ["0.083", "2.04", "25.5", "1,260"]
     assert [share_text(s) for s in (None, 0.0, 0.004, 0.434)] == ["–", "0%", "<1%", "43%"]
     assert [count_text(n, "rank") for n in (0, 1, 1024)] == ["0 ranks", "1 rank", "1,024 ranks"]
+    assert count_text(2, "process") == "2 processes"
 
 
 @pytest.mark.parametrize(

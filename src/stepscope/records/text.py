@@ -154,8 +154,9 @@ def share_text(share: float | None) -> str:
 
 
 def count_text(count: int, thing: str) -> str:
-    """``1 rank``, ``1,024 ranks``."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+    """``1 rank``, ``1,024 ranks``, ``2 processes``."""
+    ending = "" if count == 1 else "es" if thing.endswith("s") else "s"
+    return f"{count:,} {thing}{ending}"
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

@@ -21,9 +21,10 @@ export function ranksText(ranks: readonly number[], start = false): string {
   return `${start ? word[0]?.toUpperCase() + word.slice(1) : word} ${spansText(ranks)}`;
 }
 
-/** `3 ranks`, `1 rank`. */
+/** `3 ranks`, `1 rank`, `2 processes`. */
 export function countOf(count: number, word: string): string {
-  return `${count.toLocaleString("en-GB")} ${word}${count === 1 ? "" : "s"}`;
+  const ending = count === 1 ? "" : word.endsWith("s") ? "es" : "s";
+  return `${count.toLocaleString("en-GB")} ${word}${ending}`;
 }
 
 /** The finite numbers in an untrusted list. */
