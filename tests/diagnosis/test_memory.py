@@ -19,7 +19,7 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.diagnosis.rules.memory import find_memory, rise_of_floors
-from stepscope.recorder.growth import MemoryFloors
+from stepscope.recorder.layers.growth import MemoryFloors
 from stepscope.records.finding import Finding, Severity, finding_order
 from stepscope.records.series import RankError, RunData
 

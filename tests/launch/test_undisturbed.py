@@ -18,7 +18,7 @@ import sys
 import torch
 
 if "stepscope" in sys.modules:  # look at the memory as often as possible
-    import stepscope.recorder.growth as growth
+    import stepscope.recorder.layers.growth as growth
     growth.LEAST_S, growth.MOST_COST = 0.0, 1.0
 
 KEPT = []

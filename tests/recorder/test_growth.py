@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.recorder import growth
-from stepscope.recorder.growth import GrowthWatch
+from stepscope.recorder.layers import growth
+from stepscope.recorder.layers.growth import GrowthWatch
 
 MB = 1 << 20
 KEPT_BY_MODULE: list[bytes] = []

@@ -11,11 +11,11 @@ import pytest
 from module_syntax import parsed, statements
 
 SOURCE = Path("src/stepscope")
-MODULES_AT_MOST = 264
-"""The package has about 255."""
+MODULES_AT_MOST = 275
+"""The package has about 268."""
 SINGLE_IMPORTERS_AT_MOST = 30
 FOLDER_AT_MOST = 15
-LINES_AT_MOST = 900
+LINES_AT_MOST = 1000
 FACES = ("__init__.py", "__main__.py")
 """What stands for a package or a process: it may import from everywhere below it."""
 

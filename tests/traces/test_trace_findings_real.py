@@ -101,7 +101,8 @@ def test_a_rank_that_sleeps() -> None:
     job = job_of((DATA / "forward-rank1-of-2").glob("*.json.gz"))
     assert job.verdict == (
         "Rank 1 comes last to 4 of 4 collectives; the other waits 19.9 ms of every step for it (16 times as much "
-        "waiting as transfer); its host spends 20.0 ms a step more than its peers' in DistributedDataParallel.forward."
+        "waiting as transfer); its host spends 20.0 ms a step more than the other rank's in "
+        "DistributedDataParallel.forward."
     )
     assert kinds(job) == [
         ("collective_straggler", "critical"),

@@ -21,7 +21,7 @@ from stepscope.errors import RingNoSpace
 from stepscope.recorder import guard, identity
 from stepscope.recorder.device import DeviceTimer, device_timer
 from stepscope.recorder.facts import LiveObjects
-from stepscope.recorder.growth import GrowthWatch
+from stepscope.recorder.layers.growth import GrowthWatch
 from stepscope.recorder.layers.memory_dump import SnapshotRequests
 from stepscope.recorder.ledger import NOBODY, NOT_NOW, Ledger
 from stepscope.recorder.process_groups import GroupTable

@@ -291,7 +291,7 @@ class LongRise:
 
 
 FLOOR_UNIT = 1 << 16
-"""Bytes in which recorders tell their floors (``recorder/growth.py``)."""
+"""Bytes in which recorders tell their floors (``recorder/layers/growth.py``)."""
 
 
 def rise_of_steps(values: Floats, steps: NDArray[np.int64], begin: int, comparisons: int) -> Rise:

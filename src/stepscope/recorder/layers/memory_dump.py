@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from stepscope.recorder.growth import holder_of
 from stepscope.recorder.guard import failsafe
+from stepscope.recorder.layers.growth import holder_of
 from stepscope.recorder.layers.tree import ModuleTree, local_part
 from stepscope.recorder.variables import attributes_of, variables_of
 from stepscope.records.files import file_mode, folder_mode

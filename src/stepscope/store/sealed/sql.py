@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UsageError
@@ -141,14 +142,24 @@ def _within(seconds: float, con: Any, work: Callable[[], T]) -> T:
 
     In a thread: while DuckDB computes, the main thread would not hear the signal.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="query") as pool:
-        done = pool.submit(work)
+    begun, ended = Event(), Event()
+
+    def run() -> T:
+        begun.set()
         try:
+            return work()
+        finally:
+            ended.set()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="query") as pool:
+        try:
+            done = pool.submit(run)  # Ctrl-C may arrive in here, too, when the query has begun
             wait([done], seconds or None)
         finally:
-            while not done.done():
+            pool.shutdown(wait=False, cancel_futures=True)
+            while begun.wait(_AGAIN_S) and not ended.is_set():
                 con.interrupt()
-                wait([done], _AGAIN_S)
+                ended.wait(_AGAIN_S)
         return done.result()
 
 
