@@ -159,6 +159,23 @@ def test_a_few_workers_at_work_do_not_explain_a_wait_in_which_most_are_idle() ->
     assert seen_at(view(*[in_phase("input", waiting, *LOOP)] * 4, working, working), phase="input") == ""
 
 
+def test_a_dataset_from_a_library_gets_the_line_in_the_library() -> None:
+    fetch = (f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 54, "_MapDatasetFetcher.fetch")
+    folder = (f"{PACKAGES}/torchvision/datasets/folder.py", 245, "DatasetFolder.__getitem__")
+    decode = (f"{PACKAGES}/PIL/ImageFile.py", 390, "ImageFile.load")
+    standard = ("/usr/lib/python3.11/random.py", 12, "random")
+    decoding = {**in_phase("input", decode, folder, fetch), "worker": True}
+    other = {**in_phase("input", standard, folder, fetch), "worker": True}
+    assert seen_at(view(decoding, decoding, decoding, other), phase="input") == (
+        "PIL/ImageFile.py:390 in ImageFile.load, in a DataLoader worker"
+    )
+    assert seen_at(view(decoding, other, other), phase="input") == (
+        "torchvision/datasets/folder.py:245 in DatasetFolder.__getitem__, in a DataLoader worker"
+    )
+    only_torch = {**in_phase("input", standard, fetch), "worker": True}
+    assert seen_at(view(*[only_torch] * 3), phase="input") == ""
+
+
 def test_stacks_of_another_phase_say_nothing_of_this_one() -> None:
     seen = view(*[in_phase("input", ITEM, FETCH, *LOOP)] * 4)
     assert seen_at(seen, phase="input") == "Data.__getitem__, train.py:12"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,8 @@ RECORDER = "stepscope/recorder"
 GENERATED = ("<frozen", "<string>", "<eval_with_key>", "/torchinductor_")
 LIBRARIES = ("site-packages", "dist-packages", "/lib/python", *GENERATED, RECORDER)
 """Parts of the path of a frame that is not the user's own."""
+LOADER_CODE = "/torch/utils/data/_utils/"
+"""torch's code in a DataLoader worker between its loop and the dataset."""
 WITHIN = ("input", "forward", "backward", "optimizer", COMM_HOOK_PHASE)
 """Phases in which only frames below our hook count …"""
 COMPUTE = ("forward", "backward", "optimizer")
@@ -179,8 +181,8 @@ def seen_at(
 
     Below a framework: ``a callback: Plot.on_step_end, train.py:20``, or ``evaluation: transformers/trainer.py:2861 in
     Trainer.evaluation_loop, from train.py:13``.  In a worker: ``Data.__getitem__, train.py:40, in a DataLoader
-    worker``.  ``besides``: ranks whose stacks are left out; ``steps``: only stacks
-    from these; ``between``: only stacks from between two steps, or only from within one.
+    worker``.  ``besides``: ranks whose stacks are left out; ``steps``: only stacks from these; ``between``: only stacks
+    from between two steps, or only from within one.
     """
     mine: list[list[_Frame]] = []
     others: list[list[_Frame]] = []
@@ -189,9 +191,10 @@ def seen_at(
             continue
         if between is not None and stack.get("between") not in (None, between):
             continue
-        worker = stack.get("worker") is True  # its frames contain no hook of ours
-        within = phase in WITHIN and not worker
-        frames = _named_frames(_within(stack.get("frames")) if within else stack.get("frames"), worker=worker)
+        if stack.get("worker") is True:  # its frames contain no hook of ours
+            frames = _worker_frames(stack.get("frames"))
+        else:
+            frames = _named_frames(_within(stack.get("frames")) if phase in WITHIN else stack.get("frames"))
         asked = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
         if frames or phase in WITHIN:
             (mine if asked else others).append(frames)
@@ -317,8 +320,17 @@ def _inside_packages(path: str) -> str:
     return path
 
 
-def _named_frames(frames: Any, *, worker: bool = False) -> list[_Frame]:
-    """The user's and the framework's frames, innermost first; empty if they are malformed."""
+def _worker_frames(frames: Any) -> list[_Frame]:
+    """What a DataLoader worker does: in the user's code or, with a dataset from a library, in that library."""
+    named = _named_frames(frames) or _named_frames(frames, libraries=True)
+    return [replace(frame, worker=True) for frame in named]
+
+
+def _named_frames(frames: Any, *, libraries: bool = False) -> list[_Frame]:
+    """The user's and the framework's frames, innermost first; empty if they are malformed.
+
+    ``libraries``: also those of installed packages, except torch's own code that calls the dataset.
+    """
     found = []
     for frame in frames if isinstance(frames, list) else ():
         if not isinstance(frame, dict):
@@ -327,8 +339,10 @@ def _named_frames(frames: Any, *, worker: bool = False) -> list[_Frame]:
         if not isinstance(path, str):
             continue
         framework = framework_of(path)
+        if libraries and framework is None and "-packages/" in path and LOADER_CODE not in path:
+            framework = _inside_packages(path).partition("/")[0]
         if framework is None and any(part in path for part in LIBRARIES):
             continue
         name, number = function if isinstance(function, str) else "", line if isinstance(line, int) else 0
-        found.append(_Frame(path=path, function=name, line=number, framework=framework, worker=worker))
+        found.append(_Frame(path=path, function=name, line=number, framework=framework))
     return found
