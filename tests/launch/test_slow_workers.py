@@ -114,14 +114,14 @@ def findings_of(run_dir: Path) -> list[dict[str, Any]]:
 )
 def test_the_line_of_slow_workers_is_named(run_stepscope: Run, run_python: Run, train: Path, way: str) -> None:
     done = run_stepscope("run", "--quiet", train, way, env={"OMP_NUM_THREADS": "1"})
-    assert (done.code, done.stderr) == (0, "")
+    bare = run_python(train, way, env={"OMP_NUM_THREADS": "1"})
+    assert (done.code, done.stdout, done.stderr) == (0, bare.stdout, bare.stderr)
     (found,) = (finding for finding in findings_of(done.run_dir) if finding["kind"] == "input_bound")
     assert found["evidence"]["place"] == PLACE
     assert f"mostly in {PLACE}." in found["title"]
     stacks = [stack for stack in open_run(done.run_dir).stacks if stack.get("worker")]
     assert {(stack["rank"], stack["phase"]) for stack in stacks} == {(0, "input")}
     assert {stack["frames"][-1]["file"].rpartition("/")[2] for stack in stacks} == {"fetch.py"}
-    assert done.stdout == run_python(train, way, env={"OMP_NUM_THREADS": "1"}).stdout
     # And nothing is left in the session.
     assert not Path(json.loads((done.run_dir / "run.json").read_text())["session"]).exists()
 
@@ -130,11 +130,11 @@ def test_the_line_of_slow_workers_is_named(run_stepscope: Run, run_python: Run, 
 @pytest.mark.parametrize("way", ["spawn", "own handlers"])
 def test_workers_that_cannot_answer_are_left_alone(run_stepscope: Run, run_python: Run, train: Path, way: str) -> None:
     done = run_stepscope("run", "--quiet", train, way, env={"OMP_NUM_THREADS": "1"})
-    assert (done.code, done.stderr) == (0, "")
+    bare = run_python(train, way, env={"OMP_NUM_THREADS": "1"})
+    assert (done.code, done.stdout, done.stderr) == (0, bare.stdout, bare.stderr)
     assert not [stack for stack in open_run(done.run_dir).stacks if stack.get("worker")]
     (found,) = (finding for finding in findings_of(done.run_dir) if finding["kind"] == "input_bound")
     assert found["evidence"]["place"] is None
-    assert done.stdout == run_python(train, way, env={"OMP_NUM_THREADS": "1"}).stdout
 
 
 @pytest.mark.soak
