@@ -56,7 +56,7 @@ def _fault(name: str, fault: str, finding: str, *words: str, **more: Any) -> Lay
     return LayerCase(name=f"fault/{name}", args=args, finding=finding, words=words, **more)
 
 
-TRAIL = ("--pause-s", "0.12", "--steps", "70")
+TRAIL = ("--pause-s", "0.3", "--steps", "70")
 """Steps that are long enough to look at all gradients."""
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import statistics
 import weakref
 from collections import deque
@@ -162,7 +161,8 @@ class GradientTrail:
 
     def clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call ``clip_grad_norm_``, and keep the norms that it computes and stacks."""
-        if self._off or len(self._orders) >= MOST_ORDERS or any(mode() for mode in self._modes):
+        dispatch, function, functorch = self._modes
+        if self._off or len(self._orders) >= MOST_ORDERS or dispatch() or function() or functorch():
             return original(*args, **kwargs)
         torch = self._torch
         self._foreach_norm, self._stack = torch._foreach_norm, torch.stack
@@ -198,17 +198,21 @@ class GradientTrail:
         self._groups, self._stacked = [], []
         if not groups or len(stacked) != 1:
             return
-        norms = local_part(stacked[0])
-        order = self._known_order(groups[0][0], groups[-1][-1], len(norms)) or self._order_of(groups)
-        if order is not None and norms.ndim == 1 and len(norms) == len(order):
+        norms = stacked[0] if type(stacked[0]) is self._torch.Tensor else local_part(stacked[0])
+        if norms.dim() != 1:
+            return
+        count = norms.size(0)  # ``len`` of a tensor takes three times as long
+        order = self._known_order(groups[0][0], groups[-1][-1], count) or self._order_of(groups)
+        if order is not None and count == len(order):
             self._current().parts.append(("reduced", order, norms))
 
     def _known_order(self, first: Any, last: Any, count: int) -> Order | None:
         """Of parameters with these gradients at the ends: one call may clip a generator, and the next a critic."""
         with self._torch._C.DisableTorchFunction():
             for first_of, last_of, order in self._orders:
-                ends = (getattr(end(), "grad", None) for end in (first_of, last_of))
-                if len(order) == count and all(map(operator.is_, ends, (first, last))):
+                if len(order) != count or getattr(first_of(), "grad", None) is not first:
+                    continue
+                if getattr(last_of(), "grad", None) is last:
                     return order
         return None
 
