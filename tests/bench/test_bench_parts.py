@@ -125,4 +125,5 @@ def test_the_cost_of_hooks_is_measured_inside_a_recorded_process(root: Path) -> 
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.split("+")[0].split("-")[0].strip() for line in done.stdout.splitlines()[2:]]
-    assert rows == ["all hooks together", "input", "h2d", "forward", "backward", "optimizer"]
+    hooks = ["all hooks together", "input", "h2d", "forward", "backward", "optimizer"]
+    assert rows == [*hooks, "a look at a few gradients", "a look at all gradients", "keeping clipped norms"]

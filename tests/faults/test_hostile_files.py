@@ -62,14 +62,18 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def attack(recorded: Path, tmp_path: Path, run_python: Callable[..., Any]) -> Callable[..., None]:
+def attack(
+    recorded: Path, tmp_path_factory: pytest.TempPathFactory, run_python: Callable[..., Any]
+) -> Callable[..., None]:
     """Try cases in one process; fail with every bad result, and if the process took much memory."""
+    # Not the folder of the commands: whatever is in there is checked as a run that we recorded ourselves.
+    work = tmp_path_factory.mktemp("attack")
 
     def tried(
         kinds: Sequence[str], actions: Sequence[str], names: Sequence[str] | None = None, runs: str = "finished active"
     ) -> None:
         asked = {"runs": [str(recorded / run) for run in runs.split()], "kinds": kinds, "actions": actions}
-        done = run_python(hostile_files.__file__, tmp_path, json.dumps({**asked, "names": names}), timeout_s=280.0)
+        done = run_python(hostile_files.__file__, work, json.dumps({**asked, "names": names}), timeout_s=280.0)
         cases = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.code == 0, f"the case after {cases[-1:]} never ended, or ended the process: {done.stderr}"
         peak_bytes = cases.pop()["peak_bytes"]

@@ -28,7 +28,7 @@ CLAIMS_NO_TIME = ("healthy", "insufficient_data", "compute_bound", "rank_crashed
 CHANGES = ("drift", "change_point", "throughput_drop")
 FULL_PERCENT = 90.0
 UNITS_MS = {"µs": 0.001, "ms": 1.0, "s": 1000.0}
-TIME = r"([\d,.]+) (µs|ms|s)"
+TIME = r"(\d[\d,.]*) (µs|ms|s)\b"
 
 
 def check_summaries(folder: Path) -> list[str]:
