@@ -38,7 +38,8 @@ def main():
             model(x).mean().backward()
             optimizer.step()
             rings = set(os.listdir(os.environ["STEPSCOPE_SESSION"])) - {"run", f"{os.getpid()}.layers"}
-            assert sorted(rings) == [f"{os.getpid()}.{name}" for name in ("ring", "stacks", "threads", "workers")], rings
+            names = ("ring", "stacks", "threads", "workers")
+            assert sorted(rings) == [f"{os.getpid()}.{name}" for name in names], rings
 
 if __name__ == "__main__":
     main()
