@@ -14,8 +14,9 @@ __all__ = ["Comparison", "added_lines", "compare", "is_slow", "losses_of", "step
 Losses = dict[int, list[tuple[str, str]]]
 """By rank: what was measured (``loss 12``, ``eval 3``) and its value, bit by bit."""
 
-_REPORTED = re.compile(r"^(loss|eval) (\d+) (\d+) (\S+)$", re.MULTILINE)
-_COUNTED = re.compile(r"^steps (\d+) (\d+)$", re.MULTILINE)
+# Not only at the beginning of a line: several ranks write to one file, and one may be in the middle of a line.
+_REPORTED = re.compile(r"(loss|eval) (\d+) (\d+) (-?0x[\da-f.p+-]+|nan|-?inf)$", re.MULTILINE)
+_COUNTED = re.compile(r"steps (\d+) (\d+)$", re.MULTILINE)
 _NORMAL = (
     # Who else uses the GPU: other cases, at the same time.
     (re.compile(r"(?:Process \d+ has [\d.]+ [KMG]?i?B memory in use\. ?)+"), ""),

@@ -82,6 +82,13 @@ def test_a_case_may_allow_steps() -> None:
     assert compare(case, outcome(), outcome(steps=7)).result == "DIFFERS"
 
 
+def test_a_line_of_one_rank_may_begin_behind_text_of_another() -> None:
+    """On the H200 a bare run of two ranks had 167 of 168 losses: one began behind a progress bar."""
+    printed = "loss 0 1 0x1.8p+0\nWriting model shards: 100%loss 1 1 0x1.1p+0\n{'loss': 3.1}steps 1 40\nsteps 0 40\n"
+    assert losses_of(printed) == {0: [("loss 1", "0x1.8p+0")], 1: [("loss 1", "0x1.1p+0")]}
+    assert steps_of(printed) == {0: 40, 1: 40}
+
+
 def test_losses_that_change_by_themselves_are_not_blamed_on_us() -> None:
     other = "loss 0 0 0x1.8p+0\nloss 0 1 0x1.1p+0\nsteps 0 2\n"
     recorded = outcome(steps=2, stdout=other)
