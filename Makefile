@@ -73,7 +73,7 @@ test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
 	$(BIN)/python $(PYTEST) $(TEST_ARGS) || $(call ONCE_MORE_ALONE)
 
-soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run variants of the tests in `make test`, and all examples of property-based tests (14 minutes)
+soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run variants of the tests in `make test`, and all examples of property-based tests (30 minutes)
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(SOAK) -m "soak and not alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
 		$(call ONCE_MORE_ALONE,STEPSCOPE_WHOLE_TORCH=1,-m "soak and not alone")
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m "soak and alone" $(TEST_ARGS) || $(NOTHING_CHOSEN)
