@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from example_counts import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rings import (
     START_NS,
@@ -383,6 +383,7 @@ def test_fuzz_the_small_files(paths: RunPaths, which: str, text: bytes) -> None:
         st.sampled_from(["pid", "state", "phase_names", "identity", "live_phase", "ended_wall_ns", "facts"]), JSON
     )
 )
+@example(keys={"pid": 0})
 def test_fuzz_sidecar_values(paths: RunPaths, rings: Any, drain: Callable[..., Any], keys: dict[str, Any]) -> None:
     if not rings.writers:
         ring = rings(0)

@@ -9,7 +9,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -409,7 +409,7 @@ def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] 
     """
     notices: list[str] = []
     given, parents = rings, _trained(rings, among)
-    helps = [trainer_key(ring.about.identity, ring.about.identity.started_by) in parents for ring in given]
+    helps = [_is_helper(ring, parents) for ring in given]
     rings = [ring for ring, is_helper in zip(given, helps, strict=True) if not is_helper]
     notices += [
         _helper_notice(ring) for ring, is_helper in zip(given, helps, strict=True) if is_helper and _has_steps(ring)
@@ -462,6 +462,12 @@ TrainerKey = tuple[str, int, int, int]
 def trainer_key(identity: RankIdentity, pid: int) -> TrainerKey:
     """What a process and a helper that it started have in common, if ``pid`` is the first one's."""
     return identity.host, pid, identity.rank, identity.world_size
+
+
+def _is_helper(ring: RingRecords, parents: Collection[TrainerKey]) -> bool:
+    """Whether one of ``parents`` started it; 0 is nobody, and in a damaged file a process may name itself."""
+    identity = ring.about.identity
+    return identity.started_by not in (0, ring.about.pid) and trainer_key(identity, identity.started_by) in parents
 
 
 def _trained(rings: Sequence[RingRecords], among: Sequence[RankSeries]) -> set[TrainerKey]:
