@@ -52,7 +52,7 @@ Row = dict[str, Any]
 def ours(paths: list[Path], cache: Path | None) -> Row:
     from stepscope.traces.engine import Options, analyze_paths
     from stepscope.traces.findings import analyze_job
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
     from stepscope.traces.reading.cache import Cache
 
     began = _now()
@@ -69,7 +69,7 @@ def tables(paths: list[Path]) -> Row:
     from stepscope.traces.device.figures import device_figures
     from stepscope.traces.device.work import idle_of, temporal_of, work_of
     from stepscope.traces.model.window import window_of
-    from stepscope.traces.rank import device_tables, host_facts, host_figures, host_tables
+    from stepscope.traces.rank_analysis import device_tables, host_facts, host_figures, host_tables
     from stepscope.traces.reading.files import read_trace
 
     began = _now()

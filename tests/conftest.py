@@ -31,7 +31,7 @@ from stepscope.page import assets
 
 if TYPE_CHECKING:
     from stepscope.traces.model.window import Window
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
@@ -162,7 +162,7 @@ def real_analysis(real_window: Callable[[Path], Window]) -> Callable[[Path, int]
     """All that is found out about it, as that rank's."""
 
     def analysis(path: Path, rank: int) -> RankAnalysis:
-        from stepscope.traces.rank import analyze_rank
+        from stepscope.traces.rank_analysis import analyze_rank
 
         return analyze_rank(real_window(path).trace, rank)
 

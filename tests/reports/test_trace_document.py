@@ -22,7 +22,7 @@ from stepscope.reports.trace import document_of, plain, render_trace
 from stepscope.traces.device.figures import DeviceFigures
 from stepscope.traces.findings import analyze_job
 from stepscope.traces.job import JobAnalysis
-from stepscope.traces.rank import HostFigures, RankAnalysis, analyze_rank
+from stepscope.traces.rank_analysis import HostFigures, RankAnalysis, analyze_rank
 
 KEYS = {
     "schema", "verdict", "findings", "files", "steps", "ranks", "collectives", "clocks", "distributed", "path",

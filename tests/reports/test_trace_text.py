@@ -13,7 +13,7 @@ from stepscope.records.finding import Finding
 from stepscope.records.text import ns_text
 from stepscope.reports.trace import document_of, render_trace
 from stepscope.traces.findings import analyze_job
-from stepscope.traces.rank import analyze_rank
+from stepscope.traces.rank_analysis import analyze_rank
 
 GOLDEN = Path(__file__).parent / "golden"
 

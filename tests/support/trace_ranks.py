@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepscope.traces.collective_calls import Exchanges, exchanges_of
 from stepscope.traces.device.figures import Pace, device_figures, pace_of
 from stepscope.traces.device.work import Temporal, temporal_of
 from stepscope.traces.model.columns import Trace, TraceMeta
 from stepscope.traces.model.window import Step, window_of
-from stepscope.traces.rank_collectives import Exchanges, exchanges_of
 
 __all__ = ["SlimRank", "slim_rank"]
 

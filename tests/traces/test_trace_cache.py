@@ -18,7 +18,7 @@ from nsight import MadeReport
 
 from stepscope.traces.engine import decode_analyses, encode_analyses
 from stepscope.traces.model.columns import TABLES, Trace, side_columns
-from stepscope.traces.rank import analyze_rank
+from stepscope.traces.rank_analysis import analyze_rank
 from stepscope.traces.reading import cache as cache_module
 from stepscope.traces.reading.cache import Cache, Entry, open_traces
 from stepscope.traces.reading.files import read_traces

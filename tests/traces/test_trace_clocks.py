@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_ranks import SlimRank, slim_rank
 
-from stepscope.traces.ranks.clocks import clocks_of
+from stepscope.traces.across_ranks.clocks import clocks_of
 
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_ranks import SlimRank, slim_rank
 
+from stepscope.traces.across_ranks.arrivals import CollectivesAnalysis, match
 from stepscope.traces.job import distributed_table
-from stepscope.traces.ranks.collectives import CollectivesAnalysis, match
 from stepscope.traces.reading.files import read_trace
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"

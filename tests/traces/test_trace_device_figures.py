@@ -10,7 +10,7 @@ from fakes.traces import MadeTrace
 from stepscope.traces.device.figures import DeviceFigures, device_figures
 from stepscope.traces.device.work import StreamIdle
 from stepscope.traces.model.window import window_of
-from stepscope.traces.rank import device_tables
+from stepscope.traces.rank_analysis import device_tables
 
 
 def figures(made: MadeTrace) -> DeviceFigures:

@@ -24,7 +24,7 @@ from stepscope.traces.device.work import idle_of, temporal_of
 from stepscope.traces.model.kernel_names import kernel_class
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import window_of
-from stepscope.traces.rank import device_tables
+from stepscope.traces.rank_analysis import device_tables
 from stepscope.traces.reading.kineto import read_kineto
 
 SORTS = {"kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "copy", "memset": "copy"}

@@ -22,7 +22,7 @@ from stepscope.traces.job import JobAnalysis
 from stepscope.traces.job_diff import OTHERS, Side, TraceDiff, changes, diff, per_step
 from stepscope.traces.model.tables import table_of
 from stepscope.traces.model.window import Window
-from stepscope.traces.rank import RankAnalysis, analyze_rank
+from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 
 
 def job_of(*made: MadeTrace) -> JobAnalysis:

@@ -30,7 +30,7 @@ from stepscope.traces.engine import (
     position_in,
     watched,
 )
-from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.rank_analysis import RankAnalysis
 from stepscope.traces.reading.cache import Cache
 from stepscope.traces.reading.files import read_traces
 

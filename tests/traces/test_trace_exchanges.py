@@ -13,8 +13,8 @@ from fakes.traces import MAIN_THREAD, MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.traces.collective_calls import OPS, Exchanges, bus_factor, exchanges_of, op_of, own_bytes, size_of
 from stepscope.traces.model.window import window_of
-from stepscope.traces.rank_collectives import OPS, Exchanges, bus_factor, exchanges_of, op_of, own_bytes, size_of
 from stepscope.traces.reading.files import read_trace
 
 RING = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"

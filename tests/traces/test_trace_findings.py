@@ -12,6 +12,7 @@ from fakes.traces import MadeTrace
 
 from stepscope.records.finding import Finding, finding_order
 from stepscope.reports.layout import price_text
+from stepscope.traces.across_ranks.arrivals import match
 from stepscope.traces.device.figures import Pace
 from stepscope.traces.device.work import StreamIdle, Temporal
 from stepscope.traces.findings import analyze_job, find, verdict_of
@@ -20,8 +21,7 @@ from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.columns import TraceMeta
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Step
-from stepscope.traces.rank import RankAnalysis, analyze_rank
-from stepscope.traces.ranks.collectives import match
+from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 
 MS = 1_000_000
 GIB = 1 << 30

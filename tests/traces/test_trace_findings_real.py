@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.traces.across_ranks.replay import like_peers
 from stepscope.traces.findings import analyze_job
-from stepscope.traces.job import JobAnalysis, like_peers
+from stepscope.traces.job import JobAnalysis
 from stepscope.traces.model.window import Window
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.rank import RankAnalysis, analyze_rank
+from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
 
 DATA = Path(__file__).parent / "data" / "h200"

@@ -10,7 +10,7 @@ from pathlib import Path
 from fakes.traces import MadeTrace
 
 from stepscope.traces.model.window import Window, window_of
-from stepscope.traces.rank import host_figures, host_tables
+from stepscope.traces.rank_analysis import host_figures, host_tables
 
 
 def check(window: Window) -> None:

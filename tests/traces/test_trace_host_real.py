@@ -13,7 +13,7 @@ from stepscope.traces.host.flops import flops_found
 from stepscope.traces.host.operators import memory_of
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Window, window_of
-from stepscope.traces.rank import host_figures, host_tables
+from stepscope.traces.rank_analysis import host_figures, host_tables
 from stepscope.traces.reading.files import read_trace
 
 torch = pytest.importorskip("torch")

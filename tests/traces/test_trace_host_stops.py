@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepscope.traces.findings import analyze_job
 from stepscope.traces.host.stalls import PythonStop
 from stepscope.traces.model.window import window_of
-from stepscope.traces.rank import analyze_rank, host_figures
+from stepscope.traces.rank_analysis import analyze_rank, host_figures
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 

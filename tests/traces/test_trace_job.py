@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.traces.across_ranks.arrivals import match
 from stepscope.traces.exports import write_perfetto
 from stepscope.traces.job import distributed_table
-from stepscope.traces.rank import analyze_rank
-from stepscope.traces.ranks.collectives import match
+from stepscope.traces.rank_analysis import analyze_rank
 from stepscope.traces.reading.files import blocks_of, read_trace
 from stepscope.traces.reading.kineto import read_kineto
 

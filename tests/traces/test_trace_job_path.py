@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
-from stepscope.traces.job import JobPath, job_path, like_peers
+from stepscope.traces.across_ranks.arrivals import match
+from stepscope.traces.across_ranks.job_path import JobPath, job_path
+from stepscope.traces.across_ranks.replay import like_peers
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.rank import RankAnalysis, analyze_rank
-from stepscope.traces.ranks.collectives import match
+from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 DLRM = sorted((SHARED / "param_dlrm_8rank").glob("*.json.gz"))

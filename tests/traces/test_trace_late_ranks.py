@@ -15,12 +15,13 @@ from trace_jobs import MadeJob
 
 from stepscope.records.finding import Finding
 from stepscope.reports.layout import price_text
+from stepscope.traces.across_ranks.arrivals import arrivals_of
+from stepscope.traces.across_ranks.replay import like_peers
+from stepscope.traces.collective_calls import OPS, ProcessGroup
 from stepscope.traces.findings import analyze_job
-from stepscope.traces.job import JobAnalysis, like_peers
+from stepscope.traces.job import JobAnalysis
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.rank import analyze_rank
-from stepscope.traces.rank_collectives import OPS, ProcessGroup
-from stepscope.traces.ranks.collectives import arrivals_of
+from stepscope.traces.rank_analysis import analyze_rank
 from stepscope.traces.rules.communication import _overlap_advice, _shards
 from stepscope.traces.rules.stragglers import _at_least
 

@@ -17,7 +17,7 @@ from stepscope.errors import TraceError
 from stepscope.traces.findings import analyze_job
 from stepscope.traces.model.columns import Kind, Trace
 from stepscope.traces.model.window import launches_of, window_of
-from stepscope.traces.rank import analyze_rank
+from stepscope.traces.rank_analysis import analyze_rank
 from stepscope.traces.reading.nsight import is_nsight, read_nsight
 
 GENERATIONS = pytest.mark.parametrize("generation", [OLD, NEW])

@@ -9,7 +9,7 @@ from fakes.traces import MadeTrace
 
 from stepscope.traces.job import assign_ranks, one_per_rank
 from stepscope.traces.model.columns import TraceMeta
-from stepscope.traces.rank import RankAnalysis, analyze_rank
+from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
 
 

@@ -15,7 +15,7 @@ from stepscope.traces.model.window import window_of
 from stepscope.traces.path.graph import graph_of
 from stepscope.traces.path.rank_path import whole_segments
 from stepscope.traces.path.whatif import parse_change, what_if
-from stepscope.traces.rank import RankAnalysis, analyze_rank
+from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 from stepscope.traces.reading.files import read_trace
 
 H200 = Path(__file__).parent / "data" / "h200"

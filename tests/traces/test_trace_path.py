@@ -14,12 +14,12 @@ from fakes.traces import BACKWARD_THREAD, MadeTrace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.traces.collective_calls import exchanges_of
 from stepscope.traces.model.window import Window, window_of
 from stepscope.traces.path.graph import CAUSES, graph_of
 from stepscope.traces.path.rank_path import RankPath, path_segments, rank_path
 from stepscope.traces.path.walk import Segments
 from stepscope.traces.path.whatif import Plan, as_it_was, parse_change, replay, what_if
-from stepscope.traces.rank_collectives import exchanges_of
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 CHANGES = ("kernel:*=2x", "kernel:*=0", "op:*=2x", "comm=hidden", "copy=0", "launch=0", "host=0", "loader=0")

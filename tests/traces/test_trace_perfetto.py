@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trace_ranks import slim_rank
 
+from stepscope.traces.across_ranks.arrivals import match
+from stepscope.traces.across_ranks.clocks import Clocks, clocks_of
 from stepscope.traces.exports import SIDES, Bar, Track, collective_tracks, us, write_perfetto
 from stepscope.traces.model.columns import Trace, side_columns
 from stepscope.traces.model.window import launches_of
-from stepscope.traces.ranks.clocks import Clocks, clocks_of
-from stepscope.traces.ranks.collectives import match
 from stepscope.traces.reading.files import blocks_of
 from stepscope.traces.reading.kineto import read_kineto
 

@@ -9,11 +9,11 @@ import pytest
 from fakes.traces import BACKWARD_THREAD, MadeTrace
 
 from stepscope.errors import TraceError
+from stepscope.traces.collective_calls import exchanges_of
 from stepscope.traces.model.window import Window, window_of
 from stepscope.traces.path.graph import Graph, graph_of
 from stepscope.traces.path.rank_path import rank_path
 from stepscope.traces.path.whatif import Change, Plan, as_it_was, parse_change, replay, what_if
-from stepscope.traces.rank_collectives import exchanges_of
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 REAL = sorted(SHARED.rglob("*.json.gz"))

@@ -16,7 +16,7 @@ from stepscope.records.finding import Finding
 from stepscope.traces import timeline as module
 from stepscope.traces.findings import analyze_job
 from stepscope.traces.job import JobAnalysis
-from stepscope.traces.rank import analyze_rank
+from stepscope.traces.rank_analysis import analyze_rank
 from stepscope.traces.timeline import CODES, LOOKS, Lane, Timeline, chosen_ranks, timeline_of
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -20,13 +20,14 @@ from stepscope.reports.layout import NARROWEST, Page, bar, cut, price_text, tabl
 from stepscope.traces.findings import is_judged
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Step
-from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.rank_analysis import RankAnalysis
 
 if TYPE_CHECKING:
+    from stepscope.traces.across_ranks.arrivals import CollectivesAnalysis
+    from stepscope.traces.across_ranks.job_path import JobPath
     from stepscope.traces.device.figures import Pace
-    from stepscope.traces.job import JobAnalysis, JobPath
+    from stepscope.traces.job import JobAnalysis
     from stepscope.traces.path.rank_path import RankPath
-    from stepscope.traces.ranks.collectives import CollectivesAnalysis
 
 __all__ = [
     "COLUMNS",

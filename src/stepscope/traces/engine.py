@@ -25,7 +25,7 @@ import numpy as np
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.traces.model.columns import TraceMeta
-from stepscope.traces.rank import RankAnalysis, analyze_rank
+from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 from stepscope.traces.reading.cache import Cache, Entry, open_traces
 from stepscope.traces.reading.files import read_traces
 

@@ -27,17 +27,17 @@ from zlib_ng import gzip_ng
 
 from stepscope.errors import UsageError
 from stepscope.records.files import replaced
+from stepscope.traces.across_ranks.clocks import Clocks
+from stepscope.traces.collective_calls import OPS
 from stepscope.traces.model.columns import Kind, Trace, side_columns
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Window, launches_of
 from stepscope.traces.path.graph import CAUSES
 from stepscope.traces.path.rank_path import path_segments
-from stepscope.traces.rank_collectives import OPS
-from stepscope.traces.ranks.clocks import Clocks
 from stepscope.traces.reading.files import TIMELINE
 
 if TYPE_CHECKING:
-    from stepscope.traces.ranks.collectives import CollectivesAnalysis
+    from stepscope.traces.across_ranks.arrivals import CollectivesAnalysis
 
 __all__ = [
     "Bar",

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from stepscope.records.finding import Claim, Finding, as_remark, finding_order, unexplained, worded_for
 from stepscope.records.text import count_text, ms_text, share_text
-from stepscope.traces.job import JobAnalysis, distributed_table, job_path
-from stepscope.traces.rank import RankAnalysis
-from stepscope.traces.ranks.collectives import match
+from stepscope.traces.across_ranks.arrivals import match
+from stepscope.traces.across_ranks.job_path import job_path
+from stepscope.traces.job import JobAnalysis, distributed_table
+from stepscope.traces.rank_analysis import RankAnalysis
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.communication import exposed_times, find_communication, find_slow_rank
 from stepscope.traces.rules.device import find_device, find_memory, find_underused

@@ -23,7 +23,7 @@ from stepscope.traces.model.tables import Table, table_of
 
 if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["OTHERS", "Side", "TraceDiff", "changes", "diff", "per_step"]
 

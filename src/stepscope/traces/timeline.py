@@ -32,7 +32,7 @@ from stepscope.traces.model.window import LABEL, Step, Window, is_user_frame, wi
 from stepscope.traces.path.graph import CAUSES, graph_of
 from stepscope.traces.path.rank_path import whole_segments
 from stepscope.traces.path.walk import Segments, routes_of, walk_step
-from stepscope.traces.rank import RankAnalysis
+from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["Lane", "Timeline", "chosen_ranks", "timeline_of"]
 

@@ -59,7 +59,7 @@ def parse_changes(words: Sequence[str]) -> list[Change]:
 
 def what_if_results(job: JobAnalysis, options: Options, changes: Sequence[Change], rank: int) -> Table:
     """Step time after each change: for the whole job if the change is to a rank, else for one rank alone."""
-    from stepscope.traces.job import like_peers
+    from stepscope.traces.across_ranks.replay import like_peers
     from stepscope.traces.model.window import window_of
     from stepscope.traces.path.graph import graph_of
     from stepscope.traces.path.whatif import what_if, what_if_table

@@ -25,13 +25,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stepscope.traces.collective_calls import Exchanges
 from stepscope.traces.device.figures import device_time, launched_in_steps
 from stepscope.traces.model.tables import Table, table_of
 from stepscope.traces.model.window import Window
 from stepscope.traces.path.graph import CAUSES, Cause, Graph, graph_of
 from stepscope.traces.path.walk import Routes, Segments, StepWalk, routes_of, summed, walk_back, walk_step
 from stepscope.traces.path.whatif import WhatIf, what_if_table, what_ifs
-from stepscope.traces.rank_collectives import Exchanges
 
 __all__ = ["NamedTime", "RankPath", "StepPath", "WholePath", "path_segments", "rank_path", "whole_segments"]
 

@@ -9,7 +9,7 @@ A change is written as:
     launch=0             launch calls, launch delays and gaps between kernels take no time: at best, CUDA graphs
     host=0               the host takes no time except for loading data: what the device alone needs
     loader=0             the DataLoader always has its data ready
-    rank:3=peers         rank 3 arrives at each collective like its peers; needs several ranks (``job.py``)
+    rank:3=peers         rank 3 arrives at each collective like its peers; ``across_ranks/replay.py``
 
 ``NAME=0`` instead of a factor: it takes no time. A change only affects durations. The dependencies stay, so another
 path may become critical: the gain is what the replay saves, not the part of the path that disappears.

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from stepscope.records.finding import Claim
 from stepscope.records.text import ms_text, share_text
-from stepscope.traces.rank_collectives import OPS, GroupKind
-from stepscope.traces.ranks.collectives import shown_of, transfers_of
+from stepscope.traces.across_ranks.arrivals import shown_of, transfers_of
+from stepscope.traces.collective_calls import OPS, GroupKind
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, halved
 

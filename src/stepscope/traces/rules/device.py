@@ -15,7 +15,7 @@ from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved
 
 if TYPE_CHECKING:
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["find_device", "find_memory", "find_underused"]
 

@@ -19,7 +19,7 @@ from stepscope.traces.rules.view import JobView, claim_of, halved, holes_of
 
 if TYPE_CHECKING:
     from stepscope.traces.host.stalls import SyncPlace
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["find_compiling", "find_garbage", "find_host", "find_loading", "find_python"]
 

@@ -2,7 +2,7 @@
 
 ``collective_straggler`` names ranks that arrive last at collectives, what that costs, and the cause.
 
-Collectives are grouped by the set of ranks that share them (``ranks/collectives.py``). Ranks are *late* if each of them
+Collectives are grouped by the set of ranks that share them (``arrivals.py``). Ranks are *late* if each of them
 arrives last more often than chance explains, and together they are last in most of the collectives. If no rank
 qualifies, the same test is applied to the few collectives that account for nearly all of the waiting: a rank that is
 late once per step is on time for the rest of it. Ranks that arrive just before the late ones are added to them.
@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 
 from stepscope.records.finding import Claim, lowest
 from stepscope.records.text import ms_text, named_ranks, ns_text, share_text
-from stepscope.traces.job import like_peers
+from stepscope.traces.across_ranks.arrivals import Arrivals, lower_median
+from stepscope.traces.across_ranks.replay import like_peers
 from stepscope.traces.path.whatif import parse_change
-from stepscope.traces.ranks.collectives import Arrivals, lower_median
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved, holes_of, severity_of
 
 if TYPE_CHECKING:
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["find_bubble", "find_jitter", "find_stragglers"]
 

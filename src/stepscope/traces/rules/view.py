@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from stepscope.records.finding import Claim, Finding, Severity, cost_document, lowest, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks
-from stepscope.traces.ranks.collectives import Arrivals, arrivals_of
+from stepscope.traces.across_ranks.arrivals import Arrivals, arrivals_of
 from stepscope.traces.rules import thresholds
 
 if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["JobView", "claim_of", "cost_of", "halved", "holes_of", "severity_of", "view_of"]
 

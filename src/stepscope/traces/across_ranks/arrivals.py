@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.traces.across_ranks.clocks import SAME_CLOCK_NS, Clocks, Pairs, clocks_of, pair
+from stepscope.traces.collective_calls import OPS, SYNCHRONIZING, ProcessGroup, bus_factor
 from stepscope.traces.model import intervals
 from stepscope.traces.model.columns import Ints
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.rank_collectives import OPS, SYNCHRONIZING, ProcessGroup, bus_factor
-from stepscope.traces.ranks.clocks import SAME_CLOCK_NS, Clocks, Pairs, clocks_of, pair
 
 if TYPE_CHECKING:
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["Arrivals", "CollectivesAnalysis", "arrivals_of", "lower_median", "match", "shown_of", "transfers_of"]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.traces.collective_calls import Exchanges, exchanges_of
 from stepscope.traces.device.figures import (
     DeviceFigures,
     Pace,
@@ -79,7 +80,6 @@ from stepscope.traces.model.kernel_names import is_synchronizing
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Step, Window, window_of
 from stepscope.traces.path.rank_path import RankPath, rank_path
-from stepscope.traces.rank_collectives import Exchanges, exchanges_of
 
 __all__ = ["HostFigures", "RankAnalysis", "analyze_rank", "device_tables", "host_facts", "host_figures", "host_tables"]
 

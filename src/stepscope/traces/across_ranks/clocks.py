@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.traces.collective_calls import OPS, POINT_TO_POINT, SYNCHRONIZING, ProcessGroup
 from stepscope.traces.model.columns import Ints, Numbering
 from stepscope.traces.model.tables import Table, table_of
-from stepscope.traces.rank_collectives import OPS, POINT_TO_POINT, SYNCHRONIZING, ProcessGroup
 
 if TYPE_CHECKING:
-    from stepscope.traces.rank import RankAnalysis
+    from stepscope.traces.rank_analysis import RankAnalysis
 
 __all__ = ["Clock", "Clocks", "Pairs", "clocks_of", "pair"]
 

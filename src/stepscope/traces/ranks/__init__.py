@@ -1,1 +1,0 @@
-"""Comparison of ranks: which collectives belong together, which rank arrived last, waiting and transfer, clocks."""
