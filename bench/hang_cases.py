@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.store.file_io import read_jsonl
 from stepscope.store.live.failures import read_hangs
 

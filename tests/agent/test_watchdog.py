@@ -24,7 +24,7 @@ from stepscope.agent.journal import Journal
 from stepscope.hangs.evidence import Evidence, EvidenceFile
 from stepscope.hangs.judge import NotAHang
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import Culprit, HangRecord
+from stepscope.records.hang import Culprit, HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.records.steps import CHECKPOINT
 from stepscope.ring import RingReader, RingState

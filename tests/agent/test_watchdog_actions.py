@@ -17,7 +17,7 @@ from stepscope.agent.sampling.host import OomWatch
 from stepscope.cli.launch.helpers import aborted_end
 from stepscope.cli.main import build_parser
 from stepscope.errors import UsageError
-from stepscope.records.finding import Culprit, HangRecord
+from stepscope.records.hang import Culprit, HangRecord
 from stepscope.store.file_io import read_jsonl
 
 RECORD = HangRecord(

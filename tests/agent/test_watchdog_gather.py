@@ -29,7 +29,7 @@ from stepscope.agent.procfs import child_kind, descendants, read_process, spent_
 from stepscope.agent.stacks import StackOffers, StacksQuestion, ThreadActivity, ask_stacks, waits_on, watch_threads
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.judge import judge
-from stepscope.records.finding import Frame, HangRecord, ThreadStack
+from stepscope.records.hang import Frame, HangRecord, ThreadStack
 
 NUMBER = signal.SIGRTMIN + 8
 

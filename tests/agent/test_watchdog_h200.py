@@ -21,7 +21,7 @@ from stepscope.agent.hangs.on_hang import HangPolicy
 from stepscope.agent.hangs.rank_evidence import Subject, gather
 from stepscope.agent.hangs.watchdog import Subjects, Watchdog, World
 from stepscope.agent.journal import Journal
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader, RingState
 from stepscope.store.file_io import read_jsonl

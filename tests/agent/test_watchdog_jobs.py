@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.store.file_io import read_jsonl
 from stepscope.store.live.failures import read_hangs
 

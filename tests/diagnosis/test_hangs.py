@@ -11,7 +11,8 @@ from hang_jobs import Job
 
 from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.findings import look
-from stepscope.records.finding import Finding, HangRecord
+from stepscope.records.finding import Finding
+from stepscope.records.hang import HangRecord
 from stepscope.records.series import RankError, RunData
 
 SECOND_NS = 10**9

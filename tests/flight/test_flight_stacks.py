@@ -20,7 +20,7 @@ from stepscope.flight.stacks import (
     parse_threads,
     user_frame,
 )
-from stepscope.records.finding import Frame, ThreadStack
+from stepscope.records.hang import Frame, ThreadStack
 
 SITE = "/venv/lib/python3.11/site-packages"
 

@@ -10,7 +10,7 @@ from hang_jobs import LOOP, SCRIPT, Job, stack, worker
 
 from stepscope.hangs.report import finding_of, stood_s, told_of
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import HangKind, HangRecord
+from stepscope.records.hang import HangKind, HangRecord
 
 SECOND_NS = 10**9
 

@@ -10,7 +10,7 @@ import pytest
 from h200_hangs import kept, write_nccl_dumps
 
 from stepscope.hangs.judge import NotAHang, judge
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.store.live.failures import read_flights
 
 MISSING = "hang_missing_collective"

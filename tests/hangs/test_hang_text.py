@@ -10,7 +10,7 @@ from hang_jobs import LOOP, Job, stack
 
 from stepscope.flight.wording import collective_text, listed, one_line, place_text
 from stepscope.hangs.report import hang_lines
-from stepscope.records.finding import Frame, WaitingIn
+from stepscope.records.hang import Frame, WaitingIn
 
 
 def shown(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from stepscope.hangs.evidence import EvidenceFile
 from stepscope.hangs.judge import judge
 from stepscope.hangs.multi_host import LOST_S, Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
 from stepscope.hangs.report import finding_of, hang_lines
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 
 S = 10**9
 LOADING = stack(("train.py", 88, "load"), LOOP)

@@ -10,7 +10,7 @@ from hang_jobs import IN_ALL_REDUCE, LOOP, SCRIPT, SLEEPING, Job, Stack, entry, 
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import Frame, HangRecord, WaitingIn
+from stepscope.records.hang import Frame, HangRecord, WaitingIn
 
 SIZES = (2, 4, 64, 1000)
 IN_LOADER = stack(

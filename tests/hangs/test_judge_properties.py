@@ -26,7 +26,7 @@ from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.multi_host import SeenHang, join_hangs
 from stepscope.hangs.report import finding_of, hang_lines
 from stepscope.records.collectives import OPS, ProcessGroup
-from stepscope.records.finding import Frame, HangRecord, ThreadStack
+from stepscope.records.hang import Frame, HangRecord, ThreadStack
 
 FILES = (
     *("torch/distributed/distributed_c10d.py", "torch/distributed/checkpoint/filesystem.py", "torch/serialization.py"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hang_jobs import LOOP, SCRIPT, SLEEPING, Job, entry, flight, nccl, nccl_entry, stack
 
-from stepscope.records.finding import Frame, HangRecord
+from stepscope.records.hang import Frame, HangRecord
 
 IN_SYNCHRONIZE = stack(("torch/cuda/__init__.py", 1040, "synchronize"), ("train.py", 33, "step"), LOOP)
 AT_ITEM = stack(("train.py", 34, "step"), LOOP)

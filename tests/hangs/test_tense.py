@@ -11,7 +11,7 @@ from hang_jobs import Job, stack
 
 from stepscope.hangs.report import PAST, past_text, past_title, told_of
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import HangPart
+from stepscope.records.hang import HangPart
 
 OWN = ProcessGroup(slot=1, name="1", description="undefined", size=2, ranks=(0, 1))
 

@@ -27,8 +27,8 @@ from stepscope.hub.limits import ServerLimits
 from stepscope.hub.runs import Runs
 from stepscope.hub.server import Server, run_loop
 from stepscope.hub.transport import TlsFiles
-from stepscope.records.finding import Culprit, HangRecord, StackGroup, ThreadStack
-from stepscope.records.finding import Frame as StackFrame
+from stepscope.records.hang import Culprit, HangRecord, StackGroup, ThreadStack
+from stepscope.records.hang import Frame as StackFrame
 
 __all__ = [
     "DEMO",

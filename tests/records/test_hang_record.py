@@ -11,7 +11,7 @@ from hang_jobs import Job, worker
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),

@@ -13,7 +13,7 @@ import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster
 from hang_jobs import Job, worker
 
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.series import RunData
 from stepscope.reports import render_text, summarize
 

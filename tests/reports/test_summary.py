@@ -14,7 +14,7 @@ from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, Fault, slow_at
 from fakes.traffic import Exchange, SlowLink, Traffic
 from summary_consistency import contradictions
 
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.identity import FACTS_FORM
 from stepscope.records.series import RankError, RunData
 from stepscope.reports import render_text, summarize

@@ -9,7 +9,7 @@ from typing import get_args
 
 from module_syntax import parsed
 
-from stepscope.records.finding import HangKind
+from stepscope.records.hang import HangKind
 
 SOURCES = Path("src/stepscope")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stepscope.hangs.evidence import FLIGHT_BYTES, EvidenceFile, evidence_from_dict, evidence_to_dict
 from stepscope.hangs.judge import judge
-from stepscope.records.finding import Frame, HangRecord, ThreadStack
+from stepscope.records.hang import Frame, HangRecord, ThreadStack
 from stepscope.store.live.failures import read_evidence, read_hangs, write_evidence, write_hang
 from stepscope.wire.frames import FILE_BYTES, FrameHead, pack_frame, part_of, read_frame
 

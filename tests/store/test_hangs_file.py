@@ -11,7 +11,7 @@ from hang_jobs import Job
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.store.live.failures import read_hangs, write_hang
 from stepscope.store.paths import hang_path
 

@@ -12,7 +12,7 @@ from hang_jobs import Job
 
 from stepscope.hangs.evidence import EvidenceFile
 from stepscope.hangs.judge import judge
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.series import RankError, RankSeries
 from stepscope.store.documents import NodeInfo
 from stepscope.store.inbox.receiver import signed_file

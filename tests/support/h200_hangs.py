@@ -13,7 +13,7 @@ from worker_server_stand_in import EMPTY, Behave, replaying
 
 from stepscope.agent.flight_reader import ACTIVE, FLIGHT, NCCL_FLIGHT, NEEDS_GIL
 from stepscope.hangs.evidence import EvidenceFile, RankEvidence, evidence_from_dict
-from stepscope.records.finding import ThreadStack
+from stepscope.records.hang import ThreadStack
 
 NOTHING = ["  <no Python frame>"]
 DATA = Path(__file__).resolve().parents[1] / "hangs" / "data" / "h200"

@@ -13,7 +13,7 @@ from typing import Any
 from stepscope.hangs.evidence import Evidence, LastCollective, RankEvidence, WorkerEvidence
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import Frame, HangRecord, ThreadStack
+from stepscope.records.hang import Frame, HangRecord, ThreadStack
 
 __all__ = [
     "IN_ALL_REDUCE",

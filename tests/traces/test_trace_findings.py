@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fakes.traces import MadeTrace
 
-from stepscope.records.finding import Finding, finding_order
+from stepscope.records.finding import Finding
+from stepscope.records.finding_cost import finding_order
 from stepscope.reports.layout import price_text
 from stepscope.traces.across_ranks.arrivals import match
 from stepscope.traces.device.figures import Pace

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from stepscope.flight.dump import DONE, Dump, GroupKey, Operation, Trace
 from stepscope.records.collectives import NO_DESCRIPTION, group_name
-from stepscope.records.finding import Frame
+from stepscope.records.hang import Frame
 
 __all__ = [
     "Divergence",

@@ -50,7 +50,7 @@ from stepscope.flight.dump import (
     peers_of,
     rank_or,
 )
-from stepscope.records.finding import Frame
+from stepscope.records.hang import Frame
 
 __all__ = ["MAX_BYTES", "PlainUnpickler", "decode_dump", "load_plain", "memory_bounded", "quick_dump"]
 

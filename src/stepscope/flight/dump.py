@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepscope.records.finding import Frame
+from stepscope.records.hang import Frame
 
 __all__ = [
     "DONE",

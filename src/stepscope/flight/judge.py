@@ -35,7 +35,7 @@ from stepscope.flight.verdict import (
     waits_of,
 )
 from stepscope.flight.wording import call_name, frame_text, operation_text, parting_frame, ranks_text, site_frame
-from stepscope.records.finding import Frame, HangKind, ThreadStack, WaitingIn
+from stepscope.records.hang import Frame, HangKind, ThreadStack, WaitingIn
 
 __all__ = ["judge"]
 

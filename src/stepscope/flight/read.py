@@ -24,7 +24,7 @@ from stepscope.flight.decode import MAX_BYTES, decode_dump, load_plain, quick_du
 from stepscope.flight.dump import MAX_RANK, Dump
 from stepscope.flight.stacks import RankLog, is_stacks, is_titan_log, parse_threads, read_titan_log
 from stepscope.records.files import open_file
-from stepscope.records.finding import ThreadStack
+from stepscope.records.hang import ThreadStack
 from stepscope.records.paths import FLIGHT
 from stepscope.records.text import Progress, no_progress
 

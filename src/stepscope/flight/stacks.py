@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from stepscope.records.finding import Frame, StackGroup, ThreadStack
+from stepscope.records.hang import Frame, StackGroup, ThreadStack
 
 __all__ = [
     "FailureText",

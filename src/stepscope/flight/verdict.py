@@ -22,7 +22,7 @@ from stepscope.flight.alignment import (
 from stepscope.flight.dump import DONE, HOST_BACKENDS, STARTED, Dump, Operation, with_same_groups
 from stepscope.flight.stacks import FailureText, RankLog, failure_in, main_thread, user_frame
 from stepscope.flight.wording import frame_text, parting_frame
-from stepscope.records.finding import Frame, HangKind, StackGroup, ThreadStack, WaitingIn
+from stepscope.records.hang import Frame, HangKind, StackGroup, ThreadStack, WaitingIn
 
 __all__ = [
     "Accused",

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from stepscope.flight.dump import Operation
 from stepscope.flight.stacks import is_user_file
 from stepscope.records.collectives import group_name
-from stepscope.records.finding import Frame, WaitingIn
+from stepscope.records.hang import Frame, WaitingIn
 from stepscope.records.text import duration_text
 
 __all__ = [

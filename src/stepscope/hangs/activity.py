@@ -20,7 +20,7 @@ from stepscope.flight.dump import OF_GLOO
 from stepscope.flight.stacks import is_user_file, user_frame
 from stepscope.flight.wording import collective_text, group_text, ranks_text
 from stepscope.hangs.evidence import EXITED_IN_ORDER, Evidence, RankEvidence, Recorders, WorkerEvidence
-from stepscope.records.finding import Culprit, Frame, HangKind, ThreadStack, WaitingIn
+from stepscope.records.hang import Culprit, Frame, HangKind, ThreadStack, WaitingIn
 from stepscope.records.steps import COMPUTE_PHASES
 
 __all__ = [

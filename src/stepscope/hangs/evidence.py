@@ -15,7 +15,8 @@ from stepscope.flight.dump import DONE, HOST_BACKENDS, P2P, RECORDERS, STARTED, 
 from stepscope.flight.judge import judge as judge_dumps
 from stepscope.flight.verdict import Verdict
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import ThreadStack, WaitingIn, decoded, encoded
+from stepscope.records.dataclass_json import decoded, encoded
+from stepscope.records.hang import ThreadStack, WaitingIn
 
 __all__ = [
     "EXITED_IN_ORDER",

@@ -38,7 +38,8 @@ from stepscope.hangs.activity import (
 from stepscope.hangs.evidence import RAISED, Evidence, LostHost, RankEvidence, WorkerEvidence, read_recorders
 from stepscope.hangs.excuses import NotAHang, at_rest, excuse_of, under_way, unfinished
 from stepscope.records.collectives import group_name
-from stepscope.records.finding import Culprit, Frame, HangKind, HangRecord, RankThere, StackGroup, WaitingIn, encoded
+from stepscope.records.dataclass_json import encoded
+from stepscope.records.hang import Culprit, Frame, HangKind, HangRecord, RankThere, StackGroup, WaitingIn
 from stepscope.records.text import duration_text
 
 __all__ = ["NotAHang", "judge"]

@@ -19,7 +19,7 @@ from stepscope.flight.wording import listed, one_line
 from stepscope.hangs.evidence import Evidence, EvidenceFile, LostHost, RankEvidence
 from stepscope.hangs.excuses import NotAHang
 from stepscope.hangs.judge import judge
-from stepscope.records.finding import HangPart, HangRecord
+from stepscope.records.hang import HangPart, HangRecord
 
 __all__ = ["Elsewhere", "GoneRank", "SeenHang", "SilentHost", "join_hangs"]
 

@@ -29,7 +29,8 @@ from stepscope.flight.wording import (
     steps_text,
 )
 from stepscope.records.collectives import group_name
-from stepscope.records.finding import Culprit, Finding, Frame, HangRecord, RankThere, StackGroup
+from stepscope.records.finding import Finding
+from stepscope.records.hang import Culprit, Frame, HangRecord, RankThere, StackGroup
 from stepscope.records.text import duration_text, hang_name
 
 __all__ = [

@@ -34,7 +34,8 @@ from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import BACKLOG_S, MOST_JUDGED, Snapshot, keep_up, run_data_of, select, snapshot
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.records import run_clock
-from stepscope.records.finding import SEVERITIES, HangRecord, Severity, status_severity
+from stepscope.records.finding import SEVERITIES, Severity, status_severity
+from stepscope.records.hang import HangRecord
 from stepscope.records.layers import LayerRecords, layer_lines
 from stepscope.records.series import NOTED, SEEN_EVENT, RankSeries, RunData, noted_numbers
 from stepscope.records.steps import SLOT_BYTES

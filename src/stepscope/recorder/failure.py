@@ -24,7 +24,7 @@ from stepscope.recorder.identity import is_launcher, rank_from
 from stepscope.recorder.recorder import Recorder
 from stepscope.records import run_clock
 from stepscope.records.files import file_mode, folder_mode
-from stepscope.records.finding import memory_cause
+from stepscope.records.memory_errors import memory_cause
 from stepscope.records.paths import error_path, flight_path, hangs_folder, snapshot_path
 from stepscope.ring import RingState
 

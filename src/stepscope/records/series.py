@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords, MemoryAccount
 from stepscope.records.steps import SEEN

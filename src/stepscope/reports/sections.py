@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of
 from stepscope.diagnosis.rules.crashes import Failure, crash_text, failures_in
 from stepscope.hangs.report import hang_lines, steps_of, title_of, told_of
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.series import ALIVE, RankSeries, RunData
 from stepscope.records.text import count_text, duration_text, hang_name, ms_text, share_text
 

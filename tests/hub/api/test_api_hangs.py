@@ -18,7 +18,7 @@ from stepscope.hangs.report import told_of
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import RuleLoop
 from stepscope.hub.runs import Runs
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.store.live.failures import write_evidence, write_hang
 from stepscope.store.live.ring_files import RingSidecar
 from tests.hub.run_parts import record

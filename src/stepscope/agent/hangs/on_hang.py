@@ -18,7 +18,7 @@ from stepscope.records.paths import ENV_HANG_AFTER, ENV_RUN_DIR
 
 if TYPE_CHECKING:
     from stepscope.agent.journal import Journal
-    from stepscope.records.finding import HangRecord
+    from stepscope.records.hang import HangRecord
 
 __all__ = ["REPORT", "HangPolicy", "OnHang", "seconds_from"]
 

@@ -35,7 +35,7 @@ from stepscope.agent.procfs import (
 from stepscope.agent.stacks import STOPPED, StackOffers, StacksQuestion, ask_stacks
 from stepscope.flight.stacks import parse_threads
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
-from stepscope.records.finding import Frame, ThreadStack
+from stepscope.records.hang import Frame, ThreadStack
 
 __all__ = ["Gathered", "Subject", "gather", "parse_pyspy", "read_lines"]
 

@@ -45,7 +45,7 @@ from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.report import finding_of, hang_lines, steps_of
 from stepscope.records import run_clock
 from stepscope.records.collectives import OPS
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.paths import ENV_KEEP_EVIDENCE, SERVER_SUFFIX, error_path
 from stepscope.records.text import duration_text, say, without_colors
 from stepscope.ring import RingHeader, RingState

@@ -5,7 +5,7 @@ A finding needs an effect (it costs something) and significance (it is not chanc
 
 from __future__ import annotations
 
-from stepscope.records import finding
+from stepscope.records import finding_cost
 
 # -- which steps are compared -----------------------------------------------------------------------------------------
 
@@ -59,8 +59,8 @@ EXCESS_SHARE = 0.02
 """Share of the step: ranks of a healthy job differ by one or two percent (NUMA, rank 0's logging), unavoidably."""
 EXCESS_FLOOR_NS = 50_000
 """Scheduling and caches make processes of one machine differ by tens of microseconds."""
-WARNING_SHARE = finding.WARNING_SHARE
-WARNING_FLOOR_NS = finding.WARNING_FLOOR_NS
+WARNING_SHARE = finding_cost.WARNING_SHARE
+WARNING_FLOOR_NS = finding_cost.WARNING_FLOOR_NS
 """The same for live runs and traces."""
 EXPLAINS_SHARE = 0.5
 """A phase is named when it explains at least half of a rank's excess."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.statistics import longest, lower_median, mean_rank, medians
 from stepscope.diagnosis.engine.window import Window
-from stepscope.records.finding import cost_document
+from stepscope.records.finding_cost import cost_document
 from stepscope.records.steps import FLAG_EPOCH_START
 
 __all__ = [

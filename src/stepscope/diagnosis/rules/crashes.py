@@ -30,7 +30,8 @@ from stepscope.diagnosis.rules.advice import OutOfMemory, crash_advice, out_of_m
 from stepscope.flight.stacks import lost_peer
 from stepscope.flight.wording import ranks_text
 from stepscope.records.collectives import OPS, group_name
-from stepscope.records.finding import Finding, memory_cause
+from stepscope.records.finding import Finding
+from stepscope.records.memory_errors import memory_cause
 from stepscope.records.series import ALIVE, RankError, RankSeries, RunData
 from stepscope.records.steps import CHECKPOINT
 from stepscope.records.text import bytes_text, named_ranks

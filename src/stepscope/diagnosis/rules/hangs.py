@@ -16,17 +16,8 @@ from stepscope.diagnosis.engine.attempts import attempts_of
 from stepscope.diagnosis.rules.crashes import Failure, call_mismatch, failures_of, ranks_of
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.report import finding_of
-from stepscope.records.finding import (
-    Culprit,
-    Finding,
-    Frame,
-    HangKind,
-    HangRecord,
-    RankThere,
-    WaitingIn,
-    as_remark,
-    highest,
-)
+from stepscope.records.finding import Finding, as_remark, highest
+from stepscope.records.hang import Culprit, Frame, HangKind, HangRecord, RankThere, WaitingIn
 from stepscope.records.series import RunData
 
 __all__ = ["find_disagreement", "find_hangs", "has_ended", "led_by_hangs", "with_stalls"]

@@ -30,7 +30,9 @@ from stepscope.hub.live.lines import parse_raw
 from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.records.collectives import ProcessGroup
-from stepscope.records.finding import Finding, HangRecord, finding_order
+from stepscope.records.finding import Finding
+from stepscope.records.finding_cost import finding_order
+from stepscope.records.hang import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import read_layers
 from stepscope.records.paths import error_path, hangs_folder

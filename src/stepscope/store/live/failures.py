@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stepscope.hangs.evidence import EXITED_IN_ORDER, EvidenceFile, evidence_from_dict, evidence_to_dict
 from stepscope.hangs.multi_host import Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
-from stepscope.records.finding import HangRecord
+from stepscope.records.hang import HangRecord
 from stepscope.records.layers import read_memory
 from stepscope.records.paths import FLIGHT, HANGS, UNRECORDED
 from stepscope.records.series import RankError, RankSeries, Unrecorded

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.records import finding
+from stepscope.records import finding_cost
 
 # -- minimum cost of a finding --------------------------------------------------------------------------------------
 
-WARNING_SHARE: Final = finding.WARNING_SHARE
-FLOOR_NS: Final = finding.WARNING_FLOOR_NS
+WARNING_SHARE: Final = finding_cost.WARNING_SHARE
+FLOOR_NS: Final = finding_cost.WARNING_FLOOR_NS
 """Per step; the same for live runs and traces."""
 TRACE_FLOOR_NS: Final = 10_000_000
 """Total length of the steps. A few milliseconds of one step are an example, not evidence: reported as info only."""
