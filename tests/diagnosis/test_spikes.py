@@ -16,8 +16,8 @@ from stepscope.diagnosis.engine.view import View, view_of
 from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.trends import find_trends
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import Claim
 from stepscope.records.steps import FLAG_SAMPLED
 
 

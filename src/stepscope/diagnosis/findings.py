@@ -44,8 +44,9 @@ from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import SEVERITIES, Finding, as_remark, highest, worded_for
-from stepscope.records.finding_cost import Claim, finding_order
+from stepscope.records.finding_cost import finding_order
 from stepscope.records.hang import HangKind
 from stepscope.records.paths import HOOKS_INSTALLED, HOOKS_MISSED
 from stepscope.records.series import RunData, Unrecorded

@@ -1,52 +1,20 @@
-"""The time that a finding explains, what it costs, how severe that is, and which finding leads."""
+"""What a finding costs, how severe that is, and which finding leads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.records.finding import SEVERITIES, Finding, Severity
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 __all__ = [
     "CRITICAL_SHARE",
     "WARNING_FLOOR_NS",
     "WARNING_SHARE",
-    "Claim",
     "cost_document",
     "finding_order",
     "severity_by_cost",
-    "unexplained",
 ]
-
-
-# -- Explained time ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """The result of a rule, for live runs and traces alike: a finding, and the time that it explains.
-
-    Rules run in order, the most specific first, and each works on what the earlier ones left.
-    """
-
-    finding: Finding
-    explained_ns: NDArray[Any]
-    """By how much the time would be shorter without it, at most: each step of a live run, or the time for which each
-    rank's device waits for the host in a trace.  Zeros: it explains no time."""
-
-
-def unexplained(time_ns: NDArray[Any], claims: Iterable[Claim]) -> NDArray[np.float64]:
-    """What the claims leave of the time of each step or each rank; together they take no more than there is."""
-    left = time_ns.astype(float)
-    for claim in claims:
-        left -= claim.explained_ns.clip(0, left.clip(0))
-    return left
 
 
 # -- Cost -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import Arrivals
 from stepscope.diagnosis.engine.statistics import mean_rank, shortest
 from stepscope.diagnosis.engine.view import LAUNCHING_PHASES, View
-from stepscope.records.finding_cost import Claim, unexplained
+from stepscope.judge.chain import Claim, unexplained
 from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
 
 __all__ = ["exchange_at_stake_ns", "least_step_ns", "longer_by_passes", "unexplained_steps"]

@@ -30,8 +30,8 @@ from stepscope.diagnosis.engine.view import (
     time_share_of,
     where_stopped,
 )
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.finding_cost import Claim
 from stepscope.records.steps import BUILTIN_PHASES, COMM_HOOK_PHASE, FLAG_SAMPLED, GRAPH_PHASE
 from stepscope.records.text import count_text, ms_text, share_text
 

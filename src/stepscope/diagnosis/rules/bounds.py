@@ -53,8 +53,8 @@ from stepscope.diagnosis.engine.view import (
 from stepscope.diagnosis.rules.advice import WorkersDo, data_loader_advice
 from stepscope.diagnosis.rules.communication import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.rules.overlap import SHARDED
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import Claim
 from stepscope.records.steps import COMM_HOOK_PHASE, COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, ms_text, share_text
 

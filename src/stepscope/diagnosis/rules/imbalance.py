@@ -27,8 +27,9 @@ from stepscope.diagnosis.engine.statistics import (
 )
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import Claim, severity_by_cost
+from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import ms_text, named_ranks, share_text
 from stepscope.records.throughput import Work
 

@@ -18,8 +18,8 @@ from stepscope.diagnosis.engine.readings import Gpu, Readings, gpu_readings, hos
 from stepscope.diagnosis.engine.statistics import peer_deviation
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import cpu_advice, ram_advice, throttling_advice, utilization_advice
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.finding_cost import Claim
 from stepscope.records.steps import COMPUTE_PHASES
 from stepscope.records.text import bytes_text, count_text, number_text, share_text
 

@@ -34,8 +34,8 @@ from stepscope.diagnosis.rules.advice import (
     MEMORY_IMBALANCE_ADVICE,
     memory_pressure_advice,
 )
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.finding_cost import Claim
 from stepscope.records.text import bytes_text, count_text, duration_text, named_ranks, share_text, span_texts
 
 __all__ = ["find_memory", "rise_of_floors", "without_forecast"]

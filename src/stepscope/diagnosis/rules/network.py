@@ -39,8 +39,9 @@ from stepscope.diagnosis.engine.readings import (
 from stepscope.diagnosis.engine.statistics import lower_median, median_rank, shortest
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.bounds import find_bounds
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import Claim, severity_by_cost
+from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import count_text, ms_text, number_text, share_text
 
 __all__ = ["led_by_network"]

@@ -29,8 +29,8 @@ from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
 from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
 from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.finding_cost import Claim
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED
 from stepscope.records.text import count_text, ms_text, ns_text, share_text
 

@@ -66,8 +66,9 @@ from stepscope.diagnosis.engine.view import (
 from stepscope.diagnosis.engine.window import times_the_tokens
 from stepscope.diagnosis.rules.advice import expert_advice, shared_core_advice, straggler_advice
 from stepscope.diagnosis.rules.machine import busy_processes
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import Claim, severity_by_cost
+from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import ms_text, named_ranks, share_text

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding_cost import Claim
+from stepscope.judge.chain import Claim
 from stepscope.records.text import ms_text, share_text
 from stepscope.traces.across_ranks.arrivals import shown_of, transfers_of
 from stepscope.traces.collective_calls import OPS, GroupKind

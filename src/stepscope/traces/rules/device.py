@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
-from stepscope.records.finding_cost import Claim
 from stepscope.records.text import bytes_text, count_text, ms_text, share_text
 from stepscope.traces.model.kernel_names import fitted, short_name
 from stepscope.traces.rules import thresholds

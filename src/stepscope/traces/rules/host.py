@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.records.finding_cost import Claim, unexplained
+from stepscope.judge.chain import Claim, unexplained
 from stepscope.records.text import count_text, ms_text, share_text
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, halved, holes_of

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import lowest
-from stepscope.records.finding_cost import Claim
 from stepscope.records.text import ms_text, named_ranks, ns_text, share_text
 from stepscope.traces.across_ranks.arrivals import Arrivals, lower_median
 from stepscope.traces.across_ranks.replay import like_peers

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding, Severity, lowest
-from stepscope.records.finding_cost import Claim, cost_document, severity_by_cost
+from stepscope.records.finding_cost import cost_document, severity_by_cost
 from stepscope.records.text import ms_text, named_ranks
 from stepscope.traces.across_ranks.arrivals import Arrivals, arrivals_of
 from stepscope.traces.rules import thresholds
