@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.diagnosis.rules.memory import find_memory, rise_of_floors
+from stepscope.judge import thresholds
 from stepscope.recorder.layers.growth import MemoryFloors
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.finding_cost import finding_order

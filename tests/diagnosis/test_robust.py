@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from stepscope.diagnosis.engine.statistics import (
+from stepscope.judge.statistics import (
     block_medians,
     lower_median,
     mean_rank,

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.view import view_of
+from stepscope.judge import thresholds
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
 from stepscope.records.steps import FLAG_SAMPLED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.diagnosis.engine.statistics import fold, levels, local_median, rhythm, trend, wander
+from stepscope.judge.statistics import fold, levels, local_median, rhythm, trend, wander
 
 
 def noise(count: int, seed: int, *, size: float = 0.02) -> np.ndarray:

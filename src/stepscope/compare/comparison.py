@@ -37,8 +37,8 @@ from stepscope.compare.statistics import (
     t_quantile,
     unusual_steps,
 )
-from stepscope.diagnosis.engine import thresholds
 from stepscope.errors import CompareError
+from stepscope.judge import thresholds
 from stepscope.records.finding import SEVERITIES
 from stepscope.records.steps import BUILTIN_PHASES
 from stepscope.records.text import bytes_text, count_text, ms_text, named_ranks

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.compare.statistics import STRETCHES, Floats, Level, Series
-from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.statistics import mean_rank
 from stepscope.diagnosis.engine.view import View, lower_median_rank, view_of
 from stepscope.diagnosis.engine.window import Window, build_window, set_apart
 from stepscope.errors import CompareError, CompareTooShort
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import mean_rank
 from stepscope.records.finding import with_current_kinds
 from stepscope.records.series import RunData
 from stepscope.records.text import Progress, count_text, no_progress

@@ -24,8 +24,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.statistics import local_median, spread
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import local_median, spread
 
 __all__ = [
     "ASSUMED_AT_MOST",

@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import longer_by_passes, unexplained_steps
 from stepscope.diagnosis.engine.processor_wait import waited_ns, waiting_shares
 from stepscope.diagnosis.engine.settings import (
@@ -26,7 +25,6 @@ from stepscope.diagnosis.engine.settings import (
     phase_advice,
     runs_own_loop,
 )
-from stepscope.diagnosis.engine.statistics import longest, mean_rank, median_rank, shortest
 from stepscope.diagnosis.engine.view import View, cost_of, lower_median_rank, view_of, where_stopped
 from stepscope.diagnosis.engine.window import Window, build_window
 from stepscope.diagnosis.rules.between_steps import STOPS, STOPS_ADVICE, find_between_steps, find_wait_heavy, stops_of
@@ -44,7 +42,9 @@ from stepscope.diagnosis.rules.network import led_by_network
 from stepscope.diagnosis.rules.spikes import find_spikes, without_looks
 from stepscope.diagnosis.rules.stragglers import find_stragglers
 from stepscope.diagnosis.rules.trends import find_trends
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import longest, mean_rank, median_rank, shortest
 from stepscope.records.finding import SEVERITIES, Finding, as_remark, highest, worded_for
 from stepscope.records.finding_cost import finding_order
 from stepscope.records.hang import HangKind

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.window import Window
+from stepscope.judge import thresholds
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 from stepscope.records.text import share_text

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import Window
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import DDP_OP, Arrivals, Communication, Flow, Reducer, bus_factor
 from stepscope.diagnosis.engine.readings import gpus_in_use, in_steady_steps, spaced
 from stepscope.diagnosis.engine.samples import extremes, number, numbers, of_kind
-from stepscope.diagnosis.engine.statistics import mean_rank, medians
 from stepscope.diagnosis.engine.view import step_lengths
 from stepscope.diagnosis.engine.window import last_attempt, replicas_of
 from stepscope.hangs.report import hang_state_by_rank
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import mean_rank, medians
 from stepscope.records.collectives import OPS
 from stepscope.records.series import ALIVE, RankSeries, RunData, noted_names
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED

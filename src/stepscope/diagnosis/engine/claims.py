@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import Arrivals
-from stepscope.diagnosis.engine.statistics import mean_rank, shortest
 from stepscope.diagnosis.engine.view import LAUNCHING_PHASES, View
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim, unexplained
+from stepscope.judge.statistics import mean_rank, shortest
 from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
 
 __all__ = ["exchange_at_stake_ns", "least_step_ns", "longer_by_passes", "unexplained_steps"]

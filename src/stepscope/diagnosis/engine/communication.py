@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.samples import LARGEST, number
-from stepscope.diagnosis.engine.statistics import shortest
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import shortest
 from stepscope.records.collectives import (
     FLAG_ASYNC,
     FLAG_DEVICE,

@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.readings import process_readings
-from stepscope.diagnosis.engine.statistics import median_rank
 from stepscope.diagnosis.engine.view import View
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import median_rank
 
 __all__ = ["excess_without_waiting", "waited_ns", "waiting_shares", "without_waiting"]
 

@@ -29,10 +29,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.samples import LARGEST, number
 from stepscope.diagnosis.engine.view import View
 from stepscope.diagnosis.engine.window import Window
+from stepscope.judge import thresholds
 from stepscope.records.identity import RankIdentity
 
 __all__ = [

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.samples import number
 from stepscope.diagnosis.engine.window import Window
+from stepscope.judge import thresholds
 from stepscope.records.collectives import group_kind
 from stepscope.records.steps import FLAG_COMPILED, FLAG_EPOCH_START
 from stepscope.records.text import bytes_text, count_text, duration_text, ms_text, named_ranks, number_text, share_text

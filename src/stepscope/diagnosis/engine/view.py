@@ -17,9 +17,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.statistics import longest, lower_median, mean_rank, medians
 from stepscope.diagnosis.engine.window import Window
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import longest, lower_median, mean_rank, medians
 from stepscope.records.finding_cost import cost_document
 from stepscope.records.steps import FLAG_EPOCH_START
 

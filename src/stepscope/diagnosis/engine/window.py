@@ -20,10 +20,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import Communication, build_communication
 from stepscope.diagnosis.engine.samples import during, of_kind
-from stepscope.diagnosis.engine.statistics import mean_rank, spread
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import mean_rank, spread
 from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGroup, group_kind, is_data_dimension
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords

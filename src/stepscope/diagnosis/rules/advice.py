@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.settings import accumulation_setting, frameworks_of, loader_name, loader_setting
+from stepscope.judge import thresholds
 from stepscope.records.layers import MEMORY_KINDS, MemoryAccount
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, named_ranks, share_text

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.code_location import CHECKPOINT, EVALUATION, seen_at
 from stepscope.diagnosis.engine.settings import frameworks_of, phase_advice
-from stepscope.diagnosis.engine.statistics import longest
 from stepscope.diagnosis.engine.view import (
     View,
     cost_of,
@@ -30,7 +28,9 @@ from stepscope.diagnosis.engine.view import (
     time_share_of,
     where_stopped,
 )
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import longest
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, COMM_HOOK_PHASE, FLAG_SAMPLED, GRAPH_PHASE
 from stepscope.records.text import count_text, ms_text, share_text

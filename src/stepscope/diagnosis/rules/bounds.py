@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.communication import DDP_OP
@@ -38,7 +37,6 @@ from stepscope.diagnosis.engine.settings import (
     runs_own_loop,
     unused_parameters_advice,
 )
-from stepscope.diagnosis.engine.statistics import longest, shortest
 from stepscope.diagnosis.engine.view import (
     TimeShare,
     View,
@@ -53,7 +51,9 @@ from stepscope.diagnosis.engine.view import (
 from stepscope.diagnosis.rules.advice import WorkersDo, data_loader_advice
 from stepscope.diagnosis.rules.communication import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.rules.overlap import SHARDED
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import longest, shortest
 from stepscope.records.finding import Finding
 from stepscope.records.steps import COMM_HOOK_PHASE, COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, ms_text, share_text

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import DDP_OP, Communication, Flow, Group
-from stepscope.diagnosis.engine.statistics import levels, median_rank, medians, peer_deviation, persistence_z, z_needed
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.overlap import find_low_overlap
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import levels, median_rank, medians, peer_deviation, persistence_z, z_needed
 from stepscope.records.collectives import OPS
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost

@@ -23,12 +23,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.engine.samples import number, of_kind
 from stepscope.diagnosis.rules.advice import OutOfMemory, crash_advice, out_of_memory
 from stepscope.flight.stacks import lost_peer
 from stepscope.flight.wording import ranks_text
+from stepscope.judge import thresholds
 from stepscope.records.collectives import OPS, group_name
 from stepscope.records.finding import Finding
 from stepscope.records.memory_errors import memory_cause

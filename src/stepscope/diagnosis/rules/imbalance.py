@@ -13,10 +13,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.settings import batch_size_of, is_data_parallel
-from stepscope.diagnosis.engine.statistics import (
+from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
+from stepscope.judge import thresholds
+from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import (
     longest,
     median_rank,
     medians,
@@ -25,9 +28,6 @@ from stepscope.diagnosis.engine.statistics import (
     spread,
     z_needed,
 )
-from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
-from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import ms_text, named_ranks, share_text

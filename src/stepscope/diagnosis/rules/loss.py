@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.attempts import attempts_of
-from stepscope.diagnosis.engine.statistics import spread
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.layers.gradients import (
     EXPLODING_ADVICE,
@@ -27,6 +25,8 @@ from stepscope.diagnosis.rules.layers.gradients import (
     first_nonfinite,
     first_of_trails,
 )
+from stepscope.judge import thresholds
+from stepscope.judge.statistics import spread
 from stepscope.records.finding import SEVERITIES, Finding, Severity
 from stepscope.records.series import SEEN_EVENT, RunData, is_learning_rate, is_loss, noted_health, noted_numbers
 from stepscope.records.text import named_ranks

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.readings import Gpu, Readings, gpu_readings, host_readings, row_medians
-from stepscope.diagnosis.engine.statistics import peer_deviation
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import cpu_advice, ram_advice, throttling_advice, utilization_advice
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import peer_deviation
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import COMPUTE_PHASES
 from stepscope.records.text import bytes_text, count_text, number_text, share_text

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.readings import (
     Gpu,
     at_steps,
@@ -26,7 +25,6 @@ from stepscope.diagnosis.engine.readings import (
     row_medians,
 )
 from stepscope.diagnosis.engine.settings import frameworks_of, fsdp_memory_advice
-from stepscope.diagnosis.engine.statistics import lower_median, z_needed
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import (
     FRAGMENTATION_ADVICE,
@@ -34,7 +32,9 @@ from stepscope.diagnosis.rules.advice import (
     MEMORY_IMBALANCE_ADVICE,
     memory_pressure_advice,
 )
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import lower_median, z_needed
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.text import bytes_text, count_text, duration_text, named_ranks, share_text, span_texts
 

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import unexplained_steps
 from stepscope.diagnosis.engine.readings import (
     NetworkFault,
@@ -36,10 +35,11 @@ from stepscope.diagnosis.engine.readings import (
     round_trips_of,
     row_medians,
 )
-from stepscope.diagnosis.engine.statistics import lower_median, median_rank, shortest
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.bounds import find_bounds
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import lower_median, median_rank, shortest
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import count_text, ms_text, number_text, share_text

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.communication import DDP_OP, MIB, Communication, Flow, Reducer, gradients_of
 from stepscope.diagnosis.engine.samples import number
 from stepscope.diagnosis.engine.settings import (
@@ -27,9 +26,10 @@ from stepscope.diagnosis.engine.settings import (
     fsdp_units_advice,
     unused_parameters_advice,
 )
-from stepscope.diagnosis.engine.statistics import shortest
 from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import shortest
 from stepscope.records.collectives import FLAG_ASYNC
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost

@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import longer_by_passes
 from stepscope.diagnosis.engine.code_location import seen_at
-from stepscope.diagnosis.engine.statistics import (
+from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
+from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
+from stepscope.diagnosis.rules.between_steps import STOPS
+from stepscope.diagnosis.rules.stragglers import hides_wait
+from stepscope.judge import thresholds
+from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import (
     Fold,
     Rhythm,
     chance_of_at_least,
@@ -25,11 +30,6 @@ from stepscope.diagnosis.engine.statistics import (
     rhythm,
     spread,
 )
-from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
-from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
-from stepscope.diagnosis.rules.between_steps import STOPS
-from stepscope.diagnosis.rules.stragglers import hides_wait
-from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED
 from stepscope.records.text import count_text, ms_text, ns_text, share_text

@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.claims import exchange_at_stake_ns, least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.processor_wait import (
@@ -41,18 +40,6 @@ from stepscope.diagnosis.engine.processor_wait import (
     waited_ns,
     waiting_shares,
     without_waiting,
-)
-from stepscope.diagnosis.engine.statistics import (
-    local_median,
-    median_rank,
-    medians,
-    one_sided_z,
-    peer_deviation,
-    persistence_z,
-    shortest,
-    spread,
-    stretch_z,
-    z_needed,
 )
 from stepscope.diagnosis.engine.view import (
     View,
@@ -66,7 +53,20 @@ from stepscope.diagnosis.engine.view import (
 from stepscope.diagnosis.engine.window import times_the_tokens
 from stepscope.diagnosis.rules.advice import expert_advice, shared_core_advice, straggler_advice
 from stepscope.diagnosis.rules.machine import busy_processes
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import (
+    local_median,
+    median_rank,
+    medians,
+    one_sided_z,
+    peer_deviation,
+    persistence_z,
+    shortest,
+    spread,
+    stretch_z,
+    z_needed,
+)
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.layers import LayerSample, ModelTree

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
-from stepscope.diagnosis.engine.statistics import Trend, levels, shortest, trend
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.advice import growth_advice, slow_stretch_advice
 from stepscope.diagnosis.rules.spikes import Place, by_phase_ms, locate, typical_phase_ns, where_text
+from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
+from stepscope.judge.statistics import Trend, levels, shortest, trend
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import ms_text, number_text, share_text

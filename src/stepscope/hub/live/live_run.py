@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.window import set_apart
 from stepscope.hub.live.digests import (
     DEVICE_PHASES,
@@ -40,6 +39,7 @@ from stepscope.hub.live.digests import (
 from stepscope.hub.live.lines import Lines, Noted, parse_raw
 from stepscope.hub.live.registry import ENDED, STATES, Registry
 from stepscope.hub.live.step_arrays import NONE, Batch, Exchanges, Heat, Names, Planes, Taken, gather
+from stepscope.judge import thresholds
 from stepscope.records.finding import Finding
 from stepscope.records.layers import LayerRecords, read_layers
 from stepscope.records.series import ALIVE

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, collecting_text, live_window, look
 from stepscope.hangs.report import hang_state_by_rank
@@ -29,6 +28,7 @@ from stepscope.hub.live.finding_history import FindingHistory
 from stepscope.hub.live.lines import parse_raw
 from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.live.registry import STATES
+from stepscope.judge import thresholds
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import finding_order

@@ -25,9 +25,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.layers.replicas import is_expert
+from stepscope.judge import thresholds
 from stepscope.records.finding import Finding
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree
 from stepscope.records.text import count_text, named_ranks

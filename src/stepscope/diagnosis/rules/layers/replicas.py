@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
 from stepscope.diagnosis.engine.settings import frameworks_of
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.engine.window import model_bytes
+from stepscope.judge import thresholds
 from stepscope.records.finding import Finding
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree
 from stepscope.records.text import count_text, named_ranks

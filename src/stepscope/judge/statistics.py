@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine import thresholds
+from stepscope.judge import thresholds
 
 __all__ = [
     "Fold",
