@@ -42,10 +42,12 @@ PYTEST := -m pytest -n 4 --dist worksteal
 SOAK := -m pytest -n 3 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.
 NOTHING_CHOSEN := [ $$? -eq 5 ]
-# Real jobs, several at a time on two cores: a test that fails has to fail again with nothing beside it.
-define ONCE_MORE_ALONE
-{ code=$$?; [ $$code -eq 1 ] || exit $$code; echo "Once more, alone, what failed:"; \
-	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(2) $(TEST_ARGS); }
+# With RERUN=FILE (as .ci/run does), what failed is run once more, alone: real jobs, several at a time on two cores, may
+# starve each other.  Tests that pass then are flaky; they are listed, counted, and appended to FILE.
+RERUN ?=
+define IF_FAILED
+{ code=$$?; [ $$code -eq 1 ] && [ -n "$(RERUN)" ] || exit $$code; echo "Once more, alone, what failed:"; \
+	$(1) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --flaky-report "$(RERUN)" $(2) $(TEST_ARGS); }
 endef
 
 # Show vitest's output only if something fails.  Its files share modules: loading them for each takes most of the time.
@@ -71,11 +73,11 @@ demo: $(RUN_READY) $(PAGE) ## Train on 4 ranks on this machine, one of them slow
 
 test: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run the tests, including those of the page in a real browser
 	@$(if $(TEST_ARGS),:,$(PAGE_UNITS))
-	$(BIN)/python $(PYTEST) $(TEST_ARGS) || $(call ONCE_MORE_ALONE)
+	$(BIN)/python $(PYTEST) $(TEST_ARGS) || $(call IF_FAILED)
 
 soak: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Run variants of the tests in `make test`, and all examples of property-based tests (30 minutes)
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python $(SOAK) -m "soak and not alone" $(TEST_ARGS) || $(NOTHING_CHOSEN) || \
-		$(call ONCE_MORE_ALONE,STEPSCOPE_WHOLE_TORCH=1,-m "soak and not alone")
+		$(call IF_FAILED,STEPSCOPE_WHOLE_TORCH=1,-m "soak and not alone")
 	STEPSCOPE_WHOLE_TORCH=1 $(BIN)/python -m pytest -m "soak and alone" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 	STEPSCOPE_EXAMPLES=all $(BIN)/python $(PYTEST) -m "(hypothesis or seeds) and not soak and not long" $(TEST_ARGS) || $(NOTHING_CHOSEN)
 

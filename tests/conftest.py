@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "STEPSCOPE_TEST_TOKEN"
 WITHOUT_BROWSER = "browser tests: "
 """How the reason begins for which those in ``tests/page`` are skipped."""
+FAILURES = "stepscope/failures"
+"""Where the cache has what failed in the last run, and how."""
 CLOCK_TICK_S = 0.02
 GRACE_S = 5.0
 """How long a thread or process that is on its way out may take."""
@@ -102,12 +104,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files instead of comparing with them")
+    parser.addoption(
+        "--flaky-report",
+        metavar="FILE",
+        help="with --last-failed: list the tests that pass now, and append them to FILE",
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Whether the page was tested in a browser is said at the very end, where nobody overlooks it."""
+    """Print what nobody should overlook at the very end: flaky tests, and whether the page was tested in a browser."""
     yield
+    _report_flaky_tests(terminalreporter)
     skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", [])]
     reasons = {str(where[2]) for where in skipped if isinstance(where, tuple)}
     for reason in sorted(reason for reason in reasons if WITHOUT_BROWSER in reason):
@@ -115,6 +123,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.write_line(
             f"browser tests were skipped: {why}; make test installs what they need where it may"
         )
+
+
+def _report_flaky_tests(terminal: pytest.TerminalReporter) -> None:
+    """Remember how tests failed; when only those run again (``--flaky-report``), list the ones that pass now."""
+    cache, file = terminal.config.cache, terminal.config.getoption("--flaky-report")
+    failed = [*terminal.stats.get("failed", []), *terminal.stats.get("error", [])]
+    messages = {report.nodeid: _first_line(report) for report in failed}
+    if file is None:
+        if cache is not None:
+            cache.set(FAILURES, messages)
+        return
+    earlier = cache.get(FAILURES, {}) if cache is not None else {}
+    passed = {report.nodeid for report in terminal.stats.get("passed", [])}
+    flaky = [f"{name}: {earlier.get(name, '')}" for name in sorted(passed - messages.keys())]
+    with Path(file).open("a") as report:
+        report.writelines(f"{line}\n" for line in flaky)
+    for line in flaky:
+        terminal.write_line(f"FLAKY {line}")
+    terminal.write_line(f"{len(flaky)} flaky: failed among others and passed alone")
+
+
+def _first_line(report: Any) -> str:
+    """What a failed test said."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr or "")
+    return text.strip().partition("\n")[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
