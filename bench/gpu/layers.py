@@ -57,7 +57,7 @@ def _fault(name: str, fault: str, finding: str, *words: str, **more: Any) -> Lay
 
 
 TRAIL = ("--pause-s", "0.3", "--steps", "70")
-"""Steps that are long enough to look at all gradients."""
+"""Steps that are long enough to look at a few gradients.  All would take 1 ms after such a pause, and may take 0.6."""
 
 
 def _trail(name: str, fault: str, finding: str, *words: str, **more: Any) -> LayerCase:
@@ -84,7 +84,9 @@ CASES = (
     _fault("nan", "nan", "loss_nan", "first in blocks.3", ranks=2, rank=1, mode="every", steps=range(49, 50)),
     _fault("nan_sampled", "nan", "loss_nan", ranks=2, rank=1, steps=range(49, 50), args=("--pause-s", "0.02")),
     # Between samples: what is kept of the last steps shows the layer and the rank.
-    _trail("backward", "nan_backward", "loss_nan", "first in blocks.3.up on rank 1, in backward, at step 49"),
+    _trail("backward", "nan_backward", "loss_nan", "first in blocks.3", "on rank 1, in backward, at step 49"),
+    _trail("long", "nan_backward", "loss_nan", "first in blocks.3.up on rank 1, in backward", args=("--pause-s", "1")),
+    _trail("fsdp", "nan_backward", "loss_nan", "first in blocks.3", "on rank 1, in backward", args=("--fsdp",)),
     _trail("clipped", "nan_backward", "loss_nan", "first in blocks.3.up on rank 1, in backward", args=("--clip", "1")),
     _trail("forward", "nan", "loss_nan", "first on rank 1, in forward, at step 49"),
     _trail("update", "nan_update", "loss_nan", "the update of step 49 made the weights NaN", rank=None),

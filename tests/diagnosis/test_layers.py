@@ -406,6 +406,23 @@ def test_a_few_weights_show_no_layer() -> None:
     assert found.evidence["layer"] is None
 
 
+@pytest.mark.parametrize(
+    ("known", "bad", "origin"),
+    [
+        (("embed", "layers.1.attention", "layers.2.attention"), ("embed", "layers.1.attention"), "in layers.1"),
+        (("embed", "layers.0.mlp", "layers.2.mlp"), ("embed", "layers.0.mlp"), "in layers.0.mlp to layers.2.attention"),
+        (("embed", "layers.0.mlp"), ("embed", "layers.0.mlp"), "in layers.0.mlp to head"),
+    ],
+)
+def test_a_few_gradients_show_between_which_layers_it_began(
+    known: tuple[str, ...], bad: tuple[str, ...], origin: str
+) -> None:
+    few = tuple(math.nan if module.name in bad else 1.0 if module.name in known else None for module in NET.modules)
+    found = found_by([replace(trail(NET, 57, 1, good_some=56), local_norm=few), trail(NET, 58, 0)], {0: 58, 1: 58})
+    assert found.title.endswith(f"first {origin} on rank 1, in backward, at step 57.")
+    assert found.advice[1] == "With --layers every from that checkpoint on, the samples show the layer."
+
+
 def test_the_weights_alone_show_the_layer_but_no_rank() -> None:
     """Steps are too short for a look at gradients, but the loss was read at once."""
     found = found_by([trail(NET, 58, rank, weights=UP_TO) for rank in range(2)], {0: 58, 1: 58})

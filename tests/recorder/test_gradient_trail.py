@@ -183,7 +183,7 @@ def test_a_few_gradients_show_the_rank_and_the_weights_the_layer(
     train(DistributedDataParallel(blocks()), clock, bad="backward")
     model, (first, after) = trails(kept)
     assert (first.step, first.good_step, first.good_some_step) == (BAD_STEP, None, BAD_STEP - 1)
-    assert math.isnan(first.own_norm or 0.0)
+    assert bad_names(model, first.local_norm) == BEFORE_IT
     assert bad_names(model, after.weight_norm) == BEFORE_IT
 
 

@@ -85,7 +85,9 @@ def model(
                 owned = (elements or {}).get(part, ELEMENTS) if part == name else 0
                 trainable = 0 if part in frozen else owned
                 places[part] = len(modules)
-                modules.append(ModuleInfo(name=part, type="Linear", parent=parent, elements=owned, trainable=trainable))
+                numbered = part != name and parts[depth].isdigit()
+                of_type = "ModuleList" if numbered else "Linear"
+                modules.append(ModuleInfo(name=part, type=of_type, parent=parent, elements=owned, trainable=trainable))
             parent = places[part]
     return ModelTree(
         id=identity or f"{kind}/{len(modules)}", modules=tuple(modules), compiled=compiled, replicated=replicated

@@ -279,7 +279,7 @@ def _advice(sampled: NonFinite) -> tuple[str, ...]:
 
 
 def _look_at(sampled: NonFinite) -> str:
-    if sampled.layer is None:
+    if sampled.layer is None or sampled.narrowed:
         return "With --layers every from that checkpoint on, the samples show the layer."
     if sampled.where == "forward":
         return f"The inputs of {sampled.layer} were finite: look at what it computes, what uses it, and the batch."

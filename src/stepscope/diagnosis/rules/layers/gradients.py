@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -68,7 +68,9 @@ class NonFinite:
     exact: bool
     """Whether it began in ``step`` itself; else in a step since ``good_step``."""
     layer: str | None
-    """None: it is not known where it began, because the weights may have been NaN before the sampled step."""
+    """None: it is not known where it began, because the weights may have been NaN before the sampled step.  A block, or
+    ``blocks.3.up to blocks.4.norm``, if few gradients were looked at (``narrowed``)."""
+    narrowed: bool = False
     where: Literal["forward", "backward", "update"] | None
     """``update``: gradients were finite, and the weights after the optimizer's step were not."""
     ranks: tuple[int, ...]
@@ -138,6 +140,27 @@ def _several(layers: LayerRecords) -> bool:
 def _label(model: ModelTree, at: int, *, several: bool) -> str:
     of = f" of {model.modules[0].type}" if several and model.modules[at].name else ""
     return f"{model.label(at)}{of}"
+
+
+Span = tuple[int, int]
+"""The first and the last module that it may be."""
+LISTS = ("ModuleList", "ModuleDict", "Sequential")
+
+
+def _span_label(model: ModelTree, span: Span, *, several: bool) -> str:
+    """One module, the block that has all of them, or the first and the last."""
+    first, last = span
+    common = next(at for at in _and_above(model, first) if at in set(_and_above(model, last)))
+    if common > 0 and model.modules[common].type not in LISTS:
+        return _label(model, common, several=several)
+    return f"{model.label(first)} to {_label(model, last, several=several)}"
+
+
+def _and_above(model: ModelTree, at: int) -> Iterator[int]:
+    """A module, the one that contains it, and so on."""
+    while at >= 0:
+        yield at
+        at = model.modules[at].parent
 
 
 class _Lost:
@@ -312,7 +335,7 @@ def first_of_trails(view: View, losses: Mapping[int, tuple[int, int | None]], *,
         losses=losses,
         several=_several(layers),
     )
-    place, where, ranks, began = found.origin(view.window.ranks)
+    places, where, ranks, began = found.origin(view.window.ranks)
     norms = [norm for trail in own for norm in _norms(trail)]
     good = max((trail.good_some_step for trail in own if trail.good_some_step is not None), default=None)
     return NonFinite(
@@ -320,7 +343,8 @@ def first_of_trails(view: View, losses: Mapping[int, tuple[int, int | None]], *,
         last_step=max(trail.step for trail in (*trails, *layers.samples)),
         good_step=good,
         exact=where is not None and (good == began - 1 or where == "update" or found.loss_is_good_at(began)),
-        layer=None if place is None else _label(found.model, place, several=found.several),
+        layer=None if places is None else _span_label(found.model, places, several=found.several),
+        narrowed=places is not None and places[0] != places[1],
         where=where,
         ranks=ranks,
         word="NaN" if any(map(math.isnan, norms)) or not any(map(math.isinf, norms)) else "infinite",
@@ -344,27 +368,42 @@ class _Trail:
 
     def origin(
         self, all_ranks: Sequence[int]
-    ) -> tuple[int | None, Literal["forward", "backward", "update"] | None, tuple[int, ...], int]:
-        """The module, the pass, the ranks (empty: all, or not known) and the step."""
+    ) -> tuple[Span | None, Literal["forward", "backward", "update"] | None, tuple[int, ...], int]:
+        """The modules, the pass, the ranks (empty: all, or not known) and the step."""
         weights = _bad_places(trail.weight_norm for trail in self._own)
         if weights:
             return self._before_step(weights)
         by_loss = tuple(sorted(rank for rank, (first, _) in self.losses.items() if first == self.step))
         if by_loss:
             seen = [trail.nonfinite_forward for trail in self._own if trail.nonfinite_forward is not None]
-            return min(seen, default=None), "forward", by_loss if len(by_loss) < len(all_ranks) else (), self.step
+            first = (min(seen), min(seen)) if seen else None
+            return first, "forward", by_loss if len(by_loss) < len(all_ranks) else (), self.step
         ranks = tuple(sorted({trail.rank for trail in self.trails if _is_own(trail)}))
         ranks = ranks if len(ranks) < len(all_ranks) else ()
-        places = _bad_places(trail.local_norm for trail in self._own)
-        places = places or _bad_places(trail.grad_norm for trail in self._own) or self._weights_after()
-        return (max(places) if places else None), "backward", ranks, self.step
+        places = (
+            self._last_bad([trail.local_norm for trail in self._own])
+            or self._last_bad([trail.grad_norm for trail in self._own])
+            or self._weights_after()
+        )
+        return places, "backward", ranks, self.step
 
-    def _weights_after(self) -> set[int]:
-        """The layers whose weights the update spoiled; empty: all of them, as clipping does, or not known."""
+    def _last_bad(self, rows: Sequence[Sequence[float | None]]) -> Span | None:
+        """The last module that is bad, in the order of forward: it may be any up to the next one known to be good."""
+        bad, known = _bad_places(rows), _known_places(rows)
+        if not bad:
+            return None
+        last = max(bad)
+        if self._is_every_layer(known):
+            return last, last
+        good = min((at for at in known if at > last), default=len(self.model.modules))
+        return last, max(at for at, module in enumerate(self.model.modules[:good]) if module.elements or at == last)
+
+    def _weights_after(self) -> Span | None:
+        """The last layer whose weights the update spoiled; None: all of them are, as clipping does, or not known."""
         after = [trail for trail in self.later if trail.step == self.step + 1 and trail.model == self.model.id]
         known = _known_places(trail.weight_norm for trail in after)
         places = _bad_places(trail.weight_norm for trail in after)
-        return places if len(places) < len(known) and self._is_every_layer(known) else set()
+        return (max(places), max(places)) if 0 < len(places) < len(known) and self._is_every_layer(known) else None
 
     def _is_every_layer(self, known: set[int]) -> bool:
         """Whether these are all modules with parameters: on a GPU only a few weights are looked at, and the layer may
@@ -378,7 +417,7 @@ class _Trail:
 
     def _before_step(
         self, weights: set[int]
-    ) -> tuple[int | None, Literal["backward", "update"] | None, tuple[int, ...], int]:
+    ) -> tuple[Span | None, Literal["backward", "update"] | None, tuple[int, ...], int]:
         """The step began with weights that were bad."""
         before = self.step - 1
         known = _known_places(trail.weight_norm for trail in self._own)
@@ -387,7 +426,8 @@ class _Trail:
             return None, "update", (), before
         if not whole and self.loss_is_good_at(before):
             # The update brought it to the layers that had it in backward.
-            return (max(weights) if self._is_every_layer(known) else None), "backward", (), before
+            last = (max(weights), max(weights)) if self._is_every_layer(known) else None
+            return last, "backward", (), before
         return None, None, (), before
 
 
