@@ -469,11 +469,15 @@ def _wait_until(done: Callable[[], bool]) -> bool:
     return True
 
 
-def _command(process: psutil.Process) -> str:
+def _words(process: psutil.Process) -> list[str]:
     try:
-        return " ".join(process.cmdline())
+        return process.cmdline()
     except psutil.Error:
-        return "(gone)"
+        return ["(gone)"]
+
+
+def _command(process: psutil.Process) -> str:
+    return " ".join(_words(process))
 
 
 def _kill(process: psutil.Process) -> None:
@@ -572,6 +576,15 @@ class Commands:
             except (psutil.Error, OSError):
                 continue
         return alive
+
+    def running(self, module: str, *more: str) -> list[psutil.Process]:
+        """Those survivors that run a module of ours; ``more``: whose command also has words that end so."""
+        words = {process: _words(process) for process in self.survivors()}
+        return [
+            process
+            for process, own in words.items()
+            if module in own and all(any(word.endswith(end) for word in own) for end in more)
+        ]
 
     def close(self) -> list[str]:
         """End everything; returns the commands of what had to be killed although its command was over."""

@@ -18,7 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent import stacks
-from stepscope.agent.stacks import MAX_QUESTIONS, ROUND, StackSampler, parse_stack, sleeps_in_native_code
+from stepscope.agent.stacks import (
+    MAX_QUESTIONS,
+    ROUND,
+    STRETCH_NS,
+    SamplingPace,
+    StackSampler,
+    parse_stack,
+    sleeps_in_native_code,
+)
 from stepscope.records.steps import (
     BACKWARD,
     BUILTIN_PHASES,
@@ -124,30 +132,44 @@ CHILD = textwrap.dedent(
 class Child:
     """A process with a ring that has been in ``other`` since its clock stopped, long ago."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, script: Path | None = None) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-c", CHILD, str(folder), str(int(NUMBER))]
+        program = ("-c", CHILD) if script is None else (str(script),)
+        command = [sys.executable, *program, str(folder), str(int(NUMBER))]
         self.process: subprocess.Popen[str] = subprocess.Popen(command, env=environment, **pipes)
         self._hear()
         self.pid = self.process.pid
         self.reader = RingReader(folder / f"{self.pid}.ring")
         self.pidfd = os.pidfd_open(self.pid)
 
-    def say(self, word: str) -> int:
+    def say(self, *words: str) -> int:
         """How often a handler of its own was called so far."""
         assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        heard = int(self._hear())
-        stat = Path(f"/proc/{self.pid}/stat")
-        while stat.read_text().rpartition(")")[2].split()[0] != "S":
-            time.sleep(0.001)  # until it waits for the next word
+        heard = 0
+        for word in words:
+            self.process.stdin.write(word + "\n")
+            self.process.stdin.flush()
+            heard = int(self._hear())
+            stat = Path(f"/proc/{self.pid}/stat")
+            while word != "spin" and stat.read_text().rpartition(")")[2].split()[0] != "S":
+                time.sleep(0.001)  # until it waits for the next word
         return heard
 
     def _hear(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
+
+    def sampler(self, *, asked: int = 0, **pace: float) -> StackSampler:
+        return StackSampler(self.reader, self.pid, asked=asked, pace=SamplingPace(**pace))
+
+    def look(self) -> dict[str, Any] | None:
+        """By somebody who has not looked before."""
+        return self.sampler().look(self.pidfd)
+
+    def stack(self, sampler: StackSampler | None = None) -> dict[str, Any]:
+        sampler = sampler or self.sampler()
+        return look_until(sampler, self.pidfd, lambda found: found is not None)
 
     def close(self) -> int:
         self.process.communicate()
@@ -177,353 +199,281 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-def look_until(asker: StackSampler, pidfd: int, done: Callable[[Any], bool]) -> Any:
+def look_until(sampler: StackSampler, pidfd: int, done: Callable[[Any], bool]) -> Any:
     deadline = time.monotonic() + 30
-    while not done(found := asker.look(pidfd)):
+    while not done(found := sampler.look(pidfd)):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
     return found
 
 
-def test_the_stack_of_a_process_that_offers_it(child: Child, sent: list[int], tmp_path: Path) -> None:
-    child.say("offer")
-    child.say("step")
-    asker = StackSampler(child.reader, child.pid)
-    stack = look_until(asker, child.pidfd, lambda found: found is not None)
+def functions(stack: dict[str, Any]) -> list[str]:
+    return [frame["function"] for frame in stack["frames"]]
+
+
+def line_of(code: str) -> int:
+    return next(number for number, text in enumerate(CHILD.splitlines(), 1) if code in text)
+
+
+def test_the_stack_of_a_process_that_offers_it(child: Child, sent: list[int]) -> None:
+    child.say("offer", "step")
+    sampler = child.sampler()
+    stack = child.stack(sampler)
     assert (stack["pid"], stack["step"], stack["phase"]) == (child.pid, 7, "other")
-    assert [frame["function"] for frame in stack["frames"]] == ["wait_for_word", "<module>"]
+    assert functions(stack) == ["wait_for_word", "<module>"]
     assert [frame["file"] for frame in stack["frames"]] == ["<string>", "<string>"]
-    line = next(n for n, text in enumerate(CHILD.splitlines(), 1) if "select.select" in text)
-    assert stack["frames"][0]["line"] == line
-    assert sent == [ASKED]
-    assert asker.look(child.pidfd) is None  # not again so soon
+    assert stack["frames"][0]["line"] == line_of("select.select")
+    assert sampler.look(child.pidfd) is None  # not again so soon
     assert sent == [ASKED]
 
 
 def test_one_that_runs_is_asked_where_its_interpreter_lets_it_answer(
-    child: Child, sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    child: Child, sent: list[int], tmp_path: Path
 ) -> None:
     """faulthandler's handler ended such a process after some hundred questions; also one that had just waited."""
-    monkeypatch.setattr(stacks, "FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
-    child.say("offer")
-    child.say("step")
-    asker = StackSampler(child.reader, child.pid)
-    assert child.process.stdin is not None
-    child.process.stdin.write("spin\n")
-    child.process.stdin.flush()
-    child._hear()
-    found = [look_until(asker, child.pidfd, lambda found: found is not None) for _ in range(MAX_QUESTIONS // 4)]
+    child.say("offer", "step", "spin")
+    sampler = child.sampler(pause_s=0.0, first_pause_s=0.0)
+    found = [functions(child.stack(sampler)) for _ in range(MAX_QUESTIONS // 4)]
     (tmp_path / "enough").touch()
-    functions = [[frame["function"] for frame in stack["frames"]] for stack in found]
-    assert {names[-1] for names in functions} == {"<module>"}
-    assert all("spin" in names for names in functions)
+    assert {names[-1] for names in found} == {"<module>"}
+    assert all("spin" in names for names in found)
     assert set(sent) == {ASKED}
 
 
-def test_a_signal_that_is_not_caught_is_never_sent(child: Child, sent: list[int]) -> None:
-    """It would end the process."""
-    child.say("pretend")
-    asker = StackSampler(child.reader, child.pid)
-    assert asker.look(child.pidfd) is None
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pretend"],  # nothing catches the signal, which would end the process
+        ["offer", "block"],  # another thread would get it, and show where that one is
+        ["offer", "other file"],  # its descriptor is another file by now
+        ["offer", "state"],  # it says that it is over
+    ],
+)
+def test_nobody_is_asked_who_cannot_answer(child: Child, sent: list[int], tmp_path: Path, words: list[str]) -> None:
+    assert child.look() is None  # without an offer
+    child.say(*words)
+    assert child.look() is None
+    assert child.sampler().look(None) is None  # without a pidfd
+    assert sent == []
+    assert words[-1] != "other file" or (tmp_path / "other").read_bytes() == b""
+
+
+def test_nor_by_a_signal_that_a_damaged_header_names(child: Child, sent: list[int]) -> None:
+    child.say("offer")
+    for word in (9, 15 | 5 << 8, 200 | 5 << 8, (1 << 64) - 1):
+        with child.reader.path.open("r+b") as file:
+            file.seek(96)
+            file.write(word.to_bytes(8, "little"))
+        assert child.look() is None
     assert sent == []
 
 
-def test_nor_one_that_is_blocked(child: Child, sent: list[int]) -> None:
-    """Another thread would get it, and show where that one is."""
+def test_nor_in_a_phase_that_is_not_known_to_take_long_or_waits_for_peers(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    child.say("block")
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
-    assert sent == []
-
-
-def test_nor_when_the_descriptor_is_another_file_by_now(child: Child, sent: list[int], tmp_path: Path) -> None:
-    child.say("offer")
-    child.say("other file")
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
-    assert sent == []
-    assert (tmp_path / "other").read_bytes() == b""
-
-
-@pytest.mark.parametrize("word", [9, 15 | 5 << 8, 200 | 5 << 8, (1 << 64) - 1])
-def test_nor_any_other_that_a_damaged_header_names(tmp_path: Path, child: Child, sent: list[int], word: int) -> None:
-    child.say("offer")
-    with child.reader.path.open("r+b") as file:
-        file.seek(96)
-        file.write(word.to_bytes(8, "little"))
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
-    assert sent == []
-
-
-def test_nor_without_an_offer_or_a_pidfd(child: Child, sent: list[int]) -> None:
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
-    child.say("offer")
-    assert StackSampler(child.reader, child.pid).look(None) is None
-    assert sent == []
-
-
-@pytest.mark.parametrize("phase", [INPUT, FORWARD, BACKWARD, OPTIMIZER, H2D, COMM, FIRST_USER_SLOT])
-def test_nor_in_a_phase_that_is_not_known_to_take_long(child: Child, sent: list[int], phase: int) -> None:
-    child.say("offer")
-    child.say(f"enter {phase}")
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
-    assert sent == []
-
-
-@pytest.mark.parametrize("phase", [H2D, COMM, FIRST_USER_SLOT])
-def test_nor_while_it_waits_for_peers_or_copies(child: Child, sent: list[int], phase: int) -> None:
-    child.say("offer")
-    child.say(f"steps {phase}")
-    child.say(f"enter {phase}")
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
+    for phase in (INPUT, FORWARD, BACKWARD, OPTIMIZER, H2D, COMM, FIRST_USER_SLOT):
+        child.say(f"enter {phase}")
+        assert child.look() is None
+    for phase in (H2D, COMM, FIRST_USER_SLOT):
+        child.say(f"steps {phase}", f"enter {phase}")
+        assert child.look() is None
     assert sent == []
 
 
 @pytest.mark.parametrize("phase", [INPUT, FORWARD, BACKWARD, OPTIMIZER])
 def test_in_a_phase_that_takes_a_good_part_of_the_steps(child: Child, sent: list[int], phase: int) -> None:
-    child.say("offer")
-    child.say(f"steps {phase}")
-    child.say(f"enter {phase}")
-    stack = look_until(StackSampler(child.reader, child.pid), child.pidfd, lambda found: found is not None)
+    child.say("offer", f"steps {phase}", f"enter {phase}")
+    stack = child.stack()
     assert (stack["phase"], stack["step"]) == (BUILTIN_PHASES[phase], 8)
-    assert stack["frames"][0]["function"] == "wait_for_word"
+    assert functions(stack)[0] == "wait_for_word"
     assert sent == [ASKED]
 
 
-@pytest.mark.parametrize("phase", [EVAL, CHECKPOINT])
-def test_in_a_long_evaluation_or_checkpoint(child: Child, sent: list[int], phase: int) -> None:
+def test_in_a_long_evaluation_or_checkpoint(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    child.say(f"enter {phase}")
-    stack = look_until(StackSampler(child.reader, child.pid), child.pidfd, lambda found: found is not None)
-    assert stack["phase"] == BUILTIN_PHASES[phase]
+    for phase in (EVAL, CHECKPOINT):
+        child.say(f"enter {phase}")
+        assert child.stack()["phase"] == BUILTIN_PHASES[phase]
+    assert sent == [ASKED] * 2
+
+
+def test_not_in_a_short_stretch(child: Child, sent: list[int]) -> None:
+    child.say("offer")
+    since_ns = child.reader.live().since_ns
+    early, late = (
+        StackSampler(child.reader, child.pid, now_ns=lambda lasts=lasts: since_ns + lasts)
+        for lasts in (STRETCH_NS - 1, STRETCH_NS)
+    )
+    assert early.look(child.pidfd) is None
+    assert sent == []
+    assert child.stack(late)
     assert sent == [ASKED]
 
 
-def test_nor_in_a_short_stretch(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    child.say("offer")
-    since = child.reader.live().since_ns
-    asker = StackSampler(child.reader, child.pid)
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + stacks.STRETCH_NS - 1)
-    assert asker.look(child.pidfd) is None
-    assert sent == []
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: since + stacks.STRETCH_NS)
-    assert look_until(asker, child.pidfd, lambda found: found is not None)
-    assert sent == [ASKED]
-
-
-def test_nor_when_it_says_that_it_is_over(child: Child, sent: list[int]) -> None:
-    child.say("offer")
-    child.say("state")
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
-    assert sent == []
-
-
-def test_nor_in_a_sleep_of_native_code_which_it_would_end(
-    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child.say("offer")
-    monkeypatch.setattr(stacks, "sleeps_in_native_code", lambda process: process == Path(f"/proc/{child.pid}"))
-    assert StackSampler(child.reader, child.pid).look(child.pidfd) is None
-    assert sent == []
-
-
-def test_what_is_a_sleep_of_native_code(child: Child) -> None:
+def test_not_in_a_sleep_of_native_code_which_the_signal_would_end(child: Child, sent: list[int]) -> None:
     process = Path(f"/proc/{child.pid}")
     if not (process / "syscall").exists():
         pytest.skip("this kernel does not tell")
     assert not sleeps_in_native_code(process)
-    child.say("offer")
-    child.say("sleep in C")
+    child.say("offer", "sleep in C")
     deadline = time.monotonic() + 30
     while not sleeps_in_native_code(process):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert child.look() is None
+    assert sent == []
     signal.pidfd_send_signal(child.pidfd, NUMBER)  # which ends it
     assert child.process.stdout is not None
     child.process.stdout.readline()
 
 
-def test_what_was_written_in_another_stretch_is_dropped(
-    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
+def test_what_was_written_in_another_stretch_is_dropped(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    asker = StackSampler(child.reader, child.pid)
-    assert asker.look(child.pidfd) is None
+    sampler = child.sampler(brief_looks=0)
+    assert sampler.look(child.pidfd) is None
     child.say("enter 3")
-    assert look_until(asker, child.pidfd, lambda _: asker._question is None) is None
+    assert look_until(sampler, child.pidfd, lambda _: not sampler.pending) is None
     assert sent == [ASKED]
 
 
-def test_a_stack_inside_our_own_hooks_is_dropped(
-    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "_OUR_HOOKS", "<string>")  # as if the child's code were the recorder's
+def test_a_stack_inside_our_own_hooks_is_dropped(tmp_path: Path, sent: list[int]) -> None:
+    script = tmp_path / "stepscope" / "recorder" / "child.py"  # as if the child's code were the recorder's
+    script.parent.mkdir(parents=True)
+    script.write_text(CHILD)
+    child = Child(tmp_path, script)
     child.say("offer")
-    asker = StackSampler(child.reader, child.pid)
-    assert look_until(asker, child.pidfd, lambda _: sent and asker._question is None) is None
+    sampler = child.sampler()
+    assert look_until(sampler, child.pidfd, lambda _: sent and not sampler.pending) is None
     assert sent == [ASKED]
+    assert child.close() == 0
 
 
-def test_a_late_answer_counts_while_the_stretch_lasts(
-    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
+def test_a_late_answer_counts_while_the_stretch_lasts(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    asker = StackSampler(child.reader, child.pid)
-    stack = look_until(asker, child.pidfd, lambda found: found is not None)
-    assert stack["frames"][0]["function"] == "wait_for_word"
+    assert functions(child.stack(child.sampler(brief_looks=0)))[0] == "wait_for_word"
     assert sent == [ASKED]
 
 
-def test_who_waits_in_native_code_answers_when_it_comes_back(
-    child: Child, sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_in_native_code_answers_when_it_comes_back(child: Child, sent: list[int], tmp_path: Path) -> None:
     """… at the line of that call, and that counts although another phase has begun by the time it is read."""
-    monkeypatch.setattr(stacks, "PATIENCE_S", 0.0)
     os.mkfifo(tmp_path / "fifo")
-    child.say("offer")
-    child.say("step")
-    child.say("open")
-    asker = StackSampler(child.reader, child.pid)
-    assert [asker.look(child.pidfd) for _ in range(5)] == [None] * 5
+    child.say("offer", "step", "open")
+    sampler = child.sampler(patience_s=0.0)
+    assert [sampler.look(child.pidfd) for _ in range(5)] == [None] * 5
     assert sent == [ASKED]
     with (tmp_path / "fifo").open("wb"):
         child._hear()
-    stack = look_until(asker, child.pidfd, lambda found: found is not None)
+    stack = child.stack(sampler)
     assert child.reader.live().phase == 3
     assert (stack["step"], stack["phase"]) == (7, "other")
-    assert [frame["function"] for frame in stack["frames"]] == ["wait_in_native_code", "<module>"]
-    line = next(n for n, text in enumerate(CHILD.splitlines(), 1) if "os.O_RDONLY" in text)
-    assert stack["frames"][0]["line"] == line
+    assert functions(stack) == ["wait_in_native_code", "<module>"]
+    assert stack["frames"][0]["line"] == line_of("os.O_RDONLY")
     assert sent == [ASKED]
 
 
 def test_the_stack_of_another_thread_that_trains(child: Child, sent: list[int]) -> None:
-    child.say("offer")
-    child.say("step")
-    child.say("train elsewhere")
-    stack = look_until(StackSampler(child.reader, child.pid), child.pidfd, lambda found: found is not None)
-    names = [frame["function"] for frame in stack["frames"]]
-    assert "train_on_a_thread" in names
-    assert "wait_for_word" not in names
+    child.say("offer", "step", "train elsewhere")
+    stack = child.stack()
+    assert "train_on_a_thread" in functions(stack)
+    assert "wait_for_word" not in functions(stack)
     assert (stack["step"], stack["phase"]) == (7, "other")
     assert sent == [ASKED]
 
 
 @pytest.mark.parametrize("phase", [INPUT, COMM])
 def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
-    child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch, phase: int
+    child: Child, sent: list[int], phase: int
 ) -> None:
     """The main thread may get to it when another phase has begun there."""
-    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
-    child.say("offer")
-    child.say("step")
-    child.say("train elsewhere")
-    asker = StackSampler(child.reader, child.pid)
-    assert asker.look(child.pidfd) is None
-    assert asker.seeks
+    child.say("offer", "step", "train elsewhere")
+    sampler = child.sampler(brief_looks=0)
+    assert sampler.look(child.pidfd) is None
+    assert sampler.seeks
     child.say(f"enter {phase}")  # by its clock, long before the stack was read
-    found = look_until(asker, child.pidfd, lambda _: asker._question is None)
+    found = look_until(sampler, child.pidfd, lambda _: not sampler.pending)
     assert (found and (found["phase"], found["step"], found["between"])) == (
         ("input", 7, False) if phase == INPUT else None
     )
-    assert asker._asked == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
+    assert sampler._asked == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
     assert sent == [ASKED]
 
 
-def test_a_long_stop_is_asked_about_at_once(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_stop_is_asked_about_at_once(child: Child, sent: list[int]) -> None:
     """An evaluation of half a second, every hundredth step, would seldom be met by a question every two seconds."""
-    monkeypatch.setattr(stacks, "PAUSE_S", 1000.0)
-    monkeypatch.setattr(stacks, "FIRST_PAUSE_S", 1000.0)
-    child.say("offer")
-    child.say("step")
-    asker = StackSampler(child.reader, child.pid)
+    child.say("offer", "step")
+    sampler = child.sampler(pause_s=1000.0, first_pause_s=1000.0)
     for phase in (OTHER, EVAL, CHECKPOINT):
         child.say(f"enter {phase}")
-        assert look_until(asker, child.pidfd, lambda found: found is not None)["phase"] == BUILTIN_PHASES[phase]
+        assert child.stack(sampler)["phase"] == BUILTIN_PHASES[phase]
     assert sent == [ASKED] * 3
-    child.say(f"enter {EVAL}")  # again in the same step
-    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
-    child.say("enter 3")
-    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
+    for phase in (EVAL, 3):  # again in the same step, and in one that is not a stop
+        child.say(f"enter {phase}")
+        assert [sampler.look(child.pidfd) for _ in range(3)] == [None] * 3
     assert sent == [ASKED] * 3
 
 
 def test_only_the_first_long_stops_are_asked_about_at_once() -> None:
-    asker = asker_of(Ring({}))
+    sampler = sampler_of(Ring({}))
     asked = []
     for step in range(100):
         live = LivePhase(phase=EVAL, since_ns=1, step=step)
-        if asker._stops_long(live):
-            asker._stops[EVAL].add(step)
+        if sampler._stops_long(live):
+            sampler._stops[EVAL].add(step)
             asked.append(step)
     assert asked == list(range(1, 1 + stacks.AT_ONCE))
-    assert asker._stops_long(LivePhase(phase=CHECKPOINT, since_ns=1, step=5))
-    assert not asker._stops_long(LivePhase(phase=CHECKPOINT, since_ns=time.perf_counter_ns(), step=5))
-    assert not asker._stops_long(LivePhase(phase=FORWARD, since_ns=1, step=5))
+    assert sampler._stops_long(LivePhase(phase=CHECKPOINT, since_ns=1, step=5))
+    assert not sampler._stops_long(LivePhase(phase=CHECKPOINT, since_ns=time.perf_counter_ns(), step=5))
+    assert not sampler._stops_long(LivePhase(phase=FORWARD, since_ns=1, step=5))
 
 
-def test_only_so_often(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
+def test_only_so_often(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    asker = StackSampler(child.reader, child.pid, asked=MAX_QUESTIONS - 3)
+    sampler = child.sampler(asked=MAX_QUESTIONS - 3, pause_s=0.0)
     for _ in range(3):
-        look_until(asker, child.pidfd, lambda found: found is not None)
-    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
+        child.stack(sampler)
+    assert [sampler.look(child.pidfd) for _ in range(3)] == [None] * 3
     assert len(sent) == 3
     assert (child.reader.path.with_suffix(".stacks")).stat().st_size < 1000
 
 
-def test_who_does_not_answer_is_not_asked_again(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_answer_is_not_asked_again(child: Child, sent: list[int]) -> None:
     """A handler that somebody put there past us: it hears one signal and no more."""
-    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
-    monkeypatch.setattr(stacks, "PATIENCE_S", 0.05)
-    child.say("pretend")
-    child.say("catch")
-    asker = StackSampler(child.reader, child.pid)
-    assert asker.look(child.pidfd) is None
+    child.say("pretend", "catch")
+    sampler = child.sampler(pause_s=0.0, patience_s=0.05)
+    assert sampler.look(child.pidfd) is None
     child.say("enter 3")
-    look_until(asker, child.pidfd, lambda _: asker._question is None)
+    look_until(sampler, child.pidfd, lambda _: not sampler.pending)
     child.say(f"enter {OTHER}")
-    assert [asker.look(child.pidfd) for _ in range(3)] == [None] * 3
+    assert [sampler.look(child.pidfd) for _ in range(3)] == [None] * 3
     assert sent == [NUMBER]
     assert child.say("how often?") == 1
 
 
 def test_who_cannot_answer_yet_is_waited_for(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "PAUSE_S", 0.0)
-    monkeypatch.setattr(stacks, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(stacks, "BRIEF_LOOKS", 0)
     child.say("offer")
-    asker = StackSampler(child.reader, child.pid)
-    listens = asker._listens
+    sampler = child.sampler(pause_s=0.0, patience_s=0.0, brief_looks=0)
+    send = signal.pidfd_send_signal
 
-    def listens_and_blocks(number: int, fd: int) -> bool:
-        heard = listens(number, fd)
+    def send_to_one_that_blocks_it(pidfd: int, number: int) -> None:
         child.say("block")
-        return heard
+        send(pidfd, number)
 
-    monkeypatch.setattr(asker, "_listens", listens_and_blocks)
-    for _ in range(5):
-        assert asker.look(child.pidfd) is None
+    monkeypatch.setattr(signal, "pidfd_send_signal", send_to_one_that_blocks_it)
+    assert [sampler.look(child.pidfd) for _ in range(5)] == [None] * 5
     assert sent == [ASKED]
     child.say("enter 3")
-    for _ in range(5):
-        assert asker.look(child.pidfd) is None
+    assert [sampler.look(child.pidfd) for _ in range(5)] == [None] * 5
     child.say("unblock")
     monkeypatch.undo()
-    look_until(asker, child.pidfd, lambda _: asker._question is None)
+    look_until(sampler, child.pidfd, lambda _: not sampler.pending)
     child.say(f"enter {OTHER}")
-    assert look_until(asker, child.pidfd, lambda found: found is not None)["frames"]
+    assert child.stack(sampler)["frames"]
 
 
 def test_a_process_that_is_gone_is_none(tmp_path: Path, sent: list[int]) -> None:
     child = Child(tmp_path)
     child.say("offer")
-    asker = StackSampler(child.reader, child.pid)
     child.process.communicate()
-    assert asker.look(child.pidfd) is None
+    assert child.look() is None
     assert sent == []
     child.close()
 
@@ -547,71 +497,71 @@ class Ring:
         return tuple(self.shares.get(phase, 0.0) for phase in range(PHASE_SLOTS))
 
 
-def asked_about(asker: StackSampler, ring: Ring, order: Sequence[int], rounds: int) -> Counter[int]:
+def asked_about(sampler: StackSampler, ring: Ring, order: Sequence[int], rounds: int) -> Counter[int]:
     """By phase, while the rank goes through them again and again."""
     found: Counter[int] = Counter()
     for phase in order * rounds:
         ring.phase = phase
-        if asker._left > 0 and asker._is_worth_it(ring.live()):
-            asker._note_question(phase)
-            asker._pause()
+        if sampler._left > 0 and sampler._is_worth_it(ring.live()):
+            sampler._note_question(phase)
+            sampler._pause()
             found[phase] += 1
     return found
 
 
-def asker_of(ring: Ring) -> StackSampler:
+def sampler_of(ring: Ring) -> StackSampler:
     return StackSampler(cast(RingReader, ring), 1)
 
 
 def test_every_phase_with_a_good_part_of_the_steps_gets_its_questions() -> None:
     ring = Ring({INPUT: 0.05, FORWARD: 0.5, BACKWARD: 0.4, OPTIMIZER: 0.03, COMM: 0.4, EVAL: 0.02})
-    found = asked_about(asker_of(ring), ring, [INPUT, FORWARD, COMM, BACKWARD, OPTIMIZER, EVAL], 100)
+    found = asked_about(sampler_of(ring), ring, [INPUT, FORWARD, COMM, BACKWARD, OPTIMIZER, EVAL], 100)
     assert found == {INPUT: ROUND, FORWARD: ROUND, BACKWARD: ROUND, OPTIMIZER: ROUND}
 
 
 def test_what_takes_most_of_the_time_is_asked_about_first() -> None:
     """A slow collate function must have its line in a run that lasts a few seconds."""
     ring = Ring({INPUT: 0.7, FORWARD: 0.1, BACKWARD: 0.1, OPTIMIZER: 0.1})
-    found = asked_about(asker_of(ring), ring, [INPUT, FORWARD, BACKWARD, OPTIMIZER], 3)
+    found = asked_about(sampler_of(ring), ring, [INPUT, FORWARD, BACKWARD, OPTIMIZER], 3)
     assert found == {INPUT: 3, FORWARD: 1, BACKWARD: 1, OPTIMIZER: 1}
 
 
 def test_what_takes_most_of_the_time_does_not_wait_for_what_is_seldom_met() -> None:
     ring = Ring({INPUT: 0.75, BACKWARD: 0.05, OTHER: 0.03})
-    assert asked_about(asker_of(ring), ring, [INPUT], 5) == {INPUT: 5}
+    assert asked_about(sampler_of(ring), ring, [INPUT], 5) == {INPUT: 5}
 
 
 def test_what_was_sought_in_vain_before_the_steps_is_not_kept_waiting() -> None:
     """Input was all that had been seen while a slow start went on."""
     ring = Ring({INPUT: 1.0})
-    asker = asker_of(ring)
-    assert asked_about(asker, ring, [COMM], 1000) == {}
+    sampler = sampler_of(ring)
+    assert asked_about(sampler, ring, [COMM], 1000) == {}
     ring.shares = {INPUT: 0.7, OPTIMIZER: 0.3}
-    assert asked_about(asker, ring, [OPTIMIZER, INPUT], 5) == {INPUT: 5, OPTIMIZER: 3}
+    assert asked_about(sampler, ring, [OPTIMIZER, INPUT], 5) == {INPUT: 5, OPTIMIZER: 3}
 
 
 def test_what_every_step_has_leaves_questions_for_what_comes_later() -> None:
     ring = Ring({INPUT: 0.2, FORWARD: 0.4, BACKWARD: 0.4})
-    asker = asker_of(ring)
-    asked_about(asker, ring, [INPUT, FORWARD, BACKWARD], 100)
+    sampler = sampler_of(ring)
+    asked_about(sampler, ring, [INPUT, FORWARD, BACKWARD], 100)
     ring.shares = {INPUT: 0.1, FORWARD: 0.2, BACKWARD: 0.2, OTHER: 0.5}
-    found = asked_about(asker, ring, [OTHER, INPUT, FORWARD, BACKWARD], 100)
+    found = asked_about(sampler, ring, [OTHER, INPUT, FORWARD, BACKWARD], 100)
     assert found == {OTHER: MAX_QUESTIONS - 3 * ROUND}
 
 
 def test_a_phase_that_takes_notably_more_than_before_is_asked_about_again() -> None:
     ring = Ring({FORWARD: 0.2})
-    asker = asker_of(ring)
-    assert asked_about(asker, ring, [FORWARD], 100) == {FORWARD: ROUND}
+    sampler = sampler_of(ring)
+    assert asked_about(sampler, ring, [FORWARD], 100) == {FORWARD: ROUND}
     ring.shares = {FORWARD: 0.25}
-    assert asked_about(asker, ring, [FORWARD], 100) == {}
+    assert asked_about(sampler, ring, [FORWARD], 100) == {}
     ring.shares = {FORWARD: 0.5}
-    assert asked_about(asker, ring, [FORWARD], 100) == {FORWARD: ROUND}
+    assert asked_about(sampler, ring, [FORWARD], 100) == {FORWARD: ROUND}
 
 
 def test_a_phase_that_is_never_met_does_not_hold_the_others_up() -> None:
     ring = Ring({OTHER: 0.03, FORWARD: 0.5})
-    assert asked_about(asker_of(ring), ring, [FORWARD], 1000) == {FORWARD: ROUND}
+    assert asked_about(sampler_of(ring), ring, [FORWARD], 1000) == {FORWARD: ROUND}
 
 
 # -- what faulthandler writes -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepscope.agent import stacks
-from stepscope.agent.stacks import WorkerSampler, waits_for_workers
+from stepscope.agent.stacks import SamplingPace, WorkerSampler, waits_for_workers
 
 RANK, FIRST, SECOND, THIRD = 100, 201, 202, 203
 NUMBER, FD = signal.SIGRTMIN + 9, 17
@@ -165,10 +165,8 @@ def test_one_in_native_code_answers_later(host: Host, sampler: WorkerSampler) ->
     assert not sampler.pending
 
 
-def test_one_that_never_answers_is_given_up(
-    host: Host, sampler: WorkerSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "WORKER_PATIENCE_S", 0.0)
+def test_one_that_never_answers_is_given_up(host: Host) -> None:
+    sampler = WorkerSampler(host, RANK, host.proc, SamplingPace(worker_patience_s=0.0))  # type: ignore[arg-type]
     host.process(FIRST)
     assert sampler.request(WAITING) is None
     assert sampler.collect() == WAITING

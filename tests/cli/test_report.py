@@ -50,16 +50,12 @@ def run_dir(tmp_path: Path) -> Path:
     return paths.run_dir
 
 
-def test_text(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_sealed_its_results_saved_and_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", str(run_dir)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("✖ Rank 1 is 19.8 ms slower than its peers in optimizer every step; all other\n")
     assert "3 ranks" in printed
     assert "\x1b" not in printed
-
-
-def test_the_run_is_sealed_and_its_results_saved(run_dir: Path) -> None:
-    assert run_command(["report", str(run_dir), "--quiet"]) == 0
     assert read_meta(run_dir)["sealed"] is True
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["exit_code"], summary["steps"]["total"]) == ("finished", 0, 60)
@@ -68,12 +64,14 @@ def test_the_run_is_sealed_and_its_results_saved(run_dir: Path) -> None:
     text = (run_dir / "summary.txt").read_text()
     assert text.startswith("✖ Rank 1 ")
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["report", str(run_dir), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads((run_dir / "summary.json").read_text())
+    assert json.loads(capsys.readouterr().out) == summary
+    assert run_command(["report", str(run_dir), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert finalize_run(run_dir) == finalize_run(run_dir)
+    assert "\x1b[" in finalize_run(run_dir, color=True)[1]
+    assert "\x1b[" not in finalize_run(run_dir, color=False)[1]
+    assert "\x1b[" not in (run_dir / "summary.txt").read_text()
 
 
 def test_the_command_alone(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,27 +86,13 @@ def test_the_command_alone(run_dir: Path, capsys: pytest.CaptureFixture[str]) ->
         run_command(["report", str(run_dir), "--command", "--redact"])
 
 
-def test_quiet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["report", str(run_dir), "--quiet"]) == 0
-    assert capsys.readouterr() == ("", "")
-
-
-def test_twice_gives_the_same(run_dir: Path) -> None:
-    assert finalize_run(run_dir) == finalize_run(run_dir)
-
-
-def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with monkeypatch.context() as patch:
-        patch.chdir(run_dir.parents[1])
-        assert run_command(["report", "night"]) == 0
-    assert "Rank 1" in capsys.readouterr().out
-
-
-def test_the_newest_run_without_a_name(
+def test_a_run_by_its_name_and_the_newest_one(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
         patch.chdir(run_dir.parents[1])
+        assert run_command(["report", "night"]) == 0
+        assert "Rank 1" in capsys.readouterr().out
         assert run_command(["report"]) == 0
         shown = capsys.readouterr()
         assert shown.err == "stepscope: using runs/night, the newest run\n"
@@ -157,12 +141,6 @@ def test_what_is_no_run_is_told(tmp_path: Path, what: str) -> None:
         (path / "run.json").write_text("[]")
     with pytest.raises(NotARun, match=what):
         run_command(["report", str(path)])
-
-
-def test_color_only_on_a_terminal_and_on_request_not_at_all(run_dir: Path) -> None:
-    assert "\x1b[" in finalize_run(run_dir, color=True)[1]
-    assert "\x1b[" not in finalize_run(run_dir, color=False)[1]
-    assert "\x1b[" not in (run_dir / "summary.txt").read_text()
 
 
 def test_the_command_alone_loads_nothing_heavy(run_python: Callable[..., object]) -> None:

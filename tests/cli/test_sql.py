@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path) -> Path:
     return paths.run_dir
 
 
-def test_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_csv_and_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["sql", str(run_dir), QUERY]) == 0
     assert capsys.readouterr().out == (
         "step  half  nothing  text\n"
@@ -42,42 +42,27 @@ def test_a_table(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "   1   0.5           a,b\n"
         "(2 rows)\n"
     )  # fmt: skip
-
-
-def test_csv(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["sql", "--csv", str(run_dir), QUERY]) == 0
     assert capsys.readouterr().out == 'step,half,nothing,text\n0,0.0,,"a,b"\n1,0.5,,"a,b"\n'
-
-
-def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["sql", "--json", str(run_dir), QUERY + " offset 1"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown == [
+    assert json.loads(capsys.readouterr().out) == [
         {"step": 1, "half": 0.5, "nothing": None, "text": "a,b"},
         {"step": 2, "half": 1.0, "nothing": None, "text": "a,b"},
     ]
 
 
-def test_a_run_by_its_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(run_dir.parent.parent)
-    assert run_command(["sql", "mine", "select count(*) as n from steps"]) == 0
-    assert capsys.readouterr().out == "n\n─\n3\n(1 row)\n"
-    monkeypatch.undo()
-
-
-def test_a_name_without_a_query(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch, pytest.raises(UsageError, match=r'^no query: stepscope sql mine "select …"'):
-        patch.chdir(run_dir.parents[1])
-        run_command(["sql", "mine"])
-
-
-def test_the_newest_run_without_a_name(
+def test_a_run_by_its_name_and_the_newest_one(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    count = "select count(*) as n from steps"
     with monkeypatch.context() as patch:
         patch.chdir(run_dir.parents[1])
-        assert run_command(["sql", "--csv", "select count(*) as n from steps"]) == 0
-    assert capsys.readouterr() == ("n\n3\n", "stepscope: using runs/mine, the newest run\n")
+        assert run_command(["sql", "mine", count]) == 0
+        assert capsys.readouterr().out == "n\n─\n3\n(1 row)\n"
+        assert run_command(["sql", "--csv", count]) == 0
+        assert capsys.readouterr() == ("n\n3\n", "stepscope: using runs/mine, the newest run\n")
+        with pytest.raises(UsageError, match=r'^no query: stepscope sql mine "select …"'):
+            run_command(["sql", "mine"])
 
 
 @pytest.mark.parametrize(

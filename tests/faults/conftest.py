@@ -67,10 +67,6 @@ class Patient:
         summary: dict[str, Any] = json.loads((self.run_dir() / "summary.json").read_text())
         return summary
 
-    def completed_steps(self) -> int:
-        """As many as the ranks, together, printed."""
-        return self.printed.count(" loss ")
-
     def leaves_nothing(self) -> None:
         """No process, no session in memory, no segment in the run."""
         self.until(lambda: not self._commands.survivors())

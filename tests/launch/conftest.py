@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 PATIENCE_S = 60.0
@@ -76,15 +75,7 @@ class Nodes:
 
     def pids(self, module: str, run: str) -> list[int]:
         """Of the processes of ours that run a module for that run."""
-        found = []
-        for process in self._commands.survivors():
-            try:
-                words = process.cmdline()
-            except psutil.Error:
-                continue
-            if module in words and any(word.endswith(run) for word in words):
-                found.append(process.pid)
-        return found
+        return [process.pid for process in self._commands.running(module, run)]
 
     def heard_of(self, node: int) -> bool:
         """Whether the hub has said so."""

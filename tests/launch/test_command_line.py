@@ -12,13 +12,26 @@ from typing import Any
 
 import pytest
 
+from stepscope.cli.main import run_command
+from stepscope.errors import UsageError
+
 Run = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With some things that can be run and some that cannot."""
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    (tmp_path / "notes.txt").write_text("not a script\n")
+    (tmp_path / "no-shebang").write_bytes(b"\x00\x01")
+    (tmp_path / "no-shebang").chmod(0o755)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "missing.py"], "no such script: missing.py"),
         (["run", "folder.py"], "folder.py is a folder, not a script"),
         (["run"], "nothing to run; try `stepscope run train.py`"),
         (["run", "-m"], "-m needs the name of a module"),
@@ -40,20 +53,29 @@ Run = Callable[..., Any]
         ),
         (["run", "--nproc-per-node", "2", "bash", "x"], "--nproc-per-node starts torchrun for a script;"),
         (["run", "--name", "a/b", "train.py"], "'a/b' is not a valid run name: it must be a plain folder name"),
-        (["run", "./no-shebang"], "cannot start ./no-shebang: Exec format error"),
         (["frobnicate"], "unknown command: frobnicate (see `stepscope --help`)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_run_gets_one_line_and_leaves_nothing(
-    run_stepscope: Run, tmp_path: Path, words: list[str], said: str
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
-    (tmp_path / "folder.py").mkdir()
-    (tmp_path / "train.py").write_text("print('ran')\n")
-    (tmp_path / "notes.txt").write_text("not a script\n")
-    (tmp_path / "no-shebang").write_bytes(b"\x00\x01")
-    (tmp_path / "no-shebang").chmod(0o755)
-    done = run_stepscope(*words)
+    with monkeypatch.context() as patch, pytest.raises(UsageError) as refused:
+        patch.chdir(folder)
+        run_command(words)
+    assert str(refused.value).startswith(said)
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("missing.py", "no such script: missing.py"),
+        ("./no-shebang", "cannot start ./no-shebang: Exec format error"),
+    ],
+)
+def test_that_is_one_line_and_leaves_nothing(run_stepscope: Run, folder: Path, word: str, said: str) -> None:
+    done = run_stepscope("run", word)
     assert (done.code, done.stdout) == (2, "")
     lines = [line for line in done.stderr.splitlines() if "recording to" not in line and " page: " not in line]
     assert len(lines) == 1

@@ -244,16 +244,6 @@ def test_without_a_screen_it_runs_as_usual(start: Start, tmp_path: Path) -> None
     assert not (tmp_path / "runs/live/logs/terminal.log").exists()
 
 
-@pytest.mark.soak  # near: every run of these tests
-def test_without_a_terminal_it_runs_as_usual(commands: Any, script: Callable[..., Path], tmp_path: Path) -> None:
-    script(JOB, "train.py")
-    (tmp_path / "over").touch()
-    done = commands.finish(commands.start("run", "--live", "--quiet", "train.py"))
-    assert done.code == 7
-    assert done.stdout == "isatty False \nline 0\n"
-    assert "stepscope: live view not available: standard output is not a terminal\n" in done.stderr
-
-
 def test_no_hub_no_view(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
     script("", "train.py")
     done = run_stepscope("run", "--live", "--no-hub", "train.py")

@@ -324,7 +324,7 @@ def test_an_agent_that_died_is_followed_by_one_that_goes_on_where_it_was(
         )
     log = commands.folder / "runs" / "ours" / "logs" / "main.log"
     until(lambda: log.exists() and log.stat().st_size)
-    agents = [one.pid for one in commands.survivors() if "stepscope.agent" in one.cmdline()]
+    agents = [one.pid for one in commands.running("stepscope.agent")]
     for pid in agents:
         os.kill(pid, signal.SIGKILL)
     (commands.folder / "killed").touch()
@@ -335,7 +335,7 @@ def test_an_agent_that_died_is_followed_by_one_that_goes_on_where_it_was(
 
 
 def forwarder_of(commands: Any) -> int | None:
-    found = [one.pid for one in commands.survivors() if "stepscope.agent.output_forwarder" in one.cmdline()]
+    found = [one.pid for one in commands.running("stepscope.agent.output_forwarder")]
     return found[0] if found else None
 
 

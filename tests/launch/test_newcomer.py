@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
-
-
-@pytest.mark.soak  # near: .ci/run runs the demo and asks for the same rank
-@pytest.mark.ranks
-def test_the_demo_names_the_slow_rank(run_stepscope: Callable[..., Any], tmp_path: Path) -> None:
-    done = run_stepscope("demo", "--steps", "40", "--phase", "backward", "--dir", tmp_path / "there")
-    assert done.code == 0, done.stderr
-    assert done.run_dir == tmp_path / "there" / "demo"
-    assert "rank 2 is slowed by 30 ms per step in backward." in done.stderr
-    summary = json.loads((done.run_dir / "summary.json").read_text())
-    assert (summary["status"], summary["world_size"], summary["steps"]["total"]) == ("finished", 4, 40)
-    straggler = summary["findings"][0]
-    assert (straggler["kind"], straggler["ranks"], straggler["phase"]) == ("compute_straggler", [2], "backward")
-    assert (done.run_dir / "summary.txt").read_text() in done.stderr + "\n"
-    # Its ranks are forks of one process; each is a rank of its own nevertheless, to its end.
-    assert [row["state"] for row in summary["ranks"]] == ["exited"] * 4
-    logs = {path.name: path.read_text() for path in (done.run_dir / "logs").iterdir()}
-    assert [line.split()[:2] for line in logs.pop("rank-0.log").splitlines()] == [["step", "0"], ["step", "25"]]
-    assert logs == {"main.log": "", **{f"rank-{rank}.log": "" for rank in (1, 2, 3)}}
-
 
 USAGE = """
 import argparse, os

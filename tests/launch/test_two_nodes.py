@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,30 +49,6 @@ def test_a_script_on_two_nodes(commands: Any, nodes: Any, port: Callable[[], int
     assert [page in one.stderr for one in done] == [True, False]
     assert ["trust the run's self-signed certificate" in one.stderr for one in done] == [True, False]
     assert not (tmp_path / "0" / "two" / "hub.json").exists()
-
-
-@pytest.mark.soak  # near: test_follow.py, on one node
-def test_who_follows_is_told_the_final_findings(nodes: Any, tmp_path: Path) -> None:
-    for node in (0, 1):
-        nodes.start(node)
-    nodes.until(lambda: nodes.heard_of(1))
-    hub = json.loads((tmp_path / "0" / "two" / "hub.json").read_text())
-    anybody = ssl.create_default_context()
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    following = http.client.HTTPSConnection("127.0.0.1", nodes.port, timeout=60, context=anybody)
-    following.request("GET", "/api/v1/runs/two/stream", headers={"Authorization": f"Bearer {hub['token']}"})
-    stream = following.getresponse()
-    nodes.over()
-    told = stream.read().decode()  # until the hub has said the end
-    following.close()
-    assert [nodes.finish(node).code for node in (0, 1)] == [0, 0]
-    summary = nodes.summary()
-    findings = [json.loads(one.rpartition("data: ")[2]) for one in told.split("\n\n") if "event: findings" in one][-1]
-    status = [json.loads(one.rpartition("data: ")[2]) for one in told.split("\n\n") if "event: status" in one][-1]
-    assert (findings["live"], findings["findings"]) == (False, summary["findings"])
-    assert findings["verdict"] == summary["verdict"]
-    assert (status["status"], status["over"], summary["status"]) == ("finished", True, "finished")
-    assert "event: end" in told
 
 
 @pytest.mark.faults

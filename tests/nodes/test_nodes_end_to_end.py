@@ -44,27 +44,6 @@ def skewed_clock(folder: Path, seconds: int) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "SKEW_S": str(seconds)}
 
 
-@pytest.mark.soak  # near: tests/launch/test_two_nodes.py
-def test_two_hosts_that_nothing_happens_to(cluster: MakeCluster, toy: Path) -> None:
-    two = cluster(2, toy)
-    two.start("--steps", "30", "--pause-ms", "20", ranks=2)
-    assert two.wait() == [0, 0], two.said()
-    assert steps_of(two.run_dir) == {rank: list(range(30)) for rank in range(4)}
-    summary = two.summary()
-    assert (summary["world_size"], summary["status"]) == (4, "finished")
-    told = ("node", "host", "ranks", "first_rank", "last_rank", "steps", "lost")
-    assert [tuple(node[name] for name in told) for node in summary["nodes"]] == [
-        (0, "host0", 2, 0, 1, 30, False),
-        (1, "host1", 2, 2, 3, 30, False),
-    ]
-    assert not two.nodes[1].run_dir.exists(), "what was delivered is not kept twice"
-    assert {path.name for path in (two.run_dir / "logs").glob("rank-*.log")} == {
-        f"rank-{rank}.log" for rank in range(4)
-    }
-    assert not (two.run_dir / "hub.json").exists()
-    assert not (two.run_dir / "inbox").exists()
-
-
 @pytest.mark.soak  # near: two hosts above, tests/agent/shipping, and tests/launch/test_two_nodes.py
 def test_cut_slowed_killed_and_skewed(
     cluster: MakeCluster, tmp_path: Path, run_python: Callable[..., Any], job: Path, forked_ranks: Path

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stepscope.recorder import worker_server
-from stepscope.recorder.worker_server import ServerOffer
+from stepscope.recorder.worker_server import ServerOffer, cgroup_rooms, has_room_for
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader, RingWriter
 from stepscope.ring.layout import MIN_CAPACITY, SERVER_WORD
@@ -187,13 +187,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch._C._distributed_c10d, "_WorkerServer", bind)
     monkeypatch.setattr(ctypes.pythonapi, "Py_IncRef", lambda _: None)
     monkeypatch.setattr(worker_server.atexit, "register", lambda _: None)
-    monkeypatch.setattr(worker_server, "_room_for", lambda _: True)
     return paths
+
+
+def make_offer(*, room: bool = True) -> ServerOffer:
+    """Of a process that has room for more threads, or not."""
+    return ServerOffer(has_room=lambda _: room)
 
 
 def test_a_stale_socket_is_in_nobodys_way(ring: RingWriter, started: list[str], tmp_path: Path) -> None:
     (tmp_path / "1.sock").write_text("stale")
-    offer = ServerOffer()
+    offer = make_offer()
     offer.open(ring, ranks_here=1)
     assert ((tmp_path / "1.sock").read_text(), ring.header[SERVER_WORD]) == ("", 1)
     offer.withdraw()
@@ -216,7 +220,7 @@ def test_nobody_else_can_connect_wherever_the_ring_is(
     real(tmp_path, 0o777)
     before = os.umask(0o002)
     try:
-        ServerOffer().open(ring, ranks_here=1)
+        make_offer().open(ring, ranks_here=1)
     finally:
         os.umask(before)
     assert modes == [0o700], "where it was made, before it was closed itself"
@@ -224,7 +228,7 @@ def test_nobody_else_can_connect_wherever_the_ring_is(
 
 
 def test_a_child_closes_nothing_that_is_not_the_socket(ring: RingWriter, started: list[str]) -> None:
-    offer = ServerOffer()
+    offer = make_offer()
     offer.open(ring, ranks_here=1)
     offer._fd = other = os.open(os.devnull, os.O_RDONLY)
     offer.forget()
@@ -239,7 +243,7 @@ def test_switched_off_or_left_to_the_script(
     ring: RingWriter, started: list[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    ServerOffer().open(ring, ranks_here=1)
+    make_offer().open(ring, ranks_here=1)
     assert (started, ring.header[SERVER_WORD]) == ([], 0)
 
 
@@ -249,7 +253,7 @@ def test_none_beside_torchs_own_debug_server(
     debug: Any = type(sys)("torch.distributed.debug")
     debug._WORKER_SERVER = object()
     monkeypatch.setitem(sys.modules, "torch.distributed.debug", debug)
-    ServerOffer().open(ring, ranks_here=1)
+    make_offer().open(ring, ranks_here=1)
     assert started == []
 
 
@@ -257,15 +261,13 @@ def test_none_beside_torchs_own_debug_server(
 def test_none_without_what_it_needs(
     ring: RingWriter, started: list[str], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    if missing == "room":
-        monkeypatch.setattr(worker_server, "_room_for", lambda _: False)
-    elif missing == "level":
+    if missing == "level":
         monkeypatch.setattr(worker_server, "LOG_LEVEL", "FLAGS_of_another_build")
-    else:
+    elif missing == "server":
         import torch
 
         monkeypatch.delattr(torch._C._distributed_c10d, "_WorkerServer")
-    ServerOffer().open(ring, ranks_here=1)
+    make_offer(room=missing != "room").open(ring, ranks_here=1)
     assert (started, ring.header[SERVER_WORD]) == ([], 0)
 
 
@@ -273,23 +275,22 @@ def test_none_where_the_path_is_too_long_for_a_socket(started: list[str], tmp_pa
     folder = tmp_path / ("x" * 90)
     folder.mkdir()
     ring = RingWriter(folder / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
-    ServerOffer().open(ring, ranks_here=1)
+    make_offer().open(ring, ranks_here=1)
     ring.close()
     assert started == []
 
 
 def test_room_for_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_server, "_cgroup_rooms", lambda: [100])
     limits = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert worker_server._room_for(50)
-    assert not worker_server._room_for(51)
+    assert has_room_for(50, [100])
+    assert not has_room_for(51, [100])
     limits[resource.RLIMIT_NPROC] = 20
-    assert not worker_server._room_for(10)
+    assert not has_room_for(10, [100])
     limits[resource.RLIMIT_NPROC] = resource.RLIM_INFINITY
     limits[resource.RLIMIT_AS] = 1 << 40
-    assert not worker_server._room_for(1)
+    assert not has_room_for(1, [100])
 
 
 def test_every_control_group_on_the_way_up_counts(tmp_path: Path) -> None:
@@ -302,6 +303,6 @@ def test_every_control_group_on_the_way_up_counts(tmp_path: Path) -> None:
         (folder / "pids.max").write_text(f"{most}\n")
         (folder / "pids.current").write_text(f"{now}\n")
     proc.write_text("7:pids:/slurm/job\n3:cpu,cpuacct:/other\n0::/user/gone\n")
-    assert worker_server._cgroup_rooms(proc, mounted) == [400, 10]
+    assert cgroup_rooms(proc, mounted) == [400, 10]
     proc.unlink()
-    assert worker_server._cgroup_rooms(proc, mounted) == []
+    assert cgroup_rooms(proc, mounted) == []

@@ -1,7 +1,8 @@
-"""Tests use the front door: what they import, private names they touch and what they patch may only become less.
+"""Tests use the front door: how much they import, touch of private names and patch is counted and may not creep up.
 
 ``front_door.json`` has the recorded counts for each folder of tests.  After lowering one, record it:
-``pytest tests/repository/test_front_door.py --update-golden`` (which never raises a count).
+``pytest tests/repository/test_front_door.py --update-golden``.  That never raises a count of private names or patches;
+new tests may need new imports, and a review sees that in the recorded numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from pathlib import Path
 import pytest
 
 RECORDED = Path(__file__).with_name("front_door.json")
+IMPORTS = ("modules", "symbols")
+"""Counted once each, however many files import them."""
 # As text: parsing all tests takes seconds.
 IMPORT = re.compile(r"^ *from (stepscope[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
-PRIVATE = re.compile(r"(?<![\w.])([\w.()\[\]]*)\._[a-z]\w*\b(?!__)")
+PRIVATE = re.compile(r"([A-Za-z_][\w.]*)?[)\]]*\._[a-z]\w*\b(?!__)")
 PATCHED = re.compile(r"\bmonkeypatch\.setattr\(")
-NOT_OURS = re.compile(r"(?:self|cls|super\(\)|torch|os|sys|threading)\b")
+NOT_OURS = re.compile(r"(?:self|cls|torch|dist|nn|modules?|os|sys|threading|ssl)\b")
 """Of what a test may use private names: its own classes, and libraries that have no public name for it."""
 
 
@@ -49,8 +52,7 @@ def counts(tests: Path) -> dict[str, dict[str, int]]:
                 found[place][what].append(name)
     return {
         place: {
-            what: len(set(names)) if what in ("modules", "symbols") else len(names)
-            for what, names in sorted(found[place].items())
+            what: len(set(names)) if what in IMPORTS else len(names) for what, names in sorted(found[place].items())
         }
         for place in sorted(found)
     }
@@ -60,7 +62,10 @@ def test_counts_do_not_rise(root: Path, request: pytest.FixtureRequest) -> None:
     now, recorded = counts(root / "tests"), json.loads(RECORDED.read_text())
     if request.config.getoption("--update-golden"):
         recorded = {
-            place: {what: min(number, recorded.get(place, {}).get(what, number)) for what, number in sorts.items()}
+            place: {
+                what: number if what in IMPORTS else min(number, recorded.get(place, {}).get(what, number))
+                for what, number in sorts.items()
+            }
             for place, sorts in now.items()
         }
         RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from soak_node import SoakNode
 
@@ -224,13 +223,6 @@ def test_a_day(tmp_path: Path, disk: Callable[[str], Path], seed: int) -> None:
         assert max(seen[half:]) <= max(seen[:half]) + MB, f"seed {seed}: the disk of the {name} grew: {seen[::40]}"
 
 
-def runs_agent(process: psutil.Process) -> bool:
-    try:
-        return "stepscope.agent" in process.cmdline()
-    except psutil.Error:  # it has just ended
-        return False
-
-
 def test_what_a_job_prints_is_what_it_prints_alone(commands: Any, disk: Callable[[str], Path], tmp_path: Path) -> None:
     small, told, lines = disk("small"), tmp_path / "told", 60
     script = tmp_path / "job.py"
@@ -247,7 +239,7 @@ def test_what_a_job_prints_is_what_it_prints_alone(commands: Any, disk: Callable
         elif what == "free":
             free(small)
         elif what == "kill" and killed < 3:
-            for agent in [one for one in commands.survivors() if runs_agent(one)]:
+            for agent in commands.running("stepscope.agent"):
                 agent.kill()
                 killed += 1
     free(small)

@@ -80,24 +80,6 @@ def days(tmp_path: Path) -> Any:
     hub.inbox.close()
 
 
-@pytest.mark.soak  # near: ten days in tests/agent/test_sample_keeper.py
-def test_what_a_hub_keeps_of_three_weeks_is_hardly_more_than_of_one(days: Days) -> None:
-    days.hours(24 * 5)
-    five = days.bytes()
-    days.hours(24 * 16)
-    # A day at one in ten minutes is what each further day adds: a twentieth of what was sent.
-    assert days.bytes() < 2 * five
-    found = _read(days.run_dir)
-    assert _stood_for(found) == days.sent
-    assert {sample.get("span_s", 0) for sample in found} == {0, 60, 600}
-    assert max(one["over"]["max"]["power_w"] if "over" in one else one["power_w"] for one in found) == 900.0
-    assert [one["wall_ns"] for one in found if one["node"] == "host1"] == sorted(
-        one["wall_ns"] for one in found if one["node"] == "host1"
-    )
-    newest_s = found[-1]["wall_ns"] // 10**9
-    assert all("over" not in one for one in found if one["wall_ns"] // 10**9 > newest_s - 2 * 3600)
-
-
 def test_killed_between_the_new_file_and_the_old_ones_nothing_is_there_twice(
     days: Days, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,11 @@ from stepscope.ring import RingReader, RingState
 from stepscope.ring.reader import LivePhase
 
 __all__ = [
+    "MAX_QUESTIONS",
+    "ROUND",
     "STOPPED",
+    "STRETCH_NS",
+    "SamplingPace",
     "StackOffers",
     "StackSampler",
     "StacksQuestion",
@@ -411,20 +415,13 @@ SEEK_S = 0.005
 """Interval between looks at such a rank until it is found in that phase."""
 SEEK_LOOKS = 60
 """How many such looks. Then another phase gets its turn when the next question is due."""
-PAUSE_S = 2.0
-"""Pause between two questions to the same rank."""
-FIRST_PAUSE_S = 0.25
 FIRST_QUESTIONS = 20
 """How many questions use the short pause, once the rank makes steps: a short run may have time for no others."""
 MAX_QUESTIONS = 40
 """Per rank and run: enough to tell one pattern from three, and soon used up in a script that is all ``other``."""
 BRIEF_S = 0.001
-BRIEF_LOOKS = 6
-"""An answer usually comes immediately, so wait this often for this long; otherwise check at the next look."""
 SOON_LOOKS = 20
 """The main thread needs a few hundredths of a second to dump another thread: this many looks, ``SEEK_S`` apart."""
-PATIENCE_S = 2.0
-"""Do not ask a rank again that took the signal but has not answered this long after the stretch was over."""
 MAX_STACKS_BYTES = 1 << 17
 MAX_FRAMES = 50
 
@@ -433,6 +430,25 @@ _READ = re.compile(r"  read ([0-9]{1,19}) ([0-9]{1,19})")
 _CUT = "  ..."
 _OUR_HOOKS = "/stepscope/recorder/"
 _OUTERMOST = ("<module>", "_run_module_as_main")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingPace:
+    """How long to pause between questions and to wait for answers."""
+
+    pause_s: float = 2.0
+    """Between two questions to the same rank."""
+    first_pause_s: float = 0.25
+    """The same for the first questions (``FIRST_QUESTIONS``)."""
+    brief_looks: int = 6
+    """An answer usually comes immediately, so wait this often for ``BRIEF_S``; otherwise check at the next look."""
+    patience_s: float = 2.0
+    """Do not ask a rank again that took the signal but has not answered this long after the stretch was over."""
+    worker_patience_s: float = 2.0
+    """A worker in native code answers when it returns from there; after this long the rank's own stack is recorded."""
+
+
+PACE = SamplingPace()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,13 +474,25 @@ class _Round:
 class StackSampler:
     """Samples the stacks of one rank. Call ``look`` whenever its ring is checked."""
 
-    def __init__(self, reader: RingReader, pid: int, *, asked: int = 0, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        reader: RingReader,
+        pid: int,
+        *,
+        asked: int = 0,
+        proc: Path = PROC,
+        pace: SamplingPace = PACE,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._pace = pace
+        self._now_ns = now_ns
+        """The ring's clock."""
         self._reader = reader
         self._pid = pid
         self._proc = proc / str(pid)
         self._path = reader.path.with_suffix(STACKS_SUFFIX)
         self._left = MAX_QUESTIONS - asked
-        self._workers = WorkerSampler(reader, pid, proc)
+        self._workers = WorkerSampler(reader, pid, proc, pace)
         self._paused_s = float("-inf")
         self._looks_left: int | None = None
         """Looks left at a rank that is worth a question, while one is due; None if that is not known."""
@@ -484,6 +512,11 @@ class StackSampler:
         """When the stretch of the question was first found to be over."""
         self._seen = b""
         self._soon_left = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether a question has not been answered yet."""
+        return self._question is not None
 
     @property
     def seeks(self) -> bool:
@@ -506,7 +539,7 @@ class StackSampler:
         if self._question is None:
             if not self._ask(pidfd):
                 return None
-            for _ in range(BRIEF_LOOKS):
+            for _ in range(self._pace.brief_looks):
                 time.sleep(BRIEF_S)
                 if (answer := self._answer(at_once=True)) is not None or self._question is None:
                     return answer
@@ -540,7 +573,7 @@ class StackSampler:
         self._note_question(live.phase)
         self._seen, self._over_s = b"", None
         self._soon_left = SOON_LOOKS if self._reader.training_thread() else 0
-        sent_ns = time.perf_counter_ns()
+        sent_ns = self._now_ns()
         self._question = _Question(
             live=live, between=between, wall_ns=run_clock.wall_ns(), sent_ns=sent_ns, signal=offer[0]
         )
@@ -583,11 +616,11 @@ class StackSampler:
         asked = self._stops.get(live.phase)
         if asked is None or not live.step or live.step in asked or len(asked) >= AT_ONCE:
             return False
-        return 0 < live.since_ns <= time.perf_counter_ns() - LONG_NS
+        return 0 < live.since_ns <= self._now_ns() - LONG_NS
 
     def _is_long_stop(self, live: LivePhase) -> bool:
         """Return whether it is in a long stretch of a phase that is not in every step, and others had their turns."""
-        if live.phase not in STOPS or live.since_ns > time.perf_counter_ns() - STRETCH_NS:
+        if live.phase not in STOPS or live.since_ns > self._now_ns() - STRETCH_NS:
             return False
         return all(self._asked[live.phase] <= self._asked[phase] + self._missed[phase] for phase in self._wanted)
 
@@ -614,7 +647,8 @@ class StackSampler:
     def _is_due(self, live: LivePhase) -> bool:
         """Return whether the pause is over. It is shorter once the rank makes steps."""
         early = live.step > 0 and self._left > MAX_QUESTIONS - FIRST_QUESTIONS
-        return time.monotonic() >= self._paused_s + min(PAUSE_S, FIRST_PAUSE_S if early else PAUSE_S)
+        pause_s = min(self._pace.pause_s, self._pace.first_pause_s) if early else self._pace.pause_s
+        return time.monotonic() >= self._paused_s + pause_s
 
     def _listens(self, number: int, fd: int) -> bool:
         return listens(self._proc, number, fd, self._path)
@@ -674,7 +708,7 @@ class StackSampler:
             return
         now_s = time.monotonic()
         self._over_s = now_s if self._over_s is None else self._over_s
-        if now_s - self._over_s >= PATIENCE_S and not awaits_delivery(self._proc, question.signal):
+        if now_s - self._over_s >= self._pace.patience_s and not awaits_delivery(self._proc, question.signal):
             self._question, self._left = None, 0
 
 
@@ -696,8 +730,6 @@ def _when_read(text: str) -> tuple[str, tuple[int, int] | None]:
 
 WORKER_TRIES = 4
 """How many workers are asked in a row: some of them may be waiting for work themselves."""
-WORKER_PATIENCE_S = 2.0
-"""A worker in native code answers when it returns from there; after this long the rank's own stack is recorded."""
 WAITS_FOR_WORKERS = ("_try_get_data", "_get_data")
 """Functions of torch's DataLoader in which a rank waits for its workers."""
 WORKER_LOOP = "_worker_loop"
@@ -716,7 +748,8 @@ def waits_for_workers(stack: Mapping[str, Any]) -> bool:
 class WorkerSampler:
     """Asks the DataLoader workers of one rank for their stacks, one at a time."""
 
-    def __init__(self, reader: RingReader, pid: int, proc: Path = PROC) -> None:
+    def __init__(self, reader: RingReader, pid: int, proc: Path = PROC, pace: SamplingPace = PACE) -> None:
+        self._pace = pace
         self._reader = reader
         self._rank_pid = pid
         self._proc = proc
@@ -739,7 +772,7 @@ class WorkerSampler:
             self._last_pid = pid
             frames = self._wait()
             if frames is None:
-                self._waiting, self._deadline_s = stack, time.monotonic() + WORKER_PATIENCE_S
+                self._waiting, self._deadline_s = stack, time.monotonic() + self._pace.worker_patience_s
                 return None
             if found := _work_frames(frames):
                 return _of_worker(stack, found)
@@ -791,7 +824,7 @@ class WorkerSampler:
 
     def _wait(self) -> list[dict[str, Any]] | None:
         """Return the answer if it comes at once."""
-        for _ in range(BRIEF_LOOKS):
+        for _ in range(self._pace.brief_looks):
             time.sleep(BRIEF_S)
             if (frames := self._read()) is not None:
                 return frames

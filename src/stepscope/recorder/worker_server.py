@@ -28,7 +28,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from stepscope.records.paths import (
 from stepscope.ring import RingWriter
 from stepscope.ring.layout import SERVER_WORD
 
-__all__ = ["ServerOffer"]
+__all__ = ["ServerOffer", "cgroup_rooms", "has_room_for"]
 
 MAX_PATH_BYTES = 100
 """A socket's path is limited to 107; the folder in which it is created has a name of similar length."""
@@ -62,7 +62,8 @@ LOG_ERRORS = 2
 class ServerOffer:
     """Starts at most one server per process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_room: Callable[[int], bool] | None = None) -> None:
+        self._has_room = has_room or has_room_for
         self._started = False
         self._fd = -1
         self._path = Path()
@@ -80,7 +81,7 @@ class ServerOffer:
         torch: Any = sys.modules.get("torch")
         server = getattr(getattr(torch._C, "_distributed_c10d", None), "_WorkerServer", None)
         level = _log_level()
-        if server is None or level is None or not _room_for(ranks_here * (server_threads() + 1)):
+        if server is None or level is None or not self._has_room(ranks_here * (server_threads() + 1)):
             return
         self._started = True
         closed = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))  # mode 0700
@@ -148,8 +149,11 @@ def _raised(level: ctypes.c_int) -> Iterator[None]:
         level.value = before
 
 
-def _room_for(threads: int) -> bool:
-    """Whether this many more threads stay far from any limit: there must be room for twice as many."""
+def has_room_for(threads: int, cgroups: Sequence[int] | None = None) -> bool:
+    """Whether this many more threads stay far from any limit: there must be room for twice as many.
+
+    ``cgroups``: how many more tasks each control group may have; by default those of this process.
+    """
     import resource
 
     if sys.platform != "linux":
@@ -162,10 +166,10 @@ def _room_for(threads: int) -> bool:
         soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         limits.append(None if soft == resource.RLIM_INFINITY else soft)
     rooms = [limit - in_all for limit in limits if limit is not None]
-    return all(room >= 2 * threads for room in [*rooms, *_cgroup_rooms()])
+    return all(room >= 2 * threads for room in (*rooms, *(cgroup_rooms() if cgroups is None else cgroups)))
 
 
-def _cgroup_rooms(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[int]:
+def cgroup_rooms(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """How many more tasks each of our control groups may have; groups without a limit are left out."""
     rooms = []
     try:
