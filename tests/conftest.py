@@ -127,7 +127,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 def _report_flaky_tests(terminal: pytest.TerminalReporter) -> None:
     """Remember how tests failed; when only those run again (``--flaky-report``), list the ones that pass now."""
-    cache, file = terminal.config.cache, terminal.config.getoption("--flaky-report")
+    file = terminal.config.getoption("--flaky-report")
+    cache = getattr(terminal.config, "cache", None)  # missing with -p no:cacheprovider
     failed = [*terminal.stats.get("failed", []), *terminal.stats.get("error", [])]
     messages = {report.nodeid: _first_line(report) for report in failed}
     if file is None:

@@ -103,11 +103,12 @@ def test_what_is_no_file_is_written_to(trace: Path, capsys: pytest.CaptureFixtur
     assert not Path("/dev/null").is_file()
 
 
-def test_what_if_of_nothing(trace: Path, run_stepscope: Callable[..., Any]) -> None:
+def test_what_if_of_nothing(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["op:nosuch=2x", "kernel:gem=2x", "kernel:gemm=2x", "op:aten::mm=0.5x", "comm=0"]
-    done = run_stepscope("trace", trace, "--json", *(word for change in words for word in ("--what-if", change)))
-    assert (done.code, done.stderr) == (0, "")
-    rows = json.loads(done.stdout)["what_if"]["rows"]
+    assert run_command(["trace", str(trace), "--json", *(f"--what-if={change}" for change in words)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    rows = json.loads(shown.out)["what_if"]["rows"]
     assert [(row["change"], row["remark"]) for row in rows] == [
         ("op:nosuch=2x", "matches nothing"),
         ("kernel:gem=2x", "matches nothing"),
@@ -117,13 +118,10 @@ def test_what_if_of_nothing(trace: Path, run_stepscope: Callable[..., Any]) -> N
     ]
     assert [row["gain_share"] for row in rows[:2]] == [0, 0]
     assert rows[3]["gain_share"] < 0, "twice as long"
-    done = run_stepscope("trace", trace, "--json", "--what-if", "kernel:gemm=2x")
-    assert "remark" not in json.loads(done.stdout)["what_if"]["columns"]
-
-
-def test_what_if_of_a_rank_that_is_not_there(trace: Path, run_stepscope: Callable[..., Any]) -> None:
-    done = run_stepscope("trace", trace, "--what-if", "rank:9=peers")
-    assert (done.code, done.stderr) == (2, "stepscope: what-if 'rank:9=peers': no trace for rank 9\n")
+    assert run_command(["trace", str(trace), "--json", "--what-if", "kernel:gemm=2x"]) == 0
+    assert "remark" not in json.loads(capsys.readouterr().out)["what_if"]["columns"]
+    with pytest.raises(UsageError, match=r"^what-if 'rank:9=peers': no trace for rank 9$"):
+        run_command(["trace", str(trace), "--what-if", "rank:9=peers"])
 
 
 def test_paths_after_options(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,18 +146,12 @@ def test_sql_without_a_query(trace: Path, tmp_path: Path) -> None:
         run_command(["sql", str(trace), str(tmp_path / "empty"), "select 1"])
 
 
-@pytest.mark.soak  # near: the same of other commands
-def test_a_place_that_cannot_be_written_is_a_wrong_command(
-    trace: Path, tmp_path: Path, run_stepscope: Callable[..., Any]
-) -> None:
+@pytest.mark.usefixtures("small_page")
+@pytest.mark.parametrize("words", [["--html", "no/x"], ["--perfetto", "no/x"], ["--csv", "file"]], ids=lambda w: w[0])
+def test_a_place_that_cannot_be_written_is_a_wrong_command(trace: Path, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "file").write_text("")
-    for words in (
-        ["--html", tmp_path / "no" / "x"],
-        ["--perfetto", tmp_path / "no" / "x"],
-        ["--csv", tmp_path / "file"],
-    ):
-        done = run_stepscope("trace", trace, *words)
-        assert (done.code, len(done.stderr.splitlines())) == (2, 1)
+    with pytest.raises(UsageError):
+        run_command(["trace", str(trace), words[0], str(tmp_path / words[1])])
 
 
 @pytest.mark.usefixtures("small_page")

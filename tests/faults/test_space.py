@@ -10,20 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import fill_disk
 
 pytestmark = pytest.mark.faults
-
-
-def fill(folder: Path) -> Path:
-    path = folder / "filler"
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 12, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
-    return path
 
 
 @pytest.mark.parametrize("taken", ["runs", "elsewhere/runs"])
@@ -42,7 +31,7 @@ def test_a_full_disk_from_the_start(
     run_stepscope: Callable[..., Any], script: Callable[..., Path], small_disk: Path
 ) -> None:
     script("print('ran'); raise SystemExit(4)\n")
-    fill(small_disk)
+    fill_disk(small_disk)
     done = run_stepscope("run", "--dir", small_disk / "runs", "script.py")
     assert (done.code, done.stdout) == (4, "ran\n")
     assert done.stderr.endswith("No space left on device; the job runs unrecorded\n")
@@ -55,7 +44,7 @@ def test_a_disk_that_fills_up_while_it_runs(
     patient = start("run", "--dir", small_disk / "runs", "--name", "one", toy, "--steps", "120", "--pause-ms", "5")
     patient.wait_for("step 10 ")
     patient.until(patient.ranks)
-    filler = fill(small_disk)
+    filler = fill_disk(small_disk)
     done = patient.finish()
     run_dir = small_disk / "runs" / "one"
     assert done.code == 0

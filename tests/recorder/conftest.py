@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +20,13 @@ from stepscope.recorder.bootstrap import Instrumentation
 from stepscope.recorder.guard import ImportWatch
 from stepscope.recorder.layers.sampler import LayerSampler
 from stepscope.recorder.recorder import Recorder
+from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, read_layers
 from stepscope.records.paths import ENV_LAYERS
 from stepscope.records.series import note_event
 from stepscope.records.steps import BUILTIN_PHASES, NOTE, NOTE_SLOT, STEP, STEP_FIELDS
-from stepscope.ring import RingReader
+from stepscope.ring import RingReader, RingWriter
+from stepscope.ring.layout import MIN_CAPACITY
 
 SEEN_NOTE = b'{"~'
 
@@ -192,29 +195,39 @@ def _recorded(recorder: Recorder) -> Iterator[Recorder]:
 
 
 @contextlib.contextmanager
-def _group(backend: str, store: Any, world_size: int) -> Iterator[None]:
+def process_group(world_size: int = 1) -> Iterator[Any]:
+    """A group of this process; one of more ranks only pretends to have them: what it exchanges is zero."""
     import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     hook = sys.excepthook
+    backend, store = ("gloo", dist.HashStore()) if world_size == 1 else ("fake", FakeStore())
     dist.init_process_group(backend, store=store, rank=0, world_size=world_size)
-    yield
-    dist.destroy_process_group()
-    sys.excepthook = hook
+    try:
+        yield dist.distributed_c10d._get_default_group()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        sys.excepthook = hook  # torch puts one of its own there and leaves it
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def alone() -> Iterator[Any]:
     """A group of this process."""
-    import torch.distributed as dist
-
-    with _group("gloo", dist.HashStore(), 1):
-        yield
+    with process_group() as group:
+        yield group
 
 
 @pytest.fixture
 def two_ranks() -> Iterator[None]:
-    """A group that only pretends to have two ranks: what it exchanges is zero."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    with _group("fake", FakeStore(), 2):
+    """A group that only pretends to have two ranks."""
+    with process_group(2):
         yield
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[RingWriter]:
+    """Of no recorder."""
+    ring = RingWriter(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
+    yield ring
+    ring.close()

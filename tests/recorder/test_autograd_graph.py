@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,14 +19,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.recorder.layers import autograd_graph
 from stepscope.recorder.layers.autograd_graph import AutogradGraph
 from stepscope.recorder.layers.tree import ModuleTree
-from tests.recorder.conftest import Layers
+from tests.recorder.conftest import Layers, process_group
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -539,20 +536,9 @@ def test_the_peak_is_that_of_the_allocator(
 # -- Several ranks ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def group(backend: str, store: Any, world_size: int) -> Iterator[None]:
-    hook = sys.excepthook
-    dist.init_process_group(backend, store=store, rank=0, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        sys.excepthook = hook
-
-
 @pytest.mark.parametrize("as_view", [False, True])
 def test_the_buckets_of_ddp_are_in_every_peak(layers: Layers, as_view: bool) -> None:
-    with group("gloo", dist.HashStore(), 1):
+    with process_group():
         inner = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 2, bias=False))
         model = DistributedDataParallel(inner, gradient_as_bucket_view=as_view)
         tree = ModuleTree(model, compiled=False)
@@ -567,7 +553,7 @@ def test_the_buckets_of_ddp_are_in_every_peak(layers: Layers, as_view: bool) -> 
 
 
 def test_what_fsdp_gathers_is_counted_apart(layers: Layers) -> None:
-    with group("gloo", dist.HashStore(), 1):
+    with process_group():
         model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
         for one in model[1:3]:
             fully_shard(one)
@@ -598,7 +584,7 @@ def test_what_fsdp_gathers_is_counted_apart(layers: Layers) -> None:
 
 @pytest.mark.parametrize("hooked", [False, True])
 def test_of_tensor_parallelism_a_rank_counts_its_own_flops(hooked: bool) -> None:
-    with group("fake", FakeStore(), 2):
+    with process_group(2):
         model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 4, bias=False))
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         split = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})

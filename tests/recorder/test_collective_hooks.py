@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +14,9 @@ from stepscope.recorder.hooks.collectives import CollectiveCalls
 from stepscope.recorder.process_groups import SHARED, GroupTable, KnownGroup
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.collectives import MAX_GROUPS, group_kind
-from stepscope.records.identity import RankIdentity
 from stepscope.records.steps import BACKWARD, COMM_ENTRY, COMM_RECORD, ENTRIES_HEAD
 from stepscope.ring import RingReader, RingWriter
-from stepscope.ring.layout import GROUP_SHIFT, MIN_CAPACITY
+from stepscope.ring.layout import GROUP_SHIFT
 
 pytestmark = pytest.mark.ranks
 
@@ -59,15 +54,6 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         return super().barrier(opts)
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Any]:
-    hook = sys.excepthook
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield dist.distributed_c10d._get_default_group()
-    dist.destroy_process_group()
-    sys.excepthook = hook  # torch puts one of its own there and leaves it
-
-
 def counts(recording: Any, step: int = 0) -> dict[int, int]:
     """How many of each operation a step had."""
     found: dict[int, int] = {}
@@ -80,7 +66,7 @@ def counts(recording: Any, step: int = 0) -> dict[int, int]:
     return found
 
 
-def test_a_group_in_python_runs_as_without_us(recording: Any, group: Any) -> None:
+def test_a_group_in_python_runs_as_without_us(recording: Any, alone: Any) -> None:
     """C++ asks such a class for a method by its name, and must not take ours for an override of it."""
     recording.recorder.begin()
     ours = Group()
@@ -95,7 +81,7 @@ def test_a_group_in_python_runs_as_without_us(recording: Any, group: Any) -> Non
     recording.recorder.end_step()
 
 
-def test_other_threads_are_left_alone(recording: Any, group: Any) -> None:
+def test_other_threads_are_left_alone(recording: Any, alone: Any) -> None:
     recorder: Recorder = recording.recorder
     recorder.begin()
     thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(3)))
@@ -111,7 +97,7 @@ def test_other_threads_are_left_alone(recording: Any, group: Any) -> None:
     assert counts(recording) == {1: 1}
 
 
-def test_before_and_after_recording_calls_go_straight_through(recording: Any, group: Any) -> None:
+def test_before_and_after_recording_calls_go_straight_through(recording: Any, alone: Any) -> None:
     dist.all_reduce(torch.ones(3))
     assert recording.recorder.ring is None
     recording.recorder.begin()
@@ -121,7 +107,7 @@ def test_before_and_after_recording_calls_go_straight_through(recording: Any, gr
     assert counts(recording) == {}
 
 
-def test_a_long_step_of_nothing_but_calls_is_announced_on_its_way(recording: Any, group: Any) -> None:
+def test_a_long_step_of_nothing_but_calls_is_announced_on_its_way(recording: Any, alone: Any) -> None:
     recording.recorder.begin()
     for _ in range(600):
         dist.all_reduce(torch.ones(1), async_op=True)
@@ -192,13 +178,6 @@ class Distributed:
 
     def get_world_size(self) -> int:
         return 4
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[RingWriter]:
-    writer = RingWriter(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
-    yield writer
-    writer.close()
 
 
 def met(table: GroupTable, group: Any, ring: RingWriter | None = None, said: Any = None) -> KnownGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -13,11 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from clock import FakeClock
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -175,26 +172,20 @@ def test_modes_and_odd_tensors_are_left_alone(recording: Recording) -> None:
     assert [sorted(row) for row in end(recording).values()] == [["loss", "lr"]]
 
 
-def test_sharded_models(recording: Recording) -> None:
+def test_sharded_models(recording: Recording, two_ranks: None) -> None:
     """Both return the norm over all ranks."""
-    hook = sys.excepthook
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        model = two_layers()
-        fully_shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(X).sum().backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        assert end(recording)[0]["grad_norm"] == rounded(float(norm.full_tensor()))[0]
-        wrapped = FullyShardedDataParallel(two_layers(), device_id=torch.device("cpu"))
-        wrapped(X).sum().backward()
-        norm = wrapped.clip_grad_norm_(1.0)
-        optimizer.step()
-        assert end(recording)[1]["grad_norm"] == rounded(float(norm))[0]
-    finally:
-        dist.destroy_process_group()
-        sys.excepthook = hook
+    model = two_layers()
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(X).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    assert end(recording)[0]["grad_norm"] == rounded(float(norm.full_tensor()))[0]
+    wrapped = FullyShardedDataParallel(two_layers(), device_id=torch.device("cpu"))
+    wrapped(X).sum().backward()
+    norm = wrapped.clip_grad_norm_(1.0)
+    optimizer.step()
+    assert end(recording)[1]["grad_norm"] == rounded(float(norm))[0]
 
 
 def test_losses_are_the_same_with_and_without(recording: Recording) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,13 +24,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from stepscope.recorder import model as fsdp_module
 from stepscope.recorder.model import ModelWalk
 from stepscope.ring import RingState
-from tests.recorder.conftest import Recording
+from tests.recorder.conftest import Recording, process_group
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -41,28 +38,10 @@ LAYER = WIDTH * WIDTH + WIDTH
 CPU = torch.device("cpu")
 
 
-@contextmanager
-def group(backend: str, store: Any, world_size: int) -> Iterator[None]:
-    hook = sys.excepthook
-    dist.init_process_group(backend, store=store, rank=0, world_size=world_size)
-    try:
-        yield
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        sys.excepthook = hook  # torch has put one of its own there
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    with group("gloo", dist.HashStore(), 1):
-        yield
-
-
 @pytest.fixture
 def pretended() -> Iterator[Any]:
     """A mesh of two ranks, of which this process is one and the other never needs to do anything."""
-    with group("fake", FakeStore(), 2):
+    with process_group(2):
         yield init_device_mesh("cpu", (2,))
 
 
@@ -153,7 +132,7 @@ def test_what_is_not_sharded_is_no_unit(pretended: Any) -> None:
 
 def test_hybrid_sharding() -> None:
     model = layers()
-    with group("fake", FakeStore(), 4):
+    with process_group(4):
         fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
         assert walked(model)["fsdp"]["strategy"] == "hybrid_shard"
 

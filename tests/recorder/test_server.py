@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,13 +163,6 @@ def test_the_log_level_is_the_users_again(ended: dict[str, Ended]) -> None:
     code, stderr, _ = ended[LOGS]
     assert code == 0
     assert stderr.count("Server listening") == 1
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[RingWriter]:
-    ring = RingWriter(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
-    yield ring
-    ring.close()
 
 
 @pytest.fixture

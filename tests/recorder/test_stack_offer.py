@@ -37,13 +37,6 @@ def caught(number: int) -> bool:
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> Iterator[RingWriter]:
-    ring = RingWriter(tmp_path / "1.ring", RankIdentity(host="node", pid=os.getpid()), capacity=MIN_CAPACITY)
-    yield ring
-    ring.close()
-
-
-@pytest.fixture
 def offer() -> Iterator[StackOffer]:
     """Afterwards everything is as it was."""
     failures = guard.failures()
@@ -515,7 +508,7 @@ def test_the_recorder_offers_with_its_ring_and_takes_it_back_with_the_hooks(reco
     assert offered(ring) == (FIRST, SECOND, THIRD, FOURTH)
 
 
-GOES_ON = textwrap.dedent(
+OFFERS = textwrap.dedent(
     """
     import os, select, signal, socket, sys, threading, time
     from pathlib import Path
@@ -527,6 +520,14 @@ GOES_ON = textwrap.dedent(
     offer = StackOffer()
     offer.open(ring)
     number = ring.header[int(sys.argv[2])] & 0xFF
+    suffix = ".threads" if int(sys.argv[2]) == THREADS_WORD else ".stacks"
+
+    def answers():
+        return open(ring.path.with_suffix(suffix)).read().count("in <module>")
+    """
+)
+GOES_ON = OFFERS + textwrap.dedent(
+    """
     over = threading.Event()
 
     def ask():
@@ -557,38 +558,19 @@ GOES_ON = textwrap.dedent(
     assert os.waitpid(child, 0) == (child, 0)
     over.set()
     asking.join()
-    suffix = ".threads" if int(sys.argv[2]) == THREADS_WORD else ".stacks"
-    print(open(ring.path.with_suffix(suffix)).read().count("in <module>"))
+    print(answers())
     """
 )
 
 
 @pytest.mark.parametrize("word", [STACKS_WORD, RUNNING_WORD, THREADS_WORD])
 def test_sleep_select_recv_and_the_like_go_on(tmp_path: Path, word: int) -> None:
-    command = [sys.executable, "-c", GOES_ON, str(tmp_path), str(word)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env())
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) > 20
+    assert answers_of(GOES_ON, tmp_path, word) > 20
 
 
-BUSY = textwrap.dedent(
+BUSY = OFFERS + textwrap.dedent(
     """
-    import os, signal, sys, threading
-    from pathlib import Path
-    from stepscope.recorder.stacks import StackOffer
-    from stepscope.records.identity import RankIdentity
-    from stepscope.ring import RingWriter
-    from stepscope.ring.layout import THREADS_WORD
-    ring = RingWriter(Path(sys.argv[1]) / "1.ring", RankIdentity(host="node", pid=os.getpid()))
-    offer = StackOffer()
-    offer.open(ring)
-    number = ring.header[int(sys.argv[2])] & 0xFF
     asked = threading.Event()
-
-    suffix = ".threads" if int(sys.argv[2]) == THREADS_WORD else ".stacks"
-
-    def answers():
-        return open(ring.path.with_suffix(suffix)).read().count("in <module>")
 
     def ask():
         for question in range(20):
@@ -612,13 +594,10 @@ BUSY = textwrap.dedent(
 
 
 def test_a_busy_loop_answers_twenty_questions(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BUSY, str(tmp_path), str(RUNNING_WORD)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env())
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) == 20
+    assert answers_of(BUSY, tmp_path, RUNNING_WORD) == 20
 
 
-LEAVES = GOES_ON.partition("over = ")[0] + "print(number, flush=True)"
+LEAVES = OFFERS + "print(number, flush=True)"
 
 
 @pytest.mark.parametrize("word", [STACKS_WORD, RUNNING_WORD, THREADS_WORD])
@@ -634,6 +613,14 @@ def test_a_process_that_is_asked_until_it_is_gone_ends_in_order(tmp_path: Path, 
             time.sleep(pause_s)
             pause_s *= 1.001  # or a slow machine would do nothing but answer, for ever
     assert process.returncode == 0
+
+
+def answers_of(program: str, folder: Path, word: int) -> int:
+    """How often the program says that it answered."""
+    command = [sys.executable, "-c", program, str(folder), str(word)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env())
+    assert (done.returncode, done.stderr) == (0, "")
+    return int(done.stdout)
 
 
 def env() -> dict[str, str]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import _thread
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed as dist
 
 from stepscope.records.steps import BACKWARD, COMM, COMM_HOOK_PHASE, FORWARD, OTHER
 
@@ -33,15 +30,6 @@ class Timer:
         self.told.append("stall ends")
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    hook = sys.excepthook
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    sys.excepthook = hook  # torch puts its own in place
-
-
 def train(recording: Any, model: Any, steps: int = 4) -> None:
     """Until the recorder knows the model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -52,7 +40,7 @@ def train(recording: Any, model: Any, steps: int = 4) -> None:
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-def test_the_end_of_the_gradients_is_told_before_the_reducer_waits(recording: Any, group: None, buckets: int) -> None:
+def test_the_end_of_the_gradients_is_told_before_the_reducer_waits(recording: Any, alone: None, buckets: int) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-6 if buckets > 1 else 25)
     timer = Timer()
@@ -77,7 +65,7 @@ def test_the_end_of_the_gradients_is_told_before_the_reducer_waits(recording: An
     assert told[-1] == f"mark {BACKWARD} {OTHER}"
 
 
-def test_buffers_that_ddp_broadcasts_before_forward_are_communication(recording: Any, group: None) -> None:
+def test_buffers_that_ddp_broadcasts_before_forward_are_communication(recording: Any, alone: None) -> None:
     """On a CPU the broadcast blocks until the last rank has come: that is no work of this one."""
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)))
     train(recording, ddp)
@@ -87,7 +75,7 @@ def test_buffers_that_ddp_broadcasts_before_forward_are_communication(recording:
     assert timer.told == entered
 
 
-def test_an_output_of_any_form_will_do_and_gradients_are_the_same(recording: Any, group: None) -> None:
+def test_an_output_of_any_form_will_do_and_gradients_are_the_same(recording: Any, alone: None) -> None:
     class Answers(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +98,7 @@ def test_an_output_of_any_form_will_do_and_gradients_are_the_same(recording: Any
     assert torch.equal(ddp.module.layer.weight.grad, bare)
 
 
-def test_without_a_timed_step_nothing_is_hooked_to_the_output(recording: Any, group: None) -> None:
+def test_without_a_timed_step_nothing_is_hooked_to_the_output(recording: Any, alone: None) -> None:
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
     train(recording, ddp, steps=1)
     output = ddp(torch.ones(2, 3))
@@ -201,7 +189,7 @@ def test_c_may_call_it_with_nobody_above(recording: Any) -> None:
     assert timer.told == ["the stream waits"]
 
 
-def test_a_model_that_returns_a_million_numbers_is_not_searched(recording: Any, group: None) -> None:
+def test_a_model_that_returns_a_million_numbers_is_not_searched(recording: Any, alone: None) -> None:
     class Numbers(list[int]):
         looked_at = 0
 
@@ -227,7 +215,7 @@ def test_a_model_that_returns_a_million_numbers_is_not_searched(recording: Any, 
     assert f"stall in {BACKWARD}" in timer.told
 
 
-def test_the_reducer_in_python_is_left_alone(recording: Any, group: None) -> None:
+def test_the_reducer_in_python_is_left_alone(recording: Any, alone: None) -> None:
     """Compiled autograd would trace the mark."""
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
     ddp._use_python_reducer = True

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import fill_disk
 from soak_node import SoakNode
 
 from stepscope.store.file_io import run_bytes
@@ -60,15 +61,8 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 def fill(folder: Path) -> None:
-    if not os.path.ismount(folder):
-        return
-    with (folder / "filler").open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
+    if os.path.ismount(folder):
+        fill_disk(folder)
 
 
 def free(*folders: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import fill_disk
 
 from stepscope.errors import RunUnwritable
 from stepscope.store.create import create_run
@@ -26,18 +27,6 @@ def small(small_disk: Path, tmp_path: Path) -> Path:
     return create_run(small_disk / "runs", "test", ["x"], environ={}, sessions=tmp_path / "sessions").run_dir
 
 
-def fill(run_dir: Path) -> Path:
-    path = run_dir.parent.parent / "filler"
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 12, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
-    return path
-
-
 def snapshot(run_dir: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and "places" not in path.name}
 
@@ -47,7 +36,7 @@ def test_nothing_is_taken_and_nothing_changes(small: Path, sender: Any, send: An
     inbox = Inbox(small, journal_bytes=4000)
     send(inbox, node.frame([node.sidecars(), node.block([0, 0], [2, 2]), node.stretch("logs/main.log", 0, 2)]))
     had, files = inbox.positions(node.spool), snapshot(small)
-    filler = fill(small)
+    filler = fill_disk(small.parent.parent)
     rows = node.block([2, 2], [6, 6])
     noise = node.frame([node.stretch("logs/main.log", 2, 5), node.error_part(), rows])
     rotated = 0
@@ -73,7 +62,7 @@ def test_sealing_waits_for_room(small: Path, sender: Any, send: Any, plain: Any)
     inbox.close()
     end_run(small, exit_code=0, status="finished", wall_ns=9)
     expected = plain(open_run(small))
-    filler = fill(small)
+    filler = fill_disk(small.parent.parent)
     with pytest.raises(OSError, match="No space left"):
         seal_journal(small, 1)
     with pytest.raises(RunUnwritable, match="cannot seal"):
