@@ -10,7 +10,7 @@ from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
 from hang_jobs import Job
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.findings import look
+from stepscope.diagnosis.hysteresis import evaluate
 from stepscope.records.finding import Finding
 from stepscope.records.hang import HangRecord
 from stepscope.records.series import RankError, RunData
@@ -64,7 +64,7 @@ def test_how_an_aborted_job_died_is_no_finding() -> None:
 
 def test_a_hang_is_shown_at_once() -> None:
     run = replace(Cluster(ranks=4, steps=60).run(), hangs=(hang(),))
-    assert [(change.what, change.finding.kind) for change in look(run)[1]] == [("shown", "hang_missing_collective")]
+    assert [(change.what, change.finding.kind) for change in evaluate(run)[1]] == [("shown", "hang_missing_collective")]
 
 
 @pytest.mark.parametrize("code", (-15, -9, -6))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fakes.cluster import Cluster, Death, slow_at
 from fakes.cut import cut
 
-from stepscope.diagnosis.findings import Watched, follow, look
+from stepscope.diagnosis.hysteresis import Watched, evaluate, follow
 from stepscope.records.finding import Finding, Severity
 
 
@@ -60,7 +60,7 @@ def test_a_rank_that_turns_slow_is_shown_within_ten_steps_and_withdrawn_when_it_
     watched: tuple[Watched, ...] = ()
     told = []
     for step in looks:
-        watched, changes = look(cut(run, step), watched)
+        watched, changes = evaluate(cut(run, step), watched)
         told += [(change.what, change.finding.kind, change.finding.ranks, change.step) for change in changes]
     (shown, withdrawn) = (change for change in told if change[1] == "compute_straggler")
     assert shown[:3] == ("shown", "compute_straggler", (2,))
@@ -70,7 +70,7 @@ def test_a_rank_that_turns_slow_is_shown_within_ten_steps_and_withdrawn_when_it_
 
 def test_a_look_at_next_to_nothing() -> None:
     for cluster in (Cluster(ranks=0, steps=0), Cluster(ranks=2, steps=1), Cluster(ranks=2, steps=0)):
-        assert look(cluster.run()) == ((), ())
-    watched, changes = look(Cluster(ranks=2, steps=40, deaths=(Death(rank=1, step=20),)).run())
+        assert evaluate(cluster.run()) == ((), ())
+    watched, changes = evaluate(Cluster(ranks=2, steps=40, deaths=(Death(rank=1, step=20),)).run())
     assert [change.finding.kind for change in changes] == ["rank_crashed"]
     assert watched

@@ -15,10 +15,11 @@ from fakes.wires import Trouble, Wires, with_probes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.engine.readings import ProbeSamples, network_faults, probe_samples, round_trips_of
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
-from stepscope.diagnosis.findings import diagnose, look
+from stepscope.diagnosis.hysteresis import evaluate
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 
@@ -231,7 +232,7 @@ def test_live_it_is_shown_and_after_healing_withdrawn() -> None:
         run = replace(whole, ranks=tuple(replace(one, steps=one.steps[:last], state="running") for one in whole.ranks))
         now_ns = ANCHOR_WALL_NS + int((last * 0.0996 + min(max(last - 300, 0), 300) * 0.04) * 1e9)
         seen = tuple(line for line in whole.samples if line["wall_ns"] <= now_ns)
-        watched, changed = look(replace(run, samples=seen), watched)
+        watched, changed = evaluate(replace(run, samples=seen), watched)
         changes += [(one.what, one.step) for one in changed if one.finding.kind == "slow_network"]
     assert [what for what, _ in changes if what != "worse"] == ["shown", "withdrawn"]
     (shown,) = [step for what, step in changes if what == "shown"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.output import progress_bar
-from stepscope.diagnosis.findings import Change, Watched, look
+from stepscope.diagnosis.hysteresis import Change, Watched, evaluate
 from stepscope.errors import RunError, RunUnwritable
 from stepscope.page.assets import is_built
 from stepscope.records import run_clock
@@ -195,7 +195,7 @@ def follow_run(run_dir: Path) -> None:
     try:
         while processes_alive(run_dir):
             started_s = time.monotonic()
-            watched, changes = look(open_run(run_dir), watched)
+            watched, changes = evaluate(open_run(run_dir), watched)
             for change in changes:
                 print(_change_line(change), flush=True)
             took_s = time.monotonic() - started_s

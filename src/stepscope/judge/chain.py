@@ -130,8 +130,14 @@ class Relation(Generic[V]):
     """Takes the rule's own claims (at least one) and the other claim."""
     reason: str
     """In words, for the table."""
+    rules: tuple[str, ...] = ()
+    """Only claims of these rules, by name; empty: of any rule."""
     merge: Callable[[Claim, Claim], Claim] | None = None
     """What the own claim takes over from one that it replaces."""
+
+    def concerns(self, rule: str, claim: Claim) -> bool:
+        """Whether it is about this kind of claim of that rule."""
+        return claim.finding.kind in self.kinds and (not self.rules or rule in self.rules)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +176,10 @@ class Chain(Generic[V]):
             found[rule.name] = list(rule.find(view, self._claims(found, time_ns)))
             for other in self.rules:
                 if other.name in found and other is not rule:
-                    _settle(view, other, found[other.name], found[rule.name])
+                    _settle(view, other, rule, found)
             for other in self.rules:
                 if other.name in found and other is not rule:
-                    _settle(view, rule, found[rule.name], found[other.name])
+                    _settle(view, rule, other, found)
         return self._claims(self._counted_once(view, found), time_ns)
 
     def with_rule(self, rule: Rule[V], *, before: str | None = None) -> Chain[V]:
@@ -191,7 +197,7 @@ class Chain(Generic[V]):
         for name, claims in found.items():
             counted[name] = []
             for claim in claims:
-                takers = self._takers(view, claim, found) if claim.recount is not None else []
+                takers = self._takers(view, name, claim, found) if claim.recount is not None else []
                 if takers and claim.recount is not None:
                     left = claim.recount(np.sum([taker.explained_ns for taker in takers], axis=0))
                     counted[name] += [] if left is None else [left]
@@ -199,24 +205,25 @@ class Chain(Generic[V]):
                     counted[name].append(claim)
         return counted
 
-    def _takers(self, view: V, claim: Claim, found: Mapping[str, Sequence[Claim]]) -> list[Claim]:
+    def _takers(self, view: V, name: str, claim: Claim, found: Mapping[str, Sequence[Claim]]) -> list[Claim]:
         return [
             taker
             for rule in self.rules
             for relation in rule.relations
-            if relation.effect == "takes from" and claim.finding.kind in relation.kinds
+            if relation.effect == "takes from" and relation.concerns(name, claim)
             for taker in found.get(rule.name, ())
             if relation.when(view, [taker], claim)
         ]
 
 
-def _settle(view: V, rule: Rule[V], own: list[Claim], others: list[Claim]) -> None:
-    """Apply a rule's relations to the claims of another rule; changes both lists."""
+def _settle(view: V, rule: Rule[V], other_rule: Rule[V], found: Mapping[str, list[Claim]]) -> None:
+    """Apply a rule's relations to the claims of another rule; changes the lists of both."""
+    own, others = found[rule.name], found[other_rule.name]
     for relation in rule.relations:
         if relation.effect == "takes from":
             continue
         for other in list(others):
-            if not own or other.finding.kind not in relation.kinds or not relation.when(view, own, other):
+            if not own or not relation.concerns(other_rule.name, other) or not relation.when(view, own, other):
                 continue
             at = next(place for place, claim in enumerate(others) if claim is other)
             if relation.effect == "lowers":

@@ -1,1 +1,1 @@
-"""The rules: one module per family of findings.  ``diagnosis.findings`` runs them in order."""
+"""The rules: one module per family of findings.  ``diagnosis.rulebook`` lists them in order."""

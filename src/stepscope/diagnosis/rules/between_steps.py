@@ -10,6 +10,7 @@ What only one rank does between its steps is ``between_steps`` too, with that ra
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, COMM_HOOK_PHASE, FLAG_SAMPLED, GRAPH_PHASE
 from stepscope.records.text import count_text, ms_text, share_text
 
-__all__ = ["STOPS", "STOPS_ADVICE", "find_between_steps", "find_wait_heavy", "stops_of"]
+__all__ = ["STOPS", "STOPS_ADVICE", "find_outside", "find_pauses"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -80,26 +81,53 @@ def _in_every_step(view: View, name: str) -> bool:
     return float((lower_median_rank(view.phase(name)) > 0).mean()) > thresholds.BOTTLENECK_SHARE
 
 
-def find_between_steps(
-    view: View, known: Collection[str | None] = (), *, told_ns: Floats | None = None, late: Collection[int] = ()
-) -> list[Claim]:
-    """One finding, named by the largest part.  ``known``: phases in which a rank is already known to be late.
+def find_pauses(view: View, known: Collection[str | None]) -> list[Claim]:
+    """What pauses training and is known by name.  ``known``: phases in which a rank is already known to be late."""
+    claim = _between_steps(view, known, np.zeros(len(view.steps)), ())
+    return [] if claim is None or claim.finding.phase == "other" else [claim]
 
-    ``told_ns`` [S]: what other findings already report of ``other``.  ``late``: ranks that are late in ``other``.
+
+def find_outside(
+    view: View, known: Collection[str | None], *, pauses: Sequence[Claim], explained_ns: Floats, late: Collection[int]
+) -> list[Claim]:
+    """Time in no phase, between steps and inside them: known only by its place in the step.
+
+    ``pauses``: the claims of ``find_pauses``.  ``explained_ns`` [S]: what other findings already report of ``other``.
+    ``late``: ranks that are late in ``other``.
     """
-    if not view.enough:
-        return []
+    if pauses:  # they include what else is done in these steps, and have the time between steps in their cost
+        in_phases_ns = np.sum(list(stops_of(view).values()), axis=0)
+        paused_ns = np.sum([claim.explained_ns for claim in pauses], axis=0)
+        explained_ns = explained_ns + np.maximum(paused_ns - in_phases_ns, 0.0)
+
+    def between(taken_ns: Floats) -> Claim | None:
+        claim = _between_steps(view, known, explained_ns + taken_ns, late)
+        return claim if claim is not None and claim.finding.phase == "other" else None
+
+    def inside(taken_ns: Floats) -> Claim | None:
+        between_ns = lower_median_rank(view.between_ns)
+        return _wait_heavy(view, np.maximum(explained_ns + taken_ns - between_ns, 0.0), late)
+
+    nothing_ns = np.zeros(len(view.steps))
+    counts = [inside] if pauses else [between, inside]
+    return [replace(claim, recount=count) for count in counts if (claim := count(nothing_ns)) is not None]
+
+
+def _between_steps(
+    view: View, known: Collection[str | None], explained_ns: Floats, late: Collection[int]
+) -> Claim | None:
+    """One finding, named by the largest part."""
     parts = {name: took for name, took in stops_of(view).items() if name not in known}
     between_ns = _between(view)
     if between_ns is not None:
-        parts["other"] = between_ns if told_ns is None else np.maximum(between_ns - told_ns, 0.0)
+        parts["other"] = np.maximum(between_ns - explained_ns, 0.0)
     counted = {name: took for name, took in parts.items() if _counts(view, name, took)}
     around_ns = _around(view, counted)
     if around_ns is not None:
         counted[AROUND] = around_ns
     saved_ns = np.minimum(np.sum(list(counted.values()), axis=0), view.step_ns) if counted else None
     if saved_ns is None or float(saved_ns.sum()) < thresholds.BETWEEN_SHARE * float(view.step_ns.sum()):
-        return []
+        return None
     ordered = sorted(counted, key=lambda name: (name != AROUND, float(counted[name].sum())), reverse=True)
     largest = ordered[0]
     if largest == "other":
@@ -119,7 +147,7 @@ def find_between_steps(
         advice=_advice_on(view, counted, ordered, place),
         confidence=0.95 if place or largest != "other" else 0.85,
     )
-    return [Claim(finding=finding, explained_ns=saved_ns)]
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _around(view: View, counted: Mapping[str, Floats]) -> Floats | None:
@@ -303,22 +331,19 @@ def _calls_forward(place: str) -> bool:
     return place.partition(",")[0].endswith(".forward")
 
 
-def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collection[int] = ()) -> list[Claim]:
-    """``told_ns`` and ``late``: as for ``find_between_steps``."""
+def _wait_heavy(view: View, explained_ns: Floats, late: Collection[int]) -> Claim | None:
     if ((view.flags & FLAG_SAMPLED) > 0).any(axis=0).all():
-        return []  # layers are looked at in every step: most of this time is ours
-    if not view.enough or "other" not in view.phases:
-        return []
-    inside_ns = np.maximum(view.phase("other") - view.between_ns, 0.0)
-    if told_ns is not None:
-        inside_ns = np.maximum(inside_ns - told_ns, 0.0)
+        return None  # layers are sampled in every step: most of this time is ours
+    if "other" not in view.phases:
+        return None
+    inside_ns = np.maximum(np.maximum(view.phase("other") - view.between_ns, 0.0) - explained_ns, 0.0)
     used, _ = ordinary_steps(view)
     part = time_share_of(view, inside_ns, used)
     shared_ns = np.where(used, lower_median_rank(inside_ns), 0.0)
     if part.share < thresholds.OTHER_SHARE or part.mean_ns < thresholds.OTHER_FLOOR_NS:
-        return []
+        return None
     if stretches_with(shared_ns, view.step_ns, thresholds.OTHER_SHARE) < thresholds.BOTTLENECK_SHARE:
-        return []
+        return None
     cost = cost_of(view, shared_ns)
     place = seen_at(view, besides=late, between=False)
     where = f", mostly in {place}" if place else ""
@@ -351,4 +376,4 @@ def find_wait_heavy(view: View, told_ns: Floats | None = None, *, late: Collecti
         ),
         confidence=0.9,
     )
-    return [Claim(finding=finding, explained_ns=shared_ns)]
+    return Claim(finding=finding, explained_ns=shared_ns)

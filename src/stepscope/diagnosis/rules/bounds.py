@@ -58,7 +58,7 @@ from stepscope.records.finding import Finding
 from stepscope.records.steps import COMM_HOOK_PHASE, COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, ms_text, share_text
 
-__all__ = ["find_bounds", "find_compute_bound", "less_compute_advice"]
+__all__ = ["find_bounds", "find_compute_bound", "less_compute_advice", "waited_for_network"]
 
 
 # -- advice -----------------------------------------------------------------------------------------------------------
@@ -371,16 +371,22 @@ def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim]
 
     A step that is occasionally long in a phase says nothing about the phase in the other steps.
     """
-    if not view.enough:
-        return []
     unknown = {"h2d"} if view.hides_device else set()
     if all(view.window.identities[row].world_size <= 1 for row in view.rows):
         unknown.add("comm")  # DDP with one process has no peers: what it reports is its own work
     rules = [rule for rule in BOUND_RULES if rule.phase in view.phases and rule.phase not in unknown]
-    return [claim for rule in rules for claim in _apply(view, rule, network, rare)]
+    return [claim for rule in rules if (claim := _apply(view, rule, network, rare)) is not None]
 
 
-def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim]) -> list[Claim]:
+def waited_for_network(view: View, known: Sequence[Claim]) -> Floats | None:
+    """[S]; what all ranks wait for the network, if that is much of the step; ``known``: claims that explain a part."""
+    rule = next(rule for rule in BOUND_RULES if rule.phase == "comm")
+    alone = all(view.window.identities[row].world_size <= 1 for row in view.rows)
+    claim = None if alone or rule.phase not in view.phases else _apply(view, rule, known, ())
+    return claim.explained_ns if claim is not None and claim.finding.kind == rule.kind else None
+
+
+def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim]) -> Claim | None:
     used, epoch_starts_count = ordinary_steps(view)
     for claim in rare:
         if claim.finding.phase == rule.phase:
@@ -388,10 +394,10 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     durations_ns = _durations(view, rule, network)
     part = time_share_of(view, durations_ns, used)
     if part.share < rule.share or part.mean_ns < rule.floor_ns:
-        return []
+        return None
     shared_ns = lower_median_rank(durations_ns)
     if stretches_with(shared_ns[used], view.step_ns[used], rule.share) < thresholds.BOTTLENECK_SHARE:
-        return []
+        return None
     saved_ns = _everywhere(_saved(view, rule, durations_ns, shared_ns), used)
     taken_share = cost_of(view, saved_ns)["share"]
     if view.comm_measured:
@@ -402,7 +408,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
     place = seen_at(view, phase=rule.phase) if rule.phase in ("input", COMM_HOOK_PHASE) else ""
     if rule.phase == "comm" and between_stages(view):
-        return [_bubble(view, part, saved_ns, shared_ns[used], exchanges)]
+        return _bubble(view, part, saved_ns, shared_ns[used], exchanges)
     hook = _hook_of(view, rule, exchanges)
     where = f", mostly in {place}" if place else _mostly(exchanges, part.mean_ns)
     if hook:
@@ -439,7 +445,7 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
         ),
         confidence=0.95 if len(view.steps) >= 3 * thresholds.MIN_STEPS else 0.8,
     )
-    return [Claim(finding=finding, explained_ns=saved_ns)]
+    return Claim(finding=finding, explained_ns=saved_ns)
 
 
 def _hook_of(view: View, rule: _Rule, exchanges: Sequence[dict[str, Any]]) -> str:

@@ -448,7 +448,7 @@ POINT_TO_POINT = ("send", "recv")
 def find_communication(view: View) -> list[Claim]:
     """On the device's clock only the device's own times count: the host's blocked time is meaningless there."""
     exchanges = view.window.communication
-    if exchanges is None or not view.enough or (view.clock != "host" and exchanges.measured is None):
+    if exchanges is None or (view.clock != "host" and exchanges.measured is None):
         return []
     uneven = find_uneven_groups(view, exchanges)
     known = {row["group"] for claim in uneven for row in claim.finding.evidence["groups"]}

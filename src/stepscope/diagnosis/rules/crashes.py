@@ -45,6 +45,7 @@ __all__ = [
     "failures_of",
     "find_crashes",
     "message_shown",
+    "ran_out_of_memory",
     "ranks_of",
 ]
 
@@ -204,6 +205,10 @@ class Failure:
         if self.signal:
             return "signal"
         return "exit_code" if self.exit_code else "vanished"
+
+
+def ran_out_of_memory(crash: Finding) -> bool:
+    return str(crash.evidence.get("cause")).startswith("oom_")
 
 
 def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:

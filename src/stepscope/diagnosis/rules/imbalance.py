@@ -49,8 +49,6 @@ STAGE_KINDS = {
 
 def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
     """``late``: ranks that were found to be permanently late."""
-    if len(view.ranks) < 2 or not view.enough:
-        return []
     by_design = _groups_differ(view, late)
     kept = [index for index, rank in enumerate(view.ranks) if rank not in late]
     kept = [index for index in kept if not np.isnan(view.wall_ns[index]).any()]

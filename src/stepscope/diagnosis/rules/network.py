@@ -19,7 +19,7 @@ A bad network that does not slow the steps is information, and not reported at a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from stepscope.diagnosis.engine.readings import (
     row_medians,
 )
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.bounds import find_bounds
+from stepscope.diagnosis.rules.bounds import waited_for_network
 from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import lower_median, median_rank, shortest
@@ -44,7 +44,7 @@ from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.text import count_text, ms_text, number_text, share_text
 
-__all__ = ["led_by_network"]
+__all__ = ["find_network", "has_same_cause"]
 
 
 # -- wording ----------------------------------------------------------------------------------------------------------
@@ -221,23 +221,17 @@ class _Price:
     """What it was compared with: before, groups, comm_bound; empty: nothing."""
 
 
-def led_by_network(view: View, exchanges: Sequence[Claim], known: Sequence[Claim] = ()) -> list[Claim]:
-    """The claims about exchanges, led by the network that explains them.  ``known``: claims about ranks."""
+def find_network(view: View, exchanges: Sequence[Claim], known: Sequence[Claim]) -> list[Claim]:
+    """At most one.  ``exchanges``: claims about collectives, which it may explain; ``known``: claims about ranks."""
     hosts = list(dict.fromkeys(view.hosts))
-    if not view.enough or len(hosts) < 2:
-        return list(exchanges)
     counters = _counters(view)
     bad = _faults(view, len(hosts), counters)
-    if not bad:
-        return list(exchanges)
-    hit = _steps_of(view, bad)
+    hit = _steps_of(view, bad) if bad else np.zeros(len(view.steps), np.bool_)
     if not hit.any():
-        return list(exchanges)  # it is over
+        return []  # nothing is wrong, or it is over
     price = _price(view, bad, hit, exchanges, known, hosts)
     claim = _claim(view, bad, hit, price, hosts, counters)
-    if bad[0].where == "network" and claim.finding.severity == "info":
-        return list(exchanges)
-    return [claim, *(other for other in exchanges if not _explained(claim, other, price))]
+    return [] if bad[0].where == "network" and claim.finding.severity == "info" else [claim]
 
 
 # -- fault ------------------------------------------------------------------------------------------------------------
@@ -322,7 +316,8 @@ def _price(
     hosts: list[str],
 ) -> _Price:
     before = _against_before(view, bad, hit, known)
-    same = tuple(claim for claim in exchanges if _same_cause(claim, bad, hosts))
+    names = {hosts[host] for each in bad for host in each.hosts}
+    same = tuple(claim for claim in exchanges if has_same_cause(claim.finding, bad[0].where, names))
     if same:
         saved_ns = np.maximum.reduce([before.saved_ns, *(claim.explained_ns for claim in same)])
         per_step_ns = max(before.per_step_ns, *(_mean_where(claim.explained_ns) for claim in same))
@@ -370,23 +365,20 @@ def _exchange(view: View, known: Sequence[Claim]) -> Floats:
     return np.asarray(np.maximum(took_ns - late_ns, 0.0), np.float64)
 
 
-def _same_cause(claim: Claim, bad: Sequence[NetworkFault], hosts: list[str]) -> bool:
+def has_same_cause(finding: Finding, where: str, hosts: Collection[str]) -> bool:
     """Whether it is a slow group that contains the bad hosts, or a collective that became slow for all."""
-    finding = claim.finding
     if finding.kind not in SAME_CAUSE_KINDS:
         return False
     named = finding.evidence.get("hosts")
-    if named is None or bad[0].where == "network":
-        return True
-    return bool({hosts[host] for one in bad for host in one.hosts} & set(named))
+    return named is None or where == "network" or bool(set(hosts) & set(named))
 
 
 def _by_share(view: View, bad: Sequence[NetworkFault], hit: Bools, exchanges: Sequence[Claim]) -> _Price:
     """The part of what all ranks wait for that a network like the others' would save."""
-    waits = [claim for claim in find_bounds(view, exchanges) if claim.finding.kind == "comm_bound"]
-    if not waits:
+    waited_ns = waited_for_network(view, exchanges)
+    if waited_ns is None:
         return _Price(saved_ns=np.zeros(len(view.steps)), per_step_ns=0.0)
-    parts = [np.minimum(waits[0].explained_ns * _slowed(one), _most_ns(view, one)) for one in bad]
+    parts = [np.minimum(waited_ns * _slowed(one), _most_ns(view, one)) for one in bad]
     saved_ns = np.where(hit, np.maximum.reduce(parts), 0.0)
     return _Price(saved_ns=saved_ns, per_step_ns=_mean_where(saved_ns), compared="comm_bound")
 
@@ -416,15 +408,6 @@ def _slowed(bad: NetworkFault) -> float:
 def _mean_where(saved_ns: Floats) -> float:
     there = saved_ns[saved_ns > 0]
     return float(there.mean()) if len(there) else 0.0
-
-
-def _explained(claim: Claim, other: Claim, price: _Price) -> bool:
-    """Whether another finding about the exchange reports the same time."""
-    if other in price.explains:
-        return True
-    total = float(other.explained_ns.sum())
-    shared = float(np.minimum(claim.explained_ns, other.explained_ns).sum())
-    return total > 0 and shared >= thresholds.EXPLAINS_SHARE * total
 
 
 # -- finding ----------------------------------------------------------------------------------------------------------

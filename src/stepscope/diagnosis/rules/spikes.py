@@ -34,7 +34,17 @@ from stepscope.records.finding import Finding, Severity
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED
 from stepscope.records.text import count_text, ms_text, ns_text, share_text
 
-__all__ = ["Place", "by_phase_ms", "find_spikes", "locate", "typical_phase_ns", "where_text", "without_looks"]
+__all__ = [
+    "Place",
+    "by_phase_ms",
+    "find_spikes",
+    "is_irregular",
+    "is_rare",
+    "locate",
+    "typical_phase_ns",
+    "where_text",
+    "without_looks",
+]
 
 
 # -- spikes -----------------------------------------------------------------------------------------------------------
@@ -276,6 +286,19 @@ def find_jitter(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Cl
     return [Claim(finding=_jitter_finding(view, series, found, cost), explained_ns=found.saved_ns)]
 
 
+def is_irregular(finding: Finding) -> bool:
+    """Whether it is about slow steps that recur without a period."""
+    return finding.kind == "jitter" and finding.evidence.get("period") is None
+
+
+def is_rare(claim: Claim) -> bool:
+    """Whether slow steps are a warning and rare: then they are not part of a bottleneck as well."""
+    period = claim.finding.evidence.get("period")
+    often = isinstance(period, int) and period <= thresholds.BURST_PERIOD
+    rare = float((claim.explained_ns > 0).mean()) * thresholds.BURST_PERIOD <= 1
+    return claim.finding.severity != "info" and rare and not often
+
+
 def _similar_spikes(spikes: list[Spike]) -> list[Spike]:
     """Those about as large as most: periodic ones do the same each time, and strays are of any size."""
     if not spikes:
@@ -480,7 +503,7 @@ NEIGHBORS = 10
 
 def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Claim]:
     """``left_ns`` [S]: the steps without what ``claims`` explain."""
-    if not view.enough or not left_ns.any():
+    if not left_ns.any():
         return []
     series = spike_series(without_looks(view, left_ns - unexplained_stops(view, claims)))
     spikes = spikes_of(view, series)

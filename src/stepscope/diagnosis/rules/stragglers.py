@@ -616,8 +616,6 @@ class _Comparisons:
 
 
 def find_stragglers(view: View) -> list[Claim]:
-    if len(view.ranks) < 2 or not view.enough:
-        return []
     suspects = _suspects(view)
     waited = waited_ns(view)
     if waited is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from stepscope.diagnosis.findings import AT_ONCE
+from stepscope.diagnosis.hysteresis import AT_ONCE
 from stepscope.records.finding import Finding
 
 __all__ = ["FindingHistory"]

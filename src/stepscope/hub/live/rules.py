@@ -5,7 +5,7 @@
 
 Every few seconds the loop copies the last steps of the judged ranks (``select``, ``snapshot``), which is quick, and
 applies the rules to the copy in a thread, so that rows are taken in meanwhile.  Evaluations take at most a tenth of
-the time: the longer one took, the later the next starts.  ``diagnosis.findings`` shows a finding only if two
+the time: the longer one took, the later the next starts.  ``diagnosis.hysteresis`` shows a finding only if two
 evaluations agree.
 """
 
@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.window import last_attempt
-from stepscope.diagnosis.findings import AT_ONCE, Change, Watched, collecting_text, live_window, look
+from stepscope.diagnosis.healthy import collecting_text
+from stepscope.diagnosis.hysteresis import AT_ONCE, Change, Watched, evaluate, live_window
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.hub.live.finding_history import FindingHistory
 from stepscope.hub.live.lines import parse_raw
@@ -422,9 +423,9 @@ class RuleLoop:
         data = run_data_of(copy)
         if self._unseen:
             self._unseen = False
-            self._watched, _ = look(_without_last(data, thresholds.CONFIRM_STEPS))
+            self._watched, _ = evaluate(_without_last(data, thresholds.CONFIRM_STEPS))
         window = live_window(data)
-        watched, changes = look(data, self._watched, window)
+        watched, changes = evaluate(data, self._watched, window)
         tables = communication_table(window), throughput_table(data, window, last_attempt(data.ranks))
         standing, collecting = hang_state_by_rank(data.hangs), collecting_text(window)
         since = (collecting, int(window.steps[0]) if len(window.steps) else copy.step)
