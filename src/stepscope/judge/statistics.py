@@ -51,15 +51,6 @@ MANY_RANKS = 64
 """From this many on a rank's own value hardly moves the median, and leaving it out costs three times as much."""
 MEDIAN_ERROR = 1.2533
 """Error of a median relative to that of a mean, for a normal distribution."""
-STEP_CLIP_SPREADS = 4.0
-"""A step beyond it is a stall or the like, and says nothing about the level or the dependence of its neighbors."""
-MEMORY_STEPS = 30
-"""Dependence is followed over this many steps."""
-TREND_BLOCKS = 5
-TREND_AGREES = 0.8
-"""Kendall's tau: a wandering rank hardly ever rises in nine of ten pairs of stretches."""
-MEMORY_AT_MOST = 0.95
-"""Upper bound of the estimated dependence of neighboring stretches: beyond it the estimate is meaningless."""
 
 Floats = NDArray[np.float64]
 
@@ -176,7 +167,9 @@ def persistence_z(deviation: Floats) -> float:
     if len(deviation) >= thresholds.CLEAR_STEPS and mostly and typical > thresholds.CLEAR_SPREADS * noise:
         return float("inf")
     # Blocks of a short run have two steps, so a stall in one of them moves their median.
-    deviation = np.clip(deviation, typical - STEP_CLIP_SPREADS * noise, typical + STEP_CLIP_SPREADS * noise)
+    deviation = np.clip(
+        deviation, typical - thresholds.STEP_CLIP_SPREADS * noise, typical + thresholds.STEP_CLIP_SPREADS * noise
+    )
     long_blocks = _without_trend(block_medians(deviation[None, :], long_block(len(deviation)))[0])
     if typical < thresholds.SPREADS_APART * spread(long_blocks):
         return 0.0
@@ -230,7 +223,7 @@ def stretch_z(deviation: Floats, at: slice) -> float:
     noise = max(spread(inside), spread(outside))
     if noise == 0:
         return float("inf") if gap > 0 else 0.0
-    calm = np.clip(centered, -STEP_CLIP_SPREADS * noise, STEP_CLIP_SPREADS * noise)
+    calm = np.clip(centered, -thresholds.STEP_CLIP_SPREADS * noise, thresholds.STEP_CLIP_SPREADS * noise)
     error = MEDIAN_ERROR * noise * _long_widening(calm) * math.sqrt(1 / len(inside) + 1 / len(outside))
     return max(gap / error, 0.0)
 
@@ -242,7 +235,7 @@ def _widening(centered: Floats) -> float:
         return 1.0
     memory = float(centered[1:] @ centered[:-1]) / squares
     # The estimate is too low by about (1 + 4 memory) / count.
-    memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / len(centered), 0.0), MEMORY_AT_MOST)
+    memory = min(max(memory + (1 + 4 * max(memory, 0.0)) / len(centered), 0.0), thresholds.DEPENDENCE_AT_MOST)
     return math.sqrt((1 + memory) / (1 - memory))
 
 
@@ -252,7 +245,7 @@ def _long_widening(centered: Floats) -> float:
     if squares == 0:
         return 1.0
     total = 1.0
-    for lag in range(1, min(MEMORY_STEPS, len(centered) // 4) + 1):
+    for lag in range(1, min(thresholds.DEPENDENCE_STEPS, len(centered) // 4) + 1):
         memory = float(centered[lag:] @ centered[:-lag]) / squares
         if memory <= 0:
             break
@@ -263,11 +256,11 @@ def _long_widening(centered: Floats) -> float:
 def _without_trend(blocks: Floats) -> Floats:
     """Remove the median slope from blocks that grow throughout; leave others unchanged."""
     count = len(blocks)
-    if count < TREND_BLOCKS:
+    if count < thresholds.RISE_BLOCKS:
         return blocks
     late, early = np.triu_indices(count, 1)[::-1]
     rises = (blocks[late] - blocks[early]) / (late - early)
-    if float(np.sign(rises).mean()) < TREND_AGREES:
+    if float(np.sign(rises).mean()) < thresholds.RISE_AGREES:
         return blocks
     return np.asarray(blocks - np.median(rises) * (np.arange(count) - (count - 1) / 2), np.float64)
 
@@ -331,12 +324,6 @@ POINTS = 500
 """Change points are searched among at most this many points, then refined in the steps around each one found."""
 CHUNK = 50_000
 """Steps whose windows are laid out at once: 8 MB."""
-POINT_CLIP_SPREADS = 3.0
-"""How far a point may lie from its local median before it is clipped, in the search for changes."""
-LEAST_SPREAD = 1e-3
-"""Share of the level: no clock or machine is steadier than this; without it a constant series changes everywhere."""
-CHANGES_AT_MOST = 4
-"""Changes excluded from the estimate of wander; any more of them are wander."""
 FOLD_STEPS = 5_000
 """Only the last steps are folded, up to this many: a rhythm that needs more to show costs nothing."""
 
@@ -414,7 +401,7 @@ def _memory(rest: Floats) -> float:
     if squares == 0:
         return 0.0
     memory = float(centered[1:] @ centered[:-1]) / squares
-    return min(max(memory + (1 + 4 * max(memory, 0.0)) / len(rest), 0.0), MEMORY_AT_MOST)
+    return min(max(memory + (1 + 4 * max(memory, 0.0)) / len(rest), 0.0), thresholds.DEPENDENCE_AT_MOST)
 
 
 def _ties(blocks: Floats) -> float:
@@ -453,7 +440,7 @@ def wander(values: Floats, apart: Sequence[int] = ()) -> Wander:
     """
     steps = max(min(thresholds.SHORT_STRETCH_STEPS, len(values) // thresholds.BLOCKS), 1)
     count = len(values) // steps
-    floor = LEAST_SPREAD * float(abs(np.median(values))) if len(values) else 0.0
+    floor = thresholds.LEAST_SPREAD_SHARE * float(abs(np.median(values))) if len(values) else 0.0
     if count < 2:
         return Wander(scatter=floor, steps=steps, memory=0.0)
     blocks = np.median(values[: count * steps].reshape(count, steps), axis=1)
@@ -466,7 +453,7 @@ def wander(values: Floats, apart: Sequence[int] = ()) -> Wander:
     # The scatter of independent steps is known better than the difference of a few stretches.
     white = (MEDIAN_ERROR * spread(np.diff(values))) ** 2 / 2 / steps
     near, far = max(variances[0], white), float(np.mean(variances[1:] or variances))
-    memory = min(max(1 - near / far, 0.0), MEMORY_AT_MOST) if far > 0 else 0.0
+    memory = min(max(1 - near / far, 0.0), thresholds.DEPENDENCE_AT_MOST) if far > 0 else 0.0
     return Wander(scatter=max(math.sqrt(max(near, far)), floor), steps=steps, memory=memory)
 
 
@@ -484,7 +471,9 @@ def levels(values: Floats, *, least_change: float) -> tuple[list[int], Wander]:
     count = len(values) // group
     points = np.median(values[: count * group].reshape(count, group), axis=1)
     local = local_median(points, max(2 * thresholds.LEVEL_STEPS // group - 1, 3) | 1)
-    reach = POINT_CLIP_SPREADS * max(spread(points - local), LEAST_SPREAD * float(abs(np.median(points))))
+    reach = thresholds.POINT_CLIP_SPREADS * max(
+        spread(points - local), thresholds.LEAST_SPREAD_SHARE * float(abs(np.median(points)))
+    )
     calm = np.clip(points, local - reach, local + reach)
     z = NormalDist().inv_cdf(1 - thresholds.CHANGE_CHANCE / len(points))
     least = max(thresholds.LEVEL_STEPS // group, 2)
@@ -499,7 +488,7 @@ def _largest(values: Floats, starts: list[int]) -> list[int]:
     """The few cuts with the largest change of level."""
     level = np.array([np.median(part) for part in np.split(values, starts[1:])])
     order = np.argsort(-np.abs(np.diff(level)), kind="stable")
-    return [starts[index + 1] for index in order[:CHANGES_AT_MOST]]
+    return [starts[index + 1] for index in order[: thresholds.CHANGES_AT_MOST]]
 
 
 def _cut(values: Floats, *, worth: float, least: int) -> list[int]:

@@ -52,6 +52,12 @@ STRETCH_STEPS = 8
 SAMPLED_STRETCH_STEPS = 6
 """The same where only some steps are timed: they vary more, and a stretch has few of them.  Five in the running median,
 and one to be sure."""
+STEP_CLIP_SPREADS = 4.0
+"""A step beyond it is a stall or the like, and says nothing about the level or the dependence of its neighbors."""
+DEPENDENCE_STEPS = 30
+"""Dependence is followed over this many steps."""
+DEPENDENCE_AT_MOST = 0.95
+"""Upper bound of the estimated dependence of neighboring stretches: beyond it the estimate is meaningless."""
 
 # -- uneven ranks -----------------------------------------------------------------------------------------------------
 
@@ -111,6 +117,12 @@ GAINABLE_SHARE = 0.9
 UNCERTAIN_SHARE = 0.10
 """Share of a promised gain by which the exchange may change it without a word: recorded jobs gained within a tenth of
 the promise where less of the exchange was at stake, and up to a fifth less where more was."""
+HOST_LEAST_NS = 50_000
+"""A host that does less than this per step without its device is not informative."""
+SMALL_EXCHANGE_SHARE = 0.05
+"""Share of the largest all_to_all: smaller ones carry token counts, and always have the same size."""
+LEVEL_QUANTILE = 0.25
+"""Of a stage's steps, which stands for its level: the fast steps are disturbed least."""
 
 # -- where the time goes ----------------------------------------------------------------------------------------------
 
@@ -182,6 +194,10 @@ LARGE_SHARE = 0.20
 
 BURST_PERIOD = 8
 """Steps: slow ones that come more often than this are the rhythm of a bottleneck, not separate jitter."""
+BUSY_PROCESS_PERCENT = 80.0
+"""Of one core: a training process that takes more hardly ever waits for workers."""
+BUSY_CPU_PERCENT = 90.0
+"""Median over the steady steps at which a host's CPUs count as saturated."""
 
 # -- communication ----------------------------------------------------------------------------------------------------
 
@@ -211,6 +227,22 @@ OVERLAP_MB = 4.0
 """Size of the gradients: below it an all-reduce is latency, and cutting it into buckets adds more."""
 OVERLAP_PARTS = 4
 """Parts into which the advice splits an exchange: the last cannot be hidden, and a quarter left is what counts."""
+FSDP_LARGEST_SHARE = 0.5
+"""Share of all parameters in one unit: little is left to compute while it is gathered."""
+FEW_BUCKETS = 2
+"""With fewer buckets nothing can be sent while the rest of backward runs."""
+SMALL_BUCKET_MB = 4.0
+"""Below it an all-reduce is latency, not bandwidth."""
+CALLED_SHARE = 0.9
+"""Share of the steps: an occasional call has no level."""
+SIEVE_QUANTILES = (0.1, 0.9)
+"""Any stretch worth reporting lies between them: a sieve before the search for it."""
+BUCKET_LARGEST_SHARE = 0.5
+"""Share of all gradients in one bucket: they are sent together, and late."""
+BUCKET_OVERFULL = 1.5
+"""Multiple of the size limit: DDP closes a bucket once it is full, so it exceeds that by less than a small layer."""
+FEW_GATHERS = 2.5
+"""Per step: forward and backward of one module that holds all parameters."""
 
 # -- network ----------------------------------------------------------------------------------------------------------
 
@@ -250,6 +282,16 @@ HIT_CHANCE = 0.02
 """Share of the steps outside a bad stretch that lie above the level against which those inside are compared …"""
 HIT_Z = 4.0
 """… and how certain it must be that there are more of them inside."""
+LOSSY_HOSTS_AT_MOST = 8
+"""Lossy hosts to search for, one after the other; if there are more, it is the network."""
+HEALTHY_LOSS_SHARE = 1e-4
+"""Share of the packets that a healthy network loses: loss is compared with at least this."""
+START_TRIPS = 10
+"""Round trips in which TCP, after a pause, comes up to speed: its window doubles with each."""
+STRAY_QUANTILES = (0.01, 0.99)
+"""Of the steps that a bad network made longer, for its first and last step: single strays lie beyond."""
+NETWORK_ALWAYS_SHARE = 0.9
+"""Share of the steps: the first and last lines do not cover all of a run, and from here on it was bad all the time."""
 
 # -- while the job runs -----------------------------------------------------------------------------------------------
 
@@ -355,11 +397,51 @@ DROP_STEPS = 10
 """The shortest slow stretch that is a drop of throughput; shorter ones are stalls."""
 DROP_SHARE = 0.10
 """Slower by this share: a smaller slowdown that has passed is not worth reporting."""
+STALL_NEAR_STEPS = 1
+"""A stall shows in the step that was under way, or in the one after it."""
+LOCATE_STEPS = 32
+"""A sample of the steps: their median is accurate to a few percent of their spread."""
+MORE_BYTES_RATIO = 2.0
+"""Times the bytes of other steps: such a step has more to exchange."""
+MORE_CAUSES_SHARE = 0.25
+"""Share of a slow step's extra time: the title must mention other causes that add at least this much."""
+STALL_NEIGHBORS = 10
+"""Steps on each side of a stall that show what is usual there."""
+BESIDE_STEPS = 50
+"""On each side of a change, to locate it: what happened long before is unrelated."""
+RISE_BLOCKS = 5
+"""Stretches that must rise for a wander to be a trend: fewer rise one after the other by chance."""
+RISE_AGREES = 0.8
+"""Kendall's tau: a wandering rank hardly ever rises in nine of ten pairs of stretches."""
+POINT_CLIP_SPREADS = 3.0
+"""How far a point may lie from its local median before it is clipped, in the search for changes."""
+LEAST_SPREAD_SHARE = 1e-3
+"""Share of the level: no clock or machine is steadier than this; without it a constant series changes everywhere."""
+CHANGES_AT_MOST = 4
+"""Changes excluded from the estimate of wander; any more of them are wander."""
+
+# -- lines of code -----------------------------------------------------------------------------------------------------
+
+PLACE_USUAL_SHARE = 0.1
+"""Share of the other stacks: a line that at most so many of them have is what the ranks do differently …"""
+PLACE_EXCESS_SHARE = 0.85
+"""… and so is a line in a phase of which at least this share is more than the others need, whose stacks are
+then rarely in it."""
+PLACE_CHANCE = 0.05
+"""The largest accepted probability that a line is missing on other ranks only by chance."""
+PLACE_AGREE_SHARE = 0.6
+"""Share of the stacks that must have a frame for it to be named: the message says "mostly"."""
+PLACE_STACKS = 2
+"""A single one may have been taken anywhere."""
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 LOW_MEMORY_SHARE = 0.05
 """Share of a host's memory: with less available before a SIGKILL, the kernel's out-of-memory killer is likely."""
+DEATH_MEMORY_S = 30.0
+"""How long before a death the host's memory is checked."""
+DEATH_LEAD_S = 5.0
+"""Minimum lead of an exception over a death that did not cause it: deaths are noticed late, clocks differ."""
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
@@ -436,6 +518,10 @@ FRAGMENTED_BYTES = 1 << 30
 """Below it there is nothing useful to gain."""
 DEVICE_FULL_SHARE = 0.70
 """Share of a device's memory: below it there is room, and uneven or fragmented memory does no harm."""
+FSDP_GATHERED_SHARE = 0.05
+"""Share of a device's memory: gathered parameters that take less are not what fills it."""
+CHECKPOINTS_KEEP_SHARE = 0.3
+"""Share of the activations that a checkpoint around each block usually leaves: the inputs of blocks, and one block."""
 
 # -- loss -------------------------------------------------------------------------------------------------------------
 
@@ -528,6 +614,8 @@ LAYER_STEPS = 2
 """Sampled steps that must show in which layer a slow rank loses its time."""
 LAYER_MOSTLY = 0.7
 """Share of the extra time from which on a layer is said to have most of it; below it the share is named."""
+NONFINITE_LATER_STEPS = 8
+"""Steps after one with NaN that may show in which layer it began."""
 
 # -- machine ----------------------------------------------------------------------------------------------------------
 
@@ -593,6 +681,8 @@ RAM_SWAP_SHARE = 0.20
 """… and are swapped without need while more than this is available."""
 RAM_PRESSURE = 0.2
 """Share of the time in which some task waited for memory (PSI); zero on a healthy machine."""
+CPU_WAIT_SAMPLE_NS = 1.5e9
+"""A sample describes the second before it; a step further from all of them is unknown."""
 
 # Remarks about settings.
 FEW_SAMPLES = 16
@@ -607,5 +697,9 @@ LAST_BATCH_EPOCHS = 3
 """Short batches needed before their steps are called slow."""
 LAST_BATCH_COMPILE_NS = 1e9
 """Compiling for the short batch: less is not noticed, unless it reaches LAST_BATCH_SHARE of a short run."""
+UNUSED_PASSES = 90
+"""Backward passes without an unused parameter after which we call all of them used: the sample after step 100."""
+FIRST_WORKERS = 4
+"""DataLoader workers to start with, if there are cores for them."""
 
 __all__ = [name for name in dir() if name.isupper()]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.diagnosis.engine.view import View
+from stepscope.judge import thresholds
 from stepscope.records.steps import COMM_HOOK_PHASE
 
 __all__ = ["CHECKPOINT", "EVALUATION", "seen_at"]
@@ -135,18 +136,7 @@ LOADER_CODE = "/torch/utils/data/_utils/"
 WITHIN = ("input", "forward", "backward", "optimizer", COMM_HOOK_PHASE)
 """Phases in which only frames below our hook count …"""
 COMPUTE = ("forward", "backward", "optimizer")
-"""… and those in which a line must stand out …"""
-USUAL_SHARE = 0.1
-"""… because at most this share of the other stacks has it …"""
-MOSTLY_EXCESS = 0.85
-"""… or because at least this share of the ranks' time in the phase is more than the others need, whose stacks are then
-rarely in it."""
-BY_CHANCE = 0.05
-"""The largest accepted probability that a line is missing on other ranks only by chance."""
-AGREE_SHARE = 0.6
-"""Share of the stacks that must have a frame for it to be named: the message says "mostly"."""
-STACKS_AT_LEAST = 2
-"""A single one may have been taken anywhere."""
+"""… and those in which a line must stand out (``PLACE_USUAL_SHARE``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,20 +196,20 @@ def seen_at(
 
 def _agreed(stacks: Sequence[list[_Frame]]) -> tuple[list[_Frame], int] | None:
     """A stack, and the index of the frame in it that most of the stacks agree on."""
-    if len(stacks) < STACKS_AT_LEAST:
+    if len(stacks) < thresholds.PLACE_STACKS:
         return None
     counts = Counter(key for frames in stacks for key in {frame.key for frame in frames})
-    agreed = {key for key, count in counts.items() if count >= AGREE_SHARE * len(stacks)}
+    agreed = {key for key, count in counts.items() if count >= thresholds.PLACE_AGREE_SHARE * len(stacks)}
     chosen = [(frames, at) for frames in stacks if (at := _deepest(frames, agreed)) is not None]
     if not chosen:
         return None
     key, count = Counter(frames[at].key for frames, at in chosen).most_common(1)[0]
-    if count < AGREE_SHARE * len(stacks):
+    if count < thresholds.PLACE_AGREE_SHARE * len(stacks):
         return None
     having = [(frames, at) for frames, at in chosen if frames[at].key == key]
     line, times = Counter(frames[at].line for frames, at in having).most_common(1)[0]
     calls_on = sum(at > 0 for _, at in having)
-    if 2 * calls_on > len(having) and times < AGREE_SHARE * len(stacks):
+    if 2 * calls_on > len(having) and times < thresholds.PLACE_AGREE_SHARE * len(stacks):
         return None  # it calls different things, and no line of it explains anything
     return next((frames, at) for frames, at in having if frames[at].line == line)
 
@@ -228,10 +218,14 @@ def _distinct(
     mine: Sequence[list[_Frame]], others: Sequence[list[_Frame]], *, excess_share: float
 ) -> tuple[list[_Frame], int] | None:
     """A stack, and the index of the exact line in it that explains the excess: the others are hardly ever there."""
-    compared = len(others) >= STACKS_AT_LEAST
-    if not compared and excess_share < MOSTLY_EXCESS:
+    compared = len(others) >= thresholds.PLACE_STACKS
+    if not compared and excess_share < thresholds.PLACE_EXCESS_SHARE:
         return None
-    usual = {frame for frame, count in _counts(others).items() if compared and count > USUAL_SHARE * len(others)}
+    usual = {
+        frame
+        for frame, count in _counts(others).items()
+        if compared and count > thresholds.PLACE_USUAL_SHARE * len(others)
+    }
     agreed = {
         frame
         for frame, count in _counts(mine).items()
@@ -254,12 +248,12 @@ def _explains(count: int, mine: int, others: int, excess_share: float) -> bool:
     A majority does.  Fewer do if the excess is less than all of the time, and if chance would rarely put all stacks
     with that line on this side.
     """
-    if count < STACKS_AT_LEAST:
+    if count < thresholds.PLACE_STACKS:
         return False
-    if count >= AGREE_SHARE * mine:
+    if count >= thresholds.PLACE_AGREE_SHARE * mine:
         return True
     by_chance = math.comb(mine, count) / math.comb(mine + others, count)
-    return count >= AGREE_SHARE * excess_share * mine and by_chance <= BY_CHANCE
+    return count >= thresholds.PLACE_AGREE_SHARE * excess_share * mine and by_chance <= thresholds.PLACE_CHANCE
 
 
 def _excess_share(view: View, phase: str | None, ranks: Collection[int]) -> float:

@@ -21,9 +21,6 @@ __all__ = ["excess_without_waiting", "waited_ns", "waiting_shares", "without_wai
 
 Floats = NDArray[np.float64]
 
-SAMPLE_NS = 1.5e9
-"""A sample describes the second before it; a step further from all of them is unknown."""
-
 
 def waited_ns(view: View) -> Floats | None:
     """[R, S]; how long each rank waited for a processor in each step, nan where unknown; None: nothing is known."""
@@ -43,7 +40,7 @@ def waited_ns(view: View) -> Floats | None:
         first = np.minimum(np.searchsorted(at, ends - view.wall_ns[row]), len(at) - 1)
         last = np.minimum(np.searchsorted(at, ends) + 1, len(at))
         mean = (sums[np.maximum(last, first + 1)] - sums[first]) / np.maximum(last - first, 1)
-        near = np.abs(at[first] - ends) <= SAMPLE_NS + view.wall_ns[row]
+        near = np.abs(at[first] - ends) <= thresholds.CPU_WAIT_SAMPLE_NS + view.wall_ns[row]
         out[row] = np.where(near, mean * view.wall_ns[row], np.nan)
     return None if np.isnan(out).all() else out
 

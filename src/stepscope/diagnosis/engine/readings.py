@@ -164,8 +164,6 @@ SUSPECTS_AT_MOST = 64
 """Hosts or paths examined more closely, each against all others; if more are bad, these are the worst."""
 EXACT_LOSSES = 1000
 """Losses that are counted exactly; with more, the normal distribution gives the same result."""
-LOSSY_HOSTS_AT_MOST = 8
-"""Lossy hosts to search for, one after the other; if there are more, it is the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +307,7 @@ def _lossy_hosts(trips: RoundTrips) -> Iterator[NetworkFault]:
     if trips.hosts < 3:
         return
     left = np.ones(len(trips.ends), np.bool_)
-    for _ in range(min(LOSSY_HOSTS_AT_MOST, trips.hosts // 2)):
+    for _ in range(min(thresholds.LOSSY_HOSTS_AT_MOST, trips.hosts // 2)):
         lost, sent = trips.lost * left[:, None], trips.sent * left[:, None]
         all_lost, all_sent = lost.sum(axis=0), sent.sum(axis=0)
         host_lost, host_sent = trips.per_host(lost), trips.per_host(sent)

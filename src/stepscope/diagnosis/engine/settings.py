@@ -168,9 +168,6 @@ def _first_setting(frameworks: Sequence[str], settings: Mapping[str, str]) -> st
 # -- unused parameters ------------------------------------------------------------------------------------------------
 # What to do about find_unused_parameters=True, depending on the unused parameters that DDP itself has found.
 
-ENOUGH_ITERATIONS = 90
-"""Backward passes without an unused parameter after which we call all of them used: the look after step 100."""
-
 
 def unused_parameters_advice(ddp: Mapping[str, Any]) -> Iterator[str]:
     """For a job that waits for DDP's exchange; nothing if parameters are sometimes unused: then it is needed."""
@@ -190,7 +187,7 @@ def unused_parameters_advice(ddp: Mapping[str, Any]) -> Iterator[str]:
 def all_were_used(ddp: Mapping[str, Any]) -> int:
     """Number of backward passes in which all parameters took part, if that is enough to judge; else 0."""
     iterations = int(number(ddp, "iterations") or 0)
-    return iterations if ddp.get("unused") == "none" and iterations >= ENOUGH_ITERATIONS else 0
+    return iterations if ddp.get("unused") == "none" and iterations >= thresholds.UNUSED_PASSES else 0
 
 
 # -- remarks ----------------------------------------------------------------------------------------------------------
@@ -387,10 +384,6 @@ def _facts_about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 # Advice on FSDP's settings; each sentence says what the present setting costs.  Only for findings that show that it
 # matters: an exposed exchange, or a device that is nearly full.
 
-FSDP_LARGEST_SHARE = 0.5
-"""Share of all parameters in one unit: little is left to compute while it is gathered."""
-FSDP_HELD_SHARE = 0.05
-"""Share of a device's memory: gathered parameters that take less are not what fills it."""
 WIDE = "float32"
 NARROW = ("bfloat16", "float16")
 ITEM_BYTES = {"float64": 8, WIDE: 4, "bfloat16": 2, "float16": 2}
@@ -399,7 +392,7 @@ ITEM_BYTES = {"float64": 8, WIDE: 4, "bfloat16": 2, "float16": 2}
 def fsdp_units_advice(fsdp: Mapping[str, Any]) -> Iterator[str]:
     """Wrapping: if one unit has nearly everything, nothing computes while it is gathered."""
     count, share = number(fsdp, "units"), number(fsdp, "largest_share")
-    if not _fsdp_shards(fsdp) or not count or share is None or share < FSDP_LARGEST_SHARE:
+    if not _fsdp_shards(fsdp) or not count or share is None or share < thresholds.FSDP_LARGEST_SHARE:
         return
     how = _fsdp_wrap_advice(fsdp)
     if count == 1:
@@ -461,13 +454,13 @@ def fsdp_memory_advice(fsdp: Mapping[str, Any], total_bytes: float) -> Iterator[
     count, share, whole = number(fsdp, "units"), number(fsdp, "largest_share"), _fsdp_whole_bytes(fsdp)
     if not _fsdp_shards(fsdp) or not count or share is None or whole is None:
         return
-    if share >= FSDP_LARGEST_SHARE and whole * share >= FSDP_HELD_SHARE * total_bytes:
+    if share >= thresholds.FSDP_LARGEST_SHARE and whole * share >= thresholds.FSDP_GATHERED_SHARE * total_bytes:
         which = "a single unit" if count == 1 else f"one of {count:.0f} units"
         yield (
             f"FSDP gathers {share_text(share)} of the parameters at once{_size(fsdp, share)}, since {which} has them. "
             f"{_fsdp_wrap_advice(fsdp)}"
         )
-    elif count > 1 and fsdp.get("resharded_units") == 0 and whole >= FSDP_HELD_SHARE * total_bytes:
+    elif count > 1 and fsdp.get("resharded_units") == 0 and whole >= thresholds.FSDP_GATHERED_SHARE * total_bytes:
         free = "ShardingStrategy.FULL_SHARD" if fsdp.get("version") == 1 else "reshard_after_forward=True"
         yield f"FSDP keeps all parameters gathered from forward to backward{_size(fsdp)}: {free} frees them."
 

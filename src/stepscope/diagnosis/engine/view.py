@@ -397,8 +397,6 @@ def where_stopped(view: View, stopped_ns: Floats) -> Floats:
 LAUNCHING_PHASES = ("input", "h2d", "forward", "backward", "optimizer")
 """Phases that a host has to finish before its device can."""
 PHASES_WITHOUT_DEVICE = ("input", "other")
-LEAST_HOST_NS = 50_000
-"""A host that does less than this per step without its device is not informative."""
 
 
 class _LateRank(Protocol):
@@ -431,7 +429,7 @@ def waits_for_host(view: View, late: _LateRank) -> bool:
         usual_ns = float(np.nanmedian(np.delete(device_ns, late.rank)))  # clipping, say: work without a phase
         host += own_ns
         idle += max(min(own_ns, float(device_ns[late.rank])) - usual_ns, 0.0)
-    return host >= LEAST_HOST_NS and idle >= thresholds.IDLE_SHARE * host
+    return host >= thresholds.HOST_LEAST_NS and idle >= thresholds.IDLE_SHARE * host
 
 
 def host_excess_ns(view: View, late: _LateRank) -> float:

@@ -270,8 +270,6 @@ def _peers_key(peers: object) -> tuple[tuple[int, ...], ...] | None:
 
 Rows = NDArray[np.intp]
 ALL_TO_ALL = OPS.index("all_to_all")
-SMALL_SHARE = 0.05
-"""Share of the largest all_to_all: smaller ones carry token counts, and always have the same size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +320,7 @@ def _same_batches(ranks: Sequence[RankSeries]) -> bool:
             continue
         calls = np.array(own, np.float64)
         most = calls.max(axis=0)
-        counted = most >= SMALL_SHARE * most.max()
+        counted = most >= thresholds.SMALL_EXCHANGE_SHARE * most.max()
         large += int(counted.sum())
         alike += int((counted & (calls.min(axis=0) * thresholds.BYTES_ALIKE >= most)).sum())
     return large > 0 and alike >= thresholds.SAME_SIZE_SHARE * large

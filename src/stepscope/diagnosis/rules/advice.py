@@ -48,8 +48,6 @@ ROUTER_ADVICE = (
     "If the same experts are always the busiest, place them on different ranks or give each a copy.",
 )
 FEWER_COPIES = "Fewer DataLoader workers, a smaller prefetch_factor, or memory-mapped data."
-FIRST_WORKERS = 4
-"""DataLoader workers to start with, if there are cores for them."""
 
 
 def straggler_advice(
@@ -228,7 +226,7 @@ def data_loader_advice(
 
 def _suggested_workers(cores: int) -> int:
     """A first try that leaves a core to the training process itself."""
-    return max(1, min(FIRST_WORKERS, cores - 1))
+    return max(1, min(thresholds.FIRST_WORKERS, cores - 1))
 
 
 def _up_to(cores: int | None) -> str:
@@ -601,8 +599,6 @@ _OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use", re.IGNORECASE)
 PARTS_TOLD = 4
 MOST_ADVICE = 4
 MOST_TENSORS = 8
-KEPT_BY_CHECKPOINTS = 0.3
-"""Share of the activations that a checkpoint around each block usually leaves: the inputs of blocks, and one block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -815,7 +811,7 @@ class _Held:
         if not self._measured and not self._host:
             size, where = self.kinds.get("other", 0), ""
         if size:
-            saved = size * (1 - KEPT_BY_CHECKPOINTS)
+            saved = size * (1 - thresholds.CHECKPOINTS_KEEP_SHARE)
             of = f" of {where}" if where and "*" in where else ""
             setting = accumulation_setting(frameworks_of(facts))
             how = f" ({setting})" if setting else ""

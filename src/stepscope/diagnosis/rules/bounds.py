@@ -68,14 +68,6 @@ __all__ = ["find_bounds", "find_compute_bound", "less_compute_advice", "waited_f
 # setting without its present value.
 
 Floats = NDArray[np.float64]
-BUSY_PROCESS_PERCENT = 80.0
-"""Of one core: a training process that takes more hardly ever waits for workers."""
-BUSY_CPU_PERCENT = 90.0
-"""Median over the steady steps at which a host's CPUs count as saturated."""
-FEW_BUCKETS = 2
-"""With fewer buckets nothing can be sent while the rest of backward runs."""
-SMALL_BUCKET_MB = 4.0
-"""Below it an all-reduce is latency, not bandwidth."""
 
 
 def input_advice(view: View, shared_ns: Floats) -> tuple[str, ...]:
@@ -141,13 +133,13 @@ def comm_advice(view: View, _: Floats) -> tuple[str, ...]:
     else:
         lines += unused_parameters_advice(ddp)
     gradient_mb, bucket_mb = number(ddp, "gradient_mb"), number(ddp, "bucket_mb")
-    if gradient_mb and bucket_mb and gradient_mb >= SMALL_BUCKET_MB:
-        if gradient_mb / bucket_mb < FEW_BUCKETS:
+    if gradient_mb and bucket_mb and gradient_mb >= thresholds.SMALL_BUCKET_MB:
+        if gradient_mb / bucket_mb < thresholds.FEW_BUCKETS:
             lines.append(
                 f"{gradient_mb:.0f} MB of gradients in buckets of {bucket_mb:.0f} MB leave nothing to send while "
                 f"backward still runs: try {ddp_setting(frameworks, 'bucket_cap_mb', max(1, round(gradient_mb / 4)))}."
             )
-        elif bucket_mb < SMALL_BUCKET_MB:
+        elif bucket_mb < thresholds.SMALL_BUCKET_MB:
             lines.append(f"Buckets of {bucket_mb:.1f} MB are all latency: leave bucket_cap_mb at 25 or above.")
     if number(model, "sync_batchnorm"):
         lines.append(
@@ -274,7 +266,7 @@ def _facts(view: View, name: str) -> Mapping[str, Any]:
 
 def _saturated(percent: Floats, own_percent: Floats) -> bool:
     """Whether the job itself has used up the CPUs; load of unknown origin counts as the job's."""
-    if not len(percent) or np.median(percent) < BUSY_CPU_PERCENT:
+    if not len(percent) or np.median(percent) < thresholds.BUSY_CPU_PERCENT:
         return False
     return not len(own_percent) or bool(np.median(own_percent) >= thresholds.CPU_OTHERS_SHARE * np.median(percent))
 
@@ -285,7 +277,7 @@ def _main_busy(view: View) -> bool | None:
     used, wall_ns = readings.of("cpu_percent"), readings.of("wall_ns")
     steady = [in_steady_steps(view.window, (int(row),), wall_ns[at]) for at, row in enumerate(view.rows)]
     known = _known(used[np.array(steady, np.bool_).reshape(used.shape)])
-    return float(np.median(known)) >= BUSY_PROCESS_PERCENT if len(known) else None
+    return float(np.median(known)) >= thresholds.BUSY_PROCESS_PERCENT if len(known) else None
 
 
 def _known(values: Floats) -> Floats:

@@ -314,11 +314,6 @@ def _slow_group_row(exchanges: Communication, one: _SlowGroup) -> dict[str, Any]
 # slower at the same time, the machine is to blame and other rules report it.  DDP's all-reduce is not covered here: how
 # much of it shows depends on what hides it.
 
-SEEN_SHARE = 0.9
-"""Share of the steps: an occasional call has no level."""
-SPREAD_QUANTILES = (0.1, 0.9)
-"""Any stretch worth reporting lies between them: a sieve before the search for it."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Drop:
@@ -361,10 +356,10 @@ def _steps_known(view: View, exchanges: Communication, flow: Flow) -> int:
 def _drops(view: View, flow: Flow, steps_known: int) -> list[_Drop]:
     least_ns = flow.least_ns[view.columns].astype(np.float64)
     seen = np.flatnonzero(~np.isnan(least_ns))
-    if len(seen) < max(SEEN_SHARE * steps_known, thresholds.TREND_STEPS):
+    if len(seen) < max(thresholds.CALLED_SHARE * steps_known, thresholds.TREND_STEPS):
         return []
     values, sent = least_ns[seen], flow.bytes_by_step[view.columns][seen]
-    low, high = np.quantile(values, SPREAD_QUANTILES)
+    low, high = np.quantile(values, thresholds.SIEVE_QUANTILES)
     floor_ns = max(thresholds.WARNING_SHARE * view.median_step_ns, thresholds.EXCHANGE_FLOOR_NS)
     if high - low < floor_ns or high < thresholds.EXCHANGE_RATIO * low:
         return []

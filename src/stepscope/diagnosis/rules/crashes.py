@@ -155,10 +155,6 @@ STOPPED_BY_HAND = ("KeyboardInterrupt", "SignalException")
 SHELL_SIGNAL_BASE = 128
 """A shell reports death by signal n as 128 + n."""
 Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "oom_host", "vanished"]
-MEMORY_SECONDS = 30.0
-"""How long before a death the host's memory is checked."""
-BEFORE_S = 5.0
-"""Minimum lead of an exception over a death that did not cause it: deaths are noticed late, clocks differ."""
 MESSAGE_SHOWN = 120
 _INSIDE = "Original Traceback (most recent call last):"
 """Begins the traceback that a DataLoader worker puts into the message."""
@@ -381,7 +377,7 @@ def _in_order_of_time(found: list[Failure]) -> list[Failure]:
     if not spoke or not began or any(one.cause != "vanished" or not one.wall_ns for one in began):
         return found
     first_ns = min(one.wall_ns for one in spoke)
-    if first_ns + BEFORE_S * 1e9 >= min(one.wall_ns for one in began):
+    if first_ns + thresholds.DEATH_LEAD_S * 1e9 >= min(one.wall_ns for one in began):
         return found
     return [replace(one, victim=one not in spoke) for one in found]
 
@@ -630,7 +626,7 @@ def _memory_low(run: RunData, attempt: Attempt, lead: Failure) -> bool:
     host = next((series.identity.host for series in attempt.series if series.rank == lead.rank), None)
     for line in of_kind(run.samples, "host"):
         when, free, total = (number(line, key) for key in ("wall_ns", "mem_available", "mem_total"))
-        near = lead.wall_ns == 0 or when is None or abs(when - lead.wall_ns) <= MEMORY_SECONDS * 1e9
+        near = lead.wall_ns == 0 or when is None or abs(when - lead.wall_ns) <= thresholds.DEATH_MEMORY_S * 1e9
         low = free is not None and total is not None and free < thresholds.LOW_MEMORY_SHARE * total
         if line.get("node") == host and near and low:
             return True

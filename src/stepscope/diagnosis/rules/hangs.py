@@ -16,6 +16,7 @@ from stepscope.diagnosis.engine.attempts import attempts_of
 from stepscope.diagnosis.rules.crashes import Failure, call_mismatch, failures_of, ranks_of
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.report import finding_of
+from stepscope.judge import thresholds
 from stepscope.records.finding import Finding, as_remark, highest
 from stepscope.records.hang import Culprit, Frame, HangKind, HangRecord, RankThere, WaitingIn
 from stepscope.records.series import RunData
@@ -24,9 +25,6 @@ __all__ = ["find_disagreement", "find_hangs", "has_ended", "led_by_hangs", "with
 
 
 # -- hangs and stalls -------------------------------------------------------------------------------------------------
-
-NEAR_STEPS = 1
-"""A stall shows in the step that was under way, or in the one after it."""
 
 
 def find_hangs(run: RunData) -> list[Finding]:
@@ -90,7 +88,10 @@ def _same_stretch(found: Finding, stall: Finding) -> bool:
     if found.steps is None or stall.steps is None:
         return False
     steps = found.evidence.get("steps_longer") or range(found.steps[0], found.steps[1] + 1)
-    return any(stall.steps[0] - NEAR_STEPS <= step <= stall.steps[1] + NEAR_STEPS for step in steps)
+    return any(
+        stall.steps[0] - thresholds.STALL_NEAR_STEPS <= step <= stall.steps[1] + thresholds.STALL_NEAR_STEPS
+        for step in steps
+    )
 
 
 def _came_back(run: RunData, hang: HangRecord) -> bool:

@@ -36,7 +36,6 @@ from stepscope.records.throughput import Work
 __all__ = ["find_uneven", "find_uneven_batches"]
 
 Floats = NDArray[np.float64]
-LEVEL_QUANTILE = 0.25
 STAGE_KINDS = {
     "input": ("input_straggler", "in input"),
     "h2d": ("h2d_straggler", "in h2d"),
@@ -126,7 +125,7 @@ def _share_devices(view: View) -> bool:
 def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
     work_ns = _own_work(view)[kept]
     # A rank's own level is not what varies from step to step; in a rotation half of its steps may be above it.
-    levels = np.quantile(work_ns, LEVEL_QUANTILE, axis=1)
+    levels = np.quantile(work_ns, thresholds.LEVEL_QUANTILE, axis=1)
     even_ns = work_ns - levels[:, None] + np.median(levels)
     top = even_ns.argmax(axis=0)
     columns = np.arange(len(view.steps))

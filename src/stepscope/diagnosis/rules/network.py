@@ -202,12 +202,6 @@ Bools = NDArray[np.bool_]
 EXCHANGES = ("forward", "backward", "comm", "optimizer", "other")
 """Phases in which a wait for the network may hide."""
 SAME_CAUSE_KINDS = ("comm_straggler", "slow_collective")
-HEALTHY_LOSS = 1e-4
-START_TRIPS = 10
-"""Round trips in which TCP, after a pause, comes up to speed: its window doubles with each."""
-STRAYS = (0.01, 0.99)
-MOSTLY = 0.9
-"""Share of the steps: the first and last lines do not cover all of a run, and from here on it was bad all the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +316,7 @@ def _price(
         saved_ns = np.maximum.reduce([before.saved_ns, *(claim.explained_ns for claim in same)])
         per_step_ns = max(before.per_step_ns, *(_mean_where(claim.explained_ns) for claim in same))
         return _Price(saved_ns=saved_ns, per_step_ns=per_step_ns, explains=same, compared="groups")
-    if before.saved_ns.any() or hit.mean() < MOSTLY:
+    if before.saved_ns.any() or hit.mean() < thresholds.NETWORK_ALWAYS_SHARE:
         return before
     return _by_share(view, bad, hit, exchanges)
 
@@ -392,7 +386,7 @@ def _most_ns(view: View, bad: NetworkFault) -> float:
     if seen is not None:
         calls = max(sum(flow.count for flow in seen.flows if flow.group.timed), calls)
         calls += sum(one.backwards * max(one.buckets, 1) for one in seen.reducers)
-    return calls * (2 * (len(view.ranks) - 1) + START_TRIPS) * (bad.value - bad.usual) * 1e3
+    return calls * (2 * (len(view.ranks) - 1) + thresholds.START_TRIPS) * (bad.value - bad.usual) * 1e3
 
 
 def _slowed(bad: NetworkFault) -> float:
@@ -402,7 +396,7 @@ def _slowed(bad: NetworkFault) -> float:
         return 1 - bad.value / bad.usual
     if bad.what == "latency":
         return 1 - bad.usual / bad.value if bad.usual > 0 else 0.0
-    return 1 - math.sqrt(min(float(np.fmax(bad.usual, HEALTHY_LOSS)) / bad.value, 1.0))
+    return 1 - math.sqrt(min(float(np.fmax(bad.usual, thresholds.HEALTHY_LOSS_SHARE)) / bad.value, 1.0))
 
 
 def _mean_where(saved_ns: Floats) -> float:
@@ -424,9 +418,9 @@ def _claim(
     severity = severity_by_cost(cost["share"], price.per_step_ns)
     # Without strays: just before and after it some steps are long for other reasons.
     steps = view.steps[saved_ns > 0] if saved_ns.any() else view.steps[hit]
-    first, last = np.quantile(steps, STRAYS, method="nearest")
+    first, last = np.quantile(steps, thresholds.STRAY_QUANTILES, method="nearest")
     span = int(first), int(last)
-    mostly = hit.mean() >= MOSTLY
+    mostly = hit.mean() >= thresholds.NETWORK_ALWAYS_SHARE
     finding = Finding(
         kind="slow_network",
         severity=severity,

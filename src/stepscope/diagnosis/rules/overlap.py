@@ -40,12 +40,6 @@ __all__ = ["SHARDED", "find_low_overlap"]
 Floats = NDArray[np.float64]
 SHARDED = ("all_gather", "reduce_scatter")
 """What FSDP exchanges."""
-LARGEST_SHARE = 0.5
-"""Share of all gradients in one bucket: they are sent together, and late."""
-OVERFULL = 1.5
-"""Multiple of the size limit: DDP closes a bucket once it is full, so it exceeds that by less than a small layer."""
-FEW_GATHERS = 2.5
-"""Per step: forward and backward of one module that holds all parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +142,7 @@ def _ddp_exchange(view: View, one: Reducer, exposed_ns: Floats, span_ns: Floats,
 def _cannot_be_split(one: Reducer, bucket_mb: float | None) -> int:
     """Bytes of the largest bucket, if it is larger than buckets may be: then it is one layer."""
     largest = max(one.buckets_bytes, default=0)
-    return largest if bucket_mb and largest > OVERFULL * bucket_mb * MIB else 0
+    return largest if bucket_mb and largest > thresholds.BUCKET_OVERFULL * bucket_mb * MIB else 0
 
 
 def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) -> Iterator[str]:
@@ -161,7 +155,7 @@ def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) ->
             f"{bytes_text(one.bytes)} of gradients in buckets of up to {bytes_text(bucket_mb * MIB)} leave nothing to "
             f"send while backward still runs: DistributedDataParallel(bucket_cap_mb={cap_mb})."
         )
-    elif one.buckets > 1 and largest >= LARGEST_SHARE * one.bytes:
+    elif one.buckets > 1 and largest >= thresholds.BUCKET_LARGEST_SHARE * one.bytes:
         layer = " (a layer that large cannot be split)" if _cannot_be_split(one, bucket_mb) else ""
         yield (
             f"One of {one.buckets} buckets holds {bytes_text(largest)} of {bytes_text(one.bytes)}{layer}: "
@@ -219,7 +213,7 @@ def _sharded_exchange(
 
 def _for_sharded(gathers: float, fsdp: Mapping[str, Any]) -> tuple[str, ...]:
     wrapping = list(fsdp_units_advice(fsdp))
-    if not fsdp and gathers <= FEW_GATHERS:
+    if not fsdp and gathers <= thresholds.FEW_GATHERS:
         pieces = f"All parameters are gathered in {gathers:.0f} pieces a step"
         wrapping = [f"{pieces}: fully_shard() each block, then the root."]
     less = list(fsdp_bytes_advice(fsdp))

@@ -165,9 +165,6 @@ def beat_of(view: View, spikes: list[Spike]) -> Rhythm | None:
 # The steps in question are compared with usual ones, phase by phase and rank by rank.  Waiting for a peer is excess
 # too, so the phases least likely to hide a wait (``stragglers.WAIT_HIDES_IN``) come first and measured waits last.
 
-STEPS_USED = 32
-"""A sample of the steps: their median is accurate to a few percent of their spread."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -179,7 +176,7 @@ class Place:
         return () if self.row is None else (view.ranks[self.row],)
 
 
-def evenly_chosen(columns: NDArray[np.intp] | Sequence[int], most: int = STEPS_USED) -> NDArray[np.intp]:
+def evenly_chosen(columns: NDArray[np.intp] | Sequence[int], most: int = thresholds.LOCATE_STEPS) -> NDArray[np.intp]:
     """Choose at most ``most`` columns, evenly spaced."""
     at = np.asarray(columns, np.intp)
     return at if len(at) <= most else at[np.linspace(0, len(at) - 1, most).round().astype(np.intp)]
@@ -243,10 +240,6 @@ def _only_rank(by_rank: Floats) -> int | None:
 # Slow steps that are too small to be spikes are found only by their period: the series is folded at every period.
 
 STEPS_SHOWN = 20
-MORE_BYTES = 2.0
-"""Times the bytes of other steps: such a step has more to exchange."""
-MORE_SHARE = 0.25
-"""Share of a slow step's extra time: the title must mention other causes that add at least this much."""
 WAITED_IN = ("other", "backward", "comm")
 """Where a wait for peers hides if it is not measured."""
 
@@ -350,7 +343,9 @@ def _more_bytes(view: View, columns: NDArray[np.intp]) -> bool:
     """Whether the ranks exchange more in these steps than in the others: then it is not the network that is slow."""
     sent = view.window.exchanged_bytes[view.columns]
     others = np.delete(sent, columns)
-    return bool(len(others)) and float(np.median(sent[columns])) >= MORE_BYTES * max(float(np.median(others)), 1.0)
+    return bool(len(others)) and float(np.median(sent[columns])) >= thresholds.MORE_BYTES_RATIO * max(
+        float(np.median(others)), 1.0
+    )
 
 
 def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: dict[str, Any]) -> Finding:
@@ -473,7 +468,7 @@ def _besides(view: View, series: SpikeSeries, found: _Recurring) -> str:
     explained_ns = view.step_ns - series.values_ns
     usual_ns = float(np.median(explained_ns))
     more_ns = [float((explained_ns[group] - usual_ns).sum()) for group in found.groups]
-    if float(np.median(more_ns)) <= MORE_SHARE * found.each_ns:
+    if float(np.median(more_ns)) <= thresholds.MORE_CAUSES_SHARE * found.each_ns:
         return ""
     took = {name: np.fmax.reduce(view.phase(name), axis=0) for name in stop_phases(view)}
     names = [name for name, own in took.items() if np.median([own[group].max() for group in found.groups]) > 0]
@@ -496,9 +491,6 @@ def _num_workers(view: View) -> int | None:
 
 
 # -- stalls -----------------------------------------------------------------------------------------------------------
-
-NEIGHBORS = 10
-"""Steps on each side of a stall that show what is usual there."""
 
 
 def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Claim]:
@@ -546,7 +538,10 @@ def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike
 def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
     """And the end of its title, which says where."""
     columns = steps_around(view, spike)
-    near = np.arange(max(columns[0] - NEIGHBORS, 0), min(columns[-1] + NEIGHBORS + 1, len(view.steps)))
+    near = np.arange(
+        max(columns[0] - thresholds.STALL_NEIGHBORS, 0),
+        min(columns[-1] + thresholds.STALL_NEIGHBORS + 1, len(view.steps)),
+    )
     usual = typical_phase_ns(view, near[~series.spiky[near] & ~np.isin(near, columns)])
     over = view.phase_ns[:, :, columns] - usual[:, :, None]
     excess = over.sum(axis=2)

@@ -26,8 +26,6 @@ __all__ = ["find_trends"]
 
 Floats = NDArray[np.float64]
 STRETCHES_SHOWN = 3
-BESIDE_STEPS = 50
-"""On each side of a change, to locate it: what happened long before is unrelated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class _SlowStretch:
 
     def whole(self, explained_ns: Floats) -> _SlowStretch:
         """The same for whole steps, including what is already explained: the lengths that everything else shows."""
-        usual_ns = float(np.median(explained_ns[max(self.first - BESIDE_STEPS, 0) : self.first]))
+        usual_ns = float(np.median(explained_ns[max(self.first - thresholds.BESIDE_STEPS, 0) : self.first]))
         now_ns = float(np.median(explained_ns[self.first : self.end]))
         return replace(self, before_ns=self.before_ns + usual_ns, level_ns=self.level_ns + now_ns)
 
@@ -189,7 +187,7 @@ def _lasting(values: Floats, slow: _SlowStretch) -> _SlowStretch | None:
 def _all_slower(values: Floats, slow: _SlowStretch) -> bool:
     """Whether the fast ones among the steps are slower, too: where half of all steps are disturbed, a median may jump
     between the disturbed ones and the others."""
-    before = values[max(slow.first - BESIDE_STEPS, 0) : slow.first]
+    before = values[max(slow.first - thresholds.BESIDE_STEPS, 0) : slow.first]
     rise = np.quantile(values[slow.first : slow.end], 0.25) - np.quantile(before, 0.25)
     return bool(rise >= thresholds.EXPLAINS_SHARE * slow.extra_ns)
 
@@ -294,8 +292,8 @@ def _passed_around(view: View, slow: _SlowStretch, place: Place) -> bool:
     """Whether ranks wait for a different rank each time; a slower exchange would affect the last rank as well."""
     if place.phase != "comm" or not view.comm_measured:
         return False
-    exchange_ns = shortest(view.phase("comm")[:, max(slow.first - BESIDE_STEPS, 0) : slow.end])
-    before = min(slow.first, BESIDE_STEPS)
+    exchange_ns = shortest(view.phase("comm")[:, max(slow.first - thresholds.BESIDE_STEPS, 0) : slow.end])
+    before = min(slow.first, thresholds.BESIDE_STEPS)
     rise = np.median(exchange_ns[before:]) - np.median(exchange_ns[:before])
     return bool(rise < thresholds.EXPLAINS_SHARE * slow.extra_ns)
 
@@ -306,8 +304,8 @@ def _in_process(view: View) -> bool:
 
 
 def _place(view: View, slow: _SlowStretch) -> tuple[Place, Floats]:
-    during = np.arange(slow.first, min(slow.end, slow.first + BESIDE_STEPS))
-    before = np.arange(max(slow.first - BESIDE_STEPS, 0), slow.first)
+    during = np.arange(slow.first, min(slow.end, slow.first + thresholds.BESIDE_STEPS))
+    before = np.arange(max(slow.first - thresholds.BESIDE_STEPS, 0), slow.first)
     excess = typical_phase_ns(view, during) - typical_phase_ns(view, before)
     place = locate(view, excess, slow.extra_ns)
     if place.phase is not None and _all_phases_slower(view, place.phase, before, excess):

@@ -49,8 +49,6 @@ Bools = NDArray[np.bool_]
 
 LISTED = 16
 """Layers in the evidence."""
-LATER_STEPS = 8
-"""Steps after a bad one that are looked at."""
 
 
 # -- no longer numbers ------------------------------------------------------------------------------------------------
@@ -271,7 +269,7 @@ class _Lost:
             return True
         first = {
             sample.nonfinite_forward
-            for step in self.steps[at + 1 :][:LATER_STEPS]
+            for step in self.steps[at + 1 :][: thresholds.NONFINITE_LATER_STEPS]
             for sample in self.by_step[step]
             if sample.nonfinite_forward is not None
         }
