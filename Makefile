@@ -59,7 +59,7 @@ else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench screenshots league league-compare frameworks public hangs gpu gpu-league clean
+.PHONY: help setup page demo test soak long versions pythons fuzz ray lint format types contracts bench rule-table screenshots league league-compare frameworks public hangs gpu gpu-league clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +131,9 @@ bench: $(RUN_READY) ## Run short overhead and throughput benchmarks (docs/benchm
 	$(BIN)/python bench/overhead.py $(BENCH_ARGS)
 	$(BIN)/python bench/throughput.py --seconds 3
 	@echo "How these are measured, and the published figures: docs/benchmarks.md"
+
+rule-table: $(RUN_READY) ## Write the tables of rules into docs/ (bench/rule_table.py)
+	$(BIN)/python bench/rule_table.py
 
 screenshots: $(RUN_READY) $(PAGE) $(BROWSER_READY) ## Take the screenshots of the page for README and docs
 	PYTHONPATH=bench $(BIN)/python bench/screenshots.py

@@ -97,7 +97,7 @@ IDLE_GPU = Relation[RecordedJob](
     effect="lowers",
     kinds=("low_gpu_utilization",),
     when=lambda job, own, other: _warns(own),
-    reason="an idle GPU is the symptom of whatever costs time",
+    reason="an idle GPU is a symptom of what costs time, if that is a warning",
 )
 
 
@@ -109,7 +109,7 @@ LATE_STAGE = Relation[RecordedJob](
     effect="lowers",
     kinds=("pipeline_bubble",),
     when=lambda job, own, other: _warns(claim for claim in own if _names_late_ranks(claim.finding)),
-    reason="pipeline stages wait for each other when one of them is late",
+    reason="stages wait for each other when one of them is late, if that is a warning",
 )
 
 
@@ -124,7 +124,7 @@ BAD_NETWORK = Relation[RecordedJob](
     effect="replaces",
     kinds=("comm_straggler", "slow_collective", "group_imbalance", "low_overlap"),
     when=_is_of_network,
-    reason="the network of these hosts is the cause, or explains half of the time",
+    reason="it is the same host, or explains at least half of the time",
 )
 
 
@@ -145,7 +145,7 @@ PART_OF_OUTSIDE = Relation[RecordedJob](
     effect="replaces",
     kinds=("jitter",),
     when=lambda job, own, other: other.finding.phase == "other" and is_irregular(other.finding) and _covers(own, other),
-    reason="irregular slow steps whose time is outside all phases anyway, at least half of it",
+    reason="irregular slow steps in no phase are part of it, if it has at least half of their time",
 )
 IRREGULAR_OUTSIDE = Relation[RecordedJob](
     effect="takes from",
@@ -172,7 +172,7 @@ SMALL_CHANGE = Relation[RecordedJob](
     effect="replaces",
     kinds=CHANGES,
     when=lambda job, own, other: any(_is_same_level(claim, other) and _counts_as_level(claim, other) for claim in own),
-    reason="the change is mostly the same time of the phase, and alone it is no warning",
+    reason="it is a warning about the same phase and time, and the change alone is none",
 )
 
 
