@@ -8,7 +8,7 @@ import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.rules.advice import OutOfMemory, out_of_memory
+from stepscope.diagnosis.rules.out_of_memory import OutOfMemory, out_of_memory
 from stepscope.records.layers import MemoryAccount, read_memory
 from stepscope.records.series import RankError
 

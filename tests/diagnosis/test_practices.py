@@ -11,7 +11,8 @@ from fakes.cluster import Cluster
 
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.settings import remarks_on
-from stepscope.diagnosis.rules.advice import memory_pressure_advice
+from stepscope.diagnosis.rules.memory import PRESSURE_ADVICE
+from stepscope.judge.advice import advice_for
 from stepscope.reports.layout import price_text
 
 LOADER = {
@@ -250,12 +251,10 @@ def test_process_groups_that_are_none_the_worse() -> None:
 
 
 def test_a_single_process_is_not_told_to_shard_over_ranks() -> None:
-    alone = memory_pressure_advice(world_size=1, frameworks=("transformers",), sharded=False)
-    assert "TrainingArguments(gradient_accumulation_steps=…)" in alone[0]
-    assert alone[1] == "An optimizer with less state (8-bit Adam, Adafactor) also frees memory."
-    several = memory_pressure_advice(world_size=8, frameworks=(), sharded=False)
-    assert several[1].endswith("(FSDP, ZeroRedundancyOptimizer).")
-    assert memory_pressure_advice(world_size=8, frameworks=(), sharded=True)[1] == alone[1]
+    less_state = "An optimizer with less state (8-bit Adam, Adafactor) also frees memory."
+    shard = "Optimizer state and gradients can be sharded over the ranks (FSDP, ZeroRedundancyOptimizer)."
+    for several, sharded, second in ((False, False, less_state), (True, False, shard), (True, True, less_state)):
+        assert advice_for(PRESSURE_ADVICE, how="", several=several, sharded=sharded)[1] == second
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from fakes.cluster import Cluster, Death, Fault, slow_at
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.claims import unexplained_steps
 from stepscope.diagnosis.engine.view import View, view_of
-from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
-from stepscope.diagnosis.rules.spikes import find_spikes
+from stepscope.diagnosis.rules.spikes import JITTER_ADVICE, STALL_ADVICE, find_spikes
 from stepscope.diagnosis.rules.trends import find_trends
+from stepscope.judge.advice import advice_for
 from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
 from stepscope.records.steps import FLAG_SAMPLED
@@ -235,10 +235,9 @@ def test_series_of_nothing_say_nothing() -> None:
 
 @pytest.mark.parametrize("nccl", [False, True])
 def test_advice_names_nccl_only_where_it_is_used(nccl: bool) -> None:
-    period: dict[str, Any] = {"period": None, "num_workers": None, "at_epoch_starts": False, "varying_rank": False}
     for advice in (
-        jitter_advice(phase="comm", nccl=nccl, **period),
-        stall_advice(phase="comm", alone=False, host="", nccl=nccl),
+        advice_for(JITTER_ADVICE, phase="comm", nccl=nccl, place="", more_bytes=False),
+        advice_for(STALL_ADVICE, phase="comm", nccl=nccl, where=""),
     ):
         assert ("NCCL_DEBUG" in " ".join(advice)) is nccl
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"

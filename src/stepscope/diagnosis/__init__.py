@@ -2,7 +2,7 @@
 
 - ``engine``: what all rules share.  ``window`` selects the steps and ranks to compare, ``view`` chooses the clock and
   separates work from waiting.  Statistics, thresholds and claims are in ``judge``.
-- ``rules``: one module per family of findings (``stragglers``, ``bounds``, ``crashes`` …); ``advice`` says what to do.
+- ``rules``: one module per family of findings (``stragglers``, ``bounds``, ``crashes`` …), with its advice.
 - ``rulebook``: the table of rules: their order, what each may claim, and who wins.
 - ``findings``: runs the table, and then ``crowding`` and ``healthy``; ``hysteresis`` follows a live job.
 

@@ -33,6 +33,7 @@ from stepscope.diagnosis.engine.settings import (
     fsdp_prefetch_advice,
     fsdp_units_advice,
     fused_setting,
+    loader_name,
     loader_setting,
     runs_own_loop,
     unused_parameters_advice,
@@ -48,15 +49,15 @@ from stepscope.diagnosis.engine.view import (
     stretches_with,
     time_share_of,
 )
-from stepscope.diagnosis.rules.advice import WorkersDo, data_loader_advice
 from stepscope.diagnosis.rules.communication import between_stages, bubble_share, exchanges_of
 from stepscope.diagnosis.rules.overlap import SHARDED
 from stepscope.judge import thresholds
+from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import longest, shortest
 from stepscope.records.finding import Finding
 from stepscope.records.steps import COMM_HOOK_PHASE, COMPUTE_PHASES, GRAPH_PHASE
-from stepscope.records.text import bytes_text, ms_text, share_text
+from stepscope.records.text import bytes_text, count_text, ms_text, share_text
 
 __all__ = ["find_bounds", "find_compute_bound", "less_compute_advice", "waited_for_network"]
 
@@ -70,6 +71,31 @@ __all__ = ["find_bounds", "find_compute_bound", "less_compute_advice", "waited_f
 Floats = NDArray[np.float64]
 
 
+WORKERS_ADVICE = (
+    say("The waits come when an epoch starts: {keep}=True keeps the DataLoader's workers.", epoch_starts=True),
+    say(
+        "The CPUs are already busy; more workers will not help: cache decoded data or do less per sample.",
+        no_cores=True,
+    ),
+    say("The batch is made in the training process itself{seen}: let {how} do it in parallel.", in_process=True),
+    say("The workers compute all the time: raise {more}{up_to}, or do less per sample.", workers_do="compute"),
+    say(
+        "The workers wait for storage: a local copy, larger files, or more of them ({more}).",
+        workers_do="wait for storage",
+    ),
+    say(
+        "Every step waits: raise {more}{up_to}; if that does not help, see what workers wait for.",
+        every_step=True,
+    ),
+    say("Workers fall behind in bursts: raise {more}{up_to}, then {ahead}."),
+)
+"""``every_step``: each step waits about as long; else some steps wait long and most hardly at all."""
+BATCHES_ADVICE = (
+    say("{pin}=True and .to(device, non_blocking=True) hide the copy behind the computation.", copies=True),
+    say("Find the slow part of the dataset's __getitem__: decoding, augmentation, opening files."),
+)
+
+
 def input_advice(view: View, shared_ns: Floats) -> tuple[str, ...]:
     waits = shared_ns[~np.isnan(shared_ns)]
     starts = epoch_starts(view)[~np.isnan(shared_ns)]
@@ -78,22 +104,37 @@ def input_advice(view: View, shared_ns: Floats) -> tuple[str, ...]:
     workers_share = worker_cpu_share(view)
     io_pressure = _known(hosts.of("io_pressure"))
     waits_for_io = bool(len(io_pressure)) and float(np.median(io_pressure)) >= thresholds.WORKER_IO_PRESSURE
-    workers_do: WorkersDo | None = None
+    workers_do = None
     if workers_share is not None and workers_share >= thresholds.WORKER_BUSY_SHARE:
         workers_do = "compute"
     elif workers_share is not None and waits_for_io:
         workers_do = "wait for storage"
-    return data_loader_advice(
-        workers_do=workers_do,
-        every_step=is_even(waits),
-        epoch_starts=at_starts >= thresholds.EXPLAINS_SHARE,
-        main_busy=_main_busy(view),
-        cpu_saturated=_saturated(_known(hosts.of("cpu_percent")), _known(hosts.of("own_cpu_percent"))),
-        cores=_cores_each(view, numbers(of_kind(view.window.samples, "host"), "cpu_count")),
-        on_device=view.clock == "device",
-        loader=_facts(view, "loader"),
-        frameworks=frameworks_of(view.facts),
-    )
+    loader, frameworks = _facts(view, "loader"), frameworks_of(view.facts)
+    every_step, workers = is_even(waits), loader.get("num_workers")
+    counted = isinstance(workers, int)
+    in_process = workers == 0 if counted else every_step and bool(_main_busy(view))
+    cores = _cores_each(view, numbers(of_kind(view.window.samples, "host"), "cpu_count"))
+    settled = counted and (workers == 0 or loader.get("persistent_workers") is True)
+    name = loader_name(frameworks, "num_workers")
+    facts = {
+        "epoch_starts": at_starts >= thresholds.EXPLAINS_SHARE and not settled,
+        "keep": loader_name(frameworks, "persistent_workers"),
+        "no_cores": _saturated(_known(hosts.of("cpu_percent")), _known(hosts.of("own_cpu_percent")))
+        and not (in_process and cores and cores > 1),
+        "in_process": in_process,
+        "seen": " (num_workers=0)" if workers == 0 else "",
+        "how": f"DataLoader workers ({name})"
+        if cores is None  # a first try leaves a core to the training process itself
+        else loader_setting(frameworks, "num_workers", max(1, min(thresholds.FIRST_WORKERS, cores - 1))),
+        "workers_do": workers_do,
+        "every_step": every_step,
+        "more": f"{name} from {workers}" if counted else name,
+        "up_to": "" if cores is None else f" (a process has about {count_text(cores, 'core')} here)",
+        "ahead": loader_name(frameworks, "prefetch_factor"),
+        "copies": view.clock == "device" and loader.get("pin_memory") is not True,
+        "pin": loader_name(frameworks, "pin_memory"),
+    }
+    return *advice_for(WORKERS_ADVICE, **facts), *advice_for(BATCHES_ADVICE, **facts)
 
 
 def worker_cpu_share(view: View) -> float | None:

@@ -25,10 +25,11 @@ import numpy as np
 
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of, from_launcher
 from stepscope.diagnosis.engine.samples import number, of_kind
-from stepscope.diagnosis.rules.advice import OutOfMemory, crash_advice, out_of_memory
+from stepscope.diagnosis.rules.out_of_memory import FEWER_COPIES, OutOfMemory, out_of_memory
 from stepscope.flight.stacks import lost_peer
 from stepscope.flight.wording import ranks_text
 from stepscope.judge import thresholds
+from stepscope.judge.advice import advice_for, say
 from stepscope.records.collectives import OPS, group_name
 from stepscope.records.finding import Finding
 from stepscope.records.memory_errors import memory_cause
@@ -48,6 +49,81 @@ __all__ = [
     "ran_out_of_memory",
     "ranks_of",
 ]
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+DESTROY_GROUP = (
+    "Call torch.distributed.destroy_process_group() on every rank before the script ends, and first delete DeviceMesh "
+    "objects: they keep their groups alive."
+)
+ABORTED = (
+    "Native code aborted: an assertion, NCCL's watchdog, or gloo, when ranks call a collective with different sizes; "
+)
+CRASH_ADVICE = (
+    say(
+        "Close what runs native threads before the script ends: process groups, data readers, loggers.",
+        at_exit=True,
+        alone=True,
+    ),
+    say(
+        DESTROY_GROUP,
+        "This is a known problem of torch (pytorch issue 190489): a thread of gloo was still running when Python "
+        "destroyed its process group. A torch release that fixes it avoids it too.",
+        at_exit=True,
+        threads=True,
+    ),
+    say(DESTROY_GROUP, at_exit=True),
+    say(
+        "The device ran out of memory: a smaller batch, gradient accumulation, checkpointing, autocast.",
+        "Reserved far above allocated means fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        cause="oom_cuda",
+    ),
+    say(
+        "The host, or a limit on the process (ulimit -v, a cgroup), had no memory left.",
+        FEWER_COPIES,
+        cause="oom_host",
+    ),
+    say(
+        "The memory of the host, or of the job's cgroup, was used up: dmesg lists each process's usage.",
+        FEWER_COPIES,
+        cause="oom_kernel",
+    ),
+    say(
+        "The host had hardly any memory left: the kernel's out-of-memory killer is the likely sender (see dmesg).",
+        FEWER_COPIES,
+        signal="SIGKILL",
+        memory_low=True,
+    ),
+    say(
+        "Nothing in Python sends SIGKILL: look for the out-of-memory killer (dmesg), a limit, or a user.",
+        signal="SIGKILL",
+    ),
+    say("A crash in native code: run again with PYTHONFAULTHANDLER=1 to see the line.", signal="SIGSEGV"),
+    say(ABORTED + "its last lines, shown below, say which.", signal="SIGABRT", native=True),
+    say(
+        ABORTED + "its last lines on stderr say which (`stepscope run --native-output` keeps them in the log).",
+        signal="SIGABRT",
+    ),
+    say(
+        "Usually a full /dev/shm: fewer DataLoader workers, or more shared memory (docker --shm-size).",
+        signal="SIGBUS",
+    ),
+    say("It was asked to stop, by the scheduler (preemption, time limit) or the launcher.", signal="SIGTERM"),
+    say("The whole traceback is in its log and in summary.json.", cause="exception", alone=True),
+    say(
+        "Start with the traceback; the errors of the other ranks came after it.",
+        cause="exception",
+        others=True,
+    ),
+    say("Start with the traceback.", cause="exception"),
+    say(
+        "It exited on its own, with sys.exit() or in native code: its log has its last output.",
+        cause="exit_code",
+    ),
+    say("It left no message: check {log} and the kernel log (dmesg) of its host."),
+)
+SIGNALS_EXPLAINED = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGTERM")
 
 
 # -- last calls -------------------------------------------------------------------------------------------------------
@@ -241,20 +317,47 @@ def find_crashes(run: RunData, *, alive: bool = False) -> list[Finding]:
                 "memory": None if memory is None else memory.evidence,
             },
             advice=(memory.advice if memory is not None else ())
-            or crash_advice(
-                cause=lead.cause,
-                signal=lead.signal,
+            or _advice(
+                lead,
                 others=bool(victims),
                 memory_low=_memory_low(run, attempt, lead),
                 alone=_alone(attempt, failures),
                 last_call=call,
-                native=bool(native),
-                at_exit=lead.at_exit,
-                threads=any(THREADS_LEFT in line for line in native),
+                native=native,
             ),
             confidence=0.97 if lead.cause not in ("vanished", "exit_code") else 0.7,
         )
     ]
+
+
+def _advice(
+    lead: Failure,
+    *,
+    others: bool,
+    memory_low: bool,
+    alone: bool,
+    last_call: Mapping[str, Any] | None,
+    native: Sequence[str],
+) -> tuple[str, ...]:
+    """``alone``: a job of one process; ``last_call``: the collective that native code ended it in; ``native``: the last
+    output of native code."""
+    advice = advice_for(
+        CRASH_ADVICE,
+        cause=lead.cause,
+        signal=lead.signal,
+        others=others,
+        memory_low=memory_low,
+        alone=alone,
+        native=native,
+        at_exit=lead.at_exit,
+        threads=any(THREADS_LEFT in line for line in native),
+        log="its log" if alone else "the rank's log",
+    )
+    by_signal = not lead.at_exit and lead.signal in SIGNALS_EXPLAINED and len(advice) == 1
+    if last_call is None or not by_signal:
+        return advice
+    call = f"{last_call['op']} of {last_call['group']} with {bytes_text(last_call['bytes'])}"
+    return *advice, f"Its last call was {call}: look for a branch that only some ranks take, there or just before."
 
 
 def _memory_of(attempt: Attempt, lead: Failure) -> OutOfMemory | None:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.settings import batch_size_of, is_data_parallel
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.advice import expert_advice, straggler_advice, uneven_groups_advice
+from stepscope.diagnosis.rules.stragglers import EXPERT_ADVICE, straggler_advice
 from stepscope.judge import thresholds
+from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import (
     longest,
@@ -36,6 +37,18 @@ from stepscope.records.throughput import Work
 __all__ = ["find_uneven", "find_uneven_batches"]
 
 Floats = NDArray[np.float64]
+GROUPS_ADVICE = (
+    say(
+        "Move layers from the slowest stage to the others: embedding and loss count as layers too.",
+        "If its layers are no heavier than those of the other stages, find out what slows {who} down{where}: without "
+        "that, steps would be {shorter} shorter.",
+        stages=True,
+    ),
+    say(
+        "Share the work evenly between the groups of ranks, or give more ranks to the group that has more of it.",
+        "If they should have equal work, find out what slows {who} down{where}.",
+    ),
+)
 STAGE_KINDS = {
     "input": ("input_straggler", "in input"),
     "h2d": ("h2d_straggler", "in h2d"),
@@ -262,7 +275,7 @@ def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: fl
             "ranks_compared": len(kept),
             "steps_used": len(view.steps),
         },
-        advice=expert_advice(same_batches=same),
+        advice=advice_for(EXPERT_ADVICE, same_batches=same),
         confidence=0.85,
     )
     return Claim(finding=finding, explained_ns=saved_ns)
@@ -396,7 +409,13 @@ def _groups_differ(view: View, late: Collection[int]) -> list[Claim]:
             "place": place or None,
             "steps_used": int(by_group.shape[1]),
         },
-        advice=uneven_groups_advice(ranks, mostly, stages=view.window.stages, share_without=without["share"]),
+        advice=advice_for(
+            GROUPS_ADVICE,
+            stages=view.window.stages,
+            who=named_ranks(ranks).lower(),
+            where=f" in {mostly}" if mostly else "",
+            shorter=share_text(without["share"]),
+        ),
         confidence=0.8,
     )
     return [Claim(finding=finding, explained_ns=saved_ns)]

@@ -7,6 +7,7 @@ are about a second apart: a short run has a handful.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.readings import Gpu, Readings, gpu_readings, host_readings, row_medians
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.advice import cpu_advice, ram_advice, throttling_advice, utilization_advice
 from stepscope.judge import thresholds
+from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import peer_deviation
 from stepscope.records.finding import Finding, Severity
@@ -43,6 +44,50 @@ HELD_BACK = frozenset(THROTTLE_CAUSES)
 NO_REASONS: frozenset[str] = frozenset()
 GPUS_LISTED = 16
 """Maximum number of GPUs named in the evidence."""
+UTILIZATION_ADVICE = (
+    say(
+        "The host cannot launch work fast enough: a larger batch, torch.compile, CUDA graphs, a fused optimizer.",
+        phase=None,
+    ),
+    say(
+        "It waits for data: DataLoader(num_workers=…), pin_memory=True, prefetch_factor; see the time in input.",
+        phase="input",
+    ),
+    say(
+        "It waits for copies: pin_memory=True and .to(device, non_blocking=True), or fewer, larger copies.",
+        phase="h2d",
+    ),
+    say("It waits for other ranks or the network: see whether one of them is late.", phase="comm"),
+    say("It waits during evaluation: a larger batch there, under torch.no_grad(), or less often.", phase="eval"),
+    say(
+        "It waits for checkpoints: less often, or torch.distributed.checkpoint.async_save.",
+        phase="checkpoint",
+    ),
+    say(
+        "It waits for Python between the phases: .item(), .cpu(), printing and logging in every step, metrics.",
+        phase="other",
+    ),
+    say("It waits for the phase {phase!r}: take it out of the step."),
+)
+"""``phase``: the host's, in which the GPU is idle."""
+THROTTLING_ADVICE = (
+    say(
+        "It is too hot: airflow, fans, dust, neighbors in its chassis; nvidia-smi -q -d TEMPERATURE,PERFORMANCE.",
+        "Until then, exclude the GPU: in a synchronous job all ranks run at its pace.",
+        thermal=True,
+    ),
+    say(
+        "The machine's power supply held it back (hardware brake): power cables, supply, rack limits.",
+        power_brake=True,
+    ),
+    say(
+        "It runs at its power limit: compare power_limit_w between the GPUs (nvidia-smi -pl sets it).",
+        power_cap=True,
+    ),
+    say(
+        "Compare it with its peers: nvidia-smi -q -d CLOCK,PERFORMANCE (locked clocks, power limit, ECC, another job).",
+    ),
+)
 PHASE_WORDS = {
     "input": "waiting for input",
     "h2d": "copying to the device",
@@ -96,7 +141,7 @@ def _idle(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
             "largest_host_phase": phase,
             "largest_host_share": round(share, 4),
         },
-        advice=utilization_advice(phase if seen else None),
+        advice=advice_for(UTILIZATION_ADVICE, phase=phase if seen else None),
         confidence=0.9,
     )
     return [Claim(finding=finding, explained_ns=np.zeros(len(view.steps)))]
@@ -179,7 +224,8 @@ def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
             "gpus_held_back": len(told),
             "gpus_compared": len(gpus),
         },
-        advice=throttling_advice(
+        advice=advice_for(
+            THROTTLING_ADVICE,
             thermal=hot and bool(THERMAL & reasons),
             power_brake=hot and "hw_power_brake" in reasons,
             power_cap=bool(seen.limited[worst]),
@@ -270,6 +316,15 @@ def _rounded_mhz(value: float) -> float | None:
 # -- hosts ------------------------------------------------------------------------------------------------------------
 
 ONE_CPU = "the CPU"
+OWN_CORES = "give the job its own cores (taskset, cgroups, --exclusive)"
+RAM_ADVICE = (
+    say(
+        "Each of {workers} DataLoader workers copies the Python objects it touches: keep indices in numpy arrays.",
+        "Fewer workers, a smaller prefetch_factor, memory-mapped data.",
+        workers=True,
+    ),
+    say("Memory-map the data or read it in pieces; fewer ranks or workers on this host."),
+)
 
 
 def find_machine(view: View) -> list[Claim]:
@@ -383,7 +438,7 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
                 "samples": int((~np.isnan(percent[worst])).sum()),
                 "busy_processes": [process.document for process in by_host.get(worst, [])],
             },
-            advice=cpu_advice(
+            advice=_cpu_advice(
                 others=bool(others[worst]),
                 busy=[process.text for process in by_host.get(worst, [])],
                 heavy=bool(heavy[worst]),
@@ -398,6 +453,44 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
 BUSY_LISTED = 3
 """The number of commands that are named."""
 PIDS_LISTED = 4
+
+
+def _cpu_advice(
+    *, others: bool, busy: Sequence[str], heavy: bool, ranks: int, cores: int | None, facts: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """``others``: other programs take the CPU; ``busy``: which; ``ranks``: number on the host; ``facts``: of one."""
+    if others:
+        if not busy:
+            return (f"Find the process with top (the samples name none), or {OWN_CORES}.",)
+        return (f"Stop or move {', '.join(busy)}; or {OWN_CORES}.",)
+    lines = []
+    threads, workers = _count(facts.get("threads")), _loader_workers(facts)
+    if threads > 1 and cores is not None and threads * ranks > cores:
+        fit = max(1, cores // ranks)
+        lines.append(
+            f"{ranks} ranks with {threads} threads each on {cores} cores: OMP_NUM_THREADS={fit} "
+            f"or torch.set_num_threads({fit})."
+        )
+    if workers > 0 and cores is not None and (workers + 1) * ranks > cores:
+        fit = max(0, cores // ranks - 1)
+        lines.append(f"{workers} DataLoader workers for each rank are too many for the cores: num_workers={fit}.")
+    if not lines and cores is not None and ranks > cores:
+        lines.append(f"{ranks} ranks share {cores} cores: more ranks will not be faster here.")
+    if not lines:
+        lines.append("Use fewer threads (OMP_NUM_THREADS) or DataLoader workers, or do less work per sample.")
+    if heavy and len(lines) == 1:
+        lines.append("With more runnable threads than cores, step times also vary more.")
+    return tuple(lines)
+
+
+def _loader_workers(facts: Mapping[str, Any]) -> int:
+    loader = facts.get("loader")
+    return _count(loader.get("num_workers")) if isinstance(loader, dict) else 0
+
+
+def _count(value: object) -> int:
+    """0 for anything that is not a count."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,7 +628,7 @@ def _ram(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
                 "memory_pressure": _rounded(waits[worst], 3),
                 "samples": int(_counts(share)[worst]),
             },
-            advice=ram_advice(_facts_of(view, hosts[worst])),
+            advice=advice_for(RAM_ADVICE, workers=_loader_workers(_facts_of(view, hosts[worst]))),
         )
     ]
 

@@ -24,21 +24,58 @@ from stepscope.diagnosis.engine.readings import (
     process_readings,
     row_medians,
 )
-from stepscope.diagnosis.engine.settings import frameworks_of, fsdp_memory_advice
+from stepscope.diagnosis.engine.settings import accumulation_setting, frameworks_of, fsdp_memory_advice
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.advice import (
-    FRAGMENTATION_ADVICE,
-    MEMORY_CREEP_ADVICE,
-    MEMORY_IMBALANCE_ADVICE,
-    memory_pressure_advice,
-)
 from stepscope.judge import thresholds
+from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import lower_median, z_needed
 from stepscope.records.finding import Finding, Severity
 from stepscope.records.text import bytes_text, count_text, duration_text, named_ranks, share_text, span_texts
 
-__all__ = ["find_memory", "rise_of_floors", "without_forecast"]
+__all__ = ["PRESSURE_ADVICE", "find_memory", "rise_of_floors", "without_forecast"]
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+MEMORY_CREEP_ADVICE = {
+    "host_rss": (
+        "Look for what the loop keeps: losses or outputs in a list hold their graphs; keep loss.item() or .detach().",
+        "Then lists, dicts and caches that only grow, in the dataset too; tracemalloc or memray names the line.",
+    ),
+    "device_allocated": (
+        "Something keeps tensors of past steps: total += loss holds every graph (use loss.item() or loss.detach()).",
+        "Other causes: outputs collected in a list, retain_graph=True, hooks that store what they see.",
+        "While it runs: `stepscope snapshot RUN --rank R --history 10` shows the lines that allocated what is in use.",
+    ),
+    "device_reserved": (
+        "Memory in use does not grow, but reserved memory does: varying shapes leave gaps that cannot be reused.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes the allocator grow blocks instead of adding new ones.",
+        "Pad or bucket batches to a few shapes; torch.cuda.empty_cache() costs time and is not a fix.",
+    ),
+}
+FRAGMENTATION_ADVICE = (
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets the allocator grow its blocks instead of adding new ones.",
+    "Pad or bucket batches to a few shapes, the largest first; torch.cuda.empty_cache() costs time and is not a fix.",
+)
+MEMORY_IMBALANCE_ADVICE = (
+    "See what only that rank holds: a second copy of the model, gathered outputs, torch.load without map_location.",
+    "If its batches are larger, give every rank the same number of tokens; the fullest device limits all of them.",
+)
+SMALLER_BATCH = (
+    "To avoid running out of memory, use a smaller batch with gradient accumulation{how}, activation checkpointing or "
+    "autocast."
+)
+PRESSURE_ADVICE = (
+    say(
+        SMALLER_BATCH,
+        "Optimizer state and gradients can be sharded over the ranks (FSDP, ZeroRedundancyOptimizer).",
+        several=True,
+        sharded=False,
+    ),
+    say(SMALLER_BATCH, "An optimizer with less state (8-bit Adam, Adafactor) also frees memory."),
+)
+"""``sharded``: FSDP or ZeRO already shards the model's state."""
 
 
 # -- device memory ----------------------------------------------------------------------------------------------------
@@ -226,9 +263,11 @@ def _fragmentation(view: View, devices: Devices, growing: Bools) -> list[Claim]:
 
 def _pressure_advice(view: View) -> tuple[str, ...]:
     frameworks = frameworks_of(view.facts)
-    return memory_pressure_advice(
-        world_size=max(view.window.identities[row].world_size for row in view.rows),
-        frameworks=frameworks,
+    setting = accumulation_setting(frameworks)
+    return advice_for(
+        PRESSURE_ADVICE,
+        how=f" ({setting})" if setting else "",
+        several=max(view.window.identities[row].world_size for row in view.rows) > 1,
         sharded=bool(view.facts.get("fsdp")) or "deepspeed" in frameworks,
     )
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine.claims import longer_by_passes
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
-from stepscope.diagnosis.rules.advice import jitter_advice, stall_advice
 from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
 from stepscope.judge import thresholds
+from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import (
     Fold,
@@ -31,10 +31,12 @@ from stepscope.judge.statistics import (
     spread,
 )
 from stepscope.records.finding import Finding, Severity
-from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED
+from stepscope.records.steps import BUILTIN_PHASES, FLAG_EPOCH_START, FLAG_SAMPLED, GRAPH_PHASE
 from stepscope.records.text import count_text, ms_text, ns_text, share_text
 
 __all__ = [
+    "JITTER_ADVICE",
+    "STALL_ADVICE",
     "Place",
     "by_phase_ms",
     "find_spikes",
@@ -234,6 +236,102 @@ def _only_rank(by_rank: Floats) -> int | None:
     return int(having[0]) if len(having) == 1 and len(by_rank) > 1 else None
 
 
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+GARBAGE_COLLECTION = (
+    "If it is Python's garbage collection: gc.freeze() after the set-up, gc.disable() and gc.collect() at set points.",
+    "Or occasional work in the loop: logging, printing, metrics with .item(), saving.",
+)
+SLOW_STEPS_QUERY = (
+    'See what the steps have in common: stepscope sql "select * from steps order by wall_ns desc limit 20".'
+)
+ABSORBED = "A larger prefetch_factor absorbs single slow batches; more workers do not."
+SOMETIMES_SLOW = "The exchange itself is sometimes slow: other jobs use the network, or traffic takes a slower route."
+
+JITTER_ADVICE = (
+    say("Look at {place}: the stacks sampled in these steps were there.", place=True),
+    say(
+        "The waits come when an epoch starts: persistent_workers=True keeps the DataLoader's workers.",
+        "If the epochs are short by accident, a longer one (or an endless sampler) starts fewer iterators.",
+        phase="input",
+        at_epoch_starts=True,
+    ),
+    say(
+        "One step in {period} (num_workers) waits: the workers cannot keep up; raise num_workers.",
+        "If all cores are busy, do less per sample or cache decoded data.",
+        phase="input",
+        a_step_per_worker=True,
+    ),
+    say(
+        "Something in the dataset happens every {period} steps: opening the next file or shard; read ahead.",
+        ABSORBED,
+        phase="input",
+        period=True,
+    ),
+    say(
+        "Some batches take much longer to prepare: look at their largest samples and at the storage.",
+        ABSORBED,
+        phase="input",
+    ),
+    say(
+        "The ranks exchange more in these steps than in others (averaged weights, metrics): do it less often.",
+        phase="comm",
+        more_bytes=True,
+    ),
+    say(SOMETIMES_SLOW, "NCCL_DEBUG=INFO shows which route it takes.", phase="comm", nccl=True),
+    say(SOMETIMES_SLOW, SLOW_STEPS_QUERY, phase="comm"),
+    say(
+        "Some copies are slow, probably from pageable memory: pin_memory=True keeps batches pinned.",
+        SLOW_STEPS_QUERY,
+        phase="h2d",
+    ),
+    say(
+        "Look for occasional work in the optimizer: a logged norm, an EMA, a scheduler.",
+        SLOW_STEPS_QUERY,
+        phase="optimizer",
+    ),
+    say(
+        "A different rank each time: the machine (other processes, interrupts) or batches of varying size.",
+        "On a crowded CPU, fewer threads (OMP_NUM_THREADS) and DataLoader workers make steps more even.",
+        varying_rank=True,
+        period=None,
+    ),
+    say(
+        "Look for what the loop does every {period} steps.",
+        *GARBAGE_COLLECTION,
+        phase=(None, "forward", "backward", GRAPH_PHASE, "other"),
+        period=True,
+    ),
+    say(*GARBAGE_COLLECTION, phase=(None, "forward", "backward", GRAPH_PHASE, "other")),
+    say("Look at what the phase {phase!r} does in these steps only.", SLOW_STEPS_QUERY),
+)
+"""``more_bytes``: the ranks exchange more in these steps than in others."""
+STALL_ADVICE = (
+    say(
+        "One wait for data: a cold or remote file, a worker that died and was replaced, a full page cache{where}.",
+        phase="input",
+    ),
+    say(
+        "All ranks waited for the exchange: a network hiccup; NCCL_DEBUG=INFO shows retries{where}.",
+        phase="comm",
+        nccl=True,
+    ),
+    say("All ranks waited for the exchange: a network hiccup{where}.", phase="comm"),
+    say("One slow copy to the device: memory was being moved or swapped{where}.", phase="h2d"),
+    say(
+        "The first use of something in the optimizer, or the process was stopped for a while{where}.",
+        phase="optimizer",
+    ),
+    say("One checkpoint was slow; the storage was probably busy{where}.", phase="checkpoint"),
+    say("Evaluation took this long once{where}.", phase="eval"),
+    say(
+        "The loop did other work in that step, such as saving, evaluation or a network request{where}.",
+        phase="other",
+    ),
+    say("A first kernel of a new shape, garbage collection, swapping, or the process was stopped{where}."),
+)
+
+
 # -- jitter -----------------------------------------------------------------------------------------------------------
 # Spikes that recur: with their period if they have one, and the phase and the rank they have in common.
 #
@@ -378,11 +476,12 @@ def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: di
             "at_epoch_starts": round(float(epoch_starts), 3),
             "place": seen or None,
         },
-        advice=jitter_advice(
+        advice=advice_for(
+            JITTER_ADVICE,
             phase=place.phase,
             period=found.period,
-            num_workers=_num_workers(view),
-            at_epoch_starts=bool(epoch_starts >= thresholds.EXPLAINS_SHARE),
+            a_step_per_worker=found.period is not None and found.period == _num_workers(view),
+            at_epoch_starts=epoch_starts >= thresholds.EXPLAINS_SHARE,
             varying_rank=varying,
             nccl=view.nccl,
             more_bytes=_more_bytes(view, found.columns),
@@ -570,11 +669,14 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
                 "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
                 "place": seen or None,
             },
-            advice=stall_advice(
-                phase=place.phase,
-                alone=bool(ranks),
-                host=view.hosts[place.row] if place.row is not None else "",
-                nccl=view.nccl,
+            advice=(
+                *advice_for(
+                    STALL_ADVICE,
+                    phase=place.phase,
+                    where=f" (host {view.hosts[place.row]})" if place.row is not None and view.hosts[place.row] else "",
+                    nccl=view.nccl,
+                ),
+                "It happened once; no action is needed unless it recurs. The log from that time may explain it.",
             ),
             confidence=0.95 if place.phase else 0.85,
         ),

@@ -13,19 +13,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.advice import growth_advice, slow_stretch_advice
 from stepscope.diagnosis.rules.spikes import Place, by_phase_ms, locate, typical_phase_ns, where_text
 from stepscope.judge import thresholds
+from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import Trend, levels, shortest, trend
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost
+from stepscope.records.steps import COMPUTE_PHASES
 from stepscope.records.text import ms_text, number_text, share_text
 
 __all__ = ["find_trends"]
 
 Floats = NDArray[np.float64]
 STRETCHES_SHOWN = 3
+GROWTH_ADVICE = (
+    say(
+        "Batches take longer and longer to get: a list that grows in the dataset, longer samples later, a cache.",
+        phase="input",
+    ),
+    say(
+        "The exchange takes longer and longer: other jobs on the network, or a rank that drifts behind.",
+        phase="comm",
+    ),
+    say(
+        "Look for a graph or a list that grows: losses kept without .detach() or .item(), longer sequences.",
+        phase=("forward", "backward"),
+    ),
+    say(
+        "Look for something the loop keeps adding to: a history of losses, hooks added in it, a longer log.",
+        phase=("other", "optimizer"),
+    ),
+    say("All phases grow: a machine that gets slower (heat, other jobs), or memory that fills up.", phase=None),
+    say("Look at what grows in the phase {phase!r}."),
+)
+SLOW_STRETCH_ADVICE = (
+    say(
+        "Making the batches took longer{where}: other data, longer samples, or other programs on its cores.",
+        phase="input",
+        in_process=True,
+    ),
+    say(
+        "The data came more slowly{where}: other files, longer samples, workers that got less CPU, slow reads.",
+        phase="input",
+    ),
+    say("The exchange was slower: other jobs on the network, a link that fell back to a lower speed.", phase="comm"),
+    say(
+        "Look for what changed{where}: other jobs on the same cores or device, clocks, batch or model size.",
+        phase=(None, *COMPUTE_PHASES),
+    ),
+    say("Look for what changed{where} in {phase}: logging or metrics switched on, other data."),
+)
+"""``in_process``: batches are made in the training process itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +174,10 @@ def _drift(view: View, values: Floats, line: Trend) -> Claim:
                 "extra_ms_by_phase": by_phase_ms(view, excess, place.row),
                 "steps_used": count,
             },
-            advice=growth_advice(phase=place.phase),
+            advice=(
+                *advice_for(GROWTH_ADVICE, phase=place.phase),
+                "Compare a profile of early steps with one of late ones.",
+            ),
             confidence=0.9 if place.phase else 0.8,
         ),
         explained_ns=saved,
@@ -218,12 +260,9 @@ def _change_point(view: View, slow: _SlowStretch, explained_ns: Floats, wander_n
                 "wander_ms": round(wander_ns / 1e6, 3),
                 "steps_since": slow.end - slow.first,
             },
-            advice=slow_stretch_advice(
-                phase=place.phase,
-                alone=bool(ranks),
-                host=_host(view, place),
-                recovered=False,
-                in_process=_in_process(view),
+            advice=(
+                *_slow_stretch_advice(view, place),
+                "The machine samples in the report show what started at that time.",
             ),
             confidence=0.9 if slow.end - slow.first >= 2 * thresholds.MIN_STEPS else 0.75,
         ),
@@ -257,12 +296,9 @@ def _throughput_drop(view: View, drops: list[_SlowStretch], explained_ns: Floats
                 "steps_per_second_before": round(1e9 / shown.before_ns, 3),
                 "steps_per_second_during": round(1e9 / shown.level_ns, 3),
             },
-            advice=slow_stretch_advice(
-                phase=place.phase,
-                alone=bool(ranks),
-                host=_host(view, place),
-                recovered=True,
-                in_process=_in_process(view),
+            advice=(
+                *_slow_stretch_advice(view, place),
+                "It recovered: compare with what else ran at that time.",
             ),
             confidence=0.85,
         ),
@@ -298,9 +334,14 @@ def _passed_around(view: View, slow: _SlowStretch, place: Place) -> bool:
     return bool(rise < thresholds.EXPLAINS_SHARE * slow.extra_ns)
 
 
-def _in_process(view: View) -> bool:
-    loader = view.facts.get("loader")
-    return isinstance(loader, dict) and loader.get("num_workers") == 0
+def _slow_stretch_advice(view: View, place: Place) -> tuple[str, ...]:
+    loader, host = view.facts.get("loader"), view.hosts[place.row] if place.row is not None else ""
+    return advice_for(
+        SLOW_STRETCH_ADVICE,
+        phase=place.phase,
+        in_process=isinstance(loader, dict) and loader.get("num_workers") == 0,
+        where=f" on {host}" if host else "",
+    )
 
 
 def _place(view: View, slow: _SlowStretch) -> tuple[Place, Floats]:
@@ -344,7 +385,3 @@ def _stretches_text(view: View, drops: list[_SlowStretch]) -> str:
 
 def _per_second(step_ns: float) -> str:
     return number_text(1e9 / step_ns)
-
-
-def _host(view: View, place: Place) -> str:
-    return view.hosts[place.row] if place.row is not None else ""
