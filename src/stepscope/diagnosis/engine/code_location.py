@@ -185,9 +185,9 @@ def seen_at(
             frames = _worker_frames(stack.get("frames"))
         else:
             frames = _named_frames(_within(stack.get("frames")) if phase in WITHIN else stack.get("frames"))
-        asked = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
+        wanted = (not ranks or stack.get("rank") in ranks) and (steps is None or stack.get("step") in steps)
         if frames or phase in WITHIN:
-            (mine if asked else others).append(frames)
+            (mine if wanted else others).append(frames)
     found = (
         _distinct(mine, others, excess_share=_excess_share(view, phase, ranks)) if phase in COMPUTE else _agreed(mine)
     )

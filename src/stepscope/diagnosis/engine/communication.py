@@ -357,7 +357,7 @@ class GroupNumbers:
 
     def __init__(self, trained: Sequence[RankSeries]) -> None:
         self._known: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._said: list[ProcessGroup] = []
+        self._groups_seen: list[ProcessGroup] = []
         self._rows: list[list[int]] = []
         self._trained = trained
         self.by_slot: list[dict[int, int]] = []
@@ -365,9 +365,9 @@ class GroupNumbers:
         for row, series in enumerate(trained):
             own: dict[int, int] = {}
             for group in series.groups:
-                number = self._known.setdefault((group.name, group.ranks), len(self._said))
-                if number == len(self._said):
-                    self._said.append(group)
+                number = self._known.setdefault((group.name, group.ranks), len(self._groups_seen))
+                if number == len(self._groups_seen):
+                    self._groups_seen.append(group)
                     self._rows.append([])
                 own[group.slot] = number
                 if row not in self._rows[number][-1:]:
@@ -377,20 +377,20 @@ class GroupNumbers:
     def groups(self, on_device: Collection[int]) -> tuple[Group, ...]:
         """``on_device``: numbers of the groups whose times are the device's."""
         return tuple(
-            self._group(said, tuple(rows), device=number in on_device)
-            for number, (said, rows) in enumerate(zip(self._said, self._rows, strict=True))
+            self._group(group, tuple(rows), device=number in on_device)
+            for number, (group, rows) in enumerate(zip(self._groups_seen, self._rows, strict=True))
         )
 
-    def _group(self, said: ProcessGroup, rows: tuple[int, ...], *, device: bool) -> Group:
-        blocking = all(self._trained[row].identity.device in ("", "cpu") for row in rows) or said.backend in BLOCKING
-        ranks = said.ranks or tuple(self._trained[row].rank for row in rows)
+    def _group(self, group: ProcessGroup, rows: tuple[int, ...], *, device: bool) -> Group:
+        blocking = all(self._trained[row].identity.device in ("", "cpu") for row in rows) or group.backend in BLOCKING
+        ranks = group.ranks or tuple(self._trained[row].rank for row in rows)
         return Group(
-            name=said.name,
-            kind=said.kind,
-            description=said.description,
-            backend=said.backend,
+            name=group.name,
+            kind=group.kind,
+            description=group.description,
+            backend=group.backend,
             ranks=ranks,
-            size=said.size or len(ranks),
+            size=group.size or len(ranks),
             rows=rows,
             blocking=blocking,
             device=device,
@@ -571,8 +571,8 @@ class Reducer:
 
 def has_reducer(trained: Sequence[RankSeries]) -> bool:
     """Whether DDP reported its figures step by step, not just now and then (as on a GPU)."""
-    said = (np.count_nonzero(series.steps["ddp_comm_ns"]) / max(len(series.steps), 1) for series in trained)
-    return any(share >= thresholds.COMM_STEPS_SHARE for share in said)
+    shares = (np.count_nonzero(series.steps["ddp_comm_ns"]) / max(len(series.steps), 1) for series in trained)
+    return any(share >= thresholds.COMM_STEPS_SHARE for share in shares)
 
 
 def find_reducers(
@@ -584,11 +584,11 @@ def find_reducers(
 ) -> tuple[Reducer, ...]:
     found = []
     for group in np.unique(peers).tolist():
-        said = {row: _ddp_times(trained[row], steps) for row in np.flatnonzero(peers == group).tolist()}
-        rows = [row for row, (spans, _) in said.items() if (spans > 0).any()]
+        times = {row: _ddp_times(trained[row], steps) for row in np.flatnonzero(peers == group).tolist()}
+        rows = [row for row, (spans, _) in times.items() if (spans > 0).any()]
         if len(rows) < 2:
             continue
-        spans, computes = (np.stack([said[row][which] for row in rows]) for which in (0, 1))
+        spans, computes = (np.stack([times[row][which] for row in rows]) for which in (0, 1))
         spans[spans == 0] = np.nan
         exposed = np.where(np.isnan(spans), np.nan, blocked_ns[rows])
         found.append(
@@ -630,14 +630,20 @@ def _group_word(ddp: object) -> str:
 def gradients_of(ddp: object) -> dict[str, Any]:
     """``buckets``, ``buckets_bytes`` and ``bytes``, as far as DDP's facts contain them."""
     facts: Mapping[str, Any] = ddp if isinstance(ddp, Mapping) else {}
-    said = facts.get("bucket_sizes_mb")
+    reported = facts.get("bucket_sizes_mb")
     sizes = (
-        said if isinstance(said, list) and all(type(one) in (int, float) and 0 < one < LARGEST for one in said) else []
+        reported
+        if isinstance(reported, list) and all(type(size) in (int, float) and 0 < size < LARGEST for size in reported)
+        else []
     )
-    told = tuple(round(size * MIB) for size in sizes)
-    buckets = max(int(number(facts, "buckets") or 0), len(told)) if told else 0
+    bucket_bytes = tuple(round(size * MIB) for size in sizes)
+    buckets = max(int(number(facts, "buckets") or 0), len(bucket_bytes)) if bucket_bytes else 0
     gradient_mb = number(facts, "gradient_mb") or 0.0
-    return {"buckets": buckets, "buckets_bytes": told, "bytes": max(round(gradient_mb * MIB), sum(told))}
+    return {
+        "buckets": buckets,
+        "buckets_bytes": bucket_bytes,
+        "bytes": max(round(gradient_mb * MIB), sum(bucket_bytes)),
+    }
 
 
 # -- communication ----------------------------------------------------------------------------------------------------

@@ -614,7 +614,9 @@ def gpu_readings(view: View) -> tuple[list[Gpu], Readings]:
         )
         for ((node, _, index, name), rows), total in zip(used.items(), totals, strict=True)
     ]
-    of_host = {host: [row for row, one in enumerate(identities) if one.host == host] for host in set(view.hosts)}
+    of_host = {
+        host: [row for row, identity in enumerate(identities) if identity.host == host] for host in set(view.hosts)
+    }
     on_gpu = [gpu.rows or of_host[gpu.node] for gpu in gpus]
     return gpus, _in_steady_steps_only(view, readings, on_gpu, far_apart=True)
 
@@ -632,11 +634,11 @@ def gpus_in_use(identities: Sequence[RankIdentity], keys: Sequence[Key]) -> dict
     for key in keys:
         if rows := by_uuid.get((key[0], _bare(key[1]))):
             used[key] = rows
-    told = {key[0] for key in used}
+    known_nodes = {key[0] for key in used}
     seen = Counter(key[0] for key in keys)
     for key in keys:
         node = key[0]
-        if node in users and node not in told and seen[node] <= len(users[str(node)]):
+        if node in users and node not in known_nodes and seen[node] <= len(users[str(node)]):
             used[key] = users[str(node)] if seen[node] == 1 else []
     return used
 

@@ -88,8 +88,8 @@ FUSED = {"transformers": 'TrainingArguments(optim="adamw_torch_fused")'}
 
 
 def frameworks_of(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    said = facts.get("frameworks")
-    return tuple(name for name in said if isinstance(name, str)) if isinstance(said, list) else ()
+    names = facts.get("frameworks")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def accumulation_setting(frameworks: Sequence[str]) -> str | None:

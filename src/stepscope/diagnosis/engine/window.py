@@ -167,7 +167,11 @@ def _splits_data(series: RankSeries) -> bool:
     facts = series.facts
     loader = facts.get("loader")
     sampled = isinstance(loader, dict) and loader.get("distributed_sampler") is True
-    return sampled or any(name in facts for name in ("ddp", "fsdp")) or any(one.kind == "data" for one in series.groups)
+    return (
+        sampled
+        or any(name in facts for name in ("ddp", "fsdp"))
+        or any(group.kind == "data" for group in series.groups)
+    )
 
 
 def _any_has(ranks: Sequence[RankSeries], kinds: Sequence[GroupKind]) -> bool:
@@ -211,7 +215,7 @@ def _of_process_groups(ranks: Sequence[RankSeries], rows: dict[int, int]) -> Ite
 
 def _do_the_same(series: RankSeries, group: ProcessGroup, members: Sequence[RankSeries]) -> bool:
     """Whether the members of an unnamed group do the same work."""
-    held = {_parameters(one) for one in members}
+    held = {_parameters(member) for member in members}
     alike = len(held) == 1 and None not in held
     return (
         alike

@@ -79,12 +79,14 @@ class _SlowGroup:
 
 def find_uneven_groups(view: View, exchanges: Communication) -> list[Claim]:
     compared = list(_comparisons(view, exchanges))
-    slow = [one for among in compared for one in _slow_in(view, among, sum(len(c.places) for c in compared))]
-    same = [one for one in slow if one.bytes_ratio <= thresholds.BYTES_ALIKE]
-    more = [one for one in slow if one.bytes_ratio >= thresholds.BYTES_RATIO]
+    slow = [
+        slow_group for among in compared for slow_group in _slow_in(view, among, sum(len(c.places) for c in compared))
+    ]
+    same = [slow_group for slow_group in slow if slow_group.bytes_ratio <= thresholds.BYTES_ALIKE]
+    more = [slow_group for slow_group in slow if slow_group.bytes_ratio >= thresholds.BYTES_RATIO]
     claims = [_imbalance_claim(view, exchanges, more)] if more else []
     if same:
-        culprits, host = _culprits(view, exchanges, compared, {one.place for one in same})
+        culprits, host = _culprits(view, exchanges, compared, {slow_group.place for slow_group in same})
         claims.append(
             _straggler_claim(view, exchanges, same, culprits, host)
             if culprits
@@ -149,7 +151,7 @@ def _culprits(
     view: View, exchanges: Communication, compared: Sequence[_Compared], slow: set[int]
 ) -> tuple[tuple[int, ...], str]:
     """Ranks that all slow groups and no others have in common, and their host if it is the host; else nothing."""
-    directions = {tuple(one.places) for one in compared}
+    directions = {tuple(comparison.places) for comparison in compared}
     fast = {place for places in directions for place in places} - slow
     in_fast = {row for place in fast for row in exchanges.groups[place].rows}
     rows_of = [{row for place in {*places} & slow for row in exchanges.groups[place].rows} for places in directions]
@@ -170,15 +172,15 @@ def _whole_host(view: View, suspects: set[int], hosts: set[str]) -> str:
     if len(hosts) != 1 or len(set(view.window.hosts)) < 2 or len(suspects) < 2:
         return ""
     (host,) = hosts
-    return host if sum(one == host for one in view.window.hosts) == len(suspects) else ""
+    return host if sum(name == host for name in view.window.hosts) == len(suspects) else ""
 
 
 def _straggler_claim(
     view: View, exchanges: Communication, slow: Sequence[_SlowGroup], ranks: tuple[int, ...], host: str
 ) -> Claim:
     who = f"host {host}" if host else f"rank {ranks[0]}"
-    worst = max(slow, key=lambda one: one.ratio)
-    kinds = ", ".join(sorted({exchanges.groups[one.place].kind for one in slow}))
+    worst = max(slow, key=lambda slow_group: slow_group.ratio)
+    kinds = ", ".join(sorted({exchanges.groups[slow_group.place].kind for slow_group in slow}))
     excess_ns = _total_excess_ns(slow)
     return _group_claim(
         view,
@@ -200,7 +202,7 @@ def _straggler_claim(
 
 
 def _slow_group_claim(view: View, exchanges: Communication, slow: Sequence[_SlowGroup]) -> Claim:
-    worst = max(slow, key=lambda one: one.excess_ns)
+    worst = max(slow, key=lambda slow_group: slow_group.excess_ns)
     group = exchanges.groups[worst.place]
     others = f"other {group.kind} group" + ("s" if len(worst.among.places) > 2 else "")
     others_per_s = worst.bytes / max(worst.transfer_ns - worst.excess_ns, 1.0) * 1e9
@@ -225,7 +227,7 @@ def _slow_group_claim(view: View, exchanges: Communication, slow: Sequence[_Slow
 
 
 def _imbalance_claim(view: View, exchanges: Communication, slow: Sequence[_SlowGroup]) -> Claim:
-    worst = max(slow, key=lambda one: one.excess_ns)
+    worst = max(slow, key=lambda slow_group: slow_group.excess_ns)
     group = exchanges.groups[worst.place]
     spread_ns = worst.transfer_ns - float(medians(worst.among.transfer_ns).mean())
     return _group_claim(
@@ -249,9 +251,9 @@ def _imbalance_claim(view: View, exchanges: Communication, slow: Sequence[_SlowG
 def _total_excess_ns(slow: Sequence[_SlowGroup]) -> float:
     """Per step: sibling groups run in parallel, different directions and operations one after the other."""
     worst: dict[tuple[tuple[int, ...], str], float] = {}
-    for one in slow:
-        key = tuple(one.among.places), one.op
-        worst[key] = max(worst.get(key, 0.0), one.excess_ns)
+    for slow_group in slow:
+        key = tuple(slow_group.among.places), slow_group.op
+        worst[key] = max(worst.get(key, 0.0), slow_group.excess_ns)
     return sum(worst.values())
 
 
@@ -280,10 +282,13 @@ def _group_claim(
         evidence={
             "excess_ms": round(excess_ns / 1e6, 3),
             "groups": [
-                _slow_group_row(exchanges, one) for one in sorted(slow, key=lambda one: -one.excess_ns)[:GROUPS_SHOWN]
+                _slow_group_row(exchanges, slow_group)
+                for slow_group in sorted(slow, key=lambda slow_group: -slow_group.excess_ns)[:GROUPS_SHOWN]
             ],
-            "groups_slow": len({one.place for one in slow}),
-            "hosts": sorted({view.window.hosts[row] for one in slow for row in exchanges.groups[one.place].rows}),
+            "groups_slow": len({slow_group.place for slow_group in slow}),
+            "hosts": sorted(
+                {view.window.hosts[row] for slow_group in slow for row in exchanges.groups[slow_group.place].rows}
+            ),
             "steps_used": int(slow[0].among.transfer_ns.shape[1]),
         },
         advice=advice,
@@ -292,18 +297,18 @@ def _group_claim(
     return Claim(finding=finding, explained_ns=saved_ns)
 
 
-def _slow_group_row(exchanges: Communication, one: _SlowGroup) -> dict[str, Any]:
-    group = exchanges.groups[one.place]
+def _slow_group_row(exchanges: Communication, slow_group: _SlowGroup) -> dict[str, Any]:
+    group = exchanges.groups[slow_group.place]
     return {
         "group": group.name,
         "kind": group.kind,
-        "op": one.op,
-        "transfer_ms": round(one.transfer_ns / 1e6, 3),
-        "siblings_ms": round((one.transfer_ns - one.excess_ns) / 1e6, 3),
-        "ratio": round(one.ratio, 3),
-        "bytes": round(one.bytes),
-        "bytes_ratio": round(one.bytes_ratio, 3),
-        "siblings": len(one.among.places) - 1,
+        "op": slow_group.op,
+        "transfer_ms": round(slow_group.transfer_ns / 1e6, 3),
+        "siblings_ms": round((slow_group.transfer_ns - slow_group.excess_ns) / 1e6, 3),
+        "ratio": round(slow_group.ratio, 3),
+        "bytes": round(slow_group.bytes),
+        "bytes_ratio": round(slow_group.bytes_ratio, 3),
+        "siblings": len(slow_group.among.places) - 1,
     }
 
 
@@ -483,8 +488,8 @@ def _of_flows(view: View, exchanges: Communication) -> list[dict[str, Any]]:
 
 def _of_reducers(view: View, exchanges: Communication) -> list[dict[str, Any]]:
     return [
-        _exchange_row("", "data", DDP_OP, _mean(one.exposed_ns[view.columns]), float(one.bytes))
-        for one in exchanges.reducers
+        _exchange_row("", "data", DDP_OP, _mean(reducer.exposed_ns[view.columns]), float(reducer.bytes))
+        for reducer in exchanges.reducers
     ]
 
 

@@ -158,12 +158,12 @@ class CallMismatch:
         """``Rank 1 called all_reduce with 4.0 KiB where rank 0 called it with 2.0 KiB``, the odd ones first."""
         first, *rest = sorted(self.sides.items(), key=lambda side: (side[1][0] not in self.odd, side[1]))
         same_op = len({call.op for call in self.sides}) == 1
-        told = f"{ranks_text(first[1], start=True)} called {first[0].op} with {bytes_text(first[0].bytes)}"
+        text = f"{ranks_text(first[1], start=True)} called {first[0].op} with {bytes_text(first[0].bytes)}"
         others = [
             f"{ranks_text(ranks)} called {'it' if same_op else call.op} with {bytes_text(call.bytes)}"
             for call, ranks in rest
         ]
-        return f"{told} {'where' if self.odd else 'and'} {' and '.join(others)}"
+        return f"{text} {'where' if self.odd else 'and'} {' and '.join(others)}"
 
 
 def call_mismatch(run: RunData, attempt: Attempt) -> CallMismatch | None:
@@ -195,10 +195,10 @@ def last_calls(run: RunData, attempt: Attempt) -> dict[int, LastCall]:
     """By rank, for those whose ring recorded it."""
     found = {}
     for rank, end in _rank_ends(run, attempt).items():
-        told = end.get("collective")
-        if not isinstance(told, dict):
+        call = end.get("collective")
+        if not isinstance(call, dict):
             continue
-        op, group, size = (told.get(key) for key in ("op", "group", "bytes"))
+        op, group, size = (call.get(key) for key in ("op", "group", "bytes"))
         if isinstance(op, str) and isinstance(group, str) and isinstance(size, int):
             found[rank] = LastCall(op=op, group=group, bytes=size)
     return found
@@ -206,20 +206,24 @@ def last_calls(run: RunData, attempt: Attempt) -> dict[int, LastCall]:
 
 def call_group_name(call: LastCall, series: Sequence[RankSeries]) -> str:
     """The usual name of its group."""
-    known = (group.description for one in series for group in one.groups if group.name == call.group)
+    known = (group.description for rank_series in series for group in rank_series.groups if group.name == call.group)
     return group_name(call.group, next(known, ""))
 
 
 def _unlike_before(calls: Mapping[int, LastCall], series: Sequence[RankSeries]) -> list[int]:
     """Ranks that never made such a call in a recorded step."""
-    return [one.rank for one in series if calls[one.rank].bytes not in _sizes_before(one, calls[one.rank])]
+    return [
+        rank_series.rank
+        for rank_series in series
+        if calls[rank_series.rank].bytes not in _sizes_before(rank_series, calls[rank_series.rank])
+    ]
 
 
-def _sizes_before(one: RankSeries, call: LastCall) -> set[int]:
-    slots = [group.slot for group in one.groups if group.name == call.group]
-    if one.collectives is None or not slots or call.op not in OPS:
+def _sizes_before(rank_series: RankSeries, call: LastCall) -> set[int]:
+    slots = [group.slot for group in rank_series.groups if group.name == call.group]
+    if rank_series.collectives is None or not slots or call.op not in OPS:
         return set()
-    rows = one.collectives
+    rows = rank_series.collectives
     same = np.isin(rows["group"], slots) & (rows["op"] == OPS.index(call.op))
     return {int(size) for size in rows["bytes"][same]}
 
@@ -234,7 +238,7 @@ Cause = Literal["exception", "signal", "exit_code", "oom_kernel", "oom_cuda", "o
 MESSAGE_SHOWN = 120
 _INSIDE = "Original Traceback (most recent call last):"
 """Begins the traceback that a DataLoader worker puts into the message."""
-_NAMED = frozenset(int(one) for one in signal.Signals)
+_NAMED = frozenset(int(number) for number in signal.Signals)
 FOLLOWERS_SHOWN = 16
 SCRIPT = "The script"
 THREADS_LEFT = "terminate called without an active exception"
@@ -475,14 +479,18 @@ def _says_something(failure: Failure) -> bool:
 
 def _in_order_of_time(found: list[Failure]) -> list[Failure]:
     """Ranks that raised long before any rank vanished did not raise because of it, whatever they say about peers."""
-    spoke = [one for one in found if one.victim and one.type and one.type not in STOPPED_BY_HAND and one.wall_ns]
-    began = [one for one in found if not one.victim]
-    if not spoke or not began or any(one.cause != "vanished" or not one.wall_ns for one in began):
+    spoke = [
+        failure
+        for failure in found
+        if failure.victim and failure.type and failure.type not in STOPPED_BY_HAND and failure.wall_ns
+    ]
+    began = [failure for failure in found if not failure.victim]
+    if not spoke or not began or any(failure.cause != "vanished" or not failure.wall_ns for failure in began):
         return found
-    first_ns = min(one.wall_ns for one in spoke)
-    if first_ns + thresholds.DEATH_LEAD_S * 1e9 >= min(one.wall_ns for one in began):
+    first_ns = min(failure.wall_ns for failure in spoke)
+    if first_ns + thresholds.DEATH_LEAD_S * 1e9 >= min(failure.wall_ns for failure in began):
         return found
-    return [replace(one, victim=one not in spoke) for one in found]
+    return [replace(failure, victim=failure not in spoke) for failure in found]
 
 
 def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
@@ -519,8 +527,8 @@ def crash_text(failures: Sequence[Failure], attempt: Attempt) -> str:
 def message_shown(message: str) -> str:
     """The message of an exception as a title shows it: in one line, without the traceback that a worker put into it."""
     before, found, inside = message.partition(_INSIDE)
-    told = inside.rstrip().splitlines()[-1:] if found else []
-    text = " ".join(" ".join((before, *told)).split())
+    last_line = inside.rstrip().splitlines()[-1:] if found else []
+    text = " ".join(" ".join((before, *last_line)).split())
     return text if len(text) <= MESSAGE_SHOWN else text[: MESSAGE_SHOWN - 1] + "…"
 
 
@@ -528,7 +536,7 @@ def _together(culprits: Sequence[Failure]) -> list[Failure]:
     """Those that died of the same thing: one finding for a fault that hit several ranks alike (a bug hits all)."""
     lead = culprits[0]
     same = (lead.cause, lead.type, lead.signal, lead.at_exit)
-    alike = [one for one in culprits if (one.cause, one.type, one.signal, one.at_exit) == same]
+    alike = [culprit for culprit in culprits if (culprit.cause, culprit.type, culprit.signal, culprit.at_exit) == same]
     return [failure for failure in alike if (failure.rank is None) == (lead.rank is None)]
 
 
@@ -592,8 +600,8 @@ def _failure(
     if not type_name and state == "exception":
         type_name = "Exception"  # all that is known if its report could not be written
     # If native code (NCCL's watchdog, gloo) ended the rank, its output may say that it only lost a peer.
-    told = " ".join((message, *(native if not type_name and name == "SIGABRT" else ())))
-    peers = lost_peer(type_name, told, error.traceback if error is not None else "")
+    text = " ".join((message, *(native if not type_name and name == "SIGABRT" else ())))
+    peers = lost_peer(type_name, text, error.traceback if error is not None else "")
     taken = peers or type_name in STOPPED_BY_HAND or (not type_name and name in ASKED_TO_STOP)
     wall_ns = error.wall_ns if error is not None else (series.ended_wall_ns or 0) if series is not None else 0
     return Failure(

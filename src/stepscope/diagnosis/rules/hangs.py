@@ -41,14 +41,14 @@ def led_by_hangs(hangs: Sequence[Finding], crashes: Sequence[Finding]) -> list[F
     """Both in the order in which they are reported."""
     crashed = {rank for crash in crashes for rank in crash.ranks}
     # For a rank that is gone the crash knows more: its exception, its step, what was lost.
-    told = [hang for hang in hangs if not (hang.kind == "rank_crashed" and crashed & set(hang.ranks))]
-    if not told:
+    reported = [hang for hang in hangs if not (hang.kind == "rank_crashed" and crashed & set(hang.ranks))]
+    if not reported:
         return [*crashes]
-    before = [crash for crash in crashes if _before(crash, told)]
-    if any(hang.evidence.get("over") == "aborted" for hang in told):
-        return [*before, *told]  # the ranks were ended on request
+    before = [crash for crash in crashes if _before(crash, reported)]
+    if any(hang.evidence.get("over") == "aborted" for hang in reported):
+        return [*before, *reported]  # the ranks were ended on request
     after = [as_remark(crash) for crash in crashes if crash not in before]
-    return [*before, *told, *after]
+    return [*before, *reported, *after]
 
 
 def with_stalls(run: RunData, slow: Sequence[Finding]) -> list[Finding]:
@@ -152,7 +152,9 @@ def find_disagreement(run: RunData) -> list[Finding]:
 def _by_recorders(run: RunData, failures: list[Failure]) -> HangRecord | None:
     verdict = run.flight
     kind = str(verdict.get("kind") or "")
-    aborted = ranks_of([one for one in failures if one.signal in ABORT_SIGNALS or one.cause == "vanished"])
+    aborted = ranks_of(
+        [failure for failure in failures if failure.signal in ABORT_SIGNALS or failure.cause == "vanished"]
+    )
     by_watchdog = bool(verdict.get("nccl_dumps")) and _only_aborted(failures)
     if not kind.startswith("hang_") or not verdict["culprits"] or not (by_watchdog or _nobody_else(failures, kind)):
         return None
@@ -179,7 +181,7 @@ def _by_recorders(run: RunData, failures: list[Failure]) -> HangRecord | None:
 def _only_aborted(failures: list[Failure]) -> bool:
     """Whether all that died were aborted, vanished or followed another rank: none failed on its own."""
     return bool(failures) and all(
-        one.taken or one.signal in ABORT_SIGNALS or one.cause == "vanished" for one in failures
+        failure.taken or failure.signal in ABORT_SIGNALS or failure.cause == "vanished" for failure in failures
     )
 
 

@@ -62,11 +62,11 @@ STAGE_KINDS = {
 def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
     """``late``: ranks that were found to be permanently late."""
     by_design = _groups_differ(view, late)
-    kept = [index for index, rank in enumerate(view.ranks) if rank not in late]
-    kept = [index for index in kept if not np.isnan(view.wall_ns[index]).any()]
-    if len(kept) < 2 or _share_devices(view) or not view.lockstep:
+    rows = [index for index, rank in enumerate(view.ranks) if rank not in late]
+    rows = [index for index in rows if not np.isnan(view.wall_ns[index]).any()]
+    if len(rows) < 2 or _share_devices(view) or not view.lockstep:
         return by_design  # ranks that do not wait for each other lose nothing by the slowest of a step
-    return [*by_design, *_step_by_step(view, np.array(kept))]
+    return [*by_design, *_step_by_step(view, np.array(rows))]
 
 
 UNEVEN_BATCHES_ADVICE = (
@@ -88,13 +88,13 @@ def find_uneven_batches(view: View) -> list[Finding]:
     usual = max(sorted(set(known)), key=known.count)
     others = [rank for rank, size in sizes.items() if size != usual]
     of_others = sorted({size for size in known if size != usual})
-    said = f"{of_others[0]}" if len(of_others) == 1 else f"{of_others[0]} to {of_others[-1]}"
+    sizes_text = f"{of_others[0]}" if len(of_others) == 1 else f"{of_others[0]} to {of_others[-1]}"
     has = "has" if len(others) == 1 else "have"
     return [
         Finding(
             kind="uneven_batches",
             severity="info",
-            title=f"{named_ranks(others)} {has} batches of {said} samples, the other ranks of {usual}.",
+            title=f"{named_ranks(others)} {has} batches of {sizes_text} samples, the other ranks of {usual}.",
             ranks=tuple(others),
             steps=view.span if len(view.steps) else None,
             cost=cost_of(view, np.zeros(len(view.steps))),
@@ -135,8 +135,8 @@ def _share_devices(view: View) -> bool:
     return view.clock == "device" and len(set(known)) < len(known)
 
 
-def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
-    work_ns = _own_work(view)[kept]
+def _step_by_step(view: View, rows: NDArray[np.intp]) -> list[Claim]:
+    work_ns = _own_work(view)[rows]
     # A rank's own level is not what varies from step to step; in a rotation half of its steps may be above it.
     levels = np.quantile(work_ns, thresholds.LEVEL_QUANTILE, axis=1)
     even_ns = work_ns - levels[:, None] + np.median(levels)
@@ -147,18 +147,18 @@ def _step_by_step(view: View, kept: NDArray[np.intp]) -> list[Claim]:
     floor_ns = max(thresholds.UNEVEN_SHARE * view.median_step_ns, thresholds.UNEVEN_FLOOR_NS)
     if typical_ns < floor_ns:
         return []
-    turns = np.bincount(top, minlength=len(kept)) / len(top)
+    turns = np.bincount(top, minlength=len(rows)) / len(top)
     noise_ns = _noise_of_others(even_ns, top)
     saved_ns = np.maximum(excess_ns, 0.0)
-    correlation = _together(view, kept)
+    correlation = _together(view, rows)
     stands_out = typical_ns >= thresholds.ROTATING_SPREADS * noise_ns
     alike = typical_ns >= thresholds.ROTATING_EVEN * spread(excess_ns)
-    if _is_routed(view, kept, top):
-        return [_routed(view, kept, saved_ns, typical_ns)]
+    if _is_routed(view, rows, top):
+        return [_routed(view, rows, saved_ns, typical_ns)]
     if stands_out and alike and turns.max() <= thresholds.ROTATING_TURNS:
-        return [_rotation(view, kept, top, saved_ns, typical_ns, turns)]
+        return [_rotation(view, rows, top, saved_ns, typical_ns, turns)]
     if correlation >= thresholds.IMBALANCE_CORRELATION:
-        return [_varying(view, kept, saved_ns, correlation)]
+        return [_varying(view, rows, saved_ns, correlation)]
     return []
 
 
@@ -180,13 +180,13 @@ def _noise_of_others(even_ns: Floats, top: NDArray[np.intp]) -> float:
     return spread(others[0]) if len(others) == 1 else float(np.median(others.std(axis=0, ddof=1)))
 
 
-def _together(view: View, kept: NDArray[np.intp]) -> float:
+def _together(view: View, rows: NDArray[np.intp]) -> float:
     """Rank correlation of forward and backward over all ranks and steps, each rank's and step's own level removed."""
     if not view.comm_measured:
         return 0.0
     pair = []
     for name in ("forward", "backward"):
-        times = view.phase(name)[kept]
+        times = view.phase(name)[rows]
         apart = times - np.median(times, axis=1, keepdims=True)
         apart = apart - apart.mean(axis=0)
         pair.append(apart.ravel().argsort().argsort().astype(np.float64))
@@ -196,11 +196,11 @@ def _together(view: View, kept: NDArray[np.intp]) -> float:
 
 
 def _rotation(
-    view: View, kept: NDArray[np.intp], top: NDArray[np.intp], saved_ns: Floats, typical_ns: float, turns: Floats
+    view: View, rows: NDArray[np.intp], top: NDArray[np.intp], saved_ns: Floats, typical_ns: float, turns: Floats
 ) -> Claim:
     columns = np.arange(len(view.steps))
     by_phase = {
-        name: float(np.median(peer_deviation(view.phase(name)[kept])[top, columns]))
+        name: float(np.median(peer_deviation(view.phase(name)[rows])[top, columns]))
         for name in view.phases
         if name != "comm"
     }
@@ -239,12 +239,12 @@ def _rotation(
     return Claim(finding=finding, explained_ns=saved_ns)
 
 
-def _is_routed(view: View, kept: NDArray[np.intp], top: NDArray[np.intp]) -> bool:
+def _is_routed(view: View, rows: NDArray[np.intp], top: NDArray[np.intp]) -> bool:
     """Whether the rank that works longest in a step is the one whose experts received most tokens in it."""
     routed = view.window.routed
     if routed is None:
         return False
-    sent = routed.bytes[view.rows[kept]][:, view.columns]
+    sent = routed.bytes[view.rows[rows]][:, view.columns]
     known = ~np.isnan(sent).any(axis=0)
     uneven = known & (
         np.nanmax(sent, axis=0, initial=0.0) >= thresholds.BYTES_ALIKE * np.nanmin(sent, axis=0, initial=np.inf)
@@ -254,7 +254,7 @@ def _is_routed(view: View, kept: NDArray[np.intp], top: NDArray[np.intp]) -> boo
     return bool((sent[:, uneven].argmax(axis=0) == top[uneven]).mean() >= thresholds.ROUTED_SHARE)
 
 
-def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: float) -> Claim:
+def _routed(view: View, rows: NDArray[np.intp], saved_ns: Floats, typical_ns: float) -> Claim:
     routed = view.window.routed
     same = routed is not None and routed.same_batches
     what = "Experts get unequal numbers of tokens" if same else "Ranks send unequal amounts in all_to_all"
@@ -272,7 +272,7 @@ def _routed(view: View, kept: NDArray[np.intp], saved_ns: Floats, typical_ns: fl
             "clock": view.clock,
             "excess_ms": round(typical_ns / 1e6, 3),
             "by": "experts",
-            "ranks_compared": len(kept),
+            "ranks_compared": len(rows),
             "steps_used": len(view.steps),
         },
         advice=advice_for(EXPERT_ADVICE, same_batches=same),
@@ -290,10 +290,10 @@ VARIES_ADVICE: tuple[str, ...] = (
 )
 
 
-def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: float) -> Claim:
+def _varying(view: View, rows: NDArray[np.intp], saved_ns: Floats, correlation: float) -> Claim:
     """Forward and backward of a rank are long together.  That batches differ is said only where sizes were recorded."""
     cost = cost_of(view, saved_ns)
-    differ, compared = _sizes_differ(view, kept)
+    differ, compared = _sizes_differ(view, rows)
     what, advice = "A different rank computes longest in each step", (*SIZES_ADVICE[:1], *VARIES_ADVICE)
     if differ:
         what, advice = "Batches differ in size between ranks, differently in each step", SIZES_ADVICE
@@ -316,7 +316,7 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
             "by": "steps",
             "sizes_differ": differ,
             "sizes_compared": compared,
-            "ranks_compared": len(kept),
+            "ranks_compared": len(rows),
             "steps_used": len(view.steps),
         },
         advice=advice,
@@ -325,12 +325,12 @@ def _varying(view: View, kept: NDArray[np.intp], saved_ns: Floats, correlation: 
     return Claim(finding=finding, explained_ns=saved_ns)
 
 
-def _sizes_differ(view: View, kept: NDArray[np.intp]) -> tuple[bool | None, int]:
+def _sizes_differ(view: View, rows: NDArray[np.intp]) -> tuple[bool | None, int]:
     """Whether the ranks had different amounts to compute in most sampled steps, and how many steps were compared.
 
     None: unknown.  Operations and tokens show it; equal numbers of samples do not, because their lengths may differ.
     """
-    ranks = [view.ranks[index] for index in kept]
+    ranks = [view.ranks[index] for index in rows]
     given: dict[int, dict[int, list[Work]]] = {}
     for sample in view.window.layers.samples:
         if sample.work is not None and sample.rank in ranks:

@@ -217,12 +217,12 @@ def _of_trails(losses: Sequence[_Curve], sampled: NonFinite | None, view: View) 
     return first_of_trails(view, known, since=min(goods, default=of_sample))
 
 
-def _earlier(sampled: NonFinite | None, kept: NonFinite | None) -> NonFinite | None:
+def _earlier(sampled: NonFinite | None, noted: NonFinite | None) -> NonFinite | None:
     """Of what samples and kept norms say: the earlier, and at the same step the one that knows the layer."""
-    if sampled is None or kept is None or sampled.dropped:
-        return kept if sampled is None else sampled
-    sure = sampled.exact and sampled.layer is not None and sampled.step <= kept.step
-    return sampled if sure else kept
+    if sampled is None or noted is None or sampled.dropped:
+        return noted if sampled is None else sampled
+    sure = sampled.exact and sampled.layer is not None and sampled.step <= noted.step
+    return sampled if sure else noted
 
 
 def _begun_at(found: Finding, sampled: NonFinite) -> Finding:
@@ -429,10 +429,10 @@ def _after_rate(found: Finding, run: RunData) -> Finding:
     if rose is None:
         return found
     before, after, at = rose
-    said = f"the learning rate rose from {_value(before)} to {_value(after)} at step {at:,}"
+    because = f"the learning rate rose from {_value(before)} to {_value(after)} at step {at:,}"
     return replace(
         found,
-        title=f"{found.title[:-1]}; {said}.",
+        title=f"{found.title[:-1]}; {because}.",
         evidence={**found.evidence, "learning_rate": {"before": before, "after": after, "step": at}},
         advice=("Check the learning rate's schedule first: it rose just before.", *found.advice)[:3],
     )
@@ -451,8 +451,8 @@ def _risen_rate(run: RunData, step: int) -> tuple[float, float, int] | None:
     for rates in curves.values():
         steps = sorted(rates)
         for place, at in enumerate(steps[1:], start=1):
-            most = max(rates[one] for one in steps[:place])
-            if 0 < thresholds.RATE_ROSE * most <= min(rates[one] for one in steps[place:]):
+            most = max(rates[step] for step in steps[:place])
+            if 0 < thresholds.RATE_ROSE * most <= min(rates[step] for step in steps[place:]):
                 return rates[steps[place - 1]], rates[at], at
     return None
 

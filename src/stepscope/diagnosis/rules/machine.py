@@ -166,7 +166,7 @@ def _waited_for(view: View) -> tuple[str, float]:
 class _Clocks:
     """By GPU [G]."""
 
-    held: Floats
+    throttled: Floats
     """Share of the samples in which it was throttled for a reason that no healthy GPU has."""
     capped: Floats
     """Share of the samples at its power limit."""
@@ -182,46 +182,48 @@ class _Clocks:
 
     @property
     def hot(self) -> Bools:
-        often = self.held * self.samples >= thresholds.THROTTLED_SAMPLES - 0.5
-        return np.asarray((self.held >= thresholds.THROTTLED_SHARE) & often & self._told, np.bool_)
+        often = self.throttled * self.samples >= thresholds.THROTTLED_SAMPLES - 0.5
+        return np.asarray((self.throttled >= thresholds.THROTTLED_SHARE) & often & self._has_samples, np.bool_)
 
     @property
     def slow(self) -> Bools:
-        return np.asarray((self.clock <= (1 - thresholds.SLOW_CLOCK_SHARE) * self.peers) & self._told, np.bool_)
+        return np.asarray((self.clock <= (1 - thresholds.SLOW_CLOCK_SHARE) * self.peers) & self._has_samples, np.bool_)
 
     @property
     def limited(self) -> Bools:
         """At its power limit, and it shows in the clock."""
         below = self.clock <= (1 - thresholds.POWER_CAP_CLOCK_SHARE) * np.fmax(self.peers, self.best)
-        return np.asarray((self.capped >= thresholds.POWER_CAP_SHARE) & below & self._told, np.bool_)
+        return np.asarray((self.capped >= thresholds.POWER_CAP_SHARE) & below & self._has_samples, np.bool_)
 
     @property
-    def _told(self) -> Bools:
+    def _has_samples(self) -> Bools:
         return np.asarray(self.samples >= thresholds.MACHINE_SAMPLES, np.bool_)
 
 
 def _throttled(view: View, gpus: list[Gpu], readings: Readings) -> list[Claim]:
     seen = _clocks(gpus, readings)
     grave = seen.hot | seen.slow
-    told = np.flatnonzero(grave if grave.any() else seen.limited)
-    if not len(told):
+    shown = np.flatnonzero(grave if grave.any() else seen.limited)
+    if not len(shown):
         return []
     # Throttled most, then the slowest, then the first.
-    hot_share = np.where(seen.hot, seen.held, 0.0)[told]
-    order = np.lexsort((-told, -np.nan_to_num(seen.clock[told], nan=np.inf), hot_share))
-    worst = int(told[order[-1]])
+    hot_share = np.where(seen.hot, seen.throttled, 0.0)[shown]
+    order = np.lexsort((-shown, -np.nan_to_num(seen.clock[shown], nan=np.inf), hot_share))
+    worst = int(shown[order[-1]])
     reasons = seen.reasons[worst]
     hot = bool(seen.hot[worst])
     finding = Finding(
         kind="gpu_throttled",
         severity="warning" if grave.any() else "info",
         title=_throttled_title(view, gpus[worst], seen, worst),
-        ranks=() if len(told) == len(gpus) else tuple(sorted(view.ranks[row] for at in told for row in gpus[at].rows)),
+        ranks=()
+        if len(shown) == len(gpus)
+        else tuple(sorted(view.ranks[row] for at in shown for row in gpus[at].rows)),
         steps=view.span,
         cost=cost_of(view, np.zeros(len(view.steps))),
         evidence={
-            "gpus": [_throttled_row(view, gpus[at], seen, at) for at in told[:GPUS_LISTED]],
-            "gpus_held_back": len(told),
+            "gpus": [_throttled_row(view, gpus[at], seen, at) for at in shown[:GPUS_LISTED]],
+            "gpus_held_back": len(shown),
             "gpus_compared": len(gpus),
         },
         advice=advice_for(
@@ -246,7 +248,7 @@ def _clocks(gpus: list[Gpu], readings: Readings) -> _Clocks:
     few = (~np.isnan(clocks)).sum(axis=1) < thresholds.MACHINE_SAMPLES
     clock = np.where(few, np.nan, row_medians(clocks))
     return _Clocks(
-        held=_share_of_samples(readings, samples, [bool(names & HELD_BACK) for names in by_line]),
+        throttled=_share_of_samples(readings, samples, [bool(names & HELD_BACK) for names in by_line]),
         capped=_share_of_samples(readings, samples, ["sw_power_cap" in names for names in by_line]),
         clock=clock,
         best=np.fmax.reduce(clocks, axis=1, initial=np.nan),
@@ -288,7 +290,7 @@ def _throttled_title(view: View, gpu: Gpu, seen: _Clocks, at: int) -> str:
     who = f"GPU{number}{where}{rank}"
     if seen.hot[at]:
         why = next((words for name, words in THROTTLE_CAUSES.items() if name in seen.reasons[at]), "")
-        return f"{who} is held back {why} in {share_text(float(seen.held[at]))} of the samples."
+        return f"{who} is held back {why} in {share_text(float(seen.throttled[at]))} of the samples."
     if seen.slow[at]:
         return f"{who} runs at {seen.clock[at]:.0f} MHz, GPUs of the same kind at {seen.peers[at]:.0f} MHz."
     against = float(np.fmax(seen.peers[at], seen.best[at]))
@@ -300,7 +302,7 @@ def _throttled_row(view: View, gpu: Gpu, seen: _Clocks, at: int) -> dict[str, An
         "node": gpu.node,
         "gpu": gpu.index,
         "ranks": [view.ranks[row] for row in gpu.rows],
-        "held_back_share": round(float(seen.held[at]), 4),
+        "held_back_share": round(float(seen.throttled[at]), 4),
         "power_cap_share": round(float(seen.capped[at]), 4),
         "reasons": sorted(seen.reasons[at]),
         "sm_clock_mhz": _rounded_mhz(seen.clock[at]),
@@ -408,13 +410,13 @@ def _cpu(view: View, hosts: list[str], readings: Readings) -> list[Claim]:
     others, heavy = seen.others & full, seen.heavy & full
     grave = (others & seen.wanted) | heavy
     severity: Severity = "warning" if grave.any() else "info"
-    told = np.flatnonzero(grave if grave.any() else full)
-    worst = int(told[np.lexsort((seen.running[told] / seen.cores[told], heavy[told], others[told]))[-1]])
+    shown = np.flatnonzero(grave if grave.any() else full)
+    worst = int(shown[np.lexsort((seen.running[shown] / seen.cores[shown], heavy[shown], others[shown]))[-1]])
     return [
         _host_claim(
             view,
             hosts,
-            told,
+            shown,
             kind="cpu_saturated",
             severity=severity,
             title=_cpu_title(
@@ -647,7 +649,7 @@ def _ram_title(where: str, *, low: bool, available: float, share: float, swapped
 def _host_claim(
     view: View,
     hosts: list[str],
-    told: NDArray[np.intp],
+    shown: NDArray[np.intp],
     *,
     kind: str,
     severity: Severity,
@@ -656,7 +658,7 @@ def _host_claim(
     advice: tuple[str, ...],
 ) -> Claim:
     """One finding for all hosts that have it; no rank is named if all hosts do."""
-    names = [hosts[index] for index in told]
+    names = [hosts[index] for index in shown]
     ranks = [rank for rank, host in zip(view.ranks, view.hosts, strict=True) if host in set(names)]
     finding = Finding(
         kind=kind,

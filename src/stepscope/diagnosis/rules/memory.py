@@ -457,18 +457,18 @@ def rise_of_floors(facts: Sequence[Mapping[str, Any]], name: str, comparisons: i
         if known is None:
             continue
         steps, values, epoch = known
-        one = _rise_of_blocks(
+        rise = _rise_of_blocks(
             values[None], steps[None], steps, len(steps), comparisons, np.inf, thresholds.CREEP_FLOORS_DRIFT_T
         )
-        growth = float(one.last[0] - one.first[0]) - float(answers[row])
-        pace = float(one.per_step[0])
+        growth = float(rise.last[0] - rise.first[0]) - float(answers[row])
+        pace = float(rise.per_step[0])
         fast = pace >= thresholds.CREEP_BYTES_PER_STEP or pace * epoch >= thresholds.CREEP_BYTES_PER_EPOCH
         enough = fast and growth >= thresholds.CREEP_FLOORS_BYTES
-        rises[row] = bool(one.steadily[0]) and enough and _keeps_its_pace(steps, values)
+        rises[row] = bool(rise.steadily[0]) and enough and _keeps_its_pace(steps, values)
         epochs[row] = epoch
         samples = max(samples, len(steps))
         for key, value in figures.items():
-            value[row] = getattr(one, key)[0]
+            value[row] = getattr(rise, key)[0]
     return LongRise(
         rise=Rise(rises=rises, steadily=rises, judged=judged, **figures, samples=samples, sure=True), epoch=epochs
     )

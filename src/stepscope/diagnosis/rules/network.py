@@ -83,11 +83,11 @@ class Counters:
         rest = rest[~np.isnan(rest)]
         return float(np.median(rest)) if len(rest) else float("nan")
 
-    def evidence(self, told: Sequence[int]) -> dict[str, Any]:
+    def evidence(self, bad_hosts: Sequence[int]) -> dict[str, Any]:
         """Figures of the first host that is reported."""
-        if not told:
+        if not bad_hosts:
             return {}
-        host = told[0]
+        host = bad_hosts[0]
         figures = {
             "speed_bps": self.speed_bps[host],
             "others_speed_bps": self.others(self.speed_bps, host),
@@ -162,7 +162,7 @@ def _price_text(cost: Mapping[str, Any], per_step_ns: float, some: str) -> str:
 
 
 def network_advice(
-    bad: NetworkFault, names: Sequence[str], counters: Counters, told: Sequence[int], *, alone: bool
+    bad: NetworkFault, names: Sequence[str], counters: Counters, bad_hosts: Sequence[int], *, alone: bool
 ) -> tuple[str, ...]:
     """``alone``: there are no hosts besides the two of the link."""
     if bad.where == "network":
@@ -177,7 +177,7 @@ def network_advice(
         "loss": f"ip -s link and ethtool -S on {host}: errors and drops; then cable, transceiver, switch port, MTU.",
         "latency": f"Check what else uses {host}'s link; then cable, switch port, route, and the machine under the VM.",
     }[bad.what]
-    seen = _counters_text(counters, told[0]) if told else ""
+    seen = _counters_text(counters, bad_hosts[0]) if bad_hosts else ""
     return (
         *([seen] if seen else []),
         first,
@@ -288,7 +288,7 @@ def _with_one(values: Floats) -> Floats:
 def _steps_of(view: View, bad: Sequence[NetworkFault]) -> Bools:
     """[S]; the steps that lie, at least in part, in a bad period."""
     begins, ends = _times(view)
-    inside = [(ends >= first) & (begins <= last) for first, last in (one.period_ns for one in bad)]
+    inside = [(ends >= first) & (begins <= last) for first, last in (fault.period_ns for fault in bad)]
     return np.asarray(np.logical_or.reduce(inside), np.bool_)
 
 
@@ -324,7 +324,7 @@ def _price(
 def _against_before(view: View, bad: Sequence[NetworkFault], hit: Bools, known: Sequence[Claim]) -> _Price:
     """By the steps that take longer than nearly all steps outside, if there are enough of them."""
     nothing = _Price(saved_ns=np.zeros(len(view.steps)), per_step_ns=0.0)
-    apart = ~_steps_of(view, [_widened(one) for one in bad])
+    apart = ~_steps_of(view, [_widened(fault) for fault in bad])
     took_ns = _exchange(view, known)
     if apart.sum() < thresholds.MIN_STEPS:
         return nothing
@@ -372,7 +372,7 @@ def _by_share(view: View, bad: Sequence[NetworkFault], hit: Bools, exchanges: Se
     waited_ns = waited_for_network(view, exchanges)
     if waited_ns is None:
         return _Price(saved_ns=np.zeros(len(view.steps)), per_step_ns=0.0)
-    parts = [np.minimum(waited_ns * _slowed(one), _most_ns(view, one)) for one in bad]
+    parts = [np.minimum(waited_ns * _slowed(fault), _most_ns(view, fault)) for fault in bad]
     saved_ns = np.where(hit, np.maximum.reduce(parts), 0.0)
     return _Price(saved_ns=saved_ns, per_step_ns=_mean_where(saved_ns), compared="comm_bound")
 
@@ -385,7 +385,7 @@ def _most_ns(view: View, bad: NetworkFault) -> float:
     calls = 1.0
     if seen is not None:
         calls = max(sum(flow.count for flow in seen.flows if flow.group.timed), calls)
-        calls += sum(one.backwards * max(one.buckets, 1) for one in seen.reducers)
+        calls += sum(reducer.backwards * max(reducer.buckets, 1) for reducer in seen.reducers)
     return calls * (2 * (len(view.ranks) - 1) + thresholds.START_TRIPS) * (bad.value - bad.usual) * 1e3
 
 
@@ -411,8 +411,10 @@ def _claim(
     view: View, bad: Sequence[NetworkFault], hit: Bools, price: _Price, hosts: list[str], counters: Counters
 ) -> Claim:
     worst = bad[0]
-    told = list(dict.fromkeys(host for one in bad for host in one.hosts)) if worst.where == "host" else [*worst.hosts]
-    names = [hosts[host] for host in told]
+    bad_hosts = (
+        list(dict.fromkeys(host for fault in bad for host in fault.hosts)) if worst.where == "host" else [*worst.hosts]
+    )
+    names = [hosts[host] for host in bad_hosts]
     saved_ns = np.clip(price.saved_ns, 0.0, view.step_ns)
     cost = cost_of(view, saved_ns)
     severity = severity_by_cost(cost["share"], price.per_step_ns)
@@ -442,14 +444,14 @@ def _claim(
             "what": worst.what,
             "hosts": names,
             **_figures(bad),
-            **counters.evidence(told),
+            **counters.evidence(bad_hosts),
             "compared": price.compared or None,
             "explains": [claim.finding.kind for claim in price.explains],
             "excess_ms": round(price.per_step_ns / 1e6, 3),
             "steps_hit": int((saved_ns > 0).sum()),
             "steps_used": len(view.steps),
         },
-        advice=network_advice(worst, names, counters, told, alone=len(hosts) == 2),
+        advice=network_advice(worst, names, counters, bad_hosts, alone=len(hosts) == 2),
         confidence={"before": 0.9, "groups": 0.9, "comm_bound": 0.7}.get(price.compared, 0.8),
     )
     return Claim(finding=finding, explained_ns=saved_ns)
@@ -457,14 +459,14 @@ def _claim(
 
 def _figures(bad: Sequence[NetworkFault]) -> dict[str, Any]:
     """Figures of the worst of each kind."""
-    out: dict[str, Any] = {"probes": max(one.probes for one in bad)}
+    out: dict[str, Any] = {"probes": max(fault.probes for fault in bad)}
     first, last = bad[0].period_ns
     out["seconds"] = round((last - first) / 1e9, 1)
-    for one in reversed(bad):
-        if one.what == "latency":
-            usual = None if math.isnan(one.usual) else round(one.usual, 1)
-            out |= {"rtt_us": round(one.value, 1), "others_rtt_us": usual}
-        elif one.what == "loss":
-            usual = None if math.isnan(one.usual) else round(one.usual, 4)
-            out |= {"loss_share": round(one.value, 4), "others_loss_share": usual}
+    for fault in reversed(bad):
+        if fault.what == "latency":
+            usual = None if math.isnan(fault.usual) else round(fault.usual, 1)
+            out |= {"rtt_us": round(fault.value, 1), "others_rtt_us": usual}
+        elif fault.what == "loss":
+            usual = None if math.isnan(fault.usual) else round(fault.usual, 4)
+            out |= {"loss_share": round(fault.value, 4), "others_loss_share": usual}
     return out

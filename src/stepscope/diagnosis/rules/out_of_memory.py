@@ -55,25 +55,25 @@ def out_of_memory(
     message: str, account: MemoryAccount | None, *, host: bool, world_size: int, facts: Mapping[str, Any]
 ) -> OutOfMemory:
     """``host``: the host's memory ran out; ``facts``: of the rank."""
-    told = {name: _size_told(found) for name, pattern in _TOLD.items() if (found := pattern.search(message))}
+    reported = {name: _size_told(found) for name, pattern in _TOLD.items() if (found := pattern.search(message))}
     others = sum(_size_told(found) for found in _OTHERS.finditer(message))
     if others:
-        told["others_bytes"] = others
+        reported["others_bytes"] = others
     if account is None:
-        return OutOfMemory(evidence={**told}, advice=tuple(_told_advice(told, host=host)))
-    held = _Held(account, told, host=host)
+        return OutOfMemory(evidence={**reported}, advice=tuple(_told_advice(reported, host=host)))
+    usage = _Held(account, reported, host=host)
     frameworks = frameworks_of(facts)
     sharded = bool(facts.get("fsdp")) or "deepspeed" in frameworks
     if host and "MemTotal" in account.process:
-        told["total_bytes"] = account.process["MemTotal"]
-    advice = [held.sentence, *_told_advice(told, host=host), *_limit_advice(account)]
-    advice += held.advice(world_size=world_size, sharded=sharded, facts=facts)
+        reported["total_bytes"] = account.process["MemTotal"]
+    advice = [usage.sentence, *_told_advice(reported, host=host), *_limit_advice(account)]
+    advice += usage.advice(world_size=world_size, sharded=sharded, facts=facts)
     if host and len(advice) == 1:
         advice.append(FEWER_COPIES)
     del advice[MOST_ADVICE:]
     if account.snapshot is not None:
         advice.append(f"Every block of the allocator: drop {account.snapshot} of the run on pytorch.org/memory_viz.")
-    return OutOfMemory(evidence={**told, **held.evidence}, advice=tuple(advice))
+    return OutOfMemory(evidence={**reported, **usage.evidence}, advice=tuple(advice))
 
 
 def _limit_advice(account: MemoryAccount) -> Iterator[str]:
@@ -87,21 +87,21 @@ def _size_told(found: re.Match[str]) -> int:
     return round(float(found[1]) * UNITS[found[2].lower()])
 
 
-def _told_advice(told: Mapping[str, int], *, host: bool) -> Iterator[str]:
+def _told_advice(reported: Mapping[str, int], *, host: bool) -> Iterator[str]:
     """What the message alone shows."""
-    requested, total = told.get("requested_bytes", 0), told.get("total_bytes", 0)
+    requested, total = reported.get("requested_bytes", 0), reported.get("total_bytes", 0)
     if total and requested >= total:
         yield (
             f"One call asked for {bytes_text(requested)}, more than the {bytes_text(total)} of the "
             f"{'host' if host else 'device'}: look at the shapes in the line that the traceback names."
         )
-    unused = told.get("reserved_unused_bytes", 0)
-    if unused and requested <= unused + told.get("free_bytes", 0):
+    unused = reported.get("reserved_unused_bytes", 0)
+    if unused and requested <= unused + reported.get("free_bytes", 0):
         yield (
             f"{bytes_text(unused)} are reserved but in pieces that are too small for the {bytes_text(requested)} asked "
             "for: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids that."
         )
-    others = told.get("others_bytes", 0)
+    others = reported.get("others_bytes", 0)
     if others >= thresholds.OOM_SHARE * max(total, 1):
         yield f"Other processes hold {bytes_text(others)} of the same GPU: give the job a GPU of its own."
 
@@ -109,14 +109,16 @@ def _told_advice(told: Mapping[str, int], *, host: bool) -> Iterator[str]:
 class _Held:
     """The bytes by kind at that moment, and where most of each kind is."""
 
-    def __init__(self, account: MemoryAccount, told: Mapping[str, int], *, host: bool) -> None:
+    def __init__(self, account: MemoryAccount, reported: Mapping[str, int], *, host: bool) -> None:
         self._account = account
         self._host = host
         known = {kind: size for kind, size in account.kinds.items() if size}
         sampled = known.pop("activations", None)
         static = sum(known.values())
         # Activations are of an earlier step: only as many can be there as there is room for.
-        in_use = account.process.get("VmRSS", 0) if host else told.get("allocated_bytes") or account.allocated_peak or 0
+        in_use = (
+            account.process.get("VmRSS", 0) if host else reported.get("allocated_bytes") or account.allocated_peak or 0
+        )
         room = max(in_use - static, 0) if in_use else sampled or 0
         if sampled:
             known["activations"] = min(sampled, room)
@@ -160,7 +162,7 @@ class _Held:
 
     @property
     def _ordered(self) -> list[tuple[str, int]]:
-        return sorted(self.kinds.items(), key=lambda one: -one[1])
+        return sorted(self.kinds.items(), key=lambda part: -part[1])
 
     @property
     def sentence(self) -> str:
@@ -223,7 +225,7 @@ class _Held:
             saved = weights * 0.5
             found.append((saved, f"Parameters and gradients are float32: bfloat16 would free {bytes_text(saved)}."))
         least = thresholds.OOM_SHARE * self.total
-        return [text for saved, text in sorted(found, key=lambda one: -one[0]) if saved >= least]
+        return [text for saved, text in sorted(found, key=lambda part: -part[0]) if saved >= least]
 
     @property
     def _wide(self) -> bool:

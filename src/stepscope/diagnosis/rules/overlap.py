@@ -60,21 +60,21 @@ class _Exchange:
 
 def find_low_overlap(view: View, exchanges: Communication) -> list[Claim]:
     """By the host's blocked time; on the device by how long its stream waited for NCCL's."""
-    found = [_reduced(view, one) for one in exchanges.reducers if view.clock == "host"]
+    found = [_reduced(view, reducer) for reducer in exchanges.reducers if view.clock == "host"]
     found += [*_sharded(view, exchanges), *_on_device(view, exchanges)]
-    claims = [claim for one in found if one is not None for claim in _judged(view, one)]
+    claims = [claim for exchange in found if exchange is not None for claim in _judged(view, exchange)]
     return sorted(claims, key=lambda claim: -float(claim.explained_ns.sum()))[:1]
 
 
-def _judged(view: View, one: _Exchange) -> list[Claim]:
-    exposed_ns, span_ns = float(one.exposed_ns.mean()), float(one.span_ns.mean())
+def _judged(view: View, exchange: _Exchange) -> list[Claim]:
+    exposed_ns, span_ns = float(exchange.exposed_ns.mean()), float(exchange.span_ns.mean())
     hidden = 1 - exposed_ns / span_ns if span_ns else 1.0
-    if one.bytes < thresholds.OVERLAP_MB * MIB or hidden >= thresholds.OVERLAP_HIDDEN:
+    if exchange.bytes < thresholds.OVERLAP_MB * MIB or hidden >= thresholds.OVERLAP_HIDDEN:
         return []
     if exposed_ns < max(thresholds.OVERLAP_SHARE * float(view.step_ns.mean()), thresholds.COMM_FLOOR_NS):
         return []
-    left_ns = np.maximum(one.span_ns * one.last_share, one.span_ns - one.behind_ns)
-    saved_ns = np.clip(one.exposed_ns - left_ns, 0.0, None)
+    left_ns = np.maximum(exchange.span_ns * exchange.last_share, exchange.span_ns - exchange.behind_ns)
+    saved_ns = np.clip(exchange.exposed_ns - left_ns, 0.0, None)
     cost = cost_of(view, saved_ns)
     severity = severity_by_cost(cost["share"], float(saved_ns.mean()))
     if severity == "info":
@@ -83,7 +83,7 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
         kind="low_overlap",
         severity=severity,
         title=(
-            f"Only {share_text(max(hidden, 0.0))} of {one.what} is hidden behind the computation: "
+            f"Only {share_text(max(hidden, 0.0))} of {exchange.what} is hidden behind the computation: "
             f"{ms_text(exposed_ns / 1e6)} of every step is spent waiting for it."
         ),
         phase="comm",
@@ -91,16 +91,16 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
         cost=cost,
         evidence={
             "clock": view.clock,
-            "op": one.op,
+            "op": exchange.op,
             "exposed_ms": round(exposed_ns / 1e6, 3),
             "exchange_ms": round(span_ns / 1e6, 3),
             "hidden_share": round(max(hidden, 0.0), 4),
-            "compute_ms": round(float(one.behind_ns.mean()) / 1e6, 3),
-            "bytes_per_step": round(one.bytes),
-            **one.evidence,
+            "compute_ms": round(float(exchange.behind_ns.mean()) / 1e6, 3),
+            "bytes_per_step": round(exchange.bytes),
+            **exchange.evidence,
             "steps_used": len(view.steps),
         },
-        advice=one.advice,
+        advice=exchange.advice,
         confidence=0.85,
     )
     return [Claim(finding=finding, explained_ns=saved_ns)]
@@ -109,63 +109,65 @@ def _judged(view: View, one: _Exchange) -> list[Claim]:
 # -- DDP --------------------------------------------------------------------------------------------------------------
 
 
-def _reduced(view: View, one: Reducer) -> _Exchange | None:
-    exposed, span, compute = (values[view.columns] for values in (one.exposed_ns, one.span_ns, one.compute_ns))
-    if not one.bytes or float((~np.isnan(span)).mean()) < thresholds.COMM_STEPS_SHARE:
+def _reduced(view: View, reducer: Reducer) -> _Exchange | None:
+    exposed, span, compute = (
+        values[view.columns] for values in (reducer.exposed_ns, reducer.span_ns, reducer.compute_ns)
+    )
+    if not reducer.bytes or float((~np.isnan(span)).mean()) < thresholds.COMM_STEPS_SHARE:
         return None
-    return _ddp_exchange(view, one, np.nan_to_num(exposed), np.nan_to_num(span), compute)
+    return _ddp_exchange(view, reducer, np.nan_to_num(exposed), np.nan_to_num(span), compute)
 
 
-def _ddp_exchange(view: View, one: Reducer, exposed_ns: Floats, span_ns: Floats, behind_ns: Floats) -> _Exchange:
-    said = view.facts.get("ddp")
-    ddp: Mapping[str, Any] = said if isinstance(said, dict) else {}
-    whole = _cannot_be_split(one, number(ddp, "bucket_mb"))
+def _ddp_exchange(view: View, reducer: Reducer, exposed_ns: Floats, span_ns: Floats, behind_ns: Floats) -> _Exchange:
+    facts = view.facts.get("ddp")
+    ddp: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
+    whole = _cannot_be_split(reducer, number(ddp, "bucket_mb"))
     return _Exchange(
         what="DDP's all-reduce",
         op=DDP_OP,
         exposed_ns=exposed_ns,
         span_ns=span_ns,
         behind_ns=behind_ns,
-        bytes=float(one.bytes),
-        last_share=max(1 / thresholds.OVERLAP_PARTS, whole / one.bytes),
-        advice=tuple(_for_ddp(one, ddp, frameworks_of(view.facts)))[:3],
+        bytes=float(reducer.bytes),
+        last_share=max(1 / thresholds.OVERLAP_PARTS, whole / reducer.bytes),
+        advice=tuple(_for_ddp(reducer, ddp, frameworks_of(view.facts)))[:3],
         evidence={
-            "buckets": one.buckets or None,
-            "largest_bucket_bytes": max(one.buckets_bytes, default=None),
+            "buckets": reducer.buckets or None,
+            "largest_bucket_bytes": max(reducer.buckets_bytes, default=None),
             "bucket_cap_mb": number(ddp, "bucket_mb"),
             "find_unused_parameters": ddp.get("find_unused_parameters"),
-            "backwards_per_step": one.backwards,
+            "backwards_per_step": reducer.backwards,
         },
     )
 
 
-def _cannot_be_split(one: Reducer, bucket_mb: float | None) -> int:
+def _cannot_be_split(reducer: Reducer, bucket_mb: float | None) -> int:
     """Bytes of the largest bucket, if it is larger than buckets may be: then it is one layer."""
-    largest = max(one.buckets_bytes, default=0)
+    largest = max(reducer.buckets_bytes, default=0)
     return largest if bucket_mb and largest > thresholds.BUCKET_OVERFULL * bucket_mb * MIB else 0
 
 
-def _for_ddp(one: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) -> Iterator[str]:
-    largest = max(one.buckets_bytes, default=0)
-    cap_mb = max(1, round(one.bytes / MIB / thresholds.OVERLAP_PARTS))
+def _for_ddp(reducer: Reducer, ddp: Mapping[str, Any], frameworks: Sequence[str]) -> Iterator[str]:
+    largest = max(reducer.buckets_bytes, default=0)
+    cap_mb = max(1, round(reducer.bytes / MIB / thresholds.OVERLAP_PARTS))
     bucket_mb = number(ddp, "bucket_mb")
     yield from unused_parameters_advice(ddp)
-    if one.buckets < 2 and bucket_mb and bucket_mb * MIB >= one.bytes / 2:
+    if reducer.buckets < 2 and bucket_mb and bucket_mb * MIB >= reducer.bytes / 2:
         yield (
-            f"{bytes_text(one.bytes)} of gradients in buckets of up to {bytes_text(bucket_mb * MIB)} leave nothing to "
-            f"send while backward still runs: DistributedDataParallel(bucket_cap_mb={cap_mb})."
+            f"{bytes_text(reducer.bytes)} of gradients in buckets of up to {bytes_text(bucket_mb * MIB)} leave nothing "
+            f"to send while backward still runs: DistributedDataParallel(bucket_cap_mb={cap_mb})."
         )
-    elif one.buckets > 1 and largest >= thresholds.BUCKET_LARGEST_SHARE * one.bytes:
-        layer = " (a layer that large cannot be split)" if _cannot_be_split(one, bucket_mb) else ""
+    elif reducer.buckets > 1 and largest >= thresholds.BUCKET_LARGEST_SHARE * reducer.bytes:
+        layer = " (a layer that large cannot be split)" if _cannot_be_split(reducer, bucket_mb) else ""
         yield (
-            f"One of {one.buckets} buckets holds {bytes_text(largest)} of {bytes_text(one.bytes)}{layer}: "
+            f"One of {reducer.buckets} buckets holds {bytes_text(largest)} of {bytes_text(reducer.bytes)}{layer}: "
             f"DistributedDataParallel(bucket_cap_mb={cap_mb}) spreads the rest."
         )
     # Trainers with their own accumulation setting exchange the gradients once.
-    if one.backwards > 1 and accumulation_setting(frameworks) is None:
+    if reducer.backwards > 1 and accumulation_setting(frameworks) is None:
         yield (
-            f"{one.backwards:.0f} backward passes make a step: unless all but the last are under model.no_sync(), each "
-            "exchanges all gradients."
+            f"{reducer.backwards:.0f} backward passes make a step: unless all but the last are under model.no_sync(), "
+            "each exchanges all gradients."
         )
     less = f"To send less, use {compression_setting(frameworks)}, which halves the bytes."
     yield f"{less} The exchange of backward's last gradients can never be overlapped."
@@ -196,8 +198,8 @@ def _sharded(view: View, exchanges: Communication) -> Iterator[_Exchange]:
 def _sharded_exchange(
     view: View, flows: Sequence[Flow], gathers: float, exposed_ns: Floats, span_ns: Floats, behind_ns: Floats
 ) -> _Exchange:
-    said = view.facts.get("fsdp")
-    fsdp: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    facts = view.facts.get("fsdp")
+    fsdp: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
     return _Exchange(
         what=f"the exchange of sharded parameters in group {flows[0].group.name}",
         op=" and ".join(SHARDED),

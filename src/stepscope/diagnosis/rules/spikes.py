@@ -218,7 +218,7 @@ def locate(view: View, excess_ns: Floats, lost_ns: float) -> Place:
 def by_phase_ms(view: View, excess_ns: Floats, row: int | None) -> dict[str, float]:
     """For the evidence: of one rank, or of the mean rank."""
     mine = excess_ns[:, row] if row is not None else mean_rank(excess_ns.T)
-    return {name: round(float(one) / 1e6, 3) for name, one in zip(view.phases, np.nan_to_num(mine), strict=True)}
+    return {name: round(float(value) / 1e6, 3) for name, value in zip(view.phases, np.nan_to_num(mine), strict=True)}
 
 
 def where_text(place: Place, view: View) -> str:
@@ -501,14 +501,14 @@ def _jitter_place(view: View, series: SpikeSeries, found: _Recurring) -> tuple[P
     wide = [np.arange(max(int(group[0]) - before, 0), int(group[-1]) + 1) for group in chosen]
     columns = np.concatenate(wide)
     over = view.phase_ns[:, :, columns] - usual[:, :, None]
-    borders = np.cumsum([len(one) for one in wide])[:-1]
+    borders = np.cumsum([len(columns) for columns in wide])[:-1]
     by_spike = [part.sum(axis=2) for part in np.split(over, borders, axis=2)]
-    excess = np.mean([np.nan_to_num(one) for one in by_spike], axis=0)
+    excess = np.mean([np.nan_to_num(excess_ns) for excess_ns in by_spike], axis=0)
     lost = [float(found.saved_ns[group].sum()) for group in chosen]
     if found.each_ns < thresholds.SPIKE_SHARE * series.typical_ns:
         # Too small to distinguish from the noise one by one: use the mean of all.
         return locate(view, without_stops(view, excess), float(np.mean(lost))), False, {}, excess
-    places = [locate(view, without_stops(view, one), lost_ns) for one, lost_ns in zip(by_spike, lost, strict=True)]
+    places = [locate(view, without_stops(view, stall), lost_ns) for stall, lost_ns in zip(by_spike, lost, strict=True)]
     rows = Counter(place.row for place in places)
     phases = Counter(place.phase for place in places)
     row, times = rows.most_common(1)[0]
@@ -517,11 +517,11 @@ def _jitter_place(view: View, series: SpikeSeries, found: _Recurring) -> tuple[P
         chance = chance_of_at_least(times, len(places), 1 / len(view.ranks)) * len(view.ranks)
         same = same and chance <= thresholds.SAME_RANK_CHANCE
     phase, agreeing = phases.most_common(1)[0]
-    alone = sum(count for one, count in rows.items() if one is not None)
+    alone = sum(count for stall, count in rows.items() if stall is not None)
     return (
         Place(row=row if same else None, phase=phase if agreeing >= thresholds.SAME_RANK_SHARE * len(places) else None),
         not same and alone >= thresholds.EXPLAINS_SHARE * len(places),
-        {str(view.ranks[one]): count for one, count in sorted(rows.items(), key=str) if one is not None},
+        {str(view.ranks[stall]): count for stall, count in sorted(rows.items(), key=str) if stall is not None},
         excess,
     )
 
@@ -700,11 +700,11 @@ def _joined(view: View, stalls: Sequence[tuple[Claim, str]]) -> Claim:
     saved = np.sum([claim.explained_ns for claim, _ in stalls], axis=0)
     cost = cost_of(view, saved)
     findings = [claim.finding for claim, _ in stalls]
-    extra_ms = [float(one.evidence["extra_ms"]) for one in findings]
+    extra_ms = [float(stall.evidence["extra_ms"]) for stall in findings]
     worst = findings[int(np.argmax(extra_ms))]
-    stretches = [one.steps for one in findings if one.steps]
+    stretches = [stall.steps for stall in findings if stall.steps]
     steps = _and(["–".join(map(str, dict.fromkeys(stretch))) for stretch in stretches])
-    by_phase = [one.evidence["extra_ms_by_phase"] for one in findings]
+    by_phase = [stall.evidence["extra_ms_by_phase"] for stall in findings]
     serious = cost["share"] >= thresholds.WARNING_SHARE and max(extra_ms) * 1e6 >= thresholds.STALL_NS
     finding = replace(
         worst,
@@ -715,7 +715,7 @@ def _joined(view: View, stalls: Sequence[tuple[Claim, str]]) -> Claim:
         evidence={
             **worst.evidence,
             "extra_ms": round(sum(extra_ms), 3),
-            "steps_longer": sorted({step for one in findings for step in one.evidence["steps_longer"]}),
+            "steps_longer": sorted({step for stall in findings for step in stall.evidence["steps_longer"]}),
             "extra_ms_by_phase": {phase: round(sum(each[phase] for each in by_phase), 3) for phase in by_phase[0]},
         },
         advice=(worst.advice[0], f"It happened {len(findings)} times at this line."),

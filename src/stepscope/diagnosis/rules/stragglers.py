@@ -294,10 +294,10 @@ def _join(groups: list[list[Suspect]], suspect: Suspect) -> None:
     groups.append([suspect])
 
 
-def _alike(one: Suspect, other: Suspect) -> bool:
-    together = abs(one.at.start - other.at.start) <= thresholds.STRETCH_STEPS
-    known_by = (one.by_work, one.sampled) == (other.by_work, other.sampled)
-    return together and known_by and (one.kind, one.phase) == (other.kind, other.phase)
+def _alike(suspect: Suspect, other: Suspect) -> bool:
+    together = abs(suspect.at.start - other.at.start) <= thresholds.STRETCH_STEPS
+    known_by = (suspect.by_work, suspect.sampled) == (other.by_work, other.sampled)
+    return together and known_by and (suspect.kind, suspect.phase) == (other.kind, other.phase)
 
 
 def _slow_hosts(view: View, suspects: Sequence[Suspect]) -> list[str]:
@@ -662,7 +662,8 @@ def _slow_layer(
             compared.setdefault(model, []).append((_own_us(tree, by_rank[rank], worst.phase), usual))
     excess_us = worst.by_phase.get(worst.phase, worst.excess_ns) / 1e3
     found = [_most_of(view.window.layers.models[model], pairs, excess_us) for model, pairs in compared.items()]
-    return max((one for one in found if one is not None), key=lambda one: one.own_ms - one.peers_ms, default=None)
+    slow = (layer for layer in found if layer is not None)
+    return max(slow, key=lambda layer: layer.own_ms - layer.peers_ms, default=None)
 
 
 def _most_of(tree: ModelTree, pairs: Sequence[tuple[Floats, Floats]], excess_us: float) -> _SlowLayer | None:
@@ -839,12 +840,12 @@ def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
 
 def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
     found = []
-    for one in _excesses(view, compared.work, comparisons=len(view.ranks)):
-        by_phase = compared.typical(one.rank, one.at)
+    for excess in _excesses(view, compared.work, comparisons=len(view.ranks)):
+        by_phase = compared.typical(excess.rank, excess.at)
         parts = {name: by_phase[name] for name in compared.names}
         name, most = max(parts.items(), key=lambda item: item[1], default=("", 0.0))
-        phase = name if most >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
-        suspect = _suspect(one, phase, by_phase, by_work=True)
+        phase = name if most >= thresholds.EXPLAINS_SHARE * excess.excess_ns else None
+        suspect = _suspect(excess, phase, by_phase, by_work=True)
         if phase is None and waits_for_host(view, suspect):
             # A device that waits for its host does so a little in every phase; the host knows which one delays it.
             suspect = replace(suspect, phase=slow_host_phase(view, suspect))
@@ -883,14 +884,14 @@ def _by_phase(view: View, compared: _Comparisons) -> list[Suspect]:
     comparisons = len(compared.names) * len(view.ranks)
     best: dict[int, Suspect] = {}
     for name in compared.names:
-        for one in _excesses(view, compared.phase(name), comparisons=comparisons):
-            if one.rank in best and one.excess_ns <= best[one.rank].excess_ns:
+        for excess in _excesses(view, compared.phase(name), comparisons=comparisons):
+            if excess.rank in best and excess.excess_ns <= best[excess.rank].excess_ns:
                 continue
-            by_phase = compared.typical(one.rank, one.at)
-            work_ns = compared.typical_work(one.rank, one.at)
-            carried = view.comm_measured and work_ns >= thresholds.CARRIED_SHARE * one.excess_ns
-            if carried or _made_up_by_peers_waiting(view, by_phase, name, one.excess_ns):
-                best[one.rank] = _suspect(one, name, by_phase, by_work=False)
+            by_phase = compared.typical(excess.rank, excess.at)
+            work_ns = compared.typical_work(excess.rank, excess.at)
+            carried = view.comm_measured and work_ns >= thresholds.CARRIED_SHARE * excess.excess_ns
+            if carried or _made_up_by_peers_waiting(view, by_phase, name, excess.excess_ns):
+                best[excess.rank] = _suspect(excess, name, by_phase, by_work=False)
     return list(best.values())
 
 
@@ -912,17 +913,17 @@ def _by_ddp(view: View) -> list[Suspect]:
 
 
 def _suspect(
-    one: _Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool, sampled: bool = False
+    excess: _Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool, sampled: bool = False
 ) -> Suspect:
     return Suspect(
-        rank=one.rank,
+        rank=excess.rank,
         phase=phase,
-        at=one.at,
-        excess_ns=one.excess_ns,
+        at=excess.at,
+        excess_ns=excess.excess_ns,
         by_phase=by_phase,
         by_work=by_work,
         sampled=sampled,
-        z=one.z,
+        z=excess.z,
     )
 
 
@@ -1062,7 +1063,7 @@ def _longest_stretch(own: Floats, test: _Test) -> slice | None:
             joined[-1][1] = stop
         else:
             joined.append([start, stop])
-    first, stop = max(joined, key=lambda one: one[1] - one[0], default=[0, 0])
+    first, stop = max(joined, key=lambda stretch: stretch[1] - stretch[0], default=[0, 0])
     while first < stop and own[first] < least_ns:
         first += 1
     while first < stop and own[stop - 1] < least_ns:

@@ -112,11 +112,11 @@ def first_nonfinite(view: View) -> NonFinite | None:
     layers = view.window.layers
     found = []
     for model, by_step in _by_model(layers.samples).items():
-        one = _Lost(layers.models[model], by_step, several=_several(layers)).find()
-        if one is not None:
-            found.append(one)
+        first = _Lost(layers.models[model], by_step, several=_several(layers)).find()
+        if first is not None:
+            found.append(first)
     # One that lost its weights explains the others; of two halves of a pipeline the one that knows the place does.
-    return min(found, key=lambda one: (bool(one.dropped), one.step, one.layer is None), default=None)
+    return min(found, key=lambda first: (bool(first.dropped), first.step, first.layer is None), default=None)
 
 
 def _by_model(samples: Sequence[LayerSample]) -> dict[str, dict[int, list[LayerSample]]]:
@@ -585,10 +585,10 @@ def find_exploding(view: View, histories: Sequence[History]) -> list[Finding]:
     layers = view.window.layers
     found: list[tuple[int, Finding]] = []
     for history in histories:
-        one = _of_total(history) or _of_layer(history)
-        if one is None:
+        placed = _of_total(history) or _of_layer(history)
+        if placed is None:
             continue
-        explosion, place = one
+        explosion, place = placed
         step = int(history.steps[explosion.at])
         layer = None if place is None else _label(history.model, place, several=_several(layers))
         whose = "the gradients" if layer is None else f"the gradients of {layer}"
@@ -612,7 +612,7 @@ def find_exploding(view: View, histories: Sequence[History]) -> list[Finding]:
             confidence=0.85,
         )
         found.append((step, finding))
-    return [min(found, key=lambda one: one[0])[1]] if found else []
+    return [min(found, key=lambda dated: dated[0])[1]] if found else []
 
 
 def _whose(history: History, view: View) -> tuple[int, ...]:
@@ -692,11 +692,11 @@ UNUSED_ADVICE = (
 def find_silent(view: View, histories: Sequence[History]) -> list[Finding]:
     """``vanishing_gradients``, ``dead_layer`` and ``unused_parameters``, at most one of each."""
     layers = view.window.layers
-    histories = [late for one in histories if (late := one.since_start()) is not None]
+    histories = [late for history in histories if (late := history.since_start()) is not None]
     several = _several(layers)
     vanishing = [(history, front) for history in histories if (front := _vanishing(history))]
     tiny = {history.model.modules[at].name for history, front in vanishing for at in front}
-    dead = [one for one in _without_gradient(histories, _zeros) if one[1].modules[one[2]].name not in tiny]
+    dead = [layer for layer in _without_gradient(histories, _zeros) if layer[1].modules[layer[2]].name not in tiny]
     unused = _without_gradient(histories, _missing)
     found = []
     if vanishing:
@@ -789,7 +789,7 @@ def _without_gradient(histories: Sequence[History], silent: Callable[[History], 
                 found.append((history, history.model, int(at)))
             elif not history.model.replicated:
                 heard.add(name)
-    return [one for one in found if one[1].replicated or one[1].modules[one[2]].name not in heard]
+    return [layer for layer in found if layer[1].replicated or layer[1].modules[layer[2]].name not in heard]
 
 
 def _zeros(history: History) -> Bools:

@@ -66,11 +66,19 @@ def find_desync(view: View) -> list[Finding]:
     exchanges = _model_exchanges(view)
     if exchanges is not None and _averages(exchanges):
         return []
-    found = [one for one in _differences(view) if not _by_design(one)]
+    found = [difference for difference in _differences(view) if not _by_design(difference)]
     if exchanges is not None and not exchanges.any():
         alone = len(exchanges) < thresholds.DESYNC_ALONE_STEPS
-        found = [one for one in found if one.points >= thresholds.DESYNC_COMPARISONS or not alone]
-    return [_finding(min(found, key=lambda one: (one.first.step, one.model.id, one.group)), view)] if found else []
+        found = [difference for difference in found if difference.points >= thresholds.DESYNC_COMPARISONS or not alone]
+    return (
+        [
+            _finding(
+                min(found, key=lambda difference: (difference.first.step, difference.model.id, difference.group)), view
+            )
+        ]
+        if found
+        else []
+    )
 
 
 def is_expert(name: str) -> bool:
@@ -360,7 +368,7 @@ LISTED = 16
 
 
 def _who(found: _Difference) -> str:
-    one, *others = found.last.classes
+    difference, *others = found.last.classes
     if found.outsiders:
         whose = "its peers" if len(found.outsiders) == 1 else "the other ranks"
         have = "has" if len(found.outsiders) == 1 else "have"
@@ -368,7 +376,7 @@ def _who(found: _Difference) -> str:
     if len(found.last.samples) == 2:
         return f"{named_ranks(sorted(found.last.samples))} have different weights"
     if len(others) == 1:
-        left, right = (named_ranks(ranks).lower() for ranks in sorted((one, others[0])))
+        left, right = (named_ranks(ranks).lower() for ranks in sorted((difference, others[0])))
         return f"The weights of {left} differ from those of {right}"
     if len(others) + 1 == len(found.last.samples):
         return f"All {len(found.last.samples)} ranks have different weights"
