@@ -66,7 +66,7 @@ def clusters() -> Iterator[Cluster]:
     yield SLOW_LOADER
 
 
-@pytest.mark.parametrize("cluster", clusters())
+@pytest.mark.parametrize("cluster", [*clusters()])
 def test_rules_claim_what_they_declare(cluster: Cluster) -> None:
     run = cluster.run()
     view = view_of(build_window(run))
