@@ -188,7 +188,7 @@ def test_a_rule_that_fails_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyP
     series = Cluster(ranks=2, steps=20).series()
     monkeypatch.setattr("stepscope.hub.live.rules.LEAST_S", 0.0)
     monkeypatch.setattr("stepscope.hub.live.rules.TICK_S", 0.01)
-    monkeypatch.setattr("stepscope.hub.live.rules.look", lambda *_: 1 // 0)
+    monkeypatch.setattr("stepscope.hub.live.rules.evaluate", lambda *_: 1 // 0)
 
     async def main() -> LiveRun:
         live = LiveRun()

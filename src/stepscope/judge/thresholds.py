@@ -123,6 +123,15 @@ SMALL_EXCHANGE_SHARE = 0.05
 """Share of the largest all_to_all: smaller ones carry token counts, and always have the same size."""
 LEVEL_QUANTILE = 0.25
 """Of a stage's steps, which stands for its level: the fast steps are disturbed least."""
+NOISE_STEPS = 200
+"""Enough steps to estimate the noise of the typical rank."""
+SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
+"""Share of the required z that is left in the largest window inside a stretch (its median's error, at most half its
+steps missing), and how far chance may lower it."""
+DIP_STEPS = 2
+"""Steps of the running median that may dip without ending a stretch; more would join it with the noise before it."""
+SMOOTHED_STEPS = 5
+"""Width of the running median, in steps, used to find stretches: two wild steps in a row do not end one."""
 
 # -- where the time goes ----------------------------------------------------------------------------------------------
 

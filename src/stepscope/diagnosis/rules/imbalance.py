@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.settings import batch_size_of, is_data_parallel
 from stepscope.diagnosis.engine.view import View, cost_of
-from stepscope.diagnosis.rules.stragglers import EXPERT_ADVICE, straggler_advice
+from stepscope.diagnosis.rules.straggler_advice import EXPERT_ADVICE, straggler_advice
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim

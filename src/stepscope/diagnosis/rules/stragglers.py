@@ -52,8 +52,14 @@ from stepscope.diagnosis.engine.view import (
 )
 from stepscope.diagnosis.engine.window import times_the_tokens
 from stepscope.diagnosis.rules.machine import busy_processes
+from stepscope.diagnosis.rules.straggler_advice import (
+    EXPERT_ADVICE,
+    NODE_ADVICE,
+    SHARED_CORE_ADVICE,
+    straggler_advice,
+)
 from stepscope.judge import thresholds
-from stepscope.judge.advice import advice_for, say
+from stepscope.judge.advice import advice_for
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import (
     local_median,
@@ -73,152 +79,7 @@ from stepscope.records.layers import LayerSample, ModelTree
 from stepscope.records.steps import COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import ms_text, named_ranks, share_text
 
-__all__ = ["EXPERT_ADVICE", "find_stragglers", "hides_wait", "straggler_advice"]
-
-
-# -- advice -----------------------------------------------------------------------------------------------------------
-
-COMPUTING = ("forward", "backward", GRAPH_PHASE)
-LAUNCHED = (*COMPUTING, "optimizer")
-UNNAMED = ("other", "eval", "checkpoint")
-LESS_OFTEN = "Do it less often, after the last step, or in a background thread."
-
-NODE_ADVICE = (
-    "It is host {host}, not a rank: compare its clocks, temperature, power limit and load with the rest.",
-    "If you find no cause, exclude the host from the next allocation. The cost above is what it costs to keep it.",
-)
-WHERE_TO_LOOK = (
-    say("Look at {place}: {who}{where} {was} sampled there, outside all phases.", place=True, phase=("other", None)),
-    say("Look at {place}: {who}{where} {was} sampled there in {phase}.", place=True),
-    say(
-        "Look at what {who}{where} read{s}: larger or remote files, fewer DataLoader workers, a busy disk.",
-        phase="input",
-    ),
-    say("Check how batches of {who}{where} get to the device: pinned memory, NUMA binding, PCIe width.", phase="h2d"),
-    say(
-        "{Who}{where} {launch} {its} kernels late: look at the Python code that only {it_runs} there.",
-        phase=LAUNCHED,
-        side="host",
-    ),
-    say(
-        "The kernels of {who}{where} take longer, but the host launches on time: compare batch shape, sequence length "
-        "and branches with the others.",
-        phase=LAUNCHED,
-        side="device",
-    ),
-    say(
-        "Check that {who}{where} compute{s} the same as the others: batch shape, sequence length, branches.",
-        phase=COMPUTING,
-    ),
-    say(
-        "See what {who}{where} {does} in optimizer.step() that others do not: hooks, clipping, a logged norm.",
-        phase="optimizer",
-    ),
-    say("Look for work that only {who}{where} {does}: logging, metrics, saving, printing.", phase=UNNAMED),
-    say("{Who}{where} {lose} time in several phases: suspect the machine.", phase=None),
-    say("Compare what the phase {phase!r} does on {who}{where} with the other ranks."),
-)
-WHAT_TO_DO = (
-    say(
-        "Rank 0 is the usual place for logging and saving: do it less often or in a background thread.",
-        only_rank_0=True,
-        phase=(*UNNAMED, None),
-    ),
-    say(
-        "Ranks hold parts of one sequence: with a causal mask the later parts have more work. Assign them in pairs, "
-        "early with late (torch's context_parallel does, unless load balancing is off).",
-        splits_sequences=True,
-        phase=COMPUTING,
-        side=(None, "device"),
-    ),
-    say(
-        "Ranks that hold parts of one model need the same samples: let one of them read and broadcast the batch.",
-        phase="input",
-        share_samples=True,
-    ),
-    say(
-        "Give every rank the same number of samples (DistributedSampler) and shuffle large items across ranks.",
-        phase="input",
-    ),
-    say("Copy with non_blocking=True from a DataLoader with pin_memory=True.", phase="h2d"),
-    say(
-        "If the code is the same, the CPU is not: other processes on its cores, fewer of them, lower clocks.",
-        phase=LAUNCHED,
-        side="host",
-    ),
-    say(
-        "If the work is equal, the device is not: clocks, power limit, throttling, another process on it.",
-        phase=LAUNCHED,
-        side="device",
-    ),
-    say(
-        "If all ranks do the same work, check the machine: other processes on {its} cores or device, clocks, "
-        "throttling.",
-        phase=COMPUTING,
-    ),
-    say("If parameters are sharded by hand, balance the shards.", phase="optimizer"),
-    say(LESS_OFTEN, place=True),
-    say(LESS_OFTEN, phase=UNNAMED),
-    say("Look for other processes on {its} cores or device, lower clocks, fewer CPU threads.", phase=None),
-    say("Give every rank the same share of it, or take it out of the step."),
-)
-EXPERT_ADVICE = (
-    say(
-        "Balance the router: a load-balancing loss or a bias per expert; a capacity factor bounds what one expert "
-        "gets.",
-        "If the same experts are always the busiest, place them on different ranks or give each a copy.",
-        same_batches=True,
-    ),
-    say(
-        "If the router sends its experts more tokens: a load-balancing loss, a bias per expert or a capacity factor.",
-        "If its batches are longer than those of the others: bucket samples by length, or batch by tokens.",
-    ),
-)
-"""``same_batches``: the ranks are known to have equally many tokens before the router distributes them."""
-OWN_CORES = "give each rank its own cores (taskset, cgroups, --exclusive)"
-SHARED_CORE_ADVICE = (
-    say(f"Stop or move {{busy}}; or {OWN_CORES}.", busy=True),
-    say(f"Find what else runs on the core of rank {{rank}} (top, with its column P), or {OWN_CORES}."),
-)
-
-
-def straggler_advice(
-    ranks: Sequence[int],
-    hosts: Sequence[str],
-    phase: str | None,
-    *,
-    world_size: int,
-    place: str = "",
-    side: str | None = None,
-    share_samples: bool = False,
-    splits_sequences: bool = False,
-) -> tuple[str, ...]:
-    """``place``: a line of code that the ranks' stacks show.
-
-    ``side``: ``host`` if it is known to launch late, ``device`` if its kernels are known to take longer.
-    ``share_samples``: some ranks read the same samples, because they hold parts of one model; ``splits_sequences``: or
-    parts of one sequence.
-    """
-    several = len(ranks) > 1
-    facts = {
-        "phase": phase,
-        "place": place,
-        "side": side,
-        "share_samples": share_samples,
-        "splits_sequences": splits_sequences,
-        "only_rank_0": tuple(ranks) == (0,) and world_size > 1,
-        "Who": named_ranks(ranks),
-        "who": named_ranks(ranks).lower(),
-        "where": f" (host {hosts[0]})" if len(set(hosts)) == 1 and hosts[0] else "",
-        "s": "" if several else "s",
-        "does": "do" if several else "does",
-        "was": "were" if several else "was",
-        "its": "their" if several else "its",
-        "it_runs": "they run" if several else "it runs",
-        "launch": "launch" if several else "launches",
-        "lose": "lose" if several else "loses",
-    }
-    return *advice_for(WHERE_TO_LOOK, **facts), *advice_for(WHAT_TO_DO, **facts)
+__all__ = ["find_stragglers", "hides_wait"]
 
 
 # -- from suspects to findings ----------------------------------------------------------------------------------------
@@ -714,15 +575,6 @@ run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, buffers), and 
 (``other``) waits for whatever is outstanding."""
 MEAN_TO_SIGMA = 1.2533
 """From the mean absolute deviation of a normal distribution to its standard deviation."""
-NOISE_STEPS = 200
-"""Enough steps to estimate the noise of the typical rank."""
-SIEVE_SHARE, SIEVE_SLACK = 0.85, 1.5
-"""Share of the required z that is left in the largest window inside a stretch (its median's error, at most half its
-steps missing), and how far chance may lower it."""
-DIP_STEPS = 2
-"""Steps of the running median that may dip without ending a stretch; more would join it with the noise before it."""
-SMOOTHED_OVER = 5
-"""Width of the running median, in steps, used to find stretches: two wild steps in a row do not end one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1002,7 +854,7 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
         means = (sums[:, width::stride] - sums[:, : sums.shape[1] - width : stride]) / width
         places = 1 if width == known.shape[1] else max(known.shape[1] // thresholds.STRETCH_STEPS, 1)
         needed = z_needed(comparisons * places)
-        sigmas = max(needed * SIEVE_SHARE - SIEVE_SLACK, 0.0)
+        sigmas = max(needed * thresholds.SIEVE_SHARE - thresholds.SIEVE_SLACK, 0.0)
         found |= means.max(axis=1) >= max(least_ns / 2, sigmas * noise_ns / np.sqrt(width))
         if width == known.shape[1]:
             return np.flatnonzero(found)
@@ -1011,7 +863,7 @@ def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray
 
 def _typical_noise(deviation: Floats) -> float:
     """Of two ranks each deviates as much as the other: then it is as large as any excess."""
-    some = np.nan_to_num(deviation[:, :: max(1, deviation.shape[1] // NOISE_STEPS)])
+    some = np.nan_to_num(deviation[:, :: max(1, deviation.shape[1] // thresholds.NOISE_STEPS)])
     return float(np.median(np.abs(some).mean(axis=1))) * MEAN_TO_SIGMA
 
 
@@ -1054,12 +906,12 @@ def _passing(own: Floats, test: _Test) -> tuple[slice, float] | None:
 def _longest_stretch(own: Floats, test: _Test) -> slice | None:
     """The longest stretch where the running median stays above; a short dip does not end it."""
     least_ns = test.least_ns
-    above = local_median(own, SMOOTHED_OVER) >= least_ns
+    above = local_median(own, thresholds.SMOOTHED_STEPS) >= least_ns
     edges = np.flatnonzero(np.diff(np.concatenate(([False], above, [False])).astype(np.int8)))
     starts, stops = edges[::2].tolist(), edges[1::2].tolist()
     joined: list[list[int]] = []
     for start, stop in zip(starts, stops, strict=True):
-        if joined and start - joined[-1][1] <= DIP_STEPS:
+        if joined and start - joined[-1][1] <= thresholds.DIP_STEPS:
             joined[-1][1] = stop
         else:
             joined.append([start, stop])
