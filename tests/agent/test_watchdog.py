@@ -19,10 +19,11 @@ from stepscope.agent.drain import RingDrain
 from stepscope.agent.hangs import watchdog
 from stepscope.agent.hangs.on_hang import HangPolicy
 from stepscope.agent.hangs.rank_evidence import Gathered
-from stepscope.agent.hangs.watchdog import GAP_S, LOSS_S, Subjects, Watchdog
+from stepscope.agent.hangs.watchdog import Subjects, Watchdog
 from stepscope.agent.journal import Journal
 from stepscope.hangs.evidence import Evidence, EvidenceFile
 from stepscope.hangs.judge import NotAHang
+from stepscope.hangs.thresholds import GAP_S, LOSS_S
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.hang import Culprit, HangRecord
 from stepscope.records.identity import RankIdentity

@@ -29,10 +29,11 @@ def test_text(dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["flight", str(dumps)]) == 0
     shown = capsys.readouterr()
     assert shown.out == (
-        "✖ Rank 2 has not called all_gather 5 of default_pg; ranks 0, 1 and 3 wait in it.\n"
+        "✖ Rank 2 never called all_gather number 5 of default_pg: it is at data.py:7;\n"
+        "  ranks 0, 1 and 3 wait for it.\n"
         "  kind       hang_missing_collective\n"
-        "  culprit    rank 2 has not called all_gather 5 of default_pg: it is elsewhere\n"
-        "             in its own code\n"
+        "  culprit    rank 2 has not called all_gather number 5 of default_pg; it is at\n"
+        "             data.py:7\n"
         "             at /job/data.py:7 in load\n"
         "  victims    ranks 0, 1 and 3\n"
         "  wait in    all_gather 5 [256] of default_pg\n"
@@ -109,11 +110,13 @@ def test_page(dumps: Path, tmp_path: Path) -> None:
     assert (report["kind"], report["name"], report["facts"]) == ("flight", "dumps", ["dumps of 4 ranks"])
     verdict = report["verdict"]
     assert (verdict["look"], verdict["kind"]) == ("critical", "hang_missing_collective")
-    assert verdict["title"] == "Rank 2 has not called all_gather 5 of default_pg; ranks 0, 1 and 3 wait in it."
+    assert verdict["title"] == (
+        "Rank 2 never called all_gather number 5 of default_pg: it is at data.py:7; ranks 0, 1 and 3 wait for it."
+    )
     assert {side["title"]: side["items"] for side in verdict["sides"]} == {
         "Culprit": [
             [
-                "Rank 2 has not called all_gather 5 of default_pg: it is elsewhere in its own code",
+                "Rank 2 has not called all_gather number 5 of default_pg; it is at data.py:7",
                 "/job/data.py:7 in load",
             ]
         ],

@@ -11,8 +11,8 @@ from hang_jobs import entry, flight, nccl, nccl_entry
 
 from stepscope.errors import DumpError
 from stepscope.flight.dump import combined, with_same_groups
-from stepscope.flight.judge import judge
 from stepscope.flight.read import read_dump, read_paths
+from stepscope.hangs.judge import judge_dumps
 
 EMPTY = b'{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
 IDLE_NCCL = nccl()["flight"].replace(b', "entries": []', b"")
@@ -68,13 +68,9 @@ def test_the_two_halves_are_judged_each_for_itself() -> None:
     """Rank 1 has not come to gloo's barrier; NCCL's calls have all ended."""
     ended = nccl(before=2)["flight"]
     late = flight(entry(2, "gloo:barrier", retired=True))
-    found = judge([read_dump(combined(ended, GLOO), rank=0), read_dump(combined(ended, late), rank=1)])
-    assert (found.kind, [one.rank for one in found.culprits], found.description, found.sequence) == (
-        "hang_missing_collective",
-        [1],
-        "default_pg (gloo)",
-        3,
-    )
+    found = judge_dumps([read_dump(combined(ended, GLOO), rank=0), read_dump(combined(ended, late), rank=1)])
+    judged = [found[key] for key in ("kind", "culprits", "description", "sequence")]
+    assert judged == ["hang_missing_collective", [1], "default_pg (gloo)", 3]
 
 
 def test_such_files_are_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pickle
 import resource
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from hypothesis import strategies as st
 from stepscope.errors import DumpError, UsageError
 from stepscope.flight import read as reading_module
 from stepscope.flight.dump import Dump
-from stepscope.flight.judge import judge
 from stepscope.flight.read import Reading, ranks_by_name, read_dump, read_paths
+from stepscope.hangs.judge import judge_dumps
 
 HANDLER = b"Handler dump_nccl_trace_pickle not found: is this process part of a distributed job?..."
 VERSIONS = ["1.0", *(f"2.{minor}" for minor in range(11))]
@@ -32,15 +33,13 @@ def asleep(world: int = 4, rank: int = 1, backend: str = "gloo") -> FlightJob:
     return job
 
 
+def verdict(dumps: Sequence[Dump], **beside: Any) -> tuple[str | None, list[int], int | None]:
+    found = judge_dumps(dumps, **beside)
+    return found["kind"], found["culprits"], found["sequence"]
+
+
 def told(reading: Reading) -> tuple[str | None, list[int], int | None]:
-    found = judge(
-        reading.dumps,
-        stacks=reading.stacks,
-        errors=reading.errors,
-        unreadable=reading.unreadable,
-        problems=reading.problems,
-    )
-    return found.kind, [one.rank for one in found.culprits], found.sequence
+    return verdict(reading.dumps, stacks=reading.stacks, errors=reading.errors, unreadable=reading.unreadable)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -48,8 +47,7 @@ def told(reading: Reading) -> tuple[str | None, list[int], int | None]:
 def test_every_version(version: str, backend: str) -> None:
     job = asleep(backend=backend)
     dumps = [read_dump(pickle.dumps(as_version(job.document(r), version), protocol=2), rank=r) for r in range(4)]
-    found = judge(dumps)
-    assert (found.kind, [one.rank for one in found.culprits], found.sequence) == ("hang_missing_collective", [1], 8)
+    assert verdict(dumps) == ("hang_missing_collective", [1], 8)
     assert {dump.version for dump in dumps} == {version}
 
 
@@ -135,9 +133,9 @@ def test_stacks_errors_and_logs_beside_the_dumps(tmp_path: Path) -> None:
     assert sorted(reading.stacks) == [0, 1, 2, 3]
     assert sorted(reading.errors) == [3]
     assert (reading.logs[2].step, reading.logs[2].inside) == (6, ("step", "fwd_bwd"))
-    found = judge(reading.dumps, stacks=reading.stacks, errors=reading.errors, logs=reading.logs)
-    assert [(one.rank, one.at.line if one.at else None) for one in found.culprits] == [(2, 12)]
-    assert [(row["rank"], row["step"], row["inside"], row["caller"]) for row in found.missing] == [
+    found = judge_dumps(reading.dumps, stacks=reading.stacks, errors=reading.errors, logs=reading.logs)
+    assert [(reason["rank"], reason["at"]["line"]) for reason in found["reasons"]] == [(2, 12)]
+    assert [(row["rank"], row["step"], row["inside"], row["caller"]) for row in found["missing"]] == [
         (2, 6, ["step", "fwd_bwd"], "trainer.py:9:train_step")
     ]
 
@@ -293,7 +291,7 @@ def test_damaged_dumps_are_refused_or_judged(data: bytes) -> None:
         dump = read_dump(data, rank=0)
     except DumpError:
         return
-    json.dumps(judge([dump, read_dump(REAL[0], rank=1)]).to_dict(), allow_nan=False)
+    json.dumps(judge_dumps([dump, read_dump(REAL[0], rank=1)]), allow_nan=False)
 
 
 @settings(max_examples=examples(200))
@@ -328,7 +326,7 @@ def test_any_data_in_the_right_places(rows: list[dict[str, Any]], around: dict[s
     document = asleep(2).document(0)
     document["entries"] = [{**row, **more} for row, more in zip(document["entries"], rows, strict=False)]
     dump = read_dump(pickle.dumps({**document, **around}), rank=0)
-    json.dumps(judge([dump, read_dump(REAL[0], rank=1)]).to_dict(), allow_nan=False)
+    json.dumps(judge_dumps([dump, read_dump(REAL[0], rank=1)]), allow_nan=False)
 
 
 @pytest.mark.parametrize(("claimed", "world"), [(1 << 17, 2), (1 << 62, 2), (40_000, 40_001)])
@@ -336,9 +334,9 @@ def test_claims_of_large_jobs(claimed: int, world: int) -> None:
     """Ranks have no gaps: one that no job has would have all below it looked for, pair by pair."""
     document = asleep(2).document(0)
     dump = read_dump(pickle.dumps({**document, "pg_config": {"a": [claimed]}}), rank=0)
-    found = judge([dump, read_dump(REAL[0], rank=1)])
-    assert found.world == world
-    assert (found.kind, len(found.suspects)) == (
+    found = judge_dumps([dump, read_dump(REAL[0], rank=1)])
+    assert found["world"] == world
+    assert (found["kind"], len(found["suspects"])) == (
         "hang_unknown" if world == 2 else "rank_lost",
         world if world == 2 else world - 2,
     )

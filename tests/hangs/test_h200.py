@@ -94,7 +94,7 @@ def hang(case: str) -> HangRecord:
             (0,),
             (
                 "Rank 1 at hang_job.py:116 (dist.barrier()) left out the call that rank 0 made (all_reduce [1048576] "
-                "Float), and called all_reduce [262656] Float; rank 0 waits for it."
+                "Float), and called all_reduce [262656] Float (number 82 of default_pg); rank 0 waits for it."
             ),
         ),
         (
@@ -105,7 +105,7 @@ def hang(case: str) -> HangRecord:
             (0,),
             (
                 "Rank 1 at hang_job.py:116 (dist.barrier()) left out the call that rank 0 made (all_reduce [1048576] "
-                "Float), and called all_gather [131328] Float; rank 0 waits for it."
+                "Float), and called all_gather [131328] Float (number 338 of default_pg); rank 0 waits for it."
             ),
         ),
         (
@@ -155,7 +155,7 @@ def test_a_call_that_differed_and_ended_stops_nccl_much_later() -> None:
         "According to the Flight Recorders of ranks 0 and 1.",
         (
             "Collective 82 still completed, because NCCL does not check that calls match. After it the ranks were out "
-            "of step, until they hung in all_reduce 184."
+            "of step, until they hung in all_reduce number 184 of default_pg."
         ),
     )
     assert found.collective is not None
@@ -208,6 +208,8 @@ def test_what_nccls_watchdog_wrote_names_the_rank_that_did_not_come(tmp_path: Pa
     verdict, problems = read_flights(tmp_path, {}, since_ns=0)
     assert problems == []
     assert (verdict["kind"], verdict["culprits"], verdict["victims"]) == (MISSING, [1], [0])
-    assert verdict["title"] == "Rank 1 has not called all_reduce 82 of default_pg; rank 0 waits in it."
+    assert verdict["title"] == (
+        "Rank 1 never called all_reduce number 82 of default_pg: it made no further call; rank 0 waits for it."
+    )
     assert verdict["nccl_dumps"] == [0, 1]
     assert verdict["first_divergence"]["call_sites"][0]["at"]["line"] == 128

@@ -10,8 +10,9 @@ from hang_jobs import LOOP, Job, stack
 
 from stepscope.hangs.evidence import EvidenceFile
 from stepscope.hangs.judge import judge
-from stepscope.hangs.multi_host import LOST_S, Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
+from stepscope.hangs.multi_host import Elsewhere, GoneRank, SeenHang, SilentHost, join_hangs
 from stepscope.hangs.report import finding_of, hang_lines
+from stepscope.hangs.thresholds import LOST_HOST_S
 from stepscope.records.hang import HangRecord
 
 S = 10**9
@@ -173,7 +174,7 @@ def test_a_host_that_was_lost_is_to_blame() -> None:
 
 def test_a_host_that_is_heard_of_or_not_waited_for_is_not_to_blame() -> None:
     here = seen(Job(ranks=8), "a", range(4))
-    for other in (silent(112.1 - LOST_S), silent(98.0, attempt=1), silent(98.0, ranks=range(20, 24))):
+    for other in (silent(112.1 - LOST_HOST_S), silent(98.0, attempt=1), silent(98.0, ranks=range(20, 24))):
         (hang,) = join_hangs([here], Elsewhere(silent=[other]))
         assert (hang.kind, hang.undecidable, hang.culprits) == ("rank_lost", True, ())
     sleeping = seen(Job(ranks=8).alone(1), "a", range(4))

@@ -141,7 +141,7 @@ def test_another_operation_that_nccl_ended(ranks: int) -> None:
     assert hang.culprits[0].at is None
     assert "(number 41 of default_pg)" in hang.title
     assert "called all_gather" in hang.title
-    assert "until they hung in all_reduce 51." in hang.evidence[-1]
+    assert "until they hung in all_reduce number 51 of default_pg." in hang.evidence[-1]
 
 
 def test_what_differed_before_does_not_excuse_who_is_missing_or_a_kernel_without_end() -> None:

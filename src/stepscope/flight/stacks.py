@@ -26,6 +26,7 @@ __all__ = [
     "parse_threads",
     "read_titan_log",
     "short_traceback",
+    "site_frame",
     "user_frame",
 ]
 
@@ -109,6 +110,11 @@ def user_frame(threads: Iterable[ThreadStack]) -> Frame | None:
     """The innermost frame of user code in the main thread."""
     main = main_thread(threads)
     return next((frame for frame in main.frames if is_user_file(frame.file)), None) if main else None
+
+
+def site_frame(site: Sequence[Frame]) -> Frame | None:
+    """The line of a call site that is useful to the user: the innermost one of user code."""
+    return next((frame for frame in site if is_user_file(frame.file)), site[0] if site else None)
 
 
 def is_user_file(file: str) -> bool:

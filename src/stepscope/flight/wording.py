@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from stepscope.flight.dump import Operation
-from stepscope.flight.stacks import is_user_file
+from stepscope.flight.stacks import is_user_file, site_frame
 from stepscope.records.collectives import group_name
 from stepscope.records.hang import Frame, WaitingIn
 from stepscope.records.text import duration_text
 
 __all__ = [
     "SOURCE_CHARS",
-    "call_name",
     "collective_text",
     "file_name",
     "frame_text",
@@ -25,7 +24,6 @@ __all__ = [
     "parting_frame",
     "place_text",
     "ranks_text",
-    "site_frame",
     "spans_text",
     "steps_text",
 ]
@@ -56,21 +54,11 @@ def spans_text(ranks: Sequence[int]) -> str:
     return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part) if parts else "none"
 
 
-def call_name(operation: Operation | None, sequence: int) -> str:
-    """``all_reduce 7``."""
-    return f"{operation.name if operation else 'collective'} {sequence}"
-
-
 def operation_text(operation: Operation) -> str:
     """``all_reduce [512] Float``."""
     sizes = operation.input_sizes or operation.output_sizes
     shown = " ".join(str(list(size)) for size in sizes[:3]) + (" …" if len(sizes) > 3 else "")
     return " ".join(part for part in (operation.name, shown, "/".join(operation.dtypes[:2])) if part)
-
-
-def site_frame(site: Sequence[Frame]) -> Frame | None:
-    """The line of a call site that is useful to the user: the innermost one of user code."""
-    return next((frame for frame in site if is_user_file(frame.file)), site[0] if site else None)
 
 
 def parting_frame(site: Sequence[Frame], against: Sequence[Frame]) -> Frame | None:

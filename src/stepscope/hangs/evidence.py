@@ -1,22 +1,21 @@
-"""Evidence of a hang: what a watchdog gathered from every rank, its file, and the Flight Recorders in it.
+"""Evidence of a hang, in one form for both sources: what a watchdog gathered from live ranks, or files of a job.
 
-The file travels to be judged together with the evidence of other hosts. No I/O here.
+The watchdog's evidence has a file, too, which travels to be judged together with that of other hosts. No I/O here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from stepscope.errors import DumpError
-from stepscope.flight.dump import DONE, HOST_BACKENDS, P2P, RECORDERS, STARTED, Dump, GroupKey, Operation, Trace
-from stepscope.flight.judge import judge as judge_dumps
-from stepscope.flight.verdict import Verdict
+from stepscope.flight.dump import RECORDERS, Dump
+from stepscope.flight.stacks import FailureText, failure_in
+from stepscope.hangs.alignment import world_of
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.dataclass_json import decoded, encoded
-from stepscope.records.hang import ThreadStack, WaitingIn
+from stepscope.records.hang import ThreadStack
 
 __all__ = [
     "EXITED_IN_ORDER",
@@ -26,11 +25,11 @@ __all__ = [
     "LastCollective",
     "LostHost",
     "RankEvidence",
-    "Recorders",
     "WorkerEvidence",
     "evidence_from_dict",
+    "evidence_of_files",
     "evidence_to_dict",
-    "read_recorders",
+    "failures_of",
 ]
 
 
@@ -66,6 +65,10 @@ class WorkerEvidence:
     threads: tuple[ThreadStack, ...] = ()
 
 
+RAISED = "raised "
+"""How ``ended`` of a rank with an uncaught exception begins."""
+TRACEBACK = "Traceback (most recent call last)"
+"""How ``flight/stacks.py`` recognizes the text of an exception."""
 EXITED_IN_ORDER = "exited in order"
 """``ended`` of a rank whose script ended; its process may still exist."""
 
@@ -131,6 +134,53 @@ class Evidence:
     hosts: dict[int, str] = field(default_factory=dict)
     """With several hosts (``hangs/multi_host.py``), the host of each rank; else empty."""
     lost: tuple[LostHost, ...] = ()
+    from_files: bool = False
+    """Whether it comes from files that a job left: one moment of each rank, and nothing about its process."""
+    dumps: Mapping[int, Dump] = field(default_factory=dict)
+    """From files: the Flight Recorders by rank. Live ranks have them in ``RankEvidence.flight``."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """From files: the text that a rank wrote when it failed."""
+    unreadable: frozenset[int] = frozenset()
+    """From files: ranks whose dump exists but cannot be read."""
+
+
+def evidence_of_files(
+    dumps: Sequence[Dump],
+    *,
+    stacks: Mapping[int, tuple[ThreadStack, ...]],
+    errors: Mapping[int, str],
+    world: int | None,
+    unreadable: Collection[int],
+) -> Evidence:
+    """The evidence in what the ranks of a job left behind."""
+    failures = {rank: failure for rank, text in errors.items() if (failure := failure_in(text)) is not None}
+    ended = {rank: _raised(failure) for rank, failure in failures.items() if failure.own}
+    known = sorted({*(dump.rank for dump in dumps), *stacks, *failures})
+    return Evidence(
+        host="",
+        world_size=len(world_of(dumps, world, (*unreadable, *failures))),
+        ranks=tuple(
+            RankEvidence(rank=rank, pid=0, ended=ended.get(rank, ""), threads=stacks.get(rank, ())) for rank in known
+        ),
+        threshold_s=0.0,
+        from_files=True,
+        dumps={dump.rank: dump for dump in dumps},
+        errors=errors,
+        unreadable=frozenset(unreadable),
+    )
+
+
+def failures_of(evidence: Evidence) -> dict[int, FailureText]:
+    """The exceptions that ended ranks, their own or about a peer."""
+    texts = {
+        rank.rank: f"{TRACEBACK}\n{rank.ended.removeprefix(RAISED)}" for rank in evidence.ranks if RAISED in rank.ended
+    }
+    texts |= evidence.errors
+    return {rank: failure for rank, text in texts.items() if (failure := failure_in(text)) is not None}
+
+
+def _raised(failure: FailureText) -> str:
+    return f"{RAISED}{failure.type}{': ' if failure.message else ''}{failure.message}"
 
 
 # -- evidence file ----------------------------------------------------------------------------------------------------
@@ -426,190 +476,3 @@ def _cut(dump: dict[str, Any], most: int) -> dict[str, Any] | None:
             break
         kept.append(entry)
     return {**dump, "entries": kept[::-1]} if kept else None
-
-
-# -- Flight Recorders -------------------------------------------------------------------------------------------------
-# What the Flight Recorders of the ranks say about a hang.
-#
-# They know sequence numbers, sizes and the calls of DDP and FSDP; gloo's does not know sends and recvs. A rank that did
-# not answer is not a suspect for that reason: its server may be missing, which ``flight/`` cannot know.
-#
-# On NCCL a call only adds work to a queue of the device. The host continues until it needs a result and then spins, so
-# neither its CPU time nor its stack distinguishes waiting from working. Two samples of NCCL's recorder do
-# (``DeviceQueue``).
-
-MOST_PENDING = 64
-"""Limit for one rank."""
-RAISED = "raised "
-TRACEBACK = "Traceback (most recent call last)"
-"""How ``flight/`` recognizes the text of an exception."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceQueue:
-    """The communication that a rank queued on its device, from two samples of NCCL's recorder."""
-
-    ended: int = 0
-    """Number of collectives called or ended between the two samples: it makes progress."""
-    stuck: tuple[WaitingIn, ...] = ()
-    """Called and not ended in both samples, in order; empty if it makes progress."""
-    started: frozenset[WaitingIn] = frozenset()
-    """Those that the device is known to have started; torch knows it only with TORCH_NCCL_ENABLE_TIMING."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorders:
-    verdict: Verdict | None = None
-    """The verdict of ``flight/`` on the ranks that answered; None: none did."""
-    pending: dict[int, tuple[WaitingIn, ...]] = field(default_factory=dict)
-    """By rank: the collectives that were begun and have not ended, in order."""
-    members: dict[str, frozenset[int]] = field(default_factory=dict)
-    """The ranks of groups by name: those that a recorder lists, and those whose recorder has the group."""
-    answered: frozenset[int] = frozenset()
-    queues: Mapping[int, DeviceQueue] = field(default_factory=dict)
-    """By rank, for ranks that use NCCL and were sampled twice."""
-
-    def behind(self, rank: int) -> bool:
-        """Whether the device of this rank has not started what a peer's has: it is busy with earlier work."""
-        queue = self.queues.get(rank)
-        if queue is None or not queue.stuck or queue.started or queue.stuck[0].peer is not None:
-            return False
-        first = _place(queue.stuck[0])
-        return any(first in map(_place, other.started) for other in self.queues.values())
-
-    def begun_by_all(self, waiting: WaitingIn) -> bool:
-        """Whether the devices of all members are known to have started that collective."""
-        members = self.members.get(waiting.group, frozenset())
-        place = _place(waiting)
-        return bool(members) and all(
-            rank in self.queues and place in map(_place, self.queues[rank].started) for rank in members
-        )
-
-    @property
-    def decided(self) -> Verdict | None:
-        """The verdict, if it blames a rank because of recorded rather than missing data."""
-        found = self.verdict
-        if found is None or found.healthy or found.undecidable or not found.culprits:
-            return None
-        return found if {one.rank for one in found.culprits} <= self.answered else None
-
-
-def read_recorders(evidence: Evidence) -> Recorders:
-    # Imported late: it also reads folders with several processes, which an agent without a hang does not need.
-    from stepscope.flight.read import read_dump
-
-    dumps: dict[int, Dump] = {}
-    for one in evidence.ranks:
-        if one.flight:
-            try:
-                dumps[one.rank] = read_dump(one.flight, source=f"rank {one.rank}", rank=one.rank)
-            except DumpError:
-                continue
-    members: dict[str, set[int]] = {}
-    for rank, dump in dumps.items():
-        for key in {*dump.groups, *dump.members}:
-            members.setdefault(key[0], set()).update((rank, *dump.members.get(key, ())))
-    stacks = {one.rank: one.threads for one in evidence.ranks if one.threads and one.rank in dumps}
-    errors = {
-        one.rank: f"{TRACEBACK}\n{one.ended.removeprefix(RAISED)}" for one in evidence.ranks if RAISED in one.ended
-    }
-    return Recorders(
-        verdict=judge_dumps(list(dumps.values()), stacks=stacks, errors=errors, world=evidence.world_size)
-        if dumps
-        else None,
-        pending={rank: found for rank, dump in dumps.items() if (found := _pending(dump))},
-        members={name: frozenset(ranks) for name, ranks in members.items()},
-        answered=frozenset(dumps),
-        queues=_queues(evidence, dumps),
-    )
-
-
-def _queues(evidence: Evidence, dumps: Mapping[int, Dump]) -> dict[int, DeviceQueue]:
-    from stepscope.flight.read import read_dump
-
-    found = {}
-    for one in evidence.ranks:
-        if one.rank not in dumps or not one.flight_later:
-            continue
-        try:
-            later = read_dump(one.flight_later, source=f"rank {one.rank}", rank=one.rank)
-        except DumpError:
-            continue
-        if later.groups or later.members:
-            found[one.rank] = _queue(dumps[one.rank], later)
-    return found
-
-
-def _queue(first: Dump, later: Dump) -> DeviceQueue:
-    before, after = _on_device(first), _on_device(later)
-    counted = sum(
-        abs(now.enqueued - then.enqueued) + abs(now.completed - then.completed)
-        for key, trace in later.groups.items()
-        if (now := trace.status) is not None and key in first.groups and (then := first.groups[key].status) is not None
-    )
-    called = sum(1 for created_ns, _ in (after[one] for one in after.keys() - before) if created_ns > first.newest_ns)
-    ended = max(counted, len(before.keys() - after) + called)
-    if ended:
-        return DeviceQueue(ended=ended)
-    return DeviceQueue(
-        stuck=tuple(sorted(before, key=lambda waiting: before[waiting][0])),
-        started=frozenset(waiting for waiting, (_, state) in after.items() if state == STARTED),
-    )
-
-
-def _on_device(dump: Dump) -> dict[WaitingIn, tuple[int, int]]:
-    """Pending device calls, with creation time and state."""
-    found: dict[WaitingIn, tuple[int, int]] = {}
-    for key, trace in dump.groups.items():
-        for at, state in enumerate(trace.states):
-            operation = dump.operations[trace.operations[at]]
-            if state != DONE and operation.backend not in HOST_BACKENDS:
-                waiting = _waiting(key, operation, sequence=trace.sequences[at])
-                found[waiting] = (trace.created_ns[at], state)
-        for one in trace.p2p:
-            if one.operation.backend not in HOST_BACKENDS:
-                found[_p2p(key, one, dump.members.get(key, ()))] = (one.created_ns, STARTED)
-    return found
-
-
-def _place(waiting: WaitingIn) -> tuple[str, str, int | None]:
-    return waiting.group, waiting.description, waiting.sequence
-
-
-def _pending(dump: Dump) -> tuple[WaitingIn, ...]:
-    found: list[tuple[int, WaitingIn]] = []
-    for key, trace in dump.groups.items():
-        found += _collectives(dump, key, trace)
-        found += [(one.created_ns, _p2p(key, one, dump.members.get(key, ()))) for one in trace.p2p[:MOST_PENDING]]
-    return tuple(waiting for _, waiting in sorted(found, key=lambda pair: pair[0])[:MOST_PENDING])
-
-
-def _collectives(dump: Dump, key: GroupKey, trace: Trace) -> list[tuple[int, WaitingIn]]:
-    begun = [at for at, state in enumerate(trace.states) if state != DONE][:MOST_PENDING]
-    return [
-        (
-            trace.created_ns[at],
-            _waiting(key, dump.operations[trace.operations[at]], sequence=trace.sequences[at]),
-        )
-        for at in begun
-    ]
-
-
-def _p2p(key: GroupKey, one: P2P, members: Sequence[int]) -> WaitingIn:
-    """Convert the ranks of a send or recv, which are positions in the group."""
-    place = one.target if one.sending else one.source
-    peer = members[place] if place < len(members) else place
-    return _waiting(key, one.operation, sequence=one.sequence, peer=peer, op="send" if one.sending else "recv")
-
-
-def _waiting(key: GroupKey, operation: Operation, *, sequence: int, peer: int | None = None, op: str = "") -> WaitingIn:
-    name, description = key
-    return WaitingIn(
-        group=name,
-        description=description,
-        sequence=sequence,
-        op=op or operation.name,
-        sizes=" ".join(f"[{', '.join(map(str, size))}]" for size in operation.input_sizes or operation.output_sizes),
-        dtypes=" ".join(operation.dtypes),
-        peer=peer,
-    )

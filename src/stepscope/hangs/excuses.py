@@ -1,40 +1,36 @@
-"""Reasons why a silent job is not hung yet: compiling, saving, evaluating, preparing, computing.
+"""Reasons why a job is not hung: it compiles, saves, evaluates, prepares, computes; or its dumps show nothing wrong.
 
-Every excuse expires: it holds for a multiple of the threshold, and much less if nothing about the process moves. Only a
-job that is idle as a whole may rest indefinitely, and one whose collectives keep ending is working, whatever its rings
-say. A process that is stopped, or whose GIL is held by a C call, has no excuse (``judge.py`` checks these first).
+Every excuse of a live job expires: it holds for a multiple of the threshold, and much less if nothing about the process
+moves. Only a job that is idle as a whole may rest indefinitely, and one whose collectives keep ending is working,
+whatever its rings say. A process that is stopped, or whose GIL is held by a C call, has no excuse (``judge.py`` checks
+these first).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepscope.flight.wording import collective_text, one_line, place_text
+from stepscope.flight.wording import collective_text, one_line, place_text, ranks_text
 from stepscope.hangs.activity import FOR_PROCESS, FOR_USER, Activity, Doing, is_busy, moves_data
-from stepscope.hangs.evidence import Evidence, RankEvidence, Recorders
+from stepscope.hangs.case import Case
+from stepscope.hangs.evidence import RankEvidence
+from stepscope.hangs.thresholds import (
+    AT_REST_S,
+    AT_WORK,
+    BEGUN,
+    BUSY,
+    CHILD,
+    LOOK_AGAIN_S,
+    RARELY_S,
+    STILL,
+)
+from stepscope.hangs.wait_graph import is_p2p
 from stepscope.records.text import duration_text
 
-__all__ = ["NotAHang", "at_rest", "excuse_of", "under_way", "unfinished"]
+__all__ = ["NotAHang", "at_rest", "dumps_in_order", "excuse_of"]
 
-AT_WORK = 60.0
-"""Multiple of the threshold for a compilation, a checkpoint, an evaluation, and the time before the first step."""
-BUSY = 6.0
-"""… for a rank, or its workers, computing something unknown; for the first batch without any movement."""
-BEGUN = 1.5
-"""… for a collective that the devices of all ranks have started, and that is in progress on the network."""
-CHILD = 3.0
-"""… for a single-process job that waits for a child process without any movement: it may be about to end."""
-STILL = 12.0
-"""… for a checkpoint or an evaluation without movement, which may wait for a server; for ranks still to come."""
 CHILD_CHANNEL = "do_wait"
 """Where in the kernel a process sleeps while it waits for a child."""
-LOOK_AGAIN_S = 1.0
-"""Minimum time until the next check."""
-RARELY_S = 60.0
-"""Maximum time until the next check of a job whose collectives end."""
-AT_REST_S = 60.0
-"""Time between two checks of an idle notebook: each one requests its stack."""
 FIRST = "No step has completed yet."
 
 KNOWN: dict[Activity, str] = {
@@ -50,8 +46,8 @@ class NotAHang:
     """A sentence: which rank does what. It stays the same at every check during the same work."""
     evidence: tuple[str, ...]
     """Sentences: the evidence for it."""
-    look_again_s: float
-    """When to judge again, unless the job resumes before."""
+    look_again_s: float = 0.0
+    """When to judge a live job again, unless it resumes before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +57,10 @@ class _Excuse:
     signs: tuple[str, ...]
 
 
-def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
+def at_rest(case: Case) -> NotAHang | None:
     """No rank here has anything to do: each has ended, or is a notebook whose cells are done."""
-    living = [doing for doing in doings if doing.state != "gone"]
+    evidence = case.evidence
+    living = [doing for doing in case.doings.values() if doing.state != "gone"]
     if not living:
         again_s = max(LOOK_AGAIN_S, evidence.threshold_s)
         return NotAHang(reason="Every rank of this host has ended.", evidence=(), look_again_s=again_s)
@@ -77,48 +74,76 @@ def at_rest(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
     )
 
 
-def under_way(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
+def excuse_of(case: Case) -> NotAHang | None:
+    """Why ranks that make no progress may still be at work."""
+    return _collectives_end(case) or _best_excuse(case) or _devices_at_work(case)
+
+
+def dumps_in_order(case: Case) -> NotAHang | None:
+    """Dumps in which nothing waits, or only as much as in any running job."""
+    recorded, dumped = case.recorded, ranks_text(case.recorded.dumps)
+    if not recorded.dumps:
+        return NotAHang(reason="There is no dump to analyze.", evidence=())
+    in_p2p = any(is_p2p(doing.waiting_in) for doing in case.doings.values())
+    if any(doing.state == "gone" for doing in case.doings.values()) or recorded.lagging or recorded.divergences:
+        return None
+    if case.dumps_were_taken_while_running:
+        wait = recorded.graph.most_telling(recorded.graph.missing)
+        ahead = ranks_text(recorded.graph.waiters, start=True)
+        call = collective_text(wait.call if wait is not None else None)
+        why = "as happens when dumps are not taken at the same instant; stacks would distinguish that from a hang."
+        return NotAHang(reason=_not_decided(dumped), evidence=(f"{ahead} had reached {call} before the others, {why}",))
+    if recorded.graph.waits or recorded.joined is not None or in_p2p:
+        return None
+    if recorded.waiting:
+        return NotAHang(reason=_not_decided(dumped), evidence=())
+    return NotAHang(reason=f"Nothing is pending: every call of {dumped} has ended.", evidence=())
+
+
+def _not_decided(dumped: str) -> str:
+    return f"The dumps of {dumped} do not contain enough information to decide."
+
+
+def _collectives_end(case: Case) -> NotAHang | None:
     """Collectives end on some device: the job makes progress that its rings do not show (a CUDA graph)."""
-    ended = {rank: queue.ended for rank, queue in recorders.queues.items() if queue.ended}
+    ended = {rank: queue.ended for rank, queue in case.recorded.queues.items() if queue.ended}
     if not ended:
         return None
     rank = min(ended)
-    silent_s = min((one.silent_s for one in evidence.ranks), default=0.0)
+    silent_s = min((rank.silent_s for rank in case.evidence.ranks), default=0.0)
     return NotAHang(
         reason=f"Rank {rank} makes progress in its collectives.",
         evidence=(f"{ended[rank]:,} were called or ended between two reads of its Flight Recorder.",),
-        look_again_s=max(LOOK_AGAIN_S, evidence.threshold_s, min(silent_s / 4, RARELY_S)),
+        look_again_s=max(LOOK_AGAIN_S, case.evidence.threshold_s, min(silent_s / 4, RARELY_S)),
     )
 
 
-def unfinished(evidence: Evidence, recorders: Recorders) -> NotAHang | None:
+def _devices_at_work(case: Case) -> NotAHang | None:
     """A device collective that all ranks have called: it waits for earlier work, or is in progress."""
-    found = recorders.verdict
-    if found is None or found.kind != "hang_device" or found.culprits or found.waiting_in is None:
+    call, threshold_s = case.recorded.unfinished, case.evidence.threshold_s
+    if call is None:
         return None
-    begun = recorders.begun_by_all(found.waiting_in)
-    patience_s = (BEGUN if begun else BUSY) * evidence.threshold_s
-    left_s = patience_s - min((one.silent_s for one in evidence.ranks if one.alive), default=0.0)
+    begun = case.recorded.begun_by_all(call)
+    patience_s = (BEGUN if begun else BUSY) * threshold_s
+    left_s = patience_s - min((rank.silent_s for rank in case.evidence.ranks if rank.alive), default=0.0)
     if left_s <= 0:
         return None
-    what = collective_text(found.waiting_in)
     sign = "Every device has begun it." if begun else "It is not known whether every device has begun it."
     return NotAHang(
-        reason=f"All ranks have called {what}, and their devices have not finished it yet.",
+        reason=f"All ranks have called {collective_text(call)}, and their devices have not finished it yet.",
         evidence=(sign, f"It counts as a hang after {duration_text(patience_s, whole=True)} without progress."),
-        look_again_s=max(LOOK_AGAIN_S, min(evidence.threshold_s, left_s)),
+        look_again_s=max(LOOK_AGAIN_S, min(threshold_s, left_s)),
     )
 
 
-def excuse_of(evidence: Evidence, doings: Iterable[Doing]) -> NotAHang | None:
-    """The best excuse of any rank that still holds."""
-    ranks = {rank.rank: rank for rank in evidence.ranks}
-    doings = sorted(doings, key=lambda one: one.rank)
-    alone = len(ranks) < evidence.world_size
+def _best_excuse(case: Case) -> NotAHang | None:
+    """The excuse of any rank that holds for the longest time."""
+    evidence = case.evidence
+    others_unknown = len(case.ranks) < evidence.world_size
     best: tuple[float, Doing, _Excuse] | None = None
-    for doing in doings:
-        rank = ranks[doing.rank]
-        excuse = _excuse(rank, doing, alone=alone) or (_child(rank) if evidence.world_size <= 1 else None)
+    for number, doing in case.doings.items():
+        rank = case.ranks[number]
+        excuse = _excuse(rank, doing, alone=others_unknown) or (_child(rank) if evidence.world_size <= 1 else None)
         left_s = excuse.patience * evidence.threshold_s - rank.silent_s if excuse else 0.0
         if excuse is not None and left_s > 0 and (best is None or left_s > best[0]):
             best = left_s, doing, excuse
@@ -141,7 +166,7 @@ def _excuse(rank: RankEvidence, doing: Doing, *, alone: bool) -> _Excuse | None:
     signs = _signs(rank, doing)
     moving = bool(signs)
     if doing.state in KNOWN:
-        where = f"It {KNOWN[doing.state]}: {_told_by(rank, doing)}."
+        where = f"It {KNOWN[doing.state]}: {_source_of(rank, doing)}."
         return _Excuse(what=KNOWN[doing.state], patience=AT_WORK if moving else STILL, signs=(where, *signs))
     if doing.state == "input":
         return _slow_input(rank, signs)
@@ -164,8 +189,8 @@ def _program(rank: RankEvidence, doing: Doing) -> _Excuse | None:
     busy = [worker for worker in rank.workers if worker.kind != "dataloader" and is_busy(worker)]
     if not busy or doing.words != FOR_PROCESS:
         return None
-    told = f"Process {busy[0].pid} ({one_line(busy[0].name, 60)}) uses {busy[0].cpu_share:.0%} of a core."
-    return _Excuse(what=FOR_PROCESS, patience=AT_WORK if rank.step is None else BUSY, signs=(told,))
+    sign = f"Process {busy[0].pid} ({one_line(busy[0].name, 60)}) uses {busy[0].cpu_share:.0%} of a core."
+    return _Excuse(what=FOR_PROCESS, patience=AT_WORK if rank.step is None else BUSY, signs=(sign,))
 
 
 def _child(rank: RankEvidence) -> _Excuse | None:
@@ -175,8 +200,8 @@ def _child(rank: RankEvidence) -> _Excuse | None:
         return None
     # A plain fork looks like a DataLoader worker, whose rank does not wait in the kernel for it to end.
     living.sort(key=lambda worker: worker.kind == "dataloader")
-    told = f"Process {living[0].pid} ({one_line(living[0].name, 60)}) has not ended."
-    return _Excuse(what=FOR_PROCESS, patience=CHILD, signs=(told,))
+    sign = f"Process {living[0].pid} ({one_line(living[0].name, 60)}) has not ended."
+    return _Excuse(what=FOR_PROCESS, patience=CHILD, signs=(sign,))
 
 
 def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
@@ -186,8 +211,8 @@ def _slow_input(rank: RankEvidence, signs: tuple[str, ...]) -> _Excuse | None:
         # Opening a dataset may take long, and there is no known limit for the first batch.
         return _Excuse(what="waits for its first batch", patience=BUSY, signs=(FIRST,)) if rank.step is None else None
     patience = AT_WORK if rank.step is None else BUSY
-    told = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
-    return _Excuse(what="waits for a batch that is still being prepared", patience=patience, signs=(*told, *signs))
+    first = tuple(f"Its DataLoader worker {worker.pid} uses {worker.cpu_share:.0%} of a core." for worker in busy[:1])
+    return _Excuse(what="waits for a batch that is still being prepared", patience=patience, signs=(*first, *signs))
 
 
 def _signs(rank: RankEvidence, doing: Doing) -> tuple[str, ...]:
@@ -214,7 +239,7 @@ def _on_device(doing: Doing) -> str:
     )
 
 
-def _told_by(rank: RankEvidence, doing: Doing) -> str:
+def _source_of(rank: RankEvidence, doing: Doing) -> str:
     phases = {"checkpoint": "checkpoint", "evaluation": "eval"}
     if rank.phase == phases.get(doing.state):
         return f"it is in the phase {rank.phase}"

@@ -1,49 +1,61 @@
-"""Judge a hang: which kind it is and which rank is to blame, with one function per kind; or why it is not a hang.
+"""Judge a hang, of a live job or from the files that it left: which kind it is and which rank is to blame.
 
     answer = judge(evidence, number=1, declared_wall_ns=now, stopped_wall_ns=then)
     if isinstance(answer, NotAHang): look again in answer.look_again_s
 
-Pure: the same evidence gives the same answer, and no evidence makes it raise.
+    document = judge_dumps(reading.dumps, stacks=reading.stacks, errors=reading.errors)
+
+Both sources go through the same rules, ``RULES``: the first that has an answer counts. Before them come reasons why it
+is not a hang (``hangs/excuses.py``). Pure: the same evidence gives the same answer, and no evidence makes it raise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepscope.flight.stacks import group_stacks, lost_peer, user_frame
-from stepscope.flight.verdict import Side, Verdict
+from stepscope.flight.dump import HOST_BACKENDS, Dump
+from stepscope.flight.stacks import RankLog, group_stacks, lost_peer, user_frame
 from stepscope.flight.wording import (
     collective_text,
+    frame_text,
     group_text,
     listed,
     more_than_text,
     one_line,
+    operation_text,
+    parting_frame,
     place_text,
     ranks_text,
 )
 from stepscope.hangs import activity
-from stepscope.hangs.activity import (
-    Activity,
-    Doing,
-    Ruling,
-    Situation,
-    circles,
-    cycle_text,
-    is_p2p,
-    situation_of,
-    waits_of,
-)
-from stepscope.hangs.evidence import RAISED, Evidence, LostHost, RankEvidence, WorkerEvidence, read_recorders
-from stepscope.hangs.excuses import NotAHang, at_rest, excuse_of, under_way, unfinished
-from stepscope.records.collectives import group_name
+from stepscope.hangs.activity import Activity, Doing
+from stepscope.hangs.alignment import Divergence, Group, usually_follows
+from stepscope.hangs.case import Case, Verdict, case_of
+from stepscope.hangs.evidence import RAISED, Evidence, LostHost, RankEvidence, WorkerEvidence, evidence_of_files
+from stepscope.hangs.excuses import NotAHang, at_rest, dumps_in_order, excuse_of
+from stepscope.hangs.flight_document import flight_document
+from stepscope.hangs.recorded import runs_on_host, waiting_in
+from stepscope.hangs.thresholds import FEW_OF_CIRCLE, SLEEPING_SHARE, SPINNING_SHARE
+from stepscope.hangs.wait_graph import cycle_sentences, is_p2p
 from stepscope.records.dataclass_json import encoded
-from stepscope.records.hang import Culprit, Frame, HangKind, HangRecord, RankThere, StackGroup, WaitingIn
+from stepscope.records.hang import (
+    Culprit,
+    Frame,
+    HangKind,
+    HangRecord,
+    RankThere,
+    StackGroup,
+    ThreadStack,
+    WaitingIn,
+)
 from stepscope.records.text import duration_text
 
-__all__ = ["NotAHang", "judge"]
+__all__ = ["NotAHang", "judge", "judge_dumps"]
 
+SHOWN = 3
+"""Ranks, sides or hosts that a sentence describes one by one."""
 
 # -- reasons ----------------------------------------------------------------------------------------------------------
 # Why a rank is to blame, in words: what it does, at which line, and for input which worker process it waits for.
@@ -64,19 +76,19 @@ LONG = {
 """Activities that are not a hang until they last long."""
 
 
-def account(situation: Situation, rank: int) -> tuple[str, Frame | None]:
+def account(case: Case, rank: int) -> tuple[str, Frame | None]:
     """``sleeps at train.py:41 (time.sleep(999))`` and the most important line."""
-    doing, evidence = situation.doings[rank], situation.ranks[rank]
-    lines = situation.evidence.source_lines
+    doing, evidence = case.doings[rank], case.ranks[rank]
+    lines = case.evidence.source_lines
     if doing.state == "gone":
         step = f" in step {evidence.step}" if evidence.step is not None else ""
         return f"{doing.words}{step}", doing.at
     words = doing.words
     if doing.state == "collective":
         words = f"waits in {collective_text(doing.waiting_in)}"
-    elif doing.state in LONG:
+    elif doing.state in LONG and not case.evidence.from_files:
         words = f"has been {LONG[doing.state]} for {more_than_text(evidence.silent_s)}"
-    place = place_text(doing.at, lines) or _elsewhere(evidence)
+    place = place_text(doing.at, lines) or _innermost(evidence)
     text = f"{words} at {place}" if place else words
     if doing.state != "input":
         return text, doing.at
@@ -85,7 +97,9 @@ def account(situation: Situation, rank: int) -> tuple[str, Frame | None]:
         frame = user_frame(worker.threads)
         at = place_text(frame, lines)
         return f"{text}; {worker_words(worker, lines)}{f' at {at}' if at else ''}", frame or doing.at
-    if _waits_for_workers(evidence) and not any(one.kind == "dataloader" for one in evidence.workers):
+    if case.evidence.from_files:
+        return text, doing.at
+    if _waits_for_workers(evidence) and not any(worker.kind == "dataloader" for worker in evidence.workers):
         return f"{text}; its DataLoader workers are gone", doing.at
     return text, doing.at
 
@@ -108,11 +122,11 @@ def blamed_worker(rank: RankEvidence) -> WorkerEvidence | None:
     return next((worker for worker in workers if user_frame(worker.threads) is not None), None)
 
 
-def culprits_of(situation: Situation, ranks: Sequence[int], *, before: str = "") -> tuple[Culprit, ...]:
+def culprits_of(case: Case, ranks: Sequence[int], *, before: str = "") -> tuple[Culprit, ...]:
     """The culprits with reasons. ``before``: text that precedes each reason (``has not called all_reduce; it``)."""
     found = []
     for rank in sorted(ranks):
-        text, at = account(situation, rank)
+        text, at = account(case, rank)
         found.append(Culprit(rank=rank, reason=f"{before} {text}".strip(), at=at))
     return tuple(found)
 
@@ -121,7 +135,7 @@ def _waits_for_workers(rank: RankEvidence) -> bool:
     return any(frame.function in ("_try_get_data", "_get_data") for frame in activity.main_frames(rank.threads))
 
 
-def _elsewhere(rank: RankEvidence) -> str:
+def _innermost(rank: RankEvidence) -> str:
     """The innermost frame, if there is no user frame."""
     frames = activity.main_frames(rank.threads)
     return f"{place_text(frames[0], {})}, in {frames[0].function}" if frames and frames[0].line else ""
@@ -132,149 +146,99 @@ def alike(doings: Sequence[Doing]) -> bool:
     return len({(doing.state, doing.words, doing.at) for doing in doings}) == 1
 
 
-def unanswered(situation: Situation) -> tuple[str, ...]:
-    mute = [rank for rank, evidence in situation.ranks.items() if not evidence.threads and evidence.alive]
-    return (f"No stack trace is available for {ranks_text(mute)}.",) if mute else ()
-
-
-# -- ranks on other hosts ---------------------------------------------------------------------------------------------
-# Ranks that wait for ranks without evidence here: on lost hosts, or on hosts that did not report.
-
-HOSTS_SHOWN = 3
-
-
-def rule_elsewhere(situation: Situation) -> Ruling | None:
-    elsewhere = waits_of(situation).elsewhere
-    if not elsewhere or not situation.waiting:
-        return None
-    lost = [one for one in situation.evidence.lost if elsewhere & set(one.ranks)]
-    if lost:
-        return _unheard(situation, lost)
-    shared = situation.shared(situation.waiting)
-    verb = "waits" if len(situation.waiting) == 1 else "wait"
-    here = f"All {len(situation.ranks):,} ranks" if len(situation.waiting) == len(situation.ranks) > 1 else None
-    who = here or ranks_text(situation.waiting, start=True)
-    hosts = len(set(situation.evidence.hosts.values()))
-    where = f"{hosts} hosts" if hosts > 1 else situation.evidence.host
-    title = (
-        f"{who} on {where} {verb} in {collective_text(shared)} for {ranks_text(elsewhere)} "
-        "on other hosts: which of them is blocking the job cannot be determined here."
-    )
-    return Ruling(
-        kind="rank_lost",
-        title=title,
-        victims=situation.waiting,
-        undecidable=True,
-        collective=shared,
-        evidence=unanswered(situation),
-    )
-
-
-def _unheard(situation: Situation, lost: Sequence[LostHost]) -> Ruling:
-    """Hosts that the hub no longer hears from, and whose ranks the others wait for."""
-    guilty = {rank: one.host for one in lost for rank in one.ranks}
-    names = [one.host for one in lost[:HOSTS_SHOWN]]
-    names += [f"{len(lost) - HOSTS_SHOWN} more"] if len(lost) > HOSTS_SHOWN else []
-    who = f"Host {names[0]} ({ranks_text(guilty)}) has" if len(lost) == 1 else f"Hosts {listed(names)} have"
-    silent = more_than_text(min(one.silent_s for one in lost))
-    return Ruling(
-        kind="rank_lost",
-        title=f"{who} been silent for {silent}{situation.wait_for(guilty)}.",
-        culprits=tuple(
-            Culprit(rank=rank, reason=f"is on host {host}, which stopped reporting")
-            for rank, host in sorted(guilty.items())
-        ),
-        victims=situation.waiting,
-        collective=situation.shared(situation.waiting),
-        evidence=("Its agent is silent, too: the machine or the network to it is down.",),
-    )
-
-
-# -- kinds ------------------------------------------------------------------------------------------------------------
-# Which kind of hang it is, and which rank is to blame. One function per kind; the first answer counts.
-#
-# Certain causes come first: a rank that is gone, stopped, or holds its GIL. Next, if no rank has an excuse, come ranks
-# that block others by being elsewhere. The order of calls matters only if all ranks wait.
+# -- rules ------------------------------------------------------------------------------------------------------------
+# Which kind of hang it is, and which rank is to blame. One function per cause; ``RULES`` at the end has their order.
 
 HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "evaluation", "computing", "blocked")
 """Activities of a rank that does not wait for another."""
 ENDED_WELL = ("in order", "code 0", "normally")
-SIDES_SHOWN = 3
-SPINNING_SHARE = 0.8
-SLEEPING_SHARE = 0.2
-MANY = 8
-FEW = 4
-"""In a circle of at least ``MANY`` ranks, fewer than one in ``FEW`` are the odd ones."""
+
+Rule = Callable[[Case], Verdict | None]
 
 
-def rule_certain(situation: Situation) -> Ruling | None:
-    """Causes that no work on other ranks excuses."""
-    return _gone(situation) or _frozen(situation)
+def _verdict(case: Case, kind: HangKind, guilty: Sequence[int], title: str, **more: Any) -> Verdict:
+    """Fill in the parts that all verdicts share."""
+    victims = case.victims_of(set(guilty))
+    fields: dict[str, Any] = {"victims": victims, **more}
+    if "culprits" not in fields:
+        fields["culprits"] = culprits_of(case, guilty)
+    if "collective" not in fields:
+        fields["collective"] = case.call_missing(guilty, _direct(case, guilty, victims))
+    return Verdict(kind=kind, title=title, **fields)
 
 
-def rule_waiting(situation: Situation) -> Ruling:
-    for rule in (_held_up, _disagreeing, _behind, _circle, _as_recorded, _mismatch, rule_elsewhere, _on_device):
-        ruling = rule(situation)
-        if ruling is not None:
-            return ruling
-    return _unknown(situation)
-
-
-def _with(situation: Situation, kind: HangKind, guilty: Sequence[int], title: str, **more: object) -> Ruling:
-    """Fill in the parts that all rulings share."""
-    victims = tuple(rank for rank in situation.waiting if rank not in set(guilty))
-    fields = {
-        "culprits": culprits_of(situation, guilty),
-        "victims": victims,
-        "collective": situation.shared(_direct(situation, guilty, victims)),
-        **more,
-    }
-    return Ruling(kind=kind, title=title, **fields)  # type: ignore[arg-type]
-
-
-def _direct(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> Sequence[int]:
+def _direct(case: Case, guilty: Collection[int], victims: Sequence[int]) -> Sequence[int]:
     """The victims in a group with a culprit; the others wait for those."""
     near = []
     for victim in victims:
-        waiting = situation.doings[victim].waiting_in
-        if waiting is not None and (waiting.peer in guilty or situation.members_of(waiting) & set(guilty)):
+        call = case.doings[victim].waiting_in
+        if call is not None and (call.peer in guilty or case.members_of(call) & set(guilty)):
             near.append(victim)
     return near or victims
 
 
-def _accounts(situation: Situation, guilty: Sequence[int]) -> str:
+def _subject(case: Case, guilty: Sequence[int]) -> str:
+    """``Rank 1 sleeps at train.py:41``, ``Ranks 1, 3: each waits for a disk``."""
+    text = _accounts(case, guilty)
+    if len(guilty) == 1:
+        return f"{case.who(guilty)} {text}"
+    same = alike([case.doings[rank] for rank in guilty])
+    return f"{case.who(guilty)}: {'each ' if same else ''}{text}"
+
+
+def _accounts(case: Case, guilty: Sequence[int]) -> str:
     """The account of one rank, or of all if they are alike; otherwise of the first few."""
-    doings = [situation.doings[rank] for rank in guilty]
-    if alike(doings):
-        return account(situation, guilty[0])[0]
-    shown = [f"rank {rank} {account(situation, rank)[0]}" for rank in guilty[:SIDES_SHOWN]]
-    more = f" and {len(guilty) - SIDES_SHOWN:,} more elsewhere" if len(guilty) > SIDES_SHOWN else ""
+    if alike([case.doings[rank] for rank in guilty]):
+        return account(case, guilty[0])[0]
+    shown = [f"rank {rank} {account(case, rank)[0]}" for rank in guilty[:SHOWN]]
+    more = f" and {len(guilty) - SHOWN:,} more elsewhere" if len(guilty) > SHOWN else ""
     return "; ".join(shown) + more
 
 
-def _gone(situation: Situation) -> Ruling | None:
-    gone = [rank for rank, doing in situation.doings.items() if doing.state == "gone"]
-    ended = {rank: situation.ranks[rank].ended for rank in gone}
+def _together(case: Case, culprits: Sequence[Culprit]) -> str:
+    """The subject with the reasons of all, once if they are the same."""
+    if len({culprit.reason for culprit in culprits}) == 1:
+        text = f"{': each' if len(culprits) > 1 else ''} {culprits[0].reason}"
+    else:
+        text = ": " + "; ".join(f"rank {culprit.rank} {culprit.reason}" for culprit in culprits[:SHOWN])
+    return f"{case.who([culprit.rank for culprit in culprits])}{text}"
+
+
+def _silence(case: Case, guilty: Sequence[int]) -> tuple[str, ...]:
+    signs = []
+    for rank in [rank for rank in guilty if case.doings[rank].state != "gone"][:SHOWN]:
+        share, silent_s = case.ranks[rank].cpu_share, case.ranks[rank].silent_s
+        used = f" and uses {share:.0%} of a core" if share is not None else ""
+        signs.append(f"Rank {rank} has been silent for {duration_text(silent_s, whole=True)}{used}.")
+    return () if case.evidence.from_files else tuple(signs)
+
+
+# -- ranks that are gone or cannot run --------------------------------------------------------------------------------
+
+
+def _gone(case: Case) -> Verdict | None:
+    gone = [rank for rank, doing in case.doings.items() if doing.state == "gone"]
+    ended = {rank: case.ranks[rank].ended for rank in gone}
     badly = [rank for rank in gone if not any(words in ended[rank] for words in ENDED_WELL)]
-    if len(gone) == len(situation.ranks) or not (badly or (gone and situation.waiting)):
+    if not (badly or (gone and case.waiting)):
         return None  # no rank is gone, or only ranks that had finished; the others are still working
     if not badly:
-        return _missing(situation, gone)
-    own = [rank for rank in badly if not _taken_along(ended[rank])]
-    if not own and (disagreeing := _disagreeing(situation)) is not None:
-        return disagreeing  # gloo ends ranks whose call did not match the call of their peers
-    began = own or badly
-    told = {situation.doings[rank].words for rank in began}
-    if len(told) == 1:
-        what = f"{'each ' if len(began) > 1 else ''}{told.pop()}"
+        return _missing(case, gone)
+    own = [rank for rank in badly if case.evidence.from_files or not _taken_along(ended[rank])]
+    if not own and (diverged := _diverged(case)) is not None and diverged.kind == "hang_mismatch":
+        return diverged  # gloo ends ranks whose call did not match the call of their peers
+    first = own or badly
+    words = {case.doings[rank].words for rank in first}
+    if len(words) == 1:
+        what = f"{'each ' if len(first) > 1 else ''}{words.pop()}"
     else:
-        what = "; ".join(f"rank {rank} {situation.doings[rank].words}" for rank in began[:SIDES_SHOWN])
-    step = situation.ranks[began[0]].step
-    where = f" in step {step}" if step is not None and len(began) == 1 else ""
-    title = f"{situation.who(began)}{':' if len(began) > 1 else ''} {what}{where}{situation.wait_for(began)}."
-    others = [f"{ranks_text([rank])} {situation.doings[rank].words}" for rank in gone if rank not in began]
-    evidence = (f"After it: {listed(others[:SIDES_SHOWN])}.",) if others else ()
-    return _with(situation, "rank_crashed", began, title, evidence=evidence)
+        what = "; ".join(f"rank {rank} {case.doings[rank].words}" for rank in first[:SHOWN])
+    step = case.ranks[first[0]].step
+    where = f" in step {step}" if step is not None and len(first) == 1 else ""
+    title = f"{case.who(first)}{':' if len(first) > 1 else ''} {what}{where}{case.wait_text(first)}."
+    others = [f"{ranks_text([rank])} {case.doings[rank].words}" for rank in gone if rank not in first]
+    evidence = (f"After it: {listed(others[:SHOWN])}.",) if others else ()
+    return _verdict(case, "rank_crashed", first, title, evidence=evidence)
 
 
 def _taken_along(ended: str) -> bool:
@@ -282,145 +246,266 @@ def _taken_along(ended: str) -> bool:
     return "SIGTERM" in ended or lost_peer(kind, message)
 
 
-def _frozen(situation: Situation) -> Ruling | None:
-    states: tuple[Activity, ...] = ("stopped", "gil")
-    guilty = [rank for rank, doing in situation.doings.items() if doing.state in states]
+def _frozen(case: Case) -> Verdict | None:
+    """Processes that are stopped, or in a C call that holds the GIL."""
+    guilty = [rank for rank, doing in case.doings.items() if doing.state in ("stopped", "gil")]
     if not guilty:
         return None
-    title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}."
     signs = []
-    for rank in guilty[:SIDES_SHOWN]:
-        who = f"Rank {rank}"
-        if situation.doings[rank].state == "gil":
-            signs.append(f"{who} answers requests that need no Python, and none that do: its GIL is held.")
+    for rank in guilty[:SHOWN]:
+        if case.doings[rank].state == "gil":
+            signs.append(f"Rank {rank} answers requests that need no Python, and none that do: its GIL is held.")
         else:
-            signs.append(f"{who}: the kernel says that the process is stopped ({situation.ranks[rank].process_state}).")
-    return _with(situation, "hang_host", guilty, title, evidence=tuple(signs))
+            state = case.ranks[rank].process_state
+            signs.append(f"Rank {rank}: the kernel says that the process is stopped ({state}).")
+    title = f"{_subject(case, guilty)}{case.wait_text(guilty)}."
+    return _verdict(case, "hang_host", guilty, title, evidence=tuple(signs))
 
 
-def _subject(situation: Situation, guilty: Sequence[int]) -> str:
-    """``Rank 1 sleeps at train.py:41``, ``Ranks 1, 3: each waits for a disk``."""
-    told = _accounts(situation, guilty)
-    if len(guilty) == 1:
-        return f"{situation.who(guilty)} {told}"
-    same = alike([situation.doings[rank] for rank in guilty])
-    return f"{situation.who(guilty)}: {'each ' if same else ''}{told}"
+# -- ranks that did not come ------------------------------------------------------------------------------------------
 
 
-def _held_up(situation: Situation) -> Ruling | None:
-    guilty = [rank for rank, doing in situation.doings.items() if doing.state in HOLDERS]
+def _elsewhere(case: Case) -> Verdict | None:
+    """Ranks that are seen outside of any collective."""
+    guilty = [rank for rank, doing in case.doings.items() if doing.state in HOLDERS]
     if not guilty:
         return None
-    states = {situation.doings[rank].state for rank in guilty}
-    victims = [rank for rank in situation.waiting if rank not in guilty]
-    if "disk" in states:
-        kind: HangKind = "hang_host"
-    elif "input" in states:
-        kind = "hang_input"
-    else:
-        kind = "hang_missing_collective" if victims else "hang_host"
-    if kind != "hang_missing_collective":
-        title = f"{_subject(situation, guilty)}{situation.wait_for(guilty)}."
-        return _with(situation, kind, guilty, title, evidence=_idle(situation, guilty))
-    return _missing(situation, guilty)
+    states = {case.doings[rank].state for rank in guilty}
+    if "disk" not in states and "input" not in states and case.victims_of(guilty):
+        return _missing(case, guilty)
+    kind: HangKind = "hang_input" if "input" in states and "disk" not in states else "hang_host"
+    title = f"{_subject(case, guilty)}{case.wait_text(guilty)}."
+    return _verdict(case, kind, guilty, title, evidence=_silence(case, guilty))
 
 
-def _missing(situation: Situation, guilty: Sequence[int]) -> Ruling:
+def _missing(case: Case, guilty: Sequence[int], kind: HangKind = "hang_missing_collective") -> Verdict:
     """Others wait in a call that these ranks never made."""
-    victims = [rank for rank in situation.waiting if rank not in guilty]
-    called = collective_text(
-        _other_end(situation, guilty, victims) or situation.shared(_direct(situation, guilty, victims))
-    )
-    same = alike([situation.doings[rank] for rank in guilty])
-    it = "it" if len(guilty) == 1 else "each" if same else ""
-    told = f"{it} {_accounts(situation, guilty)}".strip()
-    title = f"{situation.who(guilty)} never called {called}: {told}{situation.wait_for(guilty, named=False)}."
-    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
-    evidence = _idle(situation, guilty)
-    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits, evidence=evidence)
+    victims = case.victims_of(guilty)
+    call = _other_end(case, guilty, victims) or case.call_missing(guilty, _direct(case, guilty, victims))
+    called = collective_text(call)
+    it = "it" if len(guilty) == 1 else "each" if alike([case.doings[rank] for rank in guilty]) else ""
+    text = f"{it} {_accounts(case, guilty)}".strip()
+    title = f"{case.who(guilty)} never called {called}: {text}{case.wait_text(guilty, named=False)}."
+    culprits = culprits_of(case, guilty, before=f"has not called {called}; it")
+    return _verdict(case, kind, guilty, title, culprits=culprits, evidence=_silence(case, guilty))
 
 
-def _other_end(situation: Situation, guilty: Sequence[int], victims: Sequence[int]) -> WaitingIn | None:
+def _other_end(case: Case, guilty: Sequence[int], victims: Sequence[int]) -> WaitingIn | None:
     """For a single culprit that a send or recv waits for: the call that it would have to make."""
     for victim in victims:
-        waiting = situation.doings[victim].waiting_in
-        if waiting is not None and is_p2p(waiting) and list(guilty) == [waiting.peer]:
-            return replace(waiting, op="recv" if "send" in waiting.op else "send", peer=victim)
+        call = case.doings[victim].waiting_in
+        if call is not None and is_p2p(call) and list(guilty) == [call.peer]:
+            return replace(call, op="recv" if "send" in call.op else "send", peer=victim)
     return None
 
 
-def _idle(situation: Situation, guilty: Sequence[int]) -> tuple[str, ...]:
-    signs = []
-    for rank in [rank for rank in guilty if situation.doings[rank].state != "gone"][:SIDES_SHOWN]:
-        share, silent_s = situation.ranks[rank].cpu_share, situation.ranks[rank].silent_s
-        used = f" and uses {share:.0%} of a core" if share is not None else ""
-        signs.append(f"Rank {rank} has been silent for {duration_text(silent_s, whole=True)}{used}.")
-    return tuple(signs)
+def _not_called(case: Case) -> Verdict | None:
+    """Ranks that others wait for and that wait for none, according to their Flight Recorders."""
+    guilty = [rank for rank in case.recorded.graph.ends if rank in case.recorded.dumps and rank in case.doings]
+    if not guilty or case.dumps_were_taken_while_running:
+        return None
+    on_device = all(case.doings[rank].state == "device" for rank in guilty)
+    found = _missing(case, guilty, "hang_device" if on_device else "hang_missing_collective")
+    return replace(found, evidence=(*_recorders(case), *found.evidence))
 
 
-def _circle(situation: Situation) -> Ruling | None:
-    waits = waits_of(situation)
-    for ranks in circles(waits.edges):
-        point_to_point = [rank for rank in ranks if is_p2p(situation.doings[rank].waiting_in)]
-        if point_to_point and len(point_to_point) < len(ranks):
-            return _unmatched(situation, point_to_point)
-        cycle = cycle_text(situation, waits, ranks)
-        title = f"{situation.who(ranks)} wait for each other: {_sides(situation, ranks)}."
-        guilty = _odd_ones(situation, ranks)
-        return _with(situation, "hang_deadlock", guilty, title, cycle=cycle, collective=situation.shared(ranks))
-    # If the peer of a send or recv is unknown, no circle can be found; but others that wait for these ranks show up.
-    waited = {number for node, after in waits.edges.items() if node[0] for name, number in after if not name}
-    point_to_point = [rank for rank in sorted(waited) if is_p2p(situation.doings[rank].waiting_in)]
-    return _unmatched(situation, point_to_point) if point_to_point else None
+def _no_dump(case: Case) -> Verdict | None:
+    """From files: all ranks wait for ranks that left no dump, and no stack that shows where they are."""
+    ends = case.recorded.graph.ends
+    in_p2p = any(is_p2p(case.doings[rank].waiting_in) for rank in ends if rank in case.doings)
+    if not case.evidence.from_files or not ends or in_p2p or not case.recorded.dumps.keys().isdisjoint(ends):
+        return None
+    unread = [rank for rank in ends if rank in case.evidence.unreadable]
+    lost_connection = any(not failure.own for failure in case.recorded.failures.values())
+    decided = not unread and 2 * len(ends) <= len(case.recorded.world)
+    kind: HangKind = "rank_crashed" if lost_connection else "hang_unknown" if unread else "rank_lost"
+    why = "left no dump"
+    if unread:
+        why = "has a dump that cannot be read" if len(ends) == 1 else "have no usable dump"
+    reason = "left no dump, and others lost their connection to it" if lost_connection else "left no dump"
+    return _verdict(
+        case,
+        kind,
+        ends,
+        f"{ranks_text(ends, start=True)} {why}{case.wait_text(ends)}.",
+        culprits=tuple(Culprit(rank=rank, reason=reason) for rank in ends) if decided else (),
+        suspects=() if decided else ends,
+        undecidable=not decided,
+    )
 
 
-def _odd_ones(situation: Situation, ranks: Sequence[int]) -> Sequence[int]:
-    """All ranks of a circle; if there are many, only the few that are in a different call from the rest."""
-    calls: dict[str, list[int]] = {}
-    for rank in ranks:
-        calls.setdefault(collective_text(situation.doings[rank].waiting_in), []).append(rank)
-    most = max(calls.values(), key=len)
-    few = [rank for rank in ranks if rank not in most]
-    return few if len(ranks) >= MANY and len(few) * FEW < len(ranks) else ranks
+def _other_hosts(case: Case) -> Verdict | None:
+    """Ranks that wait for ranks on lost hosts, or on hosts that did not report."""
+    absent = case.absent
+    if not absent or not case.waiting or case.evidence.from_files:
+        return None
+    lost = [host for host in case.evidence.lost if absent & set(host.ranks)]
+    if lost:
+        return _lost_hosts(case, lost)
+    shared = case.shared(case.waiting)
+    verb = "waits" if len(case.waiting) == 1 else "wait"
+    here = f"All {len(case.ranks):,} ranks" if len(case.waiting) == len(case.ranks) > 1 else None
+    who = here or ranks_text(case.waiting, start=True)
+    hosts = len(set(case.evidence.hosts.values()))
+    where = f"{hosts} hosts" if hosts > 1 else case.evidence.host
+    title = (
+        f"{who} on {where} {verb} in {collective_text(shared)} for {ranks_text(absent)} "
+        "on other hosts: which of them is blocking the job cannot be determined here."
+    )
+    return _verdict(case, "rank_lost", (), title, undecidable=True, collective=shared, evidence=_no_stacks(case))
 
 
-def _unmatched(situation: Situation, guilty: Sequence[int]) -> Ruling:
-    """Sends and recvs whose peer is in a collective: it waits for them, and they wait for it."""
-    told = []
-    for rank in guilty[:SIDES_SHOWN]:
-        waiting = situation.doings[rank].waiting_in
-        peer = waiting.peer if waiting is not None else None
-        there = peer is not None and peer in situation.doings and peer not in guilty
-        other = f", which {account(situation, peer)[0]}" if there and peer is not None else ""
-        told.append(f"{'it' if len(guilty) == 1 else f'rank {rank}'} {account(situation, rank)[0]}{other}")
-    shared = situation.shared([rank for rank in situation.waiting if rank not in guilty])
-    called = collective_text(shared)
-    title = f"{situation.who(guilty)} never called {called}: {'; '.join(told)}."
-    culprits = culprits_of(situation, guilty, before=f"has not called {called}; it")
-    return _with(situation, "hang_missing_collective", guilty, title, culprits=culprits)
+def _lost_hosts(case: Case, lost: Sequence[LostHost]) -> Verdict:
+    guilty = {rank: host.host for host in lost for rank in host.ranks}
+    names = [host.host for host in lost[:SHOWN]]
+    names += [f"{len(lost) - SHOWN} more"] if len(lost) > SHOWN else []
+    who = f"Host {names[0]} ({ranks_text(guilty)}) has" if len(lost) == 1 else f"Hosts {listed(names)} have"
+    silent = more_than_text(min(host.silent_s for host in lost))
+    return Verdict(
+        kind="rank_lost",
+        title=f"{who} been silent for {silent}{case.wait_text(guilty)}.",
+        culprits=tuple(
+            Culprit(rank=rank, reason=f"is on host {host}, which stopped reporting")
+            for rank, host in sorted(guilty.items())
+        ),
+        victims=case.waiting,
+        collective=case.shared(case.waiting),
+        evidence=("Its agent is silent, too: the machine or the network to it is down.",),
+    )
 
 
-def _sides(situation: Situation, ranks: Sequence[int]) -> str:
-    """``ranks 0, 3 in all_reduce of mesh_dp, ranks 1, 2 in all_reduce of mesh_tp``."""
-    sides: dict[str, list[int]] = {}
-    for rank in ranks:
-        waiting = situation.doings[rank].waiting_in
-        sides.setdefault(collective_text(waiting), []).append(rank)
-    parts = [f"{ranks_text(these)} in {call}" for call, these in sides.items()]
-    more = [f"{len(parts) - SIDES_SHOWN} more groups"] if len(parts) > SIDES_SHOWN else []
-    return listed([*parts[:SIDES_SHOWN], *more])
+# -- ranks that made another call -------------------------------------------------------------------------------------
 
 
-def _mismatch(situation: Situation) -> Ruling | None:
+def _diverged(case: Case) -> Verdict | None:
+    """Ranks that made another call than the others, according to their Flight Recorders."""
+    if not case.recorded.divergences or case.recorded.lagging:
+        return None
+    group, left = min(case.recorded.divergences, key=lambda found: found[0].first_called_ns(found[1].sequence))
+    skipped = _skipped(case, group, left)
+    if skipped:
+        left = replace(left, ranks=skipped)
+    others = [rank for side in left.sides for rank in side if rank not in left.ranks]
+    waiting = group.waiting
+    stuck = next((rank for rank in others if rank in waiting), next(iter(waiting)))
+    number = f"{left.sequence} of {group.name}"
+    more: dict[str, Any] = {"collective": waiting_in(group, stuck, waiting[stuck]), "divergence": (group, left)}
+    note = _ended_unlike(group, left.sequence, stuck) if left.differs != "call site" else ()
+    if not left.ranks:
+        sides = [
+            f"{ranks_text(side)} {_call_made(group, side, left, _parting_lines(case, group, left, side)[0])}"
+            for side in left.sides[:SHOWN]
+        ]
+        suspects = sorted(rank for side in left.sides for rank in side if rank in case.doings)
+        title = f"Number {number} is not the same call: {listed(sides)}."
+        return _verdict(case, "hang_mismatch", suspects, title, undecidable=True, evidence=note, **more)
+    culprits = tuple(_accuse(case, group, left, rank, skipped=bool(skipped)) for rank in left.ranks)
+    title = f"{_together(case, culprits)} (number {number}){case.wait_text(left.ranks, named=False)}."
+    more |= {"culprits": culprits, "evidence": (*_recorders(case), *note)}
+    return _verdict(case, "hang_missing_collective" if skipped else "hang_mismatch", left.ranks, title, **more)
+
+
+def _accuse(case: Case, group: Group, left: Divergence, rank: int, *, skipped: bool) -> Culprit:
+    """Name both calls, and the line where the rank is; if it has left that call, the line where its path diverged."""
+    side = next(side for side in left.sides if rank in side)
+    others = _other_side(left, side)
+    ours, theirs = _parting_lines(case, group, left, side)
+    did, they = _call_made(group, side, left, ours), _call_made(group, others, left, theirs)
+    reason = f"{did} where {ranks_text(others)} {they}"
+    if skipped:
+        reason = f"left out the call that {ranks_text(others)} made ({they.removeprefix('called ')}), and {did}"
+    if case.evidence.from_files:
+        return Culprit(rank=rank, reason=reason, at=ours)
+    doing = case.doings[rank]
+    has_left = not skipped and _has_left(doing.waiting_in, group, left.sequence)
+    at = ours if has_left else doing.at or ours
+    place = place_text(at, case.evidence.source_lines)
+    return Culprit(rank=rank, reason=f"{f'at {place} ' if place else ''}{reason}", at=at)
+
+
+def _other_side(left: Divergence, side: Sequence[int]) -> tuple[int, ...]:
+    """The ranks to compare with: those that did not diverge."""
+    others = [other for other in left.sides if other != side]
+    return next((other for other in others if not set(other) & set(left.ranks)), (*others, left.sides[0])[0])
+
+
+def _parting_lines(
+    case: Case, group: Group, left: Divergence, side: Sequence[int]
+) -> tuple[Frame | None, Frame | None]:
+    """The lines where the path of a side and that of the others part."""
+    ours, theirs = (_call_site(case, group, ranks[0], left.sequence) for ranks in (side, _other_side(left, side)))
+    return parting_frame(ours, theirs), parting_frame(theirs, ours)
+
+
+def _call_site(case: Case, group: Group, rank: int, sequence: int) -> tuple[Frame, ...]:
+    """The call site of a rank: as recorded, or from its stack if it waits there now."""
+    recorded = group.progress[rank].site(sequence)
+    operation = group.progress[rank].operation(sequence)
+    ahead = operation is not None and operation.backend not in HOST_BACKENDS  # of the device: the stack says nothing
+    if recorded or ahead or group.waiting.get(rank) != sequence or rank not in case.ranks:
+        return recorded
+    return next((thread.frames for thread in case.ranks[rank].threads if thread.main), ())
+
+
+def _call_made(group: Group, side: Sequence[int], left: Divergence, frame: Frame | None) -> str:
+    operation = group.progress[side[0]].operation(left.sequence)
+    at = frame_text(frame)
+    return f"called {operation_text(operation) if operation else 'nothing'}{' at ' if at else ''}{at}"
+
+
+def _has_left(call: WaitingIn | None, group: Group, sequence: int) -> bool:
+    """Whether a rank that waits in this call has ended the one of that number, and continued."""
+    if call is None or call.sequence is None or call.peer is not None:
+        return False
+    return (call.group, call.description) == group.key and call.sequence > sequence
+
+
+def _skipped(case: Case, group: Group, left: Divergence) -> tuple[int, ...]:
+    """Ranks that skipped the call that the others wait in and continued; empty if they made another call instead.
+
+    If the call occurred before, what followed it then decides; on its first occurrence, the side that is further on in
+    the same function.
+    """
+    if left.differs == "call site" or len(left.sides) != 2:
+        return ()
+    first, second = left.sides
+    usual = {
+        side: usually_follows(group, side[0], other[0], left.sequence)
+        for side, other in ((first, second), (second, first))
+    }
+    skipped = [side for side, follows in usual.items() if follows]
+    if not skipped and left.differs == "operation" and not any(follows is False for follows in usual.values()):
+        ours, theirs = _parting_lines(case, group, left, first)
+        if ours is not None and theirs is not None and (ours.file, ours.function) == (theirs.file, theirs.function):
+            skipped = [first] if ours.line > theirs.line else [second] if theirs.line > ours.line else []
+    return skipped[0] if len(skipped) == 1 and set(left.ranks) <= set(skipped[0]) else ()
+
+
+def _ended_unlike(group: Group, sequence: int, stuck: int) -> tuple[str, ...]:
+    """A note on ranks that made different calls there and continued."""
+    if any(not progress.has_ended(sequence) for progress in group.progress.values()):
+        return ()
+    now = collective_text(waiting_in(group, stuck, group.waiting[stuck]))
+    text = f"Collective {sequence} still completed, because NCCL does not check that calls match."
+    return (f"{text} After it the ranks were out of step, until they hung in {now}.",)
+
+
+def _recorders(case: Case, what: str = "") -> tuple[str, ...]:
+    """The source of a verdict on live ranks."""
+    text = f"According to the Flight Recorders of {ranks_text(case.recorded.dumps)}{what}."
+    return () if case.evidence.from_files else (text,)
+
+
+def _unlike_in_rings(case: Case) -> Verdict | None:
     """All ranks of a group are in a call, but not the same one. From the ring: no sequence numbers or shapes."""
     by_group: dict[str, dict[tuple[str, int], list[int]]] = {}
-    for rank in situation.waiting:
-        last, waiting = situation.ranks[rank].collective, situation.doings[rank].waiting_in
-        queue = situation.recorders.queues.get(rank)
+    for rank in case.waiting:
+        last, call = case.ranks[rank].collective, case.doings[rank].waiting_in
+        queue = case.recorded.queues.get(rank)
         if queue is not None and queue.stuck:
             continue  # on NCCL the host is ahead of the call that its device waits in
-        if last is not None and last.waiting and waiting is not None and waiting.group and not is_p2p(waiting):
-            by_group.setdefault(waiting.group, {}).setdefault((last.op, last.bytes), []).append(rank)
+        if last is not None and last.waiting and call is not None and call.group and not is_p2p(call):
+            by_group.setdefault(call.group, {}).setdefault((last.op, last.bytes), []).append(rank)
     for calls in by_group.values():
         # Receivers of a broadcast or scatter may pass other sizes than the sender: compare the op alone.
         ops = {op for op, _ in calls}
@@ -428,219 +513,325 @@ def _mismatch(situation: Situation) -> Ruling | None:
             continue
         sides = sorted(calls.items(), key=lambda side: -len(side[1]))
         split = len(sides[0][1]) == len(sides[1][1])
-        guilty = sorted(rank for _, these in (sides if split else sides[1:]) for rank in these)
-        told = [
-            f"{ranks_text(these)} called {op}" + (f" with {size:,} bytes" if len(ops) == 1 else "")
-            for (op, size), these in sides[:SIDES_SHOWN]
+        guilty = sorted(rank for _, ranks in (sides if split else sides[1:]) for rank in ranks)
+        texts = [
+            f"{ranks_text(ranks)} called {op}" + (f" with {size:,} bytes" if len(ops) == 1 else "")
+            for (op, size), ranks in sides[:SHOWN]
         ]
-        group = group_text(situation.doings[guilty[0]].waiting_in or WaitingIn(group=""))
-        title = f"The ranks of {group} are not in the same call: {listed(told)}."
-        return _with(situation, "hang_mismatch", guilty, title, undecidable=split)
+        group = group_text(case.doings[guilty[0]].waiting_in or WaitingIn(group=""))
+        title = f"The ranks of {group} are not in the same call: {listed(texts)}."
+        return _verdict(case, "hang_mismatch", guilty, title, undecidable=split)
     return None
 
 
-def _disagreeing(situation: Situation) -> Ruling | None:
-    """The same from the Flight Recorders: which ranks requested something other than the others at the same number."""
-    found = situation.recorders.verdict
-    if found is None or found.kind != "hang_mismatch" or found.first_divergence is None:
+# -- ranks that wait for each other -----------------------------------------------------------------------------------
+
+
+def _circle(case: Case) -> Verdict | None:
+    circle = case.graph.circle()
+    if circle:
+        in_p2p = [rank for rank in circle if is_p2p(case.doings[rank].waiting_in)]
+        if in_p2p and len(in_p2p) < len(circle):
+            return _unmatched(case, in_p2p)
+        steps = case.graph.cycle(circle[0])
+        if not case.evidence.from_files:  # there each rank has one call, and its own form of it
+            steps = tuple((rank, other, case.doings[rank].waiting_in or call) for rank, other, call in steps)
+        title = f"{case.who(circle)} wait for each other: {_sides(case, circle)}."
+        more = {"cycle": cycle_sentences(steps), "collective": case.shared(circle)}
+        return _verdict(case, "hang_deadlock", _odd_ones(case, circle), title, **more)
+    # If the peer of a send or recv is unknown, no circle can be found; but others that wait for these ranks show up.
+    missing = {rank for wait in case.graph.waits if not is_p2p(wait.call) for rank in wait.missing}
+    in_p2p = [rank for rank in sorted(missing & case.doings.keys()) if is_p2p(case.doings[rank].waiting_in)]
+    return _unmatched(case, in_p2p) if in_p2p else None
+
+
+def _odd_ones(case: Case, ranks: Sequence[int]) -> Sequence[int]:
+    """All ranks of a circle, or only the few that are in a different call from the rest."""
+    calls: dict[str, list[int]] = {}
+    for rank in ranks:
+        calls.setdefault(collective_text(case.doings[rank].waiting_in), []).append(rank)
+    most = max(calls.values(), key=len)
+    few = sorted(set(ranks).difference(most))
+    return few if few and len(few) < FEW_OF_CIRCLE * len(ranks) else ranks
+
+
+def _unmatched(case: Case, guilty: Sequence[int]) -> Verdict:
+    """Sends and recvs whose peer is in a collective: it waits for them, and they wait for it."""
+    texts = []
+    for rank in guilty[:SHOWN]:
+        call = case.doings[rank].waiting_in
+        peer = call.peer if call is not None else None
+        known = peer is not None and peer in case.doings and peer not in guilty
+        other = f", which {account(case, peer)[0]}" if known and peer is not None else ""
+        texts.append(f"{'it' if len(guilty) == 1 else f'rank {rank}'} {account(case, rank)[0]}{other}")
+    called = collective_text(case.call_missing(guilty, case.victims_of(guilty)))
+    title = f"{case.who(guilty)} never called {called}: {'; '.join(texts)}."
+    culprits = culprits_of(case, guilty, before=f"has not called {called}; it")
+    return _verdict(case, "hang_missing_collective", guilty, title, culprits=culprits)
+
+
+def _sides(case: Case, ranks: Sequence[int]) -> str:
+    """``ranks 0, 3 in all_reduce of mesh_dp, ranks 1, 2 in all_reduce of mesh_tp``."""
+    sides: dict[str, list[int]] = {}
+    for rank in ranks:
+        sides.setdefault(collective_text(case.doings[rank].waiting_in), []).append(rank)
+    parts = [f"{ranks_text(side)} in {call}" for call, side in sides.items()]
+    more = [f"{len(parts) - SHOWN} more groups"] if len(parts) > SHOWN else []
+    return listed([*parts[:SHOWN], *more])
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+def _lagging(case: Case) -> Verdict | None:
+    """Ranks whose device has not ended what has ended on their peers."""
+    recorded = case.recorded
+    guilty = sorted(recorded.lagging)
+    decided = recorded.lagging_decided
+    if not guilty or not (decided or case.evidence.from_files):
         return None
-    if situation.recorders.decided is not None:
-        return _recorded(situation, found, "hang_mismatch")
-    sides = found.first_divergence.call_sites
-    told = [f"{ranks_text(side.ranks)} called {_call(side)}" for side in sides[:SIDES_SHOWN] if side.op]
-    title = f"Number {_numbered(found)} is not the same call: {listed(told)}."
-    suspects = [rank for rank in found.suspects if rank in situation.doings]
-    more = {"undecidable": True, "collective": found.waiting_in, "evidence": found.evidence}
-    return _with(situation, "hang_mismatch", suspects, title, **more)
-
-
-def _numbered(found: Verdict) -> str:
-    return f"{found.sequence} of {group_name(found.group or '', found.description)}"
-
-
-def _call(side: Side) -> str:
-    return " ".join(part for part in (side.op, side.sizes, side.dtypes) if part)
-
-
-def _behind(situation: Situation) -> Ruling | None:
-    """Ranks whose device has still not started what the others' started long ago: an earlier kernel does not end."""
-    guilty = [rank for rank, doing in situation.doings.items() if doing.behind]
-    if not guilty:
-        return None
-    waiting = situation.doings[guilty[0]].waiting_in
-    owner = "its device has" if len(guilty) == 1 else "their devices have"
-    title = f"{situation.who(guilty)}: {owner} not started {collective_text(waiting)}, which all ranks called, and "
-    title += f"{'does' if len(guilty) == 1 else 'do'} not finish what comes before"
-    reason = f"called {collective_text(waiting)}; its device does not finish what comes before it"
     culprits = []
     for rank in guilty:
-        at = situation.doings[rank].at
-        place = place_text(at, situation.evidence.source_lines)
-        culprits.append(Culprit(rank=rank, reason=f"{reason}; its host is at {place}" if place else reason, at=at))
-    evidence = (
-        (
-            f"According to the Flight Recorders of {ranks_text(situation.recorders.answered)}, "
-            "other devices have started it."
-        ),
-        *_idle(situation, guilty),
+        group, sequence = recorded.lagging[rank]
+        ended = [other for other, progress in group.progress.items() if progress.has_ended(sequence)]
+        call = collective_text(waiting_in(group, rank, sequence))
+        at = case.doings[rank].at if rank in case.doings else None
+        place = place_text(at, case.evidence.source_lines)
+        reason = f"never saw {call} complete, although {ranks_text(ended)} did; its device has stopped"
+        culprits.append(Culprit(rank=rank, reason=f"{f'at {place} ' if place else ''}{reason}", at=at))
+    group, sequence = recorded.lagging[guilty[0]]
+    whose, theirs = ("its device has", "its") if len(guilty) == 1 else ("their devices have", "their")
+    call = collective_text(waiting_in(group, guilty[0], sequence))
+    title = f"{case.who(guilty)}: {whose} not ended {call}, which has ended on {theirs} peers"
+    return _verdict(
+        case,
+        "hang_device",
+        guilty,
+        f"{title}{case.wait_text(guilty, named=False)}.",
+        culprits=tuple(culprits),
+        undecidable=not decided,
+        collective=waiting_in(group, guilty[0], sequence),
+        evidence=_recorders(case),
+        place=(group, sequence),
     )
-    more = {"culprits": tuple(culprits), "collective": waiting, "evidence": evidence}
-    return _with(situation, "hang_device", guilty, f"{title}{situation.wait_for(guilty, named=False)}.", **more)
 
 
-def _as_recorded(situation: Situation) -> Ruling | None:
-    """Ranks that have not made the call that the others wait in, or whose device lags behind."""
-    found = situation.recorders.decided
-    if found is None or found.kind not in ("hang_missing_collective", "hang_input", "hang_device"):
+def _behind(case: Case) -> Verdict | None:
+    """Ranks whose device has still not started what the others' started long ago: an earlier kernel does not end."""
+    guilty = [rank for rank, doing in case.doings.items() if doing.behind]
+    if not guilty:
         return None
-    on_device = all(situation.doings[one.rank].state == "device" for one in found.culprits)
-    return _recorded(situation, found, "hang_device" if on_device else found.kind)
-
-
-def _recorded(situation: Situation, found: Verdict, kind: HangKind) -> Ruling:
-    """The verdict of ``flight/`` with the current lines of the culprits."""
-    guilty = [one.rank for one in found.culprits]
-    lines = situation.evidence.source_lines
+    call = case.doings[guilty[0]].waiting_in
+    owner = "its device has" if len(guilty) == 1 else "their devices have"
+    title = f"{case.who(guilty)}: {owner} not started {collective_text(call)}, which all ranks called, and "
+    title += f"{'does' if len(guilty) == 1 else 'do'} not finish what comes before"
+    reason = f"called {collective_text(call)}; its device does not finish what comes before it"
     culprits = []
-    for one in found.culprits:
-        at = situation.doings[one.rank].at or one.at
-        if kind == "hang_mismatch" and _long_ago(situation, found, one.rank):
-            at = one.at  # its host has left that line
-        place = place_text(at, lines)
-        culprits.append(Culprit(rank=one.rank, reason=f"{f'at {place} ' if place else ''}{one.reason}", at=at))
-    if len({culprit.reason for culprit in culprits}) == 1:
-        told = f"{': each' if len(guilty) > 1 else ''} {culprits[0].reason}"
-    else:
-        told = ": " + "; ".join(f"rank {one.rank} {one.reason}" for one in culprits[:SIDES_SHOWN])
-    number = f" (number {_numbered(found)})" if kind == "hang_mismatch" else ""
-    title = f"{situation.who(guilty)}{told}{number}{situation.wait_for(guilty, named=False)}."
-    evidence = (f"According to the Flight Recorders of {ranks_text(situation.recorders.answered)}.", *found.evidence)
-    more = {"culprits": tuple(culprits), "collective": found.waiting_in, "evidence": evidence}
-    return _with(situation, kind, guilty, title, **more)
+    for rank in guilty:
+        at = case.doings[rank].at
+        place = place_text(at, case.evidence.source_lines)
+        culprits.append(Culprit(rank=rank, reason=f"{reason}; its host is at {place}" if place else reason, at=at))
+    return _verdict(
+        case,
+        "hang_device",
+        guilty,
+        f"{title}{case.wait_text(guilty, named=False)}.",
+        culprits=tuple(culprits),
+        collective=call,
+        evidence=(*_recorders(case, ", other devices have started it"), *_silence(case, guilty)),
+    )
 
 
-def _long_ago(situation: Situation, found: Verdict, rank: int) -> bool:
-    """Whether the call in question has ended on that rank, which continued."""
-    waiting = situation.doings[rank].waiting_in
-    if waiting is None or waiting.sequence is None or found.sequence is None or waiting.peer is not None:
-        return False
-    same = (waiting.group, waiting.description) == (found.group, found.description)
-    return same and waiting.sequence > found.sequence
-
-
-def _on_device(situation: Situation) -> Ruling | None:
-    waiting = [rank for rank, doing in situation.doings.items() if doing.state == "device"]
-    found = situation.recorders.verdict
-    if not waiting and found is not None and (found.kind == "hang_device" or _joined_on_gpus(situation, found)):
-        return _unfinished(situation, found)
+def _on_device(case: Case) -> Verdict | None:
+    """Hosts that wait for their devices."""
+    waiting = [rank for rank, doing in case.doings.items() if doing.state == "device"]
     if not waiting:
         return None
-    several = len(situation.ranks) > 1
-    place = _accounts(situation, waiting)
-    each = "each " if len(waiting) > 1 and alike([situation.doings[rank] for rank in waiting]) else ""
+    several = len(case.ranks) > 1
+    each = "each " if len(waiting) > 1 and alike([case.doings[rank] for rank in waiting]) else ""
     colon = ": " if len(waiting) > 1 else " "
-    title = f"{situation.who(waiting)}{colon}{each}{place}, and the device does not finish."
+    title = f"{case.who(waiting)}{colon}{each}{_accounts(case, waiting)}, and the device does not finish."
     used = [
         f"The GPU of rank {rank} is {util:.0f}% busy."
-        for rank in waiting[:SIDES_SHOWN]
-        if (util := situation.ranks[rank].gpu_util_percent) is not None
+        for rank in waiting[:SHOWN]
+        if (util := case.ranks[rank].gpu_util_percent) is not None
     ]
     guilty = [] if several else waiting
-    return _with(situation, "hang_device", guilty, title, undecidable=several, evidence=tuple(used))
+    return _verdict(case, "hang_device", guilty, title, undecidable=several, evidence=tuple(used))
 
 
-def _joined_on_gpus(situation: Situation, found: Verdict) -> bool:
-    """Whether all ranks, on GPUs, wait in a collective that all called: gloo waits for their devices as well."""
-    together = found.kind == "hang_unknown" and found.waiting_in is not None and not found.wait_for
-    return together and all(
-        doing.state == "collective" and situation.ranks[rank].device.startswith("cuda")
-        for rank, doing in situation.doings.items()
+def _all_joined(case: Case) -> Verdict | None:
+    """All ranks called it and none saw its end: a device or the network is stuck, or it was still in progress."""
+    joined, call = case.recorded.joined, case.recorded.unfinished
+    on_host = False
+    if joined is not None:
+        group, rank, sequence = joined
+        call = waiting_in(group, rank, sequence)
+        # gloo waits for devices as well.
+        on_host = runs_on_host(group.progress[rank].operation(sequence)) and not _all_on_gpus(case)
+    if call is None:
+        return None
+    if joined is not None and len(joined[0].members) == 1:
+        at = case.doings[joined[1]].at
+        alone = Culprit(
+            rank=joined[1], reason=f"called {collective_text(call)}, and its device never finished it", at=at
+        )
+        return _verdict(
+            case,
+            "hang_unknown" if on_host else "hang_device",
+            [joined[1]],
+            f"{case.who([joined[1]])} {alone.reason}.",
+            culprits=(alone,),
+            collective=call,
+            place=(joined[0], joined[2]),
+        )
+    spinning = () if on_host else _spinning(case)
+    if spinning:
+        owner = "its device has" if len(spinning) == 1 else "their devices have"
+        title = f"{case.who(spinning)}: {owner} not finished what comes before {collective_text(call)}"
+        others = "the others sleep" if len(case.waiting) > 2 else "the other rank sleeps"
+        evidence = tuple(
+            f"Rank {rank} uses {case.ranks[rank].cpu_share or 0.0:.0%} of a core waiting; {others}."
+            for rank in spinning[:SHOWN]
+        )
+        title += ", which all ranks called."
+        return _verdict(case, "hang_device", spinning, title, collective=call, evidence=evidence)
+    members = tuple(sorted(joined[0].waiting)) if joined is not None else case.waiting
+    why = "the network is stuck, or it was still in progress" if on_host else "a device or the network is stuck"
+    return _verdict(
+        case,
+        "hang_unknown" if on_host else "hang_device",
+        (),
+        f"{case.who(members)} called {collective_text(call)}, and it does not end: {why}.",
+        undecidable=True,
+        suspects=members,
+        collective=call,
+        place=(joined[0], joined[2]) if joined is not None else None,
+        evidence=_no_stacks(case),
     )
 
 
-def _unfinished(situation: Situation, found: Verdict) -> Ruling:
-    """Identify the stuck device: a host thread may spin while it waits for its device, but sleeps for peers."""
-    shares = {rank: situation.ranks[rank].cpu_share or 0.0 for rank in situation.waiting}
+def _all_on_gpus(case: Case) -> bool:
+    return all(
+        doing.state == "collective" and case.ranks[rank].device.startswith("cuda")
+        for rank, doing in case.doings.items()
+    )
+
+
+def _spinning(case: Case) -> Sequence[int]:
+    """The ranks with a stuck device: a host thread may spin while it waits for its device, but sleeps for peers."""
+    shares = {rank: case.ranks[rank].cpu_share or 0.0 for rank in case.waiting}
     spinning = [rank for rank, share in shares.items() if share >= SPINNING_SHARE]
-    if (
-        not spinning
-        or situation.recorders.queues  # on NCCL, waiting for peers spins as well
-        or len(spinning) == len(shares)
-        or any(SLEEPING_SHARE < s < SPINNING_SHARE for s in shares.values())
-    ):
-        return _with(situation, "hang_device", (), found.title, undecidable=True, collective=found.waiting_in)
-    what = collective_text(found.waiting_in) if found.waiting_in is not None else "a collective"
-    owner = "its device has" if len(spinning) == 1 else "their devices have"
-    title = f"{situation.who(spinning)}: {owner} not finished what comes before {what}, which all ranks called."
-    others = "the others sleep" if len(shares) > 2 else "the other rank sleeps"
-    evidence = tuple(f"Rank {rank} uses {shares[rank]:.0%} of a core waiting; {others}." for rank in spinning[:3])
-    more = {"collective": found.waiting_in, "evidence": evidence}
-    return _with(situation, "hang_device", spinning, title, **more)
+    unclear = any(SLEEPING_SHARE < share < SPINNING_SHARE for share in shares.values())
+    if unclear or case.recorded.queues or len(spinning) == len(shares):  # on NCCL, waiting for peers spins as well
+        return ()
+    return spinning
 
 
-def _unknown(situation: Situation) -> Ruling:
-    silent = [rank for rank, doing in situation.doings.items() if doing.state == "unknown"]
+def _unknown(case: Case) -> Verdict:
+    silent = [rank for rank, doing in case.doings.items() if doing.state == "unknown"]
     parts = []
-    if situation.waiting:
-        shared = situation.shared(situation.waiting)
-        verb = "waits" if len(situation.waiting) == 1 else "wait"
-        parts.append(f"{ranks_text(situation.waiting)} {verb} in {collective_text(shared)}")
-    if silent:
+    if case.waiting:
+        verb = "waits" if len(case.waiting) == 1 else "wait"
+        parts.append(f"{ranks_text(case.waiting)} {verb} in {collective_text(case.shared(case.waiting))}")
+    if silent and not case.evidence.from_files:
         parts.append(f"what {ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} is unknown")
-    told = f": {listed(parts)}" if parts else ""
-    title = f"The job hangs for an unknown reason{told}."
-    return _with(situation, "hang_unknown", (), title, undecidable=True, evidence=unanswered(situation))
+    text = f": {listed(parts)}" if parts else ""
+    title = f"The job hangs for an unknown reason{text}."
+    evidence = _no_stacks(case)
+    return _verdict(case, "hang_unknown", (), title, undecidable=True, suspects=case.waiting, evidence=evidence)
+
+
+def _no_stacks(case: Case) -> tuple[str, ...]:
+    mute = [rank for rank, evidence in case.ranks.items() if not evidence.threads and evidence.alive]
+    return (f"No stack trace is available for {ranks_text(mute)}.",) if mute and not case.evidence.from_files else ()
 
 
 # -- judge ------------------------------------------------------------------------------------------------------------
 
+CERTAIN: tuple[Rule, ...] = (_gone, _frozen)
+"""Causes that no work on other ranks excuses."""
+RULES: tuple[Rule, ...] = (
+    # rule             evidence      what it says
+    _elsewhere,  #     both          a rank is seen outside of any collective
+    _lagging,  #       recorders     a device has not ended what has ended on its peers
+    _diverged,  #      recorders     a rank made another call than the others, or skipped one
+    _no_dump,  #       files         all wait for ranks that left no dump
+    _behind,  #        live, NCCL    a device has not started what others have
+    _circle,  #        both          ranks wait for each other
+    _not_called,  #    recorders     a rank has not made the call that others wait in
+    _unlike_in_rings,  # live        the rings show different calls
+    _other_hosts,  #   live          all wait for ranks on other hosts
+    _on_device,  #     live          hosts wait for their devices
+    _all_joined,  #    recorders     all made the call, and it does not end
+)
+"""In order; the first that has an answer counts. A rank that is seen elsewhere comes before what recorders show: it is
+certain, and calls that differ may be its consequence. The order of calls matters only if all ranks wait.
+"""
+
 
 def judge(evidence: Evidence, *, number: int, declared_wall_ns: int, stopped_wall_ns: int) -> HangRecord | NotAHang:
-    recorders = read_recorders(evidence)
-    situation = situation_of(evidence, recorders)
-    rest = at_rest(evidence, situation.doings.values())
-    if rest is not None:
-        return rest
-    ruling = rule_certain(situation)
-    if ruling is None:
-        excuse = (
-            under_way(evidence, recorders)
-            or excuse_of(evidence, situation.doings.values())
-            or unfinished(evidence, recorders)
-        )
-        if excuse is not None:
-            return excuse
-        ruling = rule_waiting(situation)
+    """Judge a job whose ranks make no progress."""
+    case = case_of(evidence)
+    answer = at_rest(case) or _first(case, CERTAIN) or excuse_of(case) or _first(case, RULES) or _unknown(case)
+    if isinstance(answer, NotAHang):
+        return answer
     return HangRecord(
         number=number,
         host=evidence.host,
-        kind=ruling.kind,
-        title=ruling.title,
+        kind=answer.kind,
+        title=answer.title,
         declared_wall_ns=declared_wall_ns,
         stopped_wall_ns=stopped_wall_ns,
         threshold_s=evidence.threshold_s,
         step_s=evidence.step_s,
-        culprits=ruling.culprits,
-        victims=ruling.victims,
-        undecidable=ruling.undecidable,
-        collective=ruling.collective,
-        cycle=ruling.cycle,
-        evidence=ruling.evidence,
-        ranks=tuple(_there(situation, rank) for rank in situation.ranks),
-        stacks=_stacks(situation),
-        flight=_flight(recorders.verdict),
+        culprits=answer.culprits,
+        victims=answer.victims,
+        undecidable=answer.undecidable,
+        collective=answer.collective,
+        cycle=answer.cycle,
+        evidence=answer.evidence,
+        ranks=tuple(_there(case, rank) for rank in case.ranks),
+        stacks=_stacks(case),
+        flight=_flight(case, answer),
     )
 
 
-def _flight(verdict: Verdict | None) -> dict[str, Any]:
-    """The verdict as a dict, without what the record contains itself."""
-    if verdict is None:
+def judge_dumps(
+    dumps: Sequence[Dump],
+    *,
+    stacks: Mapping[int, tuple[ThreadStack, ...]] | None = None,
+    errors: Mapping[int, str] | None = None,
+    logs: Mapping[int, RankLog] | None = None,
+    world: int | None = None,
+    unreadable: Collection[int] = (),
+    problems: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Judge the dumps of one job, in any order; return the document of ``stepscope flight --json``.
+
+    ``unreadable``: ranks whose dump exists but cannot be read.
+    """
+    case = case_of(
+        evidence_of_files(dumps, stacks=stacks or {}, errors=errors or {}, world=world, unreadable=unreadable)
+    )
+    answer = dumps_in_order(case) or _first(case, CERTAIN) or _first(case, RULES) or _unknown(case)
+    return flight_document(case, answer, logs=logs or {}, problems=problems)
+
+
+def _first(case: Case, rules: Sequence[Rule]) -> Verdict | None:
+    return next((verdict for rule in rules if (verdict := rule(case)) is not None), None)
+
+
+def _flight(case: Case, verdict: Verdict) -> dict[str, Any]:
+    """The document about the Flight Recorders, without what the record contains itself."""
+    if not case.recorded.dumps:
         return {}
-    return {key: value for key, value in encoded(verdict.to_dict()).items() if key not in ("schema", "stacks")}
+    document = encoded(flight_document(case, verdict))
+    return {key: value for key, value in document.items() if key not in ("schema", "stacks")}
 
 
-def _there(situation: Situation, number: int) -> RankThere:
-    rank, doing = situation.ranks[number], situation.doings[number]
+def _there(case: Case, number: int) -> RankThere:
+    rank, doing = case.ranks[number], case.doings[number]
     return RankThere(
         rank=number,
         pid=rank.pid,
@@ -653,15 +844,15 @@ def _there(situation: Situation, number: int) -> RankThere:
         gil_held=rank.gil_held,
         waiting_in=doing.waiting_in,
         at=doing.at,
-        workers=tuple(_worker(situation, number)),
-        host=situation.evidence.hosts.get(number, ""),
+        workers=tuple(_worker(case, number)),
+        host=case.evidence.hosts.get(number, ""),
     )
 
 
-def _worker(situation: Situation, number: int) -> list[dict[str, Any]]:
-    lines = situation.evidence.source_lines
+def _worker(case: Case, number: int) -> list[dict[str, Any]]:
+    lines = case.evidence.source_lines
     rows = []
-    for worker in situation.ranks[number].workers:
+    for worker in case.ranks[number].workers:
         where = place_text(user_frame(worker.threads), lines)
         rows.append(
             {
@@ -676,11 +867,11 @@ def _worker(situation: Situation, number: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _stacks(situation: Situation) -> tuple[StackGroup, ...]:
-    own = {number: rank.threads for number, rank in situation.ranks.items() if rank.threads}
+def _stacks(case: Case) -> tuple[StackGroup, ...]:
+    own = {number: rank.threads for number, rank in case.ranks.items() if rank.threads}
     groups = list(group_stacks(own))
     workers: dict[tuple[Any, ...], set[int]] = {}
-    for number, rank in situation.ranks.items():
+    for number, rank in case.ranks.items():
         for worker in rank.workers:
             if worker.threads:
                 workers.setdefault(worker.threads, set()).add(number)

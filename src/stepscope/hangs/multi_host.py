@@ -19,20 +19,15 @@ from stepscope.flight.wording import listed, one_line
 from stepscope.hangs.evidence import Evidence, EvidenceFile, LostHost, RankEvidence
 from stepscope.hangs.excuses import NotAHang
 from stepscope.hangs.judge import judge
+from stepscope.hangs.thresholds import LOST_HOST_S, STALE
 from stepscope.records.hang import HangPart, HangRecord
 
 __all__ = ["Elsewhere", "GoneRank", "SeenHang", "SilentHost", "join_hangs"]
 
-LOST_S = 8.0
-"""A host that was silent for this long when the job stopped is lost. Agents report every second, in jobs of thousands
-of hosts every twenty.
-"""
 HOSTS_JUDGED = 256
 """Maximum at once; informative hosts come first, since most only wait."""
 REASON_CHARS = 160
 HOSTS_NAMED = 3
-STALE = 20.0
-"""Multiple of the threshold: excuses are checked repeatedly, and an older one does not belong to this hang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +177,7 @@ def _evidence(judged: Sequence[SeenHang], elsewhere: Elsewhere, declared_ns: int
     for silent in elsewhere.silent:
         silent_s = (declared_ns - silent.heard_wall_ns) / 1e9
         missing = tuple(sorted(set(silent.ranks) - set(ranks)))
-        if silent.attempt == attempt and missing and silent_s >= LOST_S:
+        if silent.attempt == attempt and missing and silent_s >= LOST_HOST_S:
             lost.append(LostHost(host=silent.host, ranks=missing, silent_s=silent_s))
     usual = sorted(part.step_s for part in parts if part.step_s is not None)
     return Evidence(

@@ -152,7 +152,7 @@ class HangRecord:
     ranks: tuple[RankThere, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
     flight: dict[str, Any] = field(default_factory=dict)
-    """The Flight Recorders' data, from ``flight/``: the verdict, and the progress of the ranks per group."""
+    """What the Flight Recorders show about this verdict (``hangs/flight_document.py``): progress per group, waits."""
     over: Literal["recovered", "ended", "aborted"] | None = None
     over_wall_ns: int | None = None
     action: str = ""

@@ -22,7 +22,7 @@ export function FlightView({ flight, culprits, now }: { flight: Partial<FlightDo
     <div class="flight">
       <h3>Flight Recorders</h3>
       <p class="muted small">
-        From {ranks.length === world ? `all ${world}` : `${ranks.length} of ${world}`} ranks. {flight.undecidable === true ? "These records alone do not show which rank is responsible." : flight.title}
+        From {ranks.length === world ? `all ${world}` : `${ranks.length} of ${world}`} ranks.
       </p>
       <FlightRecords flight={flight} culprits={culprits} now={now} />
       {problems.length > 0 && <p class="muted small">{problems.slice(0, 4).join(" ")}</p>}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.hangs.thresholds import AFTER_S
 from stepscope.records.paths import ENV_HANG_AFTER, ENV_RUN_DIR
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ PREFIX = "STEPSCOPE_HANG_"
 
 @dataclass(frozen=True, kw_only=True)
 class HangPolicy:
-    after_s: float = 10.0
+    after_s: float = AFTER_S
     """Seconds without progress before an inquiry (or five steps, if that is longer); 0 disables it."""
     action: str = REPORT
     """``report``, ``abort`` or a shell command."""

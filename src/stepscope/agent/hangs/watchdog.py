@@ -43,6 +43,7 @@ from stepscope.flight.wording import ranks_text
 from stepscope.hangs.evidence import EXITED_IN_ORDER, Evidence, EvidenceFile, LastCollective, RankEvidence
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.report import finding_of, hang_lines, steps_of
+from stepscope.hangs.thresholds import GAP_S, LOSS_COUNTS_S, LOSS_S, STEPS
 from stepscope.records import run_clock
 from stepscope.records.collectives import OPS
 from stepscope.records.hang import HangRecord
@@ -59,9 +60,6 @@ __all__ = ["Progress", "Subjects", "Watchdog", "World", "WorldKey", "departed_of
 # -- Progress ---------------------------------------------------------------------------------------------------------
 
 WorldKey = tuple[str, int, int]
-
-GAP_S = 3.0
-"""After a longer gap between looks we were stopped, or the machine slept. What came before does not count."""
 
 
 @dataclass(kw_only=True)
@@ -337,12 +335,6 @@ def _copy_pidfd(pidfd: int | None) -> int | None:
 
 # -- Watchdog ---------------------------------------------------------------------------------------------------------
 
-STEPS = 5
-"""How many usual steps without progress to wait for, if that is longer than the setting."""
-LOSS_S = 2.5
-"""How long a stall must last if a rank died."""
-LOSS_COUNTS_S = 30.0
-"""Ranks that made progress for this long after a death are not waiting for the dead rank."""
 LAST_WORDS_S = 0.3
 """Limit for reading the Flight Recorders of ranks that outlive one: their launcher takes 100 ms to end them."""
 WIDTH = 100

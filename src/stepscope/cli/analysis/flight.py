@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepscope.flight.judge import judge
     from stepscope.flight.read import read_paths
+    from stepscope.hangs.judge import judge_dumps
     from stepscope.reports.flight_text import render_flight
 
     for path in args.paths:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         reading = read_paths(args.paths, progress=told)
     if not reading.dumps:
         raise DumpError(" ".join(["no dump found:", *reading.problems[:4]]))
-    verdict = judge(
+    document = judge_dumps(
         reading.dumps,
         stacks=reading.stacks,
         errors=reading.errors,
@@ -57,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
         unreadable=reading.unreadable,
         problems=reading.problems,
     )
-    document = verdict.to_dict()
     if args.html is not None:
         from stepscope.reports.page_documents import flight_page
 

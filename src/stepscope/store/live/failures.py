@@ -407,8 +407,8 @@ def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> 
     ``errors`` are the ranks' tracebacks, which are part of the evidence.  Empty if fewer than two ranks left a dump:
     there is nothing to compare.  ``nccl_dumps`` lists the ranks for which NCCL's watchdog wrote a dump.
     """
-    from stepscope.flight.judge import judge
     from stepscope.flight.read import read_paths
+    from stepscope.hangs.judge import judge_dumps
 
     folder = run_dir / FLIGHT
     watchdogs = nccl_dumped(run_dir, since_ns=since_ns)
@@ -425,14 +425,14 @@ def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> 
     reading = read_paths(files, jobs=1)
     if not reading.dumps:
         return {}, []
-    verdict = judge(
+    document = judge_dumps(
         reading.dumps,
         stacks=reading.stacks,
         errors=errors,
         unreadable=reading.unreadable,
         problems=reading.problems,
     )
-    return {**verdict.to_dict(), NCCL_DUMPS: sorted(watchdogs)}, []
+    return {**document, NCCL_DUMPS: sorted(watchdogs)}, []
 
 
 def nccl_dumped(run_dir: Path, *, since_ns: int) -> dict[int, Path]:

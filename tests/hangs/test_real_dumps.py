@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.flight.judge import judge
 from stepscope.flight.read import read_paths
+from stepscope.hangs.judge import judge_dumps
 
 KINDS = {
     "healthy_4": None,
@@ -33,8 +33,8 @@ def document(*paths: Path, beside: bool = True) -> dict[str, Any]:
     """The verdict; without what lies beside the dumps if so asked."""
     read = read_paths(paths)
     if not beside:
-        return judge(read.dumps).to_dict()
-    return judge(read.dumps, stacks=read.stacks, errors=read.errors, unreadable=read.unreadable).to_dict()
+        return judge_dumps(read.dumps)
+    return judge_dumps(read.dumps, stacks=read.stacks, errors=read.errors, unreadable=read.unreadable)
 
 
 @pytest.fixture(scope="module")

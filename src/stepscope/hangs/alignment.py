@@ -14,10 +14,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field
 
 from stepscope.flight.dump import DONE, Dump, GroupKey, Operation, Trace
+from stepscope.hangs.thresholds import CONTEXT_CALLS, DIVERGED_SHARE
 from stepscope.records.collectives import NO_DESCRIPTION, group_name
 from stepscope.records.hang import Frame
 
 __all__ = [
+    "ONE_SIDED",
     "Divergence",
     "Group",
     "difference",
@@ -116,6 +118,15 @@ class Group:
     def waiting(self) -> dict[int, int]:
         """Ranks with a pending call, and the oldest one of each."""
         return {rank: one.oldest for rank, one in self.progress.items() if one.oldest is not None}
+
+    def first_called_ns(self, sequence: int) -> int:
+        """When any rank first called it; 0: not known."""
+        times = [
+            progress.trace.created_ns[at]
+            for progress in self.progress.values()
+            if (at := progress.place(sequence)) is not None and progress.trace.created_ns[at] > 0
+        ]
+        return min(times, default=0)
 
     def missing(self, sequence: int) -> tuple[int, ...]:
         """Members that are known not to have called it."""
@@ -234,12 +245,7 @@ ONE_SIDED = ("gather", "scatter")
 """Operations of which only the root shows both inputs and outputs."""
 UNEVEN = ("all_to_all", "barrier")
 """Operations whose sizes differ by design, or have none."""
-MOSTLY = 0.5
-"""After a divergence, at least this share of the collectives differ."""
 _Row = tuple[tuple[int, tuple[int, int]], ...]
-
-CONTEXT = 3
-"""Number of preceding collectives used to predict the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +368,7 @@ class _Lines:
         apart = [n for n in self._numbers if n <= last and n in marked and self._apart(left, n)]
         common = [n for n in self._common() if n <= last]
         for place, number in enumerate(apart):
-            if len(apart) - place >= MOSTLY * (len(common) - bisect_left(common, number)):
+            if len(apart) - place >= DIVERGED_SHARE * (len(common) - bisect_left(common, number)):
                 return number
         return last
 
@@ -436,7 +442,7 @@ def _row(progress: Progress, until: int, meanings: dict[Hashable, int], sites: d
 def _expected(row: Mapping[int, tuple[int, int]], before: Sequence[int]) -> tuple[int, int] | None:
     """What followed the last time the same calls preceded, on that rank."""
     past = [row[number] for number in before if number in row]
-    for length in range(min(CONTEXT, len(past) - 1), 0, -1):
+    for length in range(min(CONTEXT_CALLS, len(past) - 1), 0, -1):
         for place in range(len(past) - 1, length - 1, -1):
             if past[place - length : place] == past[-length:]:
                 return past[place]
