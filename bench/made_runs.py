@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from fakes.cluster import Cluster
+from fakes.records import records_of
 
 from stepscope.records.series import RankSeries, RankState, RunData
 from stepscope.ring import RingBatch
@@ -55,13 +56,12 @@ def sidecar_of(series: RankSeries, *, heard_wall_ns: int = 1) -> RingSidecar:
 def append_steps(run_dir: Path, series: RankSeries, first: int, last: int, frame: int = FRAME_SLOTS // 2) -> None:
     """Steps ``first`` to before ``last`` with their device times, as the agent appends them, ``frame`` at a time."""
     writer = SegmentWriter(segment_path(run_dir, sidecar_of(series).key))
-    rows = series.steps[first:last]
+    steps, timed_steps = records_of(series)
+    rows = steps[first:last]
     for at in range(0, len(rows), frame):
         part = rows[at : at + frame]
-        timed = series.device_steps["step"]
-        device = series.device_steps[
-            np.searchsorted(timed, part["step"][0]) : np.searchsorted(timed, part["step"][-1]) + 1
-        ]
+        timed = timed_steps["step"]
+        device = timed_steps[np.searchsorted(timed, part["step"][0]) : np.searchsorted(timed, part["step"][-1]) + 1]
         device = device[np.isin(device["step"], part["step"])]
         numbers = np.concatenate([part["step"], device["step"]])
         both = [row.tobytes() for rows in (part, device) for row in rows]

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from fakes.browser import launched
 from page_parts import drawings, open_page, spread, wait_until
 
@@ -79,7 +80,7 @@ def _ends_s(run_dir: Path) -> dict[int, float]:
     ends: dict[int, float] = {}
     for series in open_run(run_dir).ranks:
         offset = series.anchor_wall_ns - series.anchor_mono_ns
-        for row in series.steps:
-            end_s = (int(row["start_ns"]) + int(row["wall_ns"]) + offset) / 1e9
-            ends[int(row["step"])] = max(ends.get(int(row["step"]), 0.0), end_s)
+        ended_ns = series.steps["start_ns"] + series.steps["wall_ns"].astype(np.int64) + offset
+        for step, end_ns in zip(series.steps["step"].tolist(), ended_ns.tolist(), strict=True):
+            ends[step] = max(ends.get(step, 0.0), end_ns / 1e9)
     return ends

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fakes.load_noise import waits_ms
+from fakes.records import Records, steps_of
 from fakes.traffic import Played, Traffic, collectives_of, comm_of
 from stepscope.records.identity import RankIdentity
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
@@ -31,7 +32,6 @@ from stepscope.records.steps import (
     BUILTIN_PHASES,
     COMM,
     DEVICE,
-    DEVICE_FIELDS,
     FIRST_USER_SLOT,
     FLAG_COMPILED,
     FLAG_EPOCH_START,
@@ -39,8 +39,8 @@ from stepscope.records.steps import (
     FLAG_SAMPLED,
     PHASE_SLOTS,
     STEP,
-    STEP_FIELDS,
 )
+from stepscope.step_table import DEVICE_DTYPE, STEP_DTYPE, RankSteps
 
 __all__ = ["Cluster", "Death", "Fault", "gpu_uuid", "slow_at"]
 
@@ -48,8 +48,6 @@ INSIDE = "inside"
 """Not a phase but a place: time that is booked as ``other`` and does not lie between two steps."""
 AFTER_SYNC = frozenset({"optimizer", "other", "eval", "checkpoint", INSIDE})
 """Phases that a rank is in after the all-reduce; all others come before it."""
-STEP_DTYPE = np.dtype(STEP_FIELDS)
-DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
 ANCHOR_WALL_NS = 1_700_000_000_000_000_000
 ANCHOR_MONO_NS = 1_000_000_000
 MIB = 1 << 20
@@ -174,7 +172,13 @@ class Cluster:
         between = times[names.index("other")]
         origin = start - self._before_step(names, times) + ANCHOR_MONO_NS
         names.remove(INSIDE)
-        ranks = [self._rank(rank, names, start, wall, host, device, between) for rank in range(self.ranks)]
+        records = [self._records(rank, names, start, host, device, between) for rank in range(self.ranks)]
+        if played is not None and self.ddp_hidden_ms is not None:
+            for rank, (rows, _) in enumerate(records):
+                rows["ddp_comm_ns"] -= np.rint(played.blocked_ns[rank, rows["step"].astype(np.intp)]).astype(np.uint64)
+        slots = tuple(names) + ("",) * (PHASE_SLOTS - len(names))
+        steps = steps_of(records, [slots] * self.ranks)
+        ranks = [self._rank(rank, slots, start, wall, steps[rank]) for rank in range(self.ranks)]
         if played is not None:
             ranks = [self._with_traffic(series, played, origin) for series in ranks]
         return tuple(ranks)
@@ -286,17 +290,19 @@ class Cluster:
 
     # -- the records ----------------------------------------------------------------------------------------------
 
-    def _rank(
+    def _death(self, rank: int) -> Death | None:
+        return next((death for death in self.deaths if death.rank == rank), None)
+
+    def _records(
         self,
         rank: int,
         names: list[str],
         start: NDArray[np.float64],
-        wall: NDArray[np.float64],
         host: NDArray[np.float64],
         device: NDArray[np.float64] | None,
         between: NDArray[np.float64],
-    ) -> RankSeries:
-        death = next((death for death in self.deaths if death.rank == rank), None)
+    ) -> Records:
+        death = self._death(rank)
         finished = self.unfinished.get(rank, self.steps)
         lost = np.array(sorted(self.missing.get(rank, ())), int)
         keep = np.setdiff1d(np.arange(min(finished, death.step if death else self.steps)), lost)
@@ -315,26 +321,33 @@ class Cluster:
         if self.ddp_hidden_ms is not None:
             rows["ddp_comm_ns"] = rows["phase_ns"][:, COMM] + np.uint64(self.ddp_hidden_ms * 1e6)
             rows["ddp_compute_ns"] = rows["phase_ns"][:, BACKWARD]
+        return rows, _device_rows(rows, None if device is None else device[:, rank, keep])
+
+    def _rank(
+        self,
+        rank: int,
+        names: tuple[str, ...],
+        start: NDArray[np.float64],
+        wall: NDArray[np.float64],
+        steps: RankSteps,
+    ) -> RankSeries:
+        death = self._death(rank)
         return RankSeries(
             identity=self._identity(rank),
             rank=rank,
             state=death.state if death else ("running" if self.unfinished else "exited"),
-            phase_names=tuple(names) + ("",) * (PHASE_SLOTS - len(names)),
-            steps=rows,
-            device_steps=_device_rows(rows, None if device is None else device[:, rank, keep]),
+            phase_names=names,
+            steps=steps,
             anchor_mono_ns=ANCHOR_MONO_NS,
             anchor_wall_ns=ANCHOR_WALL_NS,
             live_phase=names.index(death.phase) if death else 0,
-            lost=len(lost),
+            lost=len(self.missing.get(rank, ())),
             ended_wall_ns=self._ended(rank, start, wall, death),
             facts=dict(self.facts),
         )
 
     def _with_traffic(self, series: RankSeries, played: Played, origin_ns: NDArray[np.float64]) -> RankSeries:
-        rows, rank = series.steps, series.rank
-        steps = rows["step"].astype(np.intp)
-        if self.ddp_hidden_ms is not None:
-            rows["ddp_comm_ns"] -= np.rint(played.blocked_ns[rank, steps]).astype(np.uint64)
+        rank, steps = series.rank, series.steps["step"].astype(np.intp)
         return replace(
             series,
             groups=self.traffic.groups(rank) if self.traffic else (),

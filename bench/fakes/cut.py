@@ -43,8 +43,7 @@ def _cut_rank(series: RankSeries, step: int) -> RankSeries:
         series,
         state="running",
         ended_wall_ns=None,
-        steps=series.steps[series.steps["step"] <= step],
-        device_steps=series.device_steps[series.device_steps["step"] <= step],
+        steps=series.steps.part(slice(0, int(np.searchsorted(series.steps["step"], step, "right")))),
         comm=_until_step(series.comm, step),
         collectives=_until_step(series.collectives, step),
     )
@@ -57,8 +56,8 @@ def _until_step(rows: NDArray[Any] | None, step: int) -> NDArray[Any] | None:
 def _end_wall_ns(series: RankSeries) -> int:
     if not len(series.steps):
         return 0
-    last: np.void = series.steps[-1]
-    return int(last["start_ns"]) + int(last["wall_ns"]) - series.anchor_mono_ns + series.anchor_wall_ns
+    ended_ns = int(series.steps["start_ns"][-1]) + int(series.steps["wall_ns"][-1])
+    return ended_ns - series.anchor_mono_ns + series.anchor_wall_ns
 
 
 def _until(rows: Iterable[dict[str, Any]], end_ns: int) -> tuple[dict[str, Any], ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fakes.records import records_of
 from rings import step_phases
 
 from stepscope.store.documents import read_meta, write_meta
@@ -44,7 +45,7 @@ def test_a_run_from_beginning_to_end(stage: Any) -> None:
     assert stage.steps() == {0: list(range(1500)), 1: list(range(40))}
     data = stage.data()
     assert [series.state for series in data.ranks] == ["exited", "exited"]
-    assert data.ranks[1].steps["phase_ns"].tolist() == [list(step_phases(step)) for step in range(40)]
+    assert records_of(data.ranks[1])[0]["phase_ns"].tolist() == [list(step_phases(step)) for step in range(40)]
     assert all(series.ended_wall_ns for series in data.ranks)
     (start,) = stage.events("agent_start")
     (end,) = stage.events("agent_end")

@@ -11,7 +11,6 @@ from fakes.cut import cut
 from fakes.traffic import Exchange, SlowLink, Traffic
 
 from stepscope.records.collectives import FLAG_ASYNC, FLAG_WAITED, OPS, kept_by_itself
-from stepscope.records.steps import COMM
 
 MESH = Traffic(
     mesh={"dp": 2, "tp": 2},
@@ -31,7 +30,7 @@ def test_groups_are_the_lines_of_the_mesh() -> None:
 def test_steps_still_add_up_and_ranks_keep_pace() -> None:
     ranks = JOB.run().ranks
     for series in ranks:
-        assert (series.steps["phase_ns"].sum(axis=1) == series.steps["wall_ns"]).all()
+        assert (sum(map(series.steps.phase, series.steps.table.phases)) == series.steps["wall_ns"]).all()
     ends = np.array([np.cumsum(series.steps["wall_ns"])[-1] for series in ranks], float)
     assert np.ptp(ends) < 20e6  # what they do after the last all-reduce
 
@@ -47,7 +46,7 @@ def test_sums_are_those_of_the_single_ones_and_blocked_time_is_comm() -> None:
             sums = series.comm[series.comm["step"] == step]
             assert sums["group"].tolist() == [1, 2] and sums["count"].tolist() == [1, 2]
             assert abs(int(sums["exposed_ns"].sum()) - int(single["exposed_ns"].sum())) <= 3
-            assert int(sums["exposed_ns"].sum()) < int(series.steps["phase_ns"][step, COMM])
+            assert int(sums["exposed_ns"].sum()) < series.steps.phase("comm")[step]
         beside = series.comm[series.comm["group"] == 1]
         assert set(beside["flags"].tolist()) == {FLAG_ASYNC | FLAG_WAITED}
         assert (beside["span_ns"] - beside["exposed_ns"]).astype(float) == pytest.approx(np.full(40, 1e6), abs=2)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
+from fakes.records import edited
+from numpy.typing import NDArray
 
 from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
-from stepscope.records.series import RunData
+from stepscope.records.series import RankSeries, RunData
 from stepscope.reports import summarize
 
 REMARKS = {"compute_bound", "jitter", "stall"}
@@ -124,11 +126,11 @@ def test_an_episode_is_not() -> None:
 
 
 def test_workers_that_fall_behind_every_fourth_step_are_seen_and_told_apart() -> None:
-    run = Cluster(ranks=1, steps=101).run()
-    steps = run.ranks[0].steps
-    steps["phase_ns"][::4, 1] += np.uint64(80_000_000)
-    steps["wall_ns"][::4] += np.uint64(80_000_000)
-    (found,) = of(run)
+    def fall_behind(_: RankSeries, steps: NDArray[Any]) -> None:
+        steps["phase_ns"][::4, 1] += np.uint64(80_000_000)
+        steps["wall_ns"][::4] += np.uint64(80_000_000)
+
+    (found,) = of(edited(Cluster(ranks=1, steps=101).run(), fall_behind))
     assert found.kind == "input_bound"
     assert found.evidence["input_ms_per_step"] == pytest.approx(22.0, rel=0.1)
     assert found.advice[0].startswith("Workers fall behind in bursts")
@@ -260,11 +262,12 @@ def test_the_cores_are_told_where_there_may_be_too_few_workers() -> None:
 
 def test_on_a_device_input_counts_only_where_the_device_waited() -> None:
     """Host input that is hidden behind device work takes none of the device's time."""
-    run = Cluster(ranks=1, steps=60, device_timed=True, phases_ms=compute(2.0)).run()
-    steps = run.ranks[0].steps
-    steps["phase_ns"][:, 1] += np.uint64(25_000_000)
-    steps["phase_ns"][:, 0] -= np.uint64(25_000_000)
-    (found,) = of(run)
+
+    def fetch(_: RankSeries, steps: NDArray[Any]) -> None:
+        steps["phase_ns"][:, 1] += np.uint64(25_000_000)
+        steps["phase_ns"][:, 0] -= np.uint64(25_000_000)
+
+    (found,) = of(edited(Cluster(ranks=1, steps=60, device_timed=True, phases_ms=compute(2.0)).run(), fetch))
     assert found.kind == "healthy"
     (bound,) = of(Cluster(ranks=1, steps=60, device_timed=True, phases_ms=compute(30.0)).run())
     assert (bound.kind, bound.evidence["clock"]) == ("input_bound", "device")

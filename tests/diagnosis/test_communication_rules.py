@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from example_counts import seeds
 from fakes.cluster import Cluster, slow_at
+from fakes.records import edited
 from fakes.traffic import Exchange, SlowLink, Traffic
 
 from stepscope.diagnosis import diagnose
@@ -161,9 +162,7 @@ def test_the_advice_knows_the_settings(facts: dict[str, Any], expected: str) -> 
 
 def test_accumulated_gradients_are_asked_about() -> None:
     run = ddp_job(20.0, 1.0).run()
-    for series in run.ranks:
-        series.steps["micro_batches"] = 4
-    (found,) = diagnose(run)
+    (found,) = diagnose(edited(run, lambda _, steps: steps["micro_batches"].fill(4)))
     assert any(line.startswith("4 backward passes make a step: unless all but the last") for line in found.advice)
 
 

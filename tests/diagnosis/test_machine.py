@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from example_counts import examples
 from fakes.cluster import Cluster
+from fakes.records import edited
 from fakes.samples import GPU, HOST, with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import build_window
 from stepscope.diagnosis.rules.machine import find_machine
 from stepscope.diagnosis.rules.memory import find_memory
 from stepscope.records.finding import Finding
-from stepscope.records.series import RunData
+from stepscope.records.series import RankSeries, RunData
 
 GIB = 1 << 30
 PHASES = {"input": 2.0, "forward": 30.0, "backward": 50.0, "optimizer": 15.0, "other": 3.0}
@@ -192,11 +194,13 @@ def test_an_idle_gpu_with_what_it_waits_for() -> None:
 def test_an_idle_gpu_with_nothing_to_blame_is_told() -> None:
     tiny = {"forward": 30.0, "backward": 50.0, "optimizer": 20.0}
     run = with_samples(Cluster(ranks=1, phases_ms=tiny, device_timed=True), gpu={"util_percent": 15})
+
     # The host's wait for the device stands in "other" here; a host that launches work all the time has none.
-    for series in run.ranks:
-        series.steps["phase_ns"][:, 3] += series.steps["phase_ns"][:, 0]
-        series.steps["phase_ns"][:, 0] = 0
-    (idle,) = found(run)
+    def launch(_: RankSeries, steps: NDArray[Any]) -> None:
+        steps["phase_ns"][:, 3] += steps["phase_ns"][:, 0]
+        steps["phase_ns"][:, 0] = 0
+
+    (idle,) = found(edited(run, launch))
     assert (idle.severity, idle.phase, idle.title) == ("info", None, "The GPU is busy only 15% of the time.")
     assert "CUDA graphs" in idle.advice[0]
 

@@ -229,7 +229,8 @@ def test_live_it_is_shown_and_after_healing_withdrawn() -> None:
     watched: tuple[Any, ...] = ()
     changes = []
     for last in range(250, 1200, 25):
-        run = replace(whole, ranks=tuple(replace(one, steps=one.steps[:last], state="running") for one in whole.ranks))
+        ranks = (replace(one, steps=one.steps.part(slice(last)), state="running") for one in whole.ranks)
+        run = replace(whole, ranks=tuple(ranks))
         now_ns = ANCHOR_WALL_NS + int((last * 0.0996 + min(max(last - 300, 0), 300) * 0.04) * 1e9)
         seen = tuple(line for line in whole.samples if line["wall_ns"] <= now_ns)
         watched, changed = evaluate(replace(run, samples=seen), watched)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, slow_at
+from fakes.records import edited
 
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.settings import remarks_on
@@ -236,8 +237,7 @@ DDP = {"bucket_mb": 25.0, "gradient_mb": 100.0}
 
 def advice(facts: Mapping[str, Any], *, hosts: int = 1, batches: int = 1) -> str:
     run = Cluster(ranks=4, steps=60, hosts=hosts, comm_ms=40.0, facts=dict(facts)).run()
-    for one in run.ranks:
-        one.steps["batches"] = batches
+    run = edited(run, lambda _, steps: steps["batches"].fill(batches))
     return " ".join(only(run, "comm_bound").advice)
 
 

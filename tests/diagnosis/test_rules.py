@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from example_counts import examples
 from fakes.cluster import Cluster, Death, Fault, slow_at
+from fakes.records import timed_at
 from fakes.samples import with_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from stepscope.diagnosis.engine.view import view_of
 from stepscope.judge import thresholds
 from stepscope.records.finding import SEVERITIES, Finding
 from stepscope.records.series import RankError
-from stepscope.records.steps import FLAG_SAMPLED
 
 KINDS = {
     "input_bound",
@@ -232,9 +232,7 @@ def stop(phase: str, ms: float, *steps: int) -> tuple[Fault, ...]:
 
 
 def test_time_that_looks_at_every_step_take_is_not_the_jobs() -> None:
-    run = Cluster(ranks=1, phases_ms=train(inside=63.0)).run()
-    for one in run.ranks:
-        one.steps["flags"] |= FLAG_SAMPLED
+    run = Cluster(ranks=1, phases_ms=train(inside=63.0), sampled_steps=tuple(range(100))).run()
     assert "wait_heavy" not in {finding.kind for finding in diagnose(run)}
 
 
@@ -397,5 +395,5 @@ def test_where_a_host_may_wait_for_its_device_nothing_is_said_without_device_tim
     """A copy, or a value that is printed, waits for all that the device has to do before: the model, most of all."""
     run = Cluster(ranks=1, phases_ms=train(h2d=9.0), device_timed=True).run()
     assert diagnose(run)[0].kind == "h2d_bound"
-    untimed = replace(run, ranks=tuple(replace(one, device_steps=one.device_steps[:0]) for one in run.ranks))
+    untimed = replace(run, ranks=tuple(timed_at(one, slice(0)) for one in run.ranks))
     assert not {"h2d_bound", "wait_heavy", "between_steps"} & {finding.kind for finding in diagnose(untimed)}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from example_counts import seeds
 from fakes.cluster import Cluster, Death, Fault, slow_at
+from fakes.records import records_of, with_records
 
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.claims import unexplained_steps
@@ -18,7 +19,6 @@ from stepscope.diagnosis.rules.trends import find_trends
 from stepscope.judge.advice import advice_for
 from stepscope.judge.chain import Claim
 from stepscope.records.finding import Finding
-from stepscope.records.steps import FLAG_SAMPLED
 
 
 def view_at(cluster: Cluster, facts: dict[str, Any] | None = None) -> View:
@@ -314,13 +314,7 @@ def test_the_scatter_of_longer_steps_has_no_beat(seed: int) -> None:
 
 def looked_at(cluster: Cluster, steps: range) -> list[Finding]:
     """What is found if Stepscope looked at the layers in these steps."""
-    run = cluster.run()
-    ranks = []
-    for one in run.ranks:
-        rows = one.steps.copy()
-        rows["flags"][np.isin(rows["step"], list(steps))] |= FLAG_SAMPLED
-        ranks.append(replace(one, steps=rows))
-    view = view_of(build_window(replace(run, ranks=tuple(ranks))))
+    view = view_of(build_window(replace(cluster, sampled_steps=tuple(steps)).run()))
     return [claim.finding for claim in find_spikes(view, view.step_ns, [])]
 
 
@@ -349,7 +343,8 @@ def test_steps_that_call_the_model_more_often_take_longer_by_design() -> None:
     faults = tuple(slow_at(0, "other", 6.0 * 38.0, range(step, step + 1)) for step in at)
     for calls, kinds in ((71, ["healthy", "compute_bound"]), (10, ["jitter"])):
         run = Cluster(ranks=1, steps=200, faults=faults).run()
-        steps = run.ranks[0].steps
+        steps, device = records_of(run.ranks[0])
         steps["forwards"] = 10
         steps["forwards"][list(at)] = calls
+        run = replace(run, ranks=(with_records(run.ranks[0], steps, device),))
         assert [one.kind for one in diagnose(run)][: len(kinds)] == kinds

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from example_counts import ALL
 from fakes.cluster import Cluster, Death, slow_at
+from fakes.records import edited, timed_at
+from numpy.typing import NDArray
 
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.view import replay_without, view_of
 from stepscope.diagnosis.rules.stragglers import _too_much_by_chance
 from stepscope.records.finding import Finding
+from stepscope.records.series import RankSeries
 from stepscope.records.text import ms_text
 
 TINY_MS = {"input": 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.15, "other": 0.05}
@@ -247,9 +251,11 @@ def test_a_slow_backward_that_hides_behind_the_peers_wait_is_known_from_ddp() ->
     )
     run = cluster.run()
     assert stragglers_of(cluster) == []
-    for series in run.ranks:
-        series.steps["ddp_compute_ns"][100::100] = 20_000_000 + series.rank * 1000 + (series.rank == 2) * 8_000_000
-    (found,) = (finding for finding in diagnose(run) if finding.kind == "compute_straggler")
+
+    def report(series: RankSeries, steps: NDArray[Any]) -> None:
+        steps["ddp_compute_ns"][100::100] = 20_000_000 + series.rank * 1000 + (series.rank == 2) * 8_000_000
+
+    (found,) = (finding for finding in diagnose(edited(run, report)) if finding.kind == "compute_straggler")
     assert (found.ranks, found.phase, found.evidence["compared"]) == ((2,), "backward", "ddp")
     assert found.cost["share"] == pytest.approx(8 / 47, abs=0.01)
 
@@ -302,7 +308,7 @@ def test_no_price_is_higher_than_what_the_rest_of_the_step_allows() -> None:
 def test_what_the_host_waits_on_nccl_is_no_waiting() -> None:
     """There a wait only tells the stream to wait; without device times nothing is known, and nobody is named."""
     run = on_nccl(faults=(slow_at(2, "forward", 12.0),)).run()
-    untimed = replace(run, ranks=tuple(replace(one, device_steps=one.device_steps[:0]) for one in run.ranks))
+    untimed = replace(run, ranks=tuple(timed_at(one, slice(0)) for one in run.ranks))
     assert not view_of(build_window(untimed)).comm_measured
     assert [finding.ranks for finding in diagnose(untimed) if finding.ranks] == []
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from example_counts import seeds
 from fakes.cluster import Cluster, Death, Fault, slow_at
+from fakes.records import edited
+from numpy.typing import NDArray
 
 from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.claims import unexplained_steps
@@ -17,6 +20,7 @@ from stepscope.diagnosis.engine.view import View, view_of
 from stepscope.diagnosis.rules.spikes import find_spikes
 from stepscope.diagnosis.rules.trends import find_trends
 from stepscope.records.finding import Finding
+from stepscope.records.series import RankSeries
 
 
 def view_at(cluster: Cluster) -> View:
@@ -188,10 +192,12 @@ def real(captured: Path, name: str) -> list[tuple[str, str, tuple[int, int] | No
     series = json.loads((captured / "series" / "megatron_iteration.json").read_text())
     ms = np.array(series[name]["iteration_time_ms"])
     run = Cluster(ranks=1, steps=len(ms)).run()
-    rows = run.ranks[0].steps.copy()
-    rows["phase_ns"] = 0
-    rows["phase_ns"][:, 0] = rows["wall_ns"] = np.rint(ms * 1e6).astype(np.uint64)
-    view = view_of(build_window(replace(run, ranks=(replace(run.ranks[0], steps=rows),))))
+
+    def take(_: RankSeries, rows: NDArray[Any]) -> None:
+        rows["phase_ns"] = 0
+        rows["phase_ns"][:, 0] = rows["wall_ns"] = np.rint(ms * 1e6).astype(np.uint64)
+
+    view = view_of(build_window(edited(run, take)))
     claims = find_spikes(view, view.step_ns, [])
     claims += find_trends(view, unexplained_steps(view, claims))
     found = [claim.finding for claim in claims]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, slow_at
+from fakes.records import records_of, timed_at, with_records
 
 from stepscope.diagnosis import Apart, Window, build_window
 from stepscope.records.series import RankSeries
@@ -85,9 +86,9 @@ def test_phases_are_aligned_by_name_not_by_slot() -> None:
     one, other = Cluster(ranks=2, steps=12, phases_ms={"forward": 4.0, "augment": 3.0, "tokenize": 2.0}).series()
     names = list(other.phase_names)
     names[9], names[10] = names[10], names[9]
-    steps = other.steps.copy()
+    steps, device = records_of(other)
     steps["phase_ns"][:, [9, 10]] = steps["phase_ns"][:, [10, 9]]
-    window = window_of(one, replace(other, phase_names=tuple(names), steps=steps))
+    window = window_of(one, with_records(replace(other, phase_names=tuple(names)), steps, device))
     augment, tokenize = (window.phase_ns[window.phases.index(name)] for name in ("augment", "tokenize"))
     assert np.median(augment, axis=1) == pytest.approx(3e6, rel=0.05)
     assert np.median(tokenize, axis=1) == pytest.approx(2e6, rel=0.05)
@@ -130,14 +131,15 @@ def test_compile_steps_are_set_apart_wherever_they_are() -> None:
 
 def test_leading_discovery_steps_are_set_apart() -> None:
     (series,) = Cluster(ranks=1, steps=30).series()
-    series.steps["flags"][[1, 2, 20]] |= FLAG_DISCOVERY
-    window = window_of(series)
+    steps, device = records_of(series)
+    steps["flags"][[1, 2, 20]] |= FLAG_DISCOVERY
+    window = window_of(with_records(series, steps, device))
     assert [(apart.step, apart.reason) for apart in window.warmup] == [(0, "first"), (1, "discovery"), (2, "discovery")]
 
 
 def test_device_times_stand_where_they_were_ready() -> None:
     one, other = Cluster(ranks=2, steps=20, device_timed=True).series()
-    window = window_of(one, replace(other, device_steps=other.device_steps[:15]))
+    window = window_of(one, timed_at(other, slice(15)))
     assert window.device_ns is not None
     assert not np.isnan(window.device_ns[:, 0]).any()
     assert np.isnan(window.device_ns[:, 1, 15:]).all()

@@ -63,7 +63,7 @@ class Fed:
         self.rings: list[tuple[str, str]] = []
         self.row_count = 0
         self.watched = False
-        self.said: dict[str, list[bytes]] = {}
+        self.received: dict[str, list[bytes]] = {}
 
     def ring(self, about: RingSidecar, *, node: str) -> None:
         self.rings.append((about.key, node))
@@ -72,12 +72,12 @@ class Fed:
         self.row_count += len(taken.slots)
 
     def lines(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
-        self.said.setdefault(file, []).extend(lines)
+        self.received.setdefault(file, []).extend(lines)
 
     def events(self) -> list[dict[str, Any]]:
         """Those that can be read: an agent may send any bytes as a line."""
         found = []
-        for line in self.said.get("events.jsonl", []):
+        for line in self.received.get("events.jsonl", []):
             with suppress(ValueError):
                 found.append(json.loads(line))
         return [event for event in found if isinstance(event, dict)]

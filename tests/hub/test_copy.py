@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.cluster import Cluster, slow_at
+from fakes.records import timed_at
 from fakes.samples import with_samples
 from gpt_layers import write_layer_samples
 from hypothesis import given
@@ -97,13 +98,11 @@ def test_the_answers_are_the_hubs(tmp_path: Path) -> None:
 
 def test_device_times_are_in_it_where_there_are_any(tmp_path: Path) -> None:
     run = Cluster(ranks=2, steps=40, device_timed=True).run()
-    timed = [replace(one, device_steps=one.device_steps[::4]) for one in run.ranks]
+    timed = [timed_at(one, slice(None, None, 4)) for one in run.ranks]
     run_dir = record(tmp_path / "runs", "gpu", replace(run, ranks=tuple(timed)))
     copy, blobs = data_in(make_copy(run_dir))
     forward = times_of(copy["answers"]["steps"]["device_mean_ns"]["forward"], blobs)
-    slot = timed[0].phase_names.index("forward")
-    expected = np.full(40, np.nan)
-    expected[::4] = np.mean([one.device_steps["phase_ns"][:, slot] for one in timed], axis=0)
+    expected = np.mean([one.steps.device("forward") for one in timed], axis=0)
     assert np.allclose(forward, expected, rtol=0.002, equal_nan=True)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.cluster import Cluster
+from fakes.records import timed_at
 from hub_feed import sidecar_of, taken_of
 from numpy.typing import NDArray
 
 from stepscope.hub.api.steps import HEAT_HEAD, Statistic, heat_map, pack_heat
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Planes
-from stepscope.hub.runs import past_run
-from stepscope.records.steps import COMM, FORWARD
+from stepscope.hub.past_run import past_run
 from stepscope.store.live.ring_files import RingSidecar
 
 RANKS, STEPS, KEPT = 7, 300, 256
@@ -38,10 +38,10 @@ def live(request: Any) -> LiveRun:
 
 
 def truth(value: str, first: int, last: int) -> NDArray[np.float64]:
-    rows = np.array([one.steps[first : last + 1] for one in SERIES])
-    forward, comm = rows["phase_ns"][:, :, FORWARD], rows["phase_ns"][:, :, COMM]
-    whole = rows["wall_ns"].astype(np.float64)
-    found = {"wall": whole, "work": whole - comm, "forward": forward.astype(np.float64)}[value]
+    steps = [one.steps.part(slice(first, last + 1)) for one in SERIES]
+    whole = np.array([own["wall_ns"] for own in steps])
+    forward, comm = (np.array([own.phase(name) for own in steps]) for name in ("forward", "comm"))
+    found = {"wall": whole, "work": whole - comm, "forward": forward}[value]
     found[LATE, max(0, STEPS - 50 - first) :] = np.nan
     return found
 
@@ -96,13 +96,11 @@ def test_a_stretch_of_which_nothing_is_known_is_a_whole_answer(live: LiveRun, va
 def test_times_on_the_device() -> None:
     """Of the steps that were timed there; of the others nothing is known."""
     run = Cluster(ranks=2, steps=40, device_timed=True).run()
-    thinned = tuple(replace(one, device_steps=one.device_steps[::4]) for one in run.ranks)
+    thinned = tuple(timed_at(one, slice(None, None, 4)) for one in run.ranks)
     live = past_run(replace(run, ranks=thinned))
     heat = heat_map(live, "device:forward", "max", None, (0, None), (2, 40))
     assert heat is not None
-    expected = np.full((2, 40), np.nan)
-    for rank, one in enumerate(thinned):
-        expected[rank, one.device_steps["step"]] = one.device_steps["phase_ns"][:, FORWARD]
+    expected = np.array([one.steps.device("forward") for one in thinned])
     np.testing.assert_allclose(heat.cells, expected, rtol=1e-6)
     assert heat.unit == "ns"
     coarse = heat_map(live, "device:forward", "mean", None, (0, None), (1, 10))
@@ -112,9 +110,8 @@ def test_times_on_the_device() -> None:
     for value in ("device:wall", "device:work"):
         whole = heat_map(live, value, "max", None, (0, None), (2, 40))
         assert whole is not None
-        for rank, one in enumerate(thinned):
-            times = one.device_steps["phase_ns"].sum(axis=1)
-            waited = one.device_steps["phase_ns"][:, COMM] if value == "device:work" else 0
-            expected[rank, one.device_steps["step"]] = times - waited
+        skipped = "comm" if value == "device:work" else ""
+        phases = [name for name in thinned[0].steps.table.phases if name != skipped]
+        expected = np.array([sum(one.steps.device(name) for name in phases) for one in thinned])
         np.testing.assert_allclose(whole.cells, expected, rtol=1e-6)
     assert heat_map(past_run(Cluster(ranks=2, steps=4).run()), "device:forward", "max", None, (0, None), (2, 4)) is None

@@ -67,7 +67,7 @@ def sent(tmp_path: Path) -> Any:
 
 
 def seen(live: LiveRun) -> tuple[int, int, int, int]:
-    return live.frontier, live.rows_taken, live.rows_repeated, live.said.events_seen
+    return live.frontier, live.rows_taken, live.rows_repeated, live.received.events_seen
 
 
 def test_each_frame_is_told_once(sent: Sent) -> None:
@@ -143,8 +143,8 @@ def test_what_was_sealed_before_it_was_read_is_told_from_its_part(
     assert late.info()["lost"] == in_time.info()["lost"] == 8
     assert late.ranks() == in_time.ranks()
     assert late.steps() == in_time.steps()
-    assert set(late.planes.held) == set(in_time.planes.held)
-    assert all(np.array_equal(late.planes.held[name], plane) for name, plane in in_time.planes.held.items())
+    assert set(late.planes.arrays) == set(in_time.planes.arrays)
+    assert all(np.array_equal(late.planes.arrays[name], plane) for name, plane in in_time.planes.arrays.items())
 
 
 def test_poll_stops_after_a_while_and_goes_on_where_it_was(sent: Sent) -> None:

@@ -65,7 +65,7 @@ def test_what_is_taken_reaches_the_model(parts: Parts, node: Node) -> None:
     line = b'{"event":"x"}\n'
     assert node.send(rings_part(about), steps_part(about, 0, 3), part_of("lines", line, name="samples.jsonl"))[0] == 200
     assert parts.live.rings == [(about.key, "1")]
-    assert (parts.live.row_count, parts.live.said["samples.jsonl"]) == (3, [b'{"event":"x"}'])
+    assert (parts.live.row_count, parts.live.received["samples.jsonl"]) == (3, [b'{"event":"x"}'])
     figures = parts.ingest.figures
     assert (figures.frames, figures.rows, figures.duplicates, figures.gaps) == (1, 3, 0, 0)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.cluster import Cluster
+from fakes.records import records_of
 from hub_feed import key_of, sidecar_of
 from rings import RingStream
 
@@ -26,7 +27,8 @@ from stepscope.store.paths import EVENTS, SAMPLES, STEPS, segment_path
 
 def append(run_dir: Path, one: RankSeries, steps: range) -> None:
     writer = SegmentWriter(segment_path(run_dir, key_of(one)))
-    own = one.steps[np.isin(one.steps["step"], steps)]
+    rows, _ = records_of(one)
+    own = rows[np.isin(rows["step"], steps)]
     writer.append(RingBatch(slots=[row.tobytes() for row in own], last_seq=steps.stop, lost=0, torn=0))
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from fakes.cluster import Cluster
+from fakes.records import records_of, timed_at
 from hub_feed import sidecar_of, taken_of
 from numpy.typing import NDArray
 
-from stepscope.hub import runs
 from stepscope.hub.live import live_run
 from stepscope.hub.live.digests import QUANTILES, WORST, DigestLog, digest_block, digest_steps
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Heat, Planes
-from stepscope.hub.runs import past_run
+from stepscope.hub.past_run import past_run
 from stepscope.records.series import RankSeries
 from stepscope.records.steps import BACKWARD, COMM
 from stepscope.store.live.ring_files import RingSidecar
@@ -29,10 +27,9 @@ def introduce(live: LiveRun, series: tuple[RankSeries, ...]) -> None:
 
 def by_hand(series: tuple[RankSeries, ...], step: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Wall and work of the ranks that made the step."""
-    rows = [one.steps[one.steps["step"] == step] for one in series]
-    found = np.concatenate([row for row in rows if len(row)])
-    wall = found["wall_ns"].astype(np.float32)
-    return wall, wall - found["phase_ns"][:, COMM].astype(np.float32)
+    rows = [one.steps.part(one.steps["step"] == step) for one in series]
+    wall = np.concatenate([row["wall_ns"] for row in rows]).astype(np.float32)
+    return wall, wall - np.concatenate([row.phase("comm") for row in rows]).astype(np.float32)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,40 +71,40 @@ def test_worst_ranks_have_their_phases_in_full() -> None:
     introduce(live, series)
     live.rows(taken_of(series, range(3)))
     worst = live.steps()["worst"][2][0]
-    row = series[worst["rank"]].steps[2]
     assert worst["step"] == 2
-    for slot, name in enumerate(series[0].phase_names[:9]):
-        assert worst.get(name, 0) == round(float(np.float32(row["phase_ns"][slot])))
+    for name in series[0].phase_names[:9]:
+        assert worst.get(name, 0) == round(float(np.float32(series[worst["rank"]].steps.phase(name)[2])))
 
 
 def test_waiting_is_booked_as_the_store_does_it() -> None:
     """DDP tells what a step waited for only in the next one, which may come in another batch."""
     series = Cluster(ranks=3, steps=12).series()
     random = np.random.default_rng(1)
-    for one in series:
-        one.steps["ddp_compute_ns"] = random.integers(1, 9e6, 12)
-        one.steps["ddp_compute_ns"][[0, 7]] = 0
-        one.steps["ddp_exposed_ns"] = random.integers(0, 3e7, 12)
-        one.steps["ddp_comm_ns"] = random.integers(0, 3e7, 12)
+    records = [records_of(one) for one in series]
+    for rows, _ in records:
+        rows["ddp_compute_ns"] = random.integers(1, 9e6, 12)
+        rows["ddp_compute_ns"][[0, 7]] = 0
+        rows["ddp_exposed_ns"] = random.integers(0, 3e7, 12)
+        rows["ddp_comm_ns"] = random.integers(0, 3e7, 12)
     live = LiveRun()
     introduce(live, series)
     for steps in (range(5), range(5, 6), range(6, 12)):
-        live.rows(taken_of(series, steps))
+        live.rows(taken_of(series, steps, records=records))
         live.tick()
     live.tick()
     planes = live.planes
     rows = planes.row_of(np.arange(12))
-    for column, one in enumerate(series):
-        booked = book_waiting(one.steps.copy())
+    for column, (recorded, _) in enumerate(records):
+        booked = book_waiting(recorded.copy())
         for name, slot in (("backward", BACKWARD), ("comm", COMM)):
             expected = booked["phase_ns"][:, slot].astype(np.float32)
-            assert np.allclose(planes.held[f"phase:{name}"][rows, column], expected, rtol=1e-6)
-        assert np.allclose(planes.held["ddp_compute_ns"][rows, column], booked["ddp_compute_ns"], rtol=1e-6)
+            assert np.allclose(planes.arrays[f"phase:{name}"][rows, column], expected, rtol=1e-6)
+        assert np.allclose(planes.arrays["ddp_compute_ns"][rows, column], booked["ddp_compute_ns"], rtol=1e-6)
         work = booked["wall_ns"].astype(float) - booked["phase_ns"][:, COMM]
         assert np.allclose(live.map.work_ns[column, :12], work, rtol=1e-5)
     said = live.steps()
     for step in range(12):
-        works = [float(book_waiting(one.steps.copy())["wall_ns"][step]) for one in series]
+        works = [float(recorded["wall_ns"][step]) for recorded, _ in records]
         assert said["ns"]["wall"][step][-1] == round(float(np.float32(max(works))))
         most = max(live.map.work_ns[:3, step])
         assert abs(said["ns"]["work"][step][-1] - most) <= 64
@@ -201,9 +198,8 @@ def thinned(series: tuple[RankSeries, ...], every: int) -> tuple[RankSeries, ...
     """Timed on the device now and then, as the recorder does it with short steps; rank 1 misses some of those too."""
     found = []
     for one in series:
-        step = one.device_steps["step"].astype(int)
-        kept = (step % every == 0) & ((one.rank != 1) | (step % (3 * every) > 0))
-        found.append(replace(one, device_steps=one.device_steps[kept]))
+        step = one.steps["step"][one.steps.timed]
+        found.append(timed_at(one, (step % every == 0) & ((one.rank != 1) | (step % (3 * every) > 0))))
     return tuple(found)
 
 
@@ -214,24 +210,20 @@ def test_device_times_are_means_over_the_ranks_and_steps_that_were_timed(late: b
     live = LiveRun()
     introduce(live, series)
     if late:
-        bare = [replace(one, device_steps=one.device_steps[:0]) for one in series]
+        bare = [timed_at(one, slice(0)) for one in series]
         live.rows(taken_of(bare, range(200)))
         assert live.steps(bins=200)["device_mean_ns"] == {}
     live.rows(taken_of(series, range(200)))
     said = live.steps(bins=200)
     again = live.steps_redone(0)
     assert (again["first"] if again is not None else []) == (list(range(0, 200, 4)) if late else [])
-    slot = series[0].phase_names.index("forward")
-    timed_rows = [one.device_steps for one in series]
-    by_step = {}
-    for step in range(0, 200, 4):
-        rows = [one.device_steps[one.device_steps["step"] == step] for one in series]
-        by_step[step] = np.concatenate(rows)["phase_ns"][:, slot].mean()
+    forward = np.array([one.steps.device("forward") for one in series])
+    by_step = {step: np.nanmean(forward[:, step]) for step in range(0, 200, 4)}
     timed = [step for step, value in enumerate(said["device_mean_ns"]["forward"]) if value is not None]
     assert timed == list(by_step)
     np.testing.assert_allclose(said["device_mean_ns"]["forward"][::4], list(by_step.values()), rtol=1e-6)
-    whole = [dict(zip(one["step"].tolist(), one["phase_ns"].sum(axis=1).tolist(), strict=True)) for one in timed_rows]
-    longest = [max(own.get(step, 0) for own in whole) for step in by_step]
+    whole = np.array([sum(one.steps.device(name) for name in one.steps.table.phases) for one in series])
+    longest = np.nanmax(whole[:, list(by_step)], axis=0)
     np.testing.assert_allclose(said["device_slowest_ns"][::4], longest, rtol=1e-6)
     assert said["device_slowest_ns"][1:4] == [None, None, None]
     assert max(live.steps(bins=9)["device_slowest_ns"]) == max(said["device_slowest_ns"][::4])
@@ -259,18 +251,16 @@ def test_a_step_that_a_rank_lacks_makes_no_block() -> None:
 
 
 @pytest.mark.parametrize("missing", [{}, {1: [203, 204]}], ids=["all there", "some lost"])
-def test_a_stretch_of_the_past_is_as_fine_as_its_steps(
-    missing: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stretch_of_the_past_is_as_fine_as_its_steps(missing: dict[int, list[int]]) -> None:
     """The log has folded them; the window has not."""
-    monkeypatch.setattr(runs, "LOG_ROOM", 128)
     run = Cluster(ranks=3, steps=2000, missing=missing).run()
-    live = past_run(run)
+    live = past_run(run, log_room=128)
     assert live.digests.coarsest(200, 299) > 16
     found = live.steps(200, 299, bins=100)
     assert found["first"] == found["last"] == list(range(200, 300))
     assert found["ranks"] == [2 if step in missing.get(1, ()) else 3 for step in range(200, 300)]
-    walls = {int(row["step"]): float(row["wall_ns"]) for row in run.ranks[2].steps}
+    steps = run.ranks[2].steps
+    walls = dict(zip(steps["step"].tolist(), steps["wall_ns"].tolist(), strict=True))
     assert all(
         abs(next(one["wall"] for one in worst if one["rank"] == 2) / walls[step] - 1) < 1e-6
         for step, worst in zip(found["first"], found["worst"], strict=True)
@@ -281,8 +271,7 @@ def test_a_stretch_of_the_past_is_as_fine_as_its_steps(
 
 
 def test_too_much_to_digest_anew_stays_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "LOG_ROOM", 128)
     monkeypatch.setattr(live_run, "UNFOLDED_CELLS", 299)
-    live = past_run(Cluster(ranks=3, steps=2000).run())
+    live = past_run(Cluster(ranks=3, steps=2000).run(), log_room=128)
     assert live.steps(200, 299, bins=100)["steps"][0] > 1
     assert live.steps(200, 298, bins=100)["steps"] == [1] * 99

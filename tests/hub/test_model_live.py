@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from clock import FakeClock
 from fakes.cluster import Cluster, slow_at
+from fakes.records import records_of, timed_at
 from hub_feed import FedRows, sidecar_of, taken_of
 
 from stepscope.diagnosis.engine.view import view_of
@@ -19,9 +20,9 @@ from stepscope.hub.api.steps import rank_series
 from stepscope.hub.live.lines import Lines, Noted
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Planes
-from stepscope.hub.runs import past_run
+from stepscope.hub.past_run import past_run
 from stepscope.records.series import RankSeries
-from stepscope.records.steps import FORWARD, NOTE, NOTE_SLOT, SLOT_BYTES
+from stepscope.records.steps import NOTE, NOTE_SLOT, SLOT_BYTES
 from stepscope.reports import summarize
 from stepscope.store.live.ring_files import RingSidecar
 
@@ -106,12 +107,13 @@ def test_repeated_rows_count_once_and_strangers_not_at_all() -> None:
 
 def test_numbers_that_nobody_can_have_made_are_passed_over() -> None:
     series = Cluster(ranks=1, steps=4).series()
-    series[0].steps["step"][2] = (1 << 64) - 1
+    rows, _ = records_of(series[0])
+    rows["step"][2] = (1 << 64) - 1
     live = LiveRun()
     introduce(live, series)
     table = taken_of(series, range(4)).table
     table["rows"] = 4
-    live.rows(FedRows(slots=np.ascontiguousarray(series[0].steps).view(np.uint8).reshape(4, 256), table=table))
+    live.rows(FedRows(slots=rows.view(np.uint8).reshape(4, 256), table=table))
     live.tick()
     assert live.steps()["first"] == [0, 1, 3]
 
@@ -152,7 +154,6 @@ def test_phases_of_users_are_one_by_name_whatever_their_slot() -> None:
     series = list(Cluster(ranks=2, steps=4, phases_ms={"forward": 5.0, "loss": 2.0, "tokens": 1.0}).series())
     names = list(series[1].phase_names)
     names[9], names[10] = names[10], names[9]
-    series[1].steps["phase_ns"][:, [9, 10]] = series[1].steps["phase_ns"][:, [10, 9]]
     series[1] = replace(series[1], phase_names=tuple(names))
     live = LiveRun()
     introduce(live, tuple(series))
@@ -178,7 +179,7 @@ def test_the_clock_is_the_one_of_the_findings_and_ranks_have_means_on_it() -> No
     assert said["rank"][0] == 2
     more, usual = said["device_mean_ns"]["forward"]
     assert more - usual == pytest.approx(30e6, rel=0.02)
-    few = tuple(replace(one, device_steps=one.device_steps[:5]) for one in slow.ranks)
+    few = tuple(timed_at(one, slice(5)) for one in slow.ranks)
     seldom = replace(slow, ranks=few)
     assert view_of(build_window(seldom)).clock == past_run(seldom).info()["clock"] == "host"
     assert past_run(Cluster(ranks=2, steps=40).run()).info()["clock"] == "host"
@@ -187,10 +188,10 @@ def test_the_clock_is_the_one_of_the_findings_and_ranks_have_means_on_it() -> No
 
 def test_a_rank_over_its_steps_has_device_means_of_the_timed_steps_alone() -> None:
     run = Cluster(ranks=1, steps=40, noise=0.0, device_timed=True).run()
-    live = past_run(replace(run, ranks=tuple(replace(one, device_steps=one.device_steps[::8]) for one in run.ranks)))
+    live = past_run(replace(run, ranks=tuple(timed_at(one, slice(None, None, 8)) for one in run.ranks)))
     one = rank_series(live, 0, 0, None, 10)["steps"]["device_ns"]["forward"]
     assert [value is not None for value in one] == [True, False] * 5
-    assert one[2] == pytest.approx(int(run.ranks[0].device_steps["phase_ns"][8, FORWARD]), rel=1e-6)
+    assert one[2] == pytest.approx(run.ranks[0].steps.device("forward")[8], rel=1e-6)
 
 
 def test_ranks_are_ordered_and_paged() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.steps import OTHER
 from stepscope.store.load import open_run
 
 Run = Callable[..., Any]
@@ -79,7 +78,7 @@ def test_the_stack_names_the_function_and_the_line_and_a_forked_child_is_left_al
             (str(loop), line_of("    write_report()"), "<module>"),
         ]
     (series,) = data.ranks
-    between, other = series.steps["between_ns"], series.steps["phase_ns"][:, OTHER]
+    between, other = series.steps["between_ns"], series.steps.phase("other")
     assert between[0] == 0
     assert (between[1:] >= 300_000_000).all()
     assert (between <= other).all()

@@ -171,7 +171,7 @@ def test_a_hub_that_ends_with_its_run_is_not_a_lost_connection(browser_page: Any
     tail = Tail(run.run_dir, live)
     tail.poll()
     live.tick()
-    runs = Runs.of_one(run.run_dir, live)
+    runs = Runs.of_live(run.run_dir, live)
     hub = Hub(lambda: make_app(runs, Readers(READER)))
     hub.token = READER  # type: ignore[attr-defined]
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.records import records_of
 
 from stepscope.records.steps import BACKWARD, FORWARD, OPTIMIZER
 from stepscope.store.load import open_run
@@ -38,7 +39,7 @@ def test_a_recorded_program_is_compiled_like_any_other(
     assert done.run_dir is not None
     (rank,) = open_run(done.run_dir).ranks
     assert len(rank.steps) == STEPS * len(cases)
-    seen = (rank.steps["phase_ns"] > 0).reshape(len(cases), STEPS, -1)
+    seen = (records_of(rank)[0]["phase_ns"] > 0).reshape(len(cases), STEPS, -1)
     for case, phases in zip(cases, seen[:, -1], strict=True):  # by the last step the model has been found
         assert phases[BACKWARD], case
         # What is part of a compiled graph together with other things has no time of its own.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.cluster import ANCHOR_WALL_NS, Cluster, Death, Fault, slow_at
+from fakes.records import records_of, with_records
 from fakes.traffic import Exchange, SlowLink, Traffic
 from summary_consistency import contradictions
 
@@ -439,8 +440,9 @@ def test_device_times_stand_beside_host_times() -> None:
 
 def test_memory_by_rank() -> None:
     run = Cluster(ranks=2, samples=tuple(process_sample(1, rss) for rss in (3, 9, 5))).run()
-    steps = run.ranks[0].steps
+    steps, device = records_of(run.ranks[0])
     steps["allocated"][::10], steps["reserved"][::10], steps["peak_allocated"][::10] = 7, 8, np.arange(10)
+    run = replace(run, ranks=(with_records(run.ranks[0], steps, device), run.ranks[1]))
     memory = summarize(run)["memory"]
     assert memory["device_peak"] == {"bytes": 9, "rank": 0, "steps": [81, 90]}
     assert memory["rss_peak"] == {"bytes": 9, "rank": 1}
@@ -610,7 +612,7 @@ def test_the_first_failure_leads_the_errors_and_launchers_come_last() -> None:
 def test_notices_say_what_is_missing() -> None:
     first = Cluster(ranks=2, steps=30).series()
     second = Cluster(ranks=3, steps=20, attempt=1, missing={1: (5,)}).series()
-    second = (replace(second[0], hook_failures=2), second[1], replace(second[2], steps=second[2].steps[:0]))
+    second = (replace(second[0], hook_failures=2), second[1], replace(second[2], steps=second[2].steps.part(slice(0))))
     run = RunData(
         name="x",
         path="runs/x",

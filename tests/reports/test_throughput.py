@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.cluster import Cluster
+from fakes.records import records_of, with_records
 from layer_samples import model, sampled
 
 from stepscope.diagnosis.engine.window import replicas_of
@@ -113,16 +114,17 @@ def test_a_short_batch_now_and_then_does_not_count() -> None:
 def test_sampled_steps_and_evaluations_are_not_the_time_of_a_step() -> None:
     run = job(ranks=1, facts={})
     (series,) = run.ranks
-    steps = series.steps.copy()
+    steps, device = records_of(series)
     steps["flags"][list(STEPS)] |= FLAG_SAMPLED
     steps["wall_ns"][list(STEPS)] += 30_000_000
     steps["phase_ns"][list(STEPS), series.phase_names.index("forward")] += 30_000_000
     steps["wall_ns"][50] += 10**9
     steps["phase_ns"][50, series.phase_names.index("eval")] += 10**9
-    run = replace(run, ranks=(replace(series, steps=steps),))
+    run = replace(run, ranks=(with_records(series, steps, device),))
     found = throughput(run)
     assert (found["step_ms"], found["samples_per_second"], found["all_sampled"]) == (40.0, 200.0, False)
     steps["flags"] |= FLAG_SAMPLED
+    run = replace(run, ranks=(with_records(series, steps, device),))
     found = throughput(run)
     assert found["all_sampled"] is True
     assert found["step_ms"] == pytest.approx(40 + 30 * 9 / 99, abs=0.01)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.records import records_of
 from rings import RingStream
 
 from stepscope.records.identity import RankIdentity
@@ -276,8 +277,7 @@ def plain() -> Callable[[RunData], dict[str, Any]]:
         values["ranks"] = [
             {
                 **vars(one),
-                "steps": one.steps.tobytes(),
-                "device_steps": one.device_steps.tobytes(),
+                "steps": [rows.tobytes() for rows in records_of(one)],
                 "comm": None if one.comm is None else one.comm.tobytes(),
                 "collectives": None if one.collectives is None else one.collectives.tobytes(),
             }

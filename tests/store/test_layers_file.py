@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from dataclasses import replace
@@ -15,7 +16,7 @@ from rings import write_steps
 
 from stepscope.hub.live.lines import LayerLines
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.runs import past_run
+from stepscope.hub.runs import Runs
 from stepscope.records.layers import LayerRecords, LayerSample, ModelTree, ModuleInfo, layer_lines, read_layers
 from stepscope.records.throughput import Work
 from stepscope.store.create import RunPaths
@@ -141,7 +142,8 @@ def test_a_run_in_memory_has_them_live_and_afterwards(paths: RunPaths, rings: An
     append_lines(paths.run_dir / "layers.jsonl", MODEL_LINE + line())
     end_run(paths.run_dir, exit_code=0, status="finished")
     data = open_run(paths.run_dir)
-    assert list(layer_lines(past_run(data).layers())) == list(layer_lines(data.layers))
+    opened = asyncio.run(Runs.of_past(paths.run_dir, data, {}).open(paths.run_dir.name))
+    assert opened is not None and asyncio.run(opened.layers()) is data.layers
 
 
 # -- Whatever comes from outside --------------------------------------------------------------------------------------

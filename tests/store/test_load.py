@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from example_counts import examples
+from fakes.records import records_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rings import (
@@ -26,7 +26,6 @@ from rings import (
 )
 
 from stepscope.errors import NotARun
-from stepscope.records.steps import DEVICE, DEVICE_FIELDS, STEP, STEP_FIELDS
 from stepscope.ring import RingBatch, RingState
 from stepscope.ring.layout import BLOCK_HEAD, FACTS_OFFSET, HOOK_FAILURES_WORD, MIN_CAPACITY, VERSION
 from stepscope.ring.writer import process_start_ticks
@@ -70,19 +69,15 @@ def test_every_number_comes_back(paths: RunPaths, rings: Any, drain: Any) -> Non
     assert (series.rank, series.state, series.hook_failures) == (2, "exited", 6)
     assert series.identity.device == "cuda"
     assert series.phase_names[9] == "augment"
-    assert series.steps.dtype == np.dtype(STEP_FIELDS)
-    assert series.device_steps.dtype == np.dtype(DEVICE_FIELDS)
     assert steps_of(series) == [0, 1, 2, 3, 4, 5]
-    assert series.steps["phase_ns"].tolist() == [list(step_phases(step)) for step in range(6)]
+    steps, device = records_of(series)
+    assert steps["phase_ns"].tolist() == [list(step_phases(step)) for step in range(6)]
     assert series.steps["wall_ns"].tolist() == [sum(step_phases(step)) for step in range(6)]
     assert series.steps["start_ns"].tolist() == [START_NS + step * STEP_NS for step in range(6)]
     assert series.steps["flags"].tolist() == [0, 0, 0, 0, 0, 33]
     assert series.steps["peak_allocated"].tolist() == [3, 4, 5, 6, 7, 8]
-    assert set(series.steps["kind"]) == {STEP}
-    assert not series.steps["head"].any()
-    assert series.device_steps["step"].tolist() == [0, 1, 2, 3, 4]
-    assert set(series.device_steps["kind"]) == {DEVICE}
-    assert series.device_steps["phase_ns"].tolist() == [list(device_phases(step)) for step in range(5)]
+    assert series.steps.timed.tolist() == [True] * 5 + [False]
+    assert device["phase_ns"].tolist() == [list(device_phases(step)) for step in range(5)]
 
 
 def test_segment_and_ring_overlap_without_repeats(paths: RunPaths, rings: Any, drain: Any) -> None:
@@ -268,7 +263,7 @@ def test_repeated_steps_and_device_times_without_a_step(paths: RunPaths, rings: 
     finish(paths)
     (series,) = open_run(paths.run_dir).ranks
     assert steps_of(series) == [0, 1, 2, 3]
-    assert series.device_steps["step"].tolist() == [1]
+    assert series.steps.timed.tolist() == [False, True, False, False]
 
 
 def test_notes_become_events(paths: RunPaths, rings: Any, drain: Any) -> None:

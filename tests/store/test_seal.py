@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from rings import write_device_step, write_step, write_steps
 
 from stepscope.errors import NotARun, RunError, RunUnwritable
-from stepscope.records.series import RunData
 from stepscope.records.steps import STEP, STEP_SLOT
 from stepscope.ring import RingBatch, RingState
 from stepscope.ring.layout import MIN_CAPACITY
@@ -87,16 +86,7 @@ def run(paths: RunPaths, rings: Any, drain: Callable[..., Any]) -> Path:
     return paths.run_dir
 
 
-def plain(data: RunData) -> dict[str, Any]:
-    """A run as values that can be compared."""
-    values = {**vars(data), "meta": {**data.meta, "sealed": None}}
-    values["ranks"] = [
-        {**vars(one), "steps": one.steps.tobytes(), "device_steps": one.device_steps.tobytes()} for one in data.ranks
-    ]
-    return values
-
-
-def test_a_sealed_run_reads_exactly_the_same(run: Path) -> None:
+def test_a_sealed_run_reads_exactly_the_same(run: Path, plain: Any) -> None:
     before = open_run(run)
     seal.seal(run)
     after = open_run(run)
@@ -145,7 +135,7 @@ def test_sealing_again_changes_nothing(run: Path) -> None:
     assert {path: (path.read_bytes(), path.stat().st_ino) for path in run.iterdir() if path.is_file()} == before
 
 
-def test_an_empty_run_can_be_sealed(paths: RunPaths) -> None:
+def test_an_empty_run_can_be_sealed(paths: RunPaths, plain: Any) -> None:
     end_run(paths.run_dir, exit_code=1, status="failed", wall_ns=9)
     before = open_run(paths.run_dir)
     seal.seal(paths.run_dir)
@@ -226,7 +216,7 @@ KILL_AT = [
     ],
 )
 def test_killed_at_any_point_nothing_is_lost(
-    run: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int, before: bool
+    run: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int, before: bool, plain: Any
 ) -> None:
     """Stop before or after the n-th call of each thing that touches the disk; the run opens the same, and seals."""
     expected = plain(open_run(run))
@@ -254,7 +244,7 @@ def test_killed_at_any_point_nothing_is_lost(
 
 
 @pytest.mark.faults
-def test_what_does_not_read_back_the_same_is_not_sealed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_read_back_the_same_is_not_sealed(run: Path, monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
     expected = plain(open_run(run))
     real = parquet.to_columns
 

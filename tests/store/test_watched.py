@@ -10,7 +10,7 @@ from rings import RingStream, write_steps
 
 from stepscope.agent.drain import RingDrain
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.runs import OpenRun
+from stepscope.hub.open_run import OpenRun
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader
 from stepscope.store.liveness import is_watched, mark_watched
@@ -42,7 +42,7 @@ def test_who_asks_about_a_run_that_goes_on_looks_at_it(tmp_path: Path) -> None:
         long_ago(session)
         run = OpenRun(tmp_path, LiveRun(meta={"session": str(session)}), fed=fed)
         assert not run.live.watched
-        run.asked()
+        run.note_request()
         assert (run.live.watched, is_watched(session)) == (True, fed)
 
 

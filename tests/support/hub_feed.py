@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from fakes.records import Records, records_of
 from numpy.typing import NDArray
 
 from stepscope.records.series import RankSeries
@@ -60,13 +61,16 @@ def sidecar_of(series: RankSeries, *, state: str | None = None) -> dict[str, Any
     }
 
 
-def taken_of(series: Sequence[RankSeries], steps: range, *, state: str = "running") -> FedRows:
-    """The rows of these steps, ring by ring: each step's, then its device times."""
+def taken_of(
+    series: Sequence[RankSeries], steps: range, *, state: str = "running", records: Sequence[Records] | None = None
+) -> FedRows:
+    """The rows of these steps, ring by ring: each step's, then its device times; or those of given ``records``."""
     table = np.zeros(len(series), TABLE_FIELDS)
     parts: list[NDArray[np.uint8]] = []
     for place, one in enumerate(series):
-        own = one.steps[np.isin(one.steps["step"], np.arange(steps.start, steps.stop))]
-        device = one.device_steps[np.isin(one.device_steps["step"], own["step"])]
+        own, device = records_of(one) if records is None else records[place]
+        own = own[np.isin(own["step"], np.arange(steps.start, steps.stop))]
+        device = device[np.isin(device["step"], own["step"])]
         slots = np.concatenate([_bytes(own), _bytes(device)])
         number = np.concatenate([own["step"], device["step"]])
         parts.append(slots[np.argsort(number, kind="stable")])

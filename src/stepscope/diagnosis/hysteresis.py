@@ -70,7 +70,7 @@ def evaluate(
 
 def _steps_back(run: RunData) -> int:
     """Enough steps to include enough timed ones where the device is timed only now and then."""
-    timed = [series.device_steps["step"] for series in run.ranks if len(series.device_steps)]
+    timed = [series.steps["step"][series.steps.timed] for series in run.ranks if series.steps.timed.any()]
     if not timed:
         return thresholds.LIVE_STEPS
     reach = max(int(own[-1]) - int(own[-thresholds.LIVE_TIMED_STEPS :][0]) + 1 for own in timed)

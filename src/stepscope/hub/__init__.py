@@ -6,7 +6,8 @@
 
 The modules here connect the three; ``pyproject.toml`` has the layers, highest first: process, app, ``api``,
 runs, ``ingest``, ``live``, server, limits.  ``process.py`` runs the hub of one job; ``server.py``, ``transport.py`` and
-``limits.py`` accept connections; ``app.py`` routes requests; ``runs.py`` opens active and finished runs and follows
-the active ones; ``report_copy.py`` packs a run into one page, and ``app.py`` writes it as ``report.html``;
+``limits.py`` accept connections; ``app.py`` routes requests; ``runs.py`` has the runs that are served: each an
+``OpenRun`` (``open_run.py``) with a model of a finished run (``past_run.py``) or of one that is still recorded
+(``active_run.py``); ``report_copy.py`` packs a run into one page, and ``app.py`` writes it as ``report.html``;
 ``audit.py`` logs who read and who sent what.
 """

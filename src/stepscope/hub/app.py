@@ -32,7 +32,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, Router
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
@@ -42,7 +42,8 @@ from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
 from stepscope.hub.api.resource import Asked, Parameter, Resource, openapi, route_of
 from stepscope.hub.api.responses import CONTENT_TYPE, ApiError, Body, SafeHeaders, failure, takes_gzip
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
-from stepscope.hub.report_copy import MOST_BYTES, Asker, copy_of
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.report_copy import MOST_BYTES, copy_of
 from stepscope.hub.runs import Runs
 from stepscope.page.assets import INDEX, Asset, find_asset
 from stepscope.records.series import RunData
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from stepscope.hub.ingest.endpoints import Agents
     from stepscope.hub.limits import Refusals
 
-__all__ = ["KnownRun", "add_copy", "answers_of", "make_app", "make_copy", "resources_of", "write_copy"]
+__all__ = ["KnownRun", "add_copy", "make_app", "make_copy", "resources_of", "write_copy"]
 
 # -- page -------------------------------------------------------------------------------------------------------------
 # ``/`` and ``/assets/…``: the page itself.  Open to all: it contains nothing from a run.
@@ -137,11 +138,6 @@ def make_app(
     return SafeHeaders(app, framed=framed)
 
 
-def answers_of(runs: Runs) -> ASGIApp:
-    """Return the resources without authentication, for callers in this process."""
-    return Router([route_of(one, runs) for one in resources_of(Streams(), str, ingest=False)])
-
-
 def resources_of(
     streams: Streams, metrics: Callable[[], str], *, ingest: bool, changes: bool = False
 ) -> tuple[Resource, ...]:
@@ -153,12 +149,10 @@ def resources_of(
         return streams.open(asked.run, partial(asked.runs.open, asked.run.id), said)
 
     async def report(asked: Asked) -> Body:
-        from stepscope.hub.report_copy import Asker, copy_of  # large; imported only when a report is requested
-
         name = asked.run.name
         async with packing:  # a report of a large run takes seconds and memory: make one at a time
             try:
-                data = await copy_of(Asker(answers_of(asked.runs), asked.run), wall_ns=time.time_ns())
+                data = await copy_of(asked.run, wall_ns=time.time_ns())
             except RunError as error:
                 raise ApiError(503, str(error)) from error
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(f'{name}.html', safe='')}"}
@@ -231,15 +225,15 @@ class KnownRun:
 
 
 @asynccontextmanager
-async def open_asker(run_dir: Path, known: KnownRun | None = None) -> AsyncIterator[Asker]:
-    """Open a run for requests.  NotARun if it cannot be opened."""
+async def opened(run_dir: Path, known: KnownRun | None = None) -> AsyncIterator[OpenRun]:
+    """Open a run.  NotARun if it cannot be opened."""
     run_dir = run_dir.resolve()
     runs = Runs.of_folder(run_dir) if known is None else Runs.of_past(run_dir, known.data, known.summary)
     try:
         run = await runs.open(run_dir.name)
         if run is None:
             raise NotARun(f"{run_dir} is not a run, or cannot be read")
-        yield Asker(answers_of(runs), run)
+        yield run
     finally:
         await runs.close()
 
@@ -303,9 +297,9 @@ async def _make(
     run_dir: Path, most_bytes: int, wall_ns: int, known: KnownRun | None, progress: Progress, *, redact: bool = False
 ) -> bytes:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # there is one request at a time
-    told = progress if known is not None else _after_half(progress)
-    async with open_asker(run_dir, known) as ask:
-        return await copy_of(ask, most_bytes=most_bytes, wall_ns=wall_ns, redact=redact, progress=told)
+    rest = progress if known is not None else _after_half(progress)
+    async with opened(run_dir, known) as run:
+        return await copy_of(run, most_bytes=most_bytes, wall_ns=wall_ns, redact=redact, progress=rest)
 
 
 def _after_half(progress: Progress) -> Progress:

@@ -24,6 +24,7 @@ from typing import Any
 
 from stepscope.agent.job_context import Control
 from stepscope.errors import HubError, RunError
+from stepscope.hub.active_run import recent_run, whole_run
 from stepscope.hub.api.auth import Readers, ReaderTokens, tokens_path
 from stepscope.hub.app import make_app
 from stepscope.hub.audit import AUDIT, AuditLog
@@ -34,7 +35,8 @@ from stepscope.hub.limits import Refusals, ServerLimits
 from stepscope.hub.live.finding_history import FindingHistory
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import RuleLoop, keep_up
-from stepscope.hub.runs import FinalSummary, Runs, final_of, recent_run, whole_run
+from stepscope.hub.open_run import FinalSummary
+from stepscope.hub.runs import Runs, final_of
 from stepscope.hub.server import Server, run_loop
 from stepscope.hub.transport import TlsFiles
 from stepscope.records import run_clock
@@ -108,8 +110,8 @@ class _Hub:
         recent = recent_run(settings.run_dir, meta) if settings.nnodes == 1 else None
         live = LiveRun(name=settings.run_dir.name, run_dir=settings.run_dir, meta=meta) if recent is None else recent[0]
         self._poll: Callable[[], object] = Tail(settings.run_dir, live).poll if recent is None else recent[1]
-        self._looks = RuleLoop(live, history=FindingHistory(HubJournal(settings.run_dir, live)))
-        self._runs = Runs.of_one(settings.run_dir, live, wanted=settings.name)
+        self._rule_loop = RuleLoop(live, history=FindingHistory(HubJournal(settings.run_dir, live)))
+        self._runs = Runs.of_live(settings.run_dir, live, wanted=settings.name)
         self._refusals = Refusals()
         self._audit = AuditLog(path=settings.run_dir / AUDIT)
         self._gathering: RunIngest | None = None
@@ -134,7 +136,7 @@ class _Hub:
         server = self._server()
         serving = asyncio.create_task(server.run())
         whole = self._whole if self._live.partial else None
-        feeding = asyncio.create_task(keep_up(self._live, poll=self._poll, looks=self._looks, whole=whole))
+        feeding = asyncio.create_task(keep_up(self._live, poll=self._poll, loop=self._rule_loop, whole=whole))
         auditing = asyncio.create_task(self._audit.keep())
         try:
             await self._until_over(server, [serving, feeding])
@@ -212,9 +214,9 @@ class _Hub:
         await asyncio.gather(feeding, return_exceptions=True)
         final = await self._final(end) if end is not None else None
         if final is None:
-            looking = asyncio.create_task(self._looks.look())
-            await asyncio.wait((looking,), timeout=LAST_LOOK_S)
-            looking.cancel()
+            judging = asyncio.create_task(self._rule_loop.evaluate())
+            await asyncio.wait((judging,), timeout=LAST_LOOK_S)
+            judging.cancel()
         status = final[0].get("status") if final is not None else end.get("status") if end is not None else None
         for run in self._runs.live():
             run.conclude(status if isinstance(status, str) else UNSAID, final)

@@ -1,9 +1,9 @@
 """The page of a run as one file: the page with the answers to all its requests packed inside.
 
 The launcher writes it at the end of a run (``write_copy`` in ``app.py``), and a hub makes it for a reader who downloads
-it.
+it.  The answers come from the functions that answer a reader of the API.
 
-The answers are thinned according to a plan until the file is small enough for mail; what was left out is listed.
+They are thinned according to a plan until the file is small enough for mail; what was left out is listed.
 Documents have the form described in docs/api.md, except that columns of times become blobs, which the page restores
 (``web/src/api/copy-bytes.ts``).  The page cuts, sorts and joins bins when it needs less.
 """
@@ -11,22 +11,39 @@ Documents have the form described in docs/api.md, except that columns of times b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
-from urllib.parse import urlencode
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from starlette.types import ASGIApp, Message
 
 from stepscope import __version__
 from stepscope.errors import RunError
-from stepscope.hub.api.samples import WHO
-from stepscope.hub.api.steps import HEAT_HEAD, HEAT_TYPE, MOST_BINS
-from stepscope.hub.runs import OpenRun
+from stepscope.hub.api.responses import json_body
+from stepscope.hub.api.runs import (
+    collectives_document,
+    findings_of,
+    hangs_document,
+    list_files,
+    read_piece,
+    run_document,
+    summary_document,
+)
+from stepscope.hub.api.samples import WHO, events_document, nodes_document, samples_document, stacks_document
+from stepscope.hub.api.steps import (
+    MOST_BINS,
+    HeatMap,
+    Statistic,
+    heat_map,
+    metrics_document,
+    rank_document,
+    ranks_document,
+    sampled_layers,
+    steps_document,
+)
+from stepscope.hub.open_run import OpenRun
 from stepscope.page.assets import UNBUILT, is_built, pack, report_file
 from stepscope.records.paths import log_path
 from stepscope.records.redaction import Redactor
@@ -34,7 +51,7 @@ from stepscope.records.text import Progress, count_text, no_progress
 from stepscope.store.catalog import run_entry
 from stepscope.store.documents import read_meta
 
-__all__ = ["MOST_BYTES", "Asker", "Blobs", "copy_of", "plans", "rounded"]
+__all__ = ["MOST_BYTES", "Blobs", "copy_of", "plans", "rounded"]
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------
@@ -161,68 +178,8 @@ def _plan(part: int) -> Plan:
     )
 
 
-# -- requests ---------------------------------------------------------------------------------------------------------
-# Calls the hub's resources in this process: no socket, no server, and no second implementation of the answers.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    headers: Mapping[str, str]
-    data: bytes
-
-
-class Asker:
-    """Sends the requests about one run.  ``app`` answers without authentication (``app.answers_of``)."""
-
-    def __init__(self, app: ASGIApp, run: OpenRun) -> None:
-        self._app = app
-        self.run = run
-
-    async def document(self, resource: str, **params: object) -> dict[str, Any]:
-        """Return a document about the run; an empty ``resource`` means the run itself.  Empty if refused."""
-        reply = await self.reply(resource, "application/json", **params)
-        found: dict[str, Any] = {} if reply is None else msgspec.json.decode(reply.data)
-        return found
-
-    async def reply(self, resource: str, accept: str, **params: object) -> Reply | None:
-        """Return the reply; None if refused."""
-        path = f"/api/v1/runs/{self.run.id}{'/' if resource else ''}{resource}"
-        return await self.ask(path, accept, {name: value for name, value in params.items() if value is not None})
-
-    async def ask(self, path: str, accept: str, params: Mapping[str, object]) -> Reply | None:
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "GET",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": urlencode({name: str(value) for name, value in params.items()}).encode(),
-            "headers": [(b"accept", accept.encode())],
-            "client": None,
-            "server": None,
-        }
-        status, headers, parts = 500, {}, []
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Message) -> None:
-            nonlocal status, headers
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
-            elif message["type"] == "http.response.body":
-                parts.append(message.get("body", b""))
-
-        await self._app(scope, receive, send)
-        return Reply(headers=headers, data=b"".join(parts)) if status == 200 else None
-
-
 # -- steps ------------------------------------------------------------------------------------------------------------
-# The steps are requested one stretch at a time: all at once they would be a million objects.
+# The steps are collected one stretch at a time: all at once they would be a million objects.
 
 STRETCHES = 16
 MS = 1_000_000
@@ -230,9 +187,9 @@ MEMORY_DIGITS = 5
 _PLAIN = ("first", "last", "steps", "ranks")
 
 
-async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], left_out: list[str]) -> None:
+def add_steps(run: OpenRun, plan: Plan, blobs: Blobs, answers: dict[str, Any], left_out: list[str]) -> None:
     """Add the steps; ``worst`` becomes ``names``, and by bin ``rank``, ``step`` and a blob [bin, place, name]."""
-    outline = await ask.document("steps", bins=1, worst=0)
+    outline = steps_document(run, bins=1, worst=0)
     if not outline.get("first"):
         answers["steps"] = outline
         return
@@ -248,7 +205,7 @@ async def add_steps(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any
         begin = max(first, whole["last"][-1] + 1 if whole["last"] else first)
         if begin > last - 1:
             continue
-        found = await ask.document("steps", first=begin, last=last - 1, bins=bins, worst=plan.worst)
+        found = steps_document(run, first=begin, last=last - 1, bins=bins, worst=plan.worst)
         for name in _PLAIN:
             whole[name] += found[name]
         whole["start_wall_ns"] += [start // MS * MS for start in found["start_wall_ns"]]
@@ -296,14 +253,14 @@ OTHERS = {"logs/": "more log", "errors/": "more error", "flight/": "Flight Recor
 """Folders whose omitted files are listed, and the name for such a file."""
 
 
-async def add_files(
-    ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], chosen: Sequence[int], left_out: list[str]
+def add_files(
+    run: OpenRun, plan: Plan, blobs: Blobs, answers: dict[str, Any], chosen: Sequence[int], left_out: list[str]
 ) -> dict[str, Any]:
     """Return ``size`` and ``pieces`` by path; a piece is its offset in the file, and the place of its bytes."""
-    answers["files"] = await ask.document("files")
-    sizes = {entry["path"]: entry["size"] for entry in answers["files"].get("files", [])}
+    answers["files"] = {"files": [asdict(entry) for entry in list_files(run.path)]}
+    sizes = {entry["path"]: entry["size"] for entry in answers["files"]["files"]}
     attempt = answers["steps"].get("attempt", 0)
-    logs = [log_path(ask.run.path, rank=rank, attempt=attempt).relative_to(ask.run.path).as_posix() for rank in chosen]
+    logs = [log_path(run.path, rank=rank, attempt=attempt).relative_to(run.path).as_posix() for rank in chosen]
     errors = [path for path in sizes if path.startswith("errors/")][:MOST_ERRORS]
     wanted = [path for path in dict.fromkeys((*ALWAYS, *errors, *logs)) if path in sizes]
     share = max(1024, plan.all_log_bytes // max(1, 2 * len(wanted)))
@@ -311,13 +268,13 @@ async def add_files(
     found, cut = {}, 0
     for path in wanted:
         size = sizes[path]
-        asked = [{"offset": 0, "most": 2 * most}] if size <= 2 * most else [{"offset": 0, "most": most}, {"tail": most}]
-        pieces = []
-        for params in asked:
-            reply = await ask.reply(f"files/{path}", "*/*", **params)
-            if reply is not None:
-                pieces.append([int(reply.headers["x-stepscope-offset"]), *blobs.put(reply.data)])
-        cut += len(asked) > 1
+        if size <= 2 * most:
+            read = [read_piece(run.path, path, offset=0, tail=None, most=2 * most)]
+        else:
+            read = [read_piece(run.path, path, offset=0, tail=None, most=most)]
+            read.append(read_piece(run.path, path, offset=None, tail=most, most=most))
+        cut += len(read) > 1
+        pieces = [[piece.offset, *blobs.put(piece.data)] for piece in read if piece is not None]
         found[path] = {"size": size, "pieces": pieces}
     if cut:
         left_out.append(f"Only the first and last {most // 1024:,} kB of {cut:,} files are included.")
@@ -329,10 +286,6 @@ async def add_files(
 
 # -- contents ---------------------------------------------------------------------------------------------------------
 
-WHOLE = ("", "findings", "summary", "collectives", "metrics")
-"""Resources that are copied unchanged."""
-LONG = {"hangs": "hangs", "nodes": "nodes", "stacks": "stacks"}
-"""By resource, the list that is cut if it is too long."""
 MEMORY = ("allocated", "reserved", "peak_allocated")
 MOST_ROWS = 512
 MOST_COLUMNS = 4096
@@ -348,7 +301,7 @@ Contents = dict[str, Any]
 
 
 async def gather(
-    ask: Asker, plan: Plan, blobs: Blobs, progress: Progress = no_progress, *, files: bool = True
+    run: OpenRun, plan: Plan, blobs: Blobs, progress: Progress = no_progress, *, files: bool = True
 ) -> Contents:
     """Return ``answers`` by resource, ``maps`` by value, ``files`` by path, and ``left_out`` in sentences.
 
@@ -356,33 +309,39 @@ async def gather(
     """
     progress(0, STAGES)
     left_out: list[str] = []
-    answers: dict[str, Any] = {name: await ask.document(name) for name in WHOLE}
-    # Where it was served does not matter here.
-    answers[""] |= {"id": ask.run.name, "folder": None, "reopen": None, "reading": False}
+    answers: dict[str, Any] = {
+        # Where it was served does not matter here.
+        "": run_document(run) | {"id": run.name, "folder": None, "reopen": None, "reading": False},
+        "findings": findings_of(run),
+        "summary": await summary_document(run),
+        "collectives": await collectives_document(run),
+        "metrics": metrics_document(run),
+    }
     _judge(answers)
-    for name, key in LONG.items():
-        answers[name] = _cut(await ask.document(name), key, name, plan.document_bytes, left_out)
-    answers["events"] = await _events(ask, plan, left_out)
+    long = {"hangs": await hangs_document(run), "nodes": await nodes_document(run), "stacks": stacks_document(run)}
+    for name, document in long.items():
+        answers[name] = _cut(document, name, plan.document_bytes, left_out)
+    answers["events"] = _events(run, plan, left_out)
     progress(1, STAGES)
-    await add_steps(ask, plan, blobs, answers, left_out)
+    add_steps(run, plan, blobs, answers, left_out)
     progress(2, STAGES)
     by = "device:work" if answers[""].get("clock") == "device" else "work"
-    answers["ranks"] = await ask.document("ranks", limit=plan.rank_rows, order=by)
-    _told(left_out, len(answers["ranks"].get("rank", ())), answers["ranks"].get("total", 0), "ranks are in the table")
+    answers["ranks"] = ranks_document(run, limit=plan.rank_rows, order=by)
+    _count_left_out(left_out, len(answers["ranks"]["rank"]), answers["ranks"]["total"], "ranks are in the table")
     chosen = _chosen(answers, plan.ranks)
-    await _ranks(ask, plan, blobs, answers, chosen)
-    _told(left_out, len(chosen), answers["ranks"].get("total", 0), "ranks have their own curves")
+    _ranks(run, plan, blobs, answers, chosen)
+    _count_left_out(left_out, len(chosen), answers["ranks"]["total"], "ranks have their own curves")
     progress(3, STAGES)
     for kind in WHO:
-        answers[f"samples/{kind}"] = await _samples(ask, kind, plan, left_out)
-    answers["samples/process/last"] = await _log_places(ask, plan)
-    await _model_layers(ask, plan, answers, left_out)
+        answers[f"samples/{kind}"] = await _samples(run, kind, plan, left_out)
+    answers["samples/process/last"] = await _log_places(run, plan)
+    await _model_layers(run, plan, answers, left_out)
     progress(4, STAGES)
-    maps = await _maps(ask, plan, blobs, answers[""], left_out)
+    maps = _maps(run, plan, blobs, answers[""], left_out)
     progress(5, STAGES)
     found = {}
     if files:
-        found = await add_files(ask, plan, blobs, answers, chosen, left_out)
+        found = add_files(run, plan, blobs, answers, chosen, left_out)
     else:
         answers["files"] = {"files": []}
         left_out.append(REDACTED_FILES)
@@ -394,31 +353,32 @@ def _judge(answers: dict[str, Any]) -> None:
     """Replace live findings by the summary's: a hub shows what two evaluations agree on, and here there is only one."""
     if answers["findings"].get("live"):
         summary = answers["summary"].get("summary", {})
-        said = {"live": False, "verdict": summary.get("verdict"), "findings": summary.get("findings", [])}
-        answers["findings"] = said
-        answers[""] |= {"verdict": said["verdict"]}
+        judged = {"live": False, "verdict": summary.get("verdict"), "findings": summary.get("findings", [])}
+        answers["findings"] = judged
+        answers[""] |= {"verdict": judged["verdict"]}
 
 
-def _told(left_out: list[str], kept: int, of: int, what: str) -> None:
-    if kept < of:
-        left_out.append(f"{kept:,} of {of:,} {what}.")
+def _count_left_out(left_out: list[str], included: int, of: int, what: str) -> None:
+    if included < of:
+        left_out.append(f"{included:,} of {of:,} {what}.")
 
 
-def _cut(document: dict[str, Any], key: str, name: str, most: int, left_out: list[str]) -> dict[str, Any]:
-    rows = document.get(key, [])
+def _cut(document: dict[str, Any], name: str, most: int, left_out: list[str]) -> dict[str, Any]:
+    """Shorten the list ``name`` of a document to so many bytes."""
+    rows = document[name]
     kept, size = 0, 0
     for row in rows:
-        size += len(msgspec.json.encode(row))
+        size += len(json_body(row))
         if size > most:
             break
         kept += 1
-    _told(left_out, kept, len(rows), f"{name} are included")
-    return {**document, key: rows[:kept]}
+    _count_left_out(left_out, kept, len(rows), f"{name} are included")
+    return {**document, name: rows[:kept]}
 
 
-async def _events(ask: Asker, plan: Plan, left_out: list[str]) -> dict[str, Any]:
-    found = await ask.document("events", limit=10_000)
-    events = found.get("events", [])
+def _events(run: OpenRun, plan: Plan, left_out: list[str]) -> dict[str, Any]:
+    found = events_document(run, limit=10_000)
+    events = found["events"]
     if len(events) > plan.events:
         first = plan.events // 4
         left_out.append(f"{plan.events:,} of {len(events):,} events are included, the first and the last.")
@@ -442,12 +402,10 @@ def _chosen(answers: dict[str, Any], most: int) -> list[int]:
     return sorted([*wanted, *spread])
 
 
-async def _ranks(ask: Asker, plan: Plan, blobs: Blobs, answers: dict[str, Any], chosen: Sequence[int]) -> None:
+def _ranks(run: OpenRun, plan: Plan, blobs: Blobs, answers: dict[str, Any], chosen: Sequence[int]) -> None:
     bins = max(LEAST_BINS, min(CURVE_BINS, plan.rank_points // max(1, len(chosen))))
     for rank in chosen:
-        found = await ask.document(f"ranks/{rank}", bins=bins)
-        if found:
-            answers[f"ranks/{rank}"] = _rank(found, blobs)
+        answers[f"ranks/{rank}"] = _rank(rank_document(run, rank, bins=bins), blobs)
 
 
 def _rank(found: dict[str, Any], blobs: Blobs) -> dict[str, Any]:
@@ -477,16 +435,16 @@ def _floats(column: Iterable[float | None]) -> list[float]:
 # -- samples ---------------------------------------------------------------------------------------------------------
 
 
-async def _samples(ask: Asker, kind: str, plan: Plan, left_out: list[str]) -> dict[str, Any]:
-    sketch = await ask.document("samples", kind=kind, bins=1, limit=1024)
+async def _samples(run: OpenRun, kind: str, plan: Plan, left_out: list[str]) -> dict[str, Any]:
+    sketch = await samples_document(run, kind=kind, bins=1, limit=1024)
     series = sketch.get("series", [])
     if not series:
         return sketch
     fields = max(1, *(len(one["values"]) for one in series))
     limit = max(1, min(len(series), plan.sample_values // (fields * LEAST_BINS)))
     bins = max(LEAST_BINS, min(CURVE_BINS, plan.sample_values // (fields * limit)))
-    found = await ask.document("samples", kind=kind, bins=bins, limit=limit)
-    _told(
+    found = await samples_document(run, kind=kind, bins=bins, limit=limit)
+    _count_left_out(
         left_out,
         len(found["series"]),
         len(found["series"]) + found["left_out"],
@@ -497,32 +455,32 @@ async def _samples(ask: Asker, kind: str, plan: Plan, left_out: list[str]) -> di
     return found
 
 
-async def _log_places(ask: Asker, plan: Plan) -> dict[str, Any]:
+async def _log_places(run: OpenRun, plan: Plan) -> dict[str, Any]:
     """Return the length of each log over time, from which the page finds the place of a moment."""
-    asked = {"kind": "process", "fields": "log_bytes", "stat": "last"}
-    return await ask.document("samples", **asked, bins=CURVE_BINS, limit=max(1, plan.sample_values // CURVE_BINS))
+    limit = max(1, plan.sample_values // CURVE_BINS)
+    return await samples_document(run, kind="process", fields=("log_bytes",), stat="last", bins=CURVE_BINS, limit=limit)
 
 
 # -- layers of the model ---------------------------------------------------------------------------------------------
 
 
-async def _model_layers(ask: Asker, plan: Plan, answers: dict[str, Any], left_out: list[str]) -> None:
+async def _model_layers(run: OpenRun, plan: Plan, answers: dict[str, Any], left_out: list[str]) -> None:
     """Add the last sample of the fullest rank, and of some other ranks as ``layers/RANK``."""
-    fullest = answers["layers"] = await ask.document("layers", modules=plan.layer_modules)
+    fullest = answers["layers"] = await sampled_layers(run, modules=plan.layer_modules)
     if fullest.get("rank") is None:
         return
     others = [rank for rank in fullest["ranks"] if rank != fullest["rank"]]
     found = {
-        rank: await ask.document("layers", rank=rank, modules=plan.layer_modules)
+        rank: await sampled_layers(run, rank=rank, modules=plan.layer_modules)
         for rank in others[: plan.layer_ranks - 1]
     }
-    found = {fullest["rank"]: fullest, **{rank: document for rank, document in found.items() if document}}
+    found = {fullest["rank"]: fullest, **found}
     ranks, samples = fullest["ranks"], fullest["samples"]
     for rank, document in found.items():
         document |= {"ranks": sorted(found), "steps": [document["step"]]}
         if document is not fullest:
             answers[f"layers/{rank}"] = document
-    _told(left_out, len(found), len(ranks), "ranks have their layers included")
+    _count_left_out(left_out, len(found), len(ranks), "ranks have their layers included")
     if samples > 1:
         left_out.append(f"Of {samples:,} samples of the layers, the last one is included.")
 
@@ -530,63 +488,50 @@ async def _model_layers(ask: Asker, plan: Plan, answers: dict[str, Any], left_ou
 # -- maps ------------------------------------------------------------------------------------------------------------
 
 
-async def _maps(
-    ask: Asker, plan: Plan, blobs: Blobs, about: dict[str, Any], left_out: list[str]
+def _maps(
+    run: OpenRun, plan: Plan, blobs: Blobs, about: dict[str, Any], left_out: list[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return one map of the whole run by value, and if that is in bins, another of the steps kept individually.
 
     ``VALUE/mean``: the same with means, if a cell is more than one step of one rank.
     """
-    rows = max(1, min(about.get("ranks", 0), MOST_ROWS))
+    rows = max(1, min(about["ranks"], MOST_ROWS))
     found = {}
-    timed = list((await ask.document("steps", bins=1)).get("device_mean_ns", ()))
+    timed = list(steps_document(run, bins=1)["device_mean_ns"])
     on_device = [f"device:{name}" for name in ("work", "wall", *timed)] if timed else []
-    first = "device:work" if about.get("clock") == "device" else "work"
-    for value in ("work", "wall", *about.get("phases", ()), *on_device, *MEMORY):
+    first = "device:work" if about["clock"] == "device" else "work"
+    for value in ("work", "wall", *about["phases"], *on_device, *MEMORY):
         cells = plan.cells if value == first else plan.other_cells
-        layers = await _layers(ask, blobs, about, value=value, stat="max", rows=rows, cells=cells)
+        layers = _layers(run, blobs, about, value=value, stat="max", rows=rows, cells=cells)
         if layers:
             found[value] = layers
-        if any(one["rows"] < about["ranks"] or one["first_steps"] != one["last_steps"] for one in layers):
+        if any(layer["rows"] < about["ranks"] or layer["first_steps"] != layer["last_steps"] for layer in layers):
             cells //= MEAN_PART
-            found[f"{value}/mean"] = await _layers(ask, blobs, about, value=value, stat="mean", rows=rows, cells=cells)
+            found[f"{value}/mean"] = _layers(run, blobs, about, value=value, stat="mean", rows=rows, cells=cells)
     work = found[first][0] if first in found else None
-    if work is not None and (work["rows"] < about.get("ranks", 0) or work["first_steps"] != work["last_steps"]):
+    if work is not None and (work["rows"] < about["ranks"] or work["first_steps"] != work["last_steps"]):
         left_out.append(f"The rank × step map has {work['rows']:,} × {len(work['first_steps']):,} cells.")
     return found
 
 
-async def _layers(
-    ask: Asker, blobs: Blobs, about: dict[str, Any], *, value: str, stat: str, rows: int, cells: int
+def _layers(
+    run: OpenRun, blobs: Blobs, about: dict[str, Any], *, value: str, stat: Statistic, rows: int, cells: int
 ) -> list[dict[str, Any]]:
     layers: list[dict[str, Any]] = []
-    shape = {"rank_bins": rows, "step_bins": max(1, min(MOST_COLUMNS, cells // rows))}
+    shape = rows, max(1, min(MOST_COLUMNS, cells // rows))
     for first in (0, about["info"]["window"]["oldest_step"]):
-        reply = await ask.reply("heat", HEAT_TYPE, value=value, stat=stat, first=first, **shape)
-        if reply is not None:
-            layers.append(_map(reply.data, reply.headers.get("x-stepscope-unit", "ns"), blobs))
-        if reply is None or layers[0]["exact"]:
+        heat = heat_map(run.live, value, stat, None, (first, None), shape)
+        if heat is not None:
+            layers.append(_map(heat, blobs))
+        if heat is None or layers[0]["exact"]:
             break
     return layers
 
 
-def _map(data: bytes, unit: str, blobs: Blobs) -> dict[str, Any]:
-    """Reverse ``pack_heat``, with the cells as a blob."""
-    _, _, exact, rows, columns = HEAT_HEAD.unpack_from(data)
-    edges = np.frombuffer(data, "<u4", 2 * (rows + columns), HEAT_HEAD.size)
-    cells = np.frombuffer(data, "<f4", rows * columns, HEAT_HEAD.size + edges.nbytes)
-    cuts = np.cumsum([rows, rows, columns])
-    first_ranks, last_ranks, first_steps, last_steps = (edge.tolist() for edge in np.split(edges, cuts))
-    return {
-        "unit": unit,
-        "exact": bool(exact),
-        "rows": rows,
-        "first_ranks": first_ranks,
-        "last_ranks": last_ranks,
-        "first_steps": first_steps,
-        "last_steps": last_steps,
-        "cells": blobs.times(cells),
-    }
+def _map(heat: HeatMap, blobs: Blobs) -> dict[str, Any]:
+    edges = {name: getattr(heat, name).tolist() for name in ("first_ranks", "last_ranks", "first_steps", "last_steps")}
+    head = {"unit": heat.unit, "exact": heat.exact, "rows": len(heat.first_ranks)}
+    return {**head, **edges, "cells": blobs.times(heat.cells)}
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -595,7 +540,7 @@ SCHEMA = 1
 
 
 async def copy_of(
-    ask: Asker, *, most_bytes: int = MOST_BYTES, wall_ns: int, redact: bool = False, progress: Progress = no_progress
+    run: OpenRun, *, most_bytes: int = MOST_BYTES, wall_ns: int, redact: bool = False, progress: Progress = no_progress
 ) -> bytes:
     """Return the page of a run with its data inside; ``wall_ns``: the creation time that it states.
 
@@ -603,38 +548,38 @@ async def copy_of(
     """
     if not is_built():
         raise RunError(UNBUILT)
-    made, told = b"", progress
+    made, report = b"", progress
     for plan in plans():
         blobs = Blobs()
-        contents = await gather(ask, plan, blobs, told, files=not redact)
-        told = no_progress  # a second plan requests less of the same, and a progress bar never goes back
-        made = await asyncio.to_thread(_packed, ask, contents, blobs, wall_ns, redact=redact)
+        contents = await gather(run, plan, blobs, report, files=not redact)
+        report = no_progress  # a second plan requests less of the same, and a progress bar never goes back
+        made = await asyncio.to_thread(_packed, run, contents, blobs, wall_ns, redact=redact)
         if len(made) <= most_bytes:
             break
     return made
 
 
-def _packed(ask: Asker, contents: Contents, blobs: Blobs, wall_ns: int, *, redact: bool) -> bytes:
-    name = str(contents["answers"][""].get("name") or ask.run.name)
-    document = _head(ask, name, wall_ns) | contents
+def _packed(run: OpenRun, contents: Contents, blobs: Blobs, wall_ns: int, *, redact: bool) -> bytes:
+    name = str(contents["answers"][""].get("name") or run.name)
+    document = _head(run, name, wall_ns) | contents
     if redact:
-        document = Redactor(read_meta(ask.run.path), document).document(document)
-    return report_file(title=document["name"], data=pack(msgspec.json.encode(document), blobs.join())) or b""
+        document = Redactor(read_meta(run.path), document).document(document)
+    return report_file(title=document["name"], data=pack(json_body(document), blobs.join())) or b""
 
 
-def _head(ask: Asker, name: str, wall_ns: int) -> dict[str, Any]:
+def _head(run: OpenRun, name: str, wall_ns: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "run": ask.run.name,
+        "run": run.name,
         "name": name,
         "made_wall_ns": wall_ns,
         "stepscope": __version__,
-        "over": ask.run.over,
-        "row": _row(ask),
+        "over": run.over,
+        "row": _row(run),
     }
 
 
-def _row(ask: Asker) -> dict[str, Any]:
+def _row(run: OpenRun) -> dict[str, Any]:
     """Return the run as it appears in the list of runs."""
-    shown = run_entry(ask.run.path).to_dict()
-    return {"id": ask.run.name, **{name: value for name, value in shown.items() if name != "path"}}
+    shown = run_entry(run.path).to_dict()
+    return {"id": run.name, **{name: value for name, value in shown.items() if name != "path"}}

@@ -1,4 +1,4 @@
-"""What one rank recorded, as arrays: the value that the store passes to diagnosis and reports."""
+"""What one rank recorded, and a whole run: the values that the store passes to diagnosis and reports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from stepscope.records.steps import SEEN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from stepscope.step_table import RankSteps
 
 __all__ = [
     "ALIVE",
@@ -52,10 +54,8 @@ class RankSeries:
     state: RankState
     phase_names: tuple[str, ...]
     """Sixteen names by slot; unused slots are empty."""
-    steps: NDArray[Any]
-    """dtype ``STEP_FIELDS``, by step, without repeats."""
-    device_steps: NDArray[Any]
-    """dtype ``DEVICE_FIELDS``, by step; a subset of the steps (their device times may not have been ready)."""
+    steps: RankSteps
+    """Its rows in the table of the run's steps, by step, without repeats."""
     anchor_mono_ns: int
     anchor_wall_ns: int
     """One instant on both clocks: ``wall = start_ns - anchor_mono_ns + anchor_wall_ns``."""

@@ -340,8 +340,7 @@ def _ended_wall_ns(run: RunData, current: Sequence[RankSeries]) -> int | None:
         if series.ended_wall_ns:
             heard.append(series.ended_wall_ns)
         if len(series.steps):
-            last = series.steps[-1]
-            ended_mono_ns = int(last["start_ns"]) + int(last["wall_ns"])
+            ended_mono_ns = int(series.steps["start_ns"][-1]) + int(series.steps["wall_ns"][-1])
             heard.append(ended_mono_ns - series.anchor_mono_ns + series.anchor_wall_ns)
     return max(heard, default=None)
 

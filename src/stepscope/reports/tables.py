@@ -22,6 +22,7 @@ from stepscope.records.collectives import OPS
 from stepscope.records.series import ALIVE, RankSeries, RunData, noted_names
 from stepscope.records.steps import BUILTIN_PHASES, FLAG_SAMPLED
 from stepscope.records.throughput import RATES, WORK_KINDS, Work, named_rates, peak_of
+from stepscope.step_table import RankSteps
 
 __all__ = [
     "communication_table",
@@ -603,7 +604,7 @@ def host_table(window: Window, samples: Lines) -> dict[str, Any]:
 
 def _device_memory(series: RankSeries) -> dict[str, Any]:
     """From the steps at whose end the allocator was read."""
-    read = series.steps[series.steps["reserved"] > 0]
+    read = series.steps.part(series.steps["reserved"] > 0)
     if not len(read):
         return dict.fromkeys(DEVICE_LEVELS)
     return {
@@ -615,7 +616,7 @@ def _device_memory(series: RankSeries) -> dict[str, Any]:
     }
 
 
-def _peak_steps(read: NDArray[Any]) -> list[int | None]:
+def _peak_steps(read: RankSteps) -> list[int | None]:
     """First and last of the steps in which the highest peak was reached.
 
     The allocator reports its peak since the process began. If a read shows a higher peak than the previous read, the

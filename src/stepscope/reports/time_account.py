@@ -17,7 +17,6 @@ from stepscope.diagnosis import Window
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries, RunData
-from stepscope.records.steps import BUILTIN_PHASES
 from stepscope.records.text import duration_text, share_text
 
 __all__ = ["TRAINING_PARTS", "time_account"]
@@ -115,7 +114,7 @@ def _of_rank(series: RankSeries, window: Window, ends: _Ends, stalled_ns: float)
     apart: NDArray[np.bool_] = np.isin(steps["step"], [each.step for each in window.warmup])
     spent = {"warm_up": float(steps["wall_ns"][apart].sum())}
     for part, phase in PAUSES.items():
-        spent[part] = float(steps["phase_ns"][~apart, BUILTIN_PHASES.index(phase)].sum())
+        spent[part] = float(steps.phase(phase)[~apart].sum())
     own_ns = float(steps["wall_ns"][~apart].sum()) - sum(spent[part] for part in PAUSES)
     spent["stalls"] = min(stalled_ns, own_ns)
     spent["training"] = own_ns - spent["stalls"]

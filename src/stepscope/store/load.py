@@ -241,7 +241,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
                 notices.append(f"{bad:,} lines of {name} could not be read.")
         notices += [*bad_errors, *(f"{name} could not be read." for name in bad_hangs)]
     notices += remote.notices(bad_sent + bad_sent_layers)
-    told = node_notices(
+    of_nodes = node_notices(
         meta, remote.nodes, read_refused(path), lost=_lost_nodes(meta, live=found.live), over=not found.live
     )
     seen = _hub_events(path, found.events if sealed else [])
@@ -263,7 +263,7 @@ def _load(path: Path, meta: dict[str, Any], *, alone: bool, samples: bool, progr
         native={} if found.live else read_native(path, found.series, errors),
         last_line="" if found.live or found.series else read_last_line(path),
         nodes=_nodes(remote.nodes, found.shown, str(meta.get("spool", ""))),
-        notices=(*notices, *large, *told, *remote.reduced),
+        notices=(*notices, *large, *of_nodes, *remote.reduced),
     )
     return Loaded(
         data=data,
@@ -341,14 +341,14 @@ def _read_layers(path: Path, remote: Remote, numbers: RankNumbers) -> tuple[Laye
     for sent in remote.lines:
         choice.see(sent.layers)
     own, bad = layer_records(filter(choice.takes, layers_on_disk(path)), numbers)
-    told: list[dict[str, Any]] = []
+    sent_records: list[dict[str, Any]] = []
     bad_sent = 0
     for sent in remote.lines:
         records, none = layer_records(filter(choice.takes, sent.layers), numbers, sent.host, sent.offset_ns)
-        told += records
+        sent_records += records
         bad_sent += none
     # Another node may have described the model first.
-    layers, wrong = read_layers(sorted([*own, *told], key=lambda record: record.get("kind") != "model"))
+    layers, wrong = read_layers(sorted([*own, *sent_records], key=lambda record: record.get("kind") != "model"))
     return layers, bad + wrong, bad_sent
 
 

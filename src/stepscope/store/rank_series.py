@@ -28,7 +28,6 @@ from stepscope.records.steps import (
     COMM_ENTRY,
     COMM_RECORD,
     DEVICE,
-    DEVICE_FIELDS,
     ENTRIES_HEAD,
     NOTE,
     NOTE_SLOT,
@@ -39,6 +38,19 @@ from stepscope.records.steps import (
     STEP_FIELDS,
 )
 from stepscope.records.text import count_text
+from stepscope.step_table import (
+    DEVICE_DTYPE,
+    LARGEST,
+    PLAIN,
+    STEP_DTYPE,
+    RankSteps,
+    StepTable,
+    TableBuilder,
+    join_steps,
+    phase_labels,
+    phases_in_order,
+    slots_in_use,
+)
 from stepscope.store.live.ring_records import RingRecords
 
 if TYPE_CHECKING:
@@ -47,9 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLLECTIVE_DTYPE",
     "COMM_DTYPE",
-    "DEVICE_DTYPE",
     "STEP_COLUMNS",
-    "STEP_DTYPE",
     "Assembled",
     "RankClaim",
     "assemble_ranks",
@@ -61,7 +71,7 @@ __all__ = [
     "phase_columns",
     "rows_of_columns",
     "settle_attempts",
-    "steps_of_columns",
+    "table_of_columns",
     "to_columns",
 ]
 
@@ -382,9 +392,6 @@ def _joined_values(parts: Sequence[NDArray[Any]], dtype: Any = np.int64) -> NDAr
 
 # -- assembling -------------------------------------------------------------------------------------------------------
 
-STEP_DTYPE = np.dtype(STEP_FIELDS)
-DEVICE_DTYPE = np.dtype(DEVICE_FIELDS)
-
 _KIND_AT = np.dtype(STEP_FIELDS[:1]).itemsize
 _RING_ONLY = ("head", "seq", "zero", "spare")
 """Ring bookkeeping; zero in a series, so that a run reads the same before and after sealing."""
@@ -414,46 +421,65 @@ def assemble_ranks(rings: Sequence[RingRecords], *, among: Sequence[RankSeries] 
     notices += [
         _helper_notice(ring) for ring, is_helper in zip(given, helps, strict=True) if is_helper and _has_steps(ring)
     ]
-    notes: list[dict[str, Any]] = []
-    series: list[RankSeries] = []
     settled = _settle(rings, among)
     numbered = _number(settled, notices)
     for ring, rank in numbered:
-        about = ring.about
-        steps = book_waiting(_by_step(ring.slots, STEP, STEP_DTYPE))
-        device_steps = _by_step(ring.slots, DEVICE, DEVICE_DTYPE)
-        device_steps = device_steps[np.isin(device_steps["step"], steps["step"])]
         if ring.lost:
             notices.append(f"Rank {rank}: {ring.lost:,} records were overwritten before they could be read.")
         if ring.torn:
             notices.append(f"Rank {rank}: {ring.torn:,} records could not be read completely.")
-        notes += _notes_of(ring, rank)
-        series.append(
-            RankSeries(
-                identity=about.identity,
-                rank=rank,
-                state=about.state,
-                phase_names=about.phase_names,
-                steps=steps,
-                device_steps=device_steps,
-                anchor_mono_ns=about.anchor_mono_ns,
-                anchor_wall_ns=about.anchor_wall_ns,
-                live_phase=about.live_phase,
-                live_since_ns=about.live_since_ns,
-                lost=ring.lost,
-                torn=ring.torn,
-                hook_failures=about.hook_failures,
-                ended_wall_ns=about.ended_wall_ns,
-                facts=about.facts,
-                groups=about.groups,
-                comm=comm_rows(ring.slots, steps["step"], about.groups),
-                collectives=collective_rows(ring.slots, steps["step"], about.groups),
-            )
-        )
-    series.sort(key=lambda one: (one.identity.attempt, one.rank))
+    ordered = sorted(numbered, key=lambda pair: (pair[0].about.identity.attempt, pair[1]))
+    table = _table_of([ring for ring, _ in ordered])
+    series = [_series(ring, rank, table.rank(place)) for place, (ring, rank) in enumerate(ordered)]
+    notes = [note for ring, rank in numbered for note in _notes_of(ring, rank)]
     pairs = {id(ring): (ring.about.identity.attempt, rank) for ring, rank in numbered}
     shown = {id(ring): pairs.get(id(own)) for ring, own in zip(rings, settled, strict=True)}
     return Assembled(series=series, notes=notes, notices=notices, shown=[shown.get(id(ring)) for ring in given])
+
+
+def _table_of(rings: Sequence[RingRecords]) -> StepTable:
+    """Turn the records of all rings into one table, ring by ring: twice as much as one of them is in memory."""
+    used = [slots_in_use(_phases_of(ring.slots), ring.about.phase_names) for ring in rings]
+    rows = sum(int((_words(ring.slots, _KIND_AT, "<u2") == STEP).sum()) for ring in rings)
+    names = (label for ring in rings for label in phase_labels(ring.about.phase_names))
+    in_use = {label for labels in used for label in labels}
+    builder = TableBuilder(rows, phases_in_order(label for label in dict.fromkeys(names) if label in in_use))
+    for ring in rings:
+        steps = book_waiting(_by_step(ring.slots, STEP, STEP_DTYPE))
+        device = _by_step(ring.slots, DEVICE, DEVICE_DTYPE)
+        builder.add(steps, device[np.isin(device["step"], steps["step"])], ring.about.phase_names)
+    return builder.table()
+
+
+def _phases_of(slots: NDArray[Any]) -> NDArray[Any]:
+    """[n, 16]; times by phase slot, on the host (with ``comm`` if some of it is booked later) and on the device."""
+    steps, device = _slot_rows(slots, STEP, STEP_DTYPE), _slot_rows(slots, DEVICE, DEVICE_DTYPE)
+    waited = np.zeros((1, PHASE_SLOTS), np.uint64)
+    waited[0, COMM] = steps["ddp_exposed_ns"].any()
+    return np.concatenate([steps["phase_ns"], device["phase_ns"], waited])
+
+
+def _series(ring: RingRecords, rank: int, steps: RankSteps) -> RankSeries:
+    about = ring.about
+    return RankSeries(
+        identity=about.identity,
+        rank=rank,
+        state=about.state,
+        phase_names=about.phase_names,
+        steps=steps,
+        anchor_mono_ns=about.anchor_mono_ns,
+        anchor_wall_ns=about.anchor_wall_ns,
+        live_phase=about.live_phase,
+        live_since_ns=about.live_since_ns,
+        lost=ring.lost,
+        torn=ring.torn,
+        hook_failures=about.hook_failures,
+        ended_wall_ns=about.ended_wall_ns,
+        facts=about.facts,
+        groups=about.groups,
+        comm=comm_rows(ring.slots, steps["step"], about.groups),
+        collectives=collective_rows(ring.slots, steps["step"], about.groups),
+    )
 
 
 TrainerKey = tuple[str, int, int, int]
@@ -512,8 +538,8 @@ def _notes_of(ring: RingRecords, rank: int) -> list[dict[str, Any]]:
     about = ring.about
     events = []
     for slot in ring.slots[kinds == NOTE]:
-        _, _, seq, step, length, said = NOTE_SLOT.unpack(slot.tobytes())
-        text = said[:length].decode(errors="replace")
+        _, _, seq, step, length, data = NOTE_SLOT.unpack(slot.tobytes())
+        text = data[:length].decode(errors="replace")
         try:
             values = json.loads(text)
         except (ValueError, RecursionError):
@@ -636,7 +662,7 @@ def _has_steps(ring: RingRecords) -> bool:
 
 
 # -- step columns -----------------------------------------------------------------------------------------------------
-# The steps of all ranks as flat columns, one row per rank, attempt and step, and back.
+# The columns of ``steps.parquet``: a row of the table each, and back.
 #
 # Columns are signed, so that a difference in SQL may be negative; no recorded time comes near 2**63.  A user's phase is
 # a column with its name, whatever slot each rank assigned to it; ``ranks.json`` maps slots to columns.
@@ -656,7 +682,7 @@ STEP_COLUMNS = (
     "ddp_comm_ns",
     "between_ns",
 )
-"""Fields of a step that are columns under their own names."""
+"""Quantities of a step that are columns under their own names."""
 
 BUILTIN_COLUMNS = tuple(f"{name}_ns" for name in BUILTIN_PHASES)
 _LAST = BUILTIN_COLUMNS[OTHER]
@@ -672,84 +698,112 @@ def phase_columns(ranks: Sequence[RankSeries]) -> list[list[str]]:
     """
     given: dict[str, str] = {}
     used: set[str] = set()
+    known: dict[tuple[str, ...], list[str]] = {}
     chosen = []
     for series in ranks:
-        columns: list[str] = []
-        for slot, name in enumerate(series.phase_names):
-            if slot < len(BUILTIN_PHASES):
-                columns.append(BUILTIN_COLUMNS[slot])
-                continue
-            if not name and not series.steps["phase_ns"][:, slot].any():
-                columns.append("")
-                continue
-            label = name or f"slot_{slot}"
-            if label not in given or given[label] in columns:
-                given[label] = _free("phase_" + _UNSAFE.sub("_", label), used)
-                used.add(given[label].casefold())
-            columns.append(given[label])
-        chosen.append(columns)
+        key = series.phase_names
+        unnamed = [label for label in series.steps.table.phases if label in phase_labels(key) and label not in key]
+        has_unnamed = any(series.steps.phase(label).any() for label in unnamed if label not in BUILTIN_PHASES)
+        if has_unnamed or key not in known:
+            columns = list(BUILTIN_COLUMNS)
+            for slot, label in enumerate(phase_labels(key)):
+                if slot < len(BUILTIN_PHASES):
+                    continue
+                if label in phase_labels(key)[:slot] or (not key[slot] and not series.steps.phase(label).any()):
+                    columns.append("")  # of two slots with one name, the first has the time of both
+                    continue
+                if label not in given:
+                    given[label] = _free("phase_" + _UNSAFE.sub("_", label), used)
+                    used.add(given[label].casefold())
+                columns.append(given[label])
+            known[key] = columns
+        chosen.append(known[key])
+        if has_unnamed:
+            del known[key]
     return chosen
 
 
 def to_columns(ranks: Sequence[RankSeries], phases: Sequence[Sequence[str]]) -> dict[str, NDArray[Any]]:
     """Return the columns, rank by rank; device columns are masked where a step has no device times."""
-    counts = [len(series.steps) for series in ranks]
+    table = join_steps([series.steps for series in ranks])
+    counts = np.diff(table.first)
     columns: dict[str, NDArray[Any]] = {
         "rank": np.repeat(np.array([series.rank for series in ranks], np.int64), counts),
         "attempt": np.repeat(np.array([series.identity.attempt for series in ranks], np.int64), counts),
     }
     for name in STEP_COLUMNS:
-        columns[name] = _joined_columns([series.steps[name].astype(np.int64) for series in ranks], np.dtype(np.int64))
-    present = _joined_columns([np.isin(s.steps["step"], s.device_steps["step"]) for s in ranks], np.dtype(bool))
-    own = sorted({name for chosen in phases for name in chosen} - {*BUILTIN_COLUMNS, ""})
+        columns[name] = table.column(name).astype(np.int64)
+    labels = {
+        column: label
+        for series, chosen in zip(ranks, phases, strict=True)
+        for label, column in zip(phase_labels(series.phase_names), chosen, strict=True)
+        if column
+    } | dict(zip(BUILTIN_COLUMNS, BUILTIN_PHASES, strict=True))
+    own = sorted(labels.keys() - {*BUILTIN_COLUMNS})
     names = [*(name for name in BUILTIN_COLUMNS if name != _LAST), *own, _LAST]
     for name in names:
-        columns[name] = np.zeros(sum(counts), np.int64)
-    for name in ("flags", "wall_ns", *names):
-        columns[DEVICE_PREFIX + name] = np.ma.masked_array(np.zeros(sum(counts), np.int64), mask=~present)
-    at = 0
-    for series, chosen in zip(ranks, phases, strict=True):
-        rows = slice(at, at + len(series.steps))
-        has = np.flatnonzero(present[rows]) + at
-        for name in ("flags", "wall_ns"):
-            np.ma.getdata(columns[DEVICE_PREFIX + name])[has] = series.device_steps[name].astype(np.int64)
-        for slot, name in enumerate(chosen):
-            if not name:
-                continue
-            columns[name][rows] = series.steps["phase_ns"][:, slot].astype(np.int64)
-            on_device = series.device_steps["phase_ns"][:, slot].astype(np.int64)
-            np.ma.getdata(columns[DEVICE_PREFIX + name])[has] = on_device
-        at = rows.stop
+        columns[name] = np.minimum(table.phase(labels[name]), LARGEST).astype(np.int64)
+    untimed = np.ones(len(table), np.bool_) if table.timed is None else ~table.timed
+    for name in ("flags", "wall_ns"):
+        values = table.column(DEVICE_PREFIX + name).astype(np.int64)
+        columns[DEVICE_PREFIX + name] = np.ma.masked_array(values, mask=untimed)
+    for name in names:
+        there = table.device_ns is not None and labels[name] in table.phases
+        values = np.zeros(len(table), np.int64)
+        if there and table.device_ns is not None:
+            values[~untimed] = np.minimum(table.device_ns[table.phases.index(labels[name])][~untimed], LARGEST)
+        columns[DEVICE_PREFIX + name] = np.ma.masked_array(values, mask=untimed)
     return columns
 
 
-def steps_of_columns(
-    columns: Mapping[str, NDArray[Any]], rows: slice, chosen: Sequence[str]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``steps`` and ``device_steps`` of one rank; a missing column reads as zero (or as no device times)."""
-    count = rows.stop - rows.start
-    steps = np.zeros(count, STEP_DTYPE)
-    steps["kind"] = STEP
-    for name in STEP_COLUMNS:
-        if name in columns:
-            steps[name] = columns[name][rows]
-    for slot in range(PHASE_SLOTS):
-        if chosen[slot] in columns:
-            steps["phase_ns"][:, slot] = columns[chosen[slot]][rows]
-    wall = columns.get(DEVICE_PREFIX + "wall_ns")
-    if wall is None:
-        return steps, np.zeros(0, DEVICE_DTYPE)
-    present = ~np.ma.getmaskarray(wall[rows])
-    device = np.zeros(int(present.sum()), DEVICE_DTYPE)
-    device["kind"] = DEVICE
-    device["step"] = steps["step"][present]
-    for name in ("flags", "wall_ns"):
-        if DEVICE_PREFIX + name in columns:
-            device[name] = np.ma.getdata(columns[DEVICE_PREFIX + name])[rows][present]
-    for slot in range(PHASE_SLOTS):
-        if DEVICE_PREFIX + chosen[slot] in columns:
-            device["phase_ns"][:, slot] = np.ma.getdata(columns[DEVICE_PREFIX + chosen[slot]])[rows][present]
-    return steps, device
+def table_of_columns(
+    columns: dict[str, Any], counts: Sequence[int], names: Sequence[Sequence[str]], chosen: Sequence[Sequence[str]]
+) -> StepTable:
+    """Return the table; a missing column reads as zero (or as no device times).  Empties ``columns`` meanwhile.
+
+    By rank: the number of its rows, its phase names, and the column of each of its slots.
+    """
+    first = np.cumsum([0, *counts]).astype(np.intp)
+    rows = int(first[-1])
+    step = np.ma.filled(columns.pop("step"), 0).astype(np.int64)
+    plain = {
+        name: np.ma.filled(columns.pop(name), 0).astype(PLAIN[name])
+        for name in (*STEP_COLUMNS, f"{DEVICE_PREFIX}flags")
+        if name in columns and name in PLAIN
+    }
+    timed = None
+    if (wall := columns.pop(f"{DEVICE_PREFIX}wall_ns", None)) is not None:
+        timed = ~np.ma.getmaskarray(wall)
+        plain[f"{DEVICE_PREFIX}wall_ns"] = np.ma.filled(wall, 0).astype(np.float64)
+    ways = _ways_to_read(names, chosen, first)
+    labels = [label for pairs in ways for label, column in pairs if {column, DEVICE_PREFIX + column} & columns.keys()]
+    phases = phases_in_order(labels)
+    phase_ns = np.zeros((len(phases), rows))
+    device_ns = None if timed is None else np.where(timed, 0.0, np.broadcast_to(np.nan, (len(phases), rows)))
+    for pairs, places in ways.items():
+        for label, column in pairs:
+            for out, values in ((phase_ns, columns.get(column)), (device_ns, columns.get(DEVICE_PREFIX + column))):
+                if out is not None and values is not None:
+                    at = phases.index(label)
+                    out[at, places] += np.ma.filled(values, 0)[places]
+    return StepTable(
+        first=first, step=step, plain=plain, phases=phases, phase_ns=phase_ns, device_ns=device_ns, timed=timed
+    )
+
+
+def _ways_to_read(
+    names: Sequence[Sequence[str]], chosen: Sequence[Sequence[str]], first: NDArray[np.intp]
+) -> dict[tuple[tuple[str, str], ...], Any]:
+    """By pairs of phase and column, the rows of the ranks that have these pairs."""
+    ranks: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for rank, (own, columns) in enumerate(zip(names, chosen, strict=True)):
+        pairs = tuple((label, column) for label, column in zip(phase_labels(own), columns, strict=True) if column)
+        ranks.setdefault(pairs, []).append(rank)
+    if len(ranks) == 1:
+        return dict.fromkeys(ranks, slice(None))
+    return {
+        pairs: np.concatenate([np.arange(first[rank], first[rank + 1]) for rank in own]) for pairs, own in ranks.items()
+    }
 
 
 def _free(name: str, used: set[str]) -> str:
@@ -757,7 +811,3 @@ def _free(name: str, used: set[str]) -> str:
     while column.casefold() in used:
         column, number = f"{name}_{number}_ns", number + 1
     return column
-
-
-def _joined_columns(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)

@@ -76,18 +76,18 @@ def test_a_hang_is_told_although_no_step_is_made_and_withdrawn_when_it_is_over(t
         seen = []
 
         async def look() -> None:
-            await looks.look()
+            await looks.evaluate()
             seen.append([finding.kind for finding in live.judged.findings])
 
         for first in (0, 20, 40):
             live.rows(taken_of(cluster.series(), range(first, first + 20)))
-            await looks.look()
+            await looks.evaluate()
         await look()
         hang = write(tmp_path, "node0", range(4))
         await look()
-        at = live.judged.looks
+        at = live.judged.evaluations
         await look()
-        assert live.judged.looks == at  # nothing came: nothing is judged
+        assert live.judged.evaluations == at  # nothing came: nothing is judged
         write_hang(tmp_path, replace(hang, over="recovered", over_wall_ns=130 * S))
         await look()
         return seen

@@ -13,7 +13,8 @@ from gpt_layers import layer_lines, layer_records, write_layer_samples
 
 from stepscope.hub.api.steps import _throughput
 from stepscope.hub.live.live_run import Judged, LiveRun
-from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.runs import Runs
 from stepscope.reports.layers import choose_sample, layers_document
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.paths import LAYERS

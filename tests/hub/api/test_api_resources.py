@@ -19,10 +19,9 @@ RUN = "/api/v1/runs/demo"
 def truth(folder: Path) -> Any:
     """[rank, step] of the demo, straight from its files."""
     run = open_run(folder / "demo")
-    wall = np.stack([series.steps["wall_ns"] for series in run.ranks]).astype(np.float64)
-    phases = np.stack([series.steps["phase_ns"] for series in run.ranks]).astype(np.float64)
-    names = run.ranks[0].phase_names
-    return wall, {name: phases[:, :, slot] for slot, name in enumerate(names) if name}
+    wall = np.stack([series.steps["wall_ns"] for series in run.ranks])
+    names = [name for name in run.ranks[0].phase_names if name]
+    return wall, {name: np.stack([series.steps.phase(name) for series in run.ranks]) for name in names}
 
 
 def test_runs_are_listed_newest_first(hub: Any) -> None:

@@ -21,7 +21,8 @@ from made_runs import record
 from stepscope.cli.finalize import finalize_run
 from stepscope.hub import runs as runs_module
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.runs import Runs, open_ahead, past_run
+from stepscope.hub.past_run import past_run
+from stepscope.hub.runs import Runs, open_ahead
 from stepscope.records.series import RunData
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.documents import NodeInfo, end_run, read_meta, write_meta, write_nodes
@@ -134,7 +135,7 @@ def test_one_run_can_be_served_by_itself(folder: Path) -> None:
 
 def test_a_live_run_has_the_name_it_was_to_have_too(folder: Path) -> None:
     live = LiveRun(name="plain")
-    runs = Runs.of_one(folder / "plain", live, wanted="wanted")
+    runs = Runs.of_live(folder / "plain", live, wanted="wanted")
 
     async def work() -> Any:
         return [await runs.open(name) for name in ("plain", "wanted", "demo")]
@@ -193,11 +194,11 @@ def test_every_step_of_every_rank_is_in_the_model_of_a_past_run(folder: Path) ->
     assert (planes.width, planes.stride, planes.columns) == (600, 1, 8)
     rows = planes.row_of(np.arange(600))
     for column, series in enumerate(data.ranks):
-        np.testing.assert_allclose(planes.held["wall_ns"][rows, column], series.steps["wall_ns"], rtol=1e-6)
-        np.testing.assert_allclose(planes.held["phase:comm"][rows, column], series.steps["phase_ns"][:, 5], rtol=1e-6)
+        np.testing.assert_allclose(planes.arrays["wall_ns"][rows, column], series.steps["wall_ns"], rtol=1e-6)
+        np.testing.assert_allclose(planes.arrays["phase:comm"][rows, column], series.steps.phase("comm"), rtol=1e-6)
     assert (live.rows_taken, live.rows_repeated, live.rows_unknown) == (4800, 0, 0)
     assert live.digests.count == 600
-    assert live.said.events_seen == 5
+    assert live.received.events_seen == 5
 
 
 def test_a_rank_that_died_and_one_that_lost_records_are_no_trouble() -> None:

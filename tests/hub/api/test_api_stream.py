@@ -24,7 +24,8 @@ from stepscope.hub.ingest import tail as tail_module
 from stepscope.hub.ingest.tail import Tail
 from stepscope.hub.limits import ServerLimits
 from stepscope.hub.live.live_run import LiveRun
-from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.runs import Runs
 from stepscope.store.documents import end_run, read_meta
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.live.ring_files import RingSidecar
@@ -102,7 +103,7 @@ def test_steps_and_events_come_as_they_are_made_and_a_client_that_comes_back_mis
 ) -> None:
     growing.grow(20)
     growing.say("first")
-    hub = serve(lambda: Runs.of_one(growing.run_dir, growing.live), streams=Streams(pause_s=0.01))
+    hub = serve(lambda: Runs.of_live(growing.run_dir, growing.live), streams=Streams(pause_s=0.01))
     hub.in_loop(growing.take)
     path, headers = "/api/v1/runs/growing/stream", {"Authorization": f"Bearer {READER}"}
     with hub.client.stream("GET", path, headers=headers) as stream:
@@ -139,7 +140,7 @@ def test_steps_and_events_come_as_they_are_made_and_a_client_that_comes_back_mis
 
 
 def test_a_browser_follows_with_its_cookie(serve: Any, growing: Growing) -> None:
-    hub = serve(lambda: Runs.of_one(growing.run_dir, growing.live), streams=Streams(heartbeat_s=0.05, pause_s=0.01))
+    hub = serve(lambda: Runs.of_live(growing.run_dir, growing.live), streams=Streams(heartbeat_s=0.05, pause_s=0.01))
     with httpx.Client(base_url=hub.url, timeout=60) as browser:
         assert browser.get("/api/v1/runs/growing/stream").status_code == 401
         browser.post("/api/v1/session", json={"token": READER})
@@ -168,7 +169,7 @@ def test_the_first_word_is_what_time_it_is_by_the_runs_clock(
 
 def test_clients_are_counted_and_bounded(serve: Any, growing: Growing) -> None:
     streams = Streams(most=1, heartbeat_s=0.05, pause_s=0.01)
-    hub = serve(lambda: Runs.of_one(growing.run_dir, growing.live), streams=streams)
+    hub = serve(lambda: Runs.of_live(growing.run_dir, growing.live), streams=streams)
     path, headers = "/api/v1/runs/growing/stream", {"Authorization": f"Bearer {READER}"}
     with hub.client.stream("GET", path, headers=headers) as stream:
         found = messages(stream.iter_lines())
@@ -186,7 +187,7 @@ def test_clients_are_counted_and_bounded(serve: Any, growing: Growing) -> None:
 def test_one_who_takes_nothing_is_given_up_and_holds_nothing(serve: Any, growing: Growing) -> None:
     streams = Streams(heartbeat_s=0.05, pause_s=0.001, slow_s=0.1)
     limits = ServerLimits(answer_s=0.5, linger_s=0.2)
-    hub = serve(lambda: Runs.of_one(growing.run_dir, growing.live), streams=streams, limits=limits)
+    hub = serve(lambda: Runs.of_live(growing.run_dir, growing.live), streams=streams, limits=limits)
     with socket.socket() as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.connect(("127.0.0.1", hub.port))
@@ -225,7 +226,7 @@ def test_a_hub_that_ends_with_its_run_says_how_it_ended_and_that_it_goes(serve: 
     opened: list[Runs] = []
 
     def make() -> Runs:
-        opened.append(Runs.of_one(growing.run_dir, growing.live))
+        opened.append(Runs.of_live(growing.run_dir, growing.live))
         return opened[0]
 
     growing.grow(20)
@@ -328,14 +329,13 @@ def test_a_long_run_shows_its_last_steps_first_and_says_when_it_has_all(
     """The whole run is read only when the client has seen its last steps."""
     monkeypatch.setattr(tail_module, "LONG_BYTES", 0)
     monkeypatch.setattr(tail_module, "RECENT_BYTES", 1 << 14)
-    monkeypatch.setattr(runs_module, "FIRST_S", 0.0)
     seen = threading.Event()
     read_whole = runs_module.whole_run
 
     async def patient(run: OpenRun) -> Any:
         while not seen.is_set():
             await asyncio.sleep(0.01)
-        return await read_whole(run)
+        return await read_whole(run, after_s=0.0)
 
     monkeypatch.setattr(runs_module, "whole_run", patient)
     feed = Feed(tmp_path / "runs", "long", Cluster(ranks=2, steps=1000, faults=(slow_at(1, "forward", 30.0),)))

@@ -63,7 +63,7 @@ def test_a_token_for_a_run_does_not_open_another_that_was_to_have_its_name(tmp_p
     tokens = ReaderTokens(tmp_path / "tokens.json")
     first = tokens.create("anna", run_scope("night"), now_s=0.0, seconds=1e12)
     second = tokens.create("bert", run_scope("night-2"), now_s=0.0, seconds=1e12)
-    runs = Runs.of_one(run_dir, LiveRun(name="night-2"), wanted="night")
+    runs = Runs.of_live(run_dir, LiveRun(name="night-2"), wanted="night")
     hub = Hub(lambda: make_app(runs, Readers(READER, named=tokens)))
     try:
         for rest in ("", "/steps", "/files", "/files/summary.json", "/stream"):

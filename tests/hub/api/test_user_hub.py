@@ -110,7 +110,7 @@ def test_a_hub_that_ends_with_its_run_says_how_to_show_it_again(serve: Any, reco
     from stepscope.hub.live.live_run import LiveRun
 
     run_dir = record_run(tmp_path / "my runs", "night", Cluster(ranks=1, steps=5).run())
-    own = serve(lambda: Runs.of_one(run_dir, LiveRun(name="night", run_dir=run_dir)))
+    own = serve(lambda: Runs.of_live(run_dir, LiveRun(name="night", run_dir=run_dir)))
     assert own.get("/api/v1/runs/night").json["reopen"] == f"stepscope serve '{run_dir}' --open"
     kept = serve(lambda: Runs.of_folder(run_dir.parent))
     assert json.loads(kept.get("/api/v1/runs/night").body)["reopen"] is None

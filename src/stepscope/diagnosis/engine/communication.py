@@ -38,7 +38,6 @@ from stepscope.records.collectives import (
     kept_by_itself,
 )
 from stepscope.records.series import RankSeries
-from stepscope.records.steps import COMM
 
 __all__ = [
     "DDP_OP",
@@ -577,23 +576,22 @@ def has_reducer(trained: Sequence[RankSeries]) -> bool:
 
 def find_reducers(
     trained: Sequence[RankSeries],
-    steps: NDArray[np.int64],
     steady: NDArray[np.bool_],
+    ddp_ns: tuple[Floats, Floats],
     blocked_ns: Floats,
     peers: NDArray[np.intp],
 ) -> tuple[Reducer, ...]:
     found = []
     for group in np.unique(peers).tolist():
-        times = {row: _ddp_times(trained[row], steps) for row in np.flatnonzero(peers == group).tolist()}
-        rows = [row for row, (spans, _) in times.items() if (spans > 0).any()]
+        rows = np.flatnonzero((peers == group) & (ddp_ns[0] > 0).any(axis=1))
         if len(rows) < 2:
             continue
-        spans, computes = (np.stack([times[row][which] for row in rows]) for which in (0, 1))
+        spans, computes = ddp_ns[0][rows], ddp_ns[1][rows]
         spans[spans == 0] = np.nan
         exposed = np.where(np.isnan(spans), np.nan, blocked_ns[rows])
         found.append(
             Reducer(
-                rows=np.array(rows, np.intp),
+                rows=rows,
                 backwards=float(np.median(trained[rows[0]].steps["micro_batches"])),
                 **gradients_of(trained[rows[0]].facts.get("ddp")),
                 group=_group_word(trained[rows[0]].facts.get("ddp")),
@@ -611,15 +609,6 @@ def _means(values: Floats) -> Floats:
     """[R]; over the steps that have a value."""
     counts = (~np.isnan(values)).sum(axis=1)
     return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
-
-
-def _ddp_times(series: RankSeries, steps: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """[S] each; how long the exchange and the gradients took according to DDP; 0 where it reported nothing."""
-    rows = series.steps
-    place = np.searchsorted(rows["step"], steps)
-    there = rows["step"][np.minimum(place, len(rows) - 1)] == steps
-    at = np.where(there, place, 0)
-    return np.where(there, rows["ddp_comm_ns"][at], 0.0), np.where(there, rows["ddp_compute_ns"][at], 0.0)
 
 
 def _group_word(ddp: object) -> str:
@@ -676,20 +665,25 @@ def build_communication(
     trained: Sequence[RankSeries],
     steps: NDArray[np.int64],
     steady: NDArray[np.bool_],
-    phase_ns: Floats,
+    comm_ns: Floats,
+    ddp_ns: tuple[Floats, Floats],
     peers: NDArray[np.intp],
 ) -> Communication | None:
-    """None: one rank, or no records.  ``phase_ns`` [P, R, S], built-in phases first; ``peers``: ``Window.groups``."""
+    """None: one rank, or no records.
+
+    ``comm_ns`` [R, S]: phase comm; ``ddp_ns`` [R, S]: how long the exchange and the gradients took according to DDP, 0
+    where it reported nothing; ``peers``: ``Window.groups``.
+    """
     if len(trained) < 2 or not steady.any():
         return None
     numbering = GroupNumbers(trained)
     flows = FlowSums(numbering, steps, steady)
-    blocked_ns = np.zeros(phase_ns.shape[1:]) if has_reducer(trained) else None
+    blocked_ns = np.zeros(comm_ns.shape) if has_reducer(trained) else None
     for row, series in enumerate(trained):
         seen = flows.add(row, series)
         if blocked_ns is not None:
-            blocked_ns[row] = np.maximum(phase_ns[COMM, row] - seen, 0.0)
-    reducers = () if blocked_ns is None else find_reducers(trained, steps, steady, blocked_ns, peers)
+            blocked_ns[row] = np.maximum(comm_ns[row] - seen, 0.0)
+    reducers = () if blocked_ns is None else find_reducers(trained, steady, ddp_ns, blocked_ns, peers)
     if not flows.seen and not reducers:
         return None
     groups = numbering.groups(flows.on_device)

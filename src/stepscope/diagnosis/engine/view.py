@@ -27,6 +27,7 @@ __all__ = [
     "LAUNCHING_PHASES",
     "TimeShare",
     "View",
+    "clock_of",
     "cost_of",
     "epoch_starts",
     "host_excess_ns",
@@ -40,6 +41,7 @@ __all__ = [
     "steps_having",
     "stretches_with",
     "time_share_of",
+    "timed_steps",
     "view_of",
     "waits_for_host",
     "where_stopped",
@@ -49,13 +51,15 @@ __all__ = [
 # -- view -------------------------------------------------------------------------------------------------------------
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Clock = Literal["host", "device"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
     """Like ``Window``, but steady steps only and one clock."""
 
-    clock: Literal["host", "device"]
+    clock: Clock
     window: Window
     """The whole window, with facts, samples and memory; ``rows`` and ``columns`` say which part of it this is."""
     rows: NDArray[np.intp]
@@ -185,14 +189,25 @@ class View:
         return np.zeros_like(self.wall_ns)
 
 
+def timed_steps(there: Bools, timed: Bools) -> Bools:
+    """[S]; the steps that every rank timed on its device that was there; ``there`` and ``timed`` are [R, S]."""
+    return np.asarray(there.any(axis=0) & (timed | ~there).all(axis=0), np.bool_)
+
+
+def clock_of(timed: Bools) -> Clock:
+    """On which clock ranks are compared: the devices', if enough steady steps were timed there (``timed_steps``)."""
+    return "device" if int(timed.sum()) >= thresholds.MIN_STEPS else "host"
+
+
 def view_of(window: Window) -> View:
     steady = window.steady
-    clock: Literal["host", "device"] = "host"
+    clock: Clock = "host"
     phase_ns, wall_ns = window.phase_ns, window.wall_ns
     if window.device_ns is not None:
-        timed = steady & (np.isnan(window.wall_ns) | ~np.isnan(window.device_ns).any(axis=0)).all(axis=0)
-        if timed.sum() >= thresholds.MIN_STEPS:
-            clock, steady, phase_ns = "device", timed, window.device_ns
+        timed = timed_steps(~np.isnan(window.wall_ns), ~np.isnan(window.device_ns).any(axis=0)) & steady
+        clock = clock_of(timed)
+        if clock == "device":
+            steady, phase_ns = timed, window.device_ns
             wall_ns = phase_ns.sum(axis=0)
     kept = _as_index(steady)
     # A rank that died during warm-up has no steady step.
@@ -295,8 +310,6 @@ def _comm_measured(phases: tuple[str, ...], phase_ns: Floats, *, every_rank: boo
 #
 # Shares are of the sum over steps, not of a median step: workers that fall behind make every fourth step wait four
 # times as long, which the median step would not show.
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ All rules use it, live and at the end.  It contains only steps that every live r
 running rank has not finished are left out, and so is every step with a lost record.  For an elastic job the last
 attempt counts.
 
-Everything is an array over ``[rank, step]``; 1,024 ranks of 1,000 steps are built in a fraction of a second.  A window
-over the last n steps is the same with fewer columns: every rule works on either.
+Everything is an array over ``[rank, step]``: a rectangle of the run's step table (``step_table.py``), and a view of it
+where all ranks made the same steps.  A window over the last n steps is the same with fewer columns: every rule works
+on either.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from stepscope.records.collectives import ALIKE_KINDS, OPS, GroupKind, ProcessGr
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords
 from stepscope.records.series import RankSeries, RunData
-from stepscope.records.steps import BUILTIN_PHASES, FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST, FLAG_SAMPLED
+from stepscope.records.steps import FLAG_COMPILED, FLAG_DISCOVERY, FLAG_FIRST, FLAG_SAMPLED
+from stepscope.step_table import Grid, StepTable, join_steps
 
 __all__ = [
     "Apart",
@@ -358,7 +360,7 @@ def exchanged_bytes(ranks: Sequence[RankSeries], steps: NDArray[np.int64]) -> ND
         if series.comm is not None and len(series.comm):
             own = series.comm[np.isin(series.comm["op"], COMBINING)]
             _add_at(found, steps, own["step"].astype(np.int64), own["bytes"].astype(np.float64))
-        synced = series.steps["step"][series.steps["ddp_comm_ns"] > 0].astype(np.int64)
+        synced = series.steps["step"][series.steps["ddp_comm_ns"] > 0]
         _add_at(found, steps, synced, np.full(len(synced), model_bytes(series.facts) or 1.0))
         most = np.maximum(most, found)
     return most
@@ -394,8 +396,8 @@ class Apart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planes:
-    """The arrays of a window: R ranks, S steps, P phases."""
+class Window:
+    """R ranks, S steps, P phases: a rectangle of the run's step table.  Only phases with any time are included."""
 
     wall_ns: NDArray[np.float64]
     """[R, S]; nan where a rank had ended, here and below."""
@@ -416,12 +418,6 @@ class Planes:
     """[R, S]; when the step ended, by the clock of the rank's machine (to a quarter of a microsecond)."""
     flags: NDArray[np.uint16]
     """[R, S]; 0 where a rank had ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window(Planes):
-    """Only phases with any time in them are included."""
-
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     """By rank, in the order of ``ranks``."""
@@ -517,30 +513,36 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
     """Build the window over all steps, or over the ``last`` n."""
     current = last_attempt(run.ranks)
     trained = [series for series in current if len(series.steps)]
-    steps, alive, seen = _complete_steps(trained)
+    table = join_steps([series.steps for series in trained])
+    steps, alive, seen = _complete_steps(trained, table)
     if last is not None and last < len(steps):
         seen -= len(steps) - last
-        steps, alive = steps[-last:], alive[:, -last:]
-        trained, alive = _still_there(trained, alive)
-    names = _phase_names(trained)
-    planes = _fill_planes(trained, steps, alive, names)
-    used = _used(planes.phase_ns)
-    if planes.device_ns is not None:
-        used |= _used(planes.device_ns)  # on NCCL the device waits, never the host
-    begins, ends = _period(planes)
-    warmup, groups = set_apart(steps, planes.wall_ns, planes.flags), peer_groups(trained)
-    in_use: dict[str, Any] = {
-        **vars(planes),
-        "phase_ns": planes.phase_ns[used],
-        "device_ns": None if planes.device_ns is None else planes.device_ns[used],
-    }
+        steps, alive = steps[-last:], None if alive is None else alive[:, -last:]
+        if alive is not None and not alive.any(axis=1).all():
+            there = alive.any(axis=1)  # without the ranks that had ended before the window began
+            trained, alive = [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
+            table = join_steps([series.steps for series in trained])
+    grid = Grid(table, steps, alive)
+    wall_ns, flags = grid(table.column("wall_ns")), grid(table.column("flags"), 0)
+    phases, phase_ns, device_ns = _phases(table, grid)
+    end_wall_ns = _end_wall_ns(trained, grid(table.column("start_ns").astype(np.float64)), wall_ns)
+    begins, ends = _period(end_wall_ns, wall_ns)
+    warmup, groups = set_apart(steps, wall_ns, flags), peer_groups(trained)
+    comm_ns = phase_ns[phases.index("comm")] if "comm" in phases else np.zeros(grid.shape)
+    ddp_ns = grid(table.column("ddp_comm_ns"), 0), grid(table.column("ddp_compute_ns"), 0)
     return Window(
-        **in_use,
+        wall_ns=wall_ns,
+        phase_ns=phase_ns,
+        device_ns=device_ns,
+        between_ns=grid(table.column("between_ns")),
+        **{name: _memory(table, grid, name) for name in ("allocated", "reserved", "peak_allocated")},
+        end_wall_ns=end_wall_ns,
+        flags=flags,
         ranks=tuple(series.rank for series in trained),
         hosts=tuple(series.identity.host for series in trained),
         attempt=current[0].identity.attempt if current else 0,
         steps=steps,
-        phases=tuple(name for name, keep in zip(names, used, strict=True) if keep),
+        phases=phases,
         warmup=warmup,
         left_out=seen - len(steps),
         identities=tuple(series.identity for series in trained),
@@ -550,17 +552,44 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         stages=is_pipeline(trained),
         share_samples=share_samples(trained),
         batches=np.array([_batches(series) for series in trained], np.float64),
-        backwards=_passes(trained, steps, "micro_batches"),
-        forwards=_passes(trained, steps, "forwards"),
+        backwards=grid(table.column("micro_batches"), 0).max(axis=0, initial=0).astype(np.int64),
+        forwards=grid(table.column("forwards"), 0).max(axis=0, initial=0).astype(np.int64),
         splits_sequences=splits_sequences(trained),
         exchanged_bytes=exchanged_bytes(trained, steps),
         routed=routed_bytes(trained, steps),
         samples=tuple(during(run.samples, begins, ends)),
         probes=_probes(run, begins, ends),
         stacks=tuple(during(run.stacks, begins, ends)),
-        communication=build_communication(trained, steps, _steady(steps, warmup), planes.phase_ns, groups),
+        communication=build_communication(trained, steps, _steady(steps, warmup), comm_ns, ddp_ns, groups),
         layers=_layers_of(run, current[0].identity.attempt if current else 0),
     )
+
+
+def _phases(table: StepTable, grid: Grid) -> tuple[tuple[str, ...], NDArray[np.float64], NDArray[np.float64] | None]:
+    """The phases with any time in these steps, and their times on the host and on the device."""
+    phase_ns = grid(table.phase_ns)
+    device_ns = None if table.device_ns is None else grid(table.device_ns)
+    used = _used(phase_ns)
+    if device_ns is not None:
+        used |= _used(device_ns)  # on NCCL the device waits, never the host
+    if used.all():
+        return table.phases, phase_ns, device_ns
+    names = tuple(name for name, keep in zip(table.phases, used, strict=True) if keep)
+    return names, phase_ns[used], None if device_ns is None else device_ns[used]
+
+
+def _memory(table: StepTable, grid: Grid, name: str) -> NDArray[np.float64]:
+    if name not in table.plain:
+        return np.broadcast_to(np.float64(np.nan), grid.shape)  # takes no memory
+    levels = grid(table.column(name))
+    return np.where(levels > 0, levels, np.nan)
+
+
+def _end_wall_ns(
+    trained: Sequence[RankSeries], start_ns: NDArray[np.float64], wall_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    offsets = np.array([series.anchor_wall_ns - series.anchor_mono_ns for series in trained], np.float64)
+    return start_ns + wall_ns + offsets[:, None]
 
 
 def _layers_of(run: RunData, attempt: int) -> LayerRecords:
@@ -571,72 +600,11 @@ def _layers_of(run: RunData, attempt: int) -> LayerRecords:
     return LayerRecords(models=run.layers.models, samples=own, trails=trails)
 
 
-def _still_there(trained: Sequence[RankSeries], alive: NDArray[np.bool_]) -> tuple[list[RankSeries], NDArray[np.bool_]]:
-    """Drop the ranks that had ended before the window began."""
-    there = np.asarray(alive.any(axis=1))
-    return [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
-
-
-def _fill_planes(
-    trained: Sequence[RankSeries], steps: NDArray[np.int64], alive: NDArray[np.bool_], names: list[str]
-) -> Planes:
-    shape = (len(trained), len(steps))
-    timed = any(len(series.device_steps) for series in trained)
-    sampled = any(series.steps["reserved"].any() for series in trained)
-    nowhere = np.broadcast_to(np.float64(np.nan), shape)  # takes no memory
-
-    def unknown() -> NDArray[np.float64]:
-        return np.full(shape, np.nan)
-
-    planes = Planes(
-        wall_ns=unknown(),
-        phase_ns=np.full((len(names), *shape), np.nan),
-        device_ns=np.full((len(names), *shape), np.nan) if timed else None,
-        between_ns=unknown(),
-        allocated=unknown() if sampled else nowhere,
-        reserved=unknown() if sampled else nowhere,
-        peak_allocated=unknown() if sampled else nowhere,
-        end_wall_ns=unknown(),
-        flags=np.zeros(shape, np.uint16),
-    )
-    for index, series in enumerate(trained):
-        _put(planes, index, series, steps, alive[index], names)
-    return planes
-
-
-def _put(
-    planes: Planes,
-    index: int,
-    series: RankSeries,
-    steps: NDArray[np.int64],
-    there: NDArray[np.bool_],
-    names: list[str],
-) -> None:
-    # A slice instead of a mask where nothing is missing saves copying every array.
-    at: Any = slice(None) if there.all() else there
-    rows = series.steps
-    if len(rows) != len(steps) or not there.all():
-        rows = rows[np.searchsorted(rows["step"], steps[there])]
-    planes.wall_ns[index, at] = rows["wall_ns"]
-    planes.flags[index, at] = rows["flags"]
-    planes.between_ns[index, at] = rows["between_ns"]
-    memory = ("allocated", planes.allocated), ("reserved", planes.reserved), ("peak_allocated", planes.peak_allocated)
-    for column, plane in memory if planes.reserved.flags.writeable else ():
-        plane[index, at] = np.where(rows[column] > 0, rows[column], np.nan)
-    offset = series.anchor_wall_ns - series.anchor_mono_ns
-    planes.end_wall_ns[index, at] = rows["start_ns"].astype(np.float64) + rows["wall_ns"] + offset
-    _fill(planes.phase_ns[:, index], at, rows["phase_ns"], series, names)
-    if planes.device_ns is not None:
-        found, device_rows = _device_rows(series, steps)
-        _fill(planes.device_ns[:, index], found, device_rows["phase_ns"], series, names)
-
-
-def _period(planes: Planes) -> tuple[float, float]:
+def _period(end_wall_ns: NDArray[np.float64], wall_ns: NDArray[np.float64]) -> tuple[float, float]:
     """From the start of the first step to the end of the last, on the wall clock; start-up is excluded."""
-    if not planes.wall_ns.size:
+    if not wall_ns.size:
         return 0.0, 0.0
-    starts = planes.end_wall_ns - planes.wall_ns
-    return float(np.nanmin(starts)), float(np.nanmax(planes.end_wall_ns))
+    return float(np.nanmin(end_wall_ns - wall_ns)), float(np.nanmax(end_wall_ns))
 
 
 def _probes(run: RunData, begins: float, ends: float) -> tuple[dict[str, Any], ...]:
@@ -648,8 +616,8 @@ def _probes(run: RunData, begins: float, ends: float) -> tuple[dict[str, Any], .
 def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
     if not len(steps):
         return np.zeros(0)
-    said = series.steps["ddp_compute_ns"]
-    return np.asarray(said[(said > 0) & (series.steps["step"] >= steps[0])], np.float64)
+    took_ns: NDArray[np.float64] = series.steps["ddp_compute_ns"]
+    return took_ns[(took_ns > 0) & (series.steps["step"] >= steps[0])]
 
 
 def _batches(series: RankSeries) -> float:
@@ -658,26 +626,17 @@ def _batches(series: RankSeries) -> float:
     return taken or float(np.median(series.steps["micro_batches"]))
 
 
-def _passes(trained: Sequence[RankSeries], steps: NDArray[np.int64], name: str) -> NDArray[np.int64]:
-    """[S]; on the rank with the most."""
-    most = np.zeros(len(steps), np.int64)
-    for series in trained:
-        own = series.steps["step"].astype(np.int64)
-        at = np.minimum(np.searchsorted(own, steps), max(len(own) - 1, 0))
-        there = own[at] == steps
-        most[there] = np.maximum(most[there], series.steps[name][at[there]])
-    return most
-
-
-def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
-    """The steps to compare, which ranks were alive in them [R, S], and how many steps any rank recorded."""
+def _complete_steps(
+    trained: Sequence[RankSeries], table: StepTable
+) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None, int]:
+    """The steps to compare, which ranks were alive in them [R, S] (None: all), and how many steps any rank recorded."""
     if not trained:
-        return np.zeros(0, np.int64), np.zeros((0, 0), np.bool_), 0
-    numbers = [series.steps["step"].astype(np.int64) for series in trained]
-    first = numbers[0]
-    if all(len(own) == len(first) and (own == first).all() for own in numbers):
-        return first, np.ones((len(trained), len(first)), np.bool_), len(first)
-    universe = np.unique(np.concatenate(numbers))
+        return np.zeros(0, np.int64), None, 0
+    shared = table.shared_steps()
+    if shared is not None:
+        return shared, None, len(shared)
+    numbers = [series.steps["step"] for series in trained]
+    universe = np.unique(table.step)
     have = np.stack([np.isin(universe, own, assume_unique=True) for own in numbers])
     alive = np.ones_like(have)
     complete = np.ones(len(universe), np.bool_)
@@ -688,30 +647,6 @@ def _complete_steps(trained: Sequence[RankSeries]) -> tuple[NDArray[np.int64], N
             complete &= universe <= own[-1]
     complete &= (have | ~alive).all(axis=0)
     return universe[complete], alive[:, complete], len(universe)
-
-
-def _phase_names(trained: Sequence[RankSeries]) -> list[str]:
-    """Built-in phases in their order, then the users' of any rank; ranks may have given one slot different names."""
-    names = list(BUILTIN_PHASES)
-    for own in dict.fromkeys(series.phase_names for series in trained):
-        names.extend(name for name in own if name and name not in names)
-    return names
-
-
-def _fill(out: NDArray[np.float64], at: Any, by_slot: NDArray[Any], series: RankSeries, names: list[str]) -> None:
-    """Copy a rank's times ``[step, slot]`` into its ``[phase, step]`` plane, by the names it gave its slots."""
-    out[:, at] = 0.0
-    for slot, name in enumerate(series.phase_names):
-        if name:
-            out[names.index(name), at] = by_slot[:, slot]
-
-
-def _device_rows(series: RankSeries, steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[Any]]:
-    """Where in ``steps`` there are device times, and their rows."""
-    _, found, rows = np.intersect1d(
-        steps, series.device_steps["step"].astype(np.int64), assume_unique=True, return_indices=True
-    )
-    return found, series.device_steps[rows]
 
 
 def _steady(steps: NDArray[np.int64], warmup: Sequence[Apart]) -> NDArray[np.bool_]:

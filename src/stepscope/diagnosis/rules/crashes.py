@@ -34,7 +34,6 @@ from stepscope.records.collectives import OPS, group_name
 from stepscope.records.finding import Finding
 from stepscope.records.memory_errors import memory_cause
 from stepscope.records.series import ALIVE, RankError, RankSeries, RunData
-from stepscope.records.steps import CHECKPOINT
 from stepscope.records.text import bytes_text, named_ranks
 
 __all__ = [
@@ -634,7 +633,7 @@ def _last_step(series: RankSeries | None) -> int | None:
 def _phase(series: RankSeries | None) -> str | None:
     if series is None or not 0 <= series.live_phase < len(series.phase_names):
         return None
-    last = series.steps[-1:]
+    last = series.steps.part(slice(-1, None))
     if len(last) and 0 < series.live_since_ns < int(last["start_ns"][0]) + int(last["wall_ns"][0]):
         return None  # of a lost node: it reported this phase before it sent its last step
     return series.phase_names[series.live_phase] or None
@@ -709,7 +708,7 @@ def _last_call(run: RunData, attempt: Attempt, lead: Failure) -> dict[str, Any] 
 def _cost(attempt: Attempt) -> dict[str, Any]:
     """What has to be repeated: the time since the last checkpoint that any rank wrote, else all of it."""
     trained = [series for series in attempt.series if len(series.steps)]
-    total = max((float(series.steps["wall_ns"].astype(np.float64).sum()) for series in trained), default=0.0)
+    total = max((float(series.steps["wall_ns"].sum()) for series in trained), default=0.0)
     lost = min((_since_checkpoint(series) for series in trained), default=0.0)
     seconds = lost / 1e9
     return {
@@ -723,12 +722,12 @@ def _cost(attempt: Attempt) -> dict[str, Any]:
 def _since_checkpoint(series: RankSeries) -> float:
     saved = _checkpoint_step(series)
     since = 0 if saved is None else int(np.searchsorted(series.steps["step"], saved)) + 1
-    return float(series.steps["wall_ns"][since:].astype(np.float64).sum())
+    return float(series.steps["wall_ns"][since:].sum())
 
 
 def _checkpoint_step(series: RankSeries) -> int | None:
     """The last step in which this rank saved something."""
-    saved = np.flatnonzero(series.steps["phase_ns"][:, CHECKPOINT] > 0)
+    saved = np.flatnonzero(series.steps.phase("checkpoint") > 0)
     return int(series.steps["step"][saved[-1]]) if len(saved) else None
 
 

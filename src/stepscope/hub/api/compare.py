@@ -27,7 +27,8 @@ import msgspec
 from stepscope.errors import StepscopeError
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.responses import ApiError
-from stepscope.hub.runs import CHECK_S, READING_SHARE, Runs, changed_of
+from stepscope.hub.open_run import CHECK_S, READING_SHARE
+from stepscope.hub.runs import Runs, changed_of
 from stepscope.records.text import bytes_text, ms_text
 from stepscope.store.catalog import run_entry
 from stepscope.store.file_io import read_document

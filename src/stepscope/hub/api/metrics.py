@@ -17,7 +17,8 @@ from stepscope.hub.api.responses import Exposition
 from stepscope.hub.api.runs import findings_of, status_of
 from stepscope.hub.api.samples import NodeNow, nodes_of
 from stepscope.hub.api.stream import Streams
-from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.runs import Runs
 from stepscope.records import run_clock
 
 if TYPE_CHECKING:

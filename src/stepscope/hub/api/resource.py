@@ -19,7 +19,8 @@ from starlette.routing import Route
 from stepscope import __version__
 from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN, why_forged
 from stepscope.hub.api.responses import ApiError, Body, answer, failure
-from stepscope.hub.runs import OpenRun, Runs
+from stepscope.hub.open_run import OpenRun
+from stepscope.hub.runs import Runs
 
 __all__ = ["Asked", "Parameter", "Resource", "openapi", "route_of"]
 

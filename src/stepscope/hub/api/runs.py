@@ -22,7 +22,7 @@ from stepscope.hangs.report import told_of
 from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.responses import ApiError, Body, json_body
-from stepscope.hub.runs import OpenRun
+from stepscope.hub.open_run import OpenRun
 from stepscope.reports.layout import finding_price
 from stepscope.reports.sections import listed_steps
 from stepscope.store.catalog import RunEntry
@@ -35,9 +35,14 @@ __all__ = [
     "FILE_RESOURCES",
     "FINDING_RESOURCES",
     "RUN_RESOURCES",
+    "collectives_document",
     "findings_of",
+    "hangs_document",
+    "list_files",
     "read_piece",
+    "run_document",
     "status_of",
+    "summary_document",
 ]
 
 # -- findings and status ----------------------------------------------------------------------------------------------
@@ -166,8 +171,8 @@ def _found(verdict: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return {} if verdict is None else {"verdict": verdict["title"], "severity": verdict["severity"]}
 
 
-def _one(asked: Asked) -> Mapping[str, Any]:
-    run = asked.run
+def run_document(run: OpenRun, folder: str | None = None) -> dict[str, Any]:
+    """``folder``: where it is, as text, if this hub serves several folders."""
     found, labels = findings_of(run), run.labels()
     return {
         "id": run.id,
@@ -175,7 +180,7 @@ def _one(asked: Asked) -> Mapping[str, Any]:
         "label": labels.name or run.name,
         "tags": list(labels.tags),
         "note": labels.note,
-        "folder": asked.runs.folder_of(run.path),
+        "folder": folder,
         "reopen": _reopen(run),
         "reading": run.live.partial,
         **status_of(run),
@@ -208,7 +213,7 @@ RUN_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}",
         about="A run: its status, context (command, git, environment) and verdict.",
-        answer=_one,
+        answer=lambda asked: run_document(asked.run, asked.runs.folder_of(asked.run.path)),
     ),
 )
 
@@ -283,17 +288,13 @@ CHANGE_RESOURCES = (
 # -- finding resources ------------------------------------------------------------------------------------------------
 
 
-def _findings(asked: Asked) -> Mapping[str, Any]:
-    return findings_of(asked.run)
-
-
-async def _hangs(asked: Asked) -> Mapping[str, Any]:
+async def hangs_document(run: OpenRun) -> dict[str, Any]:
     # Judging hangs together takes as much time as a summary: skip it if there are no records.
-    there, unread = await asyncio.to_thread(read_hang_records, asked.run.path)
-    hangs = await asked.run.hangs() if there else ()
+    there, unread = await asyncio.to_thread(read_hang_records, run.path)
+    hangs = await run.hangs() if there else ()
     rows = [
         {
-            **told_of(hang, over=asked.run.over).to_dict(),
+            **told_of(hang, over=run.over).to_dict(),
             "steps": listed_steps(hang),
             "file": hang_path(Path(), hang.host, hang.number).as_posix(),
         }
@@ -302,14 +303,14 @@ async def _hangs(asked: Asked) -> Mapping[str, Any]:
     return {"hangs": rows, "unread": list(unread)}
 
 
-async def _summary(asked: Asked) -> Mapping[str, Any]:
-    whole, wanted = await asked.run.summary(), asked.values["keys"]
-    chosen = {key: whole[key] for key in whole if key in wanted} if wanted else whole
-    return {"live": asked.run.document is None, "summary": chosen}
+async def summary_document(run: OpenRun, *, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    whole = await run.summary()
+    chosen = {key: whole[key] for key in whole if key in keys} if keys else whole
+    return {"live": run.document is None, "summary": chosen}
 
 
-async def _collectives(asked: Asked) -> Mapping[str, Any]:
-    found = (await asked.run.summary()).get("communication")
+async def collectives_document(run: OpenRun) -> dict[str, Any]:
+    found = (await run.summary()).get("communication")
     return {"measured": None, "groups": [], "groups_left_out": 0, **(found if isinstance(found, Mapping) else {})}
 
 
@@ -317,24 +318,24 @@ FINDING_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/findings",
         about="The findings, most severe first, each with cost, evidence and advice; the first is the verdict.",
-        answer=_findings,
+        answer=lambda asked: findings_of(asked.run),
     ),
     Resource(
         path="/api/v1/runs/{run}/hangs",
         about="The hangs: culprits, victims, stacks, Flight Recorder data. A hang seen by several hosts is reported as "
         "one, as in `/summary`; `parts` has each host's record.",
-        answer=_hangs,
+        answer=lambda asked: hangs_document(asked.run),
     ),
     Resource(
         path="/api/v1/runs/{run}/summary",
         about="The contents of summary.json (docs/schema.md); for an active run, of its last steps.",
-        answer=_summary,
+        answer=lambda asked: summary_document(asked.run, **asked.values),
         parameters=(Parameter(name="keys", about="keys to return, separated by commas; default: all", kind="texts"),),
     ),
     Resource(
         path="/api/v1/runs/{run}/collectives",
         about="Communication by process group: operations, bytes, exposed time, which ranks are waited for.",
-        answer=_collectives,
+        answer=lambda asked: collectives_document(asked.run),
     ),
 )
 

@@ -13,15 +13,25 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.hub.api.resource import Asked, Parameter, Resource
+from stepscope.hub.api.resource import Parameter, Resource
 from stepscope.hub.api.responses import ApiError
 from stepscope.hub.live.lines import of_kind, parse_raw
 from stepscope.hub.live.registry import ENDED
-from stepscope.hub.runs import OpenRun
+from stepscope.hub.open_run import OpenRun
 from stepscope.store.live.sample_files import OVER, span_of
 from stepscope.store.paths import SAMPLES, STACKS
 
-__all__ = ["RESOURCES", "WHO", "NodeNow", "nodes_of", "sample_series"]
+__all__ = [
+    "RESOURCES",
+    "WHO",
+    "NodeNow",
+    "events_document",
+    "nodes_document",
+    "nodes_of",
+    "sample_series",
+    "samples_document",
+    "stacks_document",
+]
 
 
 # -- sample series ----------------------------------------------------------------------------------------------------
@@ -197,7 +207,7 @@ def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
     live = run.live
     registry = live.registry
     joined = {str(info.node): info for info in run.nodes() if not info.replaced_by}
-    names = sorted({*registry.nodes, *joined, *live.said.nodes(SAMPLES)}, key=lambda name: (len(name), name))
+    names = sorted({*registry.nodes, *joined, *live.received.nodes(SAMPLES)}, key=lambda name: (len(name), name))
     places = {name: place for place, name in enumerate(registry.nodes)}
     ranks, living, hosts = _counted(run)
     spans = _spans(run)
@@ -251,7 +261,7 @@ def _spans(run: OpenRun) -> dict[int, list[list[int]]]:
 
 
 def _last_figures(run: OpenRun, node: str) -> dict[str, Any]:
-    last = run.live.said.last(SAMPLES, node, "host", look_at=_TAIL)
+    last = run.live.received.last(SAMPLES, node, "host", among=_TAIL)
     return {} if last is None else {name: last[name] for name in ("wall_ns", *_FIGURES) if name in last}
 
 
@@ -266,54 +276,63 @@ MOST_PARSED = 20_000
 NODES = Parameter(name="nodes", about="names, separated by commas; default: all", kind="texts", many=256)
 
 
-def _events(asked: Asked) -> Mapping[str, Any]:
-    live, after, limit = asked.run.live, asked.values["after"], asked.values["limit"]
-    found = live.events(after, limit=limit)
-    wanted = asked.values["event"]
-    chosen = [event for event in found if not wanted or event.get("event") in wanted]
-    return {"total": live.said.events_seen, "next": found[-1]["number"] if found else after, "events": chosen}
+def events_document(run: OpenRun, *, after: int = 0, limit: int = 1000, event: Sequence[str] = ()) -> dict[str, Any]:
+    """``event``: kinds; none: all."""
+    found = run.live.events(after, limit=limit)
+    chosen = [record for record in found if not event or record.get("event") in event]
+    return {"total": run.live.received.events_seen, "next": found[-1]["number"] if found else after, "events": chosen}
 
 
-async def _samples(asked: Asked) -> Mapping[str, Any]:
-    await asked.run.sampled()
-    values, said = asked.values, asked.run.live.said
-    raw = list(said.raw(SAMPLES, values["nodes"] or said.nodes(SAMPLES)))
+async def samples_document(
+    run: OpenRun,
+    *,
+    kind: str = "host",
+    nodes: Sequence[str] | None = None,
+    fields: Sequence[str] = (),
+    first_ns: int | None = None,
+    last_ns: int | None = None,
+    bins: int = 512,
+    stat: Statistic = "mean",
+    limit: int = 256,
+) -> dict[str, Any]:
+    await run.sampled()
+    raw = list(run.live.received.raw(SAMPLES, nodes or run.live.received.nodes(SAMPLES)))
     if len(raw) > MOST_LINES:
         raise ApiError(400, "too many samples for one request; select nodes with the parameter nodes")
 
     def made() -> dict[str, Any]:
-        span_ns = values["first_ns"], values["last_ns"]
+        span_ns = first_ns, last_ns
         return sample_series(
-            parse_raw(of_kind(raw, values["kind"], span_ns, MOST_PARSED)),
-            kind=values["kind"],
-            fields=values["fields"],
+            parse_raw(of_kind(raw, kind, span_ns, MOST_PARSED)),
+            kind=kind,
+            fields=fields,
             span_ns=span_ns,
-            bins=values["bins"],
-            statistic=values["stat"],
-            most=values["limit"],
+            bins=bins,
+            statistic=stat,
+            most=limit,
         )
 
     return await asyncio.to_thread(made)
 
 
-def _stacks(asked: Asked) -> Mapping[str, Any]:
-    live, rank = asked.run.live, asked.values["rank"]
-    found = live.stacks(nodes=asked.values["nodes"] or None, limit=asked.values["limit"])
+def stacks_document(
+    run: OpenRun, *, rank: int | None = None, nodes: Sequence[str] | None = None, limit: int = 1000
+) -> dict[str, Any]:
+    found = run.live.stacks(nodes=nodes or None, limit=limit)
     return {"stacks": [stack for stack in found if rank is None or stack.get("rank") == rank], "file": STACKS}
 
 
-async def _nodes(asked: Asked) -> Mapping[str, Any]:
-    await asked.run.sampled()
-    start, limit = asked.values["start"], asked.values["limit"]
-    total, found = nodes_of(asked.run, start, limit)
-    return {"total": total, "nodes": [asdict(node) for node in found], "refused": asked.run.refused()}
+async def nodes_document(run: OpenRun, *, start: int = 0, limit: int = 1000) -> dict[str, Any]:
+    await run.sampled()
+    total, found = nodes_of(run, start, limit)
+    return {"total": total, "nodes": [asdict(node) for node in found], "refused": run.refused()}
 
 
 RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/events",
         about="Events, in the order in which the hub received them; pass next as after in the next request.",
-        answer=_events,
+        answer=lambda asked: events_document(asked.run, **asked.values),
         parameters=(
             Parameter(name="after", about="number of the last event already received", default=0),
             Parameter(name="limit", about="maximum number", default=1000, least=1, most=MOST_EVENTS),
@@ -323,7 +342,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/samples",
         about="Samples as curves: measurements of hosts, processes, GPUs or probes in time bins.",
-        answer=_samples,
+        answer=lambda asked: samples_document(asked.run, **asked.values),
         parameters=(
             Parameter(name="kind", about="source of the samples", kind="choice", default="host", choices=tuple(WHO)),
             NODES,
@@ -344,7 +363,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/stacks",
         about="Sampled stacks of ranks, by line.",
-        answer=_stacks,
+        answer=lambda asked: stacks_document(asked.run, **asked.values),
         parameters=(
             Parameter(name="rank", about="only this rank"),
             NODES,
@@ -354,7 +373,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/nodes",
         about="The nodes: ranks, clock, round trip, data sent, and latest sample.",
-        answer=_nodes,
+        answer=lambda asked: nodes_document(asked.run, **asked.values),
         parameters=(
             Parameter(name="start", about="how many to skip", default=0),
             Parameter(name="limit", about="maximum number", default=1000, least=1, most=20_000),

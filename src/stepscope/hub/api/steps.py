@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.responses import ApiError, Body
 from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.open_run import OpenRun
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords
 from stepscope.records.paths import error_path, log_of_rank
@@ -32,10 +33,16 @@ __all__ = [
     "MOST_BINS",
     "RANK_RESOURCES",
     "RESOURCES",
+    "HeatMap",
     "Statistic",
     "heat_map",
+    "metrics_document",
     "pack_heat",
+    "rank_document",
     "rank_series",
+    "ranks_document",
+    "sampled_layers",
+    "steps_document",
 ]
 
 # -- heat map ---------------------------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def heat_map(
     exact, known_from = live.planes.stride == 1 and first >= live.planes.oldest, 0
     if value in ("work", "wall"):
         found = _of_planes(live, value, order, first, last) if exact else _of_bins(live, value, order, first, last)
-    elif _plane_of(value) in live.planes.held or (value in ON_DEVICE and "device" in live.planes.held):
+    elif _plane_of(value) in live.planes.arrays or (value in ON_DEVICE and "device" in live.planes.arrays):
         exact, known_from = True, live.planes.oldest
         found = _of_planes(live, value, order, max(first, live.planes.oldest), last)
     else:
@@ -145,17 +152,17 @@ def _of_planes(
     name = _plane_of(value)
     rows = planes.row_of(kept)
     if value in ON_DEVICE:
-        parts = [own for own in planes.held if own.startswith(DEVICE) and own != _skipped(value)]
+        parts = [own for own in planes.arrays if own.startswith(DEVICE) and own != _skipped(value)]
         plane = np.zeros((len(rows), len(order)), np.float32)
         for part in parts:
-            plane += _picked(planes.held[part], rows, order)
-    elif name in planes.held:
-        plane = _picked(planes.held[name], rows, order)
+            plane += _picked(planes.arrays[part], rows, order)
+    elif name in planes.arrays:
+        plane = _picked(planes.arrays[name], rows, order)
     else:
         return np.zeros((len(order), 0), np.float32), kept[:0], kept[:0]
-    if value == "work" and "phase:comm" in planes.held:
-        plane = plane - _picked(planes.held["phase:comm"], rows, order)
-    there = _picked(planes.held["device"] if name.startswith(DEVICE) else planes.have, rows, order)
+    if value == "work" and "phase:comm" in planes.arrays:
+        plane = plane - _picked(planes.arrays["phase:comm"], rows, order)
+    there = _picked(planes.arrays["device"] if name.startswith(DEVICE) else planes.have, rows, order)
     if value in MEMORY:
         there = there & (plane > 0)  # 0: not sampled in that step
     if not there.all():
@@ -238,11 +245,12 @@ FIRST = Parameter(name="first", about="first step", default=0)
 LAST = Parameter(name="last", about="last step; default: the newest")
 
 
-def _steps(asked: Asked) -> Mapping[str, Any]:
-    first, last, bins, worst = (asked.values[name] for name in ("first", "last", "bins", "worst"))
-    found = asked.run.live.steps(first, last, bins=bins)
+def steps_document(
+    run: OpenRun, *, first: int = 0, last: int | None = None, bins: int = 512, worst: int = 4
+) -> dict[str, Any]:
+    found = run.live.steps(first, last, bins=bins)
     found["worst"] = [rows[:worst] for rows in found["worst"]]
-    return {"attempt": asked.run.live.registry.attempt, **found}
+    return {"attempt": run.live.registry.attempt, **found}
 
 
 async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
@@ -286,11 +294,10 @@ def _numbers(heat: HeatMap) -> list[list[int | None]]:
     return [[None if value != value else round(value) for value in row] for row in heat.cells.tolist()]
 
 
-def _metrics(asked: Asked) -> Mapping[str, Any]:
-    live = asked.run.live
-    first, last, bins = (asked.values[name] for name in ("first", "last", "bins"))
+def metrics_document(run: OpenRun, *, first: int = 0, last: int | None = None, bins: int = 512) -> dict[str, Any]:
+    live = run.live
     last = max(0, live.planes.newest) if last is None else last
-    rates = _throughput(asked.run.throughput(), first, last, bins)
+    rates = _throughput(run.throughput(), first, last, bins)
     return {"metrics": [*live.noted.curves(first, last, bins), *rates], "left_out": len(live.noted.left_out)}
 
 
@@ -326,7 +333,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/metrics",
         about="The numbers that the script gave to `stepscope.note()`, and the throughput, over steps.",
-        answer=_metrics,
+        answer=lambda asked: metrics_document(asked.run, **asked.values),
         parameters=(
             FIRST,
             LAST,
@@ -336,7 +343,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/steps",
         about="Steps across all ranks: quantiles of duration, work and each phase, worst ranks, device memory, start.",
-        answer=_steps,
+        answer=lambda asked: steps_document(asked.run, **asked.values),
         parameters=(
             FIRST,
             LAST,
@@ -393,7 +400,7 @@ def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: in
     counts = np.diff(np.append(starts, len(rows)))
 
     def mean(name: str) -> list[int]:
-        values = planes.held[name][rows, column].astype(np.float64)
+        values = planes.arrays[name][rows, column].astype(np.float64)
         return [round(value) for value in (np.add.reduceat(values, starts) / counts).tolist()]
 
     steps: dict[str, Any] = {
@@ -403,11 +410,11 @@ def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: in
         "phase_ns": {name: mean(f"phase:{name}") for name in live.used_phases()},
         "device_ns": _device_series(live, rows, column, starts),
         "memory_bytes": {
-            name: _most(planes.held[name][rows, column], starts) for name in MEMORY if name in planes.held
+            name: _most(planes.arrays[name][rows, column], starts) for name in MEMORY if name in planes.arrays
         },
-        "start_wall_ns": _walls(live, column, planes.held["start_ns"][rows[starts], column]),
-        "flags": np.bitwise_or.reduceat(planes.held["flags"][rows, column], starts).tolist()
-        if "flags" in planes.held
+        "start_wall_ns": _walls(live, column, planes.arrays["start_ns"][rows[starts], column]),
+        "flags": np.bitwise_or.reduceat(planes.arrays["flags"][rows, column], starts).tolist()
+        if "flags" in planes.arrays
         else [0] * len(starts),
     }
     return {"steps": steps, "past": _past(live, rank, first, last, bins)}
@@ -417,14 +424,14 @@ def _device_series(
     live: LiveRun, rows: NDArray[np.intp], column: int, starts: NDArray[np.intp]
 ) -> dict[str, list[int | None]]:
     """By phase, the mean over the timed steps of each bin; None where none was timed."""
-    held = live.planes.held
-    if "device" not in held:
+    arrays = live.planes.arrays
+    if "device" not in arrays:
         return {}
-    timed = np.add.reduceat(held["device"][rows, column], starts, dtype=np.float64)
+    timed = np.add.reduceat(arrays["device"][rows, column], starts, dtype=np.float64)
     found: dict[str, list[int | None]] = {}
-    for name in sorted(held):
+    for name in sorted(arrays):
         if name.startswith("device:"):
-            sums = np.add.reduceat(held[name][rows, column].astype(np.float64), starts).tolist()
+            sums = np.add.reduceat(arrays[name][rows, column].astype(np.float64), starts).tolist()
             found[name.partition(":")[2]] = [
                 round(total / count) if count else None for total, count in zip(sums, timed.tolist(), strict=True)
             ]
@@ -472,29 +479,40 @@ MOST_MODULES = 1000
 LARGEST_RANK = (1 << 31) - 1
 
 
-def _ranks(asked: Asked) -> Mapping[str, Any]:
-    live, values = asked.run.live, asked.values
+def ranks_document(
+    run: OpenRun,
+    *,
+    start: int = 0,
+    limit: int = 1000,
+    order: str = "rank",
+    ranks: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """``ranks``: first and last."""
+    live = run.live
     orders = ("rank", "work", "wall", *live.used_phases(), *(f"device:{name}" for name in live.device_means()))
-    if values["order"] not in orders:
+    if order not in orders:
         raise ApiError(400, f"order must be one of {', '.join(orders)}")
-    chosen = values["ranks"]
-    if chosen is not None and chosen[1] - chosen[0] >= MOST_RANKS:
+    if ranks is not None and ranks[1] - ranks[0] >= MOST_RANKS:
         raise ApiError(400, f"at most {MOST_RANKS} ranks at a time")
-    numbers = None if chosen is None else range(chosen[0], chosen[1] + 1)
-    found = live.ranks(first=values["start"], limit=values["limit"], order=values["order"], chosen=numbers)
-    return {"start": values["start"], "order": values["order"], **found}
+    numbers = None if ranks is None else range(ranks[0], ranks[1] + 1)
+    return {"start": start, "order": order, **live.ranks(first=start, limit=limit, order=order, chosen=numbers)}
 
 
 def _rank(asked: Asked) -> Mapping[str, Any]:
-    live = asked.run.live
-    said = asked.request.path_params["rank"]
-    rank = int(said) if said.isascii() and said.isdecimal() and len(said) <= 10 else LARGEST_RANK
+    text = asked.request.path_params["rank"]
+    rank = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else LARGEST_RANK
+    return rank_document(asked.run, rank, **asked.values)
+
+
+def rank_document(
+    run: OpenRun, rank: int, *, first: int = 0, last: int | None = None, bins: int = 512
+) -> dict[str, Any]:
+    live = run.live
     column = column_of(live, rank)
     if column is None:
         raise ApiError(404, "there is no such rank")
     ring = int(live.ring_of[column])
     row = live.ranks(limit=1, chosen=(rank,))
-    first, last, bins = (asked.values[name] for name in ("first", "last", "bins"))
     return {
         "rank": rank,
         "attempt": live.registry.attempt,
@@ -503,7 +521,7 @@ def _rank(asked: Asked) -> Mapping[str, Any]:
         "mean_ns": {name: values[0] for name, values in row["mean_ns"].items()},
         "device_mean_ns": {name: values[0] for name, values in row["device_mean_ns"].items()},
         "facts": live.registry.facts(ring),
-        **_files_of(asked.run.path, live.registry.identity(ring), int(live.registry.of["restarts"][ring])),
+        **_files_of(run.path, live.registry.identity(ring), int(live.registry.of["restarts"][ring])),
         **rank_series(live, rank, first, last, bins),
     }
 
@@ -520,12 +538,13 @@ def _files_of(run_dir: Path, who: RankIdentity, restarts: int) -> dict[str, str 
     return {name: None if path is None else path.relative_to(run_dir).as_posix() for name, path in found.items()}
 
 
-async def _layers(asked: Asked) -> Mapping[str, Any]:
-    records, values = await asked.run.layers(), asked.values
-    return await asyncio.to_thread(_layers_of, records, values["rank"], values["step"], values["modules"])
+async def sampled_layers(
+    run: OpenRun, *, rank: int | None = None, step: int | None = None, modules: int = MOST_MODULES
+) -> dict[str, Any]:
+    return await asyncio.to_thread(_layers_of, await run.layers(), rank, step, modules)
 
 
-def _layers_of(records: LayerRecords, rank: int | None, step: int | None, modules: int) -> Mapping[str, Any]:
+def _layers_of(records: LayerRecords, rank: int | None, step: int | None, modules: int) -> dict[str, Any]:
     if not records:
         return no_layers()
     sample = choose_sample(records, rank=rank, step=step)
@@ -538,7 +557,7 @@ RANK_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/ranks",
         about="The ranks of the last attempt, as columns: identity, host, and means over the last steady steps.",
-        answer=_ranks,
+        answer=lambda asked: ranks_document(asked.run, **asked.values),
         parameters=(
             Parameter(name="start", about="how many to skip", default=0),
             Parameter(name="limit", about="maximum number", default=1000, least=1, most=MOST_RANKS),
@@ -565,7 +584,7 @@ RANK_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/layers",
         about="Memory, time and gradients by module, of one rank in a sampled step (docs/schema.md).",
-        answer=_layers,
+        answer=lambda asked: sampled_layers(asked.run, **asked.values),
         parameters=(
             Parameter(name="rank", about="default: the rank that holds most", most=LARGEST_RANK),
             Parameter(name="step", about="the last sample up to this step, or else the first; default: the last one"),

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from stepscope.hub.api.responses import failure, json_body
 from stepscope.hub.api.runs import findings_of, status_of
-from stepscope.hub.runs import OpenRun
+from stepscope.hub.open_run import OpenRun
 from stepscope.records import run_clock
 
 __all__ = ["Cursor", "Streams"]
@@ -198,7 +198,7 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
         if newest - cursor.step > 1 or sum(steps["sampled"]) < sum(steps["steps"]) or run.over:
             cursor = replace(cursor, step=newest)
             yield "steps", steps, cursor
-    seen = live.said.events_seen
+    seen = live.received.events_seen
     if cursor.event > seen:
         cursor = replace(cursor, event=0)
     if seen > cursor.event:

@@ -29,6 +29,7 @@ from stepscope.hub.live.lines import KEPT_BYTES
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.records.steps import SLOT_BYTES
+from stepscope.step_table import STEP_DTYPE
 from stepscope.store.file_io import lines_from, read_document
 from stepscope.store.inbox.journal import (
     LIVE_FIELDS,
@@ -54,7 +55,6 @@ from stepscope.store.inbox.parts import (
 from stepscope.store.live.ring_files import RingSidecar, SegmentPart, guess_sidecar, parts_from
 from stepscope.store.live.sample_files import SamplePiece, first_within, read_samples
 from stepscope.store.paths import SAMPLES, SEGMENT_SUFFIX, SIDECAR_SUFFIX, STEPS
-from stepscope.store.rank_series import STEP_DTYPE
 from stepscope.wire.frames import LINE_FILES, LINES_BYTES, TABLE_FIELDS, Frame, inflate_part, read_frame, ring_id
 
 __all__ = ["InboxTail", "Tail", "is_long"]

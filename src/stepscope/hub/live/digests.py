@@ -80,7 +80,7 @@ def metrics_of(planes: Planes) -> int:
 
 def device_width(planes: Planes) -> int:
     """Return the number of device figures per step: 0 if no device was ever timed."""
-    return DEVICE_PHASES + len(planes.phases) if "device" in planes.held else 0
+    return DEVICE_PHASES + len(planes.phases) if "device" in planes.arrays else 0
 
 
 def digest_steps(planes: Planes, steps: Sequence[int]) -> list[Digest]:
@@ -99,11 +99,11 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
     n = planes.columns
     have = planes.have[row, :n]
     columns: Any = slice(None, n) if have.all() else np.flatnonzero(have)
-    wall = planes.held["wall_ns"][row][columns]
+    wall = planes.arrays["wall_ns"][row][columns]
     count = len(wall)
     if not count:
         return None
-    comm = planes.held.get(_COMM)
+    comm = planes.arrays.get(_COMM)
     work = wall if comm is None else wall - comm[row][columns]
     worst = np.arange(count)
     if count > WORST:
@@ -133,16 +133,16 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
         memory=_step_memory(planes, row, columns),
         device=device_means(planes, np.array([row]))[0],
         column=some,
-        start_ns=int(planes.held["start_ns"][row, some]),
+        start_ns=int(planes.arrays["start_ns"][row, some]),
         sampled=bool(_sampled(planes, np.array([row]))[0]),
     )
 
 
 def _sampled(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
     """[row]: whether any rank looked at its layers in that step."""
-    if "flags" not in planes.held:
+    if "flags" not in planes.arrays:
         return np.zeros(len(rows), np.bool_)
-    flags = planes.held["flags"][rows, : planes.columns] & FLAG_SAMPLED
+    flags = planes.arrays["flags"][rows, : planes.columns] & FLAG_SAMPLED
     return np.asarray(((flags > 0) & planes.have[rows, : planes.columns]).any(axis=1), np.bool_)
 
 
@@ -158,11 +158,11 @@ def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
     found = np.zeros((len(rows), device_width(planes)), np.float32)
     if found.size:
         n = planes.columns
-        timed = planes.held["device"][rows, :n].sum(axis=1)
+        timed = planes.arrays["device"][rows, :n].sum(axis=1)
         found[:, 0] = timed > 0
         lengths = np.zeros((len(rows), n), np.float32)
         for place, name in enumerate(planes.phases, DEVICE_PHASES):
-            plane = planes.held.get(f"device:{name}")
+            plane = planes.arrays.get(f"device:{name}")
             if plane is not None:
                 times = plane[rows, :n]
                 lengths += times
@@ -174,7 +174,7 @@ def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
 def _step_memory(planes: Planes, row: int, columns: Any) -> NDArray[np.float32]:
     found = np.full(len(MEMORY), np.nan, np.float32)
     for at, name in enumerate(MEMORY[1:], 1):
-        plane = planes.held.get(name)
+        plane = planes.arrays.get(name)
         levels = plane[row][columns] if plane is not None else np.zeros(0)
         levels = levels[levels > 0]  # 0: not sampled in this step
         if len(levels):
@@ -189,7 +189,7 @@ def _metrics(
 ) -> list[NDArray[np.float32] | None]:
     found: list[NDArray[np.float32] | None] = [wall, work]
     for name in planes.phases:
-        plane = planes.held.get(f"phase:{name}")
+        plane = planes.arrays.get(f"phase:{name}")
         found.append(None if plane is None else plane[row][columns])
     return found
 
@@ -273,15 +273,15 @@ class Bins:
     def put(self, rows: NDArray[np.intp], others: Bins) -> None:
         """Replace these rows; ``others`` may have fewer metrics, device figures and worst ranks."""
         for name in _NAMES:
-            held, fresh = getattr(self, name), getattr(others, name)
-            if fresh.shape[1:] != held.shape[1:]:
-                held[rows] = NONE if name == "worst" else 0
+            column, fresh = getattr(self, name), getattr(others, name)
+            if fresh.shape[1:] != column.shape[1:]:
+                column[rows] = NONE if name == "worst" else 0
                 inside = (slice(None), *map(slice, fresh.shape[1:]))
-                held = held[inside]
-            held[rows] = fresh
+                column = column[inside]
+            column[rows] = fresh
 
 
-_NAMES = tuple(one.name for one in fields(Bins))
+_NAMES = tuple(column.name for column in fields(Bins))
 
 
 class DigestLog:
@@ -290,31 +290,31 @@ class DigestLog:
     def __init__(self, room: int = LOG_ROOM) -> None:
         self.count = 0
         """Bins in use."""
-        self._held = Bins.zeros(room, metrics=0, worst=WORST)
+        self._bins = Bins.zeros(room, metrics=0, worst=WORST)
         self._order: NDArray[np.intp] = np.arange(room)
         """Row numbers of the bins, in order; free rows follow from ``count`` on."""
 
     @property
     def last_step(self) -> int:
         """The last step; NONE if the log is empty."""
-        return int(self._held.last[self._order[self.count - 1]]) if self.count else NONE
+        return int(self._bins.last[self._order[self.count - 1]]) if self.count else NONE
 
     def clear(self) -> None:
         self.count = 0
 
     def put(self, digest: Digest, start_wall_ns: int = 0) -> None:
         """Add or replace a step; one in a folded bin, or before everything that is kept, is ignored."""
-        at, held = self._place(digest.step), self._held
-        if at < self.count and held.first[self._order[at]] == digest.step:
-            if held.last[self._order[at]] == digest.step:
+        at, bins = self._place(digest.step), self._bins
+        if at < self.count and bins.first[self._order[at]] == digest.step:
+            if bins.last[self._order[at]] == digest.step:
                 self._write(self._order[at : at + 1], _alone(digest, start_wall_ns))
             return
-        if at and held.last[self._order[at - 1]] >= digest.step:
+        if at and bins.last[self._order[at - 1]] >= digest.step:
             return
-        if self.count == len(held):
+        if self.count == len(bins):
             self._fold()
             at = self._place(digest.step)
-            if at and held.last[self._order[at - 1]] >= digest.step:
+            if at and bins.last[self._order[at - 1]] >= digest.step:
                 return  # in the gap between two bins that were just merged
         own = self._order[self.count]
         self._order[at + 1 : self.count + 1] = self._order[at : self.count]
@@ -326,9 +326,9 @@ class DigestLog:
         """Add steps that come after all those in the log."""
         done = 0
         while done < len(block):
-            if self.count == len(self._held):
+            if self.count == len(self._bins):
                 self._fold()
-            fit = min(len(block) - done, len(self._held) - self.count)
+            fit = min(len(block) - done, len(self._bins) - self.count)
             self._write(self._order[self.count : self.count + fit], block.part(slice(done, done + fit)))
             self.count += fit
             done += fit
@@ -336,22 +336,22 @@ class DigestLog:
     def coarsest(self, first: int, last: int) -> int:
         """Return the number of steps in the longest bin that overlaps this range; 0 if the range is empty."""
         rows = self._order[: self.count]
-        rows = rows[(self._held.last[rows] >= first) & (self._held.first[rows] <= last)]
-        return int(self._held.steps[rows].max(initial=0))
+        rows = rows[(self._bins.last[rows] >= first) & (self._bins.first[rows] <= last)]
+        return int(self._bins.steps[rows].max(initial=0))
 
     def bins(self, first: int, last: int, most: int, *, metrics: int = 0, device: int = 0) -> Bins:
         """Return these steps in order, in at most ``most`` bins with at least this many metrics and device figures."""
         rows = self._order[: self.count]
-        rows = rows[(self._held.last[rows] >= first) & (self._held.first[rows] <= last)]
+        rows = rows[(self._bins.last[rows] >= first) & (self._bins.first[rows] <= last)]
         found = DigestLog(len(rows))
         found._widen(metrics, device)
-        found.extend(self._held.part(rows))
+        found.extend(self._bins.part(rows))
         longest = 2
         while found.count > max(1, most):
             if not found._pair(found.count, longest):
                 longest *= 2
         found._hide_sampled()
-        return found._held.part(found._order[: found.count])
+        return found._bins.part(found._order[: found.count])
 
     # -- details --------------------------------------------------------------------------------------------------
 
@@ -359,38 +359,38 @@ class DigestLog:
         """Return the index of the first bin that does not begin before the step."""
         if step > self.last_step:
             return self.count
-        return int(np.searchsorted(self._held.first[self._order[: self.count]], step))
+        return int(np.searchsorted(self._bins.first[self._order[: self.count]], step))
 
     def _write(self, rows: NDArray[np.intp], bins: Bins) -> None:
         self._widen(bins.metrics, bins.device.shape[1])
-        self._held.put(rows, bins)
+        self._bins.put(rows, bins)
 
     def _widen(self, metrics: int, device: int) -> None:
         """Make room for new phases, and for the first device times."""
-        old, rows = self._held, self._order[: self.count]
+        old, rows = self._bins, self._order[: self.count]
         if metrics > old.metrics or device > old.device.shape[1]:
             metrics, device = max(metrics, old.metrics), max(device, old.device.shape[1])
-            self._held = Bins.zeros(len(old), metrics=metrics, worst=WORST, device=device)
-            self._held.put(rows, old.part(rows))
+            self._bins = Bins.zeros(len(old), metrics=metrics, worst=WORST, device=device)
+            self._bins.put(rows, old.part(rows))
 
     def _hide_sampled(self) -> None:
         """Merge each bin that has only sampled steps into the one before it, or the first ones into the next."""
-        held, order = self._held, self._order[: self.count]
-        plain = np.flatnonzero(held.steps[order] > held.sampled[order])
+        bins, order = self._bins, self._order[: self.count]
+        plain = np.flatnonzero(bins.steps[order] > bins.sampled[order])
         if not len(plain) or len(plain) == self.count:
             return
         into = plain[np.maximum(np.searchsorted(plain, np.arange(self.count), side="right") - 1, 0)]
         sampled = np.setdiff1d(np.arange(self.count), plain).tolist()
         for at in sorted(sampled, key=lambda at: at if at > into[at] else -at):  # the nearest first, on either side
             left, right = sorted((at, int(into[at])))
-            joined = _joined(held, order[left : left + 1], order[right : right + 1])
-            held.put(order[into[at] : into[at] + 1], joined)
+            joined = _joined(bins, order[left : left + 1], order[right : right + 1])
+            bins.put(order[into[at] : into[at] + 1], joined)
         self._order = np.concatenate([order[plain], np.setdiff1d(self._order, order[plain])])
         self.count = len(plain)
 
     def _fold(self) -> None:
         """Merge the shortest bins of the older half first, so that the past becomes coarser evenly."""
-        freed, longest, room = 0, 2, len(self._held)
+        freed, longest, room = 0, 2, len(self._bins)
         while freed < max(1, room // 8):
             paired = self._pair(room // 2 - freed, longest)
             freed += paired
@@ -398,13 +398,13 @@ class DigestLog:
 
     def _pair(self, upto: int, longest: int) -> int:
         """Merge pairs among the first ``upto`` bins if they have at most ``longest`` steps; return how many."""
-        order, steps = self._order, self._held.steps[self._order[:upto]]
+        order, steps = self._order, self._bins.steps[self._order[:upto]]
         even = np.arange(0, upto - 1, 2)
         even = even[steps[even] + steps[even + 1] <= longest]
         if not len(even):
             return 0
         left, right = order[even], order[even + 1]
-        self._held.put(left, _joined(self._held, left, right))
+        self._bins.put(left, _joined(self._bins, left, right))
         kept = np.ones(len(order), np.bool_)
         kept[even + 1] = False
         self._order = np.concatenate([order[kept], right])
@@ -432,37 +432,37 @@ def _alone(digest: Digest, start_wall_ns: int) -> Bins:
     )
 
 
-def _joined(held: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins:
+def _joined(bins: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins:
     """Merge each pair of rows into one bin."""
-    steps = held.steps[left] + held.steps[right]
+    steps = bins.steps[left] + bins.steps[right]
     both = np.stack([left, right], axis=1)
-    plain = held.steps[both] - held.sampled[both]
-    counted = np.where(plain.sum(axis=1, keepdims=True) > 0, plain, held.steps[both])
+    plain = bins.steps[both] - bins.sampled[both]
+    counted = np.where(plain.sum(axis=1, keepdims=True) > 0, plain, bins.steps[both])
     weight = (counted[:, 0] / counted.sum(axis=1))[:, None]
-    before, after = held.quantiles[left], held.quantiles[right]
+    before, after = bins.quantiles[left], bins.quantiles[right]
     quantiles = before * weight[:, :, None] + after * (1 - weight[:, :, None])
     no_left, no_right = (counted[:, 0] == 0)[:, None], (counted[:, 1] == 0)[:, None]
     for extreme, choose in ((_MIN, np.minimum), (_MAX, np.maximum)):
-        one, two = before[:, :, extreme], after[:, :, extreme]
-        quantiles[:, :, extreme] = np.where(no_left, two, np.where(no_right, one, choose(one, two)))
-    worst = np.where((counted == 0)[:, :, None], NONE, held.worst[both]).reshape(len(both), -1)
-    work = held.values[both, :, _WORK].reshape(len(both), -1)
+        first, second = before[:, :, extreme], after[:, :, extreme]
+        quantiles[:, :, extreme] = np.where(no_left, second, np.where(no_right, first, choose(first, second)))
+    worst = np.where((counted == 0)[:, :, None], NONE, bins.worst[both]).reshape(len(both), -1)
+    work = bins.values[both, :, _WORK].reshape(len(both), -1)
     order = np.argsort(np.where(worst == NONE, np.inf, -work), axis=1, kind="stable")[:, :WORST]
     row, place = np.take_along_axis(both, order // WORST, 1), order % WORST
     return Bins(
-        first=held.first[left],
-        last=held.last[right],
+        first=bins.first[left],
+        last=bins.last[right],
         steps=steps,
-        sampled=held.sampled[left] + held.sampled[right],
-        ranks=np.maximum(held.ranks[left], held.ranks[right]),
+        sampled=bins.sampled[left] + bins.sampled[right],
+        ranks=np.maximum(bins.ranks[left], bins.ranks[right]),
         quantiles=quantiles.astype(np.float32),
-        mean=(held.mean[left] * weight + held.mean[right] * (1 - weight)).astype(np.float32),
+        mean=(bins.mean[left] * weight + bins.mean[right] * (1 - weight)).astype(np.float32),
         worst=np.take_along_axis(worst, order, 1),
-        worst_step=held.worst_step[row, place],
-        values=held.values[row, place],
-        memory=np.fmax(held.memory[left], held.memory[right]),
-        device=_joined_device(held.device[left], held.device[right]),
-        start_wall_ns=held.start_wall_ns[left],
+        worst_step=bins.worst_step[row, place],
+        values=bins.values[row, place],
+        memory=np.fmax(bins.memory[left], bins.memory[right]),
+        device=_joined_device(bins.device[left], bins.device[right]),
+        start_wall_ns=bins.start_wall_ns[left],
     )
 
 
@@ -498,8 +498,8 @@ def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
     rows = planes.row_of(steps)
     if (rows == NONE).any() or not planes.have[rows, :n].all():
         return None
-    wall: NDArray[np.float32] = planes.held["wall_ns"][rows, :n]
-    comm = planes.held.get("phase:comm")
+    wall: NDArray[np.float32] = planes.arrays["wall_ns"][rows, :n]
+    comm = planes.arrays.get("phase:comm")
     work = wall if comm is None else wall - comm[rows, :n]
     k = min(n, WORST)
     found = Bins.zeros(len(steps), metrics=metrics_of(planes), worst=k, device=device_width(planes))
@@ -519,19 +519,19 @@ def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
     found.memory[:] = _block_memory(planes, rows)
     if found.device.size:
         found.device[:] = device_means(planes, rows)
-    found.start_wall_ns[:] = planes.held["start_ns"][rows, 0].astype(np.int64)
+    found.start_wall_ns[:] = planes.arrays["start_ns"][rows, 0].astype(np.int64)
     return found
 
 
 def _block_phase(planes: Planes, place: int, rows: NDArray[np.intp]) -> NDArray[np.float32] | None:
-    plane = planes.held.get(f"phase:{planes.phases[place]}")
+    plane = planes.arrays.get(f"phase:{planes.phases[place]}")
     return None if plane is None else plane[rows, : planes.columns]
 
 
 def _block_memory(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
     found = np.full((len(rows), len(MEMORY)), np.nan, np.float32)
     for at, name in enumerate(MEMORY[1:], 1):
-        plane = planes.held.get(name)
+        plane = planes.arrays.get(name)
         if plane is None:
             continue
         levels = np.sort(plane[rows, : planes.columns], axis=1)

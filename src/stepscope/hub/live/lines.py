@@ -22,13 +22,16 @@ from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
 from stepscope.records.series import SEEN_EVENT, note_event, noted_health, noted_numbers, told_by_the_script
 from stepscope.records.steps import NOTE_SLOT, SEEN
 from stepscope.store.live.sample_files import Thinner, strides
+from stepscope.store.paths import EVENTS as EVENTS_FILE
 from stepscope.store.paths import LAYERS, SAMPLES
 from stepscope.store.sealed.sample_source import whose_of
 
-__all__ = ["LayerLines", "Lines", "Noted", "of_kind", "parse_raw"]
+__all__ = ["LayerLines", "Lines", "Noted", "Raw", "of_kind", "parse_raw"]
 
-Raw = tuple[str, bytes, int]
-"""A line as received: its node, its bytes, and how far the node's clock is ahead."""
+Line = bytes | dict[str, Any]
+"""A line as received; or of a finished run, whose lines were parsed when it was loaded, the record itself."""
+Raw = tuple[str, Line, int]
+"""A line, its node, and how far the node's clock is ahead."""
 
 EVENTS = 20_000
 KEPT_BYTES = 48 << 20
@@ -63,12 +66,12 @@ class Lines:
         self._kept_bytes = kept_bytes
         self.most_of_node = most_of_node
         self._held_bytes = 0
-        self._kept: dict[tuple[str, str], deque[tuple[bytes, int]]] = {}
+        self._kept: dict[tuple[str, str], deque[tuple[Line, int]]] = {}
         self._order: deque[tuple[str, str]] = deque()
         self.layers = LayerLines()
 
     def put(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
-        if file == "events.jsonl":
+        if file == EVENTS_FILE:
             self._put_events(lines, node, offset_ns)
             return
         if file == LAYERS:
@@ -85,6 +88,14 @@ class Lines:
             oldest, _ = self._kept[self._order.popleft()].popleft()
             self._held_bytes -= len(oldest) + _OVERHEAD
             self.dropped += 1
+
+    def put_records(self, file: str, records: Sequence[dict[str, Any]], *, node: str) -> None:
+        """Take the records of a finished run: events, samples or stacks, which are thinned already."""
+        if file == EVENTS_FILE:
+            for record in records:
+                self._put_event(record, node)
+        else:
+            self._kept.setdefault((file, node), deque()).extend((record, 0) for record in records)
 
     def _thin(self, key: tuple[str, str]) -> None:
         """Thin the older half of a node's lines, evenly in time for each source: older data becomes coarser.
@@ -104,12 +115,12 @@ class Lines:
         bits = bisect_left(_STRETCHES, True, key=lambda bits: len({(who, when >> bits) for who, when in at}) <= enough)
         kept = []
         before: set[tuple[Hashable, int]] = set()
-        for one, (who, when) in zip(older, at, strict=True):
+        for entry, (who, when) in zip(older, at, strict=True):
             if (who, when >> bits) not in before:
                 before.add((who, when >> bits))
-                kept.append(one)
+                kept.append(entry)
             else:
-                self._held_bytes -= len(one[0]) + _OVERHEAD
+                self._held_bytes -= len(entry[0]) + _OVERHEAD
         held.extendleft(reversed(kept))
         gone = len(older) - len(kept)
         if not gone:
@@ -117,11 +128,11 @@ class Lines:
         self._order = deque(self._without_first(key, gone))
 
     def _without_first(self, key: tuple[str, str], count: int) -> Iterator[tuple[str, str]]:
-        for one in self._order:
-            if count and one == key:
+        for each in self._order:
+            if count and each == key:
                 count -= 1
             else:
-                yield one
+                yield each
 
     def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the events after number ``after``, the oldest first; each has its ``number`` and ``node``."""
@@ -148,7 +159,7 @@ class Lines:
             found += reversed(own)
         return found
 
-    def raw(self, file: str, nodes: Collection[str]) -> Iterator[tuple[str, bytes, int]]:
+    def raw(self, file: str, nodes: Collection[str]) -> Iterator[Raw]:
         """Yield node, line and offset, unparsed: for parsing in a thread."""
         for node in nodes:
             for line, offset_ns in self._kept.get((file, node), ()):
@@ -158,12 +169,12 @@ class Lines:
         """List the nodes whose lines are kept."""
         return [node for kept, node in self._kept if kept == file]
 
-    def last(self, file: str, node: str, kind: str, *, look_at: int) -> dict[str, Any] | None:
-        """Return the newest sample of that kind among the last ``look_at`` lines of a node."""
+    def last(self, file: str, node: str, kind: str, *, among: int) -> dict[str, Any] | None:
+        """Return the newest sample of that kind among the last ``among`` lines of a node."""
         mark = b'"' + kind.encode() + b'"'
-        newest = itertools.islice(reversed(self._kept.get((file, node), ())), look_at)
+        newest = itertools.islice(reversed(self._kept.get((file, node), ())), among)
         for line, offset_ns in newest:
-            record = _parse(line, offset_ns) if mark in line else None
+            record = _parse(line, offset_ns) if isinstance(line, dict) or mark in line else None
             if record is not None and record.get("kind") == kind:
                 return record
         return None
@@ -174,8 +185,11 @@ class Lines:
             if record is None:
                 self.bad += 1
                 continue
-            self.events_seen += 1
-            self._events.append({**record, "node": node, "number": self.events_seen})
+            self._put_event(record, node)
+
+    def _put_event(self, record: Mapping[str, Any], node: str) -> None:
+        self.events_seen += 1
+        self._events.append({**record, "node": node, "number": self.events_seen})
 
 
 class LayerLines:
@@ -204,7 +218,7 @@ class LayerLines:
         while self._held_bytes > self._kept_bytes and self._every < LARGEST_STRIDE:
             self._every = SHARED_STEPS if self._every == 1 else 2 * self._every
             first = self._samples[0][0]
-            kept = [one for one in self._samples if one[0] == first or self._fits(one[0])]
+            kept = [(step, raw) for step, raw in self._samples if step == first or self._fits(step)]
             self._samples = deque(kept)
             self._held_bytes = sum(len(raw[1]) + _OVERHEAD for _, raw in kept)
 
@@ -217,7 +231,7 @@ class LayerLines:
         return [*self._models.values(), *samples] if samples else []
 
 
-def _source_and_time(line: bytes) -> tuple[Hashable, int | None]:
+def _source_and_time(line: Line) -> tuple[Hashable, int | None]:
     """Return the identity of the line's host, process, GPU or probe within its node, and its time; None if absent."""
     whose = whose_of(line)
     if whose is None:
@@ -230,18 +244,19 @@ def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None
     mark = b'"' + kind.encode() + b'"'
     first, last = span_ns[0] or 0, span_ns[1]
     found: list[tuple[Hashable, int, Raw]] = []
-    for one in raw:
-        whose = whose_of(one[1]) if mark in one[1] else None
+    for node, line, offset_ns in raw:
+        whose = whose_of(line) if isinstance(line, dict) or mark in line else None
         if whose is None or whose.kind != kind:
             continue
-        wall_ns = whose.wall_ns - one[2] if type(whose.wall_ns) is int else 0
+        wall_ns = whose.wall_ns - offset_ns if type(whose.wall_ns) is int else 0
         if first <= wall_ns and (last is None or wall_ns <= last):
-            found.append(((one[0], whose.pid, whose.index, whose.peer), whose.seconds, one))
+            source = (node, whose.pid, whose.index, whose.peer)
+            found.append((source, whose.seconds, (node, line, offset_ns)))
     if len(found) <= most:
-        return [one for _, _, one in found]
+        return [sample for _, _, sample in found]
     thinner: Thinner[Raw] = Thinner(strides(Counter(span_s for _, span_s, _ in found), most))
-    for source, span_s, one in found:
-        thinner.add(source, span_s, one)
+    for source, span_s, sample in found:
+        thinner.add(source, span_s, sample)
     return thinner.kept()
 
 
@@ -251,7 +266,9 @@ def parse_raw(raw: Sequence[Raw]) -> list[dict[str, Any]]:
     return [{**record, "host": record.get("node"), "node": node} for node, record in parsed if record is not None]
 
 
-def _parse(line: bytes, offset_ns: int) -> dict[str, Any] | None:
+def _parse(line: Line, offset_ns: int) -> dict[str, Any] | None:
+    if isinstance(line, dict):
+        return line
     try:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -321,9 +338,9 @@ class Noted:
     def take(self, slots: NDArray[np.uint8], whose: Sequence[tuple[int, int]]) -> None:
         """Add the notes in received slots, [n, 256], with the rank and the process that each is from."""
         for slot, (rank, pid) in zip(slots, whose, strict=True):
-            _, _, _, step, length, said = NOTE_SLOT.unpack(slot.tobytes())
+            _, _, _, step, length, text = NOTE_SLOT.unpack(slot.tobytes())
             try:
-                values = msgspec.json.decode(said[:length])
+                values = msgspec.json.decode(text[:length])
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                 continue
             event = {**note_event(values), "rank": rank, "pid": pid, "step": step}
@@ -343,14 +360,14 @@ class Noted:
         """
         found = []
         own = told_by_the_script(self.names())
-        for stored, (span, held) in self._curves.items():
+        for stored, (span, bins_of) in self._curves.items():
             name = stored.removeprefix(SEEN)
             if name != stored and name in own:
                 continue
-            inside = sorted(at for at in held if first <= at * span + span - 1 and at * span <= last)
+            inside = sorted(at for at in bins_of if first <= at * span + span - 1 and at * span <= last)
             size = max(1, -(-len(inside) // max(1, bins)))
             groups = [inside[at : at + size] for at in range(0, len(inside), size)]
-            sums = [[sum(held[at][place] for at in group) for place in (0, 1)] for group in groups]
+            sums = [[sum(bins_of[at][place] for at in group) for place in (0, 1)] for group in groups]
             found.append(
                 {
                     "name": name,

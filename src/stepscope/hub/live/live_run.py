@@ -16,14 +16,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.diagnosis.engine.view import clock_of, timed_steps
 from stepscope.diagnosis.engine.window import set_apart
 from stepscope.hub.live.digests import (
     DEVICE_PHASES,
@@ -38,12 +40,12 @@ from stepscope.hub.live.digests import (
 )
 from stepscope.hub.live.lines import Lines, Noted, parse_raw
 from stepscope.hub.live.registry import ENDED, STATES, Registry
-from stepscope.hub.live.step_arrays import NONE, Batch, Exchanges, Heat, Names, Planes, Taken, gather
-from stepscope.judge import thresholds
+from stepscope.hub.live.step_arrays import NO_ROWS, NONE, Batch, Exchanges, Heat, Names, Planes, Rows, Taken, gather
 from stepscope.records.finding import Finding
 from stepscope.records.layers import LayerRecords, read_layers
-from stepscope.records.series import ALIVE
-from stepscope.records.steps import COMM
+from stepscope.records.series import ALIVE, RankSeries
+from stepscope.records.steps import BUILTIN_PHASES, COMM
+from stepscope.step_table import StepTable, join_steps
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.wire.frames import TABLE_FIELDS
 
@@ -57,6 +59,8 @@ __all__ = ["Judged", "LiveRun"]
 # live rank has made it.  A rank is not waited for if it was silent for the grace period, or is so far behind that its
 # steps would not fit into the window.
 
+ROWS_AT_ONCE = 1 << 17
+"""Rows of a finished run that are taken in at once."""
 SETTLE_ROWS = 32_768
 """The queue is taken in when it has this many rows, at the latest."""
 GRACE_S = 10.0
@@ -77,6 +81,7 @@ MOST_EXPECTED = 1 << 17
 """The most ranks to reserve room for because a world size was announced."""
 BEHIND = 50
 """One in this many ranks may be further behind than the stride allows for."""
+_COMM = f"phase:{BUILTIN_PHASES[COMM]}"
 KEPT_REDONE = 512
 """The number of redigested steps to remember; a client may be this many behind."""
 
@@ -102,7 +107,7 @@ class Intake:
         self.digests = DigestLog() if digests is None else digests
         self.map = Heat()
         self.exchanges = Exchanges()
-        self.said = Lines()
+        self.received = Lines()
         self.noted = Noted()
         self.ring_of: NDArray[np.intp] = np.zeros(0, np.intp)
         """The registry's number of each column."""
@@ -147,10 +152,39 @@ class Intake:
         if self._pending_rows >= SETTLE_ROWS:
             self.settle()
 
+    def take_series(self, ranks: Sequence[RankSeries], nodes: Mapping[str, str]) -> None:
+        """Take in the processes of a finished run, by attempt, and the steps of the last one.
+
+        ``nodes``: the node name by host; the default is the host.
+        """
+        rings = []
+        for series in ranks:
+            host = series.identity.host
+            ring = self.registry.put_series(series, node=nodes.get(host, host), now_s=self._clock())
+            if len(series.steps):
+                rings.append((series, ring))
+        rings = [pair for pair in rings if pair[0].identity.attempt == self.registry.attempt]
+        table = join_steps([series.steps for series, _ in rings])
+        numbers = np.array([ring for _, ring in rings], np.intp)
+        self._give_columns(numbers)
+        # A stretch of steps of all ranks, then the next, so that each step is digested while all its rows are there.
+        for rows, counts in _stretches(table):
+            self.take(self._batch_of(table, rows, np.repeat(numbers, counts)))
+            self.tick()
+
+    def _batch_of(self, table: StepTable, rows: NDArray[np.intp], ring: NDArray[np.intp]) -> Batch:
+        renamed, device = self.planes.named.of_table, NO_ROWS
+        if table.timed is not None and table.device_ns is not None:
+            timed = table.timed[rows]
+            times = zip(table.phases, table.device_ns[:, rows[timed]], strict=True)
+            values = {**renamed({f"device:{name}": own for name, own in times}), "device": np.ones(timed.sum(), bool)}
+            device = Rows(ring=ring[timed], step=table.step[rows[timed]], values=values)
+        return Batch(steps=Rows(ring=ring, step=table.step[rows], values=renamed(table.by_name(rows))), device=device)
+
     def lines(self, file: str, lines: Sequence[bytes], *, node: str, offset_ns: int) -> None:
         """Take lines of ``events.jsonl``, ``samples.jsonl``, ``stacks.jsonl`` or ``layers.jsonl``."""
         self.offsets_ns[node] = offset_ns
-        self.said.put(file, lines, node=node, offset_ns=offset_ns)
+        self.received.put(file, lines, node=node, offset_ns=offset_ns)
         self.touch()
 
     def tick(self) -> None:
@@ -169,12 +203,30 @@ class Intake:
         self._hear(pending)
         if any((rings == NONE).any() for rings, _ in pending):
             pending = [self._introduced(rings, taken) for rings, taken in pending]
-        pending = [one for one in pending if len(one[1].slots)]
+        pending = [(rings, taken) for rings, taken in pending if len(taken.slots)]
         if pending:
-            pending.sort(key=lambda one: int(one[0][0]))
-            batch = gather(pending, self.registry.of["last_step"][: self.registry.count])
-            self._take(batch)
+            pending.sort(key=lambda rows: int(rows[0][0]))
+            n, of = self.registry.count, self.registry.of
+            names = Names(given=self.registry.names, number=of["names"][:n])
+            self.take(gather(pending, of["last_step"][:n], self.planes.named, names))
         self.touch()
+
+    def take(self, batch: Batch) -> None:
+        """Take in new steps of registered rings at once."""
+        self.rows_repeated += batch.repeated
+        self.rows_taken += len(batch.steps.step)
+        if len(batch.steps.step):
+            self._take_steps(batch)
+        if len(batch.exchanges.ring):
+            self.exchanges.put(batch.exchanges, ranks=self.planes.columns, oldest=self.planes.oldest)
+        if len(batch.device.step):
+            self._take_device(batch.device)
+        if len(batch.notes.ring):
+            of = self.registry.of
+            own = of["attempt"][batch.notes.ring] == self.registry.attempt
+            rings = batch.notes.ring[own]
+            whose = zip(of["rank"][rings].tolist(), of["pid"][rings].tolist(), strict=True)
+            self.noted.take(batch.notes.slots[own], list(whose))
 
     def touch(self) -> None:
         """Announce a visible change."""
@@ -231,74 +283,55 @@ class Intake:
         self.rows_unknown += int((~rows).sum())
         return rings[known], _Rows(taken.slots[rows], taken.table[known])
 
-    def _take(self, batch: Batch) -> None:
-        self.rows_repeated += batch.repeated
-        self.rows_taken += len(batch.step)
-        if len(batch.step):
-            self._take_steps(batch)
-        if len(batch.exchanges):
-            oldest = self.planes.oldest
-            self.exchanges.put(batch.exchange_ring, batch.exchanges, ranks=self.planes.columns, oldest=oldest)
-        if len(batch.device):
-            self._take_device(batch.device, batch.device_ring)
-        if len(batch.notes):
-            of = self.registry.of
-            own = of["attempt"][batch.note_ring] == self.registry.attempt
-            rings = batch.note_ring[own]
-            whose = zip(of["rank"][rings].tolist(), of["pid"][rings].tolist(), strict=True)
-            self.noted.take(batch.notes[own], list(whose))
-
-    def _take_device(self, rows: NDArray[Any], ring: NDArray[np.intp]) -> None:
-        of = self.registry.of
-        names = Names(given=self.registry.names, number=of["names"][ring])
-        timed = self.planes.take_device(rows, of["column"][ring].astype(np.intp), names)
+    def _take_device(self, rows: Rows) -> None:
+        timed = self.planes.take_device(rows, self._columns_of(rows.ring))
         self._late.update(timed[timed <= self.frontier].tolist())
 
-    def _take_steps(self, batch: Batch) -> None:
-        of = self.registry.of
-        self._give_columns(batch.ring[np.concatenate(([True], np.diff(batch.ring) != 0))])
-        column = of["column"][batch.ring].astype(np.intp)
-        wall = batch.rows["wall_ns"].astype(np.float32)
-        work = wall - batch.rows["phase_ns"][:, COMM].astype(np.float32) - batch.waited
-        of["last_step"][batch.ring] = batch.step
-        of["rows"][: self.registry.count] += np.bincount(batch.ring, minlength=self.registry.count)
-        here = np.flatnonzero(column != NONE)
-        self.map.add(column[here], batch.step[here], work[here], wall[here])
-        if batch.again is not None:
-            own = of["column"][batch.again.ring].astype(np.intp)
-            kept, more = self.planes.take_again(batch.again, own)
-            self.map.add(own[kept], batch.again.step[kept], -more)
-            self._late.update(s for s in batch.again.step[kept].tolist() if s <= self.frontier)
-        if len(here):
-            self._into_planes(batch.part(here), column[here])
+    def _columns_of(self, ring: NDArray[np.intp]) -> NDArray[np.intp]:
+        return self.registry.of["column"][ring].astype(np.intp)
 
-    def _into_planes(self, batch: Batch, column: NDArray[np.intp]) -> None:
+    def _take_steps(self, batch: Batch) -> None:
+        of, steps = self.registry.of, batch.steps
+        self._give_columns(steps.ring[np.concatenate(([True], np.diff(steps.ring) != 0))])
+        column = self._columns_of(steps.ring)
+        wall = steps.values["wall_ns"].astype(np.float32)
+        work = wall - steps.values[_COMM].astype(np.float32) if _COMM in steps.values else wall
+        of["last_step"][steps.ring] = steps.step
+        of["rows"][: self.registry.count] += np.bincount(steps.ring, minlength=self.registry.count)
+        here = np.flatnonzero(column != NONE)
+        self.map.add(column[here], steps.step[here], work[here], wall[here])
+        if len(batch.waits.step):
+            own = self._columns_of(batch.waits.ring)
+            kept, more = self.planes.take_waits(batch.waits, own)
+            self.map.add(own[kept], batch.waits.step[kept], -more)
+            self._late.update(s for s in batch.waits.step[kept].tolist() if s <= self.frontier)
+        if len(here):
+            self._into_planes(steps.part(here), column[here], batch.device)
+
+    def _into_planes(self, steps: Rows, column: NDArray[np.intp], device: Rows) -> None:
         """Process steps in order, half a window at a time: a backlog may be longer than the window."""
-        names = self.registry.of["names"][batch.ring]
         half = max(1, self.planes.width // 2) * self.planes.stride
-        newest, upto = int(batch.step.max()), max(int(batch.step.min()) + half, self.planes.newest)
+        newest, upto = int(steps.step.max()), max(int(steps.step.min()) + half, self.planes.newest)
         if newest <= upto + half:
-            self._part_into_planes(batch, column, Names(given=self.registry.names, number=names))
+            self._part_into_planes(steps, column)
             return
-        done, device = NONE, batch.device["step"].astype(np.int64)
+        done = NONE
         while done < newest:
-            own = np.flatnonzero((batch.step > done) & (batch.step <= upto))
+            own = np.flatnonzero((steps.step > done) & (steps.step <= upto))
             if len(own):
-                self._part_into_planes(
-                    batch.part(own), column[own], Names(given=self.registry.names, number=names[own])
-                )
+                self._part_into_planes(steps.part(own), column[own])
             # Take in their device times before the steps leave the window.
-            timed = np.flatnonzero((device > done) & (device <= upto))
+            timed = np.flatnonzero((device.step > done) & (device.step <= upto))
             if len(timed):
-                self._take_device(batch.device[timed], batch.device_ring[timed])
+                self._take_device(device.part(timed))
             # Skip gaps in the step numbers.
-            rest = batch.step[batch.step > upto]
+            rest = steps.step[steps.step > upto]
             done, upto = upto, max(upto, int(rest.min())) + half if len(rest) else upto
             if not len(rest):
                 return
 
-    def _part_into_planes(self, batch: Batch, column: NDArray[np.intp], names: Names) -> None:
-        newest = int(batch.step.max())
+    def _part_into_planes(self, steps: Rows, column: NDArray[np.intp]) -> None:
+        newest = int(steps.step.max())
         leaving = self.planes.leaving(newest)
         for step in leaving[leaving <= self.frontier].tolist():
             if step in self._late:
@@ -306,7 +339,7 @@ class Intake:
         self._put_steps(self.digests, leaving[leaving > self.frontier])
         self._late.difference_update(leaving.tolist())
         self.planes.advance(newest)
-        touched = self.planes.steps[self.planes.take(batch, column, names)]
+        touched = self.planes.steps[self.planes.take(steps, column)]
         self._late.update(touched[touched <= self.frontier].tolist())
 
     def _give_columns(self, rings: NDArray[np.intp]) -> None:
@@ -399,6 +432,23 @@ class Intake:
             self.planes.set_stride(stride)
 
 
+def _stretches(table: StepTable) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Yield rows of a table, one stretch of steps of all ranks at a time, and how many each rank has."""
+    if not len(table):
+        return
+    steps = table.shared_steps()
+    numbers = np.unique(table.step) if steps is None else steps
+    edges = np.append(numbers[:: max(1, ROWS_AT_ONCE // table.ranks)], numbers[-1] + 1)
+    begins = [table.first[:-1] + np.searchsorted(numbers, edge) for edge in edges.tolist()]
+    if steps is None:
+        ranks = [table.rank(rank)["step"] for rank in range(table.ranks)]
+        begins = list(table.first[:-1] + np.array([np.searchsorted(own, edges) for own in ranks]).T)
+    for begin, end in pairwise(begins):
+        counts = end - begin
+        offsets = np.repeat(begin - (np.cumsum(counts) - counts), counts)
+        yield offsets + np.arange(len(offsets)), counts
+
+
 class _Rows:
     """The rows that remain after filtering."""
 
@@ -438,7 +488,7 @@ class Judged:
     """How many ranks there are."""
     collecting: str = ""
     """A sentence that says how many steps are still needed, if there are too few to judge."""
-    looks: int = 0
+    evaluations: int = 0
     took_s: float = 0.0
     period_s: float = 0.0
     """The time from one evaluation to the next."""
@@ -448,22 +498,22 @@ class Judged:
 
 class LiveRun(Intake):
     judged = Judged()
-    asked_s = float("-inf")
+    requested_s = float("-inf")
     """When a client last asked for this run."""
-    _steps_said: tuple[tuple[int, ...], dict[str, Any]] | None = None
+    _steps_answer: tuple[tuple[int, ...], dict[str, Any]] | None = None
     """The last answer of ``steps`` and its arguments: every newly opened page asks the same."""
     _steady_at: tuple[tuple[int, ...], NDArray[np.bool_]] | None = None
     """The last answer of ``steady_rows``, and for which steps."""
     _clock_at: tuple[tuple[int, ...], str] | None = None
 
-    def asked(self) -> None:
+    def note_request(self) -> None:
         """Note that a client asked for this run."""
-        self.asked_s = self._clock()
+        self.requested_s = self._clock()
 
     @property
     def watched(self) -> bool:
         """Whether a client is following the run: clients ask at every heartbeat."""
-        return self._clock() - self.asked_s < WATCHED_S
+        return self._clock() - self.requested_s < WATCHED_S
 
     def judge(self, judged: Judged) -> None:
         self.judged = judged
@@ -507,7 +557,7 @@ class LiveRun(Intake):
             "rows_unknown": self.rows_unknown,
             "lost": int(of["lost"][:n].sum()),
             "torn": int(of["torn"][:n].sum()),
-            "events": self.said.events_seen,
+            "events": self.received.events_seen,
             "version": self.version,
             "model_bytes": self.planes.nbytes + self.map.nbytes,
             "judged": self._judged(),
@@ -568,10 +618,10 @@ class LiveRun(Intake):
         """Return the digests of these steps as columns, in at most ``bins`` bins."""
         self.tick()
         last = max(0, self.planes.newest) if last is None else last
-        asked = (self.version, first, last, bins)
-        if self._steps_said is None or self._steps_said[0] != asked:
-            self._steps_said = asked, self._as_columns(self._bins(first, last, bins))
-        return dict(self._steps_said[1])
+        arguments = (self.version, first, last, bins)
+        if self._steps_answer is None or self._steps_answer[0] != arguments:
+            self._steps_answer = arguments, self._as_columns(self._bins(first, last, bins))
+        return dict(self._steps_answer[1])
 
     def steps_redone(self, after: int) -> dict[str, Any] | None:
         """Return the steps digested again after redigest number ``after`` as columns; None if there were none."""
@@ -640,7 +690,7 @@ class LiveRun(Intake):
         return {
             name: self._device_column(found, place)
             for place, name in enumerate(self.planes.phases, DEVICE_PHASES)
-            if f"device:{name}" in self.planes.held
+            if f"device:{name}" in self.planes.arrays
         }
 
     @staticmethod
@@ -656,7 +706,7 @@ class LiveRun(Intake):
 
     def events(self, after: int = 0, *, limit: int = 1000) -> list[dict[str, Any]]:
         """Return the events after number ``after``, the oldest first; each has its ``number`` and ``node``."""
-        return self.said.events(after, min(limit, MOST_ROWS))
+        return self.received.events(after, min(limit, MOST_ROWS))
 
     def samples(
         self,
@@ -666,21 +716,23 @@ class LiveRun(Intake):
         since_wall_ns: int = 0,
         limit: int = 1000,
     ) -> list[dict[str, Any]]:
-        found = self.said.parsed("samples.jsonl", nodes=nodes, since_wall_ns=since_wall_ns, limit=min(limit, MOST_ROWS))
+        found = self.received.parsed(
+            "samples.jsonl", nodes=nodes, since_wall_ns=since_wall_ns, limit=min(limit, MOST_ROWS)
+        )
         return [line for line in found if kinds is None or line.get("kind") in kinds]
 
     def layers(self) -> LayerRecords:
         """Parse what sampled steps showed of the layers so far; takes up to a second, so call it in a thread."""
-        return read_layers(parse_raw(self.said.layers.raw()))[0]
+        return read_layers(parse_raw(self.received.layers.raw()))[0]
 
     def stacks(self, *, nodes: Collection[str] | None = None, limit: int = 1000) -> list[dict[str, Any]]:
-        return self.said.parsed("stacks.jsonl", nodes=nodes, limit=min(limit, MOST_ROWS))
+        return self.received.parsed("stacks.jsonl", nodes=nodes, limit=min(limit, MOST_ROWS))
 
     # -- details --------------------------------------------------------------------------------------------------
 
     def used_phases(self) -> list[str]:
         """Return the phases with any time in them."""
-        return [name for name in self.planes.phases if f"phase:{name}" in self.planes.held]
+        return [name for name in self.planes.phases if f"phase:{name}" in self.planes.arrays]
 
     def means(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """By name, [column]: the mean over the steady steps of the window; 0 for a rank without a step in it."""
@@ -695,10 +747,10 @@ class LiveRun(Intake):
 
     def device_means(self) -> dict[str, NDArray[np.float32]]:
         """The same for the devices, over the steady steps that were timed there; empty if none was."""
-        if "device" not in self.planes.held:
+        if "device" not in self.planes.arrays:
             return {}
-        mean = self._mean_of(self.planes.held["device"])
-        timed = [name for name in self.planes.phases if f"device:{name}" in self.planes.held]
+        mean = self._mean_of(self.planes.arrays["device"])
+        timed = [name for name in self.planes.phases if f"device:{name}" in self.planes.arrays]
         phases = {name: mean(f"device:{name}") for name in timed}
         wall = np.sum(list(phases.values()), axis=0, dtype=np.float32)
         return {"wall": wall, "work": wall - phases.get("comm", np.float32(0)), **phases}
@@ -709,7 +761,7 @@ class LiveRun(Intake):
         weight = used.astype(np.float32)
 
         def mean(name: str) -> NDArray[np.float32]:
-            plane = self.planes.held.get(name)
+            plane = self.planes.arrays.get(name)
             if plane is None:
                 return np.zeros(n, np.float32)
             return np.asarray(weight @ plane[:, :n] / count, np.float32)
@@ -718,38 +770,38 @@ class LiveRun(Intake):
 
     def steady_rows(self) -> NDArray[np.bool_]:
         """[row of the window]: whether its step is like the others, as the rules decide it; all if none is."""
-        planes, asked = self.planes, self._window_key()
-        if self._steady_at is None or self._steady_at[0] != asked:
+        planes, key = self.planes, self._window_key()
+        if self._steady_at is None or self._steady_at[0] != key:
             kept = planes.complete()
             rows, n = planes.row_of(kept), planes.columns
             have = planes.have[rows, :n]
-            wall = np.where(have, planes.held["wall_ns"][rows, :n], np.nan) if len(rows) else np.zeros((0, n))
-            flags = planes.held["flags"][rows, :n] if "flags" in planes.held else np.zeros((len(rows), n), np.uint16)
+            wall = np.where(have, planes.arrays["wall_ns"][rows, :n], np.nan) if len(rows) else np.zeros((0, n))
+            flags = (
+                planes.arrays["flags"][rows, :n] if "flags" in planes.arrays else np.zeros((len(rows), n), np.uint16)
+            )
             there = have.any(axis=1)
             apart = set_apart(kept[there], wall[there].T.astype(np.float64), flags[there].T)
             used = np.zeros(planes.width, np.bool_)
             used[rows[there]] = True
-            used[planes.row_of(np.array([one.step for one in apart], np.int64))] = False
+            used[planes.row_of(np.array([step.step for step in apart], np.int64))] = False
             if not used.any():
                 used[rows] = True
-            self._steady_at = asked, used
+            self._steady_at = key, used
         return self._steady_at[1]
 
     def clock(self) -> str:
         """Return ``device`` if enough steady steps were timed there on all ranks, as the rules decide, or ``host``."""
-        asked = self._window_key()
-        if self._clock_at is None or self._clock_at[0] != asked:
-            self._clock_at = asked, self._clock_now()
+        key = self._window_key()
+        if self._clock_at is None or self._clock_at[0] != key:
+            self._clock_at = key, self._clock_now()
         return self._clock_at[1]
 
     def _clock_now(self) -> str:
         planes, n = self.planes, self.planes.columns
-        if "device" not in planes.held or not n:
+        if "device" not in planes.arrays or not n:
             return "host"
         rows = np.flatnonzero(self.steady_rows())
-        have = planes.have[rows, :n]
-        timed = have.any(axis=1) & (planes.held["device"][rows, :n] | ~have).all(axis=1)
-        return "device" if int(timed.sum()) >= thresholds.MIN_STEPS else "host"
+        return clock_of(timed_steps(planes.have[rows, :n].T, planes.arrays["device"][rows, :n].T))
 
     def _window_key(self) -> tuple[int, ...]:
         return self.frontier, self.redigests, self.planes.newest, self.planes.columns, self.planes.width
@@ -770,7 +822,8 @@ class LiveRun(Intake):
             "ranks": judged.ranks,
             "of_ranks": judged.of_ranks,
             "collecting": judged.collecting,
-            "looks": judged.looks,
+            "evaluations": judged.evaluations,
+            "looks": judged.evaluations,  # the earlier name, for older clients
             "took_s": round(judged.took_s, 4),
             "period_s": round(judged.period_s, 2),
             "failed": judged.failed,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.identity import RankIdentity
-from stepscope.records.series import RankState
+from stepscope.records.series import RankSeries, RankState
 from stepscope.ring.layout import RingState
 from stepscope.store.live.ring_files import RingSidecar, groups_as_kept
 from stepscope.store.rank_series import RankClaim, settle_attempts
@@ -61,7 +61,6 @@ _COLUMNS: dict[str, str] = {
     "anchor_mono_ns": "i8",
     "anchor_wall_ns": "i8",
     "ended_wall_ns": "i8",
-    "start_ticks": "i8",
     "names": "i4",
     "facts": "i4",
     "groups": "i4",
@@ -103,7 +102,21 @@ class Registry:
 
     def put(self, about: RingSidecar, *, node: str, now_s: float) -> int:
         """Register a ring, or update what is known about it; return its number."""
-        ident = ring_id(about.key)
+        at = self._put(about, ring_id(about.key), node, now_s)
+        self.of["pid"][at], self.of["live_step"][at] = about.pid, min(about.live_step, _LARGEST)
+        return at
+
+    def put_series(self, series: RankSeries, *, node: str, now_s: float) -> int:
+        """Register a process of a finished run, of the last attempt so far; return its number."""
+        at, of = self._put(series, str(self.count).encode(), node, now_s), self.of
+        of["pid"][at] = series.identity.pid
+        of["lost"][at], of["torn"][at] = (min(count, _LARGEST) for count in (series.lost, series.torn))
+        if len(series.steps):
+            of["live_step"][at], of["shown"][at] = int(series.steps["step"][-1]) + 1, series.rank
+        self.attempt, self.doubtful = int(of["attempt"][at]), False
+        return at
+
+    def _put(self, about: RingSidecar | RankSeries, ident: bytes, node: str, now_s: float) -> int:
         identity = about.identity
         at = self.by_id.get(ident)
         if at is None:
@@ -116,12 +129,11 @@ class Registry:
         of["rank"][at], of["restarts"][at] = _small(identity.rank), _small(identity.attempt)
         self.some_ended |= about.ended_wall_ns is not None
         of["local_rank"][at], of["world_size"][at] = _small(identity.local_rank), _small(identity.world_size)
-        of["pid"][at], of["start_ticks"][at] = about.pid, min(about.start_ticks, _LARGEST)
         of["started_by"][at] = identity.started_by
         of["host"][at] = self._number("host", identity.host, self.hosts)
         of["node"][at] = self._number("node", node, self.nodes)
         of["state"][at] = STATES.index(about.state)
-        of["live_step"][at], of["live_phase"][at] = min(about.live_step, _LARGEST), about.live_phase
+        of["live_phase"][at] = about.live_phase
         of["live_since_ns"][at], of["heard_s"][at] = min(about.live_since_ns, _LARGEST), now_s
         of["hook_failures"][at] = min(about.hook_failures, _LARGEST)
         of["anchor_mono_ns"][at] = min(about.anchor_mono_ns, _LARGEST)
@@ -242,23 +254,23 @@ class Registry:
     def _new(self, ident: bytes) -> int:
         at = self.count
         if at == len(self.of["rank"]):
-            self.of = {name: np.concatenate([held, np.zeros_like(held)]) for name, held in self.of.items()}
+            self.of = {name: np.concatenate([column, np.zeros_like(column)]) for name, column in self.of.items()}
         self.by_id[ident] = at
         self.count += 1
         return at
 
-    def _number(self, kind: Hashable, value: Any, held: list[Any]) -> int:
+    def _number(self, kind: Hashable, value: Any, values: list[Any]) -> int:
         key = (kind, value) if isinstance(kind, str) else kind
-        number = self._numbers.setdefault(key, len(held))
-        if number == len(held):
-            held.append(value)
+        number = self._numbers.setdefault(key, len(values))
+        if number == len(values):
+            values.append(value)
         return number
 
-    def _bulky(self, what: str, said: Any, held: list[Any], value: Any) -> int:
+    def _bulky(self, what: str, content: Any, values: list[Any], value: Any) -> int:
         """Like ``_number``, within bounds; 0 means nothing."""
-        if not said:
+        if not content:
             return 0
-        text = json.dumps(said, sort_keys=True)
+        text = json.dumps(content, sort_keys=True)
         number = self._numbers.get((what, text))
         if number is not None:
             return number
@@ -266,9 +278,9 @@ class Registry:
             self.facts_left_out += 1
             return 0
         self._facts_bytes += 2 * len(text)
-        self._numbers[what, text] = len(held)
-        held.append(value)
-        return len(held) - 1
+        self._numbers[what, text] = len(values)
+        values.append(value)
+        return len(values) - 1
 
 
 def _kind(identity: RankIdentity) -> dict[str, Any]:

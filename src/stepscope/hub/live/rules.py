@@ -1,7 +1,7 @@
 """The rules while a job runs: which ranks are judged, the copy they are judged on, and when.
 
-    looks = RuleLoop(live)
-    await looks.run()               # until canceled
+    loop = RuleLoop(live)
+    await loop.run()                # until canceled
 
 Every few seconds the loop copies the last steps of the judged ranks (``select``, ``snapshot``), which is quick, and
 applies the rules to the copy in a thread, so that rows are taken in meanwhile.  Evaluations take at most a tenth of
@@ -26,9 +26,10 @@ from stepscope.diagnosis.healthy import collecting_text
 from stepscope.diagnosis.hysteresis import AT_ONCE, Change, Watched, evaluate, live_window
 from stepscope.hangs.report import hang_state_by_rank
 from stepscope.hub.live.finding_history import FindingHistory
-from stepscope.hub.live.lines import parse_raw
+from stepscope.hub.live.lines import Raw, parse_raw
 from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.live.registry import STATES
+from stepscope.hub.live.step_arrays import Slots
 from stepscope.judge import thresholds
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import Finding
@@ -38,12 +39,12 @@ from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import read_layers
 from stepscope.records.paths import error_path, hangs_folder
 from stepscope.records.series import RankError, RankSeries, RankState, RunData
-from stepscope.records.steps import DEVICE, OTHER, PHASE_SLOTS, SLOT_BYTES, STEP
 from stepscope.reports.tables import communication_table, throughput_table
+from stepscope.step_table import PLAIN, StepTable, phases_in_order
 from stepscope.store.documents import clock_offsets, read_nodes
 from stepscope.store.live.failures import RankNumbers, checked_stacks, read_errors, read_joined_hangs
 from stepscope.store.live.sample_files import layer_as_shown
-from stepscope.store.rank_series import DEVICE_DTYPE, STEP_DTYPE, collective_rows, comm_rows
+from stepscope.store.rank_series import collective_rows, comm_rows
 
 __all__ = ["MOST_JUDGED", "RuleLoop", "Snapshot", "keep_up", "run_data_of", "select", "snapshot"]
 
@@ -51,16 +52,11 @@ __all__ = ["MOST_JUDGED", "RuleLoop", "Snapshot", "keep_up", "run_data_of", "sel
 # -- run data ---------------------------------------------------------------------------------------------------------
 # The last steps of some ranks as a ``RunData``, the input of the rules for a finished run, made from the live model.
 #
-# ``snapshot`` only copies, which is quick: it runs in the event loop.  ``run_data_of`` builds records from the copy,
-# parses lines and reads the few files there are: it runs in a thread.
+# ``snapshot`` only copies, which is quick: it runs in the event loop.  ``run_data_of`` arranges the copy as a step
+# table, parses lines and reads the few files there are: it runs in a thread.
 
-_COPIED = (
-    *("start_ns", "wall_ns", "between_ns", "flags", "allocated", "reserved", "peak_allocated"),
-    *("ddp_compute_ns", "ddp_comm_ns", "micro_batches", "forwards", "batches"),
-)
 SAMPLED_NODES = 64
 """The number of nodes whose samples are parsed for one evaluation."""
-Line = tuple[str, bytes, int]
 Table = dict[str, Any] | None
 """Of a summary."""
 
@@ -96,12 +92,12 @@ class Snapshot:
     ranks: tuple[RankCopy, ...]
     have: NDArray[np.bool_]
     """[step, rank], like everything below."""
-    held: dict[str, NDArray[Any]]
-    exchanges: tuple[tuple[NDArray[np.intp], NDArray[np.uint8]], ...]
+    arrays: dict[str, NDArray[Any]]
+    exchanges: tuple[Slots, ...]
     events: tuple[dict[str, Any], ...]
-    samples: tuple[Line, ...]
-    stacks: tuple[Line, ...]
-    layers: tuple[Line, ...]
+    samples: tuple[Raw, ...]
+    stacks: tuple[Raw, ...]
+    layers: tuple[Raw, ...]
 
 
 def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
@@ -123,12 +119,12 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
         steps=steps,
         ranks=ranks,
         have=planes.have[block],
-        held={name: plane[block] for name, plane in planes.held.items()},
-        exchanges=live.exchanges.kept(planes.oldest) if len(columns) == planes.columns else (),
+        arrays={name: plane[block] for name, plane in planes.arrays.items()},
+        exchanges=live.exchanges.since(planes.oldest) if len(columns) == planes.columns else (),
         events=(*live.events(0, limit=MOST_EVENTS), *live.noted.health, *live.noted.seen),
-        samples=tuple(live.said.raw("samples.jsonl", nodes[::every])),
-        stacks=tuple(live.said.raw("stacks.jsonl", nodes[::every])),
-        layers=tuple(live.said.layers.raw(nodes[::every])),
+        samples=tuple(live.received.raw("samples.jsonl", nodes[::every])),
+        stacks=tuple(live.received.raw("stacks.jsonl", nodes[::every])),
+        layers=tuple(live.received.layers.raw(nodes[::every])),
     )
 
 
@@ -156,23 +152,19 @@ MOST_EVENTS = 2000
 
 
 def run_data_of(copy: Snapshot) -> RunData:
-    """Build the records that the loader of a run would return."""
-    steps = _step_rows(copy)
-    device = _device_rows(copy)
+    """Return what the loader of a run would return."""
+    table = table_of(copy)
     exchanges = _by_ring(copy.exchanges)
     series = []
     for place, rank in enumerate(copy.ranks):
-        there = copy.have[:, place]
-        own = steps[place] if there.all() else steps[place][there]
-        slots = exchanges.get(rank.ring)
+        steps, slots = table.rank(place), exchanges.get(rank.ring)
         known = {name: getattr(rank, name) for name in _AS_THEY_ARE}
         series.append(
             RankSeries(
                 **known,
-                steps=own,
-                device_steps=device[place][copy.held["device"][:, place]] if device is not None else _NO_DEVICE,
-                comm=None if slots is None else comm_rows(slots, own["step"], rank.groups),
-                collectives=None if slots is None else collective_rows(slots, own["step"], rank.groups),
+                steps=steps,
+                comm=None if slots is None else comm_rows(slots, steps["step"], rank.groups),
+                collectives=None if slots is None else collective_rows(slots, steps["step"], rank.groups),
             )
         )
     numbers = RankNumbers(series, str(copy.meta.get("host")))
@@ -208,51 +200,43 @@ _AS_THEY_ARE = (
     *("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "live_phase", "live_since_ns"),
     *("lost", "torn", "hook_failures", "ended_wall_ns", "facts", "groups"),
 )
-_NO_DEVICE: NDArray[Any] = np.zeros(0, DEVICE_DTYPE)
 
 
-def _step_rows(copy: Snapshot) -> NDArray[Any]:
-    """[rank, step] of the steps' dtype."""
-    rows = np.zeros((len(copy.ranks), len(copy.steps)), STEP_DTYPE)
-    rows["kind"] = STEP
-    rows["step"] = copy.steps
-    for name in _COPIED:
-        if name in copy.held:
-            rows[name] = copy.held[name].T
-    _put_phases(rows["phase_ns"], "phase", copy)
-    return rows
+def table_of(copy: Snapshot) -> StepTable:
+    """Arrange the copied planes rank by rank; steps that a rank does not have are left out."""
+    there = np.ascontiguousarray(copy.have.T)
+    chosen: Any = slice(None) if there.all() else there.reshape(-1)
+
+    def column(values: NDArray[Any], kind: str) -> NDArray[Any]:
+        return np.ascontiguousarray(values.T, kind).reshape(-1)[chosen]
+
+    named = (name for names in dict.fromkeys(rank.phase_names for rank in copy.ranks) for name in names)
+    phases = phases_in_order(name for name in named if {f"phase:{name}", f"device:{name}"} & copy.arrays.keys())
+
+    def by_phase(kind: str) -> NDArray[np.float64]:
+        found = np.zeros((len(phases), int(there.sum())))
+        for place, name in enumerate(phases):
+            if (plane := copy.arrays.get(f"{kind}:{name}")) is not None:
+                found[place] = column(plane, "f8")
+        return found
+
+    timed = column(copy.arrays["device"], "?") if "device" in copy.arrays else None
+    return StepTable(
+        first=np.concatenate(([0], np.cumsum(there.sum(axis=1)))).astype(np.intp),
+        step=np.broadcast_to(copy.steps, there.shape).reshape(-1)[chosen].copy(),
+        plain={name: column(copy.arrays[name], kind) for name, kind in PLAIN.items() if name in copy.arrays},
+        phases=phases,
+        phase_ns=by_phase("phase"),
+        device_ns=None if timed is None else np.where(timed, by_phase("device"), np.nan),
+        timed=timed,
+    )
 
 
-def _device_rows(copy: Snapshot) -> NDArray[Any] | None:
-    if "device" not in copy.held:
-        return None
-    rows = np.zeros((len(copy.ranks), len(copy.steps)), DEVICE_DTYPE)
-    rows["kind"] = DEVICE
-    rows["step"] = copy.steps
-    rows["flags"] = copy.held["flags"].T if "flags" in copy.held else 0
-    _put_phases(rows["phase_ns"], "device", copy)
-    rows["wall_ns"] = rows["phase_ns"].sum(axis=2)
-    return rows
-
-
-def _put_phases(out: NDArray[Any], kind: str, copy: Snapshot) -> None:
-    """Convert back to each rank's phase slots; ``out`` is [rank, step, slot]."""
-    given: dict[tuple[str, ...], list[int]] = {}
-    for place, rank in enumerate(copy.ranks):
-        given.setdefault(rank.phase_names, []).append(place)
-    for names, places in given.items():
-        own: Any = places if len(given) > 1 else slice(None)
-        for slot in range(PHASE_SLOTS):
-            plane = copy.held.get(f"{kind}:{names[slot]}") if names[slot] or slot == OTHER else None
-            if plane is not None:
-                out[own, :, slot] = plane[:, own].T
-
-
-def _by_ring(kept: Sequence[tuple[NDArray[np.intp], NDArray[np.uint8]]]) -> dict[int, NDArray[np.uint8]]:
-    if not kept:
+def _by_ring(batches: Sequence[Slots]) -> dict[int, NDArray[np.uint8]]:
+    if not batches:
         return {}
-    ring = np.concatenate([own for own, _ in kept])
-    slots = np.concatenate([own for _, own in kept]).reshape(-1, SLOT_BYTES)
+    ring = np.concatenate([batch.ring for batch in batches])
+    slots = np.concatenate([batch.slots for batch in batches])
     order = np.argsort(ring, kind="stable")
     rings, first = np.unique(ring[order], return_index=True)
     return dict(zip(rings.tolist(), np.split(slots[order], first[1:]), strict=True))
@@ -296,13 +280,13 @@ def select(live: LiveRun, most: int = MOST_JUDGED) -> NDArray[np.intp]:
 
 def _measures(live: LiveRun) -> list[NDArray[np.float32]]:
     """[column] each: work and every phase, on the host and on the device."""
-    n, held = live.planes.columns, live.planes.held
+    n, arrays = live.planes.columns, live.planes.arrays
     means = live.means(("work", *live.used_phases()))
     found = [values for name, values in means.items() if name != "comm"]
-    on_device = [name for name in held if name.startswith("device:")]
+    on_device = [name for name in arrays if name.startswith("device:")]
     if on_device:
-        count = np.maximum(held["device"][:, :n].sum(axis=0), 1)
-        sums = {name: np.asarray(held[name][:, :n].sum(axis=0) / count, np.float32) for name in on_device}
+        count = np.maximum(arrays["device"][:, :n].sum(axis=0), 1)
+        sums = {name: np.asarray(arrays[name][:, :n].sum(axis=0) / count, np.float32) for name in on_device}
         worked = [values for name, values in sums.items() if name != "device:comm"]
         found += [*worked, np.sum(worked, axis=0, dtype=np.float32)] if worked else []
     return found
@@ -366,10 +350,10 @@ class RuleLoop:
         while True:
             while not self._due():
                 await asyncio.sleep(TICK_S)
-            await self.look()
+            await self.evaluate()
             await asyncio.sleep(max(LEAST_S, self._live.judged.period_s))
 
-    async def look(self) -> tuple[Change, ...]:
+    async def evaluate(self) -> tuple[Change, ...]:
         """Evaluate once; return what changed.  Does nothing without a new step, hang or death since the last time."""
         live = self._live
         live.tick()
@@ -400,7 +384,7 @@ class RuleLoop:
                 step=copy.step,
                 ranks=len(copy.ranks),
                 of_ranks=copy.of_ranks,
-                looks=live.judged.looks + 1,
+                evaluations=live.judged.evaluations + 1,
                 took_s=took_s,
                 period_s=max(LEAST_S, took_s / SHARE),
                 failed=live.judged.failed,
@@ -435,12 +419,9 @@ class RuleLoop:
 def _without_last(data: RunData, steps: int) -> RunData:
     """Return the run as it was so many steps before."""
     newest = max((int(series.steps["step"][-1]) for series in data.ranks if len(series.steps)), default=0)
+    last = max(newest - steps, 0)
     ranks = tuple(
-        replace(
-            series,
-            steps=series.steps[series.steps["step"] <= max(newest - steps, 0)],
-            device_steps=series.device_steps[series.device_steps["step"] <= max(newest - steps, 0)],
-        )
+        replace(series, steps=series.steps.part(slice(0, int(np.searchsorted(series.steps["step"], last, "right")))))
         for series in data.ranks
     )
     return replace(data, ranks=ranks)
@@ -450,39 +431,39 @@ async def keep_up(
     live: LiveRun,
     *,
     poll: Callable[[], object] | None = None,
-    looks: RuleLoop | None = None,
+    loop: RuleLoop | None = None,
     whole: Whole | None = None,
 ) -> None:
     """Take in rows and digest steps a few times a second, and evaluate the rules now and then, until canceled.
 
     ``poll``: an additional source of rows, such as a tail.  A failing rule is a bug in Stepscope but must not stop the
-    intake: the error is reported, and the rules run again after a while.  ``looks``: pass a loop to evaluate once more
+    intake: the error is reported, and the rules run again after a while.  ``loop``: pass one to evaluate once more
     afterwards.  ``whole``: reads all of a run of which ``live`` has only the last steps, and takes its place.
     """
-    looks = RuleLoop(live) if looks is None else looks
-    looking = asyncio.create_task(looks.run())
+    loop = RuleLoop(live) if loop is None else loop
+    judging = asyncio.create_task(loop.run())
     reading = None if whole is None else asyncio.create_task(whole())
     try:
         while True:
             if reading is not None and reading.done():
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
+                judging.cancel()
+                await asyncio.gather(judging, return_exceptions=True)
                 before, (live, poll) = live, reading.result()
-                looks.move_to(live)
-                live.asked_s = before.asked_s
+                loop.move_to(live)
+                live.requested_s = before.requested_s
                 before.touch()  # whoever waits for news of it looks again, and finds the other one
-                reading, looking = None, asyncio.create_task(looks.run())
+                reading, judging = None, asyncio.create_task(loop.run())
             began_s = time.monotonic()
             if poll is not None:
                 poll()
             backlog = time.monotonic() - began_s > BACKLOG_S
             live.tick()
-            if looking.done():
-                live.judge(replace(live.judged, failed=repr(looking.exception())))
-                looking = asyncio.create_task(looks.run(first_s=AGAIN_S))
+            if judging.done():
+                live.judge(replace(live.judged, failed=repr(judging.exception())))
+                judging = asyncio.create_task(loop.run(first_s=AGAIN_S))
             await asyncio.sleep(BACKLOG_TICK_S if backlog else WATCHED_TICK_S if live.watched else TICK_S)
     finally:
-        tasks = [looking, *([] if reading is None else [reading])]
+        tasks = [judging, *([] if reading is None else [reading])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -505,7 +486,7 @@ def _changed_ns(folder: Path) -> int:
 def _shown(watched: Sequence[Watched], copy: Snapshot) -> tuple[Finding, ...]:
     """Return the most severe and costly findings first; the cost is scaled from the judged ranks to all."""
     share = copy.of_ranks / max(1, len(copy.ranks))
-    shown = [_for_all(one.finding, share) for one in watched if one.shown]
+    shown = [_for_all(each.finding, share) for each in watched if each.shown]
     return tuple(sorted(shown, key=_order, reverse=True))
 
 

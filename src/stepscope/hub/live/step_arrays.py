@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,9 +33,9 @@ from stepscope.records.steps import (
     SLOT_BYTES,
     STEP,
 )
-from stepscope.store.rank_series import DEVICE_DTYPE, STEP_DTYPE
+from stepscope.step_table import DEVICE_DTYPE, STEP_DTYPE
 
-__all__ = ["NONE", "Batch", "Exchanges", "Heat", "Names", "Planes", "Taken", "gather"]
+__all__ = ["NONE", "NO_ROWS", "Batch", "Exchanges", "Heat", "Names", "Planes", "Rows", "Slots", "Taken", "gather"]
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -64,63 +64,126 @@ class Taken(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
-    """Steps of an earlier batch whose waiting time is known only now (DDP reports it one step later)."""
-
-    ring: NDArray[np.intp]
-    step: NDArray[np.int64]
-    ddp: dict[str, Floats]
-    """By field of the slot."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """New steps, ordered by ring and step; each array has one entry per step."""
+class Rows:
+    """Steps of some rings; each array has one entry per step."""
 
     ring: NDArray[np.intp]
     """Number in the registry."""
     step: NDArray[np.int64]
-    rows: NDArray[Any]
-    """dtype ``STEP_FIELDS``; ``phase_ns`` as recorded."""
-    waited: Floats
-    """The part of the backward phase that belongs to comm."""
-    ddp: dict[str, Floats]
-    """DDP's figures for the step itself, not the previous one; {} if there are no figures."""
-    again: Again | None
-    device_ring: NDArray[np.intp]
-    device: NDArray[Any]
-    """dtype ``DEVICE_FIELDS``."""
-    exchange_ring: NDArray[np.intp]
-    exchanges: NDArray[np.uint8]
-    """[n, 256]; the slots that describe collectives."""
-    note_ring: NDArray[np.intp]
-    notes: NDArray[np.uint8]
-    """[n, 256]; the slots with values that the script noted."""
-    repeated: int
-    """Rows that are duplicates or have an impossible step number."""
+    values: Mapping[str, NDArray[Any]]
+    """By name of a plane."""
 
-    def part(self, chosen: NDArray[np.intp]) -> Batch:
-        """Select steps; everything else is unchanged."""
+    def part(self, chosen: NDArray[np.intp]) -> Rows:
         if len(chosen) == len(self.step):
             return self
-        return replace(
-            self,
-            ring=self.ring[chosen],
-            step=self.step[chosen],
-            rows=self.rows[chosen],
-            waited=self.waited[chosen],
-            ddp={name: column[chosen] for name, column in self.ddp.items()},
-        )
+        values = {name: column[chosen] for name, column in self.values.items()}
+        return Rows(ring=self.ring[chosen], step=self.step[chosen], values=values)
 
 
-def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[np.int64]) -> Batch:
+NO_ROWS = Rows(ring=np.zeros(0, np.intp), step=np.zeros(0, np.int64), values={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """Records as received."""
+
+    ring: NDArray[np.intp]
+    slots: NDArray[np.uint8]
+    """[n, 256]."""
+
+
+NO_SLOTS = Slots(ring=np.zeros(0, np.intp), slots=np.zeros((0, SLOT_BYTES), np.uint8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """New steps, ordered by ring and step, and what came with them."""
+
+    steps: Rows
+    """Times by phase; waiting is booked as ``comm``."""
+    device: Rows = NO_ROWS
+    """Device times of some steps."""
+    waits: Rows = NO_ROWS
+    """Steps of an earlier batch whose waiting time is known only now (DDP reports it one step later)."""
+    exchanges: Slots = NO_SLOTS
+    """What describes collectives."""
+    notes: Slots = NO_SLOTS
+    """Values that the script noted."""
+    repeated: int = 0
+    """Rows that are duplicates or have an impossible step number."""
+
+
+class Phases:
+    """The phases of all ranks, in the order in which ranks named them; the built-in ones first."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = list(BUILTIN_PHASES)
+        self._places: dict[tuple[str, ...], NDArray[np.intp]] = {}
+
+    def known(self, name: str) -> str:
+        """Return the name under which the time of a phase counts: its own, while there is room for it."""
+        if name and name not in self.names and len(self.names) < MOST_PHASES:
+            self.names.append(name)
+        return name if name in self.names else BUILTIN_PHASES[OTHER]
+
+    def by_name(self, kind: str, by_slot: Floats, names: Names) -> dict[str, Floats]:
+        """Convert from each rank's phase slots to one array per phase name."""
+        places = [self._places_of(given) for given in names.given]
+        found = np.zeros((len(self.names), len(by_slot)), np.float32)
+        for number in np.flatnonzero(np.bincount(names.number, minlength=1)):
+            own = names.number == number
+            whole = bool(own.all())
+            for slot in range(PHASE_SLOTS):
+                column = by_slot[:, slot] if whole else np.where(own, by_slot[:, slot], 0)
+                if column.any():
+                    found[places[number][slot]] += column
+        return {f"{kind}:{name}": found[place] for place, name in enumerate(self.names)}
+
+    def of_table(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Rename the columns of a step table (``StepTable.by_name``) to those of planes."""
+        found: dict[str, NDArray[Any]] = {}
+        for name, column in columns.items():
+            kind, colon, phase = name.partition(":")
+            if not colon:
+                if name in PLAIN:
+                    found[name] = np.minimum(column, 0xFFFF) if name in _COUNTS else column
+                continue
+            plane = f"{kind}:{self.known(phase)}"
+            found[plane] = found[plane] + column if plane in found else column
+        return found
+
+    def _places_of(self, names: tuple[str, ...]) -> NDArray[np.intp]:
+        """Return the index into ``names`` for each of the sixteen slots."""
+        if names not in self._places:
+            builtin = len(BUILTIN_PHASES)
+            own = [self.names.index(self.known(name)) for name in names[builtin:]]
+            self._places[names] = np.array([*range(builtin), *own], np.intp)
+        return self._places[names]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """The phase names of rows."""
+
+    given: Sequence[tuple[str, ...]]
+    """Sixteen names by slot; each distinct set once."""
+    number: NDArray[np.int32]
+    """The index into ``given``; by ring, or by row."""
+
+    def of(self, ring: NDArray[np.intp]) -> Names:
+        return Names(given=self.given, number=self.number[ring])
+
+
+def gather(
+    taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[np.int64], phases: Phases, names: Names
+) -> Batch:
     """Join rows into a batch; fastest when the rings come in ascending order.
 
-    ``taken``: rows with the registry number of each ring in their table; ``last_step``: by that number.
+    ``taken``: rows with the registry number of each ring in their table; ``last_step``, ``names``: by that number.
     """
-    counts = [one.table["rows"].astype(np.intp) for _, one in taken]
+    counts = [own.table["rows"].astype(np.intp) for _, own in taken]
     ring = np.concatenate([np.repeat(rings, own) for (rings, _), own in zip(taken, counts, strict=True)])
-    slots = taken[0][1].slots if len(taken) == 1 else np.concatenate([one.slots for _, one in taken])
+    slots = taken[0][1].slots if len(taken) == 1 else np.concatenate([own.slots for _, own in taken])
     everything: NDArray[Any] = np.ascontiguousarray(slots).view(STEP_DTYPE).reshape(-1)
     kinds = everything["kind"].copy()
     chosen = np.flatnonzero(kinds == STEP)
@@ -131,25 +194,30 @@ def gather(taken: Sequence[tuple[NDArray[np.intp], Taken]], last_step: NDArray[n
     kept: Any = order if fresh.all() else chosen[fresh]
     rows, own = everything[kept], ring[kept]
     step = rows["step"].astype(np.int64)
-    ddp, waited, again = _booked(own, step, rows, last_step)
-    is_device = kinds == DEVICE
-    is_note = kinds == NOTE
+    ddp, waited, waits = _booked(own, step, rows, last_step)
+    by_slot = rows["phase_ns"].astype(np.float32)
+    booked_phases(by_slot, waited)
+    values: dict[str, NDArray[Any]] = {name: rows[name] for name in _AS_RECORDED}
+    values |= {name: np.minimum(rows[name], 0xFFFF) for name in _COUNTS}
+    values |= {name: column for name, column in ddp.items() if name in PLAIN} | {"waited": waited}
     is_exchange = (kinds == COMM_RECORD) | (kinds == COLLECTIVE)
     return Batch(
-        ring=own,
-        step=step,
-        rows=rows,
-        waited=waited,
-        ddp=ddp,
-        again=again,
-        device_ring=ring[is_device],
-        device=slots[is_device].view(DEVICE_DTYPE).reshape(-1),
-        exchange_ring=ring[is_exchange],
-        exchanges=slots[is_exchange].reshape(-1, SLOT_BYTES),
-        note_ring=ring[is_note],
-        notes=slots[is_note].reshape(-1, SLOT_BYTES),
+        steps=Rows(ring=own, step=step, values=values | phases.by_name("phase", by_slot, names.of(own))),
+        device=_device_rows(slots[kinds == DEVICE], ring[kinds == DEVICE], phases, names),
+        waits=waits,
+        exchanges=Slots(ring=ring[is_exchange], slots=slots[is_exchange]),
+        notes=Slots(ring=ring[kinds == NOTE], slots=slots[kinds == NOTE]),
         repeated=len(chosen) - len(rows),
     )
+
+
+def _device_rows(slots: NDArray[np.uint8], ring: NDArray[np.intp], phases: Phases, names: Names) -> Rows:
+    if not len(slots):
+        return NO_ROWS
+    rows: NDArray[Any] = slots.view(DEVICE_DTYPE).reshape(-1)
+    step = np.minimum(rows["step"], np.uint64(1 << 62)).astype(np.int64)
+    times = phases.by_name("device", rows["phase_ns"].astype(np.float32), names.of(ring))
+    return Rows(ring=ring, step=step, values={**times, "device": np.ones(len(rows), np.bool_)})
 
 
 def _is_new(ring: NDArray[np.intp], step: NDArray[np.uint64], last_step: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -167,24 +235,24 @@ def _is_new(ring: NDArray[np.intp], step: NDArray[np.uint64], last_step: NDArray
 
 def _booked(
     ring: NDArray[np.intp], step: NDArray[np.int64], rows: NDArray[Any], last_step: NDArray[np.int64]
-) -> tuple[dict[str, Floats], Floats, Again | None]:
+) -> tuple[dict[str, Floats], Floats, Rows]:
     """Book waiting as ``store.rank_series.book_waiting`` does, as far as possible before the next step arrives."""
     waited = np.zeros(len(rows), np.float32)
-    told = rows["ddp_compute_ns"] > 0
-    if not told.any():
-        return {}, waited, None
+    reported = rows["ddp_compute_ns"] > 0
+    if not reported.any():
+        return {}, waited, NO_ROWS
     ddp = {name: rows[name].astype(np.float32) for name in _DDP}
     first = np.concatenate(([True], np.diff(ring) != 0))
-    again = None
+    waits = NO_ROWS
     if rows["ddp_exposed_ns"].any():  # on a GPU DDP samples itself, and the figures may be from any earlier step
-        earlier = np.flatnonzero(first & told & (step > 0) & (last_step[ring] == step - 1))
+        earlier = np.flatnonzero(first & reported & (step > 0) & (last_step[ring] == step - 1))
         values = {name: column[earlier] for name, column in ddp.items()}
-        again = Again(ring=ring[earlier], step=step[earlier] - 1, ddp=values)
-        known = np.flatnonzero(~first[1:] & (np.diff(step) == 1) & told[1:])
+        waits = Rows(ring=ring[earlier], step=step[earlier] - 1, values=values)
+        known = np.flatnonzero(~first[1:] & (np.diff(step) == 1) & reported[1:])
         for column in ddp.values():
             column[known] = column[known + 1]
         waited = np.minimum(ddp["ddp_exposed_ns"], rows["phase_ns"][:, BACKWARD].astype(np.float32))
-    return ddp, waited, again
+    return ddp, waited, waits
 
 
 def booked_phases(phase_ns: Floats, waited: Floats) -> None:
@@ -225,16 +293,6 @@ _AS_RECORDED = ("start_ns", "wall_ns", "between_ns", "flags", "allocated", "rese
 _COUNTS = ("micro_batches", "forwards", "batches")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """The phase names of the ranks."""
-
-    given: Sequence[tuple[str, ...]]
-    """Sixteen names by slot; each distinct set once."""
-    number: NDArray[np.int32]
-    """The index into ``given``, by row."""
-
-
 class Planes:
     def __init__(
         self,
@@ -251,14 +309,17 @@ class Planes:
         self.stride = 1
         self.newest = NONE
         """The last step that any rank has made, kept or not."""
-        self.phases: list[str] = list(BUILTIN_PHASES)
+        self.named = Phases()
         self.steps: NDArray[np.int64] = np.full(most_steps, NONE, np.int64)
         """[width]; the step in each row."""
         self.have: NDArray[np.bool_] = np.zeros((most_steps, room), np.bool_)
         """[width, room]; whether a rank has made the step; where it is unset, everything else is zero."""
-        self.held: dict[str, NDArray[Any]] = {}
+        self.arrays: dict[str, NDArray[Any]] = {}
         """[width, room] by quantity: fields of ``PLAIN``, ``phase:NAME``, ``device:NAME``, ``device`` (where timed)."""
-        self._maps: dict[tuple[str, ...], NDArray[np.intp]] = {}
+
+    @property
+    def phases(self) -> list[str]:
+        return self.named.names
 
     @property
     def width(self) -> int:
@@ -271,13 +332,13 @@ class Planes:
 
     @property
     def nbytes(self) -> int:
-        return self.have.nbytes + sum(plane.nbytes for plane in self.held.values())
+        return self.have.nbytes + sum(plane.nbytes for plane in self.arrays.values())
 
     def clear(self) -> None:
         """Reset for another attempt."""
         self.columns, self.stride, self.newest = 0, 1, NONE
         self.steps[:] = NONE
-        for plane in (self.have, *self.held.values()):
+        for plane in (self.have, *self.arrays.values()):
             plane[:] = 0
 
     def add_columns(self, count: int) -> NDArray[np.intp]:
@@ -309,7 +370,7 @@ class Planes:
         first = max(self.newest // self.stride + 1 if self.newest >= 0 else 0, newest // self.stride - self.width + 1)
         fresh = np.arange(first, newest // self.stride + 1, dtype=np.int64)
         self.steps[fresh % self.width] = fresh * self.stride
-        for plane in (self.have, *self.held.values()):
+        for plane in (self.have, *self.arrays.values()):
             plane[fresh % self.width] = 0
         self.newest = newest
 
@@ -324,55 +385,47 @@ class Planes:
 
     # -- taking rows ----------------------------------------------------------------------------------------------
 
-    def take(self, batch: Batch, column: NDArray[np.intp], names: Names) -> NDArray[np.intp]:
-        """Put in new steps; return the rows of the window that changed.  ``column``: by step of the batch.
+    def take(self, rows: Rows, column: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Put in new steps; return the rows of the window that changed.  ``column``: by step.
 
         Steps outside the window are skipped.
         """
-        rows = batch.rows
-        values: dict[str, NDArray[Any]] = {name: rows[name] for name in _AS_RECORDED}
-        values |= {name: np.minimum(rows[name], 0xFFFF) for name in _COUNTS}
-        values |= {name: column for name, column in batch.ddp.items() if name in PLAIN}
-        values["waited"] = batch.waited
-        by_slot = rows["phase_ns"].astype(np.float32)
-        booked_phases(by_slot, batch.waited)
-        values |= self._by_phase("phase", by_slot, names)
-        self._make(values)
-        at = self.row_of(batch.step)
+        self._make(rows.values)
+        at = self.row_of(rows.step)
         kept = np.flatnonzero((at != NONE) & (column != NONE))
         at, column = at[kept], column[kept]
         self.have[at, column] = True
-        for name in values.keys() & self.held.keys():
-            self.held[name][at, column] = values[name][kept]
+        self._put(rows, kept, at, column)
         return np.flatnonzero(np.bincount(at, minlength=1))
 
-    def take_device(self, device: NDArray[Any], column: NDArray[np.intp], names: Names) -> NDArray[np.int64]:
+    def take_device(self, rows: Rows, column: NDArray[np.intp]) -> NDArray[np.int64]:
         """Put in device times, which arrive after their step; return the steps that changed."""
-        values = self._by_phase("device", device["phase_ns"].astype(np.float32), names)
-        values["device"] = np.ones(len(device), np.bool_)
-        self._make(values)
-        at, kept = self._there(np.minimum(device["step"], np.uint64(1 << 62)).astype(np.int64), column)
-        for name in values.keys() & self.held.keys():
-            self.held[name][at, column[kept]] = values[name][kept]
+        self._make(rows.values)
+        at, kept = self._there(rows.step, column)
+        self._put(rows, kept, at, column[kept])
         return self.steps[np.flatnonzero(np.bincount(at, minlength=1))]
 
-    def take_again(self, again: Again, column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    def take_waits(self, rows: Rows, column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
         """Book waiting for steps in the window; return which ones were there, and the additional waiting time."""
         backward, comm = f"phase:{BUILTIN_PHASES[BACKWARD]}", f"phase:{BUILTIN_PHASES[COMM]}"
-        waited = again.ddp["ddp_exposed_ns"]
-        self._make({**again.ddp, "waited": waited, backward: waited, comm: waited})
-        at, kept = self._there(again.step, column)
+        waited = rows.values["ddp_exposed_ns"]
+        plain = {name: column for name, column in rows.values.items() if name in PLAIN}
+        self._make({**plain, "waited": waited, backward: waited, comm: waited})
+        at, kept = self._there(rows.step, column)
         column, waited = column[kept], waited[kept]
-        if not {"waited", backward, comm} <= self.held.keys():
+        if not {"waited", backward, comm} <= self.arrays.keys():
             return kept[:0], waited[:0]
-        for name in again.ddp.keys() & self.held.keys():
-            self.held[name][at, column] = again.ddp[name][kept]
-        before = self.held["waited"][at, column]
-        waited = np.minimum(waited, self.held[backward][at, column] + before)
-        self.held["waited"][at, column] = waited
-        self.held[backward][at, column] -= waited - before
-        self.held[comm][at, column] += waited - before
+        self._put(rows, kept, at, column)
+        before = self.arrays["waited"][at, column]
+        waited = np.minimum(waited, self.arrays[backward][at, column] + before)
+        self.arrays["waited"][at, column] = waited
+        self.arrays[backward][at, column] -= waited - before
+        self.arrays[comm][at, column] += waited - before
         return kept, waited - before
+
+    def _put(self, rows: Rows, kept: NDArray[np.intp], at: NDArray[np.intp], column: NDArray[np.intp]) -> None:
+        for name in rows.values.keys() & self.arrays.keys():
+            self.arrays[name][at, column] = rows.values[name][kept]
 
     def _there(self, steps: NDArray[np.int64], column: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the row of each step that its rank has made, and the indices of those steps."""
@@ -381,42 +434,18 @@ class Planes:
         kept = kept[self.have[at[kept], column[kept]]]
         return at[kept], kept
 
-    def _by_phase(self, kind: str, by_slot: NDArray[np.float32], names: Names) -> dict[str, NDArray[np.float32]]:
-        """Convert from each rank's phase slots to one array per phase name."""
-        maps = [self._map(given) for given in names.given]
-        found = np.zeros((len(self.phases), len(by_slot)), np.float32)
-        for number in np.flatnonzero(np.bincount(names.number, minlength=1)):
-            own = names.number == number
-            whole = bool(own.all())
-            for slot in range(PHASE_SLOTS):
-                column = by_slot[:, slot] if whole else np.where(own, by_slot[:, slot], 0)
-                if column.any():
-                    found[maps[number][slot]] += column
-        return {f"{kind}:{name}": found[place] for place, name in enumerate(self.phases)}
-
-    def _map(self, names: tuple[str, ...]) -> NDArray[np.intp]:
-        """Return the index into ``phases`` for each of the sixteen slots."""
-        if names not in self._maps:
-            places = list(range(len(BUILTIN_PHASES)))
-            for name in names[len(BUILTIN_PHASES) :]:
-                if name and name not in self.phases and len(self.phases) < MOST_PHASES:
-                    self.phases.append(name)
-                places.append(self.phases.index(name) if name in self.phases else OTHER)
-            self._maps[names] = np.array(places, np.intp)
-        return self._maps[names]
-
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def _width_for(self, room: int) -> int:
-        cell = self.have.itemsize + sum(plane.itemsize for plane in self.held.values())
+        cell = self.have.itemsize + sum(plane.itemsize for plane in self.arrays.values())
         return max(self._least, min(self._most, self._budget_bytes // (cell * room)))
 
     def _make(self, values: Mapping[str, NDArray[Any]]) -> None:
         """Allocate planes for quantities that are not all zero.  Call this before putting in: the window may shrink."""
         for name, found in values.items():
-            if name not in self.held and (name in _ALWAYS or found.any()):
+            if name not in self.arrays and (name in _ALWAYS or found.any()):
                 kind = PLAIN.get(name, "?" if name == "device" else "f4")
-                self.held[name] = np.zeros(self.have.shape, kind)
+                self.arrays[name] = np.zeros(self.have.shape, kind)
         width = self._width_for(self.have.shape[1])
         if width < self.width:
             self._shape(width, self.have.shape[1])
@@ -436,8 +465,8 @@ class Planes:
             return fresh
 
         self.have = moved(self.have)
-        for name in list(self.held):
-            self.held[name] = moved(self.held[name])
+        for name in list(self.arrays):
+            self.arrays[name] = moved(self.arrays[name])
         self.steps = np.full(width, NONE, np.int64)
         self.steps[rows] = old
         if self.newest >= 0:
@@ -543,34 +572,33 @@ EXCHANGES_BYTES = 64 << 20
 
 
 class Exchanges:
-    def __init__(self, *, most_ranks: int = EXCHANGES_MOST_RANKS, kept_bytes: int = EXCHANGES_BYTES) -> None:
-        self._most_ranks, self._kept_bytes = most_ranks, kept_bytes
-        self._kept: deque[tuple[int, NDArray[np.intp], NDArray[np.uint8]]] = deque()
-        self._held_bytes = 0
+    def __init__(self, *, most_ranks: int = EXCHANGES_MOST_RANKS, most_bytes: int = EXCHANGES_BYTES) -> None:
+        self._most_ranks, self._most_bytes = most_ranks, most_bytes
+        self._batches: deque[tuple[int, Slots]] = deque()
+        """The last step of each, and the batch."""
+        self._bytes = 0
         self._cut = -1
         """The last step from which something was dropped for lack of room."""
 
     def clear(self) -> None:
-        self._kept.clear()
-        self._held_bytes, self._cut = 0, -1
+        self._batches.clear()
+        self._bytes, self._cut = 0, -1
 
-    def put(self, ring: NDArray[np.intp], slots: NDArray[np.uint8], *, ranks: int, oldest: int) -> None:
+    def put(self, batch: Slots, *, ranks: int, oldest: int) -> None:
         """Add slots and drop those before ``oldest``, the first step of the window."""
         if ranks > self._most_ranks:
             self.clear()
             self._cut = 1 << 62
             return
-        last = int(min(slots.view(STEP_DTYPE)["step"].max(), np.uint64(1 << 62)))
-        self._kept.append((last, ring, slots))
-        self._held_bytes += slots.nbytes
-        while self._kept and (self._kept[0][0] < oldest or self._held_bytes > self._kept_bytes):
-            step, _, gone = self._kept.popleft()
-            self._held_bytes -= gone.nbytes
+        last = int(min(batch.slots.view(STEP_DTYPE)["step"].max(), np.uint64(1 << 62)))
+        self._batches.append((last, batch))
+        self._bytes += batch.slots.nbytes
+        while self._batches and (self._batches[0][0] < oldest or self._bytes > self._most_bytes):
+            step, gone = self._batches.popleft()
+            self._bytes -= gone.slots.nbytes
             if step >= oldest:
                 self._cut = max(self._cut, step)
 
-    def kept(self, oldest: int) -> tuple[tuple[NDArray[np.intp], NDArray[np.uint8]], ...]:
-        """Return ring numbers and slots from that step on (and some before it); nothing if any of them were dropped."""
-        if self._cut >= oldest:
-            return ()
-        return tuple((ring, slots) for _, ring, slots in self._kept)
+    def since(self, oldest: int) -> tuple[Slots, ...]:
+        """Return slots from that step on (and some before it); nothing if any of them were dropped."""
+        return () if self._cut >= oldest else tuple(batch for _, batch in self._batches)

@@ -29,6 +29,7 @@ from stepscope.errors import FrameError, RunError, StepscopeError
 from stepscope.records.files import folder_mode, open_file, sql_input_path, sql_output_path
 from stepscope.records.steps import PHASE_SLOTS, SLOT_BYTES, STEP
 from stepscope.records.text import say
+from stepscope.step_table import STEP_DTYPE
 from stepscope.store import file_io
 from stepscope.store.documents import read_meta
 from stepscope.store.file_io import NEARLY_FULL, disk_limit, record_in, run_bytes
@@ -50,7 +51,7 @@ from stepscope.store.inbox.journal import (
 from stepscope.store.live.sample_files import Coarsener
 from stepscope.store.locks import locked
 from stepscope.store.paths import PARTS, SAMPLES
-from stepscope.store.rank_series import BUILTIN_COLUMNS, STEP_COLUMNS, STEP_DTYPE
+from stepscope.store.rank_series import BUILTIN_COLUMNS, STEP_COLUMNS
 from stepscope.wire.frames import Frame, FrameHead, Part, inflate_part, pack_frame, part_of, read_frame
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from stepscope.errors import FrameError
 from stepscope.records.files import open_file, sql_input_path
 from stepscope.records.series import RankSeries, RankState
 from stepscope.records.steps import COMM, SLOT_BYTES
+from stepscope.step_table import RankSteps, join_steps
 from stepscope.store.documents import NodeInfo, read_nodes
 from stepscope.store.inbox.journal import (
     Live,
@@ -54,7 +55,7 @@ __all__ = ["Remote", "Shown", "choose_rings", "is_too_large", "merge_late", "rea
 # longest, since the others wait for it.
 
 MOST_STEPS = 3_000_000
-"""Steps of all ranks that are loaded without selection: 256 bytes each, and twice that while they are assembled."""
+"""Steps of all ranks that are loaded without selection: 256 bytes each as records, and half of that in a table."""
 RANKS = 512
 WORST = 24
 """By each measure."""
@@ -468,8 +469,7 @@ def _joined_series(old: RankSeries, new: RankSeries) -> RankSeries:
         rank=old.rank,
         anchor_mono_ns=old.anchor_mono_ns,
         anchor_wall_ns=old.anchor_wall_ns,
-        steps=_by_step(old.steps, new.steps),
-        device_steps=_by_step(old.device_steps, new.device_steps),
+        steps=_joined_steps(old.steps, new.steps),
         lost=old.lost + new.lost,
         torn=old.torn + new.torn,
         comm=joined_rows(old.comm, new.comm),
@@ -477,6 +477,7 @@ def _joined_series(old: RankSeries, new: RankSeries) -> RankSeries:
     )
 
 
-def _by_step(old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
-    rows = np.concatenate([old, new])
-    return rows[np.unique(rows["step"], return_index=True)[1]]
+def _joined_steps(old: RankSteps, new: RankSteps) -> RankSteps:
+    both = join_steps([old, new])
+    rows = np.unique(both.step, return_index=True)[1]
+    return both.part(rows, np.array([0, len(rows)], np.intp)).rank(0)

@@ -23,6 +23,7 @@ from stepscope.errors import NotARun
 from stepscope.records.files import open_file, sql_output_path
 from stepscope.records.series import RankSeries
 from stepscope.records.text import Progress, no_progress
+from stepscope.step_table import RankSteps
 from stepscope.store import file_io
 from stepscope.store.file_io import read_document
 from stepscope.store.live.ring_files import RingSidecar, groups_as_kept
@@ -34,7 +35,7 @@ from stepscope.store.rank_series import (
     exchange_columns,
     phase_columns,
     rows_of_columns,
-    steps_of_columns,
+    table_of_columns,
     to_columns,
 )
 
@@ -76,19 +77,22 @@ def read_ranks(folder: Path, *, progress: Progress = no_progress) -> tuple[list[
     ranks: list[RankSeries] = []
     try:
         raw = json.loads(read_document(path))
+        abouts = [(about, _checked(about)) for about in raw["ranks"]]
+        there, at = len(columns["step"]), 0
+        for about, _ in abouts:
+            at = _next_rows(about["steps"], at, there).stop
+        if at != there:
+            raise NotARun(f"{folder / STEPS_PARQUET} does not have the {at:,} steps that {path} lists")
+        counts, names = [about["steps"] for about, _ in abouts], [checked.phase_names for _, checked in abouts]
+        table = table_of_columns(columns, counts, names, [about["columns"] for about, _ in abouts])
         parts = {name: _Parts(folder / file, dtype, name, raw["ranks"]) for name, file, dtype in _EXCHANGES}
-        at = 0
-        for about in raw["ranks"]:
-            rows = _next_rows(about["steps"], at, len(columns["step"]))
+        for place, (about, checked) in enumerate(abouts):
             exchanges = {name: part.take(about) for name, part in parts.items()}
-            ranks.append(_series(about, columns, rows, exchanges))
-            progress(len(ranks), len(raw["ranks"]))
-            at = rows.stop
+            ranks.append(_series(about, checked, table.rank(place), exchanges))
+            progress(len(ranks), len(abouts))
         notices = [str(notice) for notice in raw["notices"]]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise NotARun(f"{path} is damaged") from error
-    if at != len(columns["step"]):
-        raise NotARun(f"{folder / STEPS_PARQUET} does not have the {at:,} steps that {path} lists")
     return ranks, notices
 
 
@@ -224,19 +228,20 @@ def _about(series: RankSeries, chosen: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _checked(about: dict[str, Any]) -> RingSidecar:
+    """The values are those of a sidecar and are checked in the same way."""
+    return RingSidecar.from_dict({**_NOT_KEPT, "pid": about["identity"]["pid"], **about})
+
+
 def _series(
-    about: dict[str, Any], columns: Mapping[str, Any], rows: slice, exchanges: Mapping[str, NDArray[Any] | None]
+    about: dict[str, Any], checked: RingSidecar, steps: RankSteps, exchanges: Mapping[str, NDArray[Any] | None]
 ) -> RankSeries:
-    """Build a series; the values are those of a sidecar and are checked in the same way."""
-    checked = RingSidecar.from_dict({**_NOT_KEPT, "pid": about["identity"]["pid"], **about})
-    steps, device_steps = steps_of_columns(columns, rows, about["columns"])
     return RankSeries(
         identity=checked.identity,
         rank=int(about["rank"]),
         state=checked.state,
         phase_names=checked.phase_names,
         steps=steps,
-        device_steps=device_steps,
         anchor_mono_ns=checked.anchor_mono_ns,
         anchor_wall_ns=checked.anchor_wall_ns,
         live_phase=checked.live_phase,

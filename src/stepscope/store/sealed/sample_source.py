@@ -1,4 +1,4 @@
-"""Find the source of a sample without parsing its whole line: several times as fast."""
+"""Find the source of a sample; without parsing its whole line, which is several times as fast."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Whose(msgspec.Struct):
 _decode = msgspec.json.Decoder(Whose).decode
 
 
-def whose_of(line: bytes) -> Whose | None:
-    """Return the source; None if the line is not a sample, or a field is a list or an object."""
+def whose_of(line: bytes | dict[str, Any]) -> Whose | None:
+    """Return the source of a line or a parsed sample; None if it is no sample, or a field is a list or an object."""
     try:
-        whose = _decode(line)
+        whose = Whose(*map(line.get, Whose.__struct_fields__)) if isinstance(line, dict) else _decode(line)
         hash((whose.node, whose.kind, whose.pid, whose.index, whose.peer))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, TypeError):
         return None

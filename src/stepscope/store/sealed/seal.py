@@ -172,9 +172,11 @@ def _write_and_verify(stage: Path, loaded: Loaded, progress: Progress) -> None:
 
 def _same(one: RankSeries, other: RankSeries) -> bool:
     fields = ("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "lost", "torn", "facts")
-    tables = ("steps", "device_steps", "comm", "collectives")
-    return all(getattr(one, field) == getattr(other, field) for field in (*fields, "groups")) and all(
-        _bytes_of(getattr(one, table)) == _bytes_of(getattr(other, table)) for table in tables
+    if not all(getattr(one, field) == getattr(other, field) for field in (*fields, "groups")):
+        return False
+    exchanges = ("comm", "collectives")
+    return one.steps.same(other.steps) and all(
+        _bytes_of(getattr(one, name)) == _bytes_of(getattr(other, name)) for name in exchanges
     )
 
 
