@@ -92,7 +92,7 @@ class Job:
             self.look()
 
     def look(self) -> None:
-        self.dog.look(self.drains.values())
+        self.dog.check(self.drains.values())
         if self.dog._inquiry is not None:
             self.dog._inquiry.thread.join()
 

@@ -84,7 +84,7 @@ class Replay:
     def wait(self, dog: Watchdog, seconds: float) -> None:
         until_s = self.now_s + seconds
         while self.now_s < until_s:
-            dog.look(self.drains)
+            dog.check(self.drains)
             if dog._inquiry is not None:
                 dog._inquiry.thread.join()
             self.now_s += AS_OFTEN_S

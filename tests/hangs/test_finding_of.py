@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from hang_jobs import LOOP, SCRIPT, Job, stack, worker
 
-from stepscope.hangs.report import finding_of, stood_s, told_of
+from stepscope.hangs.report import finding_of, past_if_over, stalled_s
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.hang import HangKind, HangRecord
 
@@ -75,7 +75,7 @@ def test_one_that_came_back_is_a_stall() -> None:
         "train.py:41 (time.sleep(999)); ranks 0, 2 and 3 waited for it."
     )
     assert finding.advice[0] == "Begin at train.py:41 in next_batch."
-    assert stood_s(record) == 14.0
+    assert stalled_s(record) == 14.0
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_where_nobody_waits_the_time_is_told_as_it_was_measured(fields: dict[str
     record = Job(ranks=1).alone(0).hang()
     assert finding_of(replace(record, **fields)).title == f"The process {does} at train.py:41 (time.sleep(999)){last}"
     waited_for = replace(Job().alone(1).hang(), **fields)
-    assert finding_of(waited_for).title == told_of(waited_for).title  # whose wait says enough
+    assert finding_of(waited_for).title == past_if_over(waited_for).title  # whose wait says enough
 
 
 def test_of_one_that_goes_on_no_more_is_said_than_was_seen() -> None:

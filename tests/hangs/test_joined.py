@@ -36,7 +36,7 @@ def seen(job: Job, host: str, ranks: range, *, at_s: float = 100.0, number: int 
         excuse=excuse,
         over_wall_ns=None if record else ended.get("over_wall_ns"),
     )
-    return SeenHang(record=replace(record, **ended) if record else None, kept=kept, **more)
+    return SeenHang(record=replace(record, **ended) if record else None, file=kept, **more)
 
 
 def eight() -> Job:

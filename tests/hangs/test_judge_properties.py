@@ -167,7 +167,7 @@ def test_any_split_over_hosts_is_judged_as_one_host_would_be(evidence: Evidence,
         own = replace(whole, host=host, ranks=tuple(rank for rank in whole.ranks if places[rank.rank] == host))
         verdict = judge(own, number=1, declared_wall_ns=2, stopped_wall_ns=1)
         record = verdict if isinstance(verdict, HangRecord) else None
-        seen.append(SeenHang(kept=kept(own), record=record))
+        seen.append(SeenHang(file=kept(own), record=record))
     told = join_hangs(seen)
     records = [one.record for one in seen if one.record is not None]
     together = judge(whole, number=1, declared_wall_ns=2, stopped_wall_ns=1)

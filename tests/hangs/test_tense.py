@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hang_jobs import Job, stack
 
-from stepscope.hangs.report import PAST, past_text, past_title, told_of
+from stepscope.hangs.report import PAST, past_if_over, past_text, past_title
 from stepscope.records.collectives import ProcessGroup
 from stepscope.records.hang import HangPart
 
@@ -68,15 +68,15 @@ def test_of_a_death_only_who_waited() -> None:
     title = "Rank 1 raised ValueError: it waits; has is do in step 5; ranks 0 and 2–9 wait for it in all_reduce of dp."
     assert past_title("rank_crashed", title) == title.replace("9 wait for", "9 waited for")
     crashed = replace(Job().at(1, alive=False, ended="raised ValueError: it is so").hang(), over="ended")
-    told = told_of(crashed)
+    told = past_if_over(crashed)
     assert told.title.endswith("; ranks 0, 2 and 3 waited for it in all_reduce of default_pg.")
     assert (told.culprits, told.evidence) == (crashed.culprits, crashed.evidence)
 
 
 def test_while_it_lasts_nothing_changes() -> None:
     record = Job().alone(1).hang()
-    assert told_of(record) is record
-    assert told_of(record, over=True).title == (
+    assert past_if_over(record) is record
+    assert past_if_over(record, over=True).title == (
         "Rank 1 never called all_reduce of default_pg: it slept at train.py:41 (time.sleep(999)); "
         "ranks 0, 2 and 3 waited for it."
     )
@@ -87,7 +87,7 @@ def test_all_of_a_record() -> None:
     record = job.at(0, collective=job.waits(group=OWN)).hang()
     part = HangPart(host="b", number=1, kind="hang_device", title="The device of rank 1 stands still.")
     flight = {"kind": "hang_deadlock", "title": "Ranks 0 and 1 wait for each other in a circle.", "world": 2}
-    told = told_of(replace(record, over="ended", parts=(part,), flight=flight))
+    told = past_if_over(replace(record, over="ended", parts=(part,), flight=flight))
     assert told.title == (
         "Ranks 0 and 1 waited for each other: rank 0 in all_reduce of group 1 and rank 1 in all_reduce of default_pg."
     )
@@ -123,7 +123,7 @@ IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("t
 )
 def test_no_verb_of_the_judge_is_left(fields: dict[str, Any]) -> None:
     job = Job(ranks=2, silent_s=900.0, lines={}).alone(1).at(1, **fields)
-    told = told_of(replace(job.hang(), over="ended"))
+    told = past_if_over(replace(job.hang(), over="ended"))
     said = [told.title, *told.cycle, *(culprit.reason for culprit in told.culprits), *told.evidence]
     present = re.compile(rf"\b({'|'.join(PAST)})\b")
     if told.kind == "rank_crashed":

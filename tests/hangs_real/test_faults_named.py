@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hang_cases import FAULTS, FaultCase, line_of
 
-from stepscope.hangs.report import told_of
+from stepscope.hangs.report import past_if_over
 
 pytestmark = [pytest.mark.faults, pytest.mark.ranks]
 
@@ -58,7 +58,7 @@ def test_hangs(case: FaultCase, run_case: RunCase) -> None:
     for findings in (json.loads((ran.run_dir / "findings.json").read_text())["findings"], ran.summary["findings"]):
         assert (findings[0]["kind"], tuple(findings[0]["ranks"])) == (told.kind, told.culprits)
         assert findings[0]["severity"] == "critical"
-    assert ran.summary["verdict"]["title"] == told_of(told.record).title  # which is over, and told in the past
+    assert ran.summary["verdict"]["title"] == past_if_over(told.record).title  # which is over, and told in the past
     # That we ended its ranks is no finding.
     assert [finding for finding in ran.summary["findings"] if finding["kind"] == "rank_crashed"] == []
 

@@ -189,7 +189,7 @@ class Agent:
                 drain.move_layers(self._journal)
         self._lease.renew()
         self._copy_output()
-        self._watchdog.look(self._rings.known.values())
+        self._watchdog.check(self._rings.known.values())
         if not self._watchdog.asks:
             self._flights.look(self._rings.known.values(), watched=watched)
         now_s = time.monotonic()

@@ -100,7 +100,7 @@ def load_plain(data: bytes) -> Any:
         else:
             _in_deep_thread(load, stack)
     if not answer:
-        raise DumpError(f"not a pickle of plain data: {_told(failure)}")
+        raise DumpError(f"not a pickle of plain data: {_failure_text(failure)}")
     return answer[0]
 
 
@@ -136,7 +136,7 @@ def memory_bounded(size: int, stack: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _told(failure: list[BaseException]) -> str:
+def _failure_text(failure: list[BaseException]) -> str:
     if not failure:
         return "no answer"
     text = str(failure[0]).split("\n")[0][:120]
@@ -270,7 +270,7 @@ class Builder:
                 self._add_p2p(shape, p2p_sequence, created)
             elif now == DONE and shape.peers is None:
                 # Sends and recvs of a batch have no separate state: the batch ends, and it is recorded after them.
-                into.p2p[:] = [one for one in into.p2p if one.sequence != p2p_sequence]
+                into.p2p[:] = [call for call in into.p2p if call.sequence != p2p_sequence]
         elif sequence >= 0:
             if into.sequences and into.sequences[-1] == sequence:
                 self._coalesce(into, shape.operation, now)
@@ -287,7 +287,7 @@ class Builder:
         sequences = [row[1] for row in numbers]
         latest = max(max(row[4], row[-1]) for row in numbers)
         odd = min(map(min, numbers)) < 0 or max(map(max, numbers)) >= LARGEST or any(0 in row[5:] for row in numbers)
-        if odd or len(set(sequences)) < len(sequences) or into.sequences or any(one.shape.p2p for one, _ in rows):
+        if odd or len(set(sequences)) < len(sequences) or into.sequences or any(entry.shape.p2p for entry, _ in rows):
             return False
         self.ids += [row[0] for row in numbers]
         self.newest_ns = max(self.newest_ns, latest)
@@ -430,17 +430,17 @@ def _coalesced(first: Operation, second: Operation) -> Operation:
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list | tuple):
         return ()
-    if value and all(type(one) is int for one in value):
+    if value and all(type(size) is int for size in value):
         value = [value]  # version 1 described one tensor only
     return tuple(
-        tuple(as_int(one, 0) for one in item[:64]) for item in value[:MAX_TEXT] if isinstance(item, list | tuple)
+        tuple(as_int(size, 0) for size in item[:64]) for item in value[:MAX_TEXT] if isinstance(item, list | tuple)
     )
 
 
 def _dtypes(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value[:64],)
-    return tuple(as_text(one)[:64] for one in value[:MAX_TEXT]) if isinstance(value, list | tuple) else ()
+    return tuple(as_text(dtype)[:64] for dtype in value[:MAX_TEXT]) if isinstance(value, list | tuple) else ()
 
 
 # -- plain data -------------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def decode_dump(raw: Any, *, source: str, rank: int | None) -> Dump:
     if isinstance(raw, list):
         raw = {"entries": raw}  # the first versions had only the list of entries
     if isinstance(raw, dict) and isinstance(parts := raw.get(RECORDERS), list):
-        found = [_recorder_dump(one, source=source, rank=rank) for one in parts[:MOST_RECORDERS]]
+        found = [_recorder_dump(part, source=source, rank=rank) for part in parts[:MOST_RECORDERS]]
         if not found:
             raise DumpError("not a Flight Recorder dump: it combines none")
         return merged(found)
@@ -529,19 +529,19 @@ def _statuses(
     and so are their names. If both lists have the same length and nothing contradicts it, the order maps one to the
     other.
     """
-    told: dict[int, Status] = {}
+    counters: dict[int, Status] = {}
     for number, value in raw.items() if isinstance(raw, dict) else ():
         local = as_int(number, -1)
         if local >= 0 and isinstance(value, dict):
             words = ("enqueued", "started", "completed")
             enqueued, started, completed = (as_int(value.get(f"last_{word}_collective"), -1) for word in words)
-            told[local] = Status(enqueued=enqueued, started=started, completed=completed)
+            counters[local] = Status(enqueued=enqueued, started=started, completed=completed)
     known = dict(local_ids)
-    if len(told) == len(members) and all(name.isdecimal() and len(name) < 19 for name, _ in members):
-        in_order = dict(zip(sorted(told), sorted(members, key=lambda key: int(key[0])), strict=True))
+    if len(counters) == len(members) and all(name.isdecimal() and len(name) < 19 for name, _ in members):
+        in_order = dict(zip(sorted(counters), sorted(members, key=lambda key: int(key[0])), strict=True))
         if all(in_order.get(local) == key for local, key in local_ids.items()):
             known = in_order
-    return {known[local]: status for local, status in told.items() if local in known}
+    return {known[local]: status for local, status in counters.items() if local in known}
 
 
 def _extent(
@@ -696,8 +696,8 @@ class _Scan:
         places = self._counted(entry + b".")
         puts = sum(1 << 8 * place for place in places)
         shape = self._builder.known_shape(row)
-        told = {"retired": found[13] == b"\x88", "started": found[11] != b"N", "ended": found[12] != b"N"}
-        state = state_of(shape, row["state"], **told)
+        times = {"retired": found[13] == b"\x88", "started": found[11] != b"N", "ended": found[12] != b"N"}
+        state = state_of(shape, row["state"], **times)
         common = Common(shape=shape, site=self._builder.site(row.get("frames")), state=state)
         mould = _Mould(
             mask=same,

@@ -141,17 +141,17 @@ def read_paths(paths: Iterable[Path], *, progress: Progress = no_progress, jobs:
     """Everything usable in these files and folders."""
     files = _files(paths)
     found = list(_each(files, progress, jobs))
-    by_name = ranks_by_name([one.path for one in found if one.dump or _about_dump(one)])
-    dumps, doubles = _one_per_rank([_named(one.dump, one.path, by_name) for one in found if one.dump])
-    stacked = ranks_by_name([one.path for one in found if one.stacks])
-    failed = ranks_by_name([one.path for one in found if one.error])
+    by_name = ranks_by_name([file.path for file in found if file.dump or _about_dump(file)])
+    dumps, doubles = _one_per_rank([_named(file.dump, file.path, by_name) for file in found if file.dump])
+    stacked = ranks_by_name([file.path for file in found if file.stacks])
+    failed = ranks_by_name([file.path for file in found if file.error])
     have = {dump.rank for dump in dumps}
-    problems = [f"{_short(one.path)}: {one.problem}" for one in found if one.problem not in ("", "-")]
+    problems = [f"{_short(file.path)}: {file.problem}" for file in found if file.problem not in ("", "-")]
     return Reading(
         dumps=dumps,
-        stacks={stacked[one.path]: one.stacks for one in found if one.path in stacked},
-        errors={failed[one.path]: one.error for one in found if one.path in failed},
-        logs=_logs(one.log for one in found),
+        stacks={stacked[file.path]: file.stacks for file in found if file.path in stacked},
+        errors={failed[file.path]: file.error for file in found if file.path in failed},
+        logs=_logs(file.log for file in found),
         unreadable=tuple(sorted({by_name[o.path] for o in found if _about_dump(o) and o.path in by_name} - have)),
         problems=(*problems, *doubles),
         files=len(files),
@@ -272,8 +272,8 @@ def _json(data: bytes) -> object:
     try:
         raw: object = json.loads(data)
     except (ValueError, RecursionError, MemoryError) as error:
-        told = "nested too deep" if isinstance(error, RecursionError) else "damaged or cut off"
-        raise DumpError(f"JSON that is {told}") from None
+        why = "nested too deep" if isinstance(error, RecursionError) else "damaged or cut off"
+        raise DumpError(f"JSON that is {why}") from None
     return raw
 
 
@@ -301,32 +301,32 @@ def _named(dump: Dump | None, path: str, by_name: Mapping[str, int]) -> Dump:
 def _one_per_rank(dumps: list[Dump]) -> tuple[tuple[Dump, ...], list[str]]:
     """The latest dump of each rank; dumps without a rank get the free numbers, in the order of their names."""
     problems: list[str] = []
-    kept: dict[int, Dump] = {}
+    latest: dict[int, Dump] = {}
     for dump in sorted(dumps, key=lambda dump: dump.source):
         if dump.rank < 0:
             continue
-        other = kept.get(dump.rank)
+        other = latest.get(dump.rank)
         if other is not None:
-            older, newer = sorted((other, dump), key=lambda one: one.newest_ns)
+            older, newer = sorted((other, dump), key=lambda found: found.newest_ns)
             problems.append(f"{_short(older.source)}: an older dump of rank {dump.rank} than {_short(newer.source)}.")
-            kept[dump.rank] = newer
+            latest[dump.rank] = newer
         else:
-            kept[dump.rank] = dump
+            latest[dump.rank] = dump
     nameless = [dump for dump in sorted(dumps, key=lambda dump: dump.source) if dump.rank < 0]
-    free = (rank for rank in range(len(dumps)) if rank not in kept)
+    free = (rank for rank in range(len(dumps)) if rank not in latest)
     for dump, rank in zip(nameless, list(free), strict=False):
         problems.append(f"{_short(dump.source)}: its rank is unknown; assuming rank {rank}.")
-        kept[rank] = replace(dump, rank=rank)
-    return tuple(kept[rank] for rank in sorted(kept)), problems
+        latest[rank] = replace(dump, rank=rank)
+    return tuple(latest[rank] for rank in sorted(latest)), problems
 
 
 def _logs(logs: Iterable[RankLog | None]) -> dict[int, RankLog]:
     """The log of each rank that was written last."""
-    kept: dict[int, RankLog] = {}
+    latest: dict[int, RankLog] = {}
     for log in logs:
-        if log is not None and (log.rank not in kept or log.time_us >= kept[log.rank].time_us):
-            kept[log.rank] = log
-    return kept
+        if log is not None and (log.rank not in latest or log.time_us >= latest[log.rank].time_us):
+            latest[log.rank] = log
+    return latest
 
 
 def _size(path: Path) -> int:

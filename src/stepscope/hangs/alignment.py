@@ -117,7 +117,7 @@ class Group:
     @property
     def waiting(self) -> dict[int, int]:
         """Ranks with a pending call, and the oldest one of each."""
-        return {rank: one.oldest for rank, one in self.progress.items() if one.oldest is not None}
+        return {rank: found.oldest for rank, found in self.progress.items() if found.oldest is not None}
 
     def first_called_ns(self, sequence: int) -> int:
         """When any rank first called it; 0: not known."""
@@ -152,17 +152,17 @@ def groups_of(
     seen: dict[tuple[GroupKey, tuple[int, ...]], list[Dump]] = {}
     for dump in dumps:
         for key in dump.groups:
-            told = dump.members.get(key, NOBODY)
-            seen.setdefault((key, told if dump.rank in told else NOBODY), []).append(dump)
-    inferred = _members({key: ds for (key, told), ds in seen.items() if not told}, world)
+            listed = dump.members.get(key, NOBODY)
+            seen.setdefault((key, listed if dump.rank in listed else NOBODY), []).append(dump)
+    inferred = _members({key: ds for (key, listed), ds in seen.items() if not listed}, world)
     groups = []
-    for (key, told), theirs in seen.items():
+    for (key, listed), theirs in seen.items():
         mixed = any(dump.groups[key].mixed for dump in theirs)
         groups.append(
             Group(
                 key=key,
-                members=told or inferred[key],
-                ordered=bool(told) or inferred[key] == world,
+                members=listed or inferred[key],
+                ordered=bool(listed) or inferred[key] == world,
                 progress={d.rank: _progress(d, d.groups[key], mixed, d.rank in failed) for d in theirs},
             )
         )
@@ -190,7 +190,7 @@ def _progress(dump: Dump, trace: Trace, mixed: bool, failed: bool) -> Progress:
 
 def _is_last(dump: Dump, trace: Trace) -> bool:
     """Whether this group has the rank's last call, made by gloo."""
-    latest = max((one.created_ns[-1] for one in dump.groups.values() if one.created_ns), default=0)
+    latest = max((other.created_ns[-1] for other in dump.groups.values() if other.created_ns), default=0)
     return trace.created_ns[-1] == latest and dump.operations[trace.operations[-1]].backend in ("gloo", "")
 
 
@@ -272,14 +272,13 @@ def meaning(operation: Operation) -> Hashable:
     return (operation.name, operation.dtypes[:1], sum(math.prod(size) for size in sizes))
 
 
-def difference(one: Operation, other: Operation) -> str:
+def difference(first: Operation, second: Operation) -> str:
     """What differs between two operations; empty if they are the same collective."""
-    mine, theirs = meaning(one), meaning(other)
-    if mine == theirs:
+    if meaning(first) == meaning(second):
         return ""
-    if one.name != other.name:
+    if first.name != second.name:
         return "operation"
-    return "dtype" if one.dtypes[:1] != other.dtypes[:1] else "size"
+    return "dtype" if first.dtypes[:1] != second.dtypes[:1] else "size"
 
 
 def group_alike(ranks: Iterable[int], key: Callable[[int], Hashable]) -> tuple[tuple[int, ...], ...]:
@@ -321,9 +320,9 @@ def usually_follows(group: Group, rank: int, other: int, number: int) -> bool | 
     missed, instead = _call_at(group.progress[other], number), _call_at(own, number)
     if missed is None or instead is None:
         return None
-    before = [one for one in own.trace.sequences if one < number]
-    next_ones = {_call_at(own, one + 1) for one in before[:-1] if _call_at(own, one) == missed}
-    return instead in next_ones if next_ones else None
+    before = [earlier for earlier in own.trace.sequences if earlier < number]
+    followed = {_call_at(own, earlier + 1) for earlier in before[:-1] if _call_at(own, earlier) == missed}
+    return instead in followed if followed else None
 
 
 def _call_at(progress: Progress, number: int) -> tuple[Hashable, tuple[Frame, ...]] | None:
@@ -356,7 +355,7 @@ class _Lines:
     def sides(self, number: int) -> tuple[tuple[int, ...], ...]:
         have = [rank for rank, row in self._rows.items() if number in row]
         alike = group_alike(have, lambda rank: self._rows[rank][number])
-        whole = [tuple(sorted(rank for one in side for rank in self._ranks[one])) for side in alike]
+        whole = [tuple(sorted(rank for first in side for rank in self._ranks[first])) for side in alike]
         return tuple(sorted(whole, key=lambda side: (-len(side), side)))
 
     def agreed_since(self, last: int) -> bool:
@@ -383,8 +382,8 @@ class _Lines:
 
     def difference(self, sides: Sequence[tuple[int, ...]], number: int) -> str:
         operations = [self._group.progress[side[0]].operation(number) for side in sides]
-        told = [operation for operation in operations if operation is not None]
-        return next((word for other in told[1:] if (word := difference(told[0], other))), "call site")
+        known = [operation for operation in operations if operation is not None]
+        return next((word for other in known[1:] if (word := difference(known[0], other))), "call site")
 
     def _find_divergent(self) -> None:
         """Find numbers at which ranks surely differ, and those at which only new pairs of lines differ."""

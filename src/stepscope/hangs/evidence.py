@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepscope.flight.dump import RECORDERS, Dump
@@ -290,51 +290,48 @@ class _File:
     ranks: tuple[_Rank, ...]
 
 
-_PLAIN = (
+_OF_RANK = (
     *("rank", "pid", "alive", "ended", "step", "phase", "silent_s", "process_state", "wait_channel"),
     *("cpu_share", "io_bytes_s", "gil_held", "device", "gpu_util_percent"),
 )
 
 
-class _Table:
-    """Values that are stored once, by index."""
+_OF_WORKER = ("pid", "kind", "name", "process_state", "cpu_share")
+_OF_CALL = ("op", "bytes", "called_s", "waiting", "peer")
+_OF_FILE = ("number", "stopped_wall_ns", "gathered_wall_ns", "over_wall_ns", "excuse")
+_OF_EVIDENCE = ("host", "world_size", "threshold_s", "step_s")
 
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-
-    def number(self, value: Any) -> int:
-        return self._numbers.setdefault(value, len(self._numbers))
-
-    def values(self) -> tuple[Any, ...]:
-        return tuple(self._numbers)
+_Table = dict[Any, int]
+"""Values that are stored once, with their index."""
 
 
-def evidence_to_dict(kept: EvidenceFile) -> dict[str, Any]:
+def _fields(record: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def _index(table: _Table, value: Any) -> int:
+    return table.setdefault(value, len(table))
+
+
+def evidence_to_dict(file: EvidenceFile) -> dict[str, Any]:
     """The content of its file (docs/schema.md)."""
-    evidence = kept.evidence
+    evidence = file.evidence
     ranks = _main_threads(evidence.ranks) if _too_large(evidence.ranks) else evidence.ranks
-    stacks, groups = _Table(), _Table()
+    stacks: _Table = {}
+    groups: _Table = {}
     most = FLIGHT_BYTES // max(1, sum(1 for rank in ranks if rank.flight))
-    rows = tuple(_row(rank, stacks, groups, most) for rank in ranks[:MOST_RANKS])
-    file = _File(
-        number=kept.number,
-        stopped_wall_ns=kept.stopped_wall_ns,
-        gathered_wall_ns=kept.gathered_wall_ns,
-        over_wall_ns=kept.over_wall_ns,
-        excuse=kept.excuse,
-        host=evidence.host,
-        world_size=evidence.world_size,
-        threshold_s=evidence.threshold_s,
-        step_s=evidence.step_s,
-        stacks=tuple(_Stack(threads=threads) for threads in stacks.values()),
-        groups=groups.values(),
+    stored = _File(
+        **_fields(file, _OF_FILE),
+        **_fields(evidence, _OF_EVIDENCE),
+        ranks=tuple(_row(rank, stacks, groups, most) for rank in ranks[:MOST_RANKS]),
+        stacks=tuple(_Stack(threads=threads) for threads in stacks),
+        groups=tuple(groups),
         source=tuple(
             _Line(file=name, line=number, text=text[:LINE_CHARS])
             for (name, number), text in evidence.source_lines.items()
         ),
-        ranks=rows,
     )
-    return {"schema": SCHEMA, **encoded(file)}
+    return {"schema": SCHEMA, **encoded(stored)}
 
 
 def evidence_from_dict(raw: object) -> EvidenceFile:
@@ -350,16 +347,9 @@ def evidence_from_dict(raw: object) -> EvidenceFile:
         raise ValueError("evidence with an invalid group size")
     stacks = [stack.threads for stack in file.stacks]
     return EvidenceFile(
-        number=file.number,
-        stopped_wall_ns=file.stopped_wall_ns,
-        gathered_wall_ns=file.gathered_wall_ns,
-        over_wall_ns=file.over_wall_ns,
-        excuse=file.excuse,
+        **_fields(file, _OF_FILE),
         evidence=Evidence(
-            host=file.host,
-            world_size=file.world_size,
-            threshold_s=file.threshold_s,
-            step_s=file.step_s,
+            **_fields(file, _OF_EVIDENCE),
             source_lines={(line.file, line.line): line.text for line in file.source},
             ranks=tuple(_rank(row, stacks, file.groups) for row in file.ranks),
         ),
@@ -370,25 +360,16 @@ def _row(rank: RankEvidence, stacks: _Table, groups: _Table, most: int) -> _Rank
     last = rank.collective
     call = None
     if last is not None:
-        number = None if last.group is None else groups.number(last.group)
-        told = {name: getattr(last, name) for name in ("op", "bytes", "called_s", "waiting", "peer")}
-        call = _Call(group=number, **told)
+        group = None if last.group is None else _index(groups, last.group)
+        call = _Call(group=group, **_fields(last, _OF_CALL))
     return _Rank(
-        **{name: getattr(rank, name) for name in _PLAIN},
-        stack=stacks.number(rank.threads),
-        stack_later=stacks.number(rank.threads_later),
+        **_fields(rank, _OF_RANK),
+        stack=_index(stacks, rank.threads),
+        stack_later=_index(stacks, rank.threads_later),
         collective=call,
-        groups=tuple(groups.number(group) for group in rank.groups),
+        groups=tuple(_index(groups, group) for group in rank.groups),
         workers=tuple(
-            _Worker(
-                pid=worker.pid,
-                kind=worker.kind,
-                name=worker.name,
-                process_state=worker.process_state,
-                cpu_share=worker.cpu_share,
-                stack=stacks.number(worker.threads),
-            )
-            for worker in rank.workers
+            _Worker(**_fields(worker, _OF_WORKER), stack=_index(stacks, worker.threads)) for worker in rank.workers
         ),
         flight=_newest(rank.flight, most),
         flight_later=_newest(rank.flight_later, most // 8),
@@ -396,24 +377,18 @@ def _row(rank: RankEvidence, stacks: _Table, groups: _Table, most: int) -> _Rank
 
 
 def _rank(row: _Rank, stacks: list[tuple[ThreadStack, ...]], groups: tuple[ProcessGroup, ...]) -> RankEvidence:
-    call = row.collective
-    told = {} if call is None else asdict(call) | {"group": None if call.group is None else _at(groups, call.group)}
+    call, last = row.collective, None
+    if call is not None:
+        group = None if call.group is None else _at(groups, call.group)
+        last = LastCollective(group=group, **_fields(call, _OF_CALL))
     return RankEvidence(
-        **{name: getattr(row, name) for name in _PLAIN},
+        **_fields(row, _OF_RANK),
         threads=_at(stacks, row.stack),
         threads_later=_at(stacks, row.stack_later),
-        collective=None if call is None else LastCollective(**told),
+        collective=last,
         groups=tuple(_at(groups, number) for number in row.groups),
         workers=tuple(
-            WorkerEvidence(
-                pid=worker.pid,
-                kind=worker.kind,
-                name=worker.name,
-                process_state=worker.process_state,
-                cpu_share=worker.cpu_share,
-                threads=_at(stacks, worker.stack),
-            )
-            for worker in row.workers
+            WorkerEvidence(**_fields(worker, _OF_WORKER), threads=_at(stacks, worker.stack)) for worker in row.workers
         ),
         flight=row.flight.encode(),
         flight_later=row.flight_later.encode(),
@@ -468,11 +443,11 @@ def _newest(flight: bytes, most: int) -> str:
 def _cut(dump: dict[str, Any], most: int) -> dict[str, Any] | None:
     """The dump with the newest entries that fit; None if none fits."""
     entries = dump.get("entries")
-    kept: list[Any] = []
+    newest: list[Any] = []
     room = most - len(json.dumps({**dump, "entries": []}))
     for entry in reversed(entries) if isinstance(entries, list) else ():
         room -= len(json.dumps(entry)) + 1
         if room < 0:
             break
-        kept.append(entry)
-    return {**dump, "entries": kept[::-1]} if kept else None
+        newest.append(entry)
+    return {**dump, "entries": newest[::-1]} if newest else None

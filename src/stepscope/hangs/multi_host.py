@@ -35,7 +35,7 @@ class SeenHang:
     """A hang as one host saw it; either half may be missing."""
 
     record: HangRecord | None = None
-    kept: EvidenceFile | None = None
+    file: EvidenceFile | None = None
     attempt: int = 0
     """Attempt of the job: ranks of different attempts do not wait for each other."""
     spool: str = ""
@@ -43,15 +43,15 @@ class SeenHang:
 
     @property
     def host(self) -> str:
-        return self.kept.evidence.host if self.kept else self.record.host if self.record else ""
+        return self.file.evidence.host if self.file else self.record.host if self.record else ""
 
     @property
     def stopped_wall_ns(self) -> int:
-        return self.kept.stopped_wall_ns if self.kept else self.record.stopped_wall_ns if self.record else 0
+        return self.file.stopped_wall_ns if self.file else self.record.stopped_wall_ns if self.record else 0
 
     @property
     def over_wall_ns(self) -> int | None:
-        return self.record.over_wall_ns if self.record else self.kept.over_wall_ns if self.kept else None
+        return self.record.over_wall_ns if self.record else self.file.over_wall_ns if self.file else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,9 @@ class _Standstill:
     def takes(self, other: SeenHang) -> bool:
         """Whether it is the same hang: on another host, in the same world of ranks, and at the same time."""
         first = self.seen[0]
-        if first.kept is None or other.kept is None or (other.host, other.spool) in self.senders:
+        if first.file is None or other.file is None or (other.host, other.spool) in self.senders:
             return False
-        same = other.kept.evidence.world_size == first.kept.evidence.world_size and other.attempt == first.attempt
+        same = other.file.evidence.world_size == first.file.evidence.world_size and other.attempt == first.attempt
         return same and other.stopped_wall_ns <= self.ends_ns
 
     def add(self, other: SeenHang) -> None:
@@ -111,38 +111,38 @@ def join_hangs(seen: Iterable[SeenHang], elsewhere: Elsewhere | None = None) -> 
     """The hangs of a run by time: joined if several hosts saw them, the others unchanged."""
     found: list[HangRecord] = []
     for standstill in _standstills(seen):
-        found += _told(standstill.seen, elsewhere or Elsewhere())
+        found += _records_of(standstill.seen, elsewhere or Elsewhere())
     return sorted(found, key=lambda hang: (hang.stopped_wall_ns, hang.host, hang.number))
 
 
 def _standstills(seen: Iterable[SeenHang]) -> list[_Standstill]:
     groups: dict[tuple[int, int], list[_Standstill]] = {}
     found: list[_Standstill] = []
-    for one in sorted(seen, key=lambda one: (one.stopped_wall_ns, one.host)):
-        near = groups.setdefault((one.attempt, one.kept.evidence.world_size if one.kept else 0), [])
+    for hang in sorted(seen, key=lambda hang: (hang.stopped_wall_ns, hang.host)):
+        near = groups.setdefault((hang.attempt, hang.file.evidence.world_size if hang.file else 0), [])
         # Only the last few can still be ongoing: each host is in one at a time.
         for standstill in near[-2:]:
-            if standstill.takes(one):
-                standstill.add(one)
+            if standstill.takes(hang):
+                standstill.add(hang)
                 break
         else:
             fresh = _Standstill()
-            fresh.add(one)
+            fresh.add(hang)
             near.append(fresh)
             found.append(fresh)
     return found
 
 
-def _told(seen: Sequence[SeenHang], elsewhere: Elsewhere) -> list[HangRecord]:
-    records = [one.record for one in seen if one.record is not None]
+def _records_of(seen: Sequence[SeenHang], elsewhere: Elsewhere) -> list[HangRecord]:
+    records = [hang.record for hang in seen if hang.record is not None]
     declared_ns = max((record.declared_wall_ns for record in records), default=0)
-    judged = sorted((one for one in seen if _counts(one, declared_ns)), key=_says_little)[:HOSTS_JUDGED]
+    judged = sorted((hang for hang in seen if _counts(hang, declared_ns)), key=_says_little)[:HOSTS_JUDGED]
     if not records or not judged:
         return records
-    evidence = _evidence(sorted(judged, key=lambda one: one.host), elsewhere, declared_ns)
+    evidence = _evidence(sorted(judged, key=lambda hang: hang.host), elsewhere, declared_ns)
     if len(judged) < 2 and {*evidence.hosts.values()} <= {judged[0].host} and not evidence.lost:
         return records
-    stopped_ns = max(one.stopped_wall_ns for one in judged)
+    stopped_ns = max(hang.stopped_wall_ns for hang in judged)
     number = records[0].number
     answer = judge(evidence, number=number, declared_wall_ns=declared_ns, stopped_wall_ns=stopped_ns)
     if isinstance(answer, NotAHang):
@@ -150,19 +150,19 @@ def _told(seen: Sequence[SeenHang], elsewhere: Elsewhere) -> list[HangRecord]:
     return [_as_one(answer, records, evidence)]
 
 
-def _counts(one: SeenHang, declared_ns: int) -> bool:
-    if one.kept is None or one.record is not None:
-        return one.kept is not None
-    return declared_ns - one.kept.gathered_wall_ns <= STALE * one.kept.evidence.threshold_s * 1e9
+def _counts(hang: SeenHang, declared_ns: int) -> bool:
+    if hang.file is None or hang.record is not None:
+        return hang.file is not None
+    return declared_ns - hang.file.gathered_wall_ns <= STALE * hang.file.evidence.threshold_s * 1e9
 
 
-def _says_little(one: SeenHang) -> bool:
+def _says_little(hang: SeenHang) -> bool:
     """Whether its watchdog only saw its own ranks wait."""
-    return one.record is not None and one.record.undecidable
+    return hang.record is not None and hang.record.undecidable
 
 
 def _evidence(judged: Sequence[SeenHang], elsewhere: Elsewhere, declared_ns: int) -> Evidence:
-    parts = [one.kept.evidence for one in judged if one.kept is not None]
+    parts = [hang.file.evidence for hang in judged if hang.file is not None]
     attempt = judged[0].attempt
     ranks: dict[int, RankEvidence] = {}
     hosts: dict[int, str] = {}
@@ -192,16 +192,16 @@ def _evidence(judged: Sequence[SeenHang], elsewhere: Elsewhere, declared_ns: int
     )
 
 
-def _gone(one: GoneRank, declared_ns: int) -> RankEvidence:
-    silent_s = round(max(declared_ns - one.ended_wall_ns, 0) / 1e9, 1)
-    return RankEvidence(rank=one.rank, pid=one.pid, alive=False, ended=one.ended, step=one.step, silent_s=silent_s)
+def _gone(rank: GoneRank, declared_ns: int) -> RankEvidence:
+    silent_s = round(max(declared_ns - rank.ended_wall_ns, 0) / 1e9, 1)
+    return RankEvidence(rank=rank.rank, pid=rank.pid, alive=False, ended=rank.ended, step=rank.step, silent_s=silent_s)
 
 
 def _with_excuse(record: HangRecord, evidence: Evidence, answer: NotAHang) -> HangRecord:
     """With all hosts together it was not a hang: a rank was working, perhaps for too long."""
     hosts = sorted({*evidence.hosts.values()} - {record.host})
-    said = f"With the ranks of {listed(hosts[:HOSTS_NAMED])} it is not a hang: {one_line(answer.reason, REASON_CHARS)}"
-    return replace(record, evidence=(*record.evidence, said))
+    note = f"With the ranks of {listed(hosts[:HOSTS_NAMED])} it is not a hang: {one_line(answer.reason, REASON_CHARS)}"
+    return replace(record, evidence=(*record.evidence, note))
 
 
 def _as_one(answer: HangRecord, records: Sequence[HangRecord], evidence: Evidence) -> HangRecord:
@@ -216,7 +216,7 @@ def _as_one(answer: HangRecord, records: Sequence[HangRecord], evidence: Evidenc
         over=over.get("aborted") or over.get("ended") or over.get("recovered"),
         over_wall_ns=max(ends, default=None),
         action=next((record.action for record in records if record.action), ""),
-        hosts=tuple(sorted({*evidence.hosts.values(), *(one.host for one in evidence.lost)})),
+        hosts=tuple(sorted({*evidence.hosts.values(), *(hang.host for hang in evidence.lost)})),
         parts=tuple(
             HangPart(host=record.host, number=record.number, kind=record.kind, title=record.title) for record in records
         ),

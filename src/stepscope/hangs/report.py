@@ -38,12 +38,12 @@ __all__ = [
     "finding_of",
     "hang_lines",
     "hang_state_by_rank",
+    "past_if_over",
     "past_text",
     "past_title",
+    "stalled_s",
     "steps_of",
-    "stood_s",
     "title_of",
-    "told_of",
 ]
 
 
@@ -108,12 +108,12 @@ def _left_out(record: HangRecord) -> tuple[str, ...]:
         at = next((place_text(one.at, {}) for one in waiters if one.at is not None), "")
         call = f"{row['op']} number {row['sequence']} of {group_name(row['group'], row['description'])}"
         wait = "waited" if record.over is not None else "waits" if len(waiters) == 1 else "wait"
-        told = (
+        text = (
             f"{ranks_text(row['waited'], start=True)} continued to step {min(late):,} without {call}, in which "
             f"{ranks_text(row['waiters'])} {wait} in step {max(early):,}"
             f"{f', at {at}' if at else ''}: look for a branch that only some ranks take."
         )
-        return told, "If it comes later there by design, make all ranks use the groups in the same order."
+        return text, "If it comes later there by design, make all ranks use the groups in the same order."
     return ()
 
 
@@ -163,7 +163,7 @@ def _of_host(record: HangRecord) -> tuple[str, ...]:
 # -- past tense -------------------------------------------------------------------------------------------------------
 # The judge writes in the present tense, and the record keeps that; once the hang is over it is put in the past tense.
 #
-#     told_of(record, over=True).title    # "Rank 1 never called …: it slept at train.py:41 (…); rank 0 waited for it."
+#     past_if_over(record, over=True).title  # "Rank 1 never called …: it slept at a.py:41 (…); rank 0 waited for it."
 #
 # The judge uses few verbs, so a table covers them all. Text that is not the judge's stays unchanged: lines of code in
 # brackets after their place, names after ``in``, ``of``, ``at`` and ``on``, and the words of a rank that died.
@@ -197,7 +197,7 @@ PAST = {
 }
 _CODE = re.compile(r":\d+ \(")
 """A line of code begins after its number …"""
-_GOES_ON = re.compile(r"\)(?=[;,.:]|$| (?:has|have|had|called|left|raised)\b)")
+_GOES_ON = re.compile(r"\)(?=[;,.:]|$| (?:has|have|had|called|left|never|raised)\b)")
 """… and ends with a bracket after which a sentence can continue."""
 _VERB = re.compile(
     rf"(?<![\w./:'\"-])(?<!\bin )(?<!\bof )(?<!\bat )(?<!\bon )(?<!\bhost )({'|'.join(PAST)})(?![\w(='\"-]|[./:]\w)"
@@ -205,7 +205,7 @@ _VERB = re.compile(
 _WAITERS = re.compile(r"(; ranks? [\d, –and…]+?) waits? (for (?:it|them)\b)(?!.*; ranks? [\d, –and…]+? waits? for)")
 
 
-def told_of(record: HangRecord, *, over: bool = False) -> HangRecord:
+def past_if_over(record: HangRecord, *, over: bool = False) -> HangRecord:
     """The record in the past tense if the hang is over, else unchanged.
 
     ``over``: whether the job is over, if the end of the hang was not observed.
@@ -266,10 +266,10 @@ RANKS_LISTED = 64
 
 
 def finding_of(record: HangRecord, *, over: bool = False) -> Finding:
-    """The finding for a hang; a ``stall`` if the job recovered. ``over``: see ``told_of``."""
-    record = told_of(record, over=over)
+    """The finding for a hang; a ``stall`` if the job recovered. ``over``: see ``past_if_over``."""
+    record = past_if_over(record, over=over)
     back = record.over == "recovered"
-    seconds = stood_s(record)
+    seconds = stalled_s(record)
     there = {rank.rank: rank for rank in record.ranks}
     of_culprits = [there[culprit.rank] for culprit in record.culprits if culprit.rank in there]
     phases = {rank.phase for rank in of_culprits}
@@ -294,7 +294,7 @@ def finding_of(record: HangRecord, *, over: bool = False) -> Finding:
 
 def title_of(record: HangRecord) -> str:
     """The record's title, with the duration if no rank waits and nothing else says that something is wrong."""
-    seconds, record = stood_s(record), told_of(record)
+    seconds, record = stalled_s(record), past_if_over(record)
     if record.over == "recovered":
         then = record.title.replace(" never called ", " had not called ", 1)
         return f"The job hung for {duration_text(seconds, whole=True)} and recovered. {then}"
@@ -314,7 +314,7 @@ def steps_of(record: HangRecord) -> tuple[int, int] | None:
     return (min(steps), max(steps)) if steps else None
 
 
-def stood_s(record: HangRecord) -> float:
+def stalled_s(record: HangRecord) -> float:
     """Seconds without progress, as far as known."""
     until_ns = record.over_wall_ns if record.over_wall_ns is not None else record.declared_wall_ns
     return max(until_ns - record.stopped_wall_ns, 0) / 1e9
@@ -468,11 +468,11 @@ def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] |
     where = f" in {steps_text(*steps)}" if steps else ""
     usual = f"; a step usually takes {duration_text(record.step_s)}" if record.step_s else ""
     if record.over is None and now_wall_ns is not None:
-        long_s = max(stood_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
+        long_s = max(stalled_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
         return f"no progress for {duration_text(long_s, whole=True)}{where}{usual}"
     if record.over is None:
-        return f"no progress for {duration_text(stood_s(record), whole=True)}{where} when this was written{usual}"
-    return f"it hung for {duration_text(stood_s(record), whole=True)}{where}, {ENDINGS[record.over]}{usual}"
+        return f"no progress for {duration_text(stalled_s(record), whole=True)}{where} when this was written{usual}"
+    return f"it hung for {duration_text(stalled_s(record), whole=True)}{where}, {ENDINGS[record.over]}{usual}"
 
 
 def _whose(group: StackGroup) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.diagnosis.engine.attempts import Attempt, attempts_of
 from stepscope.diagnosis.rules.crashes import Failure, crash_text, failures_in
-from stepscope.hangs.report import hang_lines, steps_of, title_of, told_of
+from stepscope.hangs.report import hang_lines, past_if_over, steps_of, title_of
 from stepscope.records.hang import HangRecord
 from stepscope.records.series import ALIVE, RankSeries, RunData
 from stepscope.records.text import count_text, duration_text, hang_name, ms_text, share_text
@@ -285,9 +285,9 @@ HANGS_SHOWN = 3
 
 
 def hangs_table(hangs: Sequence[HangRecord], *, over: bool = False) -> list[dict[str, Any]]:
-    """One row per hang, by time, in its current wording (``told_of``); ``file``: the full record."""
+    """One row per hang, by time, in its current wording (``past_if_over``); ``file``: the full record."""
     return [
-        {key: value for key, value in told_of(hang, over=over).to_dict().items() if key not in HANG_KEYS_LEFT_OUT}
+        {key: value for key, value in past_if_over(hang, over=over).to_dict().items() if key not in HANG_KEYS_LEFT_OUT}
         | {"file": f"hangs/{hang_name(hang.host, hang.number)}", "steps": listed_steps(hang)}
         for hang in hangs
     ]

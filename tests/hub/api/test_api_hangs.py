@@ -14,7 +14,7 @@ from hub_feed import sidecar_of, taken_of
 
 from stepscope.hangs.evidence import EvidenceFile
 from stepscope.hangs.judge import judge
-from stepscope.hangs.report import told_of
+from stepscope.hangs.report import past_if_over
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.rules import RuleLoop
 from stepscope.hub.runs import Runs
@@ -52,7 +52,7 @@ def test_hangs_of_several_hosts_are_one_as_in_the_summary(serve: Callable[..., A
     assert hang["title"].endswith(
         "it slept at train.py:41 (time.sleep(999)); ranks 0–2 waited for it."
     )  # the run is over
-    assert [part["title"] for part in hang["parts"]] == [told_of(one, over=True).title for one in alone]
+    assert [part["title"] for part in hang["parts"]] == [past_if_over(one, over=True).title for one in alone]
     assert [(one["rank"], one["host"]) for one in hang["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
     (told,) = hub.get("/api/v1/runs/wide/summary?keys=hangs,nothing").json["summary"].pop("hangs")
     assert told == {key: value for key, value in hang.items() if key not in ("schema", "ranks", "flight")}

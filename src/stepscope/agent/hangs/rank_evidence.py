@@ -1,8 +1,8 @@
 """Evidence about ranks that make no progress: stacks (by signal or py-spy), Flight Recorders, kernel state.
 
 All ranks are queried at once, each with a deadline, so that sixty-four ranks need no more time than one: two or three
-seconds. Most of that is the time between the first look and the second, which shows which ranks are working. This code
-runs in a separate thread, which the watchdog starts, and touches nothing of the agent's: it knows a rank only as a
+seconds. Most of that is the time between the first sample and the second, which shows which ranks are working. This
+code runs in a separate thread, which the watchdog starts, and touches nothing of the agent's: it knows a rank only as a
 ``Subject``.
 """
 
@@ -45,7 +45,7 @@ __all__ = ["Gathered", "Subject", "gather", "parse_pyspy", "read_lines"]
 # which many systems forbid, so there is usually no answer.
 
 PYSPY_AT_ONCE = 4
-PYSPY_LOOK_S = 0.02
+PYSPY_POLL_S = 0.02
 PYSPY_BYTES = 1 << 20
 MAX_THREADS = 200
 MAX_FRAMES = 200
@@ -61,7 +61,7 @@ def spy(pids: Collection[int], *, patience_s: float) -> dict[int, tuple[ThreadSt
     with ExitStack() as stack:
         running = {pid: _start_pyspy(program, pid, stack) for pid in list(pids)[:PYSPY_AT_ONCE]}
         while running and time.monotonic() < deadline:
-            time.sleep(PYSPY_LOOK_S)
+            time.sleep(PYSPY_POLL_S)
             for pid, (process, output) in list(running.items()):
                 if process.poll() is not None:
                     del running[pid]
@@ -139,7 +139,7 @@ def _read_source(wanted: dict[str, set[int]], found: dict[SourceLine, str]) -> N
 # -- Gathering --------------------------------------------------------------------------------------------------------
 
 WINDOW_S = 1.5
-"""Time between the two looks at every rank."""
+"""Time between the two samples of every rank."""
 STACKS_S = 0.6
 """Limit for stacks by signal: they arrive within milliseconds, or the process cannot answer."""
 SERVER_S = 1.5
@@ -151,7 +151,7 @@ SOURCE_S = 0.5
 WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 MAX_WORKERS = 32
 """How many children of a rank are examined."""
-ASKED_WORKERS = 8
+WORKERS_WITH_STACKS = 8
 """How many of them to ask for stacks, one after the other."""
 
 
@@ -205,7 +205,7 @@ def gather(
             if subject.pidfd is not None:
                 closing.callback(os.close, subject.pidfd)
         held = {pid for pid, rank in (earlier or {}).items() if rank.gil_held}
-        answers = _look_twice(alive, held, window_s)
+        answers = _sample_twice(alive, held, window_s)
     ranks = tuple(
         _evidence(subject, answers, (earlier or {}).get(subject.evidence.pid))
         if subject.evidence.alive
@@ -220,7 +220,7 @@ def gather(
     )
 
 
-def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> _Answers:
+def _sample_twice(alive: list[Subject], known_held: set[int], window_s: float) -> _Answers:
     began_s = time.monotonic()
     family = descendants([subject.evidence.pid for subject in alive])
     processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
@@ -228,10 +228,10 @@ def _look_twice(alive: list[Subject], known_held: set[int], window_s: float) -> 
     servers = _servers(alive, first)
     flights = ask_flights(servers, patience_s=SERVER_S)
     # Skip those whose GIL is known to be held: each such question blocks a thread of the server.
-    asked = {pid: servers[pid] for pid in flights if pid not in known_held}
-    with Questions(asked, NEEDS_GIL) as gil:
+    queried = {pid: servers[pid] for pid in flights if pid not in known_held}
+    with Questions(queried, NEEDS_GIL) as gil:
         gil.wait(GIL_S)
-        gil_held = {pid: pid not in gil.answers for pid in asked}
+        gil_held = {pid: pid not in gil.answers for pid in queried}
         texts = _ask_ranks(alive, gil)
         in_c = {pid: servers[pid] for pid in gil.answers if pid not in texts}
         texts |= {pid: _traceback_text(gil.answers[pid]) for pid in in_c}
@@ -315,10 +315,10 @@ def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -
         workers = [pid for pid in family.get(rank, []) if child_kind(pid, rank) == "dataloader"]
         if workers and subject.offers is not None:
             # A forked child keeps only this one of the inherited signals.
-            queues.append((replace(subject.offers, stacks=None, running=None), workers[:ASKED_WORKERS]))
+            queues.append((replace(subject.offers, stacks=None, running=None), workers[:WORKERS_WITH_STACKS]))
     found: dict[int, str] = {}
     deadline = time.monotonic() + WORKERS_S
-    for turn in range(ASKED_WORKERS):
+    for turn in range(WORKERS_WITH_STACKS):
         left_s = deadline - time.monotonic()
         with ExitStack() as closing:
             questions = {}

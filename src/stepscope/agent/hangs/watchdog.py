@@ -1,13 +1,13 @@
 """The watchdog: detects worlds of ranks that are stalled, has the evidence gathered, and reports the result.
 
-If none of their rings gets a word for ``after_s`` (or five steps, if that is longer), that is a reason to look, not yet
-a hang. The evidence is gathered (``agent/hangs/rank_evidence.py``) and judged (``hangs/judge.py``) in a separate
-thread, so that the rings are drained meanwhile. If the judge finds work in progress, it says when to look again. A hang
-is reported immediately in the events, in ``hangs/``, in ``findings.json`` and on the terminal. Its end is reported too,
-if the job recovers.
+If none of their rings gets a word for ``after_s`` (or five steps, if that is longer), that is a reason to inquire, not
+yet a hang. The evidence is gathered (``agent/hangs/rank_evidence.py``) and judged (``hangs/judge.py``) in a separate
+thread, so that the rings are drained meanwhile. If the judge finds work in progress, it says when to judge again. A
+hang is reported immediately in the events, in ``hangs/``, in ``findings.json`` and on the terminal. Its end is reported
+too, if the job recovers.
 
 NCCL's watchdog also gives up at some point: it makes all ranks write their Flight Recorders into ``flight/`` and aborts
-the waiting rank a minute later. Such a dump is a reason to look immediately, whatever ``after_s`` says.
+the waiting rank a minute later. Such a dump is a reason to inquire immediately, whatever ``after_s`` says.
 
 When a rank dies, the Flight Recorders of the remaining ranks are read immediately, because their launcher is about to
 end them. In a job on several hosts the evidence is kept, hang or not, to be judged together with that of the others
@@ -15,8 +15,9 @@ end them. In a job on several hosts the evidence is kept, hang or not, to be jud
 
 Progress: which ranks make some, and what the rings say about those that do not or are gone.
 
-A look at a ring takes a few microseconds (``RingReader.mark``), so it is done on every turn of the agent's loop. Ranks
-of one world (of the same attempt) wait for each other and are treated together; a single process is its own world.
+Reading the mark of a ring takes a few microseconds (``RingReader.mark``), so it is done on every turn of the agent's
+loop. Ranks of one world (of the same attempt) wait for each other and are treated together; a single process is its own
+world.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class World:
     members: list[Member] = field(default_factory=list)
     departed: list[Departed] = field(default_factory=list)
     counted_from_s: float = 0.0
-    """When we started to look, or started again."""
+    """When the watchdog started to count, or started again."""
 
     @property
     def pids(self) -> frozenset[int]:
@@ -112,12 +113,12 @@ class World:
         return max(member.moved_s for member in self.members)
 
     def quiet_since_s(self) -> float:
-        """Return the same, but not before we started to look."""
+        """Return the same, but not before the watchdog started to count."""
         return max(self.moved_s(), self.counted_from_s)
 
     def lost_s(self) -> float | None:
         """Return when the last rank was lost that did not exit normally; None if there was none."""
-        gone = [one.at_s for one in self.departed if not one.in_order]
+        gone = [rank.at_s for rank in self.departed if not rank.in_order]
         return max([*gone, *(m.failed_s for m in self.members if m.failed_s is not None)], default=None)
 
     def step_s(self) -> float | None:
@@ -127,19 +128,19 @@ class World:
 
 
 class Progress:
-    """Tracks all ranks. Call ``look`` whenever the rings are checked."""
+    """Tracks all ranks. Call ``update`` whenever the rings are checked."""
 
     def __init__(self) -> None:
         self._members: dict[RingDrain, Member] = {}
         self._departed: dict[WorldKey, list[Departed]] = {}
-        self._looked_s = float("-inf")
+        self._checked_s = float("-inf")
         self._counted_from_s = 0.0
 
-    def look(self, drains: Iterable[RingDrain], now_s: float) -> list[World]:
+    def update(self, drains: Iterable[RingDrain], now_s: float) -> list[World]:
         """Return the worlds with at least one live rank."""
-        if now_s - self._looked_s > GAP_S:
+        if now_s - self._checked_s > GAP_S:
             self._counted_from_s = now_s
-        self._looked_s = now_s
+        self._checked_s = now_s
         members = {}
         for drain in drains:
             if drain.ended_wall_ns is not None:
@@ -166,7 +167,7 @@ class Progress:
         left = next((world for world in self._worlds() if world.key == key), None)
         if left is None and member is not None:
             del self._departed[key]
-        # One that was never looked at is remembered: it died so early that its peers were not looked at either.
+        # One that was never seen alive is remembered: it died so early that its peers were not seen either.
         return left
 
     def _worlds(self) -> list[World]:
@@ -217,7 +218,7 @@ class Subjects:
 
     def of(self, world: World, now_s: float) -> list[Subject]:
         living = [self._subject(member, now_s) for member in world.members]
-        return [*living, *(Subject(evidence=_evidence_of(one, now_s)) for one in world.departed)]
+        return [*living, *(Subject(evidence=_evidence_of(rank, now_s)) for rank in world.departed)]
 
     def servers(self, members: Iterable[Member]) -> dict[int, Path]:
         """Return the worker server sockets by rank."""
@@ -228,7 +229,7 @@ class Subjects:
         header = drain.header = drain.reader.header()
         identity = header.identity
         silent_s = max(now_s - member.moved_s, 0.0)
-        if header.live_since_ns:  # it may have gone silent before we started to look
+        if header.live_since_ns:  # it may have gone silent before the watchdog started
             silent_s = max(silent_s, (time.perf_counter_ns() - header.live_since_ns) / 1e9)
         evidence = RankEvidence(
             rank=identity.rank,
@@ -352,14 +353,14 @@ class _Stop:
     stopped_wall_ns: int
     pids: frozenset[int]
     next_s: float = 0.0
-    """When to look (again)."""
+    """When to inquire (again)."""
     reasons: set[str] = field(default_factory=set)
     """Reasons reported so far why it is not a hang."""
     earlier: dict[int, RankEvidence] = field(default_factory=dict)
     gave_up: tuple[int, ...] = ()
     """Ranks whose dump NCCL's watchdog wrote in this period: it is about to abort them."""
     record: HangRecord | None = None
-    kept: EvidenceFile | None = None
+    evidence_file: EvidenceFile | None = None
     """The last evidence, if other hosts are involved too."""
 
 
@@ -371,11 +372,11 @@ class _Inquiry:
     thread: threading.Thread
     outcome: HangRecord | NotAHang | None = None
     ranks: tuple[RankEvidence, ...] = ()
-    kept: EvidenceFile | None = None
+    evidence_file: EvidenceFile | None = None
 
 
 class Watchdog:
-    """Call ``look`` whenever the rings are checked, ``buried`` after a rank's process died, ``finish`` at the end."""
+    """Call ``check`` whenever the rings are read, ``buried`` after a rank's process died, ``finish`` at the end."""
 
     def __init__(
         self,
@@ -401,13 +402,13 @@ class Watchdog:
         self._inquiry: _Inquiry | None = None
         self._records: dict[int, HangRecord] = {record.number: record for record in self._earlier()}
         self._unsaved: set[int] = set()
-        self._asked_s: dict[int, float] = {}
+        self._read_s: dict[int, float] = {}
 
-    def look(self, drains: Iterable[RingDrain]) -> None:
+    def check(self, drains: Iterable[RingDrain]) -> None:
         if not self._after_s:
             return
         now_s = self._now()
-        worlds = self._progress.look(drains, now_s)
+        worlds = self._progress.update(drains, now_s)
         there = {world.key for world in worlds}
         for key in [key for key in self._stops if key not in there]:
             self._leave(key)
@@ -415,7 +416,7 @@ class Watchdog:
         for world in worlds:
             self._watch(world, now_s)
         if self._inquiry is earlier:  # an inquiry that just began cannot tell yet whether the job continues
-            self._hear(now_s)
+            self._take_outcome(now_s)
         self._on_hang.poll()
         self._save()
 
@@ -423,24 +424,22 @@ class Watchdog:
         """Handle a dead process, whose ring still shows what it did last."""
         departed = departed_of(drain, at_s=self._now(), oom_killed=oom_killed)
         world = self._progress.depart(drain, departed) if self._after_s else None
-        if world is None or departed.in_order or self._declared(world.key):
+        if world is None or departed.in_order:
             return
+        stop = self._stops.get(world.key)
+        if stop is not None and stop.record is not None:
+            return  # what was saved when it was declared a hang says more than its last ranks say now
         servers = self._subjects.servers(world.members)
-        late = {rank: path for rank, path in servers.items() if self._now() - self._asked_s.get(rank, -1e9) > 1.0}
-        self._asked_s |= dict.fromkeys(late, self._now())
+        late = {rank: path for rank, path in servers.items() if self._now() - self._read_s.get(rank, -1e9) > 1.0}
+        self._read_s |= dict.fromkeys(late, self._now())
         try:
             keep_flights(self._run_dir, ask_flights(late, patience_s=LAST_WORDS_S))
         except OSError as error:
             self._journal.refused(error)
 
-    def _declared(self, key: WorldKey) -> bool:
-        """Return whether it is known to hang: what was kept then says more than its last ranks say now."""
-        stop = self._stops.get(key)
-        return stop is not None and stop.record is not None
-
     @property
     def asks(self) -> bool:
-        """Whether ranks are being asked for their stacks right now, so that no other code should ask."""
+        """Whether stacks are being requested from ranks right now, so that no other code should request any."""
         return self._inquiry is not None
 
     def finish(self) -> None:
@@ -483,9 +482,9 @@ class Watchdog:
 
     def _mark_over(self, stop: _Stop) -> None:
         """Set the end time in evidence that was never declared a hang; for a hang, the record has it."""
-        if stop.kept is not None and stop.record is None:
+        if stop.evidence_file is not None and stop.record is None:
             with suppress(OSError):
-                write_evidence(self._run_dir, replace(stop.kept, over_wall_ns=run_clock.wall_ns()))
+                write_evidence(self._run_dir, replace(stop.evidence_file, over_wall_ns=run_clock.wall_ns()))
 
     def _stands_still(self, world: World, now_s: float) -> bool:
         quiet_s = now_s - world.quiet_since_s()
@@ -508,7 +507,7 @@ class Watchdog:
         return tuple(sorted(nccl_dumped(self._run_dir, since_ns=time.time_ns() - round(quiet_s * 1e9))))
 
     def _inquire(self, world: World, stop: _Stop, now_s: float) -> None:
-        """Start to gather and judge; ``_hear`` takes the result."""
+        """Start to gather and judge; ``_take_outcome`` takes the result."""
         subjects = self._subjects.of(world, now_s)
         threshold_s, step_s = self._patience_s(world), world.step_s()
         number = max(self._records, default=0) + 1
@@ -525,13 +524,21 @@ class Watchdog:
                 step_s=step_s,
                 source_lines=gathered.source_lines,
             )
-            instants = {"declared_wall_ns": run_clock.wall_ns(), "stopped_wall_ns": stop.stopped_wall_ns}
-            outcome = self._judge(evidence, number=number, **instants)
+            now_ns, stopped_ns = run_clock.wall_ns(), stop.stopped_wall_ns
+            outcome = self._judge(evidence, number=number, declared_wall_ns=now_ns, stopped_wall_ns=stopped_ns)
             if isinstance(outcome, HangRecord):
                 self._keep(gathered)
                 outcome = replace(outcome, evidence=(*outcome.evidence, *_given_up(gave_up)))
             if world.size > len(gathered.ranks) or os.environ.get(ENV_KEEP_EVIDENCE) == "1":
-                inquiry.kept = self._keep_evidence(evidence, outcome, number=number, **instants)
+                inquiry.evidence_file = EvidenceFile(
+                    number=number,
+                    stopped_wall_ns=stopped_ns,
+                    gathered_wall_ns=now_ns,
+                    evidence=evidence,
+                    excuse=outcome.reason if isinstance(outcome, NotAHang) else "",
+                )
+                with suppress(OSError):
+                    write_evidence(self._run_dir, inquiry.evidence_file)
             inquiry.outcome = outcome
 
         thread = threading.Thread(target=work, name="watchdog", daemon=True)
@@ -544,27 +551,7 @@ class Watchdog:
         with suppress(OSError):
             keep_flights(self._run_dir, flights, gathered.stack_texts)
 
-    def _keep_evidence(
-        self,
-        evidence: Evidence,
-        outcome: HangRecord | NotAHang,
-        *,
-        number: int,
-        declared_wall_ns: int,
-        stopped_wall_ns: int,
-    ) -> EvidenceFile:
-        kept = EvidenceFile(
-            number=number,
-            stopped_wall_ns=stopped_wall_ns,
-            gathered_wall_ns=declared_wall_ns,
-            evidence=evidence,
-            excuse=outcome.reason if isinstance(outcome, NotAHang) else "",
-        )
-        with suppress(OSError):
-            write_evidence(self._run_dir, kept)
-        return kept
-
-    def _hear(self, now_s: float) -> None:
+    def _take_outcome(self, now_s: float) -> None:
         """Take the result of a finished inquiry."""
         inquiry = self._inquiry
         if inquiry is None or inquiry.thread.is_alive():
@@ -572,7 +559,7 @@ class Watchdog:
         self._inquiry = None
         stop, outcome = inquiry.stop, inquiry.outcome
         stop.earlier = {rank.pid: rank for rank in inquiry.ranks}
-        stop.kept = inquiry.kept
+        stop.evidence_file = inquiry.evidence_file
         if self._stops.get(stop.world) is not stop:
             self._mark_over(stop)
             return  # it resumed in the meantime
@@ -599,7 +586,7 @@ class Watchdog:
             victims=list(record.victims),
             steps=steps_of(record),
         )
-        _say("\n".join([f"the job hangs ({record.kind})", *hang_lines(record, WIDTH)]))
+        say("\n".join([f"the job hangs ({record.kind})", *hang_lines(record, WIDTH)]), lines=True)
         self._journal.flush()  # write the evidence first: the job may be ended next
         action = self._on_hang.act(record, hang_path(self._run_dir, record.host, record.number))
         if action:
@@ -617,7 +604,7 @@ class Watchdog:
         seconds = round(now_s - stop.moved_s, 1)
         self._update(replace(record, over="recovered", over_wall_ns=run_clock.wall_ns()))
         self._journal.event("hang_over", number=record.number, seconds=seconds)
-        _say(f"the job resumed after {duration_text(seconds, whole=True)}; it was a stall")
+        say(f"the job resumed after {duration_text(seconds, whole=True)}; it was a stall", lines=True)
 
     def _update(self, record: HangRecord) -> None:
         self._records[record.number] = record
@@ -646,7 +633,3 @@ def _given_up(ranks: tuple[int, ...]) -> tuple[str, ...]:
         return ()
     dumps = "dump" if len(ranks) == 1 else "dumps"
     return (f"NCCL's watchdog timed out too: it had already written the {dumps} of {ranks_text(ranks)}.",)
-
-
-def _say(text: str) -> None:
-    say(text, lines=True)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from stepscope.errors import RunError, UsageError
-from stepscope.hangs.report import told_of
+from stepscope.hangs.report import past_if_over
 from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.responses import ApiError, Body, json_body
@@ -294,7 +294,7 @@ async def hangs_document(run: OpenRun) -> dict[str, Any]:
     hangs = await run.hangs() if there else ()
     rows = [
         {
-            **told_of(hang, over=run.over).to_dict(),
+            **past_if_over(hang, over=run.over).to_dict(),
             "steps": listed_steps(hang),
             "file": hang_path(Path(), hang.host, hang.number).as_posix(),
         }

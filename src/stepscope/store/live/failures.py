@@ -334,7 +334,7 @@ def seen_hangs(
         host = kept.evidence.host
         of_it = [attempts[host, rank.pid] for rank in kept.evidence.ranks if (host, rank.pid) in attempts]
         record = by_name.pop((spool, host, kept.number), None)
-        found.append(SeenHang(record=record, kept=kept, attempt=max(of_it, default=0), spool=spool))
+        found.append(SeenHang(record=record, file=kept, attempt=max(of_it, default=0), spool=spool))
     return [*found, *(SeenHang(record=record, spool=spool) for (spool, _, _), record in by_name.items())]
 
 
