@@ -28,7 +28,7 @@ def seen(job: Job, host: str, ranks: range, *, at_s: float = 100.0, number: int 
     record = answer if isinstance(answer, HangRecord) else None
     excuse = "" if isinstance(answer, HangRecord) else answer.reason
     ended = {name: more.pop(name) for name in ("over", "over_wall_ns", "action") if name in more}
-    kept = EvidenceFile(
+    file = EvidenceFile(
         number=number,
         stopped_wall_ns=stopped_ns,
         gathered_wall_ns=stopped_ns + 12 * S,
@@ -36,7 +36,7 @@ def seen(job: Job, host: str, ranks: range, *, at_s: float = 100.0, number: int 
         excuse=excuse,
         over_wall_ns=None if record else ended.get("over_wall_ns"),
     )
-    return SeenHang(record=replace(record, **ended) if record else None, file=kept, **more)
+    return SeenHang(record=replace(record, **ended) if record else None, file=file, **more)
 
 
 def eight() -> Job:
@@ -67,13 +67,13 @@ def test_the_culprit_is_named_wherever_it_is() -> None:
 def test_one_host_alone_says_what_it_said() -> None:
     here = seen(eight(), "a", range(4))
     assert join_hangs([here]) == [here.record]
-    assert join_hangs([replace(here, kept=None)]) == [here.record]
+    assert join_hangs([replace(here, file=None)]) == [here.record]
     assert join_hangs([]) == []
 
 
 def test_records_without_evidence_stay() -> None:
     here, there = seen(eight(), "a", range(4)), seen(eight(), "b", range(4, 8))
-    assert join_hangs([here, replace(there, kept=None)]) == [here.record, there.record]
+    assert join_hangs([here, replace(there, file=None)]) == [here.record, there.record]
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_who_is_excused_elsewhere_excuses_all() -> None:
     compiling = stack(("torch/_inductor/compile_fx.py", 1, "compile_fx"), LOOP)
     job = Job(ranks=8).alone(5, compiling, cpu_share=1.0, process_state="R")
     here, there = seen(job, "a", range(4)), seen(job, "b", range(4, 8))
-    assert there.record is None and there.kept is not None and there.kept.excuse.startswith("Rank 5 compiles")
+    assert there.record is None and there.file is not None and there.file.excuse.startswith("Rank 5 compiles")
     (hang,) = join_hangs([here, there])
     assert here.record is not None
     excused = "With the ranks of b it is not a hang: Rank 5 compiles at train.py:80."
     assert hang == replace(here.record, evidence=(excused,))
-    old = replace(there, kept=replace(there.kept, gathered_wall_ns=-(10**12)))
+    old = replace(there, file=replace(there.file, gathered_wall_ns=-(10**12)))
     assert join_hangs([here, old]) == [here.record]
-    went_on = replace(there, kept=replace(there.kept, stopped_wall_ns=0, over_wall_ns=90 * S))
+    went_on = replace(there, file=replace(there.file, stopped_wall_ns=0, over_wall_ns=90 * S))
     assert join_hangs([here, went_on]) == [here.record]
 
 

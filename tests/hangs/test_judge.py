@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hang_jobs import IN_ALL_REDUCE, LOOP, SCRIPT, SLEEPING, Job, Stack, entry, flight, stack, worker
+from hang_jobs import IN_ALL_REDUCE, LOOP, SCRIPT, SLEEPING, Job, Stack, entry, flight, others, stack, verdict, worker
 
 from stepscope.flight.wording import ranks_text
 from stepscope.hangs.judge import NotAHang, judge
@@ -33,14 +33,6 @@ BACKWARD = stack(
     ("train.py", 62, "step"),
     LOOP,
 )
-
-
-def verdict(hang: HangRecord) -> tuple[str, list[int], tuple[int, ...], bool]:
-    return hang.kind, [culprit.rank for culprit in hang.culprits], hang.victims, hang.undecidable
-
-
-def others(size: int, *odd: int) -> tuple[int, ...]:
-    return tuple(rank for rank in range(size) if rank not in odd)
 
 
 def wait(size: int, *odd: int, them: bool = False) -> str:
@@ -120,11 +112,6 @@ def test_a_rank_that_is_gone_while_others_wait(size: int, ended: str, words: str
     assert hang.ranks[1].alive is False
 
 
-def test_a_rank_that_failed_and_is_still_there_counts_as_gone() -> None:
-    hang = Job().alone(1, SLEEPING, ended="raised ValueError: bad label").hang()
-    assert verdict(hang) == ("rank_crashed", [1], (0, 2, 3), False)
-
-
 def test_who_only_lost_its_peer_is_not_blamed() -> None:
     job = Job().alone(1, (), alive=False, ended="raised ValueError: bad label")
     hang = job.alone(0, (), alive=False, ended="raised RuntimeError: Connection closed by peer [::1]:4711").hang()
@@ -170,13 +157,6 @@ def test_a_c_call_that_holds_the_gil(size: int) -> None:
         f"Rank 1 is in a C call that holds the GIL at train.py:50 (libc.sleep(1000)); "
         f"{wait(size, 1)} in all_reduce of default_pg."
     )
-
-
-def test_a_gil_that_all_hold_in_the_same_call_blames_nobody() -> None:
-    job = Job()
-    for rank in range(4):
-        job.at(rank, gil_held=True)
-    assert verdict(job.hang()) == ("hang_unknown", [], (0, 1, 2, 3), True)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -370,18 +350,6 @@ def test_another_call_by_the_words_alone(size: int, fields: dict[str, object], t
     )
 
 
-def test_of_two_that_disagree_nobody_knows_which_is_wrong() -> None:
-    job = Job(ranks=2)
-    assert verdict(job.at(1, collective=job.waits("all_gather")).hang()) == ("hang_mismatch", [0, 1], (), True)
-
-
-def test_who_receives_a_broadcast_may_pass_other_bytes() -> None:
-    job = Job()
-    for rank in range(4):
-        job.at(rank, collective=job.waits("broadcast", bytes=rank * 8))
-    assert job.hang().kind == "hang_unknown"
-
-
 @pytest.mark.parametrize("size", (2, 8, 1000))
 def test_ranks_that_wait_for_another_host(size: int) -> None:
     hang = Job(ranks=size, world_size=2 * size).hang()
@@ -390,10 +358,6 @@ def test_ranks_that_wait_for_another_host(size: int) -> None:
         f"All {size:,} ranks on node0 wait in all_reduce of default_pg for {ranks_text(range(size, 2 * size))} "
         "on other hosts: which of them is blocking the job cannot be determined here."
     )
-
-
-def test_a_culprit_on_this_host_is_named_though_there_are_others() -> None:
-    assert verdict(Job(ranks=4, world_size=8).alone(2).hang()) == ("hang_missing_collective", [2], (0, 1, 3), False)
 
 
 def test_devices_that_never_finish() -> None:
@@ -456,11 +420,6 @@ def test_what_ddp_waits_in_is_known_from_the_flight_recorder() -> None:
     )
 
 
-def test_a_dump_that_is_none_is_passed_over() -> None:
-    hang = Job(ranks=2).alone(1).at(0, flight=b"no such handler").hang()
-    assert verdict(hang) == ("hang_missing_collective", [1], (0,), False)
-
-
 def test_of_two_processes_with_one_rank_the_living_one_counts() -> None:
     evidence = Job(ranks=2).evidence()
     dead = replace(evidence.ranks[1], alive=False, pid=77)
@@ -492,27 +451,65 @@ def test_another_call_by_the_flight_recorders(size: int, odd: dict[str, object],
     assert (hang.collective or WaitingIn(group="")).sequence == 7
 
 
-def test_a_rank_without_a_stack_that_its_recorder_shows_behind() -> None:
-    job = Job(sequence=7).alone(1, (), flight=flight(entry(6, retired=True)))
-    hang = job.hang()
-    assert verdict(hang) == ("hang_missing_collective", [1], (0, 2, 3), False)
-
-
-def test_who_did_not_answer_is_no_suspect_for_that() -> None:
-    assert verdict(Job(sequence=7).at(1, flight=b"").hang())[:2] == ("hang_unknown", [])
-
-
-def test_gloo_ends_those_that_were_asked_for_another_size() -> None:
-    ended = "raised RuntimeError: [enforce fail at pair.cc:466] op.preamble.length <= op.nbytes. 4096 vs 4000"
-    job = Job(sequence=7, ranks=4).at(1, flight=flight(entry(7, sizes=[[1000]])))
-    for rank in (0, 2):
-        job.alone(rank, ended=ended, flight=flight(entry(7, retired=True)))
-    assert verdict(job.hang()) == ("hang_mismatch", [1], (3,), False)
-
-
 @pytest.mark.parametrize("size", (64, 1000))
 def test_the_odd_one_of_many_in_a_circle(size: int) -> None:
     job = Job(ranks=size)
     second = ProcessGroup(slot=1, name="1", description="second", size=size, ranks=tuple(range(size)))
     hang = job.at(5, collective=job.waits(group=second)).hang()
     assert verdict(hang) == ("hang_deadlock", [5], others(size, 5), False)
+
+
+def all_at(ranks: int = 4, **fields: object) -> Job:
+    job = Job(ranks=ranks)
+    for rank in range(ranks):
+        job.at(rank, **fields)
+    return job
+
+
+def with_broadcasts() -> Job:
+    """Receivers of a broadcast may pass other sizes than the sender."""
+    job = Job()
+    for rank in range(4):
+        job.at(rank, collective=job.waits("broadcast", bytes=rank * 8))
+    return job
+
+
+def ended_by_gloo() -> Job:
+    """gloo ends ranks that were sent more than they asked for: the one that sent it is to blame."""
+    ended = "raised RuntimeError: [enforce fail at pair.cc:466] op.preamble.length <= op.nbytes. 4096 vs 4000"
+    job = Job(sequence=7).at(1, flight=flight(entry(7, sizes=[[1000]])))
+    for rank in (0, 2):
+        job.alone(rank, ended=ended, flight=flight(entry(7, retired=True)))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (Job().alone(1, ended="raised ValueError: bad label"), ("rank_crashed", [1], (0, 2, 3), False)),
+        (all_at(gil_held=True), ("hang_unknown", [], (0, 1, 2, 3), True)),
+        (Job(ranks=2).at(1, collective=Job(ranks=2).waits("all_gather")), ("hang_mismatch", [0, 1], (), True)),
+        (with_broadcasts(), ("hang_unknown", [], (0, 1, 2, 3), True)),
+        (Job(ranks=4, world_size=8).alone(2), ("hang_missing_collective", [2], (0, 1, 3), False)),
+        (Job(ranks=2).alone(1).at(0, flight=b"no such handler"), ("hang_missing_collective", [1], (0,), False)),
+        (
+            Job(sequence=7).alone(1, (), flight=flight(entry(6, retired=True))),
+            ("hang_missing_collective", [1], (0, 2, 3), False),
+        ),
+        (Job(sequence=7).at(1, flight=b""), ("hang_unknown", [], (0, 1, 2, 3), True)),
+        (ended_by_gloo(), ("hang_mismatch", [1], (3,), False)),
+    ],
+    ids=[
+        "failed, and its process is still there",
+        "all hold the GIL in the same call",
+        "two that disagree",
+        "other sizes of a broadcast",
+        "a culprit here, and other hosts",
+        "an answer that is not a dump",
+        "no stack, and behind according to its recorder",
+        "no answer of its recorder",
+        "ended by gloo for another size",
+    ],
+)
+def test_verdicts(job: Job, expected: object) -> None:
+    assert verdict(job.hang()) == expected

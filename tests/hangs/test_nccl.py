@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from hang_jobs import LOOP, SCRIPT, SLEEPING, Job, entry, flight, nccl, nccl_entry, stack
+from hang_jobs import LOOP, SCRIPT, SLEEPING, Job, entry, flight, nccl, nccl_entry, others, stack, verdict
 
-from stepscope.records.hang import Frame, HangRecord
+from stepscope.records.hang import Frame
 
 IN_SYNCHRONIZE = stack(("torch/cuda/__init__.py", 1040, "synchronize"), ("train.py", 33, "step"), LOOP)
 AT_ITEM = stack(("train.py", 34, "step"), LOOP)
@@ -45,10 +45,6 @@ def call(sequence: int, state: str = "started", **fields: Any) -> dict[str, Any]
     return nccl_entry(sequence, state=state, **fields)
 
 
-def verdict(hang: HangRecord) -> tuple[str, list[int], tuple[int, ...], bool]:
-    return hang.kind, [culprit.rank for culprit in hang.culprits], hang.victims, hang.undecidable
-
-
 @pytest.mark.parametrize("ranks", [2, 4, 64])
 @pytest.mark.parametrize(
     ("threads", "does", "line"),
@@ -63,7 +59,7 @@ def test_a_rank_that_did_not_enqueue_is_missing(ranks: int, threads: Any, does: 
     for rank in (rank for rank in range(ranks) if rank != 1):
         waits(stopped, rank, call(41), *(call(number, "scheduled") for number in range(42, 47)))
     hang = elsewhere(stopped, 1, threads=threads).hang()
-    victims = tuple(rank for rank in range(ranks) if rank != 1)
+    victims = others(ranks, 1)
     assert verdict(hang) == ("hang_missing_collective", [1], victims, False)
     assert hang.title.startswith(f"Rank 1 never called all_reduce number 41 of default_pg: it {does}; rank")
     assert hang.culprits[0].at is not None
@@ -72,19 +68,17 @@ def test_a_rank_that_did_not_enqueue_is_missing(ranks: int, threads: Any, does: 
     assert hang.ranks[0].at == Frame(file=SCRIPT, line=34, function="step")
 
 
-def test_without_timing_too() -> None:
-    stopped = waits(job(), 0, call(41, "scheduled"), call(42, "scheduled"))
-    assert verdict(elsewhere(stopped, 1).hang()) == ("hang_missing_collective", [1], (0,), False)
-
-
-def test_a_wait_that_keeps_the_gil_is_a_wait() -> None:
-    stopped = waits(job(), 0, call(41), gil_held=True)
-    assert verdict(elsewhere(stopped, 1).hang()) == ("hang_missing_collective", [1], (0,), False)
-
-
-def test_a_c_call_that_keeps_the_gil_elsewhere_is_to_blame() -> None:
-    stopped = waits(job(), 0, call(41))
-    assert verdict(elsewhere(stopped, 1, gil_held=True).hang()) == ("hang_host", [1], (0,), False)
+@pytest.mark.parametrize(
+    ("calls", "waiting", "missing", "kind"),
+    [
+        ((call(41, "scheduled"), call(42, "scheduled")), {}, {}, "hang_missing_collective"),  # without timing
+        ((call(41),), {"gil_held": True}, {}, "hang_missing_collective"),  # a wait that holds the GIL is a wait
+        ((call(41),), {}, {"gil_held": True}, "hang_host"),  # a C call elsewhere that holds it is not
+    ],
+)
+def test_rank_1_is_missing(calls: Any, waiting: dict[str, Any], missing: dict[str, Any], kind: str) -> None:
+    stopped = elsewhere(waits(job(), 0, *calls, **waiting), 1, **missing)
+    assert verdict(stopped.hang()) == (kind, [1], (0,), False)
 
 
 def test_a_stopped_rank_and_a_dead_one() -> None:
@@ -136,7 +130,7 @@ def long_ago(ranks: int, odd: int, *last: dict[str, Any], silent_s: float = 11.0
 def test_another_operation_that_nccl_ended(ranks: int) -> None:
     """Devices wait inside of number 51, which all called alike: what differed before is why."""
     hang = long_ago(ranks, 1, call(51)).hang()
-    victims = tuple(rank for rank in range(ranks) if rank != 1)
+    victims = others(ranks, 1)
     assert verdict(hang) == ("hang_mismatch", [1], victims, False)
     assert hang.culprits[0].at is None
     assert "(number 41 of default_pg)" in hang.title

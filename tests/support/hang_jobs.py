@@ -26,7 +26,9 @@ __all__ = [
     "flight",
     "nccl",
     "nccl_entry",
+    "others",
     "stack",
+    "verdict",
     "worker",
 ]
 
@@ -231,3 +233,11 @@ def nccl(*last: dict[str, Any], ranks: int = 2, before: int = 0) -> dict[str, by
 def worker(pid: int = 5001, kind: str = "dataloader", **fields: Any) -> WorkerEvidence:
     fields = {"name": "pt_data_worker", "process_state": "S", "cpu_share": 0.0, **fields}
     return WorkerEvidence(pid=pid, kind=kind, **fields)
+
+
+def verdict(hang: HangRecord) -> tuple[str, list[int], tuple[int, ...], bool]:
+    return hang.kind, [culprit.rank for culprit in hang.culprits], hang.victims, hang.undecidable
+
+
+def others(size: int, *odd: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(size) if rank not in odd)

@@ -1,1 +1,1 @@
-"""A hung job: from the evidence about its ranks to the one that blocks it. Pure; standard library only."""
+"""A hung job, live or from its dumps: from evidence about its ranks to the one that blocks it. No dependencies."""

@@ -276,8 +276,8 @@ def _p2p_waits(group: Group) -> list[Wait]:
         waiter, missing = (source, target) if sending else (target, source)
         matched = len(pending.get((source, target, not sending), ()))
         if len(calls) > matched:
-            call = _p2p(group.key, calls[matched], group.members)
-            waits.append(Wait(waiters=(waiter,), missing=(missing,), call=call, group=group))
+            unmatched = _p2p(group.key, calls[matched], group.members)
+            waits.append(Wait(waiters=(waiter,), missing=(missing,), call=unmatched, group=group))
     return waits
 
 
