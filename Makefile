@@ -37,7 +37,8 @@ PAGE_SOURCES := $(shell find web/src web/index.html web/package-lock.json web/vi
 export PYTHONDONTWRITEBYTECODE =
 
 # Twice the cores of a small machine: a test waits for the processes it started about half of its time.
-PYTEST := -m pytest -n 4 --dist worksteal
+WORKERS ?= 4
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal
 # Tests of soak have jobs of several ranks.
 SOAK := -m pytest -n 3 --dist worksteal
 # How pytest ends if TEST_ARGS leave it no test.

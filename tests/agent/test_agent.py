@@ -96,7 +96,7 @@ stepscope.agent.loop.GPU_QUICK_FOR_S = {quick_s}
 """
 
 
-@pytest.mark.parametrize("quick_s", [3600.0, 0.0])
+@pytest.mark.parametrize("quick_s", [3600.0, pytest.param(0.0, marks=pytest.mark.soak)])
 def test_gpus_are_sampled_more_often_while_ranks_are_new(stage: Any, quick_s: float) -> None:
     agent = stage.agent(prelude=FAKE_NVML.format(quick_s=quick_s))
     rank = stage.rank(0)

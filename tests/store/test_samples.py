@@ -83,7 +83,7 @@ def test_whatever_is_in_a_line(drawn: list[tuple[int, Any]]) -> None:
     assert kept == list(range(len(drawn))), "fewer than the last that are always kept"
 
 
-@pytest.fixture(params=[1, 1 << 30], ids=["large", "small"])
+@pytest.fixture(params=[1, pytest.param(1 << 30, marks=pytest.mark.soak)], ids=["large", "small"])
 def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Path, int]:
     """An open run with more samples than are read, and how many; chosen by the database, or after reading."""
     monkeypatch.setattr(sample_files, "MOST_SAMPLES", 400)

@@ -7,7 +7,7 @@ import os
 __all__ = ["ALL", "examples", "seeds"]
 
 ALL = "STEPSCOPE_EXAMPLES" in os.environ or "STEPSCOPE_FUZZ" in os.environ
-FEWEST = 10
+FEWEST = 6
 FEWEST_SEEDS = 2
 
 
