@@ -56,6 +56,23 @@ def test_every_second_of_a_run_has_its_part() -> None:
     ) in text
 
 
+def test_an_evaluation_after_the_last_step_is_not_the_end() -> None:
+    """100 steps of 0.1 s; then three of four stacks are in the evaluation, until the rank leaves its last phase."""
+    run = ending(Cluster(ranks=1, steps=100, noise=0.0, phases_ms=PHASES, warmup_ms=0.0), 15.0)
+    (rank,) = run.ranks
+    phases = ["eval", "eval", "other", "eval", "other"]
+    stacks = [
+        {"rank": 0, "wall_ns": ANCHOR_WALL_NS + round((10.5 + at) * SECOND), "phase": phase}
+        for at, phase in enumerate(phases)
+    ]
+    rank = replace(rank, live_since_ns=rank.anchor_mono_ns + 14 * SECOND)
+    run = replace(run, ranks=(rank,), stacks=({"rank": 0, "wall_ns": ANCHOR_WALL_NS, "phase": "eval"}, *stacks))
+    assert parts_of(run) == pytest.approx(
+        {"start_up": 1.0, "warm_up": 0.1, "training": 9.9, "last_evaluation": 3.0, "end": 2.0}, abs=0.01
+    )
+    assert "evaluation after the last step 3.00 s (19%) · end 2.00 s" in " ".join(render_text(summarize(run)).split())
+
+
 def test_a_stall_is_a_part_of_its_own() -> None:
     stall = tuple(slow_at(rank, "forward", 8000.0, range(60, 61)) for rank in (0, 1))
     run = ending(Cluster(ranks=2, steps=100, noise=0.0, phases_ms=PHASES, faults=stall), 20.0)

@@ -23,8 +23,8 @@ __all__ = ["TRAINING_PARTS", "time_account"]
 
 TRAINING_PARTS = ("training", "evaluation", "checkpoints", "stalls")
 """Together they are the training time, of which findings have shares."""
-PARTS = ("earlier_attempts", "start_up", "warm_up", *TRAINING_PARTS, "not_recorded", "hung", "end")
-NAMES = {"start_up": "start-up", "warm_up": "warm-up"}
+PARTS = ("earlier_attempts", "start_up", "warm_up", *TRAINING_PARTS, "not_recorded", "last_evaluation", "hung", "end")
+NAMES = {"start_up": "start-up", "warm_up": "warm-up", "last_evaluation": "evaluation after the last step"}
 """Of parts that are not called like their key."""
 PAUSES = {"evaluation": "eval", "checkpoints": "checkpoint"}
 
@@ -61,7 +61,7 @@ def time_account(
     most = max((len(series.steps) for series in trained), default=0)
     stalled_ns = sum(each.cost.get("seconds", 0.0) for each in findings if each.kind == "stall") * 1e9
     ends = _ends_of(run, window, created_ns, max(ended_ns, created_ns))
-    rows = [_of_rank(series, window, ends, stalled_ns) for series in trained if len(series.steps) == most]
+    rows = [_of_rank(run, series, window, ends, stalled_ns) for series in trained if len(series.steps) == most]
     rows = rows or [_outside(ends, ends.hung_ns, ends.hung_ns)]
     parts = _rounded({part: sum(row.get(part, 0.0) for row in rows) / len(rows) for part in PARTS})
     began = [max(series.anchor_wall_ns - ends.attempt_ns, 0) / 1e9 for series in current]
@@ -105,7 +105,7 @@ def _outside(ends: _Ends, first_ns: int, last_ns: int) -> Parts:
     }
 
 
-def _of_rank(series: RankSeries, window: Window, ends: _Ends, stalled_ns: float) -> Parts:
+def _of_rank(run: RunData, series: RankSeries, window: Window, ends: _Ends, stalled_ns: float) -> Parts:
     steps = series.steps
     to_wall_ns = series.anchor_wall_ns - series.anchor_mono_ns
     first_ns = ends.inside(int(steps["start_ns"][0]) + to_wall_ns)
@@ -118,7 +118,24 @@ def _of_rank(series: RankSeries, window: Window, ends: _Ends, stalled_ns: float)
     own_ns = float(steps["wall_ns"][~apart].sum()) - sum(spent[part] for part in PAUSES)
     spent["stalls"] = min(stalled_ns, own_ns)
     spent["training"] = own_ns - spent["stalls"]
-    return {**_outside(ends, first_ns, last_ns), **_fitted(spent, last_ns - first_ns)}
+    outside = _outside(ends, first_ns, last_ns)
+    outside["last_evaluation"] = min(_evaluated_ns(run, series, last_ns), outside["end"])
+    outside["end"] -= outside["last_evaluation"]
+    return {**outside, **_fitted(spent, last_ns - first_ns)}
+
+
+def _evaluated_ns(run: RunData, series: RankSeries, last_ns: int) -> float:
+    """What a rank evaluated after its last step, which no step contains: as the stacks sampled there show it.
+
+    The time is until its last change of phase; of that, the share of the samples that were in an evaluation.
+    """
+    until_ns = series.live_since_ns - series.anchor_mono_ns + series.anchor_wall_ns
+    phases = [
+        stack.get("phase")
+        for stack in run.stacks
+        if stack.get("rank") == series.rank and last_ns < stack.get("wall_ns", 0) <= until_ns
+    ]
+    return (until_ns - last_ns) * phases.count("eval") / len(phases) if phases else 0.0
 
 
 def _fitted(spent: Parts, between_ns: float) -> Parts:
