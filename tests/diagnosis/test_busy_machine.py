@@ -10,7 +10,7 @@ from fakes.load_noise import host_figures, waits_ms
 from fakes.samples import with_samples
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.engine.processor_wait import waited_ns, waiting_shares
+from stepscope.diagnosis.engine.processor_wait import levels_of, waited_ns, waiting_shares, without_waiting
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.finding import Finding
 
@@ -43,6 +43,67 @@ def test_the_rank_that_does_more_is_found_beside_others(load: str, phase: str, k
     blamed = [(each.kind, each.ranks, each.phase) for each in findings if accused([each])]
     assert blamed[0] == (kind, (1,), phase)
     assert {ranks for _, ranks, _ in blamed} == {(1,)}
+
+
+EVERY_10 = range(9, 100, 10)
+FROM_60 = range(60, 100)
+WEAK = {
+    "a tenth more from step 60 on": ((slow_at(1, "backward", 6.0, FROM_60),), "compute_straggler", (1,)),
+    "every tenth step": ((slow_at(1, "forward", 60.0, EVERY_10),), "jitter", (1,)),
+    "grows on one rank": ((slow_at(1, "input", 40.0, ramp=True),), "input_straggler", (1,)),
+    "in turn": (
+        tuple(slow_at(each, "backward", 30.0, range(each, 100, 2)) for each in (0, 1)),
+        "rotating_straggler",
+        (),
+    ),
+    "all from step 60 on": (tuple(slow_at(each, "forward", 30.0, FROM_60) for each in (0, 1)), "change_point", ()),
+    "all for a while": (tuple(slow_at(each, "input", 40.0, range(30, 50)) for each in (0, 1)), "throughput_drop", ()),
+    "all grow": (tuple(slow_at(each, "backward", 40.0, ramp=True) for each in (0, 1)), "drift", ()),
+    "a long optimizer": (tuple(slow_at(each, "optimizer", 20.0) for each in (0, 1)), "optimizer_bound", ()),
+}
+"""Faults that the waiting for a processor hides in single steps, but not in the work of whole seconds."""
+LONGER = {"input": 3.0, "forward": 18.0, "backward": 30.0, "optimizer": 7.0, "other": 1.0}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("name", WEAK)
+def test_weak_and_rare_faults_are_found_beside_others(name: str, load: str) -> None:
+    faults, kind, ranks = WEAK[name]
+    phases_ms = {"phases_ms": LONGER} if "tenth more" in name else {}
+    findings = found(Cluster(ranks=2, steps=100, load=load, seed=0, faults=faults, warmup_ms=50.0, **phases_ms))
+    assert (kind, ranks) in [(each.kind, each.ranks) for each in findings], findings
+
+
+def test_a_change_is_dated_although_the_waiting_is_known_by_the_second() -> None:
+    faults = tuple(slow_at(each, "forward", 30.0, FROM_60) for each in (0, 1))
+    findings = found(Cluster(ranks=2, steps=100, load="bursts", seed=0, faults=faults, warmup_ms=50.0))
+    (change,) = (each for each in findings if each.kind == "change_point")
+    assert change.steps is not None
+    assert change.steps[0] in range(58, 63)
+    assert change.title.endswith("in forward, not counting the wait for processors.")
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_without_the_waiting_every_second_has_the_work_of_a_quiet_machine(load: str) -> None:
+    cluster = Cluster(ranks=2, steps=200, load=load, seed=3, noise=0.02)
+    run = with_samples(cluster, process={"cpu_wait": cluster.cpu_wait})
+    view = view_of(build_window(run))
+    calm = without_waiting(view)
+    assert calm is not None
+    assert float(view.work_ns.mean()) > 1.2 * 38e6
+    _, heights, _ = levels_of(calm.work_ns[0])
+    assert len(heights) >= 8
+    assert heights / 1e6 == pytest.approx(np.full(len(heights), 38.0), rel=0.2)
+    assert float(calm.work_ns.mean()) / 1e6 == pytest.approx(38.0, rel=0.03)
+    assert float(np.median(calm.step_ns)) / 1e6 == pytest.approx(39.0, rel=0.05)
+
+
+def test_a_machine_without_waiting_is_judged_as_it_is() -> None:
+    cluster = Cluster(ranks=2, steps=200)
+    assert without_waiting(view_of(build_window(cluster.run()))) is None
+    assert without_waiting(view_of(build_window(with_samples(cluster, process={"cpu_wait": 0.02})))) is None
+    # What is left of work that is nearly all waiting is not known well.
+    assert without_waiting(view_of(build_window(with_samples(cluster, process={"cpu_wait": 0.9})))) is None
 
 
 def stays_on_core(rank: int) -> Cluster:

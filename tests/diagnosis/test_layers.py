@@ -120,6 +120,18 @@ def test_weights_that_are_averaged_now_and_then_differ_in_between_by_design() ->
         assert [one.kind for one in found_in(layers, run=exchanging(every, size))] == ["replica_desync"], (every, size)
 
 
+def test_averaging_now_and_then_is_longer_by_design() -> None:
+    """Local SGD: neither jitter nor a stall, as long as the averages are alike; without the exchange it is."""
+    averaging = tuple(slow_at(rank, "comm", 60.0, range(8, 60, 8)) for rank in (0, 1))
+    long = Cluster(ranks=2, steps=60, comm_ms=0.0, faults=averaging).run()
+    for size, kinds in ((4000, set()), (40, {"jitter"})):
+        own = [
+            replace(one, facts=of.facts, comm=of.comm)
+            for one, of in zip(long.ranks, exchanging(8, size).ranks, strict=True)
+        ]
+        assert {"jitter", "stall"} & {each.kind for each in diagnose(replace(long, ranks=tuple(own)))} == kinds
+
+
 def test_ranks_that_exchanged_nothing_yet_may_average_later() -> None:
     twice, often = (sampled(NET, ranks=2, steps=steps, faults=[differ_on(1)]) for steps in ((11, 37), (11, 37, 59)))
     assert found_in(twice, run=exchanging(0, 0)) == []

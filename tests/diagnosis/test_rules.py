@@ -314,6 +314,12 @@ def test_where_the_time_goes_is_told_plainly(cluster: Cluster, kind: str, phase:
     assert found.advice
 
 
+def test_an_evaluation_is_a_warning_only_if_it_takes_much() -> None:
+    for ms, severity in ((250.0, "info"), (500.0, "warning"), (1000.0, "critical")):
+        found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(), faults=stop("eval", ms, 30, 60)))
+        assert (found.kind, found.phase, found.severity) == ("between_steps", "eval", severity)
+
+
 def test_a_teacher_in_every_step_is_part_of_training_and_no_warning() -> None:
     found = verdict(Cluster(ranks=1, noise=0.0, phases_ms=train(eval=20.0)))
     assert (found.kind, found.phase, found.severity) == ("between_steps", "eval", "info")

@@ -342,3 +342,15 @@ def test_the_place_of_a_core_is_worth_no_warning(step_ms: float) -> None:
 def test_two_healthy_ranks_that_wander_are_not_accused(seed: int) -> None:
     found = stragglers_of(Cluster(ranks=2, steps=700, noise=0.3, drift=0.3, seed=seed))
     assert found == []
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_late_workers_of_one_rank_make_it_a_straggler_although_only_every_nth_step_waits(workers: int) -> None:
+    """Each of n workers delivers its batch at about the same time, so one step waits for all of them."""
+    fault = slow_at(1, "input", 20.0 * workers, range(workers - 1, 120, workers))
+    cluster = Cluster(ranks=2, steps=120, faults=(fault,), facts={"loader": {"num_workers": workers}})
+    findings = diagnose(cluster.run())
+    assert [(each.kind, each.ranks, each.phase) for each in findings] == [("input_straggler", (1,), "input")]
+    assert findings[0].evidence["gain_ms"] == pytest.approx(20.0, rel=0.05)
+    (unknown,) = diagnose(replace(cluster, facts={}).run())
+    assert unknown.kind == ("jitter" if workers > 2 else "input_straggler")

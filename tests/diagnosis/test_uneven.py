@@ -14,6 +14,7 @@ from stepscope.diagnosis import diagnose
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 from stepscope.records.throughput import Work
+from stepscope.reports import summarize
 from tests.support.layer_samples import model, sampled
 
 KINDS = {"rotating_straggler", "imbalance"}
@@ -101,6 +102,16 @@ def test_processes_without_a_group_do_not_wait_for_each_other(work: Work | None)
         found = diagnose(with_work(replace(run, ranks=tuple(alone)), lambda rank, step: work))
         assert not KINDS & {one.kind for one in found}
         assert not [one.title for one in found if "wait for it" in one.title]
+
+
+def test_processes_without_a_group_lose_what_each_of_them_waits() -> None:
+    """Hogwild: the title, the table and the cost have the mean of the processes, not what both wait in a step."""
+    run = Cluster(ranks=2, steps=60, synchronized=False, noise=0.4, phases_ms={"input": 20.0, "forward": 30.0}).run()
+    alone = [replace(one, identity=replace(one.identity, world_size=1, backend="")) for one in run.ranks]
+    document = summarize(replace(run, ranks=tuple(alone)))
+    (found,) = (each for each in document["findings"] if each["kind"] == "input_bound")
+    assert found["cost"]["share"] == pytest.approx(document["phases"]["input"]["share"], abs=0.02)
+    assert found["evidence"]["input_ms_per_step"] == pytest.approx(document["phases"]["input"]["mean_ms"], rel=0.05)
 
 
 def test_noise_that_hits_forward_and_backward_apart_is_none() -> None:

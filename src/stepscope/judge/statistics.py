@@ -20,6 +20,7 @@ __all__ = [
     "Fold",
     "Rhythm",
     "Trend",
+    "between_z",
     "block_medians",
     "chance_of_at_least",
     "fold",
@@ -40,6 +41,7 @@ __all__ = [
     "trend",
     "wander",
     "z_needed",
+    "z_of_t",
 ]
 
 
@@ -182,7 +184,7 @@ def persistence_z(deviation: Floats) -> float:
     if squares == 0:
         return float("inf")
     widened = math.sqrt(squares / (count - 1)) * _widening(centered)
-    return _z_of_t(float(blocks.mean()) / widened * math.sqrt(count), count - 1)
+    return z_of_t(float(blocks.mean()) / widened * math.sqrt(count), count - 1)
 
 
 def one_sided_z(deviation: Floats, least: float) -> float:
@@ -228,6 +230,19 @@ def stretch_z(deviation: Floats, at: slice) -> float:
     return max(gap / error, 0.0)
 
 
+def between_z(inside: Floats, outside: Floats) -> float:
+    """Certainty, as a z, that the mean of ``inside`` is above that of ``outside``; above zero if that is empty."""
+    freedom = len(inside) + len(outside) - (2 if len(outside) else 1)
+    if freedom < 2:
+        return 0.0
+    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in (inside, outside) if len(part))
+    gap = float(inside.mean() - (outside.mean() if len(outside) else 0.0))
+    error = math.sqrt(squares / freedom * (1 / len(inside) + (1 / len(outside) if len(outside) else 0.0)))
+    if gap <= 0:
+        return 0.0
+    return z_of_t(gap / error, freedom) if error > 0 else float("inf")
+
+
 def _widening(centered: Floats) -> float:
     """By how much the dependence of neighbors widens the error of a mean."""
     squares = float(centered @ centered)
@@ -265,12 +280,12 @@ def _without_trend(blocks: Floats) -> Floats:
     return np.asarray(blocks - np.median(rises) * (np.arange(count) - (count - 1) / 2), np.float64)
 
 
-def z_needed(comparisons: int) -> float:
-    """The z at which one of this many comparisons of healthy ranks fires with probability ANY_FALSE_ALARM."""
-    return NormalDist().inv_cdf(1 - thresholds.ANY_FALSE_ALARM / max(comparisons, 1))
+def z_needed(comparisons: int, chance: float = thresholds.ANY_FALSE_ALARM) -> float:
+    """The z at which one of this many comparisons of healthy ranks fires with this probability."""
+    return NormalDist().inv_cdf(1 - chance / max(comparisons, 1))
 
 
-def _z_of_t(t: float, freedom: int) -> float:
+def z_of_t(t: float, freedom: int) -> float:
     """The z with the same probability as a positive t (Wallace's approximation)."""
     return (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
 
@@ -615,17 +630,18 @@ class Fold:
     z: float
 
 
-def fold(rest: Floats) -> Fold | None:
+def fold(rest: Floats, comparisons: int = 1) -> Fold | None:
     """Find a rhythm of steps too small to see one by one: fold the series (about its local level) at every period.
 
     The median of each place over the periods is compared with that of the other places, in units of the scatter around
     each place's own median.  With heavy tails that says little, so steps half as high are counted, too: they must be
-    rarer elsewhere than chance allows.  Both tests correct for all periods and places tried.
+    rarer elsewhere than chance allows.  Both tests correct for all periods and places tried, and for ``comparisons``,
+    the number of series.
     """
     skipped = max(len(rest) - FOLD_STEPS, 0)
     rest = rest[skipped:]
     longest = min(thresholds.LONGEST_PERIOD, len(rest) // thresholds.FOLDS)
-    chance = thresholds.ANY_FALSE_ALARM / max(longest * (longest + 1) / 2, 1)
+    chance = thresholds.ANY_FALSE_ALARM / max(longest * (longest + 1) / 2, 1) / comparisons
     best: Fold | None = None
     least_z = NormalDist().inv_cdf(1 - chance)
     for period in range(2, longest + 1):

@@ -22,6 +22,8 @@ WARMUP_SHARE = 0.25
 
 ANY_FALSE_ALARM = 1e-4
 """Chance that a healthy run reports any straggler at all, over all its ranks and phases (Bonferroni)."""
+ANY_REMARK = 1e-3
+"""The same for what is only information, because other programs disturb the run."""
 BLOCKS = 20
 """The run is cut into about this many stretches, and their medians are the observations: a median ignores single
 stalls, and stretches depend less on each other than steps."""
@@ -182,6 +184,8 @@ OTHER_FLOOR_NS = 2_000_000
 """Clipping, zeroing and a printed line cost a millisecond in Python."""
 BETWEEN_SHARE = 0.10
 """Share of all time, between steps: evaluation and checkpoints are wanted, and usually cost up to a tenth."""
+EVALUATION_SHARE = 0.20
+"""Share of all time that an evaluation may take without a warning: how often it is worth is known to its owner only."""
 BETWEEN_CRITICAL_SHARE = 0.30
 """Nearly a third of the time nothing is trained."""
 STOPS_AT_LEAST = 2
@@ -605,6 +609,8 @@ EXCHANGED_SHARE = 0.5
 AVERAGED_STEPS_SHARE = 0.5
 """… and up to this share of the steps that do, from AVERAGED_TIMES on, are averages of weights (Local SGD)."""
 AVERAGED_TIMES = 2
+AVERAGE_AT_MOST = 2.0
+"""Factor over the usual average that one may take: ranks that trained alone arrive at different times."""
 DESYNC_COMPARISONS = 3
 """Where ranks exchanged nothing so far, they may be about to average for the first time: compare so often …"""
 DESYNC_ALONE_STEPS = 100
@@ -678,6 +684,16 @@ WAITING_SHARE = 0.10
 UNDISTURBED_STEPS = 0.25
 """… and so is a bottleneck that does not show in this share of the steps, the fastest ones, if it is not known how long
 ranks waited."""
+DISTURBED_STEPS = 0.10
+"""Share of the steps in which some rank waits that much: then ranks are also judged without the waiting …"""
+WAITING_KNOWN_SHARE = 0.75
+"""… unless more of a rank's work is waiting: errors are several times as large, relative to the rest …"""
+SECONDS_AT_LEAST = 4
+"""… or fewer seconds are described by a sample: they do not show how much they scatter."""
+LEAST_SECONDS = 2
+"""Seconds on each side of a change, which itself is within one more."""
+TURNS_AT_LEAST = 5
+"""Turns of each rank that show that ranks are late in turn."""
 CPU_WANTED_SHARE = 0.5
 """Share of what each runnable task gets; a rank that uses less mostly sleeps, and others take nothing from it."""
 RAM_LOW_SHARE = 0.05

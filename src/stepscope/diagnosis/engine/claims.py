@@ -13,12 +13,20 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.communication import Arrivals
 from stepscope.diagnosis.engine.view import LAUNCHING_PHASES, View
+from stepscope.diagnosis.engine.window import model_bytes
 from stepscope.judge import thresholds
 from stepscope.judge.chain import Claim, unexplained
 from stepscope.judge.statistics import mean_rank, shortest
 from stepscope.records.steps import BUILTIN_PHASES, COMPUTE_PHASES
 
-__all__ = ["exchange_at_stake_ns", "least_step_ns", "longer_by_passes", "unexplained_steps"]
+__all__ = [
+    "averages_weights",
+    "exchange_at_stake_ns",
+    "least_step_ns",
+    "longer_by_passes",
+    "model_exchanges",
+    "unexplained_steps",
+]
 
 
 # -- extra backward passes --------------------------------------------------------------------------------------------
@@ -33,8 +41,8 @@ PASS_PHASES = (*COMPUTE_PHASES, "comm")
 
 
 def longer_by_passes(view: View) -> Floats:
-    """[S]; by how much each step is longer because it has more backward passes, or calls of the model, than usual."""
-    longer = _longer_by_forwards(view)
+    """[S]; by how much each step is longer because it has more backward passes or calls of the model, or averages."""
+    longer = _longer_by_forwards(view) + _longer_by_averaging(view)
     counts = view.backwards
     usual = _usual_passes(counts)
     more = counts > usual
@@ -64,6 +72,34 @@ def _longer_by_forwards(view: View) -> Floats:
     usual_ns = float(np.median(view.step_ns[~more]))
     most_ns = thresholds.FORWARD_AT_MOST * (counts / usual - 1) * usual_ns
     return np.where(more, np.clip(view.step_ns - usual_ns, 0.0, np.maximum(most_ns, 0.0)), 0.0)
+
+
+def _longer_by_averaging(view: View) -> Floats:
+    """[S]; the same for steps in which ranks that train alone otherwise wait for each other and average (Local SGD)."""
+    longer = np.zeros(len(view.steps))
+    exchanges = model_exchanges(view)
+    if exchanges is None or not averages_weights(exchanges) or (view.clock == "host" and view.nccl):
+        return longer
+    averaging = exchanges[view.columns]
+    if averaging.any() and not averaging.all():
+        waited = mean_rank(view.phase("comm"))
+        more = waited[averaging] - np.median(waited[~averaging])
+        longer[averaging] = np.clip(more, 0.0, thresholds.AVERAGE_AT_MOST * max(float(np.median(more)), 0.0))
+    return longer
+
+
+def model_exchanges(view: View) -> NDArray[np.bool_] | None:
+    """[S] of the window; the steps that exchange as many bytes as gradients or weights have; None: not known."""
+    sizes = [model_bytes(view.window.facts[row]) for row in view.rows]
+    if not sizes or not all(sizes):
+        return None
+    return np.asarray(view.window.exchanged_bytes >= thresholds.EXCHANGED_SHARE * max(sizes), np.bool_)
+
+
+def averages_weights(exchanges: NDArray[np.bool_]) -> bool:
+    """Whether the ranks train alone most of the time and average their weights now and then (Local SGD)."""
+    count = int(exchanges.sum())
+    return thresholds.AVERAGED_TIMES <= count <= thresholds.AVERAGED_STEPS_SHARE * len(exchanges)
 
 
 def _usual_passes(counts: NDArray[np.int64]) -> int:

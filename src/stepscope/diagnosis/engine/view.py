@@ -32,6 +32,7 @@ __all__ = [
     "epoch_starts",
     "host_excess_ns",
     "host_ns",
+    "in_lockstep",
     "is_even",
     "lower_median_rank",
     "ordinary_steps",

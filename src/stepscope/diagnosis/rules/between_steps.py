@@ -137,7 +137,7 @@ def _between_steps(
     cost = cost_of(view, saved_ns)
     finding = Finding(
         kind="between_steps",
-        severity="info" if _infers_always(view, largest) or _calls_forward(place) else _severity(cost["share"]),
+        severity="info" if _is_wanted(view, largest, cost["share"], place) else _severity(cost["share"]),
         title=f"{_title(view, largest, counted[largest], place)}{_with(view, counted, ordered, cost['share'])}.",
         ranks=_alone(view, largest),
         phase=largest,
@@ -218,6 +218,12 @@ def _counts(view: View, name: str, took: Floats) -> bool:
 
 def _severity(share: float) -> Severity:
     return "critical" if share >= thresholds.BETWEEN_CRITICAL_SHARE else "warning"
+
+
+def _is_wanted(view: View, name: str, share: float, place: str) -> bool:
+    """Whether it is part of the job: inference in every step, a forward called directly, a usual evaluation."""
+    usual = name == "eval" and share < thresholds.EVALUATION_SHARE
+    return usual or _infers_always(view, name) or _calls_forward(place)
 
 
 def _infers_always(view: View, name: str) -> bool:

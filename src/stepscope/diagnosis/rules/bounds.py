@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine.claims import least_step_ns
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.communication import DDP_OP
+from stepscope.diagnosis.engine.processor_wait import without_waiting
 from stepscope.diagnosis.engine.readings import host_readings, in_steady_steps, process_readings
 from stepscope.diagnosis.engine.samples import number, numbers, of_kind
 from stepscope.diagnosis.engine.settings import (
@@ -43,6 +44,7 @@ from stepscope.diagnosis.engine.view import (
     View,
     cost_of,
     epoch_starts,
+    in_lockstep,
     is_even,
     lower_median_rank,
     ordinary_steps,
@@ -54,8 +56,8 @@ from stepscope.diagnosis.rules.overlap import SHARDED
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
-from stepscope.judge.statistics import longest, shortest
-from stepscope.records.finding import Finding
+from stepscope.judge.statistics import longest, mean_rank, shortest
+from stepscope.records.finding import Finding, as_remark
 from stepscope.records.steps import COMM_HOOK_PHASE, COMPUTE_PHASES, GRAPH_PHASE
 from stepscope.records.text import bytes_text, count_text, ms_text, share_text
 
@@ -408,7 +410,14 @@ def find_bounds(view: View, network: Sequence[Claim] = (), rare: Sequence[Claim]
     if all(view.window.identities[row].world_size <= 1 for row in view.rows):
         unknown.add("comm")  # DDP with one process has no peers: what it reports is its own work
     rules = [rule for rule in BOUND_RULES if rule.phase in view.phases and rule.phase not in unknown]
-    return [claim for rule in rules if (claim := _apply(view, rule, network, rare)) is not None]
+    claims = [claim for rule in rules if (claim := _apply(view, rule, network, rare)) is not None]
+    calm = without_waiting(view)
+    if calm is None:
+        return claims
+    # While ranks wait for a processor and for each other, the share of everything else is small.
+    known = {claim.finding.phase for claim in claims}
+    hidden = [_apply(calm, rule, network, rare, view) for rule in rules if rule.phase not in known]
+    return [*claims, *(replace(claim, finding=as_remark(claim.finding)) for claim in hidden if claim is not None)]
 
 
 def waited_for_network(view: View, known: Sequence[Claim]) -> Floats | None:
@@ -419,12 +428,18 @@ def waited_for_network(view: View, known: Sequence[Claim]) -> Floats | None:
     return claim.explained_ns if claim is not None and claim.finding.kind == rule.kind else None
 
 
-def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim]) -> Claim | None:
+def _apply(
+    view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Claim], passed: View | None = None
+) -> Claim | None:
+    """``passed``: the view of the time that really passed, if ``view`` is without the wait for a processor."""
+    passed = passed or view
     used, epoch_starts_count = ordinary_steps(view)
     for claim in rare:
         if claim.finding.phase == rule.phase:
             used &= ~(claim.explained_ns > 0)
     durations_ns = _durations(view, rule, network)
+    if len(view.ranks) > 1 and not view.in_group:
+        durations_ns = np.broadcast_to(_of_step(view, durations_ns), durations_ns.shape)
     part = time_share_of(view, durations_ns, used)
     if part.share < rule.share or part.mean_ns < rule.floor_ns:
         return None
@@ -432,11 +447,11 @@ def _apply(view: View, rule: _Rule, network: Sequence[Claim], rare: Sequence[Cla
     if stretches_with(shared_ns[used], view.step_ns[used], rule.share) < thresholds.BOTTLENECK_SHARE:
         return None
     saved_ns = _everywhere(_saved(view, rule, durations_ns, shared_ns), used)
-    taken_share = cost_of(view, saved_ns)["share"]
+    taken_share = cost_of(passed, saved_ns)["share"]
     if view.comm_measured:
         saved_ns = np.minimum(saved_ns, view.step_ns - least_step_ns(view, rule.phase))
     # It can never be removed completely; how much depends on what is done.
-    cost = {**cost_of(view, saved_ns), "up_to": True}
+    cost = {**cost_of(passed, saved_ns), "up_to": True}
     finite = part.by_rank[~np.isnan(part.by_rank)]
     exchanges = exchanges_of(view) if rule.phase == "comm" else []
     place = seen_at(view, phase=rule.phase) if rule.phase in ("input", COMM_HOOK_PHASE) else ""
@@ -566,6 +581,14 @@ def _durations(view: View, rule: _Rule, network: Sequence[Claim]) -> Floats:
     for claim in network:
         left_ns = np.maximum(left_ns - claim.explained_ns, 0.0)
     return np.where(np.isnan(durations_ns), np.nan, left_ns)
+
+
+def _of_step(view: View, durations_ns: Floats) -> Floats:
+    """[S]; of processes that share no group, what is part of the step's length: each loses what it has itself."""
+    if in_lockstep(view.wall_ns):
+        return mean_rank(durations_ns)
+    longest_at = np.nanargmax(view.wall_ns, axis=0)
+    return np.asarray(durations_ns[longest_at, np.arange(len(view.steps))], np.float64)
 
 
 def _mostly(exchanges: Sequence[dict[str, Any]], mean_ns: float) -> str:

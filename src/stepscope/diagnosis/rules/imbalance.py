@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.code_location import seen_at
+from stepscope.diagnosis.engine.processor_wait import without_waiting
 from stepscope.diagnosis.engine.settings import batch_size_of, is_data_parallel
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.rules.straggler_advice import EXPERT_ADVICE, straggler_advice
@@ -62,8 +63,10 @@ STAGE_KINDS = {
 def find_uneven(view: View, late: Collection[int] = ()) -> list[Claim]:
     """``late``: ranks that were found to be permanently late."""
     by_design = _groups_differ(view, late)
-    rows = [index for index, rank in enumerate(view.ranks) if rank not in late]
-    rows = [index for index in rows if not np.isnan(view.wall_ns[index]).any()]
+    there = [index for index in range(len(view.ranks)) if not np.isnan(view.wall_ns[index]).any()]
+    if (turn := _in_turn(view, np.array(there, np.intp))) is not None:
+        return [*by_design, turn]
+    rows = [index for index in there if view.ranks[index] not in late]
     if len(rows) < 2 or _share_devices(view) or not view.lockstep:
         return by_design  # ranks that do not wait for each other lose nothing by the slowest of a step
     return [*by_design, *_step_by_step(view, np.array(rows))]
@@ -157,9 +160,51 @@ def _step_by_step(view: View, rows: NDArray[np.intp]) -> list[Claim]:
         return [_routed(view, rows, saved_ns, typical_ns)]
     if stands_out and alike and turns.max() <= thresholds.ROTATING_TURNS:
         return [_rotation(view, rows, top, saved_ns, typical_ns, turns)]
-    if correlation >= thresholds.IMBALANCE_CORRELATION:
-        return [_varying(view, rows, saved_ns, correlation)]
-    return []
+    if correlation < thresholds.IMBALANCE_CORRELATION:
+        return []
+    if without_waiting(view) is not None and not _sizes_differ(view, rows)[0]:
+        return []  # a rank that has to share its processor is slow in forward and backward
+    return [_varying(view, rows, saved_ns, correlation)]
+
+
+def _in_turn(view: View, rows: NDArray[np.intp]) -> Claim | None:
+    """A rotation beside other programs, whose unevenness hides it in single steps: each rank in every n-th step.
+
+    In the steps of a rank's turn it must be among its longest more often than chance allows, over all ranks together.
+    """
+    enough = 2 <= len(rows) <= RANKS_IN_TURN and len(view.steps) >= thresholds.TURNS_AT_LEAST * len(rows)
+    if not enough or not view.comm_measured or not view.lockstep or without_waiting(view) is None:
+        return None
+    count = len(rows)
+    names = [name for name in view.phases if name != "comm"]
+    turns = [
+        (np.arange(len(view.steps)) + first) % count == (way * np.arange(count) % count)[:, None]
+        for way in ((1, -1) if count > 2 else (1,))
+        for first in range(count)
+    ]
+    best: tuple[float, str, NDArray[np.bool_]] | None = None
+    for name in names:
+        took = view.phase(name)[rows]
+        high = took > np.quantile(took, 1 - 1 / count, axis=1, keepdims=True)
+        for turn in turns:
+            tries, hits = int(turn.sum()), int((high & turn).sum())
+            z = (hits - tries / count) / np.sqrt(tries / count * (1 - 1 / count))
+            if z >= z_needed(len(names) * len(turns), thresholds.ANY_REMARK) and (best is None or z > best[0]):
+                best = z, name, turn
+    if best is None:
+        return None
+    _, phase, turn = best
+    took, work_ns = view.phase(phase)[rows], view.work_ns[rows]
+    more_ns = medians(np.where(turn, took, np.nan)) - medians(np.where(turn, np.nan, took))
+    typical_ns = float(np.median(more_ns))
+    if typical_ns < max(thresholds.UNEVEN_SHARE * view.median_step_ns, thresholds.UNEVEN_FLOOR_NS):
+        return None
+    saved_ns = longest(work_ns) - longest(work_ns - np.where(turn, np.maximum(more_ns, 0.0)[:, None], 0.0))
+    return _rotation(view, rows, turn.argmax(axis=0), saved_ns, typical_ns, turn.mean(axis=1))
+
+
+RANKS_IN_TURN = 64
+"""With more, a run is hardly long enough, and every order is tried."""
 
 
 def _own_work(view: View) -> Floats:

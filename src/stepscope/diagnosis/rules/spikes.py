@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.claims import longer_by_passes
 from stepscope.diagnosis.engine.code_location import seen_at
-from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
+from stepscope.diagnosis.engine.processor_wait import without_waiting
+from stepscope.diagnosis.engine.view import View, cost_of, replay_without, where_stopped
 from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
 from stepscope.judge import thresholds
@@ -27,6 +28,7 @@ from stepscope.judge.statistics import (
     longest,
     mean_rank,
     median_rank,
+    medians,
     rhythm,
     spread,
 )
@@ -446,8 +448,68 @@ def _more_bytes(view: View, columns: NDArray[np.intp]) -> bool:
     )
 
 
-def _jitter_finding(view: View, series: SpikeSeries, found: _Recurring, cost: dict[str, Any]) -> Finding:
+# Beside other programs every step is uneven, and the rank that has to wait for a processor hides what another one does.
+# A rhythm is then looked for in each phase of each rank.
+
+SERIES_AT_MOST = 64
+"""Phases of ranks that are looked at, those that stand out most."""
+
+
+def _jitter_beside_load(view: View) -> list[Claim]:
+    if without_waiting(view) is None:
+        return []
+    names = [name for name in view.phases if name != "comm" and name not in stop_phases(view)]
+    there = np.flatnonzero(~np.isnan(view.wall_ns).any(axis=1))
+    heights = {name: _stands_out(view.phase(name)[there]) for name in names}
+    rows = [(name, int(row), height) for name in names for row, height in zip(there, heights[name], strict=True)]
+    rows = sorted(rows, key=lambda one: one[2], reverse=True)[:SERIES_AT_MOST]
+    best: tuple[Fold, SpikeSeries, Place] | None = None
+    for name, row, _ in rows:
+        series = spike_series(without_looks(view, view.phase(name)[row]))
+        small = fold(series.smooth_rest_ns, comparisons=len(names) * len(view.ranks))
+        if small is None or small.excess < thresholds.PERIODIC_SHARE * small.period * view.median_step_ns:
+            continue
+        if best is None or small.z > best[0].z:
+            best = small, series, Place(row=row, phase=name)
+    if best is None:
+        return []
+    small, series, place = best
+    found = _of_fold(series, small)
+    if (others := _also_hit(view, place, small)) and len(view.ranks) > 1:
+        place = replace(place, row=None)
+    culprits = np.array([best[2].row, *others], np.intp)
+    typical_ns = view.work_ns[culprits] - found.saved_ns
+    found = replace(found, saved_ns=replay_without(view.work_ns, culprits, typical_ns))
+    return [
+        Claim(
+            finding=_jitter_finding(view, series, found, cost_of(view, found.saved_ns), place),
+            explained_ns=found.saved_ns,
+        )
+    ]
+
+
+def _stands_out(values: Floats) -> Floats:
+    """[R]; how far the longest steps of a rank are from its others, relative to their spread."""
+    middle, high = np.quantile(values, (0.5, 0.99), axis=1)
+    spreads = np.median(np.abs(values - middle[:, None]), axis=1)
+    return np.asarray((high - middle) / np.maximum(spreads, 1.0), np.float64)
+
+
+def _also_hit(view: View, place: Place, small: Fold) -> list[int]:
+    """Other ranks that are longer in the same phase of the same steps, by half as much."""
+    hit = np.zeros(len(view.steps), np.bool_)
+    hit[small.at] = True
+    longer = medians(view.phase(place.phase or "")[:, hit]) - medians(view.phase(place.phase or "")[:, ~hit])
+    return [row for row in np.flatnonzero(longer >= small.excess / 2).tolist() if row != place.row]
+
+
+def _jitter_finding(
+    view: View, series: SpikeSeries, found: _Recurring, cost: dict[str, Any], known: Place | None = None
+) -> Finding:
+    """``known``: where it is, if that is known already."""
     place, varying, hit, excess = _jitter_place(view, series, found)
+    if known is not None:
+        place, varying = known, False
     slow = {int(step) for step in view.steps[found.columns]}
     seen = seen_at(view, place.ranks(view), phase=place.phase, steps=slow)
     epoch_starts = ((view.flags[:, found.columns] & FLAG_EPOCH_START) > 0).any(axis=0).mean()
@@ -602,7 +664,9 @@ def find_spikes(view: View, left_ns: Floats, claims: Sequence[Claim]) -> list[Cl
     known = {spike.first for spike in stalls}
     recurring = [spike for spike in spikes if spike.first not in known]
     found = [_stall(view, series, spike) for spike in stalls]
-    return [*_one_for_each_place(view, found), *find_jitter(view, series, recurring)]
+    in_turn = any(claim.finding.kind == "rotating_straggler" for claim in claims)  # a rhythm of each rank
+    jitter = (not in_turn and _jitter_beside_load(view)) or find_jitter(view, series, recurring)
+    return [*_one_for_each_place(view, found), *jitter]
 
 
 def without_looks(view: View, values_ns: Floats) -> Floats:

@@ -25,7 +25,7 @@ must also exceed slow wander, or in one stretch of it against the rest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ from stepscope.diagnosis.engine.claims import exchange_at_stake_ns, least_step_n
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.processor_wait import (
     excess_without_waiting,
+    levels_of,
     waited_ns,
     waiting_shares,
     without_waiting,
@@ -62,6 +63,8 @@ from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for
 from stepscope.judge.chain import Claim
 from stepscope.judge.statistics import (
+    between_z,
+    fold,
     local_median,
     median_rank,
     medians,
@@ -119,9 +122,13 @@ class Suspect:
     sampled: bool
     """Whether it is known from DDP's samples only."""
     z: float
+    computing: bool = False
+    """Whether most of it is in forward, backward and optimizer together, although in none of them alone."""
 
     @property
     def kind(self) -> str:
+        if self.phase is None and self.computing:
+            return "compute_straggler"
         if self.phase == "other" and self.by_phase.get(BETWEEN, 0.0) >= thresholds.EXPLAINS_SHARE * self.excess_ns:
             return "between_steps"
         return KINDS.get(self.phase or "", "straggler")
@@ -616,19 +623,105 @@ class _Comparisons:
 
 def find_stragglers(view: View) -> list[Claim]:
     suspects = _suspects(view)
+    suspects += _of_late_workers(view, {suspect.rank for suspect in suspects})
     waited = waited_ns(view)
     if waited is None:
         return straggler_claims(view, suspects)
     crowded = [suspect for suspect in suspects if _is_crowded_out(view, suspect, waited)]
     own = [suspect for suspect in suspects if suspect not in crowded]
-    known = {suspect.rank for suspect in own}
-    if np.nanmax(waiting_shares(view, waited, slice(None)), initial=0.0) >= thresholds.WAITING_SHARE:
+    claims = straggler_claims(view, own)
+    known = {rank for claim in claims for rank in claim.finding.ranks}
+    if (calm := without_waiting(view)) is not None:
         # Waiting comes and goes with other programs and hides what a rank always does more than its peers.
-        found = _suspects(without_waiting(view, waited))
-        own += [_as_measured(view, suspect) for suspect in found if suspect.rank not in known]
-        known = {suspect.rank for suspect in own}
-    claims = [_crowded_claim(view, suspect, waited) for suspect in crowded if suspect.rank not in known]
-    return [*straggler_claims(view, own), *claims]
+        hidden = [claim for claim in _found_without_waiting(view, calm) if not known & set(claim.finding.ranks)]
+        claims += hidden
+        known |= {rank for claim in hidden for rank in claim.finding.ranks}
+    return [
+        *claims,
+        *(_crowded_claim(view, suspect, waited) for suspect in crowded if view.ranks[suspect.rank] not in known),
+    ]
+
+
+def _of_late_workers(view: View, known: Collection[int]) -> list[Suspect]:
+    """Ranks (rows) whose DataLoader workers are late: n of them deliver n batches at once, so every n-th step waits."""
+    loader = view.facts.get("loader")
+    workers = loader.get("num_workers") if isinstance(loader, dict) else None
+    if not isinstance(workers, int) or not 2 <= workers <= thresholds.BURST_PERIOD or "input" not in view.phases:
+        return []
+    at = view.phases.index("input")
+    sums = np.cumsum(np.pad(view.phase("input"), ((0, 0), (workers, 0))), axis=1)
+    counts = np.minimum(np.arange(1, len(view.steps) + 1), workers)
+    mean_ns = (sums[:, workers:] - sums[:, :-workers]) / counts
+    phase_ns = view.phase_ns.copy()
+    phase_ns[at] = mean_ns
+    even = replace(view, phase_ns=phase_ns, wall_ns=view.wall_ns + mean_ns - view.phase("input"))
+    return [suspect for suspect in _suspects(even) if suspect.phase == "input" and suspect.rank not in known]
+
+
+def _found_without_waiting(view: View, calm: View) -> list[Claim]:
+    """What shows once the waiting for a processor is subtracted, which is known from second to second only.
+
+    Phases of single seconds are as noisy as before, so ranks are compared by all their work.
+    """
+    compared = _Comparisons(calm)
+    deviation = compared.work
+    found = {one.rank: one for one in _excesses(calm, deviation, comparisons=len(calm.ranks))}
+    for one in _excesses_by_second(calm, deviation):
+        found.setdefault(one.rank, one)
+    suspects = [
+        _without_waiting(compared, one)
+        for one in found.values()
+        if not _of_rhythm(view.work_ns[one.rank, one.at], one.excess_ns)
+    ]
+    return [_priced(view, claim) for claim in straggler_claims(calm, suspects)]
+
+
+def _of_rhythm(work_ns: Floats, excess_ns: float) -> bool:
+    """Whether every n-th step makes the mean as much longer: that is not a rank that is slow."""
+    beat = fold(work_ns - local_median(work_ns))
+    return beat is not None and beat.excess / beat.period >= thresholds.EXPLAINS_SHARE * excess_ns
+
+
+def _without_waiting(compared: _Comparisons, one: _Excess) -> Suspect:
+    means = {name: float(np.nanmean(compared.phase(name)[one.rank, one.at])) for name in compared.names}
+    name, most_ns = max(means.items(), key=lambda item: item[1], default=("", 0.0))
+    phase = name if most_ns >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
+    computing_ns = sum(means.get(name, 0.0) for name in COMPUTE_PHASES)
+    suspect = _suspect(one, phase, compared.typical(one.rank, one.at), by_work=True)
+    return replace(suspect, computing=computing_ns >= thresholds.EXPLAINS_SHARE * one.excess_ns)
+
+
+def _excesses_by_second(view: View, deviation: Floats) -> Iterator[_Excess]:
+    """Ranks whose work is longer than their peers' from some second on, as a t test between the seconds shows."""
+    least_ns = _least_excess(view)
+    late = np.where(np.isnan(deviation).any(axis=1), -np.inf, deviation[:, len(view.steps) // 2 :].mean(axis=1))
+    for rank in np.argsort(-late)[:RANKS_SHOWN]:
+        own = deviation[rank]
+        if late[rank] < least_ns / 2:
+            break
+        starts, seconds, _ = levels_of(own)
+        best: tuple[float, int] | None = None
+        for first in (0, *range(3, len(seconds) - 1)):
+            inside, before = seconds[first:], seconds[: max(first - 1, 0)]  # it may begin within a second
+            if inside.mean() - (before.mean() if first else 0.0) < least_ns:
+                continue
+            z = between_z(inside, before)
+            if z >= z_needed(len(deviation) * len(seconds), thresholds.ANY_REMARK) and (best is None or z > best[0]):
+                best = z, first
+        if best is not None:
+            at = slice(int(starts[best[1]]), len(own))
+            yield _Excess(rank=int(rank), at=at, excess_ns=float(own[at].mean()), z=best[0])
+
+
+def _priced(view: View, claim: Claim) -> Claim:
+    """With its share of the time that really passed; what the rank waits for a processor on top is not its own."""
+    cost = cost_of(view, claim.explained_ns)
+    if "least" in claim.finding.cost:
+        cost["least"] = claim.finding.cost["least"]
+    excess_ns = claim.finding.evidence["excess_ms"] * 1e6
+    return replace(
+        claim, finding=replace(claim.finding, cost=cost, severity=severity_by_cost(cost["share"], excess_ns))
+    )
 
 
 def _suspects(view: View) -> list[Suspect]:
@@ -642,14 +735,6 @@ def _suspects(view: View) -> list[Suspect]:
         known = {suspect.rank for suspect in suspects}
         suspects += [suspect for suspect in _by_ddp(view) if suspect.rank not in known]
     return suspects
-
-
-def _as_measured(view: View, suspect: Suspect) -> Suspect:
-    """A suspect that was found without the waiting, with its excess as it was."""
-    compared = _Comparisons(view)
-    durations = compared.work if suspect.by_work or suspect.phase is None else compared.phase(suspect.phase)
-    excess_ns = max(_median(durations[suspect.rank, suspect.at]), suspect.excess_ns)
-    return replace(suspect, excess_ns=excess_ns, by_phase=compared.typical(suspect.rank, suspect.at))
 
 
 def _is_crowded_out(view: View, suspect: Suspect, waited: Floats) -> bool:

@@ -6,18 +6,21 @@ Each needs an effect (a share of the step) and must stand out from the wander of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.diagnosis.engine.view import View, cost_of
+from stepscope.diagnosis.engine.processor_wait import levels_of, without_waiting
+from stepscope.diagnosis.engine.view import View, cost_of, lower_median_rank
 from stepscope.diagnosis.rules.spikes import Place, by_phase_ms, locate, typical_phase_ns, where_text
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
-from stepscope.judge.statistics import Trend, levels, shortest, trend
+from stepscope.judge.statistics import Trend, between_z, levels, shortest, trend, z_needed, z_of_t
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import severity_by_cost
 from stepscope.records.steps import COMPUTE_PHASES
@@ -106,6 +109,14 @@ def find_trends(view: View, left_ns: Floats) -> list[Claim]:
     """``left_ns`` [S]: the steps without what is already explained."""
     if len(view.steps) < thresholds.TREND_STEPS or not view.ranks or float(np.median(left_ns)) <= 0:
         return []
+    found = _trends(view, left_ns)
+    calm = without_waiting(view)
+    if calm is None:
+        return found
+    return _trends_without_waiting(view, calm) or [claim for claim in found if _shows(view, calm, claim)]
+
+
+def _trends(view: View, left_ns: Floats) -> list[Claim]:
     starts, own = levels(left_ns, least_change=thresholds.GROWTH_SHARE * float(np.median(left_ns)))
     line = trend(left_ns)
     if _drifts(left_ns, line, starts):
@@ -117,6 +128,101 @@ def find_trends(view: View, left_ns: Floats) -> list[Claim]:
         change = None
     claims = [_change_point(view, change, explained_ns, own.scatter)] if change is not None else []
     return [*claims, *([_throughput_drop(view, drops, explained_ns)] if drops else [])]
+
+
+# -- beside other programs --------------------------------------------------------------------------------------------
+# Where ranks wait for a processor, that is subtracted, second by second.  What is left is steady, but has few points.
+
+
+def _trends_without_waiting(view: View, calm: View) -> list[Claim]:
+    """At most one: the step, the stretch or the line that fits best, if chance explains none of them."""
+    # Of two ranks the faster one: a late rank is not what changes for all of them.
+    work_ns = lower_median_rank(calm.work_ns)
+    values = work_ns + float(np.median(calm.step_ns - work_ns))
+    starts, heights, counts = levels_of(values)
+    fits = [*_steps_that_fit(starts, heights, counts), *_line_that_fits(starts, heights, counts)]
+    best = min(fits, key=lambda fit: fit.error, default=None)
+    if best is None or best.z < z_needed(len(heights), thresholds.ANY_REMARK):
+        return []
+    explained_ns = np.zeros(len(values))
+    if best.line is not None:
+        claim = _drift(calm, values, best.line)
+    elif best.slow.end == len(values):
+        claim = _change_point(calm, best.slow, explained_ns, best.error)
+    else:
+        claim = _throughput_drop(calm, [best.slow], explained_ns)
+    title = f"{claim.finding.title[:-1]}, not counting the wait for processors."
+    cost = cost_of(view, claim.explained_ns)
+    if cost["share"] < thresholds.OPPORTUNITY_SHARE:
+        return []
+    return [replace(claim, finding=replace(claim.finding, title=title, cost=cost))]
+
+
+def _shows(view: View, calm: View, claim: Claim) -> bool:
+    """Whether the work shows a change as well; otherwise it is the other programs' doing, or the network's."""
+    hit = claim.explained_ns > 0
+    if claim.finding.phase == "comm" or hit.all() or not hit.any():
+        return claim.finding.phase == "comm"
+    work_ns = lower_median_rank(calm.work_ns)
+    more, more_work = (float(each[hit].mean() / each[~hit].mean()) - 1 for each in (view.step_ns, work_ns))
+    return more_work >= thresholds.EXPLAINS_SHARE * more
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    error: float
+    """Spread of the points about it."""
+    z: float
+    line: Trend | None = None
+    slow: _SlowStretch = field(default_factory=lambda: _SlowStretch(first=0, end=0, before_ns=0.0, level_ns=0.0))
+
+
+def _steps_that_fit(starts: NDArray[np.intp], heights: Floats, counts: Floats) -> Iterator[_Fit]:
+    """Slower from some second on, or for some seconds; those in which it begins or ends are in between."""
+    points = len(heights)
+    for begin in range(points - 1):
+        for end in range(begin + 2, points + 1):
+            inside = np.arange(begin + 1, end)
+            outside = np.concatenate((np.arange(begin), np.arange(min(end + 1, points), points)))
+            least = (
+                (thresholds.LEAST_SECONDS, thresholds.LEAST_SECONDS)
+                if end == points
+                else (1, thresholds.LEAST_SECONDS + 1)
+            )
+            if len(inside) < least[0] or len(outside) < least[1] or end == points - 1:
+                continue
+            high, low = (float(np.average(heights[at], weights=counts[at])) for at in (inside, outside))
+            freedom = len(inside) + len(outside) - 2
+            if high < (1 + thresholds.GROWTH_SHARE) * low:
+                continue
+            if begin == 0 and heights[0] > (low + high) / 2:
+                continue  # a start that is slow did not become slow
+            rest = np.concatenate((heights[inside] - high, heights[outside] - low))
+            first = starts[begin] + counts[begin] * np.clip((high - heights[begin]) / (high - low), 0.0, 1.0)
+            last = float(starts[-1] + counts[-1])
+            if end < points:
+                last = starts[end] + counts[end] * np.clip((heights[end] - low) / (high - low), 0.0, 1.0)
+            slow = _SlowStretch(first=round(float(first)), end=round(float(last)), before_ns=low, level_ns=high)
+            yield _Fit(error=_error(rest, freedom), z=between_z(heights[inside], heights[outside]), slow=slow)
+
+
+def _line_that_fits(starts: NDArray[np.intp], heights: Floats, counts: Floats) -> Iterator[_Fit]:
+    freedom = len(heights) - 2
+    if freedom < thresholds.LEAST_SECONDS:
+        return
+    middles = starts + (counts - 1) / 2
+    slope, start = np.polyfit(middles, heights, 1, w=np.sqrt(counts))
+    error = _error(heights - start - slope * middles, freedom)
+    if slope * (starts[-1] + counts[-1] - 1) < thresholds.GROWTH_SHARE * float(np.median(heights)):
+        return
+    t = float(slope) * float(np.sqrt(((middles - middles.mean()) ** 2).sum())) / error
+    z = z_of_t(t, freedom)
+    p = NormalDist().cdf(-z)
+    yield _Fit(error=error, z=z, line=Trend(slope=float(slope), start=float(start), p=p, wander=error))
+
+
+def _error(rest: Floats, freedom: int) -> float:
+    return max(float(np.sqrt(float(rest @ rest) / freedom)), 1.0)
 
 
 # -- drift ------------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stepscope.diagnosis.engine.claims import averages_weights, model_exchanges
 from stepscope.diagnosis.engine.settings import frameworks_of
 from stepscope.diagnosis.engine.view import View, cost_of
 from stepscope.diagnosis.engine.window import model_bytes
@@ -63,8 +63,8 @@ ADVICE = {
 
 def find_desync(view: View) -> list[Finding]:
     """At most one: the difference that began first."""
-    exchanges = _model_exchanges(view)
-    if exchanges is not None and _averages(exchanges):
+    exchanges = model_exchanges(view)
+    if exchanges is not None and averages_weights(exchanges):
         return []
     found = [difference for difference in _differences(view) if not _by_design(difference)]
     if exchanges is not None and not exchanges.any():
@@ -105,7 +105,7 @@ def find_no_exchange(view: View) -> list[Finding]:
     split = all(_facts_about(own, "loader").get("distributed_sampler") is True for own in facts)
     exchanged_elsewhere = any(own.get(name) for own in facts for name in ("ddp", "fsdp", "mesh", "pipeline"))
     by_framework = any(OWN_EXCHANGE & set(frameworks_of(own)) for own in facts)
-    exchanges = _model_exchanges(view)
+    exchanges = model_exchanges(view)
     if not grouped or not split or exchanged_elsewhere or by_framework or exchanges is None or exchanges.any():
         return []
     return [
@@ -137,20 +137,6 @@ OWN_EXCHANGE = frozenset({"deepspeed", "megatron"})
 def _facts_about(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = facts.get(name)
     return part if isinstance(part, dict) else {}
-
-
-def _model_exchanges(view: View) -> NDArray[np.bool_] | None:
-    """[S] of the window; the steps that exchange as many bytes as gradients or weights have; None: not known."""
-    sizes = [model_bytes(view.window.facts[row]) for row in view.rows]
-    if not sizes or not all(sizes):
-        return None
-    return np.asarray(view.window.exchanged_bytes >= thresholds.EXCHANGED_SHARE * max(sizes), np.bool_)
-
-
-def _averages(exchanges: NDArray[np.bool_]) -> bool:
-    """Whether the ranks train alone most of the time and average their weights now and then (Local SGD)."""
-    count = int(exchanges.sum())
-    return thresholds.AVERAGED_TIMES <= count <= thresholds.AVERAGED_STEPS_SHARE * len(exchanges)
 
 
 # -- comparison -------------------------------------------------------------------------------------------------------
