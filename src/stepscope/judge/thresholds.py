@@ -690,10 +690,18 @@ WAITING_KNOWN_SHARE = 0.75
 """… unless more of a rank's work is waiting: errors are several times as large, relative to the rest …"""
 SECONDS_AT_LEAST = 4
 """… or fewer seconds are described by a sample: they do not show how much they scatter."""
+SECONDS_AT_MOST = 64
+"""Of a long run, which is judged in longer stretches instead of single seconds."""
+LEAST_WAIT_SHARE = 0.01
+"""Share of its work that a step waited at least, although it took no longer than the others of its second."""
 LEAST_SECONDS = 2
 """Seconds on each side of a change, which itself is within one more."""
 TURNS_AT_LEAST = 5
-"""Turns of each rank that show that ranks are late in turn."""
+"""Turns of each rank that show that ranks are late in turn …"""
+RANKS_IN_TURN = 64
+"""… of up to so many ranks: with more, a run is hardly long enough, and every order is tried."""
+SERIES_AT_MOST = 64
+"""Phases of ranks in which a rhythm is searched, those that stand out most."""
 CPU_WANTED_SHARE = 0.5
 """Share of what each runnable task gets; a rank that uses less mostly sleeps, and others take nothing from it."""
 RAM_LOW_SHARE = 0.05

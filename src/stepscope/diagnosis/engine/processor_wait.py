@@ -23,11 +23,6 @@ __all__ = ["excess_without_waiting", "levels_of", "waited_ns", "waiting_shares",
 
 Floats = NDArray[np.float64]
 
-GROUPS_AT_MOST = 64
-"""Of the steps of a long run, which need not be judged second by second."""
-LEAST_WEIGHT = 0.01
-"""Share of its work: a step that took no longer than the others waited as well, a little."""
-
 
 def waited_ns(view: View) -> Floats | None:
     """[R, S]; how long each rank waited for a processor in each step, nan where unknown; None: nothing is known.
@@ -140,7 +135,7 @@ def _without_waiting(view: View) -> View | None:
         nearest = np.interp(np.arange(len(group)), np.flatnonzero(used), group[used]).round().astype(np.intp)
         # A step that lies in two samples belongs to them by its own wait, and that is what it has beyond the mean.
         mean_ns = np.maximum(work - waits, 0.0) / counts
-        beyond = np.maximum(view.work_ns[row] - mean_ns[nearest], LEAST_WEIGHT * view.work_ns[row])
+        beyond = np.maximum(view.work_ns[row] - mean_ns[nearest], thresholds.LEAST_WAIT_SHARE * view.work_ns[row])
         sampled = ~np.isnan(shares[row]) & ~np.isnan(times[row])
         divided = _divided(times[row][sampled], shares[row][sampled], ends, view.wall_ns[row], beyond)
         waits = np.bincount(group[used], np.nan_to_num(divided)[used])
@@ -179,7 +174,7 @@ def _between_samples(
         return None
     group = np.full(len(ends), -1)
     numbers, group[inside] = np.unique(number[inside], return_inverse=True)
-    return np.where(inside, group // -(-len(numbers) // GROUPS_AT_MOST), -1)
+    return np.where(inside, group // -(-len(numbers) // thresholds.SECONDS_AT_MOST), -1)
 
 
 def levels_of(values: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:

@@ -172,7 +172,7 @@ def _in_turn(view: View, rows: NDArray[np.intp]) -> Claim | None:
 
     In the steps of a rank's turn it must be among its longest more often than chance allows, over all ranks together.
     """
-    enough = 2 <= len(rows) <= RANKS_IN_TURN and len(view.steps) >= thresholds.TURNS_AT_LEAST * len(rows)
+    enough = 2 <= len(rows) <= thresholds.RANKS_IN_TURN and len(view.steps) >= thresholds.TURNS_AT_LEAST * len(rows)
     if not enough or not view.comm_measured or not view.lockstep or without_waiting(view) is None:
         return None
     count = len(rows)
@@ -201,10 +201,6 @@ def _in_turn(view: View, rows: NDArray[np.intp]) -> Claim | None:
         return None
     saved_ns = longest(work_ns) - longest(work_ns - np.where(turn, np.maximum(more_ns, 0.0)[:, None], 0.0))
     return _rotation(view, rows, turn.argmax(axis=0), saved_ns, typical_ns, turn.mean(axis=1))
-
-
-RANKS_IN_TURN = 64
-"""With more, a run is hardly long enough, and every order is tried."""
 
 
 def _own_work(view: View) -> Floats:

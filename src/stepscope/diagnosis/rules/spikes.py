@@ -451,9 +451,6 @@ def _more_bytes(view: View, columns: NDArray[np.intp]) -> bool:
 # Beside other programs every step is uneven, and the rank that has to wait for a processor hides what another one does.
 # A rhythm is then looked for in each phase of each rank.
 
-SERIES_AT_MOST = 64
-"""Phases of ranks that are looked at, those that stand out most."""
-
 
 def _jitter_beside_load(view: View) -> list[Claim]:
     if without_waiting(view) is None:
@@ -462,7 +459,7 @@ def _jitter_beside_load(view: View) -> list[Claim]:
     there = np.flatnonzero(~np.isnan(view.wall_ns).any(axis=1))
     heights = {name: _stands_out(view.phase(name)[there]) for name in names}
     rows = [(name, int(row), height) for name in names for row, height in zip(there, heights[name], strict=True)]
-    rows = sorted(rows, key=lambda one: one[2], reverse=True)[:SERIES_AT_MOST]
+    rows = sorted(rows, key=lambda one: one[2], reverse=True)[: thresholds.SERIES_AT_MOST]
     best: tuple[Fold, SpikeSeries, Place] | None = None
     for name, row, _ in rows:
         series = spike_series(without_looks(view, view.phase(name)[row]))
