@@ -19,7 +19,7 @@ from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.finding import Finding
 from stepscope.records.series import RunData
 from stepscope.records.text import ms_text, share_text
-from stepscope.reports.layout import finding_price
+from stepscope.reports.finding_text import finding_price
 from stepscope.store.load import open_run
 
 RUNS = Path(__file__).parent / "data" / "h200_nccl"

@@ -13,7 +13,7 @@ from stepscope.diagnosis import build_window, diagnose
 from stepscope.diagnosis.engine.settings import remarks_on
 from stepscope.diagnosis.rules.memory import PRESSURE_ADVICE
 from stepscope.judge.advice import advice_for
-from stepscope.reports.layout import price_text
+from stepscope.reports.finding_text import price_text
 
 LOADER = {
     "batch_size": 32,

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.cluster import Cluster
-from fakes.records import timed_at
+from fakes.records import records_of, timed_at, with_records
 from hub_feed import sidecar_of, taken_of
 from numpy.typing import NDArray
 
-from stepscope.hub.api.steps import HEAT_HEAD, Statistic, heat_map, pack_heat
+from stepscope.hub.api.steps import HEAT_HEAD, Statistic, heat_map, pack_heat, rank_series
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Planes
 from stepscope.hub.past_run import past_run
+from stepscope.records.steps import FLAG_SAMPLED
 from stepscope.store.live.ring_files import RingSidecar
 
 RANKS, STEPS, KEPT = 7, 300, 256
@@ -115,3 +116,24 @@ def test_times_on_the_device() -> None:
         expected = np.array([sum(one.steps.device(name) for name in phases) for one in thinned])
         np.testing.assert_allclose(whole.cells, expected, rtol=1e-6)
     assert heat_map(past_run(Cluster(ranks=2, steps=4).run()), "device:forward", "max", None, (0, None), (2, 4)) is None
+
+
+def test_a_sampled_step_is_shown_as_the_one_before_it() -> None:
+    """Looking at the layers takes time that the job would not have spent."""
+    sampled = []
+    for series in Cluster(ranks=2, steps=40).series():
+        steps, device = records_of(series)
+        steps["flags"][[0, 20]] |= FLAG_SAMPLED
+        steps["wall_ns"][[0, 20]] *= 9
+        sampled.append(with_records(series, steps, device))
+    found = LiveRun(planes=Planes(most_steps=KEPT))
+    for one in sampled:
+        found.ring(RingSidecar.from_dict(sidecar_of(one, state="running")), node="0")
+    found.rows(taken_of(sampled, range(40)))
+    found.tick()
+    heat = heat_map(found, "wall", "max", None, (0, None), (2, 40))
+    assert heat is not None
+    wall = np.array([one.steps["wall_ns"] for one in sampled], np.float64)
+    wall[:, 0], wall[:, 20] = wall[:, 1], wall[:, 19]
+    np.testing.assert_allclose(heat.cells, wall, rtol=1e-6)
+    assert 20 not in rank_series(found, 1, 0, None, 64)["steps"]["first"]

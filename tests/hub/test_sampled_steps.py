@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.hub.live.digests import Digest, DigestLog
+from stepscope.hub.live.digests import DEVICE_PHASES, Digest, DigestLog
 
 QUANTILES = 8
 
 
 def digest(step: int, ns: float, *, sampled: bool = False) -> Digest:
+    device = np.array([2.0, ns, ns, ns], np.float32)[: DEVICE_PHASES + 1]  # both ranks were timed
     return Digest(
         step=step,
         ranks=2,
@@ -18,6 +19,7 @@ def digest(step: int, ns: float, *, sampled: bool = False) -> Digest:
         worst=np.array([1, 0]),
         values=np.full((2, 2), ns, np.float32),
         sampled=sampled,
+        device=device,
     )
 
 
@@ -44,3 +46,12 @@ def test_a_sampled_step_is_in_a_bin_but_not_in_its_times() -> None:
 def test_where_every_step_is_sampled_all_count() -> None:
     found = log_of([10.0, 20.0], {0, 1}).bins(0, 1, 64)
     assert found.mean[:, 0].tolist() == [10.0, 20.0]
+
+
+def test_nor_do_they_count_on_the_device() -> None:
+    log = log_of([10.0, 90.0, 12.0, 11.0], {1})
+    found = log.bins(0, 3, 64)
+    assert found.device[:, 1].tolist() == [10.0, 12.0, 11.0]
+    (whole,) = log.bins(0, 3, 1).device
+    assert (whole[0], whole[1], whole[DEVICE_PHASES]) == (6.0, 12.0, 11.0)
+    assert log_of([10.0, 20.0], {0, 1}).bins(0, 1, 1).device[0, 1] == 20.0

@@ -65,7 +65,7 @@ def test_a_comparison_leads(trace_job: Callable[..., Any]) -> None:
     }  # fmt: skip
     page = trace_page(document, name="new")
     assert (page["verdict"]["title"], page["verdict"]["look"]) == ("Steps take 1.00 ms longer.", "warning")
-    assert page["verdict"]["sides"] == [{"title": "Note", "form": "list", "items": [["Ranks differ.", ""]], "more": ""}]
+    assert page["verdict"]["sides"] == [{"title": "Note", "ring": [], "items": [["Ranks differ.", ""]], "more": ""}]
     assert [part["title"] for part in page["parts"][:2]] == ["What changed", "Now"]
     assert page["others"] == []
     now = page["parts"][1]

@@ -19,7 +19,7 @@ from stepscope.records.hang import HangRecord
 from stepscope.records.identity import FACTS_FORM
 from stepscope.records.series import RankError, RunData
 from stepscope.reports import render_text, summarize
-from stepscope.reports.layout import finding_price
+from stepscope.reports.finding_text import finding_price
 from stepscope.reports.summary import status_of
 
 KEYS = [

@@ -123,6 +123,7 @@ def test_sampled_steps_and_evaluations_are_not_the_time_of_a_step() -> None:
     run = replace(run, ranks=(with_records(series, steps, device),))
     found = throughput(run)
     assert (found["step_ms"], found["samples_per_second"], found["all_sampled"]) == (40.0, 200.0, False)
+    assert found["curve"]["samples_per_second"] == [200.0] * 8
     steps["flags"] |= FLAG_SAMPLED
     run = replace(run, ranks=(with_records(series, steps, device),))
     found = throughput(run)

@@ -7,34 +7,20 @@ from typing import Any
 
 import pytest
 
-from stepscope.terminal.documents import Finding, Findings, Judged, Run, Snapshot, Status
-from stepscope.terminal.screen import draw_header, draw_verdict, ranks_words
+from stepscope.terminal.documents import Findings, Run, Snapshot, Status
+from stepscope.terminal.screen import draw_header, draw_verdict
 
-HANG = Finding(kind="hang_deadlock", severity="critical", title="T", ranks=(0, 1), steps=(41, 41))
-STATUS = {"status": "running", "ranks": 8, "live_ranks": 8, "world_size": 8, "step": 40}
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({}, "8 ranks"),
-        ({"live_ranks": 7}, "7 of 8 ranks"),
-        ({"still_ranks": 8}, "8 ranks hung"),
-        ({"still_ranks": 7, "live_ranks": 7}, "7 of 8 ranks hung"),
-        ({"still_ranks": 1}, "1 of 8 ranks hung"),
-        ({"still_ranks": 8, "over": True}, "8 ranks"),
-    ],
-)
-def test_ranks_that_stand_still_are_not_told_as_running(fields: dict[str, Any], told: str) -> None:
-    assert ranks_words(Status(**{**STATUS, **fields}))[0] == told
+STATUS = {"status": "running", "ranks": 8, "live_ranks": 8, "world_size": 8, "step": 40, "ranks_text": "8 ranks"}
 
 
-def test_while_it_stands_the_step_is_the_one_that_is_told_of_it() -> None:
+def test_a_hang_shows_its_step_and_ranks() -> None:
     known = Snapshot(link="live", run=Run(name="r"), status=Status(**STATUS))
     assert draw_header(known, 80).plain.rstrip() == f"{'r · running · step 40 · 8 ranks':<74}● live"
-    stands = replace(known, findings=Findings(findings=(HANG,)), status=Status(**STATUS, still_ranks=8))
-    assert draw_header(stands, 80).plain == f"{'r · running · in step 41 · 8 ranks hung':<74}● live"
-    over = replace(stands, status=Status(**{**STATUS, "over": True, "status": "interrupted"}))
+    hung = {**STATUS, "hung_ranks": 8, "hung_steps": (41, 41), "ranks_text": "8 ranks hung"}
+    assert draw_header(replace(known, status=Status(**hung)), 80).plain == (
+        f"{'r · running · in step 41 · 8 ranks hung':<74}● live"
+    )
+    over = replace(known, status=Status(**{**STATUS, "over": True, "status": "interrupted"}))
     assert draw_header(over, 80).plain == f"{'r · interrupted · step 40 · 8 ranks':<74}■ over"
 
 
@@ -61,7 +47,8 @@ def test_a_run_that_ended_badly_has_no_tick(fields: dict[str, Any], begins: str,
     assert line.endswith(ends)
 
 
-def test_early_in_a_run_the_verdict_is_how_many_steps_are_still_needed() -> None:
-    judged = Judged(collecting="Collecting: 3 of 10 steps.")
-    known = Snapshot(link="live", run=Run(name="r"), status=Status(**STATUS), findings=Findings(judged=judged))
-    assert [line.plain.rstrip() for line in draw_verdict(known, 80, 3)] == ["● Collecting: 3 of 10 steps."]
+def test_without_findings_the_hub_says_why() -> None:
+    findings = Findings(nothing=("Collecting: 3 of 10 steps.", "Hangs are reported at once."))
+    known = Snapshot(link="live", run=Run(name="r"), status=Status(**STATUS), findings=findings)
+    lines = [line.plain.rstrip() for line in draw_verdict(known, 80, 3)]
+    assert lines == ["● Collecting: 3 of 10 steps. Hangs are reported at once."]

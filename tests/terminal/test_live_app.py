@@ -114,7 +114,8 @@ def test_keys(served: ServedFolder, feed_of: Start) -> None:
         await at.stands(SCREEN)
 
         lines = await at.press("v")
-        assert lines[7].startswith("    – Check that rank 3")
+        assert lines[7].startswith("  A rank computes more slowly · rank 3 · forward · steps 1–99")
+        assert "    – Check that rank 3" in shown(lines)
         assert (await at.press("e"))[5].startswith("events · 1 newest")
         assert without_port(await at.press("l")) != SCREEN
         await at.until("line 99")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +15,12 @@ from stepscope.terminal.documents import (
     Event,
     Finding,
     Findings,
+    FindingText,
     GpuFigures,
     HostFigures,
     Identity,
     Info,
+    Judged,
     Levels,
     Machines,
     Output,
@@ -39,16 +39,7 @@ from stepscope.terminal.documents import (
 )
 from stepscope.terminal.feed import GPU_FIELDS, HOST_FIELDS, PROCESS_FIELDS
 from stepscope.terminal.screen import ViewState, draw_keys, draw_machine, draw_screen, draw_verdict
-from stepscope.terminal.wording import (
-    EVENT_KINDS,
-    draw_phases,
-    draw_rank,
-    draw_ranks,
-    draw_step_time,
-    event_words,
-    mean_times,
-    severity_of,
-)
+from stepscope.terminal.wording import draw_phases, draw_rank, draw_ranks, draw_step_time, mean_times
 
 words = st.text(max_size=30) | st.sampled_from(["[red]x[/]", "\x1b[2J", "漢字" * 10, "\u202e", "a b " * 40, ""])
 numbers = st.floats(-1e30, 1e30) | st.integers(-5, 5).map(float) | st.floats(0, 1e9)
@@ -82,7 +73,9 @@ statuses: dict[str, Any] = {
     "world_size": whole,
     "ranks": whole,
     "live_ranks": whole,
-    "still_ranks": whole,
+    "hung_ranks": whole,
+    "hung_steps": st.none() | st.tuples(whole, whole),
+    "ranks_text": words,
     "step": whole,
 }
 FIGURES = (*GPU_FIELDS.split(","), *HOST_FIELDS.split(","), *PROCESS_FIELDS.split(","))
@@ -129,20 +122,7 @@ machines = st.builds(
         st.builds(HostFigures, cpu_percent=level, mem_total=st.none() | numbers, mem_available_min=st.none() | numbers)
     ),
 )
-events = st.builds(
-    Event,
-    number=whole,
-    wall_ns=whole,
-    event=st.sampled_from(["rank_end", "hang", "hang_over", "hub_lost", "hub_found", "node_absent", "warning"]) | words,
-    rank=st.none() | whole,
-    host=words,
-    state=words,
-    message=words,
-    oom_kill=st.booleans(),
-    seconds=st.none() | numbers,
-    away_s=st.none() | numbers,
-    nodes=tuples(whole),
-)
+events = st.builds(Event, number=whole, wall_ns=whole, event=words, text=words, severity=severities)
 snapshots = st.builds(
     Snapshot,
     link=st.sampled_from(["opening", "live", "lost", "refused", "missing", "over", "ended"]),
@@ -157,13 +137,23 @@ snapshots = st.builds(
             Verdict,
             kind=st.sampled_from(["healthy", "x"]),
             severity=severities,
+            look=st.sampled_from(["healthy", "odd"]),
             title=words,
             price=st.none() | words,
             advice=tuples(words),
         ),
         findings=tuples(
-            st.builds(Finding, severity=severities, title=words, ranks=tuples(st.integers(-1, 9)), advice=tuples(words))
+            st.builds(
+                Finding,
+                severity=severities,
+                title=words,
+                ranks=tuples(st.integers(-1, 9)),
+                advice=tuples(words),
+                text=st.builds(FindingText, look=severities, facts=tuples(words), price=tuples(words)),
+            )
         ),
+        nothing=tuples(words, 2),
+        judged=st.builds(Judged, text=words),
     ),
     steps=tuples(
         st.builds(
@@ -219,60 +209,6 @@ def test_it_always_fits(known: Snapshot, view: ViewState, width: int, height: in
     assert 0 <= drawn.rows <= height
 
 
-def test_events_in_words() -> None:
-    def said(**event: Any) -> str:
-        return event_words(msgspec.convert(event, Event))
-
-    assert said(event="rank_start", rank=3, host="a") == "Rank 3 started on a."
-    assert said(event="rank_end", rank=3, state="exited") == "Rank 3 exited normally."
-    killed = said(event="rank_end", rank=3, state="vanished", oom_kill=True)
-    assert killed == "Rank 3 was killed by the kernel (out of memory)."
-    assert said(event="hang", title="Rank 3 sleeps.") == "The job hangs. Rank 3 sleeps."
-    sleeps = said(event="hang", title="Rank 3 sleeps.", steps=[7, 8])
-    assert sleeps == "The job hangs in steps 7–8. Rank 3 sleeps."
-    assert said(event="hang", title="Rank 3 sleeps.", steps=["7", 8]) == "The job hangs. Rank 3 sleeps."
-    assert said(event="hang_over", seconds=12.0) == "The job continues after a hang of 12 s."
-    assert said(event="not_a_hang", reason="compiling.") == "No progress for a while, but no hang: compiling."
-    assert said(event="hub_found", host="b", away_s=3.0) == "The hub is reachable again after 3 s."
-    assert said(event="node_absent", nodes=[1, 2]) == "Not connected yet: nodes 1, 2."
-    assert said(event="warning", message="odd") == "Odd."
-    ended = {"event": "agent_end", "host": "vm", "reason": "ended", "end": {"status": "failed", "exit_code": -9}}
-    assert said(**ended) == "Recording ended on vm: failed, ended by SIGKILL."
-    assert said(event="tomorrow_s_kind", message="new", rank=2) == "Tomorrow s kind: new (rank 2)"
-
-
-@given(
-    event=st.sampled_from(sorted(EVENT_KINDS)),
-    odd=st.none() | whole | words | st.dictionaries(words, words, max_size=2),
-)
-def test_events_of_any_version_are_put_into_words(event: str, odd: Any) -> None:
-    loose = (
-        "kind",
-        "steps",
-        "end",
-        "late",
-        "before",
-        "offset_ns",
-        "source",
-        "count",
-        "counts",
-        "collective",
-        "exit_code",
-        "ignored",
-    )
-    read = msgspec.convert({"event": event, **dict.fromkeys((*loose, "git", "step", "values"), odd)}, Event)
-    assert event_words(read)
-    assert severity_of(read) in ("info", "warning", "critical")
-
-
-def test_the_words_are_those_of_the_page() -> None:
-    """The kinds, and how grave each is where that does not depend on the event."""
-    page = (Path(__file__).parents[2] / "web/src/words/events.ts").read_text()
-    found = dict(re.findall(r'^  (\w+): \{ name: "[^"]*", severity: ("\w+"|\()', page, re.MULTILINE))
-    assert set(found) == set(EVENT_KINDS)
-    assert {kind for kind, said in found.items() if said != "(" and said.strip('"') != EVENT_KINDS[kind][0]} == set()
-
-
 SECOND_NS = 1_000_000_000
 
 
@@ -293,11 +229,11 @@ def test_a_rank_that_hangs_does_not_read_as_running() -> None:
         rank=(0, 1, 2, 3, 4, 5),
         host=("a",) * 6,
         state=("running", "running", "exception", "running", "vanished", "exited"),
-        standing=("waits in all_reduce", None, None, "hung", None, None),
+        hang_state=("waits in all_reduce", None, None, "hung", None, None),
     )
     lines = [line.plain.split() for line in draw_ranks(going(ranks=table), 80, 9, cursor=0, start=0, order="rank")[1:]]
     assert [line[-4] for line in lines] == ["waits", "running", "error", "hung", "vanished", "exited"]
-    now = RankNow(state="running", standing="waits in all_reduce", last_step=7)
+    now = RankNow(state="running", hang_state="waits in all_reduce", last_step=7)
     about = going(rank=Rank(rank=0, identity=Identity(host="a", pid=9, device="cpu"), now=now))
     assert draw_rank(about, 80, 4, rank=0)[0].plain == "Rank 0  a · pid 9 · cpu · waits in all_reduce · step 7"
 
@@ -493,3 +429,16 @@ def test_a_large_window_is_used() -> None:
     assert all(any(f"Finding {at}." in line for line in left) for at in range(3))
     small = draw_screen(going(findings=found, ranks=table), ViewState(), 80, 24).lines
     assert not any("Finding 1." in line.plain for line in small)
+
+
+def test_since_when_a_finding_holds() -> None:
+    text = FindingText(look="warning", facts=("A slow rank", "rank 3", "steps 12–260"), price=("9% of the time", "2 s"))
+    finding = Finding(severity="warning", title="Rank 3 is slow.", advice=("Look at it.",), text=text)
+    judged = Judged(text="Based on steps 12 to 260, 8 ranks.")
+    found = Findings(verdict=Verdict(severity="warning", title=finding.title), findings=(finding,), judged=judged)
+    verdict = [line.plain.rstrip() for line in draw_verdict(going(findings=found), 100, 6)]
+    assert verdict[-1] == "  found   A slow rank · rank 3 · steps 12–260 · Based on steps 12 to 260, 8 ranks."
+    pane = draw_screen(going(findings=found), ViewState(pane="findings"), 80, 24).lines
+    lines = [line.plain.strip() for line in pane]
+    assert "A slow rank · rank 3 · steps 12–260 · 9% of the time · 2 s" in lines
+    assert "Based on steps 12 to 260, 8 ranks." in lines

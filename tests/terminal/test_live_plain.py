@@ -14,7 +14,7 @@ from stepscope.terminal.plain import PlainView
 
 TITLE = "Rank 1 sleeps; rank 0 waits for it."
 BEGUN = Snapshot(link="live", run=Run(name="r"), status=Status(status="running", ranks=2))
-EVENT = Event(number=1, event="hang", title=TITLE)
+EVENT = Event(number=1, event="hang", severity="critical", title=TITLE, text=f"The job hangs. {TITLE}")
 FOUND = Findings(findings=(Finding(kind="hang_host", severity="critical", title=TITLE, ranks=(1,)),))
 
 
@@ -49,7 +49,8 @@ def test_one_that_is_over_is_told_in_the_past() -> None:
     """Who comes by afterwards hears the event and the finding of it at once; once is enough."""
     then = "Rank 1 slept; rank 0 waited for it."
     found = Findings(live=False, findings=(replace_title(FOUND.findings[0], then),))
-    over = replace(BEGUN, status=Status(status="interrupted", over=True, ranks=2), events=(EVENT,), findings=found)
+    event = msgspec.structs.replace(EVENT, text=f"The job hung. {then}")
+    over = replace(BEGUN, status=Status(status="interrupted", over=True, ranks=2), events=(event,), findings=found)
     lines = list(PlainView().lines(over, 0.0, 0))
     assert [line[line.index("✖") :] for line in lines if "✖" in line] == [f"✖ The job hung. {then}"]
 

@@ -12,7 +12,7 @@ from fakes.traces import MadeTrace
 
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import finding_order
-from stepscope.reports.layout import price_text
+from stepscope.reports.finding_text import price_text
 from stepscope.traces.across_ranks.arrivals import match
 from stepscope.traces.device.figures import Pace
 from stepscope.traces.device.work import StreamIdle, Temporal

@@ -14,7 +14,7 @@ from fakes.traces import MadeTrace
 from trace_jobs import MadeJob
 
 from stepscope.records.finding import Finding
-from stepscope.reports.layout import price_text
+from stepscope.reports.finding_text import price_text
 from stepscope.traces.across_ranks.arrivals import arrivals_of
 from stepscope.traces.across_ranks.replay import like_peers
 from stepscope.traces.collective_calls import OPS, ProcessGroup

@@ -1,4 +1,5 @@
 import { expect, test, vi } from "vitest";
+import { findingOf } from "./documents-made";
 import type { LayerRow, LayersDocument } from "../src/api/layer-documents";
 import { cellAt, labelsOf, neighbor, type Cell } from "../src/charts/cells";
 
@@ -172,7 +173,7 @@ test("the table and the lines over samples", () => {
 });
 
 test("the layers shown first are those of the rank that the verdict names", () => {
-  const found = { kind: "compute_straggler", evidence: { layer: "0" }, severity: "critical" as const, title: "", ranks: [1], phase: "forward", steps: null, cost: null, advice: [], confidence: 1 };
+  const found = findingOf({ evidence: { layer: "0" }, ranks: [1], phase: "forward" });
   expect(rankOfVerdict([found], [0, 1])).toBe(1);
   expect(rankOfVerdict([found], [0])).toBeNull();
   expect(rankOfVerdict([{ ...found, evidence: {} }], [0, 1])).toBeNull();

@@ -9,6 +9,8 @@ const row = (id: string, at: number, more: Partial<RunRow> = {}): RunRow => ({
   name: id,
   created_wall_ns: at,
   status: "finished",
+  status_text: more.status ?? "finished",
+  status_severity: "info",
   ranks: 1,
   steps: 1,
   median_step_ms: null,

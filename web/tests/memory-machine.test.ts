@@ -1,6 +1,7 @@
 import { expect, test, vi } from "vitest";
-import type { Finding, SamplesDocument } from "../src/api/documents";
+import type { SamplesDocument } from "../src/api/documents";
 import { StepClock } from "../src/run/align";
+import { findingOf } from "./documents-made";
 import { stepsOf } from "./steps-sample";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
@@ -12,18 +13,11 @@ const { tick, bytes, duration } = await import("../src/ui/format");
 const T0 = 1e18;
 const clock = new StepClock(stepsOf([{ first: 0, start: T0, wall: 1e9 }, { first: 1, start: T0 + 1e9, wall: 1e9 }]));
 const MIB = 2 ** 20;
-const creep: Finding = {
+const creep = findingOf({
   kind: "memory_creep",
-  severity: "critical",
-  title: "It grows.",
-  ranks: [],
-  phase: null,
   steps: [0, 100],
-  cost: null,
   evidence: { which: "device_allocated", bytes_per_step: MIB, first_bytes: 900 * MIB, last_bytes: 1000 * MIB, runs_out_at_step: 400, runs_out_in_s: 120 },
-  advice: [],
-  confidence: 0.95,
-};
+});
 
 test("a forecast follows the measurements and ends at the hub's step", () => {
   const [forecast] = forecasts([creep, { ...creep, kind: "drift" }, { ...creep, evidence: {} }]);

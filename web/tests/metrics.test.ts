@@ -1,4 +1,5 @@
 import { expect, test, vi } from "vitest";
+import { findingOf } from "./documents-made";
 import { stepsOf } from "./steps-sample";
 
 vi.mock("../src/ui/theme", () => ({ theme: { value: "light" }, token: (name: string) => name }));
@@ -17,7 +18,7 @@ test("the pace is from one start to the next", () => {
 });
 
 test("a metric that is no number any more", () => {
-  const finding = (kind: string, evidence: Record<string, unknown>) => ({ kind, evidence, severity: "critical" as const, title: "", ranks: [], phase: null, steps: null, cost: null, advice: [], confidence: 1 });
+  const finding = (kind: string, evidence: Record<string, unknown>) => findingOf({ kind, evidence });
   const found = lostSince([finding("loss_nan", { name: "loss", first_step: 60 }), finding("loss_spike", { name: "lr", first_step: 3 }), finding("loss_nan", { layer: "0" })]);
   expect([...found]).toEqual([["loss", 60]]);
 });

@@ -11,7 +11,12 @@ function rank(now: Record<string, unknown>): RankDocument {
 test("a rank of a hung job is not shown as running", () => {
   const words = (now: Record<string, unknown>): string => stateWords(rank(now), 40 * SECOND);
   expect(words({})).toBe("In comm for 30.0 s, step 7.");
-  expect(words({ standing: null })).toBe("In comm for 30.0 s, step 7.");
-  expect(words({ standing: "waits in all_reduce" })).toBe("Waits in all_reduce, in comm for 30.0 s, step 7.");
-  expect(words({ standing: "hung", live_phase: null })).toBe("Hung for 30.0 s, step 7.");
+  expect(words({ hang_state: null })).toBe("In comm for 30.0 s, step 7.");
+  expect(words({ hang_state: "waits in all_reduce" })).toBe("Waits in all_reduce, in comm for 30.0 s, step 7.");
+  expect(words({ hang_state: "hung", live_phase: null })).toBe("Hung for 30.0 s, step 7.");
+});
+
+test("an ended rank is described in the hub's words", () => {
+  const gone = { ...rank({ ended_wall_ns: 1e18, state: "vanished", last_step: 7 }), state_text: "vanished" };
+  expect(stateWords(gone, 0)).toMatch(/^Vanished at .*, after step 7\.$/);
 });

@@ -1,6 +1,7 @@
 import { expect, test, vi } from "vitest";
 import { StepClock } from "../src/run/align";
 import { csvText } from "../src/ui/csv";
+import { eventOf, findingOf } from "./documents-made";
 import { stepsOf } from "./steps-sample";
 
 vi.stubGlobal("matchMedia", () => ({ matches: false, addEventListener: () => undefined }));
@@ -72,12 +73,7 @@ test("description of the stack", () => {
 
 test("findings with steps are marked and can be clicked", () => {
   const chosen: string[] = [];
-  const finding = { severity: "warning", title: "T", ranks: [3], phase: null, cost: null, evidence: {}, advice: [], confidence: 1 } as const;
-  const findings = [
-    { ...finding, ranks: [3], advice: [], kind: "drift", steps: [5, 9] as [number, number] },
-    { ...finding, ranks: [], advice: [], kind: "healthy", steps: [0, 9] as [number, number] },
-    { ...finding, ranks: [], advice: [], kind: "rank_crashed", steps: null },
-  ];
+  const findings = [findingOf({ kind: "drift", severity: "warning", ranks: [3], steps: [5, 9] }), findingOf({ kind: "healthy", steps: [0, 9] }), findingOf({ kind: "rank_crashed" })];
   const marks = findingMarks(findings, ({ kind }) => chosen.push(kind));
   expect(marks.map(({ first, last, tone }) => [first, last, tone])).toEqual([[5, 9, "warning"]]);
   marks[0]?.onChoose?.();
@@ -88,15 +84,15 @@ test("findings with steps are marked and can be clicked", () => {
 
 test("deaths and hangs are marked at their steps; a normal end is not", () => {
   const at = (second: number): number => 1e18 + second * 1e9;
-  const event = (number: number, wall_ns: number, name: string, more = {}) => ({ number, node: "n", wall_ns, event: name, ...more });
+  const event = (number: number, wall_ns: number, name: string, more = {}) => eventOf(number, name, { wall_ns, ...more });
   const clock = new StepClock(stepsOf([{ first: 0 }, { first: 1 }, { first: 2, wall: 1e9 }]));
   const marks = eventMarks(
     [
       event(1, at(-5), "rank_start", { rank: 0 }),
-      event(2, at(1.5), "rank_end", { rank: 1, state: "vanished" }),
-      event(3, at(1.6), "rank_end", { rank: 2, state: "vanished" }),
-      event(4, at(2.5), "rank_end", { rank: 0, state: "exited" }),
-      event(5, at(99), "hang", { title: "Rank 3 <b>waits</b>." }),
+      event(2, at(1.5), "rank_end", { rank: 1, severity: "critical", text: "Rank 1 vanished.", text_of_ranks: "vanished." }),
+      event(3, at(1.6), "rank_end", { rank: 2, severity: "critical", text: "Rank 2 vanished.", text_of_ranks: "vanished." }),
+      event(4, at(2.5), "rank_end", { rank: 0, text: "Rank 0 exited normally." }),
+      event(5, at(99), "hang", { text: "The job hangs. Rank 3 <b>waits</b>." }),
     ],
     [],
     clock,
@@ -104,17 +100,17 @@ test("deaths and hangs are marked at their steps; a normal end is not", () => {
     () => undefined,
   );
   expect(marks.map(({ first, title }) => [first, title])).toEqual([
-    [1, "2 ranks: ended: vanished (at step 1)"],
-    [2, "Rank 3 <b>waits</b>. (after step 2)"],
+    [1, "Ranks 1 and 2 vanished. (at step 1)"],
+    [2, "The job hangs. Rank 3 <b>waits</b>. (after step 2)"],
   ]);
 });
 
 test("a hang is marked in its step, with the title of its finding", () => {
   const clock = new StepClock(stepsOf([{ first: 0 }, { first: 1 }, { first: 2, wall: 1e9 }]));
-  const hang = { number: 7, node: "n", wall_ns: 1e18 + 99e9, event: "hang", kind: "hang_deadlock", culprits: [1, 0], title: "Ranks 0 and 1 wait for each other." };
-  const found = { kind: "hang_deadlock", severity: "critical", title: "Ranks 0 and 1 waited for each other.", ranks: [0, 1], phase: null, steps: [3, 3] as [number, number], cost: null, evidence: {}, advice: [], confidence: 1 } as const;
+  const hang = eventOf(7, "hang", { wall_ns: 1e18 + 99e9, kind: "hang_deadlock", culprits: [1, 0], text: "The job hangs. Ranks 0 and 1 wait for each other." });
+  const found = findingOf({ kind: "hang_deadlock", title: "Ranks 0 and 1 waited for each other.", ranks: [0, 1], steps: [3, 3] });
   const marks = (findings: Parameters<typeof eventMarks>[1]) => eventMarks([hang], findings, clock, { first: 0, last: 2 }, () => undefined).map(({ first, title }) => [first, title]);
-  expect(marks([{ ...found, ranks: [0, 1], advice: [] }])).toEqual([[2, "Ranks 0 and 1 waited for each other. (in step 3, which did not end)"]]);
-  expect(marks([{ ...found, ranks: [0, 1], advice: [], steps: [1, 2] }])).toEqual([[1, "Ranks 0 and 1 waited for each other. (in steps 1–2)"]]);
-  expect(marks([{ ...found, ranks: [1], advice: [] }])).toEqual([[2, "Ranks 0 and 1 wait for each other. (after step 2)"]]);
+  expect(marks([found])).toEqual([[2, "Ranks 0 and 1 waited for each other. (in step 3, which did not end)"]]);
+  expect(marks([{ ...found, steps: [1, 2] }])).toEqual([[1, "Ranks 0 and 1 waited for each other. (in steps 1–2)"]]);
+  expect(marks([{ ...found, ranks: [1] }])).toEqual([[2, "The job hangs. Ranks 0 and 1 wait for each other. (after step 2)"]]);
 });

@@ -41,6 +41,7 @@ __all__ = [
     "past_if_over",
     "past_text",
     "past_title",
+    "since_text",
     "stalled_s",
     "steps_of",
     "title_of",
@@ -367,6 +368,7 @@ GROUPS_SHOWN = 6
 FRAMES_SHOWN = 6
 SIZES_CHARS = 60
 FILES_SHOWN = 3
+DURATION = "{duration}"
 ENDINGS = {"recovered": "then continued", "ended": "until the job ended", "aborted": "until the job was aborted"}
 
 
@@ -390,7 +392,10 @@ def hang_lines(
     lines += _labeled("waiting", _waiting(record), width)
     lines += _labeled("cycle", _cycle(record), width)
     lines += _labeled("evidence", record.evidence, width)
-    lines += _labeled("since", [_since(record, now_wall_ns, steps or steps_of(record))], width)
+    since = since_text(
+        record, ongoing=now_wall_ns is not None, steps=steps or steps_of(record), now_wall_ns=now_wall_ns
+    )
+    lines += _labeled("since", [since], width)
     lines += _labeled("done", [record.action] if record.action else (), width)
     for number, group in enumerate(record.stacks[:GROUPS_SHOWN]):
         lines += _labeled("" if number else "stacks", [_whose(group)], width)
@@ -464,15 +469,25 @@ def _cycle(record: HangRecord) -> list[str]:
     return [*shown, f"… {len(record.cycle) - CYCLE_SHOWN} more"] if len(record.cycle) > CYCLE_SHOWN else shown
 
 
-def _since(record: HangRecord, now_wall_ns: int | None, steps: tuple[int, int] | None) -> str:
+def since_text(
+    record: HangRecord, *, ongoing: bool, steps: tuple[int, int] | None, now_wall_ns: int | None = None
+) -> str:
+    """For how long the job makes no progress, without capital and full stop.
+
+    ``ongoing``: the hang lasts, so the duration grows: until ``now_wall_ns``, or, without it, a reader that counts puts
+    it in place of ``DURATION``.
+    """
     where = f" in {steps_text(*steps)}" if steps else ""
     usual = f"; a step usually takes {duration_text(record.step_s)}" if record.step_s else ""
-    if record.over is None and now_wall_ns is not None:
-        long_s = max(stalled_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
-        return f"no progress for {duration_text(long_s, whole=True)}{where}{usual}"
-    if record.over is None:
-        return f"no progress for {duration_text(stalled_s(record), whole=True)}{where} when this was written{usual}"
-    return f"it hung for {duration_text(stalled_s(record), whole=True)}{where}, {ENDINGS[record.over]}{usual}"
+    stalled = duration_text(stalled_s(record), whole=True)
+    if record.over is not None:
+        return f"it hung for {stalled}{where}, {ENDINGS[record.over]}{usual}"
+    if not ongoing:
+        return f"no progress for {stalled}{where} when this was written; how it ended is not known{usual}"
+    if now_wall_ns is None:
+        return f"no progress for {DURATION}{where}{usual}"
+    long_s = max(stalled_s(record), (now_wall_ns - record.stopped_wall_ns) / 1e9)
+    return f"no progress for {duration_text(long_s, whole=True)}{where}{usual}"
 
 
 def _whose(group: StackGroup) -> str:

@@ -48,6 +48,7 @@ from stepscope.page.assets import UNBUILT, is_built, pack, report_file
 from stepscope.records.paths import log_path
 from stepscope.records.redaction import Redactor
 from stepscope.records.text import Progress, count_text, no_progress
+from stepscope.reports.finding_text import findings_document
 from stepscope.store.catalog import run_entry
 from stepscope.store.documents import read_meta
 
@@ -353,9 +354,10 @@ def _judge(answers: dict[str, Any]) -> None:
     """Replace live findings by the summary's: a hub shows what two evaluations agree on, and here there is only one."""
     if answers["findings"].get("live"):
         summary = answers["summary"].get("summary", {})
-        judged = {"live": False, "verdict": summary.get("verdict"), "findings": summary.get("findings", [])}
-        answers["findings"] = judged
-        answers[""] |= {"verdict": judged["verdict"]}
+        over = answers[""].get("over") is True
+        found = findings_document(summary.get("findings"), summary.get("verdict"), live=False, over=over)
+        answers["findings"] = found
+        answers[""] |= {"verdict": found["verdict"]}
 
 
 def _count_left_out(left_out: list[str], included: int, of: int, what: str) -> None:

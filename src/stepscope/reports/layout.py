@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stepscope.records.text import bytes_text, duration_text, ms_text, ns_text, number_text, printable, share_text
+from stepscope.records.text import bytes_text, ns_text, number_text, printable
 from stepscope.traces.model.kernel_names import fitted, short_names
 
 __all__ = [
@@ -17,16 +17,14 @@ __all__ = [
     "bar",
     "cell_text",
     "cut",
-    "finding_price",
     "headings",
     "is_number",
-    "price_text",
     "table_lines",
 ]
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
-# Formatted table cells and the price of a finding. The ending of a column's name gives its unit
+# Formatted table cells. The ending of a column's name gives its unit
 # (``traces/model/tables.py``).
 
 ENDINGS = ("_ns", "_bytes", "_share", "_gbps", "_flops", "_tflops", "_percent")
@@ -100,79 +98,6 @@ def _large(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {letter}"
     return f"{value:,.0f}"
-
-
-# -- price of a finding -----------------------------------------------------------------------------------------------
-
-TRIVIAL_SHARE = 0.01
-"""Share of the time below which a cost is not worth a sentence."""
-TRIVIAL_LOSS_S = 1.0
-"""Lost training time, in seconds, that is not worth a sentence."""
-
-
-def finding_price(kind: str, cost: Mapping[str, Any], evidence: Mapping[str, Any], *, over: bool) -> str | None:
-    """The price of a finding about a run, by its kind; None if it is not worth a sentence.
-
-    During a run only its last steps are examined: a checkpoint may precede them.
-    """
-    share, seconds = cost.get("share"), cost.get("seconds")
-    if kind == "insufficient_data" or not share or seconds is None:
-        return None
-    if kind != "rank_crashed" or "checkpoint_step" not in evidence:  # a death that only the watchdog saw is a hang
-        return price_text(cost, over=over, of="the training time")
-    if seconds < TRIVIAL_LOSS_S:
-        return None
-    lost, saved = f"{duration_text(seconds)} of training is lost", evidence.get("checkpoint_step")
-    if saved is not None:
-        return f"{lost}: the last checkpoint seen was in step {saved}."
-    return f"{lost}: no checkpoint was seen." if over else f"at least {lost}: no checkpoint in the last steps."
-
-
-def price_text(cost: Mapping[str, Any], *, over: bool = True, of: str = "the time") -> str | None:
-    """``61% of the time (2.5 s); without it …``, or ``at most 61% …`` if no remedy saves all of it.
-
-    ``over``: whether nothing more can be lost; ``of``: what the share is of.
-    """
-    share, seconds = cost.get("share"), cost.get("seconds")
-    if not share or seconds is None or share < TRIVIAL_SHARE:
-        return None
-    fixed = cost.get("if_fixed") or {}
-    step_ms, speedup = fixed.get("step_ms"), fixed.get("speedup")
-    so_far = "" if over else " so far"
-    if cost.get("least"):
-        return _range_text(cost["least"], cost, so_far, of)
-    then = ""
-    if step_ms and speedup and cost.get("up_to"):
-        then = f"; without all of it {_step_then(step_ms, speedup, at_most=True)}"
-    elif step_ms and speedup:
-        then = f"; without it {_step_then(step_ms, speedup)}"
-    most_share, most_seconds = cost.get("most_share"), cost.get("most_seconds")
-    if most_share and most_seconds is not None and most_share > share:
-        gain = f"; a fix typically gains {share_text(share)}"
-        then = f": a step then takes {ms_text(step_ms)}, {speedup:.2f}× as fast" if step_ms and speedup else ""
-        return f"at most {share_text(most_share)} of {of} ({duration_text(most_seconds)}){gain}{then}."
-    at_most = "at most " if cost.get("up_to") else ""
-    return f"{at_most}{share_text(share)} of {of} ({duration_text(seconds)}{so_far}){then}."
-
-
-def _range_text(least: Mapping[str, Any], most: Mapping[str, Any], so_far: str, of: str) -> str:
-    """A price that is not certain, because what the ranks wait for changes with it."""
-    shares = f"{share_text(least['share'])} to {share_text(most['share'])}"
-    spent = f"{duration_text(least['seconds'])} to {duration_text(most['seconds'])}"
-    fast, slow = most["if_fixed"], least["if_fixed"]
-    if not (fast["step_ms"] and fast["speedup"] and slow["speedup"]):
-        return f"{shares} of {of} ({spent}{so_far})."
-    steps = f"{ms_text(fast['step_ms'])} to {ms_text(slow['step_ms'])} instead of "
-    steps += f"{ms_text(fast['step_ms'] * fast['speedup'])} on average"
-    faster = f"{slow['speedup']:.2f} to {fast['speedup']:.2f}× as fast"
-    why = "the exchange may take longer when all ranks arrive together"
-    return f"{shares} of {of} ({spent}{so_far}); without it a step takes {steps}, {faster}: {why}."
-
-
-def _step_then(step_ms: float, speedup: float, *, at_most: bool = False) -> str:
-    """Compare means: a loss in some steps only does not show in the median step."""
-    instead = f"{ms_text(step_ms)} instead of {ms_text(step_ms * speedup)} on average"
-    return f"a step takes {instead}, {'at most ' if at_most else ''}{speedup:.2f}× as fast"
 
 
 # -- page -------------------------------------------------------------------------------------------------------------

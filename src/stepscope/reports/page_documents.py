@@ -15,8 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stepscope.records.text import bytes_text, ns_text, printable, share_text
-from stepscope.reports.flight_text import doing_text, group_text, place_text, ranks_of, troubled
-from stepscope.reports.layout import cell_text, headings, is_number, price_text
+from stepscope.reports.evidence_text import evidence_rows
+from stepscope.reports.finding_text import kind_name, price_text
+from stepscope.reports.flight_text import doing_text, group_text, place_text, ranks_of
+from stepscope.reports.hang_text import flight_view, ring_of, stacks_view
+from stepscope.reports.layout import cell_text, headings, is_number
 from stepscope.reports.trace import (
     COLUMNS,
     NO_FINDING,
@@ -67,7 +70,7 @@ def page_document(kind: str, name: str, facts: Sequence[str], parts: Iterable[Pa
 
 
 def told(look: str, title: str, **more: Any) -> Part:
-    """A verdict or finding; ``kind``: empty if it has none; ``sides``: titled lists next to each other."""
+    """A verdict or finding; ``kind``: its name, empty if it has none; ``sides``: titled lists next to each other."""
     return {
         "kind": "",
         "look": look,
@@ -77,7 +80,7 @@ def told(look: str, title: str, **more: Any) -> Part:
         "left": None,
         "advice": [],
         "certainty": None,
-        "evidence": {},
+        "evidence": [],
         "sides": [],
         **more,
     }
@@ -300,13 +303,13 @@ def _finding(finding: Mapping[str, Any]) -> Part:
     return told(
         look_of(finding),
         finding["title"],
-        kind="" if finding["kind"] in NO_FINDING else finding["kind"],
+        kind="" if finding["kind"] in NO_FINDING else kind_name(finding["kind"]),
         facts=[ranks_of(finding["ranks"])] if finding["ranks"] else [],
         price=price[:1].upper() + price[1:] if price else None,
         left=round(1 / speedup, 4) if price and speedup else None,
         advice=[printable(sentence) for sentence in finding["advice"]],
         certainty=f"Certainty: {certainty}" if certainty else None,
-        evidence=finding["evidence"],
+        evidence=evidence_rows(finding["evidence"]),
     )
 
 
@@ -465,7 +468,6 @@ def _files(document: Document) -> Iterator[Part]:
 GROUPS_SHOWN = 200
 GRID_ROWS = 1024
 WAITS_SHOWN = 200
-STACKS_SHOWN = 200
 CULPRITS_SHOWN = 32
 
 
@@ -496,12 +498,12 @@ def _flight_verdict(document: Document) -> Part:
         (CYCLE, [(sentence, "") for sentence in document["cycle"]]),
         ("Evidence", [(sentence, "") for sentence in document["evidence"]]),
     ]
-    return told(look, document["title"], kind=document["kind"] or "", facts=facts, sides=titled_lists(sides))
+    return told(look, document["title"], kind=kind_name(document["kind"] or ""), facts=facts, sides=titled_lists(sides))
 
 
 RANKS = {"Suspects": "suspects", "Waiting": "victims"}
 CYCLE = "Wait cycle"
-"""Its sentences are drawn as a circle of ranks."""
+"""Also drawn as a ring of ranks."""
 
 
 def titled_lists(sides: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Part]:
@@ -509,7 +511,7 @@ def titled_lists(sides: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list
     return [
         {
             "title": title,
-            "form": "cycle" if title == CYCLE else "list",
+            "ring": ring_of([text for text, _ in items]) if title == CYCLE else [],
             "items": [[printable(text), code] for text, code in items[:CULPRITS_SHOWN]],
             "more": _more(len(items) - CULPRITS_SHOWN),
         }
@@ -518,32 +520,21 @@ def titled_lists(sides: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list
     ]
 
 
-LEFT = {"groups_left": "groups", "waits_left": "wait_for"}
-
-
 def _flight(document: Document) -> Iterator[Part]:
     """The recorders' own data, which the page draws as in a hang of a run."""
-    keys = ("culprits", "first_divergence", "wait_for", "groups", "grid")
-    shown = {key: document[key] for key in keys}
-    groups = sorted(document["groups"], key=lambda row: not troubled(row))
-    shown["groups"] = groups[:GROUPS_SHOWN]
-    shown["wait_for"] = sorted(document["wait_for"], key=lambda row: -len(row["waiters"]))[:WAITS_SHOWN]
-    left = {name: len(document[key]) - len(shown[key]) for name, key in LEFT.items()} | {"rows_left": 0}
-    if document["grid"]:
-        rows = document["grid"]["rows"]
-        shown["grid"] = {**document["grid"], "rows": rows[:GRID_ROWS]}
-        left["rows_left"] = max(len(rows) - GRID_ROWS, 0)
-    yield {"form": "flight", "title": "Collectives of each rank", "flight": shown, **left}
+    view = flight_view(
+        document,
+        document["culprits"],
+        ongoing=True,
+        rows=GRID_ROWS,
+        groups=GROUPS_SHOWN,
+        waits=WAITS_SHOWN,
+        with_stacks=True,
+    )
+    if view is not None:
+        yield {"form": "flight", "title": "Collectives of each rank", "flight": view}
 
 
 def _stacks(document: Document) -> Iterator[Part]:
     if document["stacks"]:
-        stacks = document["stacks"][:STACKS_SHOWN]
-        more = _more(len(document["stacks"]) - STACKS_SHOWN)
-        yield {
-            "form": "stacks",
-            "title": "Stacks",
-            "culprits": document["culprits"],
-            "stacks": [{"workers_of": False, **group} for group in stacks],
-            "more": more,
-        }
+        yield {"form": "stacks", "title": "Stacks", "stacks": stacks_view(document["stacks"], document["culprits"])}

@@ -5,6 +5,7 @@ Each part makes rows for ``summary.json``, and the lines of the text from those 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -15,11 +16,15 @@ from stepscope.hangs.report import hang_lines, past_if_over, steps_of, title_of
 from stepscope.records.hang import HangRecord
 from stepscope.records.series import ALIVE, RankSeries, RunData
 from stepscope.records.text import count_text, duration_text, hang_name, ms_text, share_text
+from stepscope.reports.event_text import exit_text
 
 __all__ = [
     "attempt_items",
+    "attempt_texts",
     "attempts_table",
     "differing_facts",
+    "error_text",
+    "errors_view",
     "facts_of_run",
     "global_steps_text",
     "hang_section",
@@ -55,6 +60,20 @@ def attempt_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     items = [(str(row["attempt"]), _attempt_line(row)) for row in rows[-ATTEMPTS_SHOWN:]]
     left = len(rows) - ATTEMPTS_SHOWN
     return [("", f"… {count_text(left, 'earlier attempt')} in summary.json"), *items] if left > 0 else items
+
+
+def attempt_texts(rows: Any) -> list[str]:
+    """The attempts of a summary, which may be of another version, as sentences."""
+    known = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    return [f"Attempt {row.get('attempt', 0)}: {_attempt_line({**_NO_ATTEMPT, **row})}" for row in known]
+
+
+_NO_ATTEMPT: Mapping[str, Any] = {
+    **dict.fromkeys(("first_step", "last_step", "seconds", "pause_s", "end")),
+    "hosts": [],
+    "host_count": 0,
+    "ranks": 0,
+}
 
 
 def _attempt_row(run: RunData, attempt: Attempt, after: Attempt | None) -> dict[str, Any]:
@@ -172,6 +191,69 @@ def _seconds(since_ns: int | None, until_ns: int | None) -> float | None:
     if since_ns is None or until_ns is None or until_ns < since_ns:
         return None
     return round((until_ns - since_ns) / 1e9, 3)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+MESSAGE_CHARS = 240
+EXIT_CODES_SHOWN = 4
+_RULES = re.compile(r"[=_*-]{4,}")
+"""Lines drawn in a message."""
+
+
+def errors_view(rows: Any) -> dict[str, Any]:
+    """The errors of a summary, which may be of another version: original ones (``own``), and a sentence on the others.
+
+    ``text``: who raised what in which step; ``title``: whose traceback it is.  Launchers only report how ranks ended.
+    """
+    known = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    own = [row for row in known if not row.get("victim") and (row.get("rank") is not None or row.get("script"))]
+    followed = [row for row in known if row not in own]
+    shown = [
+        {
+            "text": error_text(row),
+            "title": f"Traceback of {_error_source(row)}{_error_step(row, ', step')}",
+            "type": str(row.get("type", "")),
+            "traceback": str(row.get("traceback") or ""),
+            "traceback_short": str(row.get("traceback_short") or row.get("traceback") or ""),
+        }
+        for row in own
+    ]
+    return {"own": shown, "followed": _followed_text(followed, own) if followed else ""}
+
+
+def error_text(row: Mapping[str, Any]) -> str:
+    """``Rank 1 raised ValueError in step 6: no such label``."""
+    message = " ".join(_RULES.sub(" ", str(row.get("message") or "")).split())
+    message = message if len(message) <= MESSAGE_CHARS else message[: MESSAGE_CHARS - 1] + "…"
+    codes = row.get("exit_codes")
+    known = codes if isinstance(codes, Mapping) else {}
+    ends = [f"rank {rank} {exit_text(code)}" for rank, code in known.items() if type(code) is int][:EXIT_CODES_SHOWN]
+    who = _error_source(row)
+    text = f"{who[0].upper()}{who[1:]} raised {row.get('type') or 'an exception'}{_error_step(row, ' in step')}"
+    return text + (f": {message}" if message else "") + (f" ({', '.join(ends)})" if ends else "")
+
+
+def _error_source(row: Mapping[str, Any]) -> str:
+    return "the script" if row.get("script") else "the launcher" if row.get("rank") is None else f"rank {row['rank']}"
+
+
+def _error_step(row: Mapping[str, Any], word: str) -> str:
+    return f"{word} {row['step']:,}" if type(row.get("step")) is int else ""
+
+
+def _followed_text(followed: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> str:
+    """``After that, rank 0 and the launcher ended: …``: launchers are not ranks, and a rank may have reported twice."""
+    first = error_text(followed[0])
+    began = {row.get("rank") for row in own}
+    ranks = [
+        rank for rank in dict.fromkeys(row.get("rank") for row in followed) if rank is not None and rank not in began
+    ]
+    if not ranks:
+        return first
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} other ranks"
+    launcher = any(row.get("rank") is None and not row.get("script") for row in followed)
+    return f"After that, {who}{' and the launcher' if launcher else ''} ended: {first}"
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from stepscope.records.series import (
 )
 from stepscope.records.steps import FLAG_REPLAYED, GRAPH_PHASE
 from stepscope.records.text import count_text, duration_text, named_ranks
-from stepscope.reports.layout import finding_price
+from stepscope.reports.finding_text import finding_price
 from stepscope.reports.sections import (
     attempts_table,
     differing_facts,

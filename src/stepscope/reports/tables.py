@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -188,9 +189,10 @@ SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> dict[str, Any] | None:
     """None: no sample says how much a step does, or no step is steady."""
     works = _works(window)
-    step_s, sampled = _step_seconds(window)
-    if not works or not step_s:
+    lengths = _step_lengths(window)
+    if not works or not len(lengths.steps):
         return None
+    step_s = float(lengths.seconds.mean())
     steps = sorted({step for _, step in works})
     by_kind = {kind: _by_step(works, kind, len(window.ranks), steps) for kind in WORK_KINDS}
     usual = {kind: medians(values)[:, None] for kind, values in by_kind.items()}
@@ -206,13 +208,13 @@ def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]
     figures["mfu"] = round(mfu, 4) if mfu is not None and mfu <= 1 else None
     peak = None if figures["mfu"] is None else peak
     said = _said(run, current)
-    curve = _curve(window, steps, works, by_kind, totals, None if peak is None else peak[0])
+    curve = _curve(lengths, steps, works, by_kind, totals, None if peak is None else peak[0])
     return {
         **{name: None if name in said else value for name, value in figures.items()},
         "per_step": {kind: None if value is None else int(value) for kind, value in per_step.items()},
         "step_ms": finite(step_s * 1e3),
         "samples": len(steps),
-        "all_sampled": sampled,
+        "all_sampled": lengths.sampled,
         "peak_tflops": None if peak is None else peak[0],
         "peak_dtype": None if peak is None else peak[1],
         "said": said,
@@ -251,18 +253,27 @@ def _by_step(works: Mapping[tuple[int, int], Work], kind: str, rows: int, steps:
     return found
 
 
-def _step_seconds(window: Window) -> tuple[float, bool]:
-    """The mean length of a steady step, and whether it contains sampled ones; 0 if there is no steady step."""
+@dataclass(frozen=True, kw_only=True)
+class _StepLengths:
+    """Steady steps without evaluations and checkpoints: the time that all throughput is based on."""
+
+    steps: NDArray[np.int64]
+    seconds: Floats
+    """Of the steps above."""
+    sampled: bool
+    """Whether they contain sampled steps, because there are hardly any others."""
+
+
+def _step_lengths(window: Window) -> _StepLengths:
     plain = window.steady & ~((window.flags & FLAG_SAMPLED) > 0).any(axis=0)
     sampled = int(plain.sum()) < min(UNSAMPLED_STEPS, int(window.steady.sum()))
     used = window.steady if sampled else plain
-    if not used.any():
-        return 0.0, sampled
     wall_ns = window.wall_ns[:, used]
     for name in ("eval", "checkpoint"):
         if name in window.phases:
             wall_ns = wall_ns - window.phase_ns[window.phases.index(name)][:, used]
-    return float(step_lengths(wall_ns).mean()) / 1e9, sampled
+    seconds = step_lengths(wall_ns) / 1e9 if used.any() else np.zeros(0)
+    return _StepLengths(steps=window.steps[used], seconds=seconds, sampled=sampled)
 
 
 class _Totals:
@@ -338,23 +349,24 @@ def _said(run: RunData, current: Sequence[RankSeries]) -> dict[str, str]:
 
 
 def _curve(
-    window: Window,
+    lengths: _StepLengths,
     steps: Sequence[int],
     works: Mapping[tuple[int, int], Work],
     by_kind: Mapping[str, Floats],
     totals: _Totals,
     peak: float | None,
 ) -> dict[str, list[Any]]:
-    """Columns over the sampled steps of the first rank that has any: the rate from one to the next."""
+    """Columns over the sampled steps of the first rank that has any: the rate of the steps from one to the next."""
     first = min(row for row, _ in works)
-    wall_ns = {one.step: one.wall_ns for one in window.layers.samples if one.rank == window.ranks[first]}
     at, rates, last = [], [], None
     for place, step in enumerate(steps):
         if (first, step) not in works or (last is not None and step - last < CURVE_STEPS):
             continue
-        if last is not None and wall_ns[step] > wall_ns[last]:
-            at.append(place)
-            rates.append((step - last) / (wall_ns[step] - wall_ns[last]) * 1e9)
+        if last is not None:
+            between = lengths.seconds[(lengths.steps > last) & (lengths.steps <= step)]
+            if len(between) and between.sum() > 0:
+                at.append(place)
+                rates.append(len(between) / float(between.sum()))
         last = step
     if len(at) > CURVE_POINTS:
         kept = np.linspace(0, len(at) - 1, CURVE_POINTS).astype(int).tolist()

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.records.text import count_text, ns_text, printable, share_text
-from stepscope.reports.layout import NARROWEST, Page, bar, cut, price_text, table_lines
+from stepscope.reports.finding_text import price_text
+from stepscope.reports.layout import NARROWEST, Page, bar, cut, table_lines
 from stepscope.traces.findings import is_judged
 from stepscope.traces.model.tables import Table
 from stepscope.traces.model.window import Step

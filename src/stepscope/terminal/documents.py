@@ -82,10 +82,19 @@ T = TypeVar("T")
 class Verdict(Struct, frozen=True, kw_only=True):
     kind: str = ""
     severity: str = "info"
+    look: str = ""
+    """How it is marked: its severity, or ``healthy``."""
     title: str = ""
     price: str | None = None
     ranks: tuple[int, ...] = ()
     advice: tuple[str, ...] = ()
+
+
+class FindingText(Struct, frozen=True, kw_only=True):
+    look: str = ""
+    facts: tuple[str, ...] = ()
+    """Kind, ranks, phase and steps in short."""
+    price: tuple[str, ...] = ()
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -93,20 +102,24 @@ class Finding(Struct, frozen=True, kw_only=True):
     severity: str = "info"
     title: str = ""
     ranks: tuple[int, ...] = ()
-    steps: tuple[int, int] | None = None
     advice: tuple[str, ...] = ()
-    evidence: dict[str, Any] = msgspec.field(default_factory=dict)
+    text: FindingText = FindingText()
+
+    @property
+    def look(self) -> str:
+        return self.text.look or self.severity
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    collecting: str = ""
-    first_step: int | None = None
-    step: int | None = None
+    text: str = ""
+    """On which steps and ranks the findings are based."""
 
 
 class Findings(Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     findings: tuple[Finding, ...] = ()
+    nothing: tuple[str, ...] = ()
+    """Without findings: a headline and a sentence."""
     live: bool = True
     judged: Judged = Judged()
 
@@ -120,7 +133,11 @@ class Status(Struct, frozen=True, kw_only=True):
     world_size: int = 0
     ranks: int = 0
     live_ranks: int = 0
-    still_ranks: int = 0
+    hung_ranks: int = 0
+    hung_steps: tuple[int, int] | None = None
+    """First and last of the steps in which the job hangs; None: it makes progress, or is over."""
+    ranks_text: str = ""
+    """``7 of 8 ranks hung``."""
     states: dict[str, int] = msgspec.field(default_factory=dict)
     step: int = -1
     phases: tuple[str, ...] = ()
@@ -190,7 +207,7 @@ class Ranks(Struct, frozen=True, kw_only=True):
     rank: tuple[int, ...] = ()
     host: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
-    standing: tuple[str | None, ...] = ()
+    hang_state: tuple[str | None, ...] = ()
     last_step: tuple[int, ...] = ()
     live_step: tuple[int, ...] = ()
     live_phase: tuple[str | None, ...] = ()
@@ -209,7 +226,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 class RankNow(Struct, frozen=True, kw_only=True):
     state: str = ""
-    standing: str | None = None
+    hang_state: str | None = None
     last_step: int = -1
     live_phase: str | None = None
     lost: int = 0
@@ -239,38 +256,18 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
 
 class Event(Struct, frozen=True, kw_only=True):
     number: int = 0
-    node: str = ""
     wall_ns: int = 0
     event: str = ""
-    rank: int | None = None
-    host: str = ""
-    state: str = ""
+    text: str = ""
+    """As a sentence; empty from a hub of an earlier version."""
+    severity: str = "info"
+    # Of a hang.
+    kind: str = ""
     title: str = ""
-    message: str = ""
-    reason: str = ""
-    why: str = ""
-    action: str = ""
-    oom_kill: bool = False
-    seconds: Number | None = None
-    away_s: Number | None = None
-    silent_s: Number | None = None
-    nodes: tuple[int, ...] = ()
-    # Present in some kinds only, and other versions may write them differently.
-    kind: Any = None
-    steps: Any = None
-    end: Any = None
-    late: Any = None
-    before: Any = None
-    offset_ns: Any = None
-    source: Any = None
-    count: Any = None
-    counts: Any = None
-    collective: Any = None
-    exit_code: Any = None
-    ignored: Any = None
-    git: Any = None
-    step: Any = None
-    values: Any = None
+
+    @property
+    def sentence(self) -> str:
+        return self.text or self.event.replace("_", " ")
 
 
 class Events(Struct, frozen=True, kw_only=True):
@@ -492,13 +489,6 @@ class Snapshot:
     def on_device(self) -> bool:
         """Whether the findings use the devices' clock; the figures then do, too."""
         return self.status is not None and self.status.clock == "device" and self.device_timed
-
-    @property
-    def still_in(self) -> tuple[int, int] | None:
-        """First and last of the steps in which the job hangs; None: it makes progress, or is over."""
-        found = self.findings.findings if self.findings is not None and not self.over else ()
-        lasting = (one for one in found if one.kind.startswith("hang_") and one.evidence.get("over") is None)
-        return next((one.steps for one in lasting), None)
 
     @property
     def step(self) -> int:

@@ -11,13 +11,13 @@ from stepscope.records.text import count_text, ms_text
 from stepscope.reports.layout import MARKS
 from stepscope.terminal.documents import Snapshot, still_s, usual_wall_ns, usual_words
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.wording import event_words, finding_line, news_line, plain, severity_of, still_words
+from stepscope.terminal.wording import finding_line, news_line, plain, still_words
 
 __all__ = ["PlainView", "watch_plain"]
 
 LOOK_S = 0.5
 STEP_EVERY_S = 5.0
-TOLD = ("hub_lost", "hang_over")
+PRINTED = ("hub_lost", "hang_over")
 """Events that deserve a line although they are not critical."""
 LAST_WORD_S = 30.0
 """How long to wait for the summary of a finished run."""
@@ -83,14 +83,14 @@ class PlainView:
         for event in known.events:
             if event.number > self._event:
                 self._event = event.number
-                severity = severity_of(event)
                 if event.event == "hang":
                     self._hang = plain(event.title).removesuffix(".")
-                    self._past = past_title(str(event.kind), self._hang)
+                    self._past = past_title(event.kind, self._hang)
                     if any(self._of_hang(title) for _, title in self._found.values()):
                         continue
-                if severity == "critical" or event.event in TOLD:
-                    yield news_line(known.step, f"{MARKS[severity]} {plain(event_words(event, over=known.over))}")
+                if event.severity == "critical" or event.event in PRINTED:
+                    mark = MARKS.get(event.severity, MARKS["info"])
+                    yield news_line(known.step, f"{mark} {plain(event.sentence)}")
 
     def _findings(self, known: Snapshot) -> Iterator[str]:
         if known.findings is None:

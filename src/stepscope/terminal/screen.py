@@ -27,7 +27,7 @@ from rich.text import Text
 from stepscope.flight.wording import steps_text
 from stepscope.records.text import bytes_text, count_text, duration_text
 from stepscope.reports.layout import MARKS
-from stepscope.terminal.documents import Event, GpuFigures, Levels, Samples, Snapshot, Status, Verdict, Wanted
+from stepscope.terminal.documents import Event, Finding, GpuFigures, Levels, Samples, Snapshot, Status, Wanted
 from stepscope.terminal.wording import (
     ORDERS,
     STYLES,
@@ -36,11 +36,9 @@ from stepscope.terminal.wording import (
     draw_rank,
     draw_ranks,
     draw_step_time,
-    event_words,
     fit,
     plain,
     printed_lines,
-    severity_of,
     wrapped,
 )
 
@@ -189,19 +187,15 @@ def _status_style(status: Status) -> str:
 
 def ranks_words(status: Status) -> tuple[str, str]:
     """Number of ranks, or how many of them live or hang (``7 of 8 ranks``), and the style."""
-    most = max(status.ranks, status.world_size)
-    if not status.over and status.still_ranks:
-        some = f"{status.still_ranks:,} of " if status.still_ranks < most else ""
-        return f"{some}{count_text(most, 'rank')} hung", "bold red"
-    if not status.over and status.live_ranks < most:
-        return f"{status.live_ranks:,} of {count_text(most, 'rank')}", ""
-    return count_text(status.ranks, "rank"), ""
+    hung = status.hung_ranks and not status.over
+    return plain(status.ranks_text) or count_text(status.ranks, "rank"), "bold red" if hung else ""
 
 
 def _step_words(known: Snapshot) -> str:
     """Progress: the last step that all ranks finished, or the one in which the job hangs."""
-    if known.still_in is not None:
-        return f"in {steps_text(*known.still_in)}"
+    hung_steps = known.status.hung_steps if known.status is not None else None
+    if hung_steps is not None:
+        return f"in {steps_text(*hung_steps)}"
     return f"step {known.step:,}" if known.step >= 0 else "no step" if known.over else "no step yet"
 
 
@@ -221,7 +215,7 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
     verdict = known.findings.verdict if known.findings is not None else None
     if verdict is None or not verdict.title:
         return _no_verdict(known, width, height)
-    look = verdict_severity(verdict, known)
+    look = verdict.look if verdict.look in MARKS else verdict.severity if verdict.severity in MARKS else "info"
     # With little room the whole title matters more than the advice, which `v` shows.
     room = max(1, height - bool(verdict.price) - (bool(verdict.advice) and height > SHORT))
     more = _other_findings(known) if width >= MORE_FROM else []
@@ -243,7 +237,17 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
         label = "to do" if advice is verdict.advice[0] else ""
         last = advice is verdict.advice[-1]
         lines += _labeled(label, advice, width, height - len(lines) if last else min(2, height - len(lines)))
+    if len(lines) < height and (found := _found_in(known)):
+        lines += _labeled("found", found, width, height - len(lines))
     return lines[:height]
+
+
+def _found_in(known: Snapshot) -> str:
+    """Since when the verdict holds: its steps, and those that were judged."""
+    found = known.findings
+    if found is None or not found.findings:
+        return ""
+    return " · ".join([*found.findings[0].text.facts, *([found.judged.text] if found.judged.text else [])])
 
 
 def _other_findings(known: Snapshot) -> list[tuple[str, str]]:
@@ -253,14 +257,6 @@ def _other_findings(known: Snapshot) -> list[tuple[str, str]]:
         return []
     gravest = next((one for one in GRAVEST_FIRST if any(other.severity == one for other in others)), "info")
     return [(MARKS[gravest], STYLES[gravest]), (f" +{len(others)} more: ", ""), ("v", "bold")]
-
-
-def verdict_severity(verdict: Verdict, known: Snapshot) -> str:
-    """Severity as in the summary: a healthy run is green unless it has much to gain."""
-    if verdict.kind != "healthy":
-        return verdict.severity if verdict.severity in MARKS else "info"
-    first = known.findings.findings[0] if known.findings is not None and known.findings.findings else None
-    return "info" if first is not None and first.evidence.get("large") else "healthy"
 
 
 def _labeled(label: str, text: str, width: int, most: int) -> list[Text]:
@@ -278,15 +274,11 @@ def _no_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
             columns([("✖ " if at == 0 else "  ", "bold red"), (line, "bold")], width) for at, line in enumerate(lines)
         ]
     if known.run is None:
-        said = "Opening the run …"
-    elif known.over:
-        said = "The run ended with too little data for a verdict."
-    elif known.step < 0:
-        said = "No step yet: the job is starting, or its training loop was not recognized."
+        text = "Opening the run …"
     else:
-        collecting = known.findings.judged.collecting if known.findings is not None else ""
-        said = collecting or "Nothing found so far."
-    return [columns([("● ", "dim"), (line, "")], width) for line in wrapped(said, width - 2, height)[:1]]
+        text = " ".join(known.findings.nothing) if known.findings is not None else ""
+    lines = wrapped(text or "Nothing was found.", width - 2, max(1, height))
+    return [columns([("● " if at == 0 else "  ", "dim"), (line, "")], width) for at, line in enumerate(lines)]
 
 
 # -- findings ---------------------------------------------------------------------------------------------------------
@@ -300,21 +292,32 @@ def draw_findings(known: Snapshot, width: int, height: int) -> list[Text]:
     found = known.findings.findings if known.findings is not None else ()
     if not found:
         return [columns([("no findings so far", "dim")], width)][:height]
+    judged = known.findings.judged.text if known.findings is not None else ""
+    last = [columns([(line, "dim")], width) for line in wrapped(judged, width, 3)] if judged else []
     lines: list[Text] = []
-    for at, one in enumerate(found):
-        marked = [(f"{MARKS.get(one.severity, '●')} ", STYLES.get(one.severity, ""))]
-        block = [
-            columns([*(marked if number == 0 else [("  ", "")]), (line, "bold" if at == 0 else "")], width)
-            for number, line in enumerate(wrapped(one.title, width - 2, 4))
-        ]
-        for advice in one.advice:
-            first, *rest = wrapped(advice, width - ADVICE_INDENT - 2, 4)
-            block.append(columns([(f"{'– ':>{ADVICE_INDENT + 2}}", "dim"), (first, "")], width))
-            block += [columns([(" " * (ADVICE_INDENT + 2), ""), (line, "")], width) for line in rest]
+    for at, finding in enumerate(found):
+        block = _finding_lines(finding, width, first=at == 0)
         if len(lines) + len(block) > height - (at < len(found) - 1):
             left = len(found) - at
             return [*lines, columns([(f"  and {left} more: `stepscope report`", "dim")], width)][:height]
         lines += block
+    return [*lines, *last][:height]
+
+
+def _finding_lines(finding: Finding, width: int, *, first: bool) -> list[Text]:
+    """Title, facts and price, advice."""
+    mark = (f"{MARKS.get(finding.look, '●')} ", STYLES.get(finding.look, ""))
+    lines = [
+        columns([("  ", "") if at else mark, (line, "bold" if first else "")], width)
+        for at, line in enumerate(wrapped(finding.title, width - 2, 4))
+    ]
+    about = " · ".join([*finding.text.facts, *finding.text.price[:2]])
+    if about:
+        lines += [columns([("  ", ""), (line, "dim")], width) for line in wrapped(about, width - 2, 2)]
+    for advice in finding.advice:
+        start, *rest = wrapped(advice, width - ADVICE_INDENT - 2, 4)
+        lines.append(columns([(f"{'– ':>{ADVICE_INDENT + 2}}", "dim"), (start, "")], width))
+        lines += [columns([(" " * (ADVICE_INDENT + 2), ""), (line, "")], width) for line in rest]
     return lines
 
 
@@ -335,7 +338,7 @@ def draw_event_line(known: Snapshot, width: int) -> Text:
         [
             (fit("event", LINE_LABEL), "dim"),
             (f"{_event_time(event)}  ", "dim"),
-            (event_words(event), _event_style(event)),
+            (event.sentence, _event_style(event)),
         ],
         width,
     )
@@ -346,14 +349,13 @@ def draw_events(known: Snapshot, width: int, height: int) -> list[Text]:
     head = f"events · {len(known.events)} newest" if known.events else "events · none"
     shown = list(reversed(known.events))[: max(0, height - 1)]
     lines = [
-        columns([(f"{_event_time(event)}  ", "dim"), (event_words(event), _event_style(event))], width)
-        for event in shown
+        columns([(f"{_event_time(event)}  ", "dim"), (event.sentence, _event_style(event))], width) for event in shown
     ]
     return [columns([(head, "dim")], width), *lines]
 
 
 def _event_style(event: Event) -> str:
-    return _EVENT_STYLES.get(severity_of(event), "")
+    return _EVENT_STYLES.get(event.severity, "")
 
 
 def _event_time(event: Event) -> str:

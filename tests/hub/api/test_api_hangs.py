@@ -55,7 +55,8 @@ def test_hangs_of_several_hosts_are_one_as_in_the_summary(serve: Callable[..., A
     assert [part["title"] for part in hang["parts"]] == [past_if_over(one, over=True).title for one in alone]
     assert [(one["rank"], one["host"]) for one in hang["ranks"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
     (told,) = hub.get("/api/v1/runs/wide/summary?keys=hangs,nothing").json["summary"].pop("hangs")
-    assert told == {key: value for key, value in hang.items() if key not in ("schema", "ranks", "flight")}
+    assert told == {key: value for key, value in hang.items() if key not in ("schema", "ranks", "flight", "text")}
+    assert (hang["text"]["heading"], hang["text"]["waiting"]) == ("The job hung", "Ranks 0–2")
 
 
 def test_only_what_is_asked_of_a_summary(hub: Any) -> None:

@@ -148,9 +148,18 @@ def test_findings_hangs_summary_collectives(hub: Any) -> None:
     ]
     assert hangs["hangs"][0]["stacks"][0]["threads"][0]["frames"][0]["line"] == 41
     summary = hub.get(f"{RUN}/summary").json["summary"]
-    assert summary["verdict"] == found["verdict"]
+    assert found["verdict"] == {**summary["verdict"], "look": "critical"}
+    text = found["findings"][0]["text"]
+    assert text["facts"][:2] == ["A rank computes more slowly", "rank 3"]
+    assert (text["look"], text["price"][0]) == ("critical", summary["verdict"]["price"].partition(" (")[0])
     assert summary["steps"]["total"] == 600
-    assert hub.get(f"{RUN}/collectives").json == {"schema": 1, "measured": None, "groups": [], "groups_left_out": 0}
+    assert hub.get(f"{RUN}/collectives").json == {
+        "schema": 1,
+        "measured": None,
+        "measured_text": "",
+        "groups": [],
+        "groups_left_out": 0,
+    }
 
 
 def test_events_are_numbered_and_gone_on_from(hub: Any) -> None:

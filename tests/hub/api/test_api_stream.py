@@ -242,7 +242,7 @@ def test_a_hub_that_ends_with_its_run_says_how_it_ended_and_that_it_goes(serve: 
         hub.in_loop(growing.take)
         hub.in_loop(lambda: opened[0].live()[0].conclude("failed"))
         *before, status, end = list(found)
-        assert [event for event, _, _ in before] == ["steps"]
+        assert [event for event, _, _ in before] == ["steps", "findings"]  # the sentence without findings changes
         assert (status[0], status[2]["status"], status[2]["over"]) == ("status", "failed", True)
         assert end == ("end", status[1], {"schema": 1, "why": "the run is over and its hub is stopping"})
     about = hub.get(path).json
@@ -261,11 +261,18 @@ def test_what_lies_behind_a_cursor(growing: Growing) -> None:
     run = OpenRun(growing.run_dir, growing.live, fed=True)
     first, cursor = news(run, Cursor())
     assert [event for event, _, _ in first] == ["reset", "findings", "status"]
-    assert first[1][1] == {"live": True, "verdict": None, "findings": []}  # nothing was judged yet
+    found = first[1][1]
+    assert (found["live"], found["verdict"], found["findings"]) == (True, None, [])  # nothing was judged yet
+    assert found["nothing"][0] == "Nothing wrong so far."
     assert news(run, cursor) == ([], cursor)
     run.conclude("finished")
     over, cursor = news(run, cursor)
-    assert [(event, said["status"], said["over"]) for event, said, _ in over] == [("status", "finished", True)]
+    assert [event for event, _, _ in over] == ["findings", "status"]
+    assert (over[0][1]["nothing"][0], over[1][1]["status"], over[1][1]["over"]) == (
+        "Nothing was found.",
+        "finished",
+        True,
+    )
     growing.grow(MOST_STEPS)
     growing.take()
     exactly, after = news(run, cursor)

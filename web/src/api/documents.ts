@@ -1,5 +1,7 @@
 /** The hub's documents (docs/api.md). Times are in nanoseconds, wall clocks in nanoseconds since 1970, memory in bytes. */
 
+import type { FindingText, Look, Row, SummaryText } from "./text-documents";
+
 export type Severity = "critical" | "warning" | "info";
 
 export interface RunRow {
@@ -7,9 +9,9 @@ export interface RunRow {
   name: string;
   created_wall_ns: number;
   status: string;
-  /** How it ended, in the words of the summary; missing from older hubs. */
-  status_text?: string;
-  status_severity?: Severity;
+  /** How it ended, in the words of the summary. */
+  status_text: string;
+  status_severity: Severity;
   ranks: number | null;
   steps: number | null;
   median_step_ms: number | null;
@@ -35,6 +37,7 @@ export interface RunRow {
 export interface Verdict {
   kind: string;
   severity: Severity;
+  look: Look;
   title: string;
   price: string | null;
   ranks: number[];
@@ -45,13 +48,6 @@ export interface Verdict {
 
 export interface Cost {
   share: number;
-  seconds: number;
-  rank_hours: number;
-  if_fixed: { step_ms: number; speedup: number } | null;
-  /** Not all of it can be recovered. */
-  up_to?: boolean;
-  /** The same at least, where the exchange itself may become longer. */
-  least?: Omit<Cost, "least">;
 }
 
 export interface Finding {
@@ -65,20 +61,24 @@ export interface Finding {
   evidence: Record<string, unknown>;
   advice: string[];
   confidence: number;
+  text: FindingText;
 }
 
 export interface FindingsDocument {
   live: boolean;
   verdict: Verdict | null;
   findings: Finding[];
-  judged?: { first_step?: number | null; step: number; ranks: number; of_ranks: number; looks: number; collecting?: string };
+  /** Without findings: a headline and a sentence. */
+  nothing?: [string, string];
+  /** `text`: on which steps and ranks the findings of an active run are based. */
+  judged?: { text: string };
 }
 
 export interface Status {
   status: string;
   /** As in the list of runs. */
-  status_text?: string;
-  status_severity?: Severity;
+  status_text: string;
+  status_severity: Severity;
   over: boolean;
   /** Whether its hub is about to shut down with it. */
   leaving?: boolean;
@@ -88,8 +88,12 @@ export interface Status {
   world_size: number;
   ranks: number;
   live_ranks: number;
-  /** How many live ranks are hung; missing from older hubs. */
-  still_ranks?: number;
+  /** How many live ranks are hung. */
+  hung_ranks: number;
+  /** First and last of the steps in which the job hangs; null: it makes progress, or is over. */
+  hung_steps: [number, number] | null;
+  /** `7 of 8 ranks hung`. */
+  ranks_text: string;
   states: Record<string, number>;
   step: number;
   newest_step: number;
@@ -111,7 +115,9 @@ export interface RunContext {
   stepscope: string | null;
   environment: Record<string, string> | null;
   git: Record<string, unknown> | null;
-  end: { exit_code: number | null; status: string; wall_ns: number } | null;
+  end: { wall_ns: number } | null;
+  /** How it ended; empty: not known. */
+  end_text: string;
 }
 
 export interface RunDocument extends Status {
@@ -169,8 +175,8 @@ export interface RanksDocument {
   pid: number[];
   local_rank: number[];
   state: string[];
-  /** What the rank is doing while the job is hung; missing from older hubs. */
-  standing?: (string | null)[];
+  /** What the rank is doing while the job is hung. */
+  hang_state: (string | null)[];
   last_step: number[];
   live_step: number[];
   live_phase: (string | null)[];
@@ -188,7 +194,11 @@ export interface RankDocument {
   identity: Record<string, unknown>;
   now: Record<string, unknown>;
   mean_ns: Record<string, number>;
+  /** How it ended, or its state. */
+  state_text: string;
   facts: Record<string, unknown>;
+  /** The same in words, by object. */
+  facts_text: { title: string; rows: Row[] }[];
   log: string | null;
   error: string | null;
   steps: {
@@ -236,6 +246,12 @@ export interface RunEvent {
   node: string;
   wall_ns: number;
   event: string;
+  text: string;
+  severity: Severity;
+  /** Its name in the filter. */
+  category: string;
+  /** How the sentence continues after several ranks; only for starts and ends of ranks. */
+  text_of_ranks?: string;
   rank?: number;
   [more: string]: unknown;
 }
@@ -261,15 +277,6 @@ export interface CollectiveOp {
   [more: string]: unknown;
 }
 
-/** In how many steps collectives were timed on the device. */
-export interface MeasuredOnDevice {
-  steps: number;
-  of: number;
-  missed: number;
-  last_unread: number;
-  exposed_ms: number | null;
-}
-
 export interface CollectiveGroup {
   name: string;
   kind: string;
@@ -283,37 +290,16 @@ export interface CollectiveGroup {
 }
 
 export interface CollectivesDocument {
-  measured?: MeasuredOnDevice | null;
+  /** How they were measured on the device; empty: they were not. */
+  measured_text: string;
   groups: CollectiveGroup[];
   groups_left_out: number;
-}
-
-export interface NodeRow {
-  node: string;
-  hosts: string[];
-  ranks: number;
-  live_ranks: number;
-  /** First and last rank of each range of consecutive ranks. */
-  rank_spans: [number, number][];
-  number: number | null;
-  address: string | null;
-  offset_ns: number | null;
-  rtt_ns: number | null;
-  heard_wall_ns: number | null;
-  bye: unknown;
-  refused: number;
-  sample: Record<string, number | null> | null;
-}
-
-export interface NodesDocument {
-  total: number;
-  nodes: NodeRow[];
-  refused: Record<string, number>;
 }
 
 export interface SummaryDocument {
   live: boolean;
   summary: Record<string, unknown>;
+  text: SummaryText;
 }
 
 /** The rank × step map: `cells[row * columns + column]`, NaN: unknown. */

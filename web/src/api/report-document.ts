@@ -1,8 +1,7 @@
 /** A report on traces, Flight Recorder dumps, a comparison or a sweep, as written by `stepscope.reports.page_documents`: text, tables, charts. */
 
-import type { Look } from "../ui/severity";
 import { isRecord } from "./copy-bytes";
-import type { FlightDocument, StackGroup } from "./hang-documents";
+import type { FlightView, Look, Row, StacksDocument } from "./text-documents";
 
 export interface ReportDocument extends Verdict {
   kind: "trace" | "flight" | "compare" | "sweep";
@@ -24,7 +23,7 @@ export interface Verdict {
 
 /** A verdict or finding. */
 export interface Told {
-  /** "": none. */
+  /** Its name; "": none. */
   kind: string;
   look: Look;
   title: string;
@@ -34,9 +33,9 @@ export interface Told {
   left: number | null;
   advice: string[];
   certainty: string | null;
-  evidence: Record<string, unknown>;
-  /** Titled lists; each item has a line of code or "". */
-  sides: { title: string; form: "list" | "cycle"; items: [text: string, code: string][]; more: string }[];
+  evidence: Row[];
+  /** Titled lists; each item has a line of code or "". `ring`: ranks of a wait cycle. */
+  sides: { title: string; ring: number[]; items: [text: string, code: string][]; more: string }[];
 }
 
 /** A text or, with more information, a pair: a number to sort by, or the text in full. */
@@ -120,18 +119,13 @@ export interface TimelineDocument {
 export interface FlightPart {
   form: "flight";
   title: string;
-  flight: Pick<FlightDocument, "culprits" | "first_divergence" | "wait_for" | "groups" | "grid">;
-  groups_left: number;
-  waits_left: number;
-  rows_left: number;
+  flight: FlightView;
 }
 
 export interface StacksPart {
   form: "stacks";
   title: string;
-  culprits: number[];
-  stacks: StackGroup[];
-  more: string;
+  stacks: StacksDocument;
 }
 
 /** A variant of a sweep. `ns`: of a step or, where variants process other amounts, of a sample. */

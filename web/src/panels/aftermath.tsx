@@ -2,40 +2,34 @@
 
 import type { OpenRun } from "../run/open-run";
 import { useSummary } from "../run/summary";
-import { duration } from "../ui/format";
-import { attemptText, attemptsOf, errorText, errorsOf, followedText, toldFirst, tracebackTitle, type RankError } from "../words/endings";
+import type { SummaryText } from "../api/text-documents";
 
 const SHOWN = 4;
 
 export function Aftermath({ run }: { run: OpenRun }) {
-  const summary = useSummary(run)?.summary;
-  if (summary === undefined) return null;
-  const errors = errorsOf(summary["errors"]);
-  const attempts = attemptsOf(summary["attempts"]);
+  const answer = useSummary(run);
+  if (answer === null) return null;
+  const { summary, text } = answer;
+  const { own, followed } = text.errors;
+  const { attempts } = text;
   const notices = Array.isArray(summary["notices"]) ? summary["notices"].map(String) : [];
-  const { own, followed } = toldFirst(errors);
-  if (errors.length + attempts.length + notices.length === 0) return null;
+  if (own.length + attempts.length + notices.length === 0 && followed === "") return null;
   return (
     <div class="aftermath">
       {own.length > 0 && <h3>Errors</h3>}
       {own.slice(0, SHOWN).map((error, at) => (
-        <Ended key={`${error.rank} ${error.pid} ${error.attempt}`} error={error} lead={at === 0 && run.findings.value?.findings[0]?.evidence["exception"] === error.type} />
+        <Ended key={at} error={error} lead={at === 0 && run.findings.value?.findings[0]?.evidence["exception"] === error.type} />
       ))}
       {own.length > SHOWN && <p class="muted">and {own.length - SHOWN} more errors</p>}
-      {followed.length > 0 && (
-        <p class="muted small">{followedText(followed, own)}</p>
-      )}
+      {followed !== "" && <p class="muted small">{followed}</p>}
       {attempts.length > 0 && (
         <details class="fold">
           <summary>
-            {attempts.length} attempts; all figures are from attempt {attempts.at(-1)?.attempt}
+            {attempts.length} attempts; all figures are from the last one
           </summary>
           <ol class="plain-list">
-            {attempts.map((one) => (
-              <li key={one.attempt}>
-                {attemptText(one)}
-                {one.pause_s === null ? "" : `; ${duration(one.pause_s * 1e9)} until the next one’s first step`}
-              </li>
+            {attempts.map((attempt) => (
+              <li key={attempt}>{attempt}</li>
             ))}
           </ol>
         </details>
@@ -55,12 +49,12 @@ export function Aftermath({ run }: { run: OpenRun }) {
 }
 
 /** `lead`: the verdict above tells of this error, so its text is not repeated. */
-function Ended({ error, lead }: { error: RankError; lead: boolean }) {
+function Ended({ error, lead }: { error: SummaryText["errors"]["own"][number]; lead: boolean }) {
   return (
     <details class="fold error" open={lead}>
-      <summary>{lead ? tracebackTitle(error) : errorText(error)}</summary>
-      {error.short ? <Traceback text={error.short} /> : <p class="muted">No traceback.</p>}
-      {error.short !== error.traceback && (
+      <summary>{lead ? error.title : error.text}</summary>
+      {error.traceback_short ? <Traceback text={error.traceback_short} /> : <p class="muted">No traceback.</p>}
+      {error.traceback_short !== error.traceback && (
         <details class="fold">
           <summary>All frames</summary>
           <Traceback text={error.traceback} />

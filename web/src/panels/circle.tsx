@@ -1,15 +1,12 @@
 /** A cycle of waiting ranks, drawn as a ring of arrows and as a list. */
 
-import { circleOf } from "../words/hang";
-
 const SIZE = 180;
-const MOST = 10;
 
-export function Circle({ cycle }: { cycle: readonly string[] }) {
-  const stops = circleOf(cycle);
+/** `ring`: the ranks to draw; empty: only the list. */
+export function Circle({ cycle, ring }: { cycle: readonly string[]; ring: readonly number[] }) {
   return (
     <div class="circle">
-      {stops !== null && stops.length <= MOST && <Ring ranks={stops.map((stop) => stop.rank)} label={cycle.join("; ")} />}
+      {ring.length > 0 && <Ring ranks={ring} label={cycle.join("; ")} />}
       <ol class="plain-list">
         {cycle.slice(0, 24).map((line) => (
           <li key={line}>{line}</li>

@@ -5,9 +5,8 @@ import type { CollectiveGroup, CollectivesDocument } from "../api/documents";
 import { Bars } from "../charts/bars";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card, Nothing } from "../ui/card";
-import { binary, count, duration } from "../ui/format";
-import { arrivalsOf, exchangeRows, groupTitle, measuredText, sorted, timesOf, type ExchangeRow, type SortBy } from "../words/collectives";
-import { short } from "../words/names";
+import { binary, count, digits, duration } from "../ui/format";
+import { arrivalsOf, exchangeRows, groupTitle, sorted, timesOf, type ExchangeRow, type SortBy } from "../words/collectives";
 import { countOf, ranksText } from "../words/ranks";
 import { RankButton } from "./rank-button";
 import "./collectives.css";
@@ -83,7 +82,7 @@ export function CollectivesPanel({ run }: { run: OpenRun }) {
             {rows.length > ROWS ? `; ${countOf(rows.length - ROWS, "more row")} in the CSV` : ""}
             {value !== null && value.groups_left_out > 0 ? `; ${countOf(value.groups_left_out, "more group")} not shown` : ""}
           </p>
-          {value?.measured ? <p class="muted small">{measuredText(value.measured)}</p> : null}
+          {value?.measured_text ? <p class="muted small">{value.measured_text}</p> : null}
           {groups.slice(0, FOLDS).map((group, at) => (
             <Late key={at} run={run} group={group} />
           ))}
@@ -106,7 +105,7 @@ function Line({ row, longest }: { row: ExchangeRow; longest: number }) {
         <span class="muted"> {row.size <= SMALL && row.ranks.length === row.size ? ranksText(row.ranks) : countOf(row.size, "rank")}</span>
       </th>
       <td>{row.op}</td>
-      <td class="number">{row.count === null ? "–" : short(row.count)}</td>
+      <td class="number">{row.count === null ? "–" : Number.isInteger(row.count) ? count(row.count) : digits(row.count)}</td>
       <td class="number">{binary(row.bytes)}</td>
       <td class="number" title={row.busPerS === null ? "" : `bus: ${binary(row.busPerS)}/s; algorithm: ${binary(row.algorithmPerS)}/s`}>
         {row.transferMs === null ? "–" : duration(row.transferMs * 1e6)}

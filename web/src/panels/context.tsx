@@ -2,24 +2,21 @@
 
 import type { ComponentChildren } from "preact";
 import { useSignal } from "@preact/signals";
-import type { RankDocument, RanksDocument, RunEvent } from "../api/documents";
+import { isRecord } from "../api/copy-bytes";
+import type { RankDocument, RanksDocument, RunContext, RunEvent } from "../api/documents";
+import type { Row } from "../api/text-documents";
 import { Bars } from "../charts/bars";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { useSummary } from "../run/summary";
 import { Card, Nothing } from "../ui/card";
 import { CopyButton } from "../ui/copy-button";
 import { dateTime } from "../ui/format";
-import { commandText, endText, machineRows, meshText, peersText, settingRows, timeAccountOf, whoText } from "../words/context";
-import { evidenceRows, isRecord, type Row } from "../words/evidence";
-import { nameOf } from "../words/names";
+import { commandText, machineRows, meshText, peersText, settingRows, timeAccountOf, whoText } from "../words/context";
 import { countOf } from "../words/ranks";
-import { statusText } from "../words/standing";
 import { Pairs } from "./evidence";
 import "./context.css";
 
 const VARIABLES = 200;
-const NESTED = ["loader", "ddp", "fsdp", "model", "optimizer", "gc"];
-const TITLES: Readonly<Record<string, string>> = { loader: "Data", ddp: "DistributedDataParallel", fsdp: "FullyShardedDataParallel", model: "Model", optimizer: "Optimizer", gc: "Garbage collector" };
 
 export function ContextPanel({ run }: { run: OpenRun }) {
   const about = run.about.value;
@@ -30,7 +27,8 @@ export function ContextPanel({ run }: { run: OpenRun }) {
   const { context } = about;
   // The run document is loaded once, possibly before its first rank; the status is updated.
   const worldSize = Math.max(about.world_size, run.status.value?.world_size ?? 0);
-  const facts = isRecord(summary?.["facts"]) && Object.keys(summary["facts"]).length > 0 ? summary["facts"] : (rank?.facts ?? {});
+  const facts = rank?.facts ?? {};
+  const sections = rank?.facts_text ?? [];
   const differ = Array.isArray(summary?.["facts_differ"]) ? summary["facts_differ"].map(String) : [];
   const settings = settingRows(summary?.["settings"]);
   const command = commandText(context.command);
@@ -46,7 +44,7 @@ export function ContextPanel({ run }: { run: OpenRun }) {
       )}
       <div class="context-parts">
         <Part title="Run">
-          <Pairs left={0} rows={texts({ started: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endText(context.end, run.status.value?.over === true ? statusText(run.status.value) : null), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === run.label.value ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt} (counted from 0)` : "" })} />
+          <Pairs left={0} rows={texts({ started: context.created_wall_ns === null ? "" : dateTime(context.created_wall_ns), ended: endOf(context), folder: context.cwd, "user and host": whoText(context), "recorded as": context.name === null || context.name === run.label.value ? "" : context.name, attempt: about.attempt > 0 ? `${about.attempt} (counted from 0)` : "" })} />
         </Part>
         <TimeAccount of={summary?.["time_account"]} />
         <Part title="Software">
@@ -62,12 +60,15 @@ export function ContextPanel({ run }: { run: OpenRun }) {
           </Part>
         )}
       </div>
-      {Object.keys(facts).length > 0 && (
+      {sections.length > 0 && (
         <details class="fold" open={settings.length === 0}>
           <summary>Everything recorded about the settings</summary>
           <div class="context-parts">
-            {NESTED.map((key) => (isRecord(facts[key]) ? <Facts key={key} title={TITLES[key] ?? nameOf(key)} of={facts[key]} /> : null))}
-            <Facts title="Others" of={Object.fromEntries(Object.entries(facts).filter(([key, value]) => !["mesh", "peers"].includes(key) && !(NESTED.includes(key) && isRecord(value))))} />
+            {sections.map(({ title, rows }) => (
+              <Part key={title} title={title}>
+                <Pairs rows={rows} left={0} />
+              </Part>
+            ))}
           </div>
         </details>
       )}
@@ -76,7 +77,7 @@ export function ContextPanel({ run }: { run: OpenRun }) {
           <span class="severity warning" aria-hidden="true">
             ▲{" "}
           </span>
-          Ranks differ in {differ.slice(0, 20).map((name) => name.split(".").map(nameOf).join(": ")).join("; ")}.
+          Ranks differ in {differ.slice(0, 20).map((name) => name.replaceAll(".", ": ").replaceAll("_", " ")).join("; ")}.
         </p>
       )}
       <Environment of={context.environment ?? {}} />
@@ -104,13 +105,8 @@ function TimeAccount({ of }: { of: unknown }) {
   );
 }
 
-function Facts({ title, of }: { title: string; of: Record<string, unknown> }) {
-  const rows = evidenceRows(of);
-  return rows.length === 0 ? null : (
-    <Part title={title}>
-      <Pairs rows={rows} left={0} />
-    </Part>
-  );
+function endOf({ end, end_text: text }: RunContext): string {
+  return end === null ? "" : [text, dateTime(end.wall_ns)].filter(Boolean).join(", ");
 }
 
 function Git({ git }: { git: Record<string, unknown> | null }) {

@@ -4,12 +4,12 @@ import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import type { RunEvent, StepsDocument } from "../api/documents";
 import { StepClock } from "../run/align";
+import { eventRows, stepOfEvent, type EventRow } from "../run/event-rows";
 import type { OpenRun } from "../run/open-run";
 import { Card, Nothing } from "../ui/card";
 import type { Csv } from "../ui/csv";
 import { clock, count, dateTime } from "../ui/format";
 import { SeverityMark } from "../ui/severity";
-import { eventRows, eventText, kindName, stepOfEvent, type EventRow } from "../words/events";
 import { countOf } from "../words/ranks";
 import { RankButton } from "./rank-button";
 import "./events.css";
@@ -18,7 +18,7 @@ import "./events.css";
 const PAGE = 60;
 const RANK_BUTTONS = 3;
 /** Shown only if chosen: there are several for each step, and their numbers are charts. */
-const NOTES = kindName("note");
+const NOTES = "notes";
 
 export function EventsPanel({ run }: { run: OpenRun }) {
   const kind = useSignal("");
@@ -32,10 +32,10 @@ export function EventsPanel({ run }: { run: OpenRun }) {
   const rank = run.rank.value;
   const steps = run.steps.value;
   const stepClock = useMemo(() => (steps === null ? null : stepsOf(steps)), [steps]);
-  const kinds = useMemo(() => [...new Set(all.map((event) => kindName(event.event)))].sort(), [all]);
+  const kinds = useMemo(() => [...new Set(all.map((event) => event.category))].sort(), [all]);
   const rows = useMemo(() => eventRows(events), [events]);
   const chosen = rows.filter(
-    (row) => (kind.value ? row.kind === kind.value : row.kind !== NOTES) && (!serious.value || row.severity !== "info") && (!ofRank.value || rank === null || row.ranks.includes(rank)),
+    (row) => (kind.value ? row.category === kind.value : row.category !== NOTES) && (!serious.value || row.severity !== "info") && (!ofRank.value || rank === null || row.ranks.includes(rank)),
   );
   const fresh = all.length > 0 && held.value !== null ? all.filter((event) => event.number > (held.value?.at(-1)?.number ?? 0)).length : 0;
   return (
@@ -128,7 +128,7 @@ function table(events: readonly RunEvent[], stepClock: Steps | null): Csv {
     columns: ["number", "time", "event", "node", "rank", "step", "text"],
     rows: events.map((event) => {
       const step = stepClock === null ? null : stepOfEvent(event, stepClock);
-      return [event.number, new Date(event.wall_ns / 1e6).toISOString(), event.event, String(event.node), event.rank ?? null, step, eventText(event)];
+      return [event.number, new Date(event.wall_ns / 1e6).toISOString(), event.event, String(event.node), event.rank ?? null, step, event.text];
     }),
   };
 }

@@ -1,10 +1,10 @@
-/** The evidence for a finding: names and values, nested like the data. */
+/** Evidence, facts and settings: names and values, nested like the data, in the hub's words. */
 
-import { evidenceRows, type Row, type Shown } from "../words/evidence";
+import type { Row, Shown } from "../api/text-documents";
+import { dateTime } from "../ui/format";
 import "./evidence.css";
 
-export function Evidence({ of, without = [] }: { of: Readonly<Record<string, unknown>>; without?: readonly string[] }) {
-  const rows = evidenceRows(of, without);
+export function Evidence({ rows }: { rows: readonly Row[] }) {
   return rows.length === 0 ? null : <Pairs rows={rows} left={0} />;
 }
 
@@ -12,7 +12,7 @@ export function Pairs({ rows, left }: { rows: readonly Row[]; left: number }) {
   return (
     <dl class="pairs">
       {rows.map((row) => (
-        <div key={row.key} class={row.value.form === "text" ? "" : "nested"}>
+        <div key={row.key} class={row.value.form === "text" || row.value.form === "time" ? "" : "nested"}>
           <dt>{row.name}</dt>
           <dd>
             <Value value={row.value} name={row.name} />
@@ -28,6 +28,8 @@ function Value({ value, name }: { value: Shown; name: string }) {
   switch (value.form) {
     case "text":
       return <>{value.text}</>;
+    case "time":
+      return <>{dateTime(value.wall_ns)}</>;
     case "pairs":
       return <Pairs rows={value.rows} left={value.left} />;
     case "list":

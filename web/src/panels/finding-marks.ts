@@ -7,7 +7,7 @@ import { unlessAll } from "../charts/window";
 import type { StepClock } from "../run/align";
 import type { OpenRun, View } from "../run/open-run";
 import { stepsText } from "../ui/format";
-import { numbersIn } from "../words/ranks";
+import { numbersIn, ranksText } from "../words/ranks";
 
 const NOT_A_PLACE = new Set(["healthy", "insufficient_data"]);
 
@@ -36,23 +36,23 @@ export function goTo(run: OpenRun, finding: Finding, whole: View): void {
 
 /** Events that explain a curve: hangs, dead ranks, an unreachable hub. Equal events at one step are merged. */
 export function eventMarks(events: readonly RunEvent[], findings: readonly Finding[], clock: StepClock, whole: View, choose: (step: number, rank: number | null) => void): Mark[] {
-  const groups = new Map<string, { step: number; words: string; where: string; ranks: number[] }>();
+  const groups = new Map<string, { step: number; event: RunEvent; text: string; where: string; ranks: number[] }>();
   for (const event of events) {
+    if (!["hang", "hang_over", "hub_lost"].includes(event.event) && !(event.event === "rank_end" && event.severity !== "info")) continue;
     // The finding about a hang knows its steps and whether it is over; the event only its declaration.
     const found = event.event === "hang" ? hangOf(event, findings) : undefined;
-    const words = found?.title ?? said(event);
-    if (words === null) continue;
     const step = found?.steps ? within(found.steps[0], whole) : stepOf(event, clock, whole);
     if (step === null) continue;
     const where = found?.steps ? inText(found.steps, whole) : `${event.wall_ns > (clock.span?.[1] ?? Infinity) ? "after" : "at"} step ${step}`;
-    const key = `${words}@${step}`;
-    const group = groups.get(key) ?? { step, words, where, ranks: [] };
+    const text = found?.title ?? event.text;
+    const key = `${event.text_of_ranks ?? text}@${step}`;
+    const group = groups.get(key) ?? { step, event, text, where, ranks: [] };
     if (event.rank !== undefined) group.ranks.push(event.rank);
     groups.set(key, group);
   }
-  return [...groups].slice(-40).map(([key, { step, words, where, ranks }]) => {
-    const who = ranks.length === 0 ? "" : ranks.length === 1 ? `Rank ${ranks[0]}: ` : `${ranks.length} ranks: `;
-    return { key, first: step, last: step, tone: "event", title: `${who}${words} (${where})`, onChoose: () => choose(step, ranks[0] ?? null) };
+  return [...groups].slice(-40).map(([key, { step, event, text, where, ranks }]) => {
+    const words = ranks.length > 1 ? `${ranksText(ranks, true)} ${event.text_of_ranks ?? ""}` : text;
+    return { key, first: step, last: step, tone: "event", title: `${words} (${where})`, onChoose: () => choose(step, ranks[0] ?? null) };
   });
 }
 
@@ -77,23 +77,4 @@ function hangOf(event: RunEvent, findings: readonly Finding[]): Finding | undefi
 /** `in step 41, which did not end`: the chart has no such step. */
 function inText(steps: [number, number], whole: View): string {
   return `in ${stepsText(steps)}${steps[1] > whole.last ? ", which did not end" : ""}`;
-}
-
-const CALM_ENDS = new Set(["exited", "running", "finished", "detached"]);
-
-function said(event: RunEvent): string | null {
-  const text = (name: string): string => (typeof event[name] === "string" ? (event[name] as string) : "");
-  switch (event.event) {
-    case "hang":
-      return text("title") || "the job hangs";
-    case "hang_over":
-      return "the job continues";
-    case "rank_end":
-      if (event["oom_kill"] === true) return "killed by the kernel (out of memory)";
-      return CALM_ENDS.has(text("state")) ? null : `ended: ${text("state")}`;
-    case "hub_lost":
-      return "the hub could not be reached";
-    default:
-      return null;
-  }
 }

@@ -3,16 +3,12 @@
 import type { Finding } from "../api/documents";
 import type { OpenRun } from "../run/open-run";
 import { reveal } from "../ui/card";
-import { severityWord, type Look } from "../ui/severity";
-import { count, stepsText } from "../ui/format";
+import { severityWord } from "../ui/severity";
+import { count } from "../ui/format";
 import { tell } from "../ui/toast";
-import { kindOf } from "../words/kinds";
-import { picturesOf } from "../words/pictures";
-import { sureness } from "../words/price";
-import { ranksText } from "../words/ranks";
 import { Evidence } from "./evidence";
 import { PictureView } from "./picture";
-import { PriceLine } from "./price";
+import { PriceView } from "./price";
 import { chooseRank } from "./rank-button";
 
 const RANKS_SHOWN = 4;
@@ -22,20 +18,11 @@ export function findingKey({ kind, ranks, phase }: Pick<Finding, "kind" | "ranks
   return JSON.stringify([kind, ranks, phase]);
 }
 
-/** Whether to use the past tense: the run has ended, or the hang belongs to an earlier attempt. */
-export function isOver({ evidence }: Pick<Finding, "evidence">, live: boolean): boolean {
-  return !live || typeof evidence["over"] === "string";
-}
-
-export function lookOf(finding: Finding): Look {
-  return finding.kind === "healthy" && finding.evidence["large"] !== true ? "healthy" : finding.severity;
-}
-
-export function FindingBody({ run, finding, live }: { run: OpenRun; finding: Finding; live: boolean }) {
-  const pictures = picturesOf(finding);
+export function FindingBody({ run, finding }: { run: OpenRun; finding: Finding }) {
+  const { charts: pictures, confidence, evidence, meaning, price, time_left: left } = finding.text;
   return (
     <div class="finding-body">
-      <PriceLine finding={finding} live={live} />
+      {price.length > 0 && <PriceView words={price} left={left} />}
       <div class={`finding-columns ${pictures.length === 0 ? "without-pictures" : ""}`}>
         {finding.advice.length > 0 && (
           <div>
@@ -59,34 +46,22 @@ export function FindingBody({ run, finding, live }: { run: OpenRun; finding: Fin
       <details class="fold">
         <summary>Evidence</summary>
         <p class="muted">
-          {kindOf(finding.kind, isOver(finding, live)).meaning} <Sure confidence={finding.confidence} />
+          {meaning} Confidence: {confidence}.
         </p>
-        <Evidence of={finding.evidence} />
+        <Evidence rows={evidence} />
       </details>
     </div>
   );
 }
 
-function Sure({ confidence }: { confidence: number }) {
-  return (
-    <>
-      Confidence: {sureness(confidence)} ({Math.round(confidence * 100)}%).
-    </>
-  );
-}
-
 /** Severity, kind, ranks, phase and steps in one line. */
-export function FindingFacts({ finding, live }: { finding: Finding; live: boolean }) {
-  const { ranks, phase, steps } = finding;
-  const facts = [finding.kind === "healthy" ? null : kindOf(finding.kind, isOver(finding, live)).name, ranks.length > 0 ? ranksText(ranks) : null, phase, steps === null ? null : finding.kind === "rank_crashed" ? `last complete step ${count(steps[1])}` : stepsText(steps)];
+export function FindingFacts({ finding: { text } }: { finding: Finding }) {
   return (
     <p class="facts">
-      <span class={`severity ${lookOf(finding)}`}>{severityWord(lookOf(finding))}</span>
-      {facts
-        .filter((one): one is string => one !== null && one !== "")
-        .map((one) => (
-          <span key={one}>{one}</span>
-        ))}
+      <span class={`severity ${text.look}`}>{severityWord(text.look)}</span>
+      {text.facts.map((fact) => (
+        <span key={fact}>{fact}</span>
+      ))}
     </p>
   );
 }

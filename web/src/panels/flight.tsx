@@ -1,98 +1,89 @@
 /** Flight Recorder results: each rank's progress in the last collectives, the divergence, and which ranks wait for which. */
 
 import { useEffect, useRef } from "preact/hooks";
-import type { FlightDocument, Side } from "../api/hang-documents";
-import { MARKS, groupsInTrouble, meaningOf, partedText, sideText, waitText, type Mark } from "../words/flight";
-import { groupName } from "../words/hang";
-import { countOf, ranksText } from "../words/ranks";
-import { placeText } from "../words/stacks";
+import type { FlightView as Flight } from "../api/text-documents";
+import { countOf } from "../words/ranks";
 import "./flight.css";
 import { Frames } from "./stacks";
 
-const ROWS = 64;
-const GROUPS = 40;
-/** As many are shown at once in a report. */
+/** Up to so many groups are shown at once in a report. */
 const FEW_GROUPS = 16;
 
-/** Renders nothing if no recorder responded. */
-export function FlightView({ flight, culprits, now }: { flight: Partial<FlightDocument>; culprits: readonly number[]; now: boolean }) {
-  const { grid, first_divergence: parted, groups = [], problems = [], ranks = [], world = 0 } = flight;
-  if (!grid && !parted && groups.length === 0) return null;
+/** A sign and a look for each mark, in addition to its meaning. */
+const MARKS: Readonly<Record<string, readonly [sign: string, look: string]>> = {
+  c: ["", "ended"],
+  s: ["▸", "started"],
+  w: ["…", "waiting"],
+  x: ["≠", "other"],
+  d: ["≠", "other"],
+  m: ["·", "missing"],
+  "-": ["", "unknown"],
+  "?": ["?", "unknown"],
+};
+
+export function FlightView({ flight }: { flight: Flight }) {
   return (
     <div class="flight">
       <h3>Flight Recorders</h3>
-      <p class="muted small">
-        From {ranks.length === world ? `all ${world}` : `${ranks.length} of ${world}`} ranks.
-      </p>
-      <FlightRecords flight={flight} culprits={culprits} now={now} />
-      {problems.length > 0 && <p class="muted small">{problems.slice(0, 4).join(" ")}</p>}
+      <p class="muted small">{flight.about}</p>
+      <FlightRecords flight={flight} />
+      {flight.problems.length > 0 && <p class="muted small">{flight.problems.join(" ")}</p>}
     </div>
   );
 }
 
-interface RecordsProps {
-  flight: Partial<Pick<FlightDocument, "culprits" | "first_divergence" | "wait_for" | "groups" | "grid">>;
-  culprits: readonly number[];
-  now: boolean;
-  /** Show everything that the document has, and how much it leaves out. */
-  all?: { groups_left: number; waits_left: number; rows_left: number };
-}
-
-/** The divergence, the grid of ranks and collectives, the waits, the groups. */
-export function FlightRecords({ flight, culprits, now, all }: RecordsProps) {
-  const { grid, first_divergence: parted, wait_for: waits = [], groups = [] } = flight;
-  const most = all === undefined ? 16 : Infinity;
+/** The divergence, the grid of ranks and collectives, the waits, the groups. `report`: they are the subject of the page. */
+export function FlightRecords({ flight, report = false }: { flight: Flight; report?: boolean }) {
+  const { divergence, grid, waits, waits_left: waitsLeft, groups } = flight;
   return (
     <>
-      {parted && (
+      {divergence !== null && (
         <div>
-          <p>{partedText(parted)}</p>
+          <p>{divergence.text}</p>
           <ul class="flight-sides">
-            {parted.call_sites.map((side) => (
-              <SideLine key={side.ranks.join()} side={side} odd={parted.ranks.some((rank) => side.ranks.includes(rank))} stack={all !== undefined} />
+            {divergence.sides.map((side) => (
+              <SideLine key={side.who} side={side} />
             ))}
           </ul>
         </div>
       )}
-      {grid && grid.sequences.length > 0 && (
-        <Grid grid={grid} now={now} odd={new Set(culprits.length > 0 ? culprits : flight.culprits)} most={all === undefined ? ROWS : Infinity} left={all?.rows_left ?? 0} />
-      )}
+      {grid !== null && <Grid grid={grid} />}
       {waits.length > 0 && (
         <ul class="plain-list">
-          {waits.slice(0, most).map((wait) => (
-            <li key={`${wait.group} ${wait.sequence} ${wait.waited.join()}`}>{waitText(wait, now)}</li>
+          {waits.map((wait, at) => (
+            <li key={at}>{wait}</li>
           ))}
-          {(waits.length > most || (all?.waits_left ?? 0) > 0) && <li class="muted">and {Math.max(0, waits.length - most) + (all?.waits_left ?? 0)} more</li>}
+          {waitsLeft > 0 && <li class="muted">and {waitsLeft} more</li>}
         </ul>
       )}
-      {(groups.length > 1 || (all !== undefined && groups.length > 0)) && <Groups groups={groups} most={all === undefined ? GROUPS : Infinity} left={all?.groups_left ?? 0} open={all !== undefined && groups.length <= FEW_GROUPS} />}
+      {(groups.length > 1 || (report && groups.length > 0)) && <Groups flight={flight} open={report && groups.length <= FEW_GROUPS} />}
     </>
   );
 }
 
-function SideLine({ side, odd, stack }: { side: Side; odd: boolean; stack: boolean }) {
+function SideLine({ side }: { side: NonNullable<Flight["divergence"]>["sides"][number] }) {
   return (
-    <li class={odd ? "odd" : ""}>
-      {odd && <span aria-hidden="true">≠ </span>}
-      {ranksText(side.ranks, true)}: <code>{sideText(side)}</code>
-      {side.at !== null && (
+    <li class={side.odd ? "odd" : ""}>
+      {side.odd && <span aria-hidden="true">≠ </span>}
+      {side.who}: <code>{side.call}</code>
+      {side.where !== null && (
         <span class="muted">
           {" "}
-          at <code title={side.at.file}>{placeText(side.at)}</code>
+          at <code title={side.where.file}>{side.where.text}</code>
         </span>
       )}
-      {stack && side.frames.length > 0 && (
+      {side.pieces.length > 0 && (
         <details class="fold">
           <summary>Stack of this call</summary>
-          <Frames thread={side} />
+          <Frames pieces={side.pieces} />
         </details>
       )}
     </li>
   );
 }
 
-function Grid({ grid, odd, now, most, left }: { grid: NonNullable<FlightDocument["grid"]>; odd: ReadonlySet<number>; now: boolean; most: number; left: number }) {
-  const used = Object.entries(MARKS).filter(([mark]) => grid.rows.some(([, marks]) => marks.includes(mark)));
+function Grid({ grid }: { grid: NonNullable<Flight["grid"]> }) {
+  const meanings = new Map(grid.legend);
   // The last numbers matter most; scroll to them in a narrow window.
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
@@ -100,9 +91,7 @@ function Grid({ grid, odd, now, most, left }: { grid: NonNullable<FlightDocument
   }, [grid.sequences.at(-1)]);
   return (
     <figure class="flight-figure">
-      <figcaption class="muted small">
-        The last collectives of {groupName(grid)}, by number; one row for ranks with equal progress.
-      </figcaption>
+      <figcaption class="muted small">{grid.about}</figcaption>
       <div class="scrolls" ref={box} tabIndex={0} role="region" aria-label="Ranks and collectives">
         <table class="flight-grid">
           <thead>
@@ -116,15 +105,15 @@ function Grid({ grid, odd, now, most, left }: { grid: NonNullable<FlightDocument
             </tr>
           </thead>
           <tbody>
-            {grid.rows.slice(0, most).map(([ranks, marks]) => (
-              <tr key={ranks.join()} class={ranks.some((rank) => odd.has(rank)) ? "odd" : ""}>
+            {grid.rows.map(({ who, odd, marks }) => (
+              <tr key={who} class={odd ? "odd" : ""}>
                 <th scope="row">
-                  {ranks.some((rank) => odd.has(rank)) && <span aria-hidden="true">≠ </span>}
-                  {ranksText(ranks)}
+                  {odd && <span aria-hidden="true">≠ </span>}
+                  {who}
                 </th>
                 {[...marks].map((mark, at) => (
                   <td key={at}>
-                    <Cell meaning={meaningOf(markOf(mark), now)} mark={markOf(mark)} />
+                    <Cell mark={mark} meaning={meanings.get(mark) ?? "unknown"} />
                   </td>
                 ))}
               </tr>
@@ -132,11 +121,11 @@ function Grid({ grid, odd, now, most, left }: { grid: NonNullable<FlightDocument
           </tbody>
         </table>
       </div>
-      {Math.max(0, grid.rows.length - most) + left > 0 && <p class="muted small">and {Math.max(0, grid.rows.length - most) + left} more rows</p>}
+      {grid.left > 0 && <p class="muted small">and {grid.left} more rows</p>}
       <ul class="legend">
-        {used.map(([letter, mark]) => (
-          <li key={letter}>
-            <Cell meaning={meaningOf(mark, now)} mark={mark} quiet /> {meaningOf(mark, now)}
+        {grid.legend.map(([mark, meaning]) => (
+          <li key={mark}>
+            <Cell mark={mark} meaning={meaning} quiet /> {meaning}
           </li>
         ))}
       </ul>
@@ -144,22 +133,17 @@ function Grid({ grid, odd, now, most, left }: { grid: NonNullable<FlightDocument
   );
 }
 
-function Cell({ mark, meaning, quiet = false }: { mark: Mark; meaning: string; quiet?: boolean }) {
+function Cell({ mark, meaning, quiet = false }: { mark: string; meaning: string; quiet?: boolean }) {
+  const [sign, look] = MARKS[mark] ?? ["?", "unknown"];
   return (
-    <span class={`flight-mark ${mark.look}`} title={meaning}>
-      <span aria-hidden="true">{mark.sign}</span>
+    <span class={`flight-mark ${look}`} title={meaning}>
+      <span aria-hidden="true">{sign}</span>
       {!quiet && <span class="hidden">{meaning}</span>}
     </span>
   );
 }
 
-function markOf(letter: string): Mark {
-  return MARKS[letter] ?? { sign: "?", look: "unknown", meaning: "unknown" };
-}
-
-function Groups({ groups, most, left, open }: { groups: FlightDocument["groups"]; most: number; left: number; open: boolean }) {
-  const rows = groupsInTrouble(groups);
-  const more = Math.max(0, rows.length - most) + left;
+function Groups({ flight: { groups, groups_left: left }, open }: { flight: Flight; open: boolean }) {
   return (
     <details class="fold" open={open}>
       <summary>Progress of {countOf(groups.length + left, "group")}</summary>
@@ -175,13 +159,13 @@ function Groups({ groups, most, left, open }: { groups: FlightDocument["groups"]
             </tr>
           </thead>
           <tbody>
-            {rows.slice(0, most).map((row) => (
-              <tr key={row.key} class={row.trouble ? "culprit" : ""}>
+            {groups.map((row, at) => (
+              <tr key={at} class={row.behind ? "culprit" : ""}>
                 <th scope="row">
-                  {row.trouble && <span class="severity critical">✖ </span>}
+                  {row.behind && <span class="severity critical">✖ </span>}
                   {row.name}
                 </th>
-                <td>{ranksText(row.members)}</td>
+                <td>{row.members}</td>
                 <td>{row.called}</td>
                 <td>{row.started}</td>
                 <td>{row.ended}</td>
@@ -189,7 +173,7 @@ function Groups({ groups, most, left, open }: { groups: FlightDocument["groups"]
             ))}
           </tbody>
         </table>
-        {more > 0 && <p class="muted">and {countOf(more, "more group")}</p>}
+        {left > 0 && <p class="muted">and {countOf(left, "more group")}</p>}
       </div>
     </details>
   );

@@ -4,13 +4,9 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Hang, HangsDocument } from "../api/hang-documents";
 import { useAnswer, type OpenRun } from "../run/open-run";
-import { clock, dateTime } from "../ui/format";
+import { clock, dateTime, duration } from "../ui/format";
 import { useNow } from "../ui/now";
 import { SeverityMark } from "../ui/severity";
-import { callText, culpritsOf, sinceText } from "../words/hang";
-import { kindOf } from "../words/kinds";
-import { ranksText } from "../words/ranks";
-import { placeText } from "../words/stacks";
 import { Circle } from "./circle";
 import { FlightView } from "./flight";
 import { RankButton } from "./rank-button";
@@ -39,13 +35,13 @@ export function HangPanel({ run }: { run: OpenRun }) {
 }
 
 function HangCard({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
-  const word = now ? "The job is hung" : hang.over === "recovered" ? "The job hung and recovered" : "The job hung";
+  const word = hang.text.heading;
   // The verdict right above has the same title; show only the details here.
   const said = run.findings.value?.findings[0]?.kind === hang.kind;
   return (
     <section class={`card hang ${now ? "now" : ""}`} aria-label={now ? "The job hangs" : "The job hung"}>
       <div class="hang-head" role={now ? "alert" : undefined}>
-        <SeverityMark look={hang.over === "recovered" ? "warning" : "critical"} large />
+        <SeverityMark look={hang.text.look} large />
         <div>
           {!said && <p class="hang-word">{word}</p>}
           {said && now && <p class="hidden">{word}</p>}
@@ -94,42 +90,41 @@ function Since({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
   const nowMs = useNow(now ? 1000 : 0, run.now);
   return (
     <p class="hang-since">
-      {sinceText(hang, now ? nowMs * 1e6 : null)} <span class="muted">Last activity: {dateTime(hang.stopped_wall_ns)}.</span> {hang.action && <span>Stepscope {hang.action}.</span>}
+      {hang.text.since.replace("{duration}", duration(Math.max(nowMs * 1e6, hang.declared_wall_ns) - hang.stopped_wall_ns, true))} <span class="muted">Last activity: {dateTime(hang.stopped_wall_ns)}.</span> {hang.action && <span>Stepscope {hang.action}.</span>}
     </p>
   );
 }
 
 /** `said`: the title is already shown above, so do not repeat its content. */
 function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boolean; said: boolean }) {
-  const guilty = hang.culprits.map((one) => one.rank);
+  const { culprits, waiting, call, stacks, flight, meaning, ring } = hang.text;
   return (
     <>
       <div class="hang-sides">
         <Side title={hang.undecidable ? "The culprit cannot be determined" : now ? "What blocks the job" : "What blocked the job"}>
           <ul class="who">
-            {culpritsOf(hang)
-              .slice(0, SHOWN)
-              .map((one) => (
-                <li key={one.reason}>
-                  <RankButtons run={run} ranks={one.ranks} /> {!(said && one.at !== null && hang.title.includes(one.reason)) && <span class="reason">{one.reason}</span>}
-                  {one.at !== null && (
-                    <code class="line" title={one.at.file}>
-                      {placeText(one.at)}
-                    </code>
-                  )}
-                </li>
-              ))}
-            {hang.culprits.length === 0 && <li class="muted">{hang.undecidable ? "The available data does not identify the rank." : "No rank was identified."}</li>}
+            {culprits.rows.map(({ ranks, reason, where }) => (
+              <li key={`${reason} ${ranks.join()}`}>
+                <RankButtons run={run} ranks={ranks} /> {!(said && where !== null && hang.title.includes(reason)) && <span class="reason">{reason}</span>}
+                {where !== null && (
+                  <code class="line" title={where.file}>
+                    {where.text}
+                  </code>
+                )}
+              </li>
+            ))}
+            {culprits.left > 0 && <li class="muted">and {culprits.left} more places</li>}
+            {culprits.rows.length === 0 && <li class="muted">{hang.undecidable ? "The available data does not identify the rank." : "No rank was identified."}</li>}
           </ul>
         </Side>
-        {hang.victims.length > 0 && (
+        {waiting !== "" && (
           <Side title={now ? "Waiting" : "Waited"}>
             <p>
-              {ranksText(hang.victims, true)}
-              {hang.collective !== null && (
+              {waiting}
+              {call !== "" && (
                 <>
                   {" "}
-                  in <code class="line">{callText(hang.collective)}</code>
+                  in <code class="line">{call}</code>
                 </>
               )}
             </p>
@@ -137,7 +132,7 @@ function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boo
         )}
         {hang.cycle.length > 0 && (
           <Side title="Wait cycle">
-            <Circle cycle={hang.cycle} />
+            <Circle ring={ring} cycle={hang.cycle} />
           </Side>
         )}
         {hang.evidence.length > 0 && (
@@ -163,10 +158,10 @@ function HangBody({ run, hang, now, said }: { run: OpenRun; hang: Hang; now: boo
         </details>
       )}
       <WhereaboutsTable run={run} hang={hang} now={now} />
-      <StacksView stacks={hang.stacks} culprits={guilty} />
-      <FlightView flight={hang.flight} culprits={guilty} now={now} />
+      <StacksView stacks={stacks} />
+      {flight !== null && <FlightView flight={flight} />}
       <p class="muted small">
-        {now && `${kindOf(hang.kind).meaning} `}Full record: <code>{hang.file}</code> in the run’s folder.
+        {now && `${meaning} `}Full record: <code>{hang.file}</code> in the run’s folder.
       </p>
     </>
   );

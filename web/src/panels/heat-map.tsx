@@ -2,7 +2,7 @@
 
 import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useId, useMemo, useRef } from "preact/hooks";
-import type { NodesDocument } from "../api/documents";
+import type { NodesDocument } from "../api/node-documents";
 import { HeatControl, marksOf } from "../charts/heat-control";
 import type { Stat } from "../charts/heat-piece";
 import type { Span } from "../charts/heat-picture";

@@ -2,7 +2,8 @@
 
 import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
-import type { NodesDocument, SamplesDocument } from "../api/documents";
+import type { SamplesDocument } from "../api/documents";
+import type { NodesDocument } from "../api/node-documents";
 import { stepRange, viewOf } from "../charts/columns";
 import { LineLegend } from "../charts/line-legend";
 import { Plot } from "../charts/plot";

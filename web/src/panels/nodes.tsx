@@ -1,11 +1,10 @@
 /** The nodes of a job with their problems, such as a wrong clock or silence; those with problems first. */
 
 import { useSignal } from "@preact/signals";
-import type { NodeRow, NodesDocument } from "../api/documents";
+import type { NodeRow, NodesDocument } from "../api/node-documents";
 import { useAnswer, type OpenRun } from "../run/open-run";
 import { Card } from "../ui/card";
 import { binary, count, dateTime, duration, percent } from "../ui/format";
-import { hubNow, problemsOf, rangeText, usedMemory } from "../words/nodes";
 import { countOf } from "../words/ranks";
 import "./nodes.css";
 
@@ -21,7 +20,7 @@ export function NodesPanel({ run }: { run: OpenRun }) {
   if (value === null || value.total < 2) return null;
   const live = run.status.value?.over === false;
   const now = hubNow(value.nodes);
-  const rows = value.nodes.map((node) => ({ node, odd: problemsOf(node, now, live) }));
+  const rows = value.nodes.map((node) => ({ node, odd: node.problems }));
   rows.sort((one, two) => Number(two.odd.length > 0) - Number(one.odd.length > 0));
   const odd = rows.filter((row) => row.odd.length > 0).length;
   const calm = rows.filter((row) => row.odd.length === 0).map((row) => row.node);
@@ -162,4 +161,22 @@ function spansOf(node: NodeRow): string {
 
 function milliseconds(ns: number | null): number | null {
   return ns === null ? null : ns / 1e6;
+}
+
+/** The current time by the hub's clock: its last contact with any node. */
+function hubNow(nodes: readonly NodeRow[]): number {
+  return Math.max(0, ...nodes.flatMap((node) => [node.heard_wall_ns ?? 0, node.sample?.["wall_ns"] ?? 0]));
+}
+
+function usedMemory(node: NodeRow): number | null {
+  const [total, left] = [node.sample?.["mem_total"], node.sample?.["mem_available"]];
+  return typeof total === "number" && typeof left === "number" && total > 0 ? 1 - left / total : null;
+}
+
+/** `38% – 45%`; a single value if all are written alike, – without any. */
+export function rangeText(values: readonly (number | null | undefined)[], shown: (value: number) => string): string {
+  const known = values.filter((value): value is number => typeof value === "number" && Number.isFinite(value));
+  if (known.length === 0) return "–";
+  const [least, most] = [shown(Math.min(...known)), shown(Math.max(...known))];
+  return least === most ? most : `${least} – ${most}`;
 }

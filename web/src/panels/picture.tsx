@@ -1,14 +1,14 @@
-/** A small chart of a finding's evidence (words/pictures.ts). */
+/** A small chart of a finding's evidence. */
 
+import type { Chart } from "../api/text-documents";
 import { Bars } from "../charts/bars";
 import { count } from "../ui/format";
-import type { Picture } from "../words/pictures";
 import "./picture.css";
 
 const WIDE = 300;
 const HIGH = 74;
 
-export function PictureView({ picture }: { picture: Picture }) {
+export function PictureView({ picture }: { picture: Chart }) {
   return (
     <figure class="picture">
       <figcaption>{picture.title}</figcaption>
@@ -16,9 +16,9 @@ export function PictureView({ picture }: { picture: Picture }) {
         <>
           <Bars
             label={picture.title}
-            mark={picture.mark}
-            most={picture.most}
-            rows={picture.bars.map((bar) => ({ key: bar.name, name: bar.name, value: bar.value, text: bar.text, culprit: bar.tone === "culprit", phase: bar.tone === "culprit" ? undefined : bar.phase }))}
+            mark={picture.mark ?? undefined}
+            most={picture.most ?? undefined}
+            rows={picture.bars.map((bar) => ({ key: bar.name, name: bar.name, value: bar.value, text: bar.text, culprit: bar.tone === "culprit", phase: bar.tone === "culprit" ? undefined : (bar.phase ?? undefined) }))}
           />
           {picture.note && <p class="muted">{picture.note}</p>}
         </>
@@ -29,7 +29,7 @@ export function PictureView({ picture }: { picture: Picture }) {
   );
 }
 
-function Strip({ steps, first, last }: Extract<Picture, { form: "strip" }>) {
+function Strip({ steps, first, last }: Extract<Chart, { form: "strip" }>) {
   const at = (step: number): number => ((step - first) / (last - first)) * (WIDE - 4) + 2;
   const some = steps.slice(0, 6).map(count).join(", ");
   return (
@@ -48,7 +48,7 @@ function Strip({ steps, first, last }: Extract<Picture, { form: "strip" }>) {
   );
 }
 
-function Slope({ title, points, end }: Extract<Picture, { form: "slope" }>) {
+function Slope({ title, points, end }: Extract<Chart, { form: "slope" }>) {
   const first: [number, number] = points[0] ?? [0, 0];
   const last: [number, number] = points.at(-1) ?? [1, 1];
   const x = (step: number): number => ((step - first[0]) / (last[0] - first[0] || 1)) * WIDE;

@@ -1,16 +1,10 @@
 /** The cost of a finding in one line, and the time that would remain without it. */
 
-import type { Finding } from "../api/documents";
 import { percent } from "../ui/format";
-import { priceOf, type Price } from "../words/price";
 import "./price.css";
 
-export function PriceLine({ finding, live }: { finding: Finding; live: boolean }) {
-  const price = priceOf(finding, live);
-  return price === null ? null : <PriceView {...price} />;
-}
-
-export function PriceView({ words, left }: Price) {
+/** `words`: short phrases; `left`: the share of the time that would remain, null if unknown. */
+export function PriceView({ words, left }: { words: readonly string[]; left: number | null }) {
   return (
     <div class="price">
       <p>

@@ -57,13 +57,13 @@ export function RankTable({ run }: { run: OpenRun }) {
         name: `${run.name}-ranks-by-cost`,
         make: () =>
           answer && {
-            columns: ["rank", "host", "pid", "state", "standing", "last_step", ...Object.keys(answer.mean_ns).map((name) => `${device ? "device_" : ""}${name}_mean_ns`)],
+            columns: ["rank", "host", "pid", "state", "hang_state", "last_step", ...Object.keys(answer.mean_ns).map((name) => `${device ? "device_" : ""}${name}_mean_ns`)],
             rows: answer.rank.map((rank, at) => [
               rank,
               answer.host[at] ?? "",
               answer.pid[at] ?? null,
               answer.state[at] ?? "",
-              answer.standing?.[at] ?? "",
+              answer.hang_state[at] ?? "",
               answer.last_step[at] ?? null,
               ...Object.values(answer.mean_ns).map((means) => means[at] ?? null),
             ]),
@@ -115,7 +115,7 @@ function Rows({ run, answer, phases }: { run: OpenRun; answer: RanksDocument; ph
                   ))}
                 </span>
               </td>
-              <td>{answer.standing?.[at] ?? answer.state[at]}</td>
+              <td>{answer.hang_state[at] ?? answer.state[at]}</td>
             </tr>
           ))}
         </tbody>

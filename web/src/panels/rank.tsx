@@ -136,7 +136,7 @@ function Known({ run, rank, several, tools }: KnownProps) {
         <summary>Process and settings</summary>
         <div class="rank-about">
           <Identity rank={rank} />
-          <Facts facts={rank.facts} />
+          <Facts sections={rank.facts_text} />
         </div>
       </details>
     </Card>

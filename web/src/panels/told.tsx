@@ -3,7 +3,6 @@
 import { useState } from "preact/hooks";
 import type { Told, Verdict } from "../api/report-document";
 import { SeverityMark, severityWord } from "../ui/severity";
-import { kindOf } from "../words/kinds";
 import { Circle } from "./circle";
 import { Evidence } from "./evidence";
 import { PriceView } from "./price";
@@ -56,7 +55,7 @@ function Facts({ told }: { told: Told }) {
   return (
     <p class="facts">
       <span class={`severity ${told.look}`}>{severityWord(told.look)}</span>
-      {told.kind !== "" && <span>{kindOf(told.kind).name}</span>}
+      {told.kind !== "" && <span>{told.kind}</span>}
       {told.facts.map((fact) => (
         <span key={fact}>{fact}</span>
       ))}
@@ -65,7 +64,7 @@ function Facts({ told }: { told: Told }) {
 }
 
 function ToldBody({ told }: { told: Told }) {
-  const known = Object.keys(told.evidence).length > 0;
+  const known = told.evidence.length > 0;
   if (told.price === null && told.advice.length + told.sides.length === 0 && told.certainty === null && !known) return null;
   return (
     <div class="finding-body">
@@ -87,7 +86,7 @@ function ToldBody({ told }: { told: Told }) {
       {known && (
         <details class="fold">
           <summary>Evidence</summary>
-          <Evidence of={told.evidence} />
+          <Evidence rows={told.evidence} />
         </details>
       )}
     </div>
@@ -100,7 +99,7 @@ function Sides({ sides }: { sides: Told["sides"] }) {
       {sides.map((side) => (
         <div key={side.title}>
           <h3>{side.title}</h3>
-          {side.form === "cycle" ? <Circle cycle={side.items.map(([text]) => text)} /> : <SideList side={side} />}
+          {side.ring.length > 0 ? <Circle ring={side.ring} cycle={side.items.map(([text]) => text)} /> : <SideList side={side} />}
         </div>
       ))}
     </div>

@@ -1,22 +1,19 @@
 /** Where each rank is: equal ones in one row, culprits first, with the kernel's state of their processes. */
 
 import type { Hang } from "../api/hang-documents";
+import type { HangPlace } from "../api/text-documents";
 import type { OpenRun } from "../run/open-run";
-import { duration, percent } from "../ui/format";
+import { duration } from "../ui/format";
 import { useNow } from "../ui/now";
-import { whereabouts, workerText, type Whereabouts } from "../words/hang";
-import { spansText } from "../words/ranks";
-import { placeText } from "../words/stacks";
 import { RankButton } from "./rank-button";
 
-const ROWS = 30;
 const BUTTONS = 3;
 
 /** `now`: the hang is ongoing, so the silence grows. */
 export function WhereaboutsTable({ run, hang, now }: { run: OpenRun; hang: Hang; now: boolean }) {
   const nowMs = useNow(now ? 1000 : 0, run.now);
   const sinceNs = now ? Math.max(0, nowMs * 1e6 - hang.declared_wall_ns) : 0;
-  const rows = whereabouts(hang, now);
+  const { rows, left } = hang.text.places;
   if (rows.length === 0) return null;
   const title = now ? "Where each rank is" : "Where each rank was";
   const several = hang.hosts.length > 1;
@@ -42,19 +39,18 @@ export function WhereaboutsTable({ run, hang, now }: { run: OpenRun; hang: Hang;
             </tr>
           </thead>
           <tbody>
-            {rows.slice(0, ROWS).map((row) => (
-              <Line key={row.ranks.join()} run={run} row={row} several={several} sinceNs={sinceNs} now={now} />
+            {rows.map((row) => (
+              <Line key={row.ranks.join()} run={run} row={row} several={several} sinceNs={sinceNs} />
             ))}
           </tbody>
         </table>
       </div>
-      {rows.length > ROWS && <p class="muted">and {rows.length - ROWS} more places</p>}
+      {left > 0 && <p class="muted">and {left} more places</p>}
     </div>
   );
 }
 
-function Line({ run, row, several, sinceNs, now }: { run: OpenRun; row: Whereabouts; several: boolean; sinceNs: number; now: boolean }) {
-  const told = row.workers.filter((worker) => typeof worker["at"] === "string" || !["S", "R", ""].includes(String(worker["state"] ?? "")));
+function Line({ run, row, several, sinceNs }: { run: OpenRun; row: HangPlace; several: boolean; sinceNs: number }) {
   return (
     <tr class={row.culprit ? "culprit" : ""}>
       <th scope="row">
@@ -64,29 +60,25 @@ function Line({ run, row, several, sinceNs, now }: { run: OpenRun; row: Whereabo
             <span class="hidden">culprit </span>
           </span>
         )}
-        {row.ranks.length <= BUTTONS ? row.ranks.map((rank) => <RankButton key={rank} run={run} rank={rank} />) : `${spansText(row.ranks)}`}
+        {row.ranks.length <= BUTTONS ? row.ranks.map((rank) => <RankButton key={rank} run={run} rank={rank} />) : row.who}
       </th>
-      {several && <td>{row.hosts.slice(0, 3).join(", ")}</td>}
-      <td>{row.doing || "–"}</td>
+      {several && <td>{row.hosts}</td>}
+      <td>{row.call || "–"}</td>
       <td>
-        {row.at === null ? (
-          "–"
-        ) : (
-          <code title={row.at.file}>{placeText(row.at)}</code>
-        )}
-        {told.slice(0, 4).map((worker) => (
-          <div key={String(worker["pid"])} class="small">
-            {workerText(worker, now)}
+        {row.where === null ? "–" : <code title={row.where.file}>{row.where.text}</code>}
+        {row.workers.map((worker) => (
+          <div key={worker} class="small">
+            {worker}
           </div>
         ))}
       </td>
       <td>
-        {row.steps.length > 0 ? spansText(row.steps) : "–"}
-        {row.phases.length > 0 && <span class="muted"> {row.phases.join(", ")}</span>}
+        {row.steps || "–"}
+        {row.phases !== "" && <span class="muted"> {row.phases}</span>}
       </td>
       <td>{row.state}</td>
-      <td class="number">{row.cpu === null ? "–" : row.cpu[0] === row.cpu[1] ? percent(row.cpu[0]) : `${percent(row.cpu[0])}–${percent(row.cpu[1])}`}</td>
-      <td class="number">{duration(row.silentS * 1e9 + sinceNs)}</td>
+      <td class="number">{row.cpu || "–"}</td>
+      <td class="number">{duration(row.silent_s * 1e9 + sinceNs)}</td>
     </tr>
   );
 }

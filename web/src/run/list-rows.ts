@@ -2,7 +2,6 @@
 
 import { MOST_COMPARED } from "../address";
 import type { RunRow } from "../api/documents";
-import { statusText } from "../words/standing";
 
 export const COLUMNS = [
   ...(["name", "status", "created_wall_ns", "duration_s", "ranks", "steps", "median_step_ms"] as const),
@@ -49,9 +48,9 @@ export function writeView(view: ListView): string {
 export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
   const found = rows.filter((row) => {
-    if (view.status !== "" && statusText(row) !== view.status) return false;
+    if (view.status !== "" && row.status_text !== view.status) return false;
     if (view.tag !== "" && !(row.tags ?? []).includes(view.tag)) return false;
-    const about = [row.name, row.id, statusText(row), row.verdict, row.note, row.host, row.commit, row.folder];
+    const about = [row.name, row.id, row.status_text, row.verdict, row.note, row.host, row.commit, row.folder];
     const text = [...about.map((one) => one ?? ""), ...(row.tags ?? []), (row.command ?? []).join(" ")].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
@@ -62,7 +61,7 @@ export function chosenRows(rows: readonly RunRow[], view: ListView): RunRow[] {
 /** Number of runs per status, most frequent first. */
 export function statuses(rows: readonly RunRow[]): [string, number][] {
   const found = new Map<string, number>();
-  for (const row of rows) found.set(statusText(row), (found.get(statusText(row)) ?? 0) + 1);
+  for (const row of rows) found.set(row.status_text, (found.get(row.status_text) ?? 0) + 1);
   return [...found].sort((one, two) => two[1] - one[1] || (one[0] < two[0] ? -1 : 1));
 }
 
@@ -107,7 +106,7 @@ export function toggled(chosen: readonly string[], id: string): string[] {
 }
 
 function cell(row: RunRow, column: Column): string | number | null {
-  return column === "status" ? statusText(row) : (row[column] ?? null);
+  return column === "status" ? row.status_text : (row[column] ?? null);
 }
 
 const names = new Intl.Collator("en", { numeric: true, sensitivity: "base" });

@@ -5,7 +5,6 @@ import type { OpenRun } from "../run/open-run";
 import { CopyButton } from "../ui/copy-button";
 import { duration } from "../ui/format";
 import { useNow } from "../ui/now";
-import { statusText } from "../words/standing";
 import { SignInForm, WhereTheTokenIs } from "./sign-in";
 import "./banner.css";
 
@@ -62,7 +61,7 @@ function Lost({ run }: { run: OpenRun }) {
 
 function Ended({ run }: { run: OpenRun }) {
   const status = run.status.value;
-  const how = status === null ? "over" : statusText(status);
+  const how = status === null ? "over" : status.status_text;
   return (
     <Strip tone="info" title={how === "finished" ? "The run has finished." : `The run has ended: ${how}.`}>
       <p>

@@ -20,8 +20,8 @@ export interface Overlay {
   lines: { at: number; step: number[]; value: number[] }[];
 }
 
-export function CompareMetrics({ source, found }: { source: Source; found: CompareDocument }) {
-  const answers = useMetrics(source, found);
+/** `answers`: of `useMetrics`. */
+export function CompareMetrics({ found, answers }: { found: CompareDocument; answers: readonly (MetricsDocument | null)[] }) {
   const overlays = overlaysOf(answers);
   if (overlays.length === 0) return null;
   const names = found.runs.map((run, at) => `${letterOf(at)}: ${run.label}`);
@@ -46,10 +46,11 @@ export function CompareMetrics({ source, found }: { source: Source; found: Compa
   );
 }
 
-/** The metrics of each run; null: not known. */
-export function useMetrics(source: Source, found: CompareDocument): (MetricsDocument | null)[] {
+/** The metrics of each run, requested once for table and charts; null: not known. */
+export function useMetrics(source: Source, found: CompareDocument | null): (MetricsDocument | null)[] {
   const answers = useSignal<(MetricsDocument | null)[]>([]);
   useEffect(() => {
+    if (found === null) return undefined;
     const stop = new AbortController();
     const ask = (id: string): Promise<MetricsDocument | null> => source.get<MetricsDocument>(`runs/${encoded(id)}/metrics`, { bins: BINS }, stop.signal).catch(() => null);
     void Promise.all(found.runs.map((run) => ask(run.id))).then((all) => {

@@ -2,18 +2,17 @@
 
 import type { CompareCell, CompareDocument, CompareRow } from "../api/compare-documents";
 import type { MetricsDocument } from "../api/documents";
-import type { Source } from "../api/source";
 import { numberText } from "../panels/metrics";
 import { letterOf } from "../run/compare";
 import { Card, Nothing } from "../ui/card";
 import { Letter } from "./compare-letter";
-import { useMetrics } from "./compare-metrics";
 
 const SHAPES = { better: "▼", worse: "▲", alike: "≈" };
 const WORDS = { better: "better", worse: "worse", alike: "within what chance can do" };
 
-export function CompareTable({ source, found }: { source: Source; found: CompareDocument }) {
-  const rows = [...found.rows, ...metricRows(useMetrics(source, found))];
+/** `answers`: of `useMetrics`. */
+export function CompareTable({ found, answers }: { found: CompareDocument; answers: readonly (MetricsDocument | null)[] }) {
+  const rows = [...found.rows, ...metricRows(answers)];
   const sections = [...new Set(rows.map((row) => row.section))];
   const clock = found.clock === "device" ? "device time (the list of runs shows host time)" : "host time";
   return (

@@ -18,7 +18,7 @@ import { countOf } from "../words/ranks";
 import { CompareCurves } from "./compare-curves";
 import { CompareFindings } from "./compare-findings";
 import { Letter } from "./compare-letter";
-import { CompareMetrics } from "./compare-metrics";
+import { CompareMetrics, useMetrics } from "./compare-metrics";
 import { CompareSettings } from "./compare-settings";
 import { CompareTable } from "./compare-table";
 import { PageTools } from "./page-tools";
@@ -31,6 +31,7 @@ const AGAIN_MS = 10_000;
 
 export function CompareScreen({ source, runs }: { source: Source; runs: string[] }) {
   const { found, failure, again } = useComparison(source, runs);
+  const metrics = useMetrics(source, found);
   const [one = "", two = "", ...others] = runs;
   const show = (chosen: readonly string[]): void => go({ screen: "compare", runs: [...chosen] });
   const what = (found?.runs.map((run) => run.label) ?? runs).join(", ");
@@ -53,9 +54,9 @@ export function CompareScreen({ source, runs }: { source: Source; runs: string[]
             {failure !== null && <p class="banner warning">The data is out of date: {failure.message}</p>}
             <Headline found={found} />
             <Columns source={source} found={found} show={show} />
-            <CompareTable source={source} found={found} />
+            <CompareTable found={found} answers={metrics} />
             <CompareCurves source={source} found={found} />
-            <CompareMetrics source={source} found={found} />
+            <CompareMetrics found={found} answers={metrics} />
             <CompareFindings found={found} />
             <CompareSettings found={found} />
           </>

@@ -58,7 +58,7 @@ function number(value: unknown): number {
 function WhereTheyAre({ ranks }: { ranks: RanksDocument }) {
   const groups = new Map<string, number[]>();
   ranks.rank.forEach((rank, at) => {
-    const doing = [ranks.standing?.[at] ?? ranks.state[at], ranks.live_phase[at]].filter(Boolean).join(", in ");
+    const doing = [ranks.hang_state[at] ?? ranks.state[at], ranks.live_phase[at]].filter(Boolean).join(", in ");
     groups.set(doing, [...(groups.get(doing) ?? []), rank]);
   });
   const rows = [...groups].sort((one, two) => two[1].length - one[1].length).slice(0, MOST_ROWS);

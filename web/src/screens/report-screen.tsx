@@ -11,7 +11,7 @@ import { StacksView } from "../panels/stacks";
 import { TimelineCard } from "../panels/timeline";
 import { ToldCard } from "../panels/told";
 import { Card } from "../ui/card";
-import type { Look } from "../ui/severity";
+import type { Look } from "../api/text-documents";
 import { Chip } from "../ui/status-chip";
 import { setTab, type Mark } from "../ui/tab";
 import { theme } from "../ui/theme";
@@ -73,15 +73,14 @@ function PartView({ part, file }: { part: Part; file: string }) {
       return (
         <Card title={part.title}>
           <div class="flight">
-            <FlightRecords flight={part.flight} culprits={part.flight.culprits} now all={part} />
+            <FlightRecords flight={part.flight} report />
           </div>
         </Card>
       );
     case "stacks":
       return (
         <Card title={part.title} about="equal ones grouped">
-          <StacksView stacks={part.stacks} culprits={part.culprits} headed={false} />
-          {part.more !== "" && <p class="muted">{part.more}</p>}
+          <StacksView stacks={part.stacks} headed={false} />
         </Card>
       );
     case "list":

@@ -18,7 +18,7 @@ import { setTab, type Mark } from "../ui/tab";
 import { theme } from "../ui/theme";
 import { tell } from "../ui/toast";
 import { gpuLoad } from "../words/context";
-import { ranksWords, statusText, stillIn, stillTitle } from "../words/standing";
+import { countOf } from "../words/ranks";
 import { PageTools } from "./page-tools";
 import { RankField } from "./rank-field";
 import { ScreenBar } from "./screen-bar";
@@ -51,7 +51,7 @@ function Standing({ run }: { run: OpenRun }) {
   if (connection === "file") {
     return (
       <>
-        <StatusChip of={status ?? { status: "unfinished" }} /> <Chip tone="" shape="▤" words="copy" />
+        <StatusChip of={status ?? { status_text: "unfinished", status_severity: "warning" }} /> <Chip tone="" shape="▤" words="copy" />
       </>
     );
   }
@@ -79,7 +79,7 @@ function Pace({ run }: { run: OpenRun }) {
   const now = useNow(going ? 1000 : 0, run.now);
   if (status === null) return null;
   const step = newestStep(status, steps);
-  const still = going ? stillIn(run.findings.value?.findings ?? []) : null;
+  const hung = going ? status.hung_steps : null;
   const context = run.about.value?.context;
   const began = context?.created_wall_ns ?? null;
   const end = status.ended_wall_ns ?? context?.end?.wall_ns ?? (going ? now * 1e6 : lastStepEndNs(steps));
@@ -88,8 +88,9 @@ function Pace({ run }: { run: OpenRun }) {
   const pace = going && status.live_ranks > 0 && stalled === null ? paceNow(steps, quiet) : null;
   return (
     <ul class="bar-facts" aria-label="Progress">
-      {still === null ? <li>{step < 0 ? (status.over ? "no step" : "no step yet") : `step ${count(step)}`}</li> : <li title={stillTitle(step)}>in {stepsText(still)}</li>}
-      <li class={going && (status.still_ranks ?? 0) > 0 ? "stalled" : undefined}>{ranksWords(status, going)}</li>
+      {hung === null ? <li>{step < 0 ? (status.over ? "no step" : "no step yet") : `step ${count(step)}`}</li> : <li title={hungTitle(step)}>in {stepsText(hung)}</li>}
+      {/* For a copy or a silent hub, the current state of the ranks is unknown. */}
+      <li class={going && status.hung_ranks > 0 ? "stalled" : undefined}>{going || status.over ? status.ranks_text : countOf(status.ranks, "rank")}</li>
       {stalled !== null && <li class="stalled">no step for {duration(stalled * 1e6, true)}</li>}
       {pace !== null && <li>{digits(pace)} steps/s</li>}
       <GpuLoad run={run} />
@@ -97,6 +98,11 @@ function Pace({ run }: { run: OpenRun }) {
       {status.attempt > 0 && <li title="The job was restarted; this is its latest attempt">attempt {status.attempt + 1}</li>}
     </ul>
   );
+}
+
+/** Explains why the figures end before the step of the hang. */
+function hungTitle(whole: number): string {
+  return whole < 0 ? "No step has ended yet." : `Step ${count(whole)} was the last to end; the figures cover completed steps.`;
 }
 
 /** How busy the GPUs are, from the summary: a glance says whether the job computes at all. */
@@ -150,8 +156,8 @@ function useTab(run: OpenRun): void {
   const severity = run.findings.value?.verdict?.severity;
   const broken = run.connection.value === "lost" || run.connection.value === "refused";
   const mark = severity !== undefined ? MARKS[severity] : broken ? "none" : status?.over === false ? "live" : "none";
-  const still = stillIn(run.findings.value?.findings ?? []);
-  const where = status === null ? "" : status.over ? ` · ${statusText(status)}` : still !== null ? ` · hung in ${stepsText(still)}` : step < 0 ? "" : ` · step ${count(step)}`;
+  const hung = status?.hung_steps ?? null;
+  const where = status === null ? "" : status.over ? ` · ${status.status_text}` : hung !== null ? ` · hung in ${stepsText(hung)}` : step < 0 ? "" : ` · step ${count(step)}`;
   const title = `${run.label.value}${where}`;
   const colors = theme.value;
   useEffect(() => setTab(title, mark), [title, mark, colors]);

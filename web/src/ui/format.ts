@@ -106,6 +106,10 @@ export function tick(value: number, format: (value: number) => string): string {
   return value === 0 ? "0" : format(value).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 }
 
+export function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** At most `longest` characters, then an ellipsis; surrogate pairs are not split. */
 export function cutText(text: string, longest: number): string {
   if (text.length <= longest) return text;

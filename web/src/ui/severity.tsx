@@ -1,8 +1,6 @@
 /** Severity as a shape, a color and a word. */
 
-import type { Severity } from "../api/documents";
-
-export type Look = Severity | "healthy";
+import type { Look } from "../api/text-documents";
 
 const MARKS: Record<Look, [string, string]> = {
   critical: ["✖", "critical"],

@@ -1,9 +1,8 @@
 /** Collectives as rows of a sortable table. Pure. */
 
-import type { CollectiveGroup, MeasuredOnDevice } from "../api/documents";
-import { count, duration, percent } from "../ui/format";
-import { isRecord } from "./evidence";
-import { groupName } from "./hang";
+import { isRecord } from "../api/copy-bytes";
+import type { CollectiveGroup } from "../api/documents";
+import { count, percent } from "../ui/format";
 
 /** Below this, no percentage: one of three is not "33%". */
 const SHARE_FROM = 20;
@@ -41,10 +40,10 @@ export interface ExchangeRow {
 
 export type SortBy = "group" | "op" | "count" | "bytes" | "exposedMs" | "overlappedMs" | "transferMs";
 
-/** The name of a group, or its purpose (`data`) if it has none. */
-export function groupTitle(group: Pick<CollectiveGroup, "name" | "description" | "kind">): string {
-  if (!group.name && !group.description) return group.kind;
-  return groupName({ group: group.name, description: group.description });
+/** The description of a group, else its name, else its purpose (`data`); torch calls a group without a name "undefined". */
+export function groupTitle({ name, description, kind }: Pick<CollectiveGroup, "name" | "description" | "kind">): string {
+  if (description && description !== "undefined") return description;
+  return /^\d+$/.test(name) ? `group ${name}` : name || kind;
 }
 
 export function exchangeRows(groups: readonly CollectiveGroup[]): ExchangeRow[] {
@@ -79,17 +78,6 @@ export function sorted(rows: readonly ExchangeRow[], by: SortBy, backwards: bool
     if (typeof a === "string" || typeof b === "string") return sign * String(a).localeCompare(String(b));
     return sign * (b - a);
   });
-}
-
-/** How collectives were measured on the device; the same text as in `summary.txt`. */
-export function measuredText(measured: MeasuredOnDevice | null | undefined): string {
-  if (!measured) return "";
-  const { steps, of, missed, last_unread: last, exposed_ms: exposed } = measured;
-  const parts = [`Measured on the device (NCCL's Flight Recorder) in ${count(steps)} of ${count(of)} steps`];
-  if (missed > 0) parts.push(missed === 1 ? "1 step was overwritten before it could be read" : `${count(missed)} steps were overwritten before they could be read`);
-  if (last > 0) parts.push(last === 1 ? "the last step was not read" : `the last ${count(last)} steps were not read`);
-  if (exposed !== null) parts.push(`computation waits ${duration(exposed * 1e6)} per step for it`);
-  return `${parts.join("; ")}.`;
 }
 
 export function timesOf(times: number, all: number): string {

@@ -1,21 +1,14 @@
 /** The context of a run in words: command, mesh, machines. Pure. */
 
+import { isRecord } from "../api/copy-bytes";
 import type { RunContext } from "../api/documents";
-import { binary, dateTime, duration } from "../ui/format";
-import { codeText } from "./endings";
-import { isRecord, type Row } from "./evidence";
+import type { Row } from "../api/text-documents";
+import { binary, duration } from "../ui/format";
 import { countOf, numbersIn, spansText } from "./ranks";
 
 /** The command, quoted for a shell. */
 export function commandText(words: readonly string[] | null): string {
   return (words ?? []).map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
-}
-
-/** `status`: the run's final status in words; the launcher alone cannot distinguish a crash from a failure. */
-export function endText(end: RunContext["end"], status: string | null): string {
-  if (end === null) return "";
-  const code = end.exit_code === null || end.exit_code === 0 || status === codeText(end.exit_code) ? "" : `, ${codeText(end.exit_code)}`;
-  return `${status ?? end.status}${code}, ${dateTime(end.wall_ns)}`;
 }
 
 /** `ada on node-7`; a user without a name is shown as `uid N`. */

@@ -14,17 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from stepscope.errors import RunError, UsageError
-from stepscope.hangs.report import past_if_over
 from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.responses import ApiError, Body, json_body
 from stepscope.hub.open_run import OpenRun
-from stepscope.reports.layout import finding_price
-from stepscope.reports.sections import listed_steps
+from stepscope.records.text import count_text
+from stepscope.reports.event_text import exit_text
+from stepscope.reports.finding_text import (
+    finding_price,
+    findings_document,
+    judged_text,
+    nothing_text,
+)
+from stepscope.reports.hang_text import hang_document
+from stepscope.reports.sections import attempt_texts, errors_view
+from stepscope.reports.summary_text import measured_text
 from stepscope.store.catalog import RunEntry
 from stepscope.store.live.failures import read_hang_records
 from stepscope.store.live.logs import data_at
@@ -64,14 +73,41 @@ _KEPT = (
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
-    """Return the findings.  ``verdict``: the first in short, with its price; null while there are no findings."""
+    """Return the findings with their text.  ``verdict``: the first in short, with its price; null without findings."""
+    made_from = run.live.judged if run.document is None else run.document
+    known = _FINDINGS.get(run)
+    if known is None or known[0] is not made_from or known[1] != run.over:
+        # Every client of the stream asks at every change of the run; findings change only when the rules ran.
+        known = _FINDINGS[run] = (made_from, run.over, _findings_document(run))
+    return known[2] if known[2]["findings"] else {**known[2], "nothing": _nothing_of(run)}
+
+
+_FINDINGS: WeakKeyDictionary[OpenRun, tuple[object, bool, dict[str, Any]]] = WeakKeyDictionary()
+
+
+def _findings_document(run: OpenRun) -> dict[str, Any]:
     if run.document is not None:
-        found = run.document.get("findings")
-        return {"live": False, "verdict": run.document.get("verdict"), "findings": found or []}
-    said = run.live.findings()
-    findings = said.pop("findings")
-    judged = {} if said["step"] is None else {"judged": said}
-    return {"live": True, "verdict": _verdict(findings[0]) if findings else None, "findings": findings, **judged}
+        return findings_document(run.document.get("findings"), run.document.get("verdict"), live=False, over=run.over)
+    judged = run.live.findings()
+    rows = judged.pop("findings")
+    found = findings_document(rows, _verdict(rows[0]) if rows else None, live=True, over=run.over)
+    if judged["step"] is None:
+        return found
+    return {**found, "judged": {**judged, "text": judged_text(judged, rows)}}
+
+
+def _nothing_of(run: OpenRun) -> list[str]:
+    """Return what to say of a run without findings, in a headline and a sentence."""
+    live = run.live
+    return [
+        *nothing_text(
+            over=run.over,
+            ranks=live.planes.columns,
+            world_size=live.registry.world_size,
+            steps=live.planes.newest + 1,
+            collecting=live.judged.collecting,
+        )
+    ]
 
 
 def status_of(run: OpenRun) -> dict[str, Any]:
@@ -80,7 +116,38 @@ def status_of(run: OpenRun) -> dict[str, Any]:
     text, severity = run.status_text(hung=bool(info["still_ranks"]))
     words = {"status": run.status(), "status_text": text, "status_severity": severity}
     standing = {**words, "over": run.over, "leaving": run.leaving, "ended_wall_ns": run.ended_wall_ns()}
-    return {**standing, **{name: info[name] for name in _KEPT}}
+    return {
+        **standing,
+        **{name: info[name] for name in _KEPT},
+        "hung_ranks": info["still_ranks"],
+        "hung_steps": None if run.over else _hung_steps(run),
+        "ranks_text": _ranks_text(info, over=run.over),
+    }
+
+
+def _hung_steps(run: OpenRun) -> list[int] | None:
+    """Return the first and last of the steps in which the job hangs now."""
+    lasting = (
+        finding
+        for finding in run.live.judged.findings
+        if finding.kind.startswith("hang_") and finding.evidence.get("over") is None
+    )
+    return next((list(finding.steps) for finding in lasting if finding.steps), None)
+
+
+def _ranks_text(info: Mapping[str, Any], *, over: bool) -> str:
+    """``8 ranks``, ``7 of 8 ranks``, ``7 of 8 ranks hung``."""
+    ranks, live, hung = info["ranks"], info["live_ranks"], info["still_ranks"]
+    most = max(ranks, info["world_size"])
+    if over:
+        return count_text(ranks, "rank") if ranks else "no rank"
+    if not ranks:
+        return f"{count_text(most, 'rank')} expected" if most else "no rank yet"
+    if not live:
+        return "the rank has ended" if ranks == 1 else f"all {ranks:,} ranks have ended"
+    if hung:
+        return f"{f'{hung:,} of ' if hung < most else ''}{count_text(most, 'rank')} hung"
+    return f"{live:,} of {count_text(most, 'rank')}" if live < most else count_text(ranks, "rank")
 
 
 def _verdict(finding: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,10 +251,20 @@ def run_document(run: OpenRun, folder: str | None = None) -> dict[str, Any]:
         "reopen": _reopen(run),
         "reading": run.live.partial,
         **status_of(run),
-        "context": run.context(),
+        "context": {**run.context(), "end_text": _end_text(run)},
         "verdict": found["verdict"],
         "info": run.live.info(),
     }
+
+
+def _end_text(run: OpenRun) -> str:
+    """Return how the run ended; its launcher alone cannot distinguish a crash from a failure."""
+    end = run.context().get("end")
+    if not isinstance(end, Mapping):
+        return ""
+    text = run.status_text(hung=False)[0] if run.over else str(end.get("status", ""))
+    code = end.get("exit_code")
+    return f"{text}, {exit_text(code)}" if type(code) is int and code and text != exit_text(code) else text
 
 
 RUN_RESOURCES = (
@@ -294,8 +371,7 @@ async def hangs_document(run: OpenRun) -> dict[str, Any]:
     hangs = await run.hangs() if there else ()
     rows = [
         {
-            **past_if_over(hang, over=run.over).to_dict(),
-            "steps": listed_steps(hang),
+            **hang_document(hang, over=run.over),
             "file": hang_path(Path(), hang.host, hang.number).as_posix(),
         }
         for hang in hangs
@@ -306,12 +382,14 @@ async def hangs_document(run: OpenRun) -> dict[str, Any]:
 async def summary_document(run: OpenRun, *, keys: Sequence[str] | None = None) -> dict[str, Any]:
     whole = await run.summary()
     chosen = {key: whole[key] for key in whole if key in keys} if keys else whole
-    return {"live": run.document is None, "summary": chosen}
+    text = {"errors": errors_view(chosen.get("errors")), "attempts": attempt_texts(chosen.get("attempts"))}
+    return {"live": run.document is None, "summary": chosen, "text": text}
 
 
 async def collectives_document(run: OpenRun) -> dict[str, Any]:
     found = (await run.summary()).get("communication")
-    return {"measured": None, "groups": [], "groups_left_out": 0, **(found if isinstance(found, Mapping) else {})}
+    known = found if isinstance(found, Mapping) else {}
+    return {"measured": None, "groups": [], "groups_left_out": 0, **known, "measured_text": measured_text(known)}
 
 
 FINDING_RESOURCES = (

@@ -18,6 +18,8 @@ from stepscope.hub.api.responses import ApiError
 from stepscope.hub.live.lines import of_kind, parse_raw
 from stepscope.hub.live.registry import ENDED
 from stepscope.hub.open_run import OpenRun
+from stepscope.records.text import count_text, ns_text
+from stepscope.reports.event_text import event_document
 from stepscope.store.live.sample_files import OVER, span_of
 from stepscope.store.paths import SAMPLES, STACKS
 
@@ -26,6 +28,7 @@ __all__ = [
     "WHO",
     "NodeNow",
     "events_document",
+    "node_problems",
     "nodes_document",
     "nodes_of",
     "sample_series",
@@ -202,6 +205,39 @@ class NodeNow:
     """The last figures of its host."""
 
 
+SILENT_NS = 30 * 10**9
+CLOCK_OFF_NS = 10**9
+MEMORY_LEFT = 0.05
+"""The share of the memory below which a node is nearly full."""
+_ERRORS = {
+    "net_errors_ps": "network errors",
+    "net_drops_ps": "dropped packets",
+    "ib_errors_ps": "InfiniBand errors",
+}
+
+
+def node_problems(node: NodeNow, now_ns: int, *, live: bool) -> list[str]:
+    """Return the problems of a node in words.  ``now_ns``: by the hub's clock; ``live``: silence is a problem."""
+    found: list[str] = []
+    if live and node.bye is None and node.heard_wall_ns is not None and now_ns - node.heard_wall_ns > SILENT_NS:
+        found.append(f"silent for {ns_text(now_ns - node.heard_wall_ns, whole=True)}")
+    if live and node.live_ranks < node.ranks:
+        found.append(f"{count_text(node.ranks - node.live_ranks, 'rank')} ended")
+    status = node.bye.get("status") if isinstance(node.bye, Mapping) else None
+    if isinstance(status, str) and status not in ("finished", "orphaned"):
+        found.append(f"ended: {status}")
+    if not live and node.bye is None and node.number:
+        found.append("did not report how it ended")
+    if node.refused:
+        found.append(f"{count_text(node.refused, 'frame')} refused")
+    if abs(node.offset_ns or 0) > CLOCK_OFF_NS:
+        found.append("clock is off; times are corrected")
+    total, left = node.sample.get("mem_total"), node.sample.get("mem_available")
+    if total and left is not None and left / total < MEMORY_LEFT:
+        found.append("memory is nearly full")
+    return found + [text for key, text in _ERRORS.items() if (node.sample.get(key) or 0) > 0]
+
+
 def nodes_of(run: OpenRun, start: int, limit: int) -> tuple[int, list[NodeNow]]:
     """Return the number of nodes, and some of them by name; includes nodes that joined but have no rank yet."""
     live = run.live
@@ -279,7 +315,7 @@ NODES = Parameter(name="nodes", about="names, separated by commas; default: all"
 def events_document(run: OpenRun, *, after: int = 0, limit: int = 1000, event: Sequence[str] = ()) -> dict[str, Any]:
     """``event``: kinds; none: all."""
     found = run.live.events(after, limit=limit)
-    chosen = [record for record in found if not event or record.get("event") in event]
+    chosen = [event_document(record, over=run.over) for record in found if not event or record.get("event") in event]
     return {"total": run.live.received.events_seen, "next": found[-1]["number"] if found else after, "events": chosen}
 
 
@@ -325,7 +361,9 @@ def stacks_document(
 async def nodes_document(run: OpenRun, *, start: int = 0, limit: int = 1000) -> dict[str, Any]:
     await run.sampled()
     total, found = nodes_of(run, start, limit)
-    return {"total": total, "nodes": [asdict(node) for node in found], "refused": run.refused()}
+    now_ns = max((max(node.heard_wall_ns or 0, node.sample.get("wall_ns") or 0) for node in found), default=0)
+    rows = [asdict(node) | {"problems": node_problems(node, now_ns, live=not run.over)} for node in found]
+    return {"total": total, "nodes": rows, "refused": run.refused()}
 
 
 RESOURCES = (

@@ -17,12 +17,16 @@ from numpy.typing import NDArray
 
 from stepscope.hub.api.resource import Asked, Parameter, Resource
 from stepscope.hub.api.responses import ApiError, Body
+from stepscope.hub.live.digests import sampled_rows
 from stepscope.hub.live.live_run import LiveRun
+from stepscope.hub.live.step_arrays import Planes
 from stepscope.hub.open_run import OpenRun
 from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import LayerRecords
 from stepscope.records.paths import error_path, log_of_rank
 from stepscope.records.text import host_in_name
+from stepscope.reports.event_text import rank_state_text
+from stepscope.reports.evidence_text import facts_sections
 from stepscope.reports.layers import choose_sample, layers_document, no_layers
 
 __all__ = [
@@ -165,9 +169,20 @@ def _of_planes(
     there = _picked(planes.arrays["device"] if name.startswith(DEVICE) else planes.have, rows, order)
     if value in MEMORY:
         there = there & (plane > 0)  # 0: not sampled in that step
+    else:
+        shown = _unsampled(planes, rows)
+        plane, there = plane[shown], there[shown]
     if not there.all():
         plane = np.where(there, plane, np.float32(np.nan))
     return plane.T, kept, kept
+
+
+def _unsampled(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each of these steps, which to show: itself or, if it was sampled and so took longer, the one before it."""
+    plain = np.flatnonzero(~sampled_rows(planes, rows))
+    if not len(plain):
+        return np.arange(len(rows))
+    return plain[np.maximum(np.searchsorted(plain, np.arange(len(rows)), side="right") - 1, 0)]
 
 
 def _skipped(value: str) -> str:
@@ -394,6 +409,9 @@ def rank_series(live: LiveRun, rank: int, first: int, last: int | None, bins: in
     if column is not None and len(rows):
         there = planes.have[rows, column]
         kept, rows = kept[there], rows[there]
+        plain = ~sampled_rows(planes, rows)
+        if plain.any():  # a sampled step took longer than it would have
+            kept, rows = kept[plain], rows[plain]
     if column is None or not len(rows):
         return {"steps": _empty(live), "past": _past(live, rank, first, last, bins)}
     starts = np.arange(0, len(rows), max(1, -(-len(rows) // bins)))
@@ -495,7 +513,8 @@ def ranks_document(
     if ranks is not None and ranks[1] - ranks[0] >= MOST_RANKS:
         raise ApiError(400, f"at most {MOST_RANKS} ranks at a time")
     numbers = None if ranks is None else range(ranks[0], ranks[1] + 1)
-    return {"start": start, "order": order, **live.ranks(first=start, limit=limit, order=order, chosen=numbers)}
+    found = live.ranks(first=start, limit=limit, order=order, chosen=numbers)
+    return {"start": start, "order": order, **found, "hang_state": found["standing"]}
 
 
 def _rank(asked: Asked) -> Mapping[str, Any]:
@@ -513,6 +532,7 @@ def rank_document(
         raise ApiError(404, "there is no such rank")
     ring = int(live.ring_of[column])
     row = live.ranks(limit=1, chosen=(rank,))
+    row["hang_state"] = row["standing"]
     return {
         "rank": rank,
         "attempt": live.registry.attempt,
@@ -520,7 +540,9 @@ def rank_document(
         "now": {name: values[0] for name, values in row.items() if isinstance(values, list) and values},
         "mean_ns": {name: values[0] for name, values in row["mean_ns"].items()},
         "device_mean_ns": {name: values[0] for name, values in row["device_mean_ns"].items()},
+        "state_text": rank_state_text(str(row["state"][0]) if row["state"] else ""),
         "facts": live.registry.facts(ring),
+        "facts_text": facts_sections(live.registry.facts(ring)),
         **_files_of(run.path, live.registry.identity(ring), int(live.registry.of["restarts"][ring])),
         **rank_series(live, rank, first, last, bins),
     }

@@ -25,6 +25,7 @@ from stepscope.hub.api.responses import failure, json_body
 from stepscope.hub.api.runs import findings_of, status_of
 from stepscope.hub.open_run import OpenRun
 from stepscope.records import run_clock
+from stepscope.reports.event_text import event_document
 
 __all__ = ["Cursor", "Streams"]
 
@@ -40,7 +41,10 @@ MOST_STEPS = 512
 """The largest distance behind the newest step; beyond, the client gets a reset."""
 MOST_EVENTS = 256
 MEDIA_TYPE = "text/event-stream"
-_TOLD = ("status", "status_text", "over", "attempt", "world_size", "ranks", "live_ranks", "still_ranks", "states")
+_STATUS = (
+    *("status", "status_text", "over", "attempt", "world_size", "ranks", "live_ranks", "hung_ranks", "hung_steps"),
+    "states",
+)
 """The fields of the status that cause a message when they change; steps are sent anyway."""
 
 
@@ -202,16 +206,16 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
     if cursor.event > seen:
         cursor = replace(cursor, event=0)
     if seen > cursor.event:
-        events = {"events": live.events(max(cursor.event, seen - MOST_EVENTS))}
+        events = live.events(max(cursor.event, seen - MOST_EVENTS))
         cursor = replace(cursor, event=seen)
-        yield "events", events, cursor
+        yield "events", {"events": [event_document(event, over=run.over) for event in events]}, cursor
     findings = findings_of(run)
     tag = zlib.crc32(json_body(findings)) or 1
     if tag != cursor.findings:
         cursor = replace(cursor, findings=tag)
         yield "findings", findings, cursor
     status = status_of(run)
-    word = json_body({name: status[name] for name in _TOLD}).decode()
+    word = json_body({name: status[name] for name in _STATUS}).decode()
     if word != cursor.status:
         cursor = replace(cursor, status=word)
         yield "status", status, cursor

@@ -29,6 +29,7 @@ __all__ = [
     "digest_block",
     "digest_steps",
     "metrics_of",
+    "sampled_rows",
 ]
 
 
@@ -134,11 +135,11 @@ def _digest(planes: Planes, step: int, row: int) -> Digest | None:
         device=device_means(planes, np.array([row]))[0],
         column=some,
         start_ns=int(planes.arrays["start_ns"][row, some]),
-        sampled=bool(_sampled(planes, np.array([row]))[0]),
+        sampled=bool(sampled_rows(planes, np.array([row]))[0]),
     )
 
 
-def _sampled(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+def sampled_rows(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
     """[row]: whether any rank looked at its layers in that step."""
     if "flags" not in planes.arrays:
         return np.zeros(len(rows), np.bool_)
@@ -461,14 +462,18 @@ def _joined(bins: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins
         worst_step=bins.worst_step[row, place],
         values=bins.values[row, place],
         memory=np.fmax(bins.memory[left], bins.memory[right]),
-        device=_joined_device(bins.device[left], bins.device[right]),
+        device=_joined_device(bins.device[left], bins.device[right], counted),
         start_wall_ns=bins.start_wall_ns[left],
     )
 
 
-def _joined_device(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
+def _joined_device(
+    left: NDArray[np.float32], right: NDArray[np.float32], counted: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Merge the devices' figures.  ``counted``: of each side, the number of steps that count; sampled ones do not."""
     if not left.size:
         return left
+    left, right = (side * (counted[:, at, None] > 0) for at, side in enumerate((left, right)))
     timed = left[:, :1] + right[:, :1]
     weight = left[:, :1] / np.maximum(timed, 1)
     longest = np.maximum(left[:, 1:DEVICE_PHASES], right[:, 1:DEVICE_PHASES])
@@ -505,7 +510,7 @@ def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
     found = Bins.zeros(len(steps), metrics=metrics_of(planes), worst=k, device=device_width(planes))
     found.first[:] = found.last[:] = steps
     found.steps[:], found.ranks[:] = 1, n
-    found.sampled[:] = _sampled(planes, rows)
+    found.sampled[:] = sampled_rows(planes, rows)
     worst = np.argsort(-work, axis=1, kind="stable")[:, :k]
     found.worst[:], found.worst_step[:] = worst, steps[:, None]
     below, above, between = quantile_places(n)
