@@ -27,6 +27,7 @@ from stepscope.records.steps import BUILTIN_PHASES, DEVICE_FIELDS, PHASE_SLOTS, 
 __all__ = [
     "DEVICE_DTYPE",
     "LARGEST",
+    "NO_STEPS",
     "PLAIN",
     "STEP_DTYPE",
     "Grid",
@@ -225,6 +226,9 @@ def join_steps(parts: Sequence[RankSteps]) -> StepTable:
 def empty_table() -> StepTable:
     nothing = np.zeros((0, 0))
     return StepTable(first=np.zeros(1, np.intp), step=np.zeros(0, np.int64), plain={}, phases=(), phase_ns=nothing)
+
+
+NO_STEPS = RankSteps(empty_table(), slice(0, 0))
 
 
 def _stacked(columns: Sequence[Floats], rows: int) -> Floats:

@@ -10,7 +10,7 @@ from hub_feed import sidecar_of, taken_of
 from numpy.typing import NDArray
 
 from stepscope.hub.live import live_run
-from stepscope.hub.live.digests import QUANTILES, WORST, DigestLog, digest_block, digest_steps
+from stepscope.hub.live.digests import QUANTILES, WORST, DigestLog, digest_block, digest_step
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.live.step_arrays import Heat, Planes
 from stepscope.hub.past_run import past_run
@@ -181,8 +181,10 @@ def test_a_block_is_what_its_steps_are_one_by_one(ranks: int) -> None:
     live = past_run(run)
     alone, together = DigestLog(64), DigestLog(64)
     steps = np.arange(300, dtype=np.int64)
-    for digest in digest_steps(live.planes, steps.tolist()):
-        alone.put(digest, digest.start_ns)
+    for step in steps.tolist():
+        digested = digest_step(live.planes, step)
+        assert digested is not None
+        alone.put(digested[0])
     while len(steps):
         block = digest_block(live.planes, steps[:70])
         assert block is not None
@@ -238,8 +240,8 @@ def test_a_job_without_device_times_keeps_and_tells_nothing_of_them() -> None:
     live = past_run(Cluster(ranks=3, steps=300).run())
     assert live.digests.bins(0, 299, 300).device.nbytes == 0
     assert live.steps()["device_mean_ns"] == {}
-    (digest,) = digest_steps(live.planes, [7])
-    assert digest.device.nbytes == 0
+    digested = digest_step(live.planes, 7)
+    assert digested is not None and digested[0].device.nbytes == 0
 
 
 def test_a_step_that_a_rank_lacks_makes_no_block() -> None:

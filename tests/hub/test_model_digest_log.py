@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from digest_parts import StepDigest
 from numpy.typing import NDArray
 
-from stepscope.hub.live.digests import METRICS, QUANTILES, WORST, Bins, Digest, DigestLog
+from stepscope.hub.live.digests import METRICS, QUANTILES, WORST, Bins, DigestLog
 
 
 def test_the_log_folds_its_past_and_loses_no_step_and_no_extreme() -> None:
@@ -19,7 +20,7 @@ def test_the_log_folds_its_past_and_loses_no_step_and_no_extreme() -> None:
         values = np.sort(random.random(8)).astype(np.float32)
         digest = one_digest(step, values)
         most[step], mean[step] = values[-1], values.mean()
-        log.put(digest)
+        log.put(digest.bins())
     n = log.count
     assert n <= 64
     kept = log.bins(0, 999, 64)
@@ -39,13 +40,13 @@ def test_the_log_folds_its_past_and_loses_no_step_and_no_extreme() -> None:
     assert folded.steps.sum() == 1000
 
 
-def one_digest(step: int, values: NDArray[np.float32]) -> Digest:
+def one_digest(step: int, values: NDArray[np.float32]) -> StepDigest:
     quantiles = np.zeros((METRICS, 8), np.float32)
     quantiles[:2] = values
     worst = np.zeros((1, METRICS), np.float32)
     worst[0, 1] = values[-1]
     mean = np.full(METRICS, values.mean(), np.float32)
-    return Digest(step=step, ranks=8, quantiles=quantiles, mean=mean, worst=np.array([3]), values=worst)
+    return StepDigest(step=step, ranks=8, quantiles=quantiles, mean=mean, worst=np.array([3]), values=worst)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class ListLog:
     def __init__(self, room: int) -> None:
         self.room, self.bins = room, list[Bin]()
 
-    def put(self, digest: Digest, start_wall_ns: int) -> None:
+    def put(self, digest: StepDigest, start_wall_ns: int) -> None:
         inside = [one for one in self.bins if one.first <= digest.step <= one.last]
         if any(one.first != one.last for one in inside):
             return
@@ -169,7 +170,7 @@ def test_the_log_is_the_plain_list_whatever_the_order(ranks: int) -> None:
         if random.random() < 0.1:
             number = max(0, number - int(random.integers(9)))
         digest = random_digest(random, number, ranks, metrics=4 if number < 250 else 6)
-        log.put(digest, 1000 + number)
+        log.put(digest.bins(1000 + number))
         plain.put(padded(digest, 6), 1000 + number)
         assert log.last_step == plain.bins[-1].last
     same(log.bins(0, 400, 32), plain.bins)
@@ -181,7 +182,7 @@ def test_the_log_is_the_plain_list_whatever_the_order(ranks: int) -> None:
     assert log.bins(0, 400, 5, metrics=9).metrics == 9
 
 
-def padded(digest: Digest, metrics: int) -> Digest:
+def padded(digest: StepDigest, metrics: int) -> StepDigest:
     """With nothing in the phases that it does not know."""
     more = 0, metrics - len(digest.mean)
     return replace(
@@ -193,10 +194,10 @@ def padded(digest: Digest, metrics: int) -> Digest:
     )
 
 
-def random_digest(random: np.random.Generator, step: int, ranks: int, metrics: int) -> Digest:
+def random_digest(random: np.random.Generator, step: int, ranks: int, metrics: int) -> StepDigest:
     values = random.integers(0, 50, (ranks, metrics)).astype(np.float32) / 3
     worst = np.lexsort((np.arange(ranks), -values[:, 1]))[:WORST]
-    return Digest(
+    return StepDigest(
         step=step,
         ranks=ranks,
         quantiles=np.quantile(values, QUANTILES, axis=0).T.astype(np.float32),

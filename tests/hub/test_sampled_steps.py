@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from digest_parts import StepDigest
 
-from stepscope.hub.live.digests import DEVICE_PHASES, Digest, DigestLog
+from stepscope.hub.live.digests import DEVICE_PHASES, DigestLog
 
 QUANTILES = 8
 
 
-def digest(step: int, ns: float, *, sampled: bool = False) -> Digest:
+def digest(step: int, ns: float, *, sampled: bool = False) -> StepDigest:
     device = np.array([2.0, ns, ns, ns], np.float32)[: DEVICE_PHASES + 1]  # both ranks were timed
-    return Digest(
+    return StepDigest(
         step=step,
         ranks=2,
         quantiles=np.full((2, QUANTILES), ns, np.float32),
@@ -26,7 +27,7 @@ def digest(step: int, ns: float, *, sampled: bool = False) -> Digest:
 def log_of(times: list[float], sampled: set[int]) -> DigestLog:
     log = DigestLog(64)
     for step, ns in enumerate(times):
-        log.put(digest(step, ns, sampled=step in sampled))
+        log.put(digest(step, ns, sampled=step in sampled).bins())
     return log
 
 

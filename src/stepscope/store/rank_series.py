@@ -51,6 +51,7 @@ from stepscope.step_table import (
     phases_in_order,
     slots_in_use,
 )
+from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.live.ring_records import RingRecords
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ __all__ = [
     "joined_rows",
     "phase_columns",
     "rows_of_columns",
+    "series_of",
     "settle_attempts",
     "table_of_columns",
     "to_columns",
@@ -460,26 +462,27 @@ def _phases_of(slots: NDArray[Any]) -> NDArray[Any]:
 
 
 def _series(ring: RingRecords, rank: int, steps: RankSteps) -> RankSeries:
-    about = ring.about
-    return RankSeries(
-        identity=about.identity,
+    groups = ring.about.groups
+    return series_of(
+        ring.about,
         rank=rank,
-        state=about.state,
-        phase_names=about.phase_names,
         steps=steps,
-        anchor_mono_ns=about.anchor_mono_ns,
-        anchor_wall_ns=about.anchor_wall_ns,
-        live_phase=about.live_phase,
-        live_since_ns=about.live_since_ns,
         lost=ring.lost,
         torn=ring.torn,
-        hook_failures=about.hook_failures,
-        ended_wall_ns=about.ended_wall_ns,
-        facts=about.facts,
-        groups=about.groups,
-        comm=comm_rows(ring.slots, steps["step"], about.groups),
-        collectives=collective_rows(ring.slots, steps["step"], about.groups),
+        comm=comm_rows(ring.slots, steps["step"], groups),
+        collectives=collective_rows(ring.slots, steps["step"], groups),
     )
+
+
+_OF_SIDECAR = (
+    *("identity", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "live_phase", "live_since_ns"),
+    *("hook_failures", "ended_wall_ns", "facts", "groups"),
+)
+
+
+def series_of(about: RingSidecar, **more: Any) -> RankSeries:
+    """Return a series with what its sidecar says; ``more``: the other fields."""
+    return RankSeries(**{name: getattr(about, name) for name in _OF_SIDECAR}, **more)
 
 
 TrainerKey = tuple[str, int, int, int]

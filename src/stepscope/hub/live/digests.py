@@ -6,8 +6,7 @@ live ranks have made it, and again when one of its rows comes late, while its ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -23,17 +22,16 @@ __all__ = [
     "QUANTILES",
     "WORST",
     "Bins",
-    "Digest",
     "DigestLog",
     "device_width",
     "digest_block",
-    "digest_steps",
+    "digest_step",
     "metrics_of",
     "sampled_rows",
 ]
 
 
-# -- digests of single steps ------------------------------------------------------------------------------------------
+# -- figures ----------------------------------------------------------------------------------------------------------
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 WORST = 16
@@ -46,34 +44,6 @@ MEMORY = ("allocated_median", "allocated", "reserved", "peak_allocated")
 _COMM = f"phase:{BUILTIN_PHASES[COMM]}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Digest:
-    """One step over its ranks."""
-
-    step: int
-    ranks: int
-    """How many ranks completed it."""
-    quantiles: NDArray[np.float32]
-    """[metric, quantile], nanoseconds; interpolated between ranks: the median of two is their mean."""
-    mean: NDArray[np.float32]
-    """[metric]: over ranks; the phases add up to the wall time."""
-    worst: NDArray[np.intp]
-    """Columns, by work, the longest first; at most ``WORST``."""
-    values: NDArray[np.float32]
-    """[worst, metric]."""
-    memory: NDArray[np.float32] = field(default_factory=lambda: np.full(len(MEMORY), np.nan, np.float32))
-    """By ``MEMORY``: device memory in bytes; nan if no rank was sampled."""
-    device: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    """[2 + phase]: 1 if a device was timed, the longest step of a timed rank, then each phase's mean over the timed
-    ranks; otherwise empty."""
-    column: int = 0
-    """A rank that completed the step."""
-    start_ns: int = 0
-    """When the step began there, by that rank's monotonic clock."""
-    sampled: bool = False
-    """Whether a rank looked at its layers in it, which takes time."""
-
-
 def metrics_of(planes: Planes) -> int:
     """Return the current number of metrics: it grows as ranks name new phases."""
     return 2 + len(planes.phases)
@@ -82,117 +52,6 @@ def metrics_of(planes: Planes) -> int:
 def device_width(planes: Planes) -> int:
     """Return the number of device figures per step: 0 if no device was ever timed."""
     return DEVICE_PHASES + len(planes.phases) if "device" in planes.arrays else 0
-
-
-def digest_steps(planes: Planes, steps: Sequence[int]) -> list[Digest]:
-    """Digest steps in the window; a step without any rank is skipped."""
-    rows = planes.row_of(np.array(steps, np.int64))
-    found = []
-    for step, row in zip(steps, rows, strict=True):
-        if row != NONE:
-            digest = _digest(planes, step, int(row))
-            if digest is not None:
-                found.append(digest)
-    return found
-
-
-def _digest(planes: Planes, step: int, row: int) -> Digest | None:
-    n = planes.columns
-    have = planes.have[row, :n]
-    columns: Any = slice(None, n) if have.all() else np.flatnonzero(have)
-    wall = planes.arrays["wall_ns"][row][columns]
-    count = len(wall)
-    if not count:
-        return None
-    comm = planes.arrays.get(_COMM)
-    work = wall if comm is None else wall - comm[row][columns]
-    worst = np.arange(count)
-    if count > WORST:
-        worst = np.argpartition(work, count - WORST)[count - WORST :]
-    worst = worst[np.lexsort((worst, -work[worst]))]
-    below, above, between = quantile_places(count)
-    both = np.unique(np.concatenate([below, above]))
-    metrics = metrics_of(planes)
-    quantiles = np.zeros((metrics, len(QUANTILES)), np.float32)
-    mean = np.zeros(metrics, np.float32)
-    values = np.zeros((len(worst), metrics), np.float32)
-    for metric, column in enumerate(_metrics(planes, row, columns, wall, work)):
-        if column is not None:
-            values[:, metric] = column[worst]
-            partly = np.partition(column, both)
-            quantiles[metric] = partly[below] + (partly[above] - partly[below]) * between
-            mean[metric] = column.mean()
-    numbers = worst if have.all() else columns[worst]
-    some = 0 if have.all() else int(columns[0])
-    return Digest(
-        step=step,
-        ranks=count,
-        quantiles=quantiles,
-        mean=mean,
-        worst=numbers,
-        values=values,
-        memory=_step_memory(planes, row, columns),
-        device=device_means(planes, np.array([row]))[0],
-        column=some,
-        start_ns=int(planes.arrays["start_ns"][row, some]),
-        sampled=bool(sampled_rows(planes, np.array([row]))[0]),
-    )
-
-
-def sampled_rows(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """[row]: whether any rank looked at its layers in that step."""
-    if "flags" not in planes.arrays:
-        return np.zeros(len(rows), np.bool_)
-    flags = planes.arrays["flags"][rows, : planes.columns] & FLAG_SAMPLED
-    return np.asarray(((flags > 0) & planes.have[rows, : planes.columns]).any(axis=1), np.bool_)
-
-
-def quantile_places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """For this many sorted values: the indices below and above each quantile, and its position between them."""
-    exact = np.array(QUANTILES) * (count - 1)
-    below = np.floor(exact).astype(np.intp)
-    return below, np.ceil(exact).astype(np.intp), (exact - below).astype(np.float32)
-
-
-def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-    """[row, ``device_width``]: as ``Digest.device``.  Only some short steps are timed."""
-    found = np.zeros((len(rows), device_width(planes)), np.float32)
-    if found.size:
-        n = planes.columns
-        timed = planes.arrays["device"][rows, :n].sum(axis=1)
-        found[:, 0] = timed > 0
-        lengths = np.zeros((len(rows), n), np.float32)
-        for place, name in enumerate(planes.phases, DEVICE_PHASES):
-            plane = planes.arrays.get(f"device:{name}")
-            if plane is not None:
-                times = plane[rows, :n]
-                lengths += times
-                found[:, place] = times.sum(axis=1) / np.maximum(timed, 1)
-        found[:, 1] = lengths.max(axis=1, initial=0)
-    return found
-
-
-def _step_memory(planes: Planes, row: int, columns: Any) -> NDArray[np.float32]:
-    found = np.full(len(MEMORY), np.nan, np.float32)
-    for at, name in enumerate(MEMORY[1:], 1):
-        plane = planes.arrays.get(name)
-        levels = plane[row][columns] if plane is not None else np.zeros(0)
-        levels = levels[levels > 0]  # 0: not sampled in this step
-        if len(levels):
-            found[at] = levels.max()
-            if name == "allocated":
-                found[0] = np.median(levels)
-    return found
-
-
-def _metrics(
-    planes: Planes, row: int, columns: Any, wall: NDArray[np.float32], work: NDArray[np.float32]
-) -> list[NDArray[np.float32] | None]:
-    found: list[NDArray[np.float32] | None] = [wall, work]
-    for name in planes.phases:
-        plane = planes.arrays.get(f"phase:{name}")
-        found.append(None if plane is None else plane[row][columns])
-    return found
 
 
 # -- digest log -------------------------------------------------------------------------------------------------------
@@ -221,22 +80,22 @@ class Bins:
     last: NDArray[np.int64]
     """First and last step."""
     steps: NDArray[np.int64]
-    """How many digests it includes."""
+    """How many steps it includes."""
     sampled: NDArray[np.int64]
     """How many of these steps were sampled."""
     ranks: NDArray[np.int32]
     """The largest number of ranks that completed one of its steps."""
     quantiles: NDArray[np.float32]
-    """[bin, metric, quantile]."""
+    """[bin, metric, quantile], nanoseconds; interpolated between ranks: the median of two is their mean."""
     mean: NDArray[np.float32]
-    """[bin, metric]."""
+    """[bin, metric]: over ranks; the phases add up to the wall time."""
     worst: NDArray[np.int32]
     """[bin, place]: columns, by work; NONE where there are fewer."""
     worst_step: NDArray[np.int64]
     values: NDArray[np.float32]
     """[bin, place, metric]."""
     memory: NDArray[np.float32]
-    """The maximum over its steps."""
+    """By ``MEMORY``, in bytes: the maximum over its steps; nan if no rank was sampled."""
     device: NDArray[np.float32]
     """[bin, 2 + phase]: number of steps with a timed device, the longest of them, each phase's mean over them;
     [bin, 0] if never timed."""
@@ -303,25 +162,26 @@ class DigestLog:
     def clear(self) -> None:
         self.count = 0
 
-    def put(self, digest: Digest, start_wall_ns: int = 0) -> None:
-        """Add or replace a step; one in a folded bin, or before everything that is kept, is ignored."""
-        at, bins = self._place(digest.step), self._bins
-        if at < self.count and bins.first[self._order[at]] == digest.step:
-            if bins.last[self._order[at]] == digest.step:
-                self._write(self._order[at : at + 1], _alone(digest, start_wall_ns))
+    def put(self, digest: Bins) -> None:
+        """Add or replace one step; one in a folded bin, or before everything that is kept, is ignored."""
+        step = int(digest.first[0])
+        at, bins = self._place(step), self._bins
+        if at < self.count and bins.first[self._order[at]] == step:
+            if bins.last[self._order[at]] == step:
+                self._write(self._order[at : at + 1], digest)
             return
-        if at and bins.last[self._order[at - 1]] >= digest.step:
+        if at and bins.last[self._order[at - 1]] >= step:
             return
         if self.count == len(bins):
             self._fold()
-            at = self._place(digest.step)
-            if at and bins.last[self._order[at - 1]] >= digest.step:
+            at = self._place(step)
+            if at and bins.last[self._order[at - 1]] >= step:
                 return  # in the gap between two bins that were just merged
         own = self._order[self.count]
         self._order[at + 1 : self.count + 1] = self._order[at : self.count]
         self._order[at] = own
         self.count += 1
-        self._write(self._order[at : at + 1], _alone(digest, start_wall_ns))
+        self._write(self._order[at : at + 1], digest)
 
     def extend(self, block: Bins) -> None:
         """Add steps that come after all those in the log."""
@@ -413,26 +273,6 @@ class DigestLog:
         return len(even)
 
 
-def _alone(digest: Digest, start_wall_ns: int) -> Bins:
-    """Convert one step to a bin."""
-    step = np.array([digest.step])
-    return Bins(
-        first=step,
-        last=step,
-        steps=np.array([1]),
-        sampled=np.array([int(digest.sampled)]),
-        ranks=np.array([digest.ranks], np.int32),
-        quantiles=digest.quantiles[None],
-        mean=digest.mean[None],
-        worst=digest.worst[None].astype(np.int32),
-        worst_step=np.full((1, len(digest.worst)), digest.step),
-        values=digest.values[None],
-        memory=digest.memory[None],
-        device=digest.device[None],
-        start_wall_ns=np.array([start_wall_ns]),
-    )
-
-
 def _joined(bins: Bins, left: NDArray[np.intp], right: NDArray[np.intp]) -> Bins:
     """Merge each pair of rows into one bin."""
     steps = bins.steps[left] + bins.steps[right]
@@ -481,9 +321,9 @@ def _joined_device(
     return np.concatenate([timed, longest, means], axis=1, dtype=np.float32)
 
 
-# -- digests of blocks ------------------------------------------------------------------------------------------------
-# Digests many steps of few ranks at once, with operations on whole blocks instead of step by step.  A small job makes
-# a hundred steps a second, and a finished run has tens of thousands while a user waits.
+# -- digesting --------------------------------------------------------------------------------------------------------
+# Steps become bins of one step each: many steps of few ranks at once, since a small job makes a hundred steps a second
+# and a finished run has tens of thousands while a user waits; or one step of many ranks, or of those that made it.
 
 BLOCK_RANKS = 512
 """With more ranks, a single step is large enough for numpy to be efficient."""
@@ -492,7 +332,7 @@ BLOCK_CELLS = 1 << 17
 
 
 def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
-    """Digest as many leading steps as fit in one block; ``start_wall_ns`` is still on the rank's own clock.
+    """Digest as many leading steps as fit in one block; ``start_wall_ns`` is still on the clock of the first column.
 
     None: a rank is missing one of the steps, or there are too many ranks.
     """
@@ -503,47 +343,111 @@ def digest_block(planes: Planes, steps: NDArray[np.int64]) -> Bins | None:
     rows = planes.row_of(steps)
     if (rows == NONE).any() or not planes.have[rows, :n].all():
         return None
-    wall: NDArray[np.float32] = planes.arrays["wall_ns"][rows, :n]
-    comm = planes.arrays.get("phase:comm")
-    work = wall if comm is None else wall - comm[rows, :n]
-    k = min(n, WORST)
+    return _digest(planes, steps, rows, np.arange(n))
+
+
+def digest_step(planes: Planes, step: int) -> tuple[Bins, int] | None:
+    """Digest one step over the ranks that made it; ``start_wall_ns`` is still on the clock of the column returned.
+
+    None: it is not in the window, or no rank made it.
+    """
+    steps = np.array([step], np.int64)
+    rows = planes.row_of(steps)
+    columns = np.flatnonzero(planes.have[rows[0], : planes.columns]) if rows[0] != NONE else np.zeros(0, np.intp)
+    return (_digest(planes, steps, rows, columns), int(columns[0])) if len(columns) else None
+
+
+def _digest(planes: Planes, steps: NDArray[np.int64], rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Bins:
+    """Digest steps that all these columns have."""
+    every: Any = slice(None, planes.columns) if len(columns) == planes.columns else columns
+
+    def of(name: str) -> NDArray[np.float32] | None:
+        plane = planes.arrays.get(name)
+        return None if plane is None else plane[rows][:, every]
+
+    wall: NDArray[np.float32] = planes.arrays["wall_ns"][rows][:, every]
+    comm = of(_COMM)
+    work = wall if comm is None else wall - comm
+    k = min(len(columns), WORST)
     found = Bins.zeros(len(steps), metrics=metrics_of(planes), worst=k, device=device_width(planes))
     found.first[:] = found.last[:] = steps
-    found.steps[:], found.ranks[:] = 1, n
+    found.steps[:], found.ranks[:] = 1, len(columns)
     found.sampled[:] = sampled_rows(planes, rows)
-    worst = np.argsort(-work, axis=1, kind="stable")[:, :k]
-    found.worst[:], found.worst_step[:] = worst, steps[:, None]
-    below, above, between = quantile_places(n)
+    worst = _longest(work, k)
+    found.worst[:], found.worst_step[:] = columns[worst], steps[:, None]
+    below, above, between = quantile_places(len(columns))
+    both = np.unique(np.concatenate([below, above]))
     for metric in range(found.metrics):
-        values = wall if metric == 0 else work if metric == 1 else _block_phase(planes, metric - 2, rows)
+        values = wall if metric == 0 else work if metric == 1 else of(f"phase:{planes.phases[metric - 2]}")
         if values is not None:
             found.values[:, :, metric] = np.take_along_axis(values, worst, 1)
-            ordered = np.sort(values, axis=1)
+            few = len(columns) <= BLOCK_RANKS
+            ordered = np.sort(values, axis=1) if few else np.partition(values, both, axis=1)
             found.quantiles[:, metric] = ordered[:, below] + (ordered[:, above] - ordered[:, below]) * between
             found.mean[:, metric] = values.mean(axis=1)
-    found.memory[:] = _block_memory(planes, rows)
-    if found.device.size:
-        found.device[:] = device_means(planes, rows)
-    found.start_wall_ns[:] = planes.arrays["start_ns"][rows, 0].astype(np.int64)
+    found.memory[:] = np.nan
+    for place, name in enumerate(MEMORY[1:], 1):
+        levels = of(name)
+        if levels is not None:
+            _put_memory(found.memory, place, levels)
+    found.device[:] = device_means(planes, rows)
+    found.start_wall_ns[:] = planes.arrays["start_ns"][rows, columns[0]].astype(np.int64)
     return found
 
 
-def _block_phase(planes: Planes, place: int, rows: NDArray[np.intp]) -> NDArray[np.float32] | None:
-    plane = planes.arrays.get(f"phase:{planes.phases[place]}")
-    return None if plane is None else plane[rows, : planes.columns]
+def _longest(work: NDArray[np.float32], k: int) -> NDArray[np.intp]:
+    """[row, k]; the columns with the most work, the longest first, then by column."""
+    n = work.shape[1]
+    if n <= BLOCK_RANKS:
+        return np.argsort(-work, axis=1, kind="stable")[:, :k]
+    most = np.sort(np.argpartition(work, n - k, axis=1)[:, n - k :], axis=1)
+    order = np.argsort(-np.take_along_axis(work, most, 1), axis=1, kind="stable")
+    return np.take_along_axis(most, order, 1)
 
 
-def _block_memory(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
-    found = np.full((len(rows), len(MEMORY)), np.nan, np.float32)
-    for at, name in enumerate(MEMORY[1:], 1):
-        plane = planes.arrays.get(name)
-        if plane is None:
-            continue
-        levels = np.sort(plane[rows, : planes.columns], axis=1)
-        least = (levels <= 0).sum(axis=1)  # 0: not sampled in this step
-        sampled = np.flatnonzero(least < planes.columns)
-        found[sampled, at] = levels[sampled, -1]
-        if name == "allocated":
-            twice = least[sampled] + planes.columns - 1
-            found[sampled, 0] = (levels[sampled, twice // 2] + levels[sampled, (twice + 1) // 2]) / 2
+def quantile_places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    """For this many sorted values: the indices below and above each quantile, and its position between them."""
+    exact = np.array(QUANTILES) * (count - 1)
+    below = np.floor(exact).astype(np.intp)
+    return below, np.ceil(exact).astype(np.intp), (exact - below).astype(np.float32)
+
+
+def sampled_rows(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """[row]: whether any rank looked at its layers in that step, which takes time."""
+    if "flags" not in planes.arrays:
+        return np.zeros(len(rows), np.bool_)
+    flags = planes.arrays["flags"][rows, : planes.columns] & FLAG_SAMPLED
+    return np.asarray(((flags > 0) & planes.have[rows, : planes.columns]).any(axis=1), np.bool_)
+
+
+def device_means(planes: Planes, rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    """[row, ``device_width``]: 1 if a device was timed, the longest step of a timed rank, each phase's mean over them.
+
+    Only some short steps are timed.
+    """
+    found = np.zeros((len(rows), device_width(planes)), np.float32)
+    if found.size:
+        n = planes.columns
+        timed = planes.arrays["device"][rows, :n].sum(axis=1)
+        found[:, 0] = timed > 0
+        lengths = np.zeros((len(rows), n), np.float32)
+        for place, name in enumerate(planes.phases, DEVICE_PHASES):
+            plane = planes.arrays.get(f"device:{name}")
+            if plane is not None:
+                times = plane[rows, :n]
+                lengths += times
+                found[:, place] = times.sum(axis=1) / np.maximum(timed, 1)
+        found[:, 1] = lengths.max(axis=1, initial=0)
     return found
+
+
+def _put_memory(out: NDArray[np.float32], place: int, levels: NDArray[np.float32]) -> None:
+    """Put the maximum over the sampled ranks in ``place``; for the memory in use also the median."""
+    levels = np.sort(levels, axis=1)
+    n = levels.shape[1]
+    unsampled = (levels <= 0).sum(axis=1)  # 0: not sampled in this step
+    rows = np.flatnonzero(unsampled < n)
+    out[rows, place] = levels[rows, -1]
+    if MEMORY[place] == "allocated":
+        twice = unsampled[rows] + n - 1
+        out[rows, 0] = (levels[rows, twice // 2] + levels[rows, (twice + 1) // 2]) / 2

@@ -35,7 +35,7 @@ from stepscope.hub.live.digests import (
     DigestLog,
     device_width,
     digest_block,
-    digest_steps,
+    digest_step,
     metrics_of,
 )
 from stepscope.hub.live.lines import Lines, Noted, parse_raw
@@ -390,8 +390,12 @@ class Intake:
             block.start_wall_ns[:] = self._wall_ns(0, block.start_wall_ns)
             log.extend(block)
             steps = steps[len(block) :]
-        for digest in digest_steps(self.planes, steps.tolist()):
-            log.put(digest, int(self._wall_ns(digest.column, digest.start_ns)))
+        for step in steps.tolist():
+            digested = digest_step(self.planes, step)
+            if digested is not None:
+                digest, column = digested
+                digest.start_wall_ns[:] = self._wall_ns(column, digest.start_wall_ns)
+                log.put(digest)
 
     def _write(self, step: int) -> None:
         self._put_steps(self.digests, np.array([step]))

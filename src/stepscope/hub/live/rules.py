@@ -31,16 +31,14 @@ from stepscope.hub.live.live_run import Judged, LiveRun
 from stepscope.hub.live.registry import STATES
 from stepscope.hub.live.step_arrays import Slots
 from stepscope.judge import thresholds
-from stepscope.records.collectives import ProcessGroup
 from stepscope.records.finding import Finding
 from stepscope.records.finding_cost import finding_order
 from stepscope.records.hang import HangRecord
-from stepscope.records.identity import RankIdentity
 from stepscope.records.layers import read_layers
 from stepscope.records.paths import error_path, hangs_folder
-from stepscope.records.series import RankError, RankSeries, RankState, RunData
+from stepscope.records.series import RankError, RankSeries, RunData
 from stepscope.reports.tables import communication_table, throughput_table
-from stepscope.step_table import PLAIN, StepTable, phases_in_order
+from stepscope.step_table import NO_STEPS, PLAIN, StepTable, phases_in_order
 from stepscope.store.documents import clock_offsets, read_nodes
 from stepscope.store.live.failures import RankNumbers, checked_stacks, read_errors, read_joined_hangs
 from stepscope.store.live.sample_files import layer_as_shown
@@ -62,25 +60,6 @@ Table = dict[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankCopy:
-    ring: int
-    identity: RankIdentity
-    rank: int
-    state: RankState
-    phase_names: tuple[str, ...]
-    anchor_mono_ns: int
-    anchor_wall_ns: int
-    live_phase: int
-    live_since_ns: int
-    lost: int
-    torn: int
-    hook_failures: int
-    ended_wall_ns: int | None
-    facts: dict[str, Any]
-    groups: tuple[ProcessGroup, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     name: str
     run_dir: Path | None
@@ -89,7 +68,10 @@ class Snapshot:
     """The last step that all live ranks have made."""
     of_ranks: int
     steps: NDArray[np.int64]
-    ranks: tuple[RankCopy, ...]
+    rings: tuple[int, ...]
+    """The registry's number of each rank."""
+    ranks: tuple[RankSeries, ...]
+    """Without their steps."""
     have: NDArray[np.bool_]
     """[step, rank], like everything below."""
     arrays: dict[str, NDArray[Any]]
@@ -106,7 +88,7 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
     planes = live.planes
     steps = planes.complete()
     block = np.ix_(planes.row_of(steps), columns)
-    ranks = tuple(_copy(live, ring) for ring in live.ring_of[columns].tolist())
+    rings = tuple(live.ring_of[columns].tolist())
     of = live.registry.of
     nodes = [live.registry.nodes[node] for node in np.unique(of["node"][live.ring_of[columns]])]
     every = max(1, -(-len(nodes) // SAMPLED_NODES))
@@ -117,7 +99,8 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
         step=live.frontier,
         of_ranks=planes.columns,
         steps=steps,
-        ranks=ranks,
+        rings=rings,
+        ranks=tuple(_without_steps(live, ring) for ring in rings),
         have=planes.have[block],
         arrays={name: plane[block] for name, plane in planes.arrays.items()},
         exchanges=live.exchanges.since(planes.oldest) if len(columns) == planes.columns else (),
@@ -128,13 +111,12 @@ def snapshot(live: LiveRun, columns: NDArray[np.intp]) -> Snapshot:
     )
 
 
-def _copy(live: LiveRun, ring: int) -> RankCopy:
+def _without_steps(live: LiveRun, ring: int) -> RankSeries:
     registry, of = live.registry, live.registry.of
     offset_ns = live.offsets_ns.get(registry.nodes[int(of["node"][ring])], 0)
     ended = int(of["ended_wall_ns"][ring])
     numbers: dict[str, Any] = {name: int(of[name][ring]) for name in _NUMBERS}
-    return RankCopy(
-        ring=ring,
+    return RankSeries(
         identity=registry.identity(ring),
         rank=int(of["shown"][ring]),
         state=registry.state(ring),
@@ -143,6 +125,7 @@ def _copy(live: LiveRun, ring: int) -> RankCopy:
         ended_wall_ns=ended - offset_ns if ended else None,
         facts=registry.facts(ring),
         groups=registry.groups(ring),
+        steps=NO_STEPS,
         **numbers,
     )
 
@@ -156,17 +139,11 @@ def run_data_of(copy: Snapshot) -> RunData:
     table = table_of(copy)
     exchanges = _by_ring(copy.exchanges)
     series = []
-    for place, rank in enumerate(copy.ranks):
-        steps, slots = table.rank(place), exchanges.get(rank.ring)
-        known = {name: getattr(rank, name) for name in _AS_THEY_ARE}
-        series.append(
-            RankSeries(
-                **known,
-                steps=steps,
-                comm=None if slots is None else comm_rows(slots, steps["step"], rank.groups),
-                collectives=None if slots is None else collective_rows(slots, steps["step"], rank.groups),
-            )
-        )
+    for place, (ring, rank) in enumerate(zip(copy.rings, copy.ranks, strict=True)):
+        steps, slots = table.rank(place), exchanges.get(ring)
+        comm = None if slots is None else comm_rows(slots, steps["step"], rank.groups)
+        collectives = None if slots is None else collective_rows(slots, steps["step"], rank.groups)
+        series.append(replace(rank, steps=steps, comm=comm, collectives=collectives))
     numbers = RankNumbers(series, str(copy.meta.get("host")))
     errors: tuple[RankError, ...] = ()
     hangs: tuple[HangRecord, ...] = ()
@@ -194,12 +171,6 @@ def _as_stored(line: Mapping[str, Any]) -> dict[str, Any]:
     """Restore the line as its agent wrote it: rules look up a rank's samples by host name."""
     own = {"node": line["host"] or line["node"]}
     return {key: value for key, value in line.items() if value is not None and key != "host"} | own
-
-
-_AS_THEY_ARE = (
-    *("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "live_phase", "live_since_ns"),
-    *("lost", "torn", "hook_failures", "ended_wall_ns", "facts", "groups"),
-)
 
 
 def table_of(copy: Snapshot) -> StepTable:

@@ -23,7 +23,6 @@ from stepscope.errors import NotARun
 from stepscope.records.files import open_file, sql_output_path
 from stepscope.records.series import RankSeries
 from stepscope.records.text import Progress, no_progress
-from stepscope.step_table import RankSteps
 from stepscope.store import file_io
 from stepscope.store.file_io import read_document
 from stepscope.store.live.ring_files import RingSidecar, groups_as_kept
@@ -35,6 +34,7 @@ from stepscope.store.rank_series import (
     exchange_columns,
     phase_columns,
     rows_of_columns,
+    series_of,
     table_of_columns,
     to_columns,
 )
@@ -88,7 +88,8 @@ def read_ranks(folder: Path, *, progress: Progress = no_progress) -> tuple[list[
         parts = {name: _Parts(folder / file, dtype, name, raw["ranks"]) for name, file, dtype in _EXCHANGES}
         for place, (about, checked) in enumerate(abouts):
             exchanges = {name: part.take(about) for name, part in parts.items()}
-            ranks.append(_series(about, checked, table.rank(place), exchanges))
+            counts_of = {name: int(about[name]) for name in ("rank", "lost", "torn")}
+            ranks.append(series_of(checked, steps=table.rank(place), **counts_of, **exchanges))
             progress(len(ranks), len(abouts))
         notices = [str(notice) for notice in raw["notices"]]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -231,29 +232,6 @@ def _about(series: RankSeries, chosen: Sequence[str]) -> dict[str, Any]:
 def _checked(about: dict[str, Any]) -> RingSidecar:
     """The values are those of a sidecar and are checked in the same way."""
     return RingSidecar.from_dict({**_NOT_KEPT, "pid": about["identity"]["pid"], **about})
-
-
-def _series(
-    about: dict[str, Any], checked: RingSidecar, steps: RankSteps, exchanges: Mapping[str, NDArray[Any] | None]
-) -> RankSeries:
-    return RankSeries(
-        identity=checked.identity,
-        rank=int(about["rank"]),
-        state=checked.state,
-        phase_names=checked.phase_names,
-        steps=steps,
-        anchor_mono_ns=checked.anchor_mono_ns,
-        anchor_wall_ns=checked.anchor_wall_ns,
-        live_phase=checked.live_phase,
-        live_since_ns=checked.live_since_ns,
-        lost=int(about["lost"]),
-        torn=int(about["torn"]),
-        hook_failures=checked.hook_failures,
-        ended_wall_ns=checked.ended_wall_ns,
-        facts=checked.facts,
-        groups=checked.groups,
-        **exchanges,
-    )
 
 
 _NOT_KEPT = {"schema": SCHEMA, "start_ticks": 0, "live_step": 0, "heard_wall_ns": 0}
