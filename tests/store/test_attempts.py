@@ -9,7 +9,7 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.store.rank_series import SLACK_NS, RankClaim, settle_attempts
+from stepscope.store.attempts import SLACK_NS, RankClaim, settle_attempts
 
 S = 10**9
 

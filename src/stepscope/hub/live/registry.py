@@ -21,8 +21,8 @@ from stepscope.records.collectives import ProcessGroup
 from stepscope.records.identity import RankIdentity
 from stepscope.records.series import RankSeries, RankState
 from stepscope.ring.layout import RingState
+from stepscope.store.attempts import RankClaim, settle_attempts
 from stepscope.store.live.ring_files import RingSidecar, groups_as_kept
-from stepscope.store.rank_series import RankClaim, settle_attempts
 from stepscope.wire.frames import ring_id
 
 __all__ = ["ENDED", "STATES", "Registry"]
@@ -155,7 +155,7 @@ class Registry:
         return at
 
     def settle_attempts(self, offsets_ns: NDArray[np.int64]) -> bool:
-        """Assign rings to attempts (``store/rank_series.py``); return whether the last attempt changed.
+        """Assign rings to attempts (``store/attempts.py``); return whether the last attempt changed.
 
         ``offsets_ns``: how far the clock of each of ``nodes`` is ahead.
         """
