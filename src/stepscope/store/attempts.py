@@ -15,8 +15,8 @@ late: a process whose successor has a higher count had ended when the first proc
 unless it was seen working after that.
 
 Two processes that claim the same rank at the same time need no boundary; one of them is reported as a second process
-of its rank (``store/rank_series.py``).  A process without steps needs none either, unless its launcher counted or it came after a
-process that did not end normally: a script that prepares or evaluates is not an attempt of the job.
+of its rank (``store/rank_series.py``).  A process without steps needs none either, unless its launcher counted or it
+came after a process that did not end normally: a script that prepares or evaluates is not an attempt of the job.
 """
 
 from __future__ import annotations
