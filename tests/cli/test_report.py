@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes.cluster import Cluster, slow_at
+from fakes.records import records_of
 
 from stepscope.cli.finalize import finalize_run
 from stepscope.cli.main import run_command
@@ -38,7 +39,7 @@ def run_dir(tmp_path: Path) -> Path:
         reader = RingReader(ring.path)
         about = replace(sidecar_of(reader.header(), heard_wall_ns=1), ended_wall_ns=2)
         write_sidecar(paths.run_dir, about)
-        slots = [row.tobytes() for row in series.steps]
+        slots = [row.tobytes() for row in records_of(series)[0]]
         segment = SegmentWriter(segment_path(paths.run_dir, about.key))
         segment.append(RingBatch(slots=slots, last_seq=len(slots), lost=0, torn=0))
         reader.close()
