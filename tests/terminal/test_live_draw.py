@@ -442,3 +442,16 @@ def test_since_when_a_finding_holds() -> None:
     lines = [line.plain.strip() for line in pane]
     assert "A slow rank · rank 3 · steps 12–260 · 9% of the time · 2 s" in lines
     assert "Based on steps 12 to 260, 8 ranks." in lines
+
+
+def test_a_wide_terminal_fills_both_columns() -> None:
+    """Short output leaves its column to the events; findings continue the other one."""
+    finding = Finding(severity="warning", title="Rank 3 is slow.")
+    found = Findings(verdict=Verdict(severity="warning", title=finding.title), findings=(finding,))
+    events = tuple(Event(number=number, event="x", text=f"Event {number}.") for number in range(4))
+    known = going(findings=found, events=events, output=Output(path="logs/rank-0.log", text=b"line\n", size=5))
+    lines = [line.plain for line in draw_screen(known, ViewState(), 200, 50).lines]
+    left, right = ([line.partition("│")[side] for line in lines] for side in (0, 2))
+    assert any(line.startswith("▲ Rank 3 is slow.") for line in left[6:])
+    assert any("events · 4 newest" in line for line in right)
+    assert any("Event 3." in line for line in right)

@@ -39,7 +39,7 @@ from stepscope.errors import NotARun, RunError, RunUnwritable, StepscopeError
 from stepscope.hub.api import compare, samples, steps
 from stepscope.hub.api import runs as run_resources
 from stepscope.hub.api.auth import Readers, ReadersOnly, session_routes
-from stepscope.hub.api.resource import Asked, Parameter, Resource, openapi, route_of
+from stepscope.hub.api.resource import Parameter, Query, Resource, openapi, route_of
 from stepscope.hub.api.responses import CONTENT_TYPE, ApiError, Body, SafeHeaders, failure, takes_gzip
 from stepscope.hub.api.stream import MEDIA_TYPE, Streams
 from stepscope.hub.open_run import OpenRun
@@ -144,24 +144,24 @@ def resources_of(
     """Return all declared resources; the session and the home page are not among them."""
     packing = asyncio.Lock()
 
-    def stream(asked: Asked) -> Response:
-        said = asked.request.headers.get("last-event-id") or asked.values["after"]
-        return streams.open(asked.run, partial(asked.runs.open, asked.run.id), said)
+    def stream(query: Query) -> Response:
+        said = query.request.headers.get("last-event-id") or query.values["after"]
+        return streams.open(query.run, partial(query.runs.open, query.run.id), said)
 
-    async def report(asked: Asked) -> Body:
-        name = asked.run.name
+    async def report(query: Query) -> Body:
+        name = query.run.name
         async with packing:  # a report of a large run takes seconds and memory: make one at a time
             try:
-                data = await copy_of(asked.run, wall_ns=time.time_ns())
+                data = await copy_of(query.run, wall_ns=time.time_ns())
             except RunError as error:
                 raise ApiError(503, str(error)) from error
         headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(f'{name}.html', safe='')}"}
         return Body(data=data, media_type="text/html; charset=utf-8", headers=headers)
 
-    def healthz(_asked: Asked) -> Mapping[str, Any]:
+    def healthz(_asked: Query) -> Mapping[str, Any]:
         return {"status": "ok"}
 
-    def described(_asked: Asked) -> Mapping[str, Any]:
+    def described(_asked: Query) -> Mapping[str, Any]:
         return openapi(resources, ingest=ingest)
 
     resources = (

@@ -623,8 +623,9 @@ def draw_screen(
     if wide or view.pane == "ranks":
         body, rows = _main_column(known, view, left, room, height, now_wall_ns)
         if wide:
-            body = _filled(known, view, body, left, room)
-            body = _side_by_side(body, _pane(known, view, width - left - 3, room, beside_job=beside_job), left, room)
+            beside = _pane(known, view, width - left - 3, room, beside_job=beside_job)
+            body, beside = _filled(known, view, (body, left), (beside, width - left - 3), room)
+            body = _side_by_side(body, beside, left, room)
     else:
         body = _pane(known, view, width, room, beside_job=beside_job)
     body = body[:room] + [Text("", end="")] * max(0, room - len(body))
@@ -653,13 +654,22 @@ def _main_column(
     return [*lines, *table], max(0, left - 1)
 
 
-def _filled(known: Snapshot, view: ViewState, body: list[Text], width: int, room: int) -> list[Text]:
-    """The column with findings, then events, in the lines that a short table leaves empty."""
+def _filled(
+    known: Snapshot, view: ViewState, left: tuple[list[Text], int], right: tuple[list[Text], int], room: int
+) -> tuple[list[Text], list[Text]]:
+    """The two columns, each lines and width, with findings and events in the lines that they leave empty.
+
+    Findings continue the left column if it has room; events go where more lines are empty.
+    """
+    both = [left, right]
     for pane, draw in (("findings", draw_findings), ("events", draw_events)):
-        left = room - len(body) - 1
-        if view.pane != pane and left >= FILLED_FROM:
-            body = [*body, Text("─" * width, "dim", no_wrap=True, end=""), *draw(known, width, left)]
-    return body
+        empty = [room - len(lines) - 1 for lines, _ in both]
+        at = 0 if (pane == "findings" and empty[0] >= FILLED_FROM) or empty[0] >= empty[1] else 1
+        if view.pane != pane and empty[at] >= FILLED_FROM:
+            lines, width = both[at]
+            rule = [Text("─" * width, "dim", no_wrap=True, end="")]
+            both[at] = [*lines, *rule, *draw(known, width, empty[at])], width
+    return both[0][0], both[1][0]
 
 
 def _ranks(known: Snapshot) -> int:

@@ -247,9 +247,9 @@ class TrustedProxy:
 
     def vouches_for(self, scope: Scope) -> str:
         """Return the user named by the proxy, or an empty string."""
-        said = Headers(scope=scope).getlist(self.header)
+        values = Headers(scope=scope).getlist(self.header)
         peer = scope.get("state", {}).get("stepscope.peer")
-        return said[0].strip() if len(said) == 1 and peer is not None and peer() in self.uids else ""
+        return values[0].strip() if len(values) == 1 and peer is not None and peer() in self.uids else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,8 +410,8 @@ class Readers:
         return float(min(FIRST_DELAY_S * 2 ** min(count - 1, 16), LONGEST_DELAY_S))
 
     def _signature(self, expires: int, token_id: str, session: str, whose: str) -> str:
-        said = f"{expires} {token_id} {session} {whose}".encode(errors="replace")
-        return hmac.new(self._signing, said, hashlib.sha256).hexdigest()
+        signed = f"{expires} {token_id} {session} {whose}".encode(errors="replace")
+        return hmac.new(self._signing, signed, hashlib.sha256).hexdigest()
 
     def _with_cookie(self, cookie: str, whose: str) -> tuple[Reader | Literal[False], int]:
         until, token_id, session, signature = (*cookie.split(".", 3), "", "", "", "")[:4]

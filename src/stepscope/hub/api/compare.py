@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import msgspec
 
 from stepscope.errors import StepscopeError
-from stepscope.hub.api.resource import Asked, Parameter, Resource
+from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError
 from stepscope.hub.open_run import CHECK_S, READING_SHARE
 from stepscope.hub.runs import Runs, changed_of
@@ -59,11 +59,11 @@ def resource() -> Resource:
     kept: OrderedDict[tuple[Path, ...], _Made] = OrderedDict()
     making = asyncio.Lock()
 
-    async def answer(asked: Asked) -> Mapping[str, Any]:
-        wanted = [unquote(one) for one in asked.values["runs"] or ()]
+    async def answer(query: Query) -> Mapping[str, Any]:
+        wanted = [unquote(one) for one in query.values["runs"] or ()]
         if not 2 <= len(wanted) <= MOST_RUNS or len(set(wanted)) < len(wanted):
             raise ApiError(400, f"runs takes 2 to {MOST_RUNS} different runs, separated by commas")
-        paths = tuple([await _path_of(asked, one) for one in wanted])
+        paths = tuple([await _path_of(query, one) for one in wanted])
         async with making:
             made = await asyncio.to_thread(_made, kept.get(paths), paths)
         kept[paths] = made
@@ -71,7 +71,7 @@ def resource() -> Resource:
         while len(kept) > KEPT:
             kept.popitem(last=False)
         rows = zip(wanted, paths, made.document["runs"], strict=True)
-        named = [{"id": one, "folder": asked.runs.folder_of(path), **row} for one, path, row in rows]
+        named = [{"id": one, "folder": query.runs.folder_of(path), **row} for one, path, row in rows]
         return {**made.document, "runs": named}
 
     return Resource(
@@ -89,8 +89,8 @@ def resource() -> Resource:
     )
 
 
-async def _path_of(asked: Asked, one: str) -> Path:
-    path = await asked.runs.where(one)
+async def _path_of(query: Query, one: str) -> Path:
+    path = await query.runs.where(one)
     if path is None or not (path / META).is_file():
         raise ApiError(404, "there is no such run")
     return path
@@ -144,9 +144,9 @@ def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
         documents.append(document)
     for document, row in zip(documents, runs, strict=True):
         if document is not None:
-            said = sentences_of(document)
-            said["notices"] += [notice for one in (runs[0], row) for notice in _unfinished(one)]
-            row["comparison"] = {**said, "findings": _findings(document)}
+            sentences = sentences_of(document)
+            sentences["notices"] += [notice for one in (runs[0], row) for notice in _unfinished(one)]
+            row["comparison"] = {**sentences, "findings": _findings(document)}
     clocks = {document["clock"] for document in documents if document is not None}
     return {
         "clock": clocks.pop() if clocks else None,
@@ -397,8 +397,8 @@ def resources() -> Iterable[Resource]:
     )
 
 
-async def _list(asked: Asked) -> Mapping[str, Any]:
-    return {"sweeps": await asyncio.to_thread(_rows, asked.runs)}
+async def _list(query: Query) -> Mapping[str, Any]:
+    return {"sweeps": await asyncio.to_thread(_rows, query.runs)}
 
 
 def _rows(runs: Runs) -> list[dict[str, Any]]:
@@ -421,15 +421,15 @@ def _sweep_row(runs: Runs, sweep: _Sweep) -> dict[str, Any]:
     }
 
 
-async def _one(asked: Asked) -> Mapping[str, Any]:
-    wanted = asked.request.path_params["sweep"]
-    sweeps = await asyncio.to_thread(_sweeps_of, asked.runs)
+async def _one(query: Query) -> Mapping[str, Any]:
+    wanted = query.request.path_params["sweep"]
+    sweeps = await asyncio.to_thread(_sweeps_of, query.runs)
     sweep = next((one for one in sweeps if one.id == wanted), None)
     if sweep is None:
         raise ApiError(404, "there is no such sweep")
     if sweep.result is None:
         raise ApiError(409, DAMAGED)
-    return await asyncio.to_thread(_page, sweep.result, _runs_of(asked.runs, sweep))
+    return await asyncio.to_thread(_page, sweep.result, _runs_of(query.runs, sweep))
 
 
 def _page(result: _Result, runs: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -163,12 +163,12 @@ def _communication(page: Exposition, run: OpenRun) -> None:
         _gauge(page, "stepscope_communication_device_steps", about, measured["steps"], run=run.id)
         about = "Analyzed steps overwritten in the Flight Recorder before they could be read."
         _gauge(page, "stepscope_communication_missed_steps", about, measured["missed"], run=run.id)
-    said = set()
+    written = set()
     for group in table["groups"][:MOST_GROUPS]:
         who = {"run": run.id, "group": group["name"] or group["description"], "kind": group["kind"]}
-        if tuple(who.values()) in said:
+        if tuple(who.values()) in written:
             continue  # if several have no name, only the one that blocks longest
-        said.add(tuple(who.values()))
+        written.add(tuple(who.values()))
         for op in group["ops"]:
             labels = {**who, "op": op["op"]}
             _gauge(page, "stepscope_exchange_bytes", "Bytes per step and rank.", op["bytes"], **labels)

@@ -22,7 +22,7 @@ from stepscope.hub.api.responses import ApiError, Body, answer, failure
 from stepscope.hub.open_run import OpenRun
 from stepscope.hub.runs import Runs
 
-__all__ = ["Asked", "Parameter", "Resource", "openapi", "route_of"]
+__all__ = ["Parameter", "Query", "Resource", "openapi", "route_of"]
 
 
 # -- resources --------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Query:
     """A checked request."""
 
     request: Request
@@ -108,7 +108,7 @@ Answer = Mapping[str, Any] | Body | Response
 class Resource:
     path: str
     about: str
-    answer: Callable[[Asked], Answer | Awaitable[Answer]]
+    answer: Callable[[Query], Answer | Awaitable[Answer]]
     parameters: tuple[Parameter, ...] = ()
     method: Literal["GET", "POST", "DELETE"] = "GET"
     media_types: tuple[str, ...] = ("application/json",)
@@ -130,7 +130,7 @@ def route_of(resource: Resource, runs: Runs) -> Route:
             opened = await runs.open(name) if name is not None and not resource.changes else None
             if name is not None and not resource.changes and (opened is None or not _may_read(request, opened)):
                 raise ApiError(404, "there is no such run")
-            given = resource.answer(Asked(request=request, runs=runs, values=values, opened=opened))
+            given = resource.answer(Query(request=request, runs=runs, values=values, opened=opened))
             content = await given if inspect.isawaitable(given) else given
         except ApiError as error:
             return failure(error.status, str(error))
@@ -209,7 +209,7 @@ def openapi(resources: Sequence[Resource], *, ingest: bool) -> dict[str, Any]:
 
 
 def _operation(resource: Resource) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "summary": resource.about,
         "parameters": [*_path_parameters(resource), *map(_parameter, resource.parameters)],
         "responses": {
@@ -218,8 +218,8 @@ def _operation(resource: Resource) -> dict[str, Any]:
         },
     }
     if resource.open:
-        said["security"] = []
-    return said
+        operation["security"] = []
+    return operation
 
 
 def _path_parameters(resource: Resource) -> list[Mapping[str, Any]]:

@@ -84,14 +84,14 @@ def failure(status: int, why: str, *, headers: Mapping[str, str] | None = None) 
 def _answer(headers: Headers, content: Mapping[str, Any] | Body) -> Response:
     body = content if isinstance(content, Body) else Body(data=json_body(content), media_type=JSON, headers={})
     tag = f'W/"{hashlib.blake2b(body.data, digest_size=12).hexdigest()}"'
-    said = {**body.headers, "ETag": tag, "Vary": "Accept, Accept-Encoding"}
+    response_headers = {**body.headers, "ETag": tag, "Vary": "Accept, Accept-Encoding"}
     if tag in {known.strip() for known in headers.get("if-none-match", "").split(",")}:
-        return Response(status_code=304, headers=said)
+        return Response(status_code=304, headers=response_headers)
     data = body.data
     if len(data) >= SMALL_BYTES and takes_gzip(headers):
         data = gzip.compress(data, _LEVEL, mtime=0)
-        said["Content-Encoding"] = "gzip"
-    return Response(data, headers=said, media_type=body.media_type)
+        response_headers["Content-Encoding"] = "gzip"
+    return Response(data, headers=response_headers, media_type=body.media_type)
 
 
 def takes_gzip(headers: Headers) -> bool:
@@ -156,9 +156,9 @@ class SafeHeaders:
         await self._app(scope, receive, sent)
 
 
-def _put(message: MutableMapping[str, Any], said: Mapping[str, str], path: str) -> None:
+def _put(message: MutableMapping[str, Any], added: Mapping[str, str], path: str) -> None:
     headers = MutableHeaders(scope=message)
-    for name, value in said.items():
+    for name, value in added.items():
         headers[name] = value
     if path.startswith(_UNCACHED):
         headers["Cache-Control"] = "no-store"
@@ -193,8 +193,8 @@ class Exposition:
 
     def sample(self, name: str, value: float | None, /, **labels: object) -> None:
         if value is not None and math.isfinite(value):
-            said = {label: _UNSEEN.sub("�", str(text)[:LONGEST_LABEL]) for label, text in labels.items()}
-            self._families[name].add_sample(name, said, value)
+            clean = {label: _UNSEEN.sub("�", str(text)[:LONGEST_LABEL]) for label, text in labels.items()}
+            self._families[name].add_sample(name, clean, value)
 
     def collect(self) -> list[Metric]:
         """Return the families that have samples; prometheus_client asks for them."""

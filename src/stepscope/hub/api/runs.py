@@ -20,7 +20,7 @@ import msgspec
 
 from stepscope.errors import RunError, UsageError
 from stepscope.hub.api.auth import MAY_CHANGE, ONLY_RUN
-from stepscope.hub.api.resource import Asked, Parameter, Resource
+from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError, Body, json_body
 from stepscope.hub.open_run import OpenRun
 from stepscope.records.text import count_text
@@ -162,34 +162,34 @@ _HIDDEN = ("path",)
 """Left out of a list: the location of the folder is private."""
 
 
-async def _list(asked: Asked) -> Mapping[str, Any]:
-    entries = _readable(asked, await asked.runs.entries())
-    first, limit = asked.values["first"], asked.values["limit"]
+async def _list(query: Query) -> Mapping[str, Any]:
+    entries = _readable(query, await query.runs.entries())
+    first, limit = query.values["first"], query.values["limit"]
     chosen = entries[first : first + limit]
-    open_now = {run.path: findings_of(run)["verdict"] for run in asked.runs.live() if not run.over}
+    open_now = {run.path: findings_of(run)["verdict"] for run in query.runs.live() if not run.over}
     rows = [
         {
-            "id": asked.runs.id_of(entry.path),
+            "id": query.runs.id_of(entry.path),
             **{key: value for key, value in entry.to_dict().items() if key not in _HIDDEN},
-            "folder": asked.runs.folder_of(entry.path),
+            "folder": query.runs.folder_of(entry.path),
             **_found(open_now.get(entry.path)),
         }
         for entry in chosen
     ]
-    return {"total": len(entries), "runs": rows, "may": _may(asked)}
+    return {"total": len(entries), "runs": rows, "may": _may(query)}
 
 
-def _may(asked: Asked) -> list[str]:
+def _may(query: Query) -> list[str]:
     """Return what this reader may do besides reading."""
-    if asked.request.scope.get("state", {}).get(MAY_CHANGE) is not True:
+    if query.request.scope.get("state", {}).get(MAY_CHANGE) is not True:
         return []
-    return ["label", "delete"] if asked.runs.may_delete else ["label"]
+    return ["label", "delete"] if query.runs.may_delete else ["label"]
 
 
-async def _history(asked: Asked) -> Mapping[str, Any]:
-    entries = _readable(asked, await asked.runs.entries())
-    name, tag = asked.values["like"], asked.values["tag"]
-    like = _like(asked, entries, name)
+async def _history(query: Query) -> Mapping[str, Any]:
+    entries = _readable(query, await query.runs.entries())
+    name, tag = query.values["like"], query.values["tag"]
+    like = _like(query, entries, name)
     if name is not None and like is None:
         raise ApiError(400, "like must be the name of a run")
     chosen = [
@@ -198,27 +198,27 @@ async def _history(asked: Asked) -> Mapping[str, Any]:
         if like is not None
         and (entry.command, entry.ranks) == (like.command, like.ranks)
         and (tag is None or tag in entry.labels.tags)
-    ][: asked.values["last"]]
+    ][: query.values["last"]]
     document = await asyncio.to_thread(_history_of, chosen)
     rows = [
-        {"id": asked.runs.id_of(Path(row["path"])), **{key: row[key] for key in row if key not in _HIDDEN}}
+        {"id": query.runs.id_of(Path(row["path"])), **{key: row[key] for key in row if key not in _HIDDEN}}
         for row in document["runs"]
     ]
     return {**document, "runs": rows, "command": [] if like is None else list(like.command)}
 
 
-def _like(asked: Asked, entries: Sequence[RunEntry], name: str | None) -> RunEntry | None:
+def _like(query: Query, entries: Sequence[RunEntry], name: str | None) -> RunEntry | None:
     """Return the run of that name; without one, the newest of the job that has most runs."""
     from stepscope.compare.history import same_job  # not for live hubs
 
     chosen = same_job(entries)[0] if name is None else entries
-    return next((entry for entry in chosen if name in (None, asked.runs.id_of(entry.path))), None)
+    return next((entry for entry in chosen if name in (None, query.runs.id_of(entry.path))), None)
 
 
-def _readable(asked: Asked, entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
+def _readable(query: Query, entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
     """The runs that the reader's token covers."""
-    only = asked.request.scope.get("state", {}).get(ONLY_RUN)
-    return entries if only is None else [entry for entry in entries if asked.runs.id_of(entry.path) == only]
+    only = query.request.scope.get("state", {}).get(ONLY_RUN)
+    return entries if only is None else [entry for entry in entries if query.runs.id_of(entry.path) == only]
 
 
 def _history_of(entries: Sequence[RunEntry]) -> dict[str, Any]:
@@ -290,7 +290,7 @@ RUN_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}",
         about="A run: its status, context (command, git, environment) and verdict.",
-        answer=lambda asked: run_document(asked.run, asked.runs.folder_of(asked.run.path)),
+        answer=lambda query: run_document(query.run, query.runs.folder_of(query.run.path)),
     ),
 )
 
@@ -308,16 +308,16 @@ class _LabelChange(msgspec.Struct, forbid_unknown_fields=True):
     note: str | None = None
 
 
-async def _label(asked: Asked) -> Mapping[str, Any]:
+async def _label(query: Query) -> Mapping[str, Any]:
     body = b""
-    async for chunk in asked.request.stream():
+    async for chunk in query.request.stream():
         body += chunk
         if len(body) > BODY_BYTES:
             raise ApiError(400, "the body is too long")
     try:
         change = msgspec.json.decode(body, type=_LabelChange)
-        labels = await asked.runs.label(
-            asked.request.path_params["run"], name=change.name, tags=change.tags, note=change.note
+        labels = await query.runs.label(
+            query.request.path_params["run"], name=change.name, tags=change.tags, note=change.note
         )
     except msgspec.MsgspecError:
         raise ApiError(
@@ -332,16 +332,16 @@ async def _label(asked: Asked) -> Mapping[str, Any]:
     return labels.to_dict()
 
 
-async def _delete(asked: Asked) -> Mapping[str, Any]:
-    if not asked.runs.may_delete:
+async def _delete(query: Query) -> Mapping[str, Any]:
+    if not query.runs.may_delete:
         raise ApiError(403, "this hub serves one run, which cannot be deleted here")
     try:
-        deleted = await asked.runs.delete(asked.request.path_params["run"])
+        deleted = await query.runs.delete(query.request.path_params["run"])
     except RunError as error:
         raise ApiError(409, str(error)) from None
     if not deleted:
         raise ApiError(404, "there is no such run")
-    return {"deleted": asked.request.path_params["run"]}
+    return {"deleted": query.request.path_params["run"]}
 
 
 CHANGE_RESOURCES = (
@@ -396,24 +396,24 @@ FINDING_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/findings",
         about="The findings, most severe first, each with cost, evidence and advice; the first is the verdict.",
-        answer=lambda asked: findings_of(asked.run),
+        answer=lambda query: findings_of(query.run),
     ),
     Resource(
         path="/api/v1/runs/{run}/hangs",
         about="The hangs: culprits, victims, stacks, Flight Recorder data. A hang seen by several hosts is reported as "
         "one, as in `/summary`; `parts` has each host's record.",
-        answer=lambda asked: hangs_document(asked.run),
+        answer=lambda query: hangs_document(query.run),
     ),
     Resource(
         path="/api/v1/runs/{run}/summary",
         about="The contents of summary.json (docs/schema.md); for an active run, of its last steps.",
-        answer=lambda asked: summary_document(asked.run, **asked.values),
+        answer=lambda query: summary_document(query.run, **query.values),
         parameters=(Parameter(name="keys", about="keys to return, separated by commas; default: all", kind="texts"),),
     ),
     Resource(
         path="/api/v1/runs/{run}/collectives",
         about="Communication by process group: operations, bytes, exposed time, which ranks are waited for.",
-        answer=lambda asked: collectives_document(asked.run),
+        answer=lambda query: collectives_document(query.run),
     ),
 )
 
@@ -543,19 +543,19 @@ def _entry(path: Path, name: str) -> FileEntry | None:
 # -- resources --------------------------------------------------------------------------------------------------------
 
 
-async def _list_files(asked: Asked) -> Mapping[str, Any]:
-    found = await asyncio.to_thread(list_files, asked.run.path)
+async def _list_files(query: Query) -> Mapping[str, Any]:
+    found = await asyncio.to_thread(list_files, query.run.path)
     return {"files": [asdict(entry) for entry in found]}
 
 
-async def _file(asked: Asked) -> Body:
-    path = asked.request.path_params["path"]
+async def _file(query: Query) -> Body:
+    path = query.request.path_params["path"]
     if path == META:
-        return Body(data=json_body(asked.run.context()), media_type=media_type_of(META), headers={})
-    offset, tail, most = (asked.values[name] for name in ("offset", "tail", "most"))
+        return Body(data=json_body(query.run.context()), media_type=media_type_of(META), headers={})
+    offset, tail, most = (query.values[name] for name in ("offset", "tail", "most"))
     if offset is not None and tail is not None:
         raise ApiError(400, "use either offset or tail, not both")
-    piece = await asyncio.to_thread(read_piece, asked.run.path, path, offset=offset, tail=tail, most=most)
+    piece = await asyncio.to_thread(read_piece, query.run.path, path, offset=offset, tail=tail, most=most)
     if piece is None:
         raise ApiError(404, "there is no such file")
     place = {"X-Stepscope-Offset": str(piece.offset), "X-Stepscope-Size": str(piece.size)}

@@ -370,7 +370,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/events",
         about="Events, in the order in which the hub received them; pass next as after in the next request.",
-        answer=lambda asked: events_document(asked.run, **asked.values),
+        answer=lambda query: events_document(query.run, **query.values),
         parameters=(
             Parameter(name="after", about="number of the last event already received", default=0),
             Parameter(name="limit", about="maximum number", default=1000, least=1, most=MOST_EVENTS),
@@ -380,7 +380,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/samples",
         about="Samples as curves: measurements of hosts, processes, GPUs or probes in time bins.",
-        answer=lambda asked: samples_document(asked.run, **asked.values),
+        answer=lambda query: samples_document(query.run, **query.values),
         parameters=(
             Parameter(name="kind", about="source of the samples", kind="choice", default="host", choices=tuple(WHO)),
             NODES,
@@ -401,7 +401,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/stacks",
         about="Sampled stacks of ranks, by line.",
-        answer=lambda asked: stacks_document(asked.run, **asked.values),
+        answer=lambda query: stacks_document(query.run, **query.values),
         parameters=(
             Parameter(name="rank", about="only this rank"),
             NODES,
@@ -411,7 +411,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/nodes",
         about="The nodes: ranks, clock, round trip, data sent, and latest sample.",
-        answer=lambda asked: nodes_document(asked.run, **asked.values),
+        answer=lambda query: nodes_document(query.run, **query.values),
         parameters=(
             Parameter(name="start", about="how many to skip", default=0),
             Parameter(name="limit", about="maximum number", default=1000, least=1, most=20_000),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.hub.api.resource import Asked, Parameter, Resource
+from stepscope.hub.api.resource import Parameter, Query, Resource
 from stepscope.hub.api.responses import ApiError, Body
 from stepscope.hub.live.digests import sampled_rows
 from stepscope.hub.live.live_run import LiveRun
@@ -268,12 +268,12 @@ def steps_document(
     return {"attempt": run.live.registry.attempt, **found}
 
 
-async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
-    values = asked.values
+async def _heat(query: Query) -> Mapping[str, Any] | Body:
+    values = query.values
     shape = values["rank_bins"], values["step_bins"]
     if shape[0] * shape[1] > MOST_CELLS:
         raise ApiError(400, f"rank_bins times step_bins must be at most {MOST_CELLS}")
-    live = asked.run.live
+    live = query.run.live
     steps = values["first"], values["last"]
     heat = heat_map(live, values["value"], values["stat"], values["ranks"], steps, shape)
     if heat is None:
@@ -283,13 +283,13 @@ async def _heat(asked: Asked) -> Mapping[str, Any] | Body:
             f"value must be one of {known}, or allocated, reserved, peak_allocated where devices were sampled, or "
             "device:work, device:wall, device:PHASE where they were timed",
         )
-    if asked.accepts(HEAT_TYPE):
-        said = {
+    if query.accepts(HEAT_TYPE):
+        headers = {
             "X-Stepscope-Value": "memory" if heat.unit == "bytes" else "time",
             "X-Stepscope-Unit": heat.unit,
             "X-Stepscope-Known-From": str(heat.known_from),
         }
-        return Body(data=await asyncio.to_thread(pack_heat, heat), media_type=HEAT_TYPE, headers=said)
+        return Body(data=await asyncio.to_thread(pack_heat, heat), media_type=HEAT_TYPE, headers=headers)
     return {
         "attempt": live.registry.attempt,
         "value": heat.value,
@@ -348,7 +348,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/metrics",
         about="The numbers that the script gave to `stepscope.note()`, and the throughput, over steps.",
-        answer=lambda asked: metrics_document(asked.run, **asked.values),
+        answer=lambda query: metrics_document(query.run, **query.values),
         parameters=(
             FIRST,
             LAST,
@@ -358,7 +358,7 @@ RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/steps",
         about="Steps across all ranks: quantiles of duration, work and each phase, worst ranks, device memory, start.",
-        answer=lambda asked: steps_document(asked.run, **asked.values),
+        answer=lambda query: steps_document(query.run, **query.values),
         parameters=(
             FIRST,
             LAST,
@@ -517,10 +517,10 @@ def ranks_document(
     return {"start": start, "order": order, **found, "hang_state": found["standing"]}
 
 
-def _rank(asked: Asked) -> Mapping[str, Any]:
-    text = asked.request.path_params["rank"]
+def _rank(query: Query) -> Mapping[str, Any]:
+    text = query.request.path_params["rank"]
     rank = int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else LARGEST_RANK
-    return rank_document(asked.run, rank, **asked.values)
+    return rank_document(query.run, rank, **query.values)
 
 
 def rank_document(
@@ -579,7 +579,7 @@ RANK_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/ranks",
         about="The ranks of the last attempt, as columns: identity, host, and means over the last steady steps.",
-        answer=lambda asked: ranks_document(asked.run, **asked.values),
+        answer=lambda query: ranks_document(query.run, **query.values),
         parameters=(
             Parameter(name="start", about="how many to skip", default=0),
             Parameter(name="limit", about="maximum number", default=1000, least=1, most=MOST_RANKS),
@@ -606,7 +606,7 @@ RANK_RESOURCES = (
     Resource(
         path="/api/v1/runs/{run}/layers",
         about="Memory, time and gradients by module, of one rank in a sampled step (docs/schema.md).",
-        answer=lambda asked: sampled_layers(asked.run, **asked.values),
+        answer=lambda query: sampled_layers(query.run, **query.values),
         parameters=(
             Parameter(name="rank", about="default: the rank that holds most", most=LARGEST_RANK),
             Parameter(name="step", about="the last sample up to this step, or else the first; default: the last one"),

@@ -66,12 +66,12 @@ class Cursor:
         return f"{self.attempt}.{self.step}.{self.event}.{self.findings}"
 
     @classmethod
-    def from_id(cls, said: str) -> Cursor | None:
+    def from_id(cls, text: str) -> Cursor | None:
         """Parse an id; None if it is invalid."""
-        words = said.split(".")
+        words = text.split(".")
         if len(words) != 4 or not all(word.removeprefix("-").isdecimal() and len(word) < 19 for word in words):
             return None
-        if not said.isascii():
+        if not text.isascii():
             return None
         attempt, step, event, findings = map(int, words)
         return cls(attempt=attempt, step=step, event=event, findings=findings)
@@ -134,7 +134,7 @@ class EventStream(Response):
         body = b"retry: 2000\n\n" + _heartbeat(self._run)  # first, so that the client knows the time there
         while run is not None:
             messages, self._cursor = news(run, self._cursor)
-            body += b"".join(_message(event, said, cursor) for event, said, cursor in messages)
+            body += b"".join(_message(event, data, cursor) for event, data, cursor in messages)
             now_s = time.monotonic()
             if not body and now_s - beat_s >= self._streams.heartbeat_s:
                 body = _heartbeat(run)
@@ -149,7 +149,7 @@ class EventStream(Response):
             if run.leaving:
                 await _last_word(send, "end", "the run is over and its hub is stopping")
                 return
-            behind = any(event == "reset" and said["why"] == "behind" for event, said, _ in messages)
+            behind = any(event == "reset" and data["why"] == "behind" for event, data, _ in messages)
             pause_s = self._streams.behind_s if behind else self._streams.pause_s
             seen = run.live
             version = await self._wait(run, version, gone, beat_s + pause_s)
@@ -177,9 +177,9 @@ def _heartbeat(run: OpenRun) -> bytes:
 def news(run: OpenRun, cursor: Cursor) -> tuple[list[tuple[str, Mapping[str, Any], Cursor]], Cursor]:
     """Return everything after the cursor, each message with the cursor that follows it."""
     found: list[tuple[str, Mapping[str, Any], Cursor]] = []
-    for event, said, after in _news(run, cursor):
+    for event, data, after in _news(run, cursor):
         cursor = after
-        found.append((event, said, after))
+        found.append((event, data, after))
     return found, cursor
 
 
@@ -221,10 +221,10 @@ def _news(run: OpenRun, cursor: Cursor) -> Iterator[tuple[str, Mapping[str, Any]
         yield "status", status, cursor
 
 
-def _message(event: str, said: Mapping[str, Any], cursor: Cursor | None) -> bytes:
+def _message(event: str, data: Mapping[str, Any], cursor: Cursor | None) -> bytes:
     """Encode a message; JSON contains no line ends, so one ``data`` line is enough."""
     head = f"event: {event}\n" + (f"id: {cursor.to_id()}\n" if cursor is not None else "")
-    return head.encode() + b"data: " + json_body(said) + b"\n\n"
+    return head.encode() + b"data: " + json_body(data) + b"\n\n"
 
 
 async def _last_word(send: Send, event: str, why: str) -> None:
