@@ -5,10 +5,10 @@ import { follow, Messages, type Open } from "../src/api/stream";
 test("messages are assembled however the stream is split", () => {
   const text = 'retry: 2000\n\nevent: reset\nid: 0.5.1.0\ndata: {"why":"first"}\n\nevent: heartbeat\ndata: {"a": "b: c"}\n\n';
   for (let size = 1; size < text.length; size += 1) {
-    const told: string[][] = [];
-    const messages = new Messages((id, event, data) => told.push([id, event, data]));
+    const received: string[][] = [];
+    const messages = new Messages((id, event, data) => received.push([id, event, data]));
     for (let at = 0; at < text.length; at += size) messages.take(text.slice(at, at + size));
-    expect(told).toEqual([
+    expect(received).toEqual([
       ["0.5.1.0", "reset", '{"why":"first"}'],
       ["", "heartbeat", '{"a": "b: c"}'],
     ]);

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stepscope.compare.statistics import CONFIDENCE, PRIOR, Level, assumed_spread, t_quantile
 from stepscope.records.text import bytes_text, count_text, ms_text, number_text, printable_document
-from stepscope.reports.page_documents import page_document, page_table, tables_part, titled_lists, told
+from stepscope.reports.page_documents import finding_part, page_document, page_table, tables_part, titled_lists
 from stepscope.reports.tables import finite
 
 __all__ = [
@@ -322,7 +322,7 @@ def sweep_page(document: Mapping[str, Any], runs: Mapping[str, str] | None = Non
         document["name"],
         [count_text(len(document["variants"]), "variant"), count_text(document["rounds"], "round")],
         [_front_part(document, runs or {}), *tables_part("Variants", [_variants_table(document)])],
-        verdict=told(
+        verdict=finding_part(
             "info" if document["front"] else "warning",
             title,
             sides=titled_lists([("Also", [(line, "") for line in more])]),

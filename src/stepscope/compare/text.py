@@ -24,12 +24,12 @@ from stepscope.reports.layout import MARKS, NARROWEST, Page, cut
 from stepscope.reports.page_documents import (
     bar,
     bar_chart,
+    finding_part,
     listed,
     page_document,
     page_table,
     tables_part,
     titled_lists,
-    told,
 )
 
 __all__ = [
@@ -389,7 +389,7 @@ def comparison_page(document: Document) -> dict[str, Any]:
         [],
         [*_page_phases(document), *(part for title, texts in lists.items() for part in listed(title, texts))],
         notices=notices,
-        verdict=told(_look(document), _headline(document), sides=titled_lists(sides)),
+        verdict=finding_part(_look(document), _headline(document), sides=titled_lists(sides)),
     )
 
 

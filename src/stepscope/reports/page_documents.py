@@ -5,7 +5,7 @@ The input is the document of ``stepscope trace --json`` or ``stepscope flight --
 size is bounded, whatever the input: rows of tables, bars, points of curves and events of the timeline have limits.
 
 A document has a name, facts for the bar at the top, the verdict, other findings, and *parts* in reading order. Each
-part has a ``form``: ``told`` (a second verdict), ``tables``, ``bars``, ``columns``, ``curves``, ``timeline``,
+part has a ``form``: ``finding`` (a second verdict), ``tables``, ``bars``, ``columns``, ``curves``, ``timeline``,
 ``flight``, ``front``, ``stacks`` or ``list``. ``web/src/api/report-document.ts`` has all fields.
 """
 
@@ -37,13 +37,13 @@ from stepscope.traces.model.kernel_names import fitted, short_name
 __all__ = [
     "bar",
     "bar_chart",
+    "finding_part",
     "flight_page",
     "listed",
     "page_document",
     "page_table",
     "tables_part",
     "titled_lists",
-    "told",
     "trace_page",
 ]
 
@@ -69,7 +69,7 @@ def page_document(kind: str, name: str, facts: Sequence[str], parts: Iterable[Pa
     }
 
 
-def told(look: str, title: str, **more: Any) -> Part:
+def finding_part(look: str, title: str, **more: Any) -> Part:
     """A verdict or finding; ``kind``: its name, empty if it has none; ``sides``: titled lists next to each other."""
     return {
         "kind": "",
@@ -259,7 +259,7 @@ def trace_page(document: Document, *, name: str, top: int = ROWS, timeline: Part
     diff, now = document["diff"], _trace_verdict(document)
     sections = (
         _what_changed(diff, top) if diff is not None else (),
-        [{"form": "told", "title": "Now", **now}] if diff is not None else (),
+        [{"form": "finding", "title": "Now", **now}] if diff is not None else (),
         _what_if(document),
         [{"form": "timeline", **timeline}] if timeline else (),
         _ranks(document),
@@ -284,7 +284,7 @@ def trace_page(document: Document, *, name: str, top: int = ROWS, timeline: Part
 
 def _diff_verdict(diff: Mapping[str, Any]) -> Part:
     notes = titled_lists([("Note", [(sentence, "") for sentence in diff["notices"]])])
-    return {"verdict": told(look_of_diff(diff), diff["verdict"], sides=notes)}
+    return {"verdict": finding_part(look_of_diff(diff), diff["verdict"], sides=notes)}
 
 
 def _trace_verdict(document: Document) -> Part:
@@ -300,7 +300,7 @@ def _trace_verdict(document: Document) -> Part:
 def _finding(finding: Mapping[str, Any]) -> Part:
     speedup = (finding["cost"].get("if_fixed") or {}).get("speedup")
     price, certainty = price_text(finding["cost"]), certainty_of(finding)
-    return told(
+    return finding_part(
         look_of(finding),
         finding["title"],
         kind="" if finding["kind"] in NO_FINDING else kind_name(finding["kind"]),
@@ -498,7 +498,9 @@ def _flight_verdict(document: Document) -> Part:
         (CYCLE, [(sentence, "") for sentence in document["cycle"]]),
         ("Evidence", [(sentence, "") for sentence in document["evidence"]]),
     ]
-    return told(look, document["title"], kind=kind_name(document["kind"] or ""), facts=facts, sides=titled_lists(sides))
+    return finding_part(
+        look, document["title"], kind=kind_name(document["kind"] or ""), facts=facts, sides=titled_lists(sides)
+    )
 
 
 RANKS = {"Suspects": "suspects", "Waiting": "victims"}

@@ -15,14 +15,14 @@ export interface ReportDocument extends Verdict {
 }
 
 export interface Verdict {
-  verdict: Told;
-  others: Told[];
+  verdict: ReportFinding;
+  others: ReportFinding[];
   /** `… and 3 more.`: further findings. */
   more: string;
 }
 
 /** A verdict or finding. */
-export interface Told {
+export interface ReportFinding {
   /** Its name; "": none. */
   kind: string;
   look: Look;
@@ -154,7 +154,7 @@ export interface FrontDocument {
 }
 
 export type Part =
-  | ({ form: "told"; title: string } & Verdict)
+  | ({ form: "finding"; title: string } & Verdict)
   | { form: "tables"; title: string; about: string; tables: TableDocument[] }
   | { form: "list"; title: string; items: string[]; more: string }
   | BarsDocument

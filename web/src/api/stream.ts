@@ -32,7 +32,7 @@ export function follow(open: Open, follower: Follower): () => void {
 async function keepFollowing(open: Open, follower: Follower, stop: AbortSignal): Promise<void> {
   let lastId = "";
   let wait = FIRST_WAIT_MS;
-  const told: Follower = {
+  const wrapped: Follower = {
     news: (news) => {
       wait = FIRST_WAIT_MS;
       if (!stop.aborted) follower.news(news);
@@ -43,7 +43,7 @@ async function keepFollowing(open: Open, follower: Follower, stop: AbortSignal):
     lastId = id;
   };
   while (!stop.aborted) {
-    const { connection, askedMs } = await once(open, lastId, seen, told, stop);
+    const { connection, askedMs } = await once(open, lastId, seen, wrapped, stop);
     if (stop.aborted) return;
     follower.connection(connection);
     if (FINAL.includes(connection)) return;
@@ -102,7 +102,7 @@ function refused(response: Response): Outcome | null {
 export class Messages {
   private rest = "";
 
-  constructor(private readonly told: (id: string, event: string, data: string) => void) {}
+  constructor(private readonly onMessage: (id: string, event: string, data: string) => void) {}
 
   take(piece: string): void {
     const blocks = (this.rest + piece).split("\n\n");
@@ -127,7 +127,7 @@ export class Messages {
             break;
         }
       }
-      if (event) this.told(id, event, data);
+      if (event) this.onMessage(id, event, data);
     }
   }
 }

@@ -59,7 +59,7 @@ export class HeatLoader {
     private readonly run: string,
     readonly value: string,
     readonly stat: Stat,
-    private readonly told: () => void,
+    private readonly onChange: () => void,
   ) {}
 
   close(): void {
@@ -136,7 +136,7 @@ export class HeatLoader {
   /** Check whether the new data settles the visible part before notifying. */
   private tell(): void {
     if (this.seen !== null) this.look(this.seen);
-    this.told();
+    this.onChange();
   }
 
   private cancel(): void {

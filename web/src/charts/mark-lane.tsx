@@ -2,7 +2,7 @@
 
 import type { Signal } from "@preact/signals";
 import { useSignal } from "@preact/signals";
-import type { Frame } from "./held-plot";
+import type { Frame } from "./plot-instance";
 import { placed, type Mark } from "./marks";
 
 const ROW_PX = 22;

@@ -11,13 +11,13 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
 import { count, digits } from "../ui/format";
 import { theme } from "../ui/theme";
-import { HeldPlot, type Chart, type Wishes } from "./held-plot";
+import { PlotInstance, type Chart, type Wishes } from "./plot-instance";
 import { MarkLane } from "./mark-lane";
 import type { Mark } from "./marks";
 import "./plot.css";
 import { TipBox, tipWords, type Tip } from "./tip";
 
-export type { Chart } from "./held-plot";
+export type { Chart } from "./plot-instance";
 export type { Mark } from "./marks";
 export type { Tip } from "./tip";
 
@@ -41,7 +41,7 @@ interface PlotProps extends Wishes {
 
 export function Plot({ label, height = 200, make, deps, together, tip, format, marks = [], chosen = null, ...wishes }: PlotProps) {
   const box = useRef<HTMLDivElement>(null);
-  const [held, setHeld] = useState<HeldPlot | null>(null);
+  const [held, setHeld] = useState<PlotInstance | null>(null);
   const chart = useRef<Chart | null>(null);
   const said = useSignal("");
   const now = theme.value;
@@ -50,7 +50,7 @@ export function Plot({ label, height = 200, make, deps, together, tip, format, m
   useLayoutEffect(() => {
     const place = box.current;
     if (place === null) return;
-    const made = new HeldPlot(place);
+    const made = new PlotInstance(place);
     setHeld(made);
     return () => made.close();
   }, []);
@@ -111,7 +111,7 @@ export function Plot({ label, height = 200, make, deps, together, tip, format, m
   );
 }
 
-function ChosenLine({ held, chosen }: { held: HeldPlot; chosen: number | null }) {
+function ChosenLine({ held, chosen }: { held: PlotInstance; chosen: number | null }) {
   const where = held.frame.value;
   if (where === null || chosen === null || chosen < where.least || chosen > where.most) return null;
   const left = where.left + ((chosen - where.least) / (where.most - where.least)) * where.width;

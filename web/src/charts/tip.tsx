@@ -1,7 +1,7 @@
 /** The tooltip at the cursor, and the same as text for keyboard users. */
 
 import type { Signal } from "@preact/signals";
-import type { At, Frame } from "./held-plot";
+import type { At, Frame } from "./plot-instance";
 
 export interface Tip {
   title: string;

@@ -20,8 +20,8 @@ const SHOWN = 5;
 export function HangPanel({ run }: { run: OpenRun }) {
   const goesOn = run.status.value?.over === false;
   // For an active run, an event tells when there is a hang to load.
-  const told = !goesOn || run.events.value.some((event) => event.event === "hang") || run.findings.value?.findings.some((finding) => finding.kind.startsWith("hang_"));
-  const hangs = useAnswer<HangsDocument>(run, told ? "hangs" : null, {}, 3000).value?.hangs ?? [];
+  const hung = !goesOn || run.events.value.some((event) => event.event === "hang") || run.findings.value?.findings.some((finding) => finding.kind.startsWith("hang_"));
+  const hangs = useAnswer<HangsDocument>(run, hung ? "hangs" : null, {}, 3000).value?.hangs ?? [];
   if (hangs.length === 0) return null;
   // The last one first: it may be ongoing.
   const [latest, ...earlier] = [...hangs].reverse();

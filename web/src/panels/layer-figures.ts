@@ -4,7 +4,7 @@ import type { Finding } from "../api/documents";
 import type uPlot from "uplot";
 import type { LayerRow, LayersDocument, Norm } from "../api/layer-documents";
 import { BINARY } from "../charts/curves";
-import type { Chart } from "../charts/held-plot";
+import type { Chart } from "../charts/plot-instance";
 import type { Csv } from "../ui/csv";
 import { bytes, tick } from "../ui/format";
 import { token } from "../ui/theme";

@@ -3,7 +3,7 @@
 import type uPlot from "uplot";
 import type { SampleSeries, SamplesDocument } from "../api/documents";
 import { BINARY, lineSeries, medianCurve, picked, type Curve } from "../charts/curves";
-import type { Chart } from "../charts/held-plot";
+import type { Chart } from "../charts/plot-instance";
 import { ontoSteps, type StepClock } from "../run/align";
 import { bytes, digits, tick } from "../ui/format";
 import { token } from "../ui/theme";
@@ -36,7 +36,7 @@ const host = (field: string, name: string, bad: Figure["bad"], format: Figure["f
   unit,
   ...(top === undefined ? {} : { top }),
 });
-const gpu = (...told: Parameters<typeof host>): Figure => ({ ...host(...told), kind: "gpu" });
+const gpu = (...figure: Parameters<typeof host>): Figure => ({ ...host(...figure), kind: "gpu" });
 
 export const FIGURES: readonly Figure[] = [
   gpu("util_percent", "GPU utilization", "low", percent, "%", 100),

@@ -3,7 +3,7 @@
 import type uPlot from "uplot";
 import type { Finding, SamplesDocument, StepsDocument } from "../api/documents";
 import { BINARY, lineSeries, medianCurve, picked, type Curve } from "../charts/curves";
-import type { Chart } from "../charts/held-plot";
+import type { Chart } from "../charts/plot-instance";
 import { ontoSteps, type StepClock } from "../run/align";
 import type { Csv } from "../ui/csv";
 import { bytes, count, duration, tick } from "../ui/format";

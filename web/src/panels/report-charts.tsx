@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import type { BarsDocument, ColumnsDocument, CurvesDocument } from "../api/report-document";
 import { closed, edges, stacked } from "../charts/columns";
 import { BINARY, lineSeries } from "../charts/curves";
-import type { Chart } from "../charts/held-plot";
+import type { Chart } from "../charts/plot-instance";
 import { LineLegend } from "../charts/line-legend";
 import { lookProperty } from "../charts/looks";
 import { Plot } from "../charts/plot";

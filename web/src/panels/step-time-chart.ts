@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import type { StepsDocument } from "../api/documents";
 import { ceiling, closed, edges, stacked, type Ceiling } from "../charts/columns";
 import { ordered, phaseProperty } from "../charts/palette";
-import type { Chart } from "../charts/held-plot";
+import type { Chart } from "../charts/plot-instance";
 import type { Tip } from "../charts/tip";
 import { devicePhases, deviceSlowest, deviceWall, heldOnDevice, quantile } from "../run/steps";
 import type { Csv } from "../ui/csv";

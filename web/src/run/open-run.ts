@@ -11,10 +11,10 @@ import { encoded } from "../address";
 import type { EventsDocument, FindingsDocument, RunDocument, RunEvent, Status, StepsDocument } from "../api/documents";
 import { aborted, Failure, type Connection, type News, type Params, type Source } from "../api/source";
 import { ownPhases } from "../charts/palette";
-import { asFailure, Asker, type Answer } from "./asker";
+import { asFailure, RepeatedRequest, type Answer } from "./repeated-request";
 import { BINS, corrected, devicePhases, joined } from "./steps";
 
-export { asFailure, type Answer } from "./asker";
+export { asFailure, type Answer } from "./repeated-request";
 
 export interface View {
   first: number;
@@ -271,24 +271,24 @@ export function useAsked<T>(
   question: (stop: AbortSignal) => Promise<T> | null,
 ): Answer<T> {
   const answer = useSignal<Answer<T>>({ value: null, failure: null });
-  const asker = useMemo(() => new Asker(answer, everyMs), [run, key]);
+  const repeated = useMemo(() => new RepeatedRequest(answer, everyMs), [run, key]);
   // When a hub shuts down with its run, everything is requested once more, then nothing that is already known.
-  asker.question = (stop) => {
-    if (run.connection.peek() === "ended" && asker.askedLast && answer.peek().value !== null) return null;
-    asker.askedLast = run.status.peek()?.over === true;
+  repeated.question = (stop) => {
+    if (run.connection.peek() === "ended" && repeated.finalRequested && answer.peek().value !== null) return null;
+    repeated.finalRequested = run.status.peek()?.over === true;
     return question(stop);
   };
-  useEffect(() => () => asker.close(), [asker]);
+  useEffect(() => () => repeated.close(), [repeated]);
   useSignalEffect(() => {
     void run.beat.value;
     // Make no requests for a run that may not exist.
     if (run.about.value === null) return;
     // The hub may shut down soon after the run.
-    asker.due(run.status.value?.over === true);
+    repeated.due(run.status.value?.over === true);
   });
   useEffect(() => {
-    if (run.about.peek() !== null) asker.due();
-  }, [asker]);
+    if (run.about.peek() !== null) repeated.due();
+  }, [repeated]);
   return answer.value;
 }
 

@@ -9,7 +9,7 @@ import { BarsCard, ColumnsCard, CurvesCard } from "../panels/report-charts";
 import { TablesCard } from "../panels/report-table";
 import { StacksView } from "../panels/stacks";
 import { TimelineCard } from "../panels/timeline";
-import { ToldCard } from "../panels/told";
+import { ReportFindingCard } from "../panels/report-finding";
 import { Card } from "../ui/card";
 import type { Look } from "../api/text-documents";
 import { Chip } from "../ui/status-chip";
@@ -44,7 +44,7 @@ export function ReportScreen({ report, home = false }: { report: ReportDocument;
             {notice}
           </p>
         ))}
-        <ToldCard label="Verdict" told={report} />
+        <ReportFindingCard label="Verdict" finding={report} />
         {report.parts.map((part, at) => (
           <PartView key={at} part={part} file={report.name} />
         ))}
@@ -67,8 +67,8 @@ function PartView({ part, file }: { part: Part; file: string }) {
       return <CurvesCard curves={part} />;
     case "front":
       return <FrontCard front={part} />;
-    case "told":
-      return <ToldCard label={part.title} told={part} />;
+    case "finding":
+      return <ReportFindingCard label={part.title} finding={part} />;
     case "flight":
       return (
         <Card title={part.title}>

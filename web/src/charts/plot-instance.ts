@@ -59,7 +59,7 @@ const CLICK_PX = 4;
 /** Charts out of view are drawn after this delay, so that prints and full-page screenshots include them. */
 const UNSEEN_MS = 3000;
 
-export class HeldPlot {
+export class PlotInstance {
   readonly frame = signal<Frame | null>(null);
   readonly at = signal<At | null>(null);
   wishes: Wishes = {};

@@ -7,15 +7,15 @@ export interface Answer<T> {
   failure: Failure | null;
 }
 
-export class Asker<T> {
+export class RepeatedRequest<T> {
   question: (stop: AbortSignal) => Promise<T> | null = () => null;
   /** Whether the request was made after the run ended, so that its answer is final. */
-  askedLast = false;
+  finalRequested = false;
   private readonly stop = new AbortController();
   private timer: ReturnType<typeof setTimeout> | null = null;
-  private askedMs = -Infinity;
+  private requestedMs = -Infinity;
   private busy = false;
-  private again = false;
+  private repeat = false;
   private hurry = false;
 
   constructor(
@@ -26,13 +26,13 @@ export class Asker<T> {
   due(now = false): void {
     if (this.stop.signal.aborted) return;
     if (this.busy) {
-      this.again = true;
+      this.repeat = true;
       this.hurry ||= now;
       return;
     }
     if (this.timer !== null && !now) return;
     if (this.timer !== null) clearTimeout(this.timer);
-    const wait = now ? 0 : Math.max(0, this.askedMs + this.everyMs - performance.now());
+    const wait = now ? 0 : Math.max(0, this.requestedMs + this.everyMs - performance.now());
     this.timer = setTimeout(() => {
       this.timer = null;
       void this.ask();
@@ -48,8 +48,8 @@ export class Asker<T> {
     const question = this.question(this.stop.signal);
     if (question === null) return;
     this.busy = true;
-    this.again = this.hurry = false;
-    this.askedMs = performance.now();
+    this.repeat = this.hurry = false;
+    this.requestedMs = performance.now();
     try {
       const value = await question;
       if (!this.stop.signal.aborted) this.answer.value = { value, failure: null };
@@ -58,7 +58,7 @@ export class Asker<T> {
       if (!aborted(error) && !this.stop.signal.aborted) this.answer.value = { value: this.answer.value.value, failure: asFailure(error) };
     }
     this.busy = false;
-    if (this.again) this.due(this.hurry);
+    if (this.repeat) this.due(this.hurry);
   }
 }
 
