@@ -15,7 +15,7 @@ from stepscope.records.text import duration_text, ns_text, printable, printable_
 from stepscope.reports.summary_text import render_text
 from stepscope.store.create import create_run
 from stepscope.store.documents import end_run, read_meta, write_meta
-from stepscope.terminal.wording import finding_line
+from stepscope.terminal.drawing import finding_line
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31mb\u202ec\u2066d\x7f\u200be\ud800"
 ESCAPED = r"a\x1b]0;owned\x07\x9b31mb\u202ec\u2066d\x7f\u200be\ud800"

@@ -37,9 +37,9 @@ from stepscope.terminal.documents import (
     Verdict,
     Window,
 )
+from stepscope.terminal.drawing import draw_phases, draw_rank, draw_ranks, draw_step_time, mean_times
 from stepscope.terminal.feed import GPU_FIELDS, HOST_FIELDS, PROCESS_FIELDS
 from stepscope.terminal.screen import ViewState, draw_keys, draw_machine, draw_screen, draw_verdict
-from stepscope.terminal.wording import draw_phases, draw_rank, draw_ranks, draw_step_time, mean_times
 
 words = st.text(max_size=30) | st.sampled_from(["[red]x[/]", "\x1b[2J", "漢字" * 10, "\u202e", "a b " * 40, ""])
 numbers = st.floats(-1e30, 1e30) | st.integers(-5, 5).map(float) | st.floats(0, 1e9)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from stepscope.terminal.wording import columns, fit, plain, printed_lines, spark, wrapped
+from stepscope.terminal.drawing import columns, fit, plain, printed_lines, spark, wrapped
 
 
 def test_what_a_terminal_would_obey_is_not_there() -> None:

@@ -32,7 +32,7 @@ from stepscope.store.load import open_run
 from stepscope.store.locks import writing_barred
 from stepscope.store.paths import REPORT_FILE
 from stepscope.store.sealed.seal import needs_seal, seal
-from stepscope.terminal.wording import finding_line
+from stepscope.terminal.drawing import finding_line
 
 __all__ = ["finalize_run", "follow_run"]
 

@@ -477,8 +477,8 @@ class Snapshot:
     @property
     def final(self) -> bool:
         """Whether no more data will follow for this run."""
-        said = self.findings is not None and not self.findings.live
-        return self.over and (said or self.link == "ended")
+        final = self.findings is not None and not self.findings.live
+        return self.over and (final or self.link == "ended")
 
     @property
     def device_timed(self) -> bool:
@@ -493,8 +493,8 @@ class Snapshot:
     @property
     def step(self) -> int:
         """The last step that all ranks finished; -1: none yet."""
-        said = self.status.step if self.status is not None else -1
-        return max(said, self.steps[-1].last if self.steps else -1)
+        reported = self.status.step if self.status is not None else -1
+        return max(reported, self.steps[-1].last if self.steps else -1)
 
 
 def apply_message(known: Snapshot, message: Message) -> Snapshot:
@@ -527,8 +527,8 @@ def with_steps(known: Snapshot, steps: Steps) -> Snapshot:
     rows = _step_rows(steps)
     if not rows:
         return known
-    kept = tuple(row for row in known.steps if row.last < rows[0].first)
-    return replace(known, steps=(*kept, *rows)[-KEPT_STEPS:], beat=known.beat + 1)
+    earlier = tuple(row for row in known.steps if row.last < rows[0].first)
+    return replace(known, steps=(*earlier, *rows)[-KEPT_STEPS:], beat=known.beat + 1)
 
 
 def _with_corrections(known: Snapshot, steps: Steps) -> Snapshot:

@@ -103,9 +103,9 @@ def token_from(file: Path | None, environ: Mapping[str, str] | None = None) -> s
         raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
 
 
-def fingerprint_from(said: str) -> str:
+def fingerprint_from(text: str) -> str:
     """Normalize a fingerprint as written by `hub.json`, ``serve`` or ``openssl``."""
-    plain = said.replace(":", "").lower()
+    plain = text.replace(":", "").lower()
     if plain and not _FINGERPRINT.fullmatch(plain):
         raise UsageError("--fingerprint must be the SHA-256 of the hub's certificate: 64 hexadecimal digits")
     return plain
@@ -203,23 +203,23 @@ class HubReader:
     def _path(self, path: str, params: Mapping[str, Any], *, of_run: bool = True) -> str:
         run = f"runs/{quote(self.find_run(), safe='')}" if of_run else ""
         words = "/".join(filter(None, (run, quote(path))))
-        asked = urlencode({name: value for name, value in params.items() if value is not None})
-        return f"{self._prefix}/api/v1/{words}{'?' if asked else ''}{asked}"
+        query = urlencode({name: value for name, value in params.items() if value is not None})
+        return f"{self._prefix}/api/v1/{words}{'?' if query else ''}{query}"
 
     def _headers(self, accept: str) -> dict[str, str]:
         return {"Accept": accept, "Accept-Encoding": "identity", "Authorization": f"Bearer {self._place.token}"}
 
     def _ask(self, path: str) -> tuple[bytes, http.client.HTTPMessage]:
         """Send a request; if the hub closed the idle connection, reconnect once."""
-        kept = self._connection is not None
+        reused = self._connection is not None
         while True:
             try:
                 return self._ask_once(path)
             except (OSError, http.client.HTTPException) as error:
                 self.forget()
-                if not kept or isinstance(error, TimeoutError) or self._closed:
+                if not reused or isinstance(error, TimeoutError) or self._closed:
                     raise self._trouble(error) from None
-                kept = False
+                reused = False
 
     def _ask_once(self, path: str) -> tuple[bytes, http.client.HTTPMessage]:
         if self._connection is None:
@@ -297,10 +297,10 @@ class HubReader:
 
 def _reason(body: bytes) -> str:
     try:
-        said = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
         return ""
-    return plain(said.get("error")) if isinstance(said, dict) else ""
+    return plain(document.get("error")) if isinstance(document, dict) else ""
 
 
 def _number(text: str | None) -> int:
@@ -393,10 +393,10 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 def _last_line(path: Path) -> str:
     try:
-        said = path.read_text(errors="replace").strip().splitlines()
+        lines = path.read_text(errors="replace").strip().splitlines()
     except OSError:
-        said = []
-    return said[-1].removeprefix("stepscope: ") if said else "the server printed no error"
+        lines = []
+    return lines[-1].removeprefix("stepscope: ") if lines else "the server printed no error"
 
 
 # -- feed -------------------------------------------------------------------------------------------------------------
@@ -662,9 +662,9 @@ class _Asker:
         return found
 
     def _samples(self, kind: str, fields: str) -> Samples:
-        asked = {"kind": kind, "fields": fields, "bins": SAMPLE_BINS, "stat": "mean", "limit": MOST_SERIES}
+        params = {"kind": kind, "fields": fields, "bins": SAMPLE_BINS, "stat": "mean", "limit": MOST_SERIES}
         try:
-            return self.reader.get("samples", asked, Samples)
+            return self.reader.get("samples", params, Samples)
         except HubError:
             return Samples()  # too many at once for a very large job
 

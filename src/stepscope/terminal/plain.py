@@ -10,8 +10,8 @@ from stepscope.hangs.report import past_title
 from stepscope.records.text import count_text, ms_text
 from stepscope.reports.layout import MARKS
 from stepscope.terminal.documents import Snapshot, still_s, usual_wall_ns, usual_words
+from stepscope.terminal.drawing import finding_line, news_line, plain, still_words
 from stepscope.terminal.feed import Feed
-from stepscope.terminal.wording import finding_line, news_line, plain, still_words
 
 __all__ = ["PlainView", "watch_plain"]
 

@@ -28,7 +28,7 @@ from stepscope.flight.wording import steps_text
 from stepscope.records.text import bytes_text, count_text, duration_text
 from stepscope.reports.layout import MARKS
 from stepscope.terminal.documents import Event, Finding, GpuFigures, Levels, Samples, Snapshot, Status, Wanted
-from stepscope.terminal.wording import (
+from stepscope.terminal.drawing import (
     ORDERS,
     STYLES,
     columns,
@@ -138,7 +138,7 @@ def draw_header(known: Snapshot, width: int, *, frozen: bool = False, now_wall_n
     words, style = link_words(known, frozen=frozen, now_wall_ns=now_wall_ns)
     room = width - cell_len(words) - 1
     parts = _header_parts(known, room)
-    if known.page and sum(cell_len(said) for said, _ in parts) + 3 + cell_len(known.page) <= room:
+    if known.page and sum(cell_len(text) for text, _ in parts) + 3 + cell_len(known.page) <= room:
         parts += [(" · ", "dim"), (known.page, "dim")]
     line = columns(parts, room)
     line.append(" " * max(1, width - line.cell_len - cell_len(words)))
@@ -219,10 +219,10 @@ def draw_verdict(known: Snapshot, width: int, height: int) -> list[Text]:
     # With little room the whole title matters more than the advice, which `v` shows.
     room = max(1, height - bool(verdict.price) - (bool(verdict.advice) and height > SHORT))
     more = _other_findings(known) if width >= MORE_FROM else []
-    kept = sum(len(words) for words, _ in more) + 2 if more else 0
-    first, *rest = wrapped(verdict.title, width - 2 - kept, min(room, TITLE_LINES))
+    reserved = sum(len(words) for words, _ in more) + 2 if more else 0
+    first, *rest = wrapped(verdict.title, width - 2 - reserved, min(room, TITLE_LINES))
     style = STYLES.get(look, "bold")
-    padded = fit(first, width - kept) if more else first
+    padded = fit(first, width - reserved) if more else first
     lines = [columns([(f"{MARKS.get(look, '●')} ", style), (padded, "bold"), *more], width)]
     lines += [columns([("  ", ""), (line, "bold")], width) for line in rest]
     if verdict.price:
@@ -385,16 +385,16 @@ def draw_machine(known: Snapshot, width: int) -> Text:
 
 def _process_memory(known: Snapshot) -> list[tuple[str, str]]:
     """Memory of the rank with the most, without mapped files: current, or the peak of a finished run."""
-    held: list[tuple[float, int]] = []
+    memory: list[tuple[float, int]] = []
     for one in known.processes.series if known.processes is not None else ():
         whole = one.values.get("rss", [])
         files = one.values.get("rss_file", [])
         levels = [rss - (files[at] or 0.0 if at < len(files) else 0.0) for at, rss in enumerate(whole) if rss]
         if levels and one.rank is not None:
-            held.append((max(levels) if known.over else levels[-1], -one.rank))
-    if not held:
+            memory.append((max(levels) if known.over else levels[-1], -one.rank))
+    if not memory:
         return []
-    most, rank = max(held)  # the first of several equal ones
+    most, rank = max(memory)  # the first of several equal ones
     return [(f"rank {-rank} {'held' if known.over else 'holds'} {bytes_text(most)}", "")]
 
 

@@ -88,8 +88,8 @@ def columns(parts: Iterable[tuple[str, str]], width: int) -> Text:
     """Put styled pieces on one line, cut at the width."""
     line = Text(no_wrap=True, end="")
     left = width
-    for said, style in parts:
-        words = plain(said)
+    for text, style in parts:
+        words = plain(text)
         if cell_len(words) > left:
             line.append(fit(words, left), style)
             return line
@@ -228,8 +228,8 @@ def _phase_title(known: Snapshot, width: int, each: int, both: bool) -> Text:
     count = known.status.ranks if known.status is not None else 0
     left = f"{phase_head(known):<{PHASE_NAME}}{'mean':>{PHASE_NUMBER}}{'':>{PHASE_SHARE}}  "
     steps = count_text(stretch_steps(known), "step")
-    said = [f"of {steps}, {count:,} ranks", f"{steps}, {count:,} ranks"] if count != 1 else [f"of {steps}"]
-    over = next((words for words in (*said, steps) if len(words) <= each), "")
+    forms = [f"of {steps}, {count:,} ranks", f"{steps}, {count:,} ranks"] if count != 1 else [f"of {steps}"]
+    over = next((words for words in (*forms, steps) if len(words) <= each), "")
     parts = [(left, "dim"), (fit(over, each), "dim")]
     if both and known.slowest is not None:
         rank = f"{f'rank {known.slowest.rank[0]}':>{PHASE_NUMBER}}    "
@@ -346,22 +346,22 @@ def draw_ranks(
     lines = [columns([(words, "dim") for words, _ in _row_parts(title, width)], width)]
     table = known.ranks
     if table is None or not table.rank:
-        said = f"no rank has finished a step{'' if known.over else ' yet'}" if known.run is not None else ""
-        return [*lines, columns([(f"  {said}", "dim")], width)][: max(0, height)]
+        text = f"no rank has finished a step{'' if known.over else ' yet'}" if known.run is not None else ""
+        return [*lines, columns([(f"  {text}", "dim")], width)][: max(0, height)]
     marks = marks_of(known)
-    held = range(len(table.rank)) if table.order == order else range(0)
+    loaded = range(len(table.rank)) if table.order == order else range(0)
     for place in range(start, min(start + height - 1, table.total)):
         at = place - table.start
         line = (
-            _rank_row(known, table, at, width, marks, now_wall_ns) if at in held else columns([("  …", "dim")], width)
+            _rank_row(known, table, at, width, marks, now_wall_ns) if at in loaded else columns([("  …", "dim")], width)
         )
         lines.append(_highlight_row(line, width) if place == cursor else line)
     return lines[: max(0, height)]
 
 
 def _of_steps(steps: int, room: int) -> str:
-    said = f"{count_text(steps, 'step')}:"
-    return said if len(said) <= room else f"of {steps:,}:"
+    text = f"{count_text(steps, 'step')}:"
+    return text if len(text) <= room else f"of {steps:,}:"
 
 
 def marks_of(known: Snapshot) -> dict[int, str]:
@@ -386,8 +386,8 @@ def _rank_row(known: Snapshot, table: Ranks, at: int, width: int, marks: dict[in
         now=_live_phase(table, at, now_wall_ns) if going else "",
         numbers=[ms_text(value / 1e6) if wall else "–" for value in (work, max(0.0, wall - work), wall)],
     )
-    looks = {"rank": STYLES.get(mark, ""), "state": _STATE_STYLES.get(shown, ""), "work": "bold" if mark else ""}
-    line = columns([(words, looks.get(name, "")) for words, name in _row_parts(cells, width)], width)
+    styles = {"rank": STYLES.get(mark, ""), "state": _STATE_STYLES.get(shown, ""), "work": "bold" if mark else ""}
+    line = columns([(words, styles.get(name, "")) for words, name in _row_parts(cells, width)], width)
     if width >= BAR_FROM and wall:
         line.append("  ")
         _add_bar(line, work, wall, max(table.mean_ns.get("wall", (wall,))), width)
@@ -480,14 +480,14 @@ def _rank_title(known: Snapshot, width: int) -> Text:
     assert about is not None
     who = about.identity
     device = who.device_name or who.device
-    said = (
+    known_facts = (
         who.host,
         f"pid {who.pid}",
         device,
         about.now.hang_state or about.now.state,
         f"step {about.now.last_step:,}",
     )
-    facts = [fact for fact in said if fact]
+    facts = [fact for fact in known_facts if fact]
     if about.now.live_phase and not known.over:
         facts.append(f"in {about.now.live_phase}")
     return columns([(f"Rank {about.rank}", "bold"), (f"  {' · '.join(facts)}", "")], width)
