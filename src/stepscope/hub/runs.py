@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,49 @@ from stepscope.store.liveness import processes_alive
 from stepscope.store.load import load_run, open_run
 from stepscope.store.paths import EVENTS, INBOX, META, NODES, STEPS, SUMMARY
 
-__all__ = ["Runs", "changed_of", "final_of", "open_ahead"]
+__all__ = ["OpenPolicy", "Runs", "changed_of", "final_of", "load_open", "open_ahead"]
 
-MOST_OPEN = 4
-LOOKED_AT_S = 30.0
+REQUESTED_S = 30.0
 """How long an active run is followed after the last request for it."""
 _WATCHED = (META, SUMMARY, EVENTS, STEPS, INBOX, NODES)
 
 
 Folders = Callable[[], Mapping[str, Path]]
 """Returns the folders to serve, by tag (``store/catalog.py``); new ones may appear with each call."""
+
+
+def load_open(path: Path) -> OpenRun:
+    started_s = time.monotonic()
+    stamp = changed_of(path)
+    meta = read_meta(path)
+    if meta.get("sealed") is not True and _goes_on(path):
+        live, poll = recent_run(path, meta) or all_of(path, meta)
+        opened = OpenRun(path, live, poll=poll)
+        poll()
+        live.tick()
+    else:
+        summary = load_summary(path)
+        loaded = load_run(path, samples=summary is None)
+        opened = _past(path, loaded.data, summary or summarize(loaded.data, logs=log_names(path)))
+        opened.unsampled = loaded.samples_left_out
+    opened.stamp = stamp
+    opened.checked_s = time.monotonic()
+    opened.took_s = opened.checked_s - started_s
+    return opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenPolicy:
+    """How runs of a folder are opened, and how long they stay open."""
+
+    most_open: int = 4
+    check_s: float = CHECK_S
+    """The time between two checks whether a finished run changed on disk, or an active one ended."""
+    reading_share: float = READING_SHARE
+    load: Callable[[Path], OpenRun] = load_open
+    """Opens a run, in a thread."""
+    read_whole: Callable[[OpenRun], Coroutine[Any, Any, tuple[LiveRun, Poll]]] = whole_run
+    """Reads the steps of a long active run that were left out at first."""
 
 
 class Runs:
@@ -56,8 +90,10 @@ class Runs:
         single: OpenRun | None,
         names: frozenset[str] = frozenset(),
         folders: Folders | None = None,
+        policy: OpenPolicy | None = None,
     ) -> None:
         self.root = root
+        self._policy = OpenPolicy() if policy is None else policy
         self._single = single
         self._names = names
         self._folders = folders
@@ -80,11 +116,11 @@ class Runs:
         return cls(run_dir.parent, single=_past(run_dir, data, document), names=frozenset({run_dir.name}))
 
     @classmethod
-    def of_folder(cls, root: Path) -> Runs:
+    def of_folder(cls, root: Path, policy: OpenPolicy | None = None) -> Runs:
         """Serve all runs directly under ``root``; or ``root`` itself, if it is a run."""
         if (root / META).is_file():
-            return cls(root.resolve().parent, single=None, names=frozenset({root.resolve().name}))
-        return cls(root, single=None)
+            return cls(root.resolve().parent, single=None, names=frozenset({root.resolve().name}), policy=policy)
+        return cls(root, single=None, policy=policy)
 
     @classmethod
     def of_user(cls, folders: Folders) -> Runs:
@@ -200,9 +236,8 @@ class Runs:
         folder = self._known_folders.get(tag)
         return None if folder is None else folder / name
 
-    @staticmethod
-    def _pause_s(opened: OpenRun) -> float:
-        return max(CHECK_S, opened.took_s / READING_SHARE)
+    def _pause_s(self, opened: OpenRun) -> float:
+        return max(self._policy.check_s, opened.took_s / self._policy.reading_share)
 
     async def _open_once(self, name: str) -> OpenRun | None:
         """Open a run; concurrent requests share one attempt."""
@@ -215,7 +250,7 @@ class Runs:
     async def _open(self, name: str) -> OpenRun | None:
         path = await self.where(name)
         try:
-            opened = None if path is None else await asyncio.to_thread(_load, path)
+            opened = None if path is None else await asyncio.to_thread(self._policy.load, path)
         except (RunError, OSError):
             opened = None
         if opened is None:
@@ -225,7 +260,7 @@ class Runs:
         opened.note_request()
         self._opened[name] = opened
         self._opened.move_to_end(name)
-        while len(self._opened) > MOST_OPEN:
+        while len(self._opened) > self._policy.most_open:
             self._opened.popitem(last=False)
         if opened.poll is not None:
             self._in_background(self._follow(opened, opened.poll))
@@ -241,11 +276,11 @@ class Runs:
 
     async def _follow(self, run: OpenRun, poll: Poll) -> None:
         """Keep up with an active run while clients ask for it; then close it."""
-        whole = partial(whole_run, run) if run.live.partial else None
+        whole = partial(self._policy.read_whole, run) if run.live.partial else None
         keeping = asyncio.create_task(keep_up(run.live, poll=poll, whole=whole))
         try:
-            while self._opened.get(run.id) is run and time.monotonic() - run.live.requested_s < LOOKED_AT_S:
-                await asyncio.wait((keeping,), timeout=CHECK_S)
+            while self._opened.get(run.id) is run and time.monotonic() - run.live.requested_s < REQUESTED_S:
+                await asyncio.wait((keeping,), timeout=self._policy.check_s)
                 if keeping.done() or not await asyncio.to_thread(_goes_on, run.path):
                     break
         finally:
@@ -266,26 +301,6 @@ class Runs:
             for entry in list_runs(folder, known=self._listed.setdefault(folder, KnownRuns()))[0]
         ]
         return entries if len(folders) == 1 else sorted(entries, key=lambda one: one.created_wall_ns, reverse=True)
-
-
-def _load(path: Path) -> OpenRun:
-    started_s = time.monotonic()
-    stamp = changed_of(path)
-    meta = read_meta(path)
-    if meta.get("sealed") is not True and _goes_on(path):
-        live, poll = recent_run(path, meta) or all_of(path, meta)
-        opened = OpenRun(path, live, poll=poll)
-        poll()
-        live.tick()
-    else:
-        summary = load_summary(path)
-        loaded = load_run(path, samples=summary is None)
-        opened = _past(path, loaded.data, summary or summarize(loaded.data, logs=log_names(path)))
-        opened.unsampled = loaded.samples_left_out
-    opened.stamp = stamp
-    opened.checked_s = time.monotonic()
-    opened.took_s = opened.checked_s - started_s
-    return opened
 
 
 def final_of(path: Path) -> FinalSummary:

@@ -19,10 +19,9 @@ from fakes.samples import with_samples
 from made_runs import record
 
 from stepscope.cli.finalize import finalize_run
-from stepscope.hub import runs as runs_module
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.past_run import past_run
-from stepscope.hub.runs import Runs, open_ahead
+from stepscope.hub.runs import OpenPolicy, Runs, load_open, open_ahead
 from stepscope.records.series import RunData
 from stepscope.ring.writer import process_start_ticks
 from stepscope.store.documents import NodeInfo, end_run, read_meta, write_meta, write_nodes
@@ -40,27 +39,27 @@ def in_loop(runs: Runs, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return asyncio.run(run())
 
 
-def test_a_past_run_is_opened_once_however_many_ask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads: list[Path] = []
-    load = runs_module._load
-    monkeypatch.setattr(runs_module, "_load", lambda path: (loads.append(path), load(path))[1])
-    runs = Runs.of_folder(folder)
+def counting(loads: list[str]) -> OpenPolicy:
+    return OpenPolicy(load=lambda path: (loads.append(path.name), load_open(path))[1])
+
+
+def test_a_past_run_is_opened_once_however_many_ask(folder: Path) -> None:
+    loads: list[str] = []
+    runs = Runs.of_folder(folder, counting(loads))
 
     async def work() -> Any:
         opened = await asyncio.gather(*(runs.open("plain") for _ in range(5)))
         return {id(run) for run in opened}, await runs.open("plain") is opened[0]
 
     same, again = in_loop(runs, work)
-    assert (len(same), again, loads) == (1, True, [folder / "plain"])
+    assert (len(same), again, loads) == (1, True, ["plain"])
 
 
-def test_the_newest_is_open_before_anybody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_is_open_before_anybody_asks(folder: Path) -> None:
     loads: list[str] = []
-    load = runs_module._load
-    monkeypatch.setattr(runs_module, "_load", lambda path: (loads.append(path.name), load(path))[1])
     newest = max(folder.iterdir(), key=lambda path: (read_meta(path)["created_wall_ns"], path.name)).name
     for given, name in ((folder, newest), (folder / "plain", "plain")):
-        runs = Runs.of_folder(given)
+        runs = Runs.of_folder(given, counting(loads))
 
         async def work(runs: Runs = runs, given: Path = given, name: str = name) -> Any:
             opening = asyncio.create_task(open_ahead(runs, given))
@@ -89,9 +88,8 @@ def test_nothing_is_opened_ahead_that_goes_on_or_is_no_run(begun: Any, tmp_path:
         assert in_loop(runs, work) == []
 
 
-def test_a_few_stay_open_and_the_longest_unasked_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_module, "MOST_OPEN", 2)
-    runs = Runs.of_folder(folder)
+def test_a_few_stay_open_and_the_longest_unasked_goes(folder: Path) -> None:
+    runs = Runs.of_folder(folder, OpenPolicy(most_open=2))
     names = sorted(path.name for path in folder.iterdir())
 
     async def work() -> list[str]:
@@ -102,11 +100,9 @@ def test_a_few_stay_open_and_the_longest_unasked_goes(folder: Path, monkeypatch:
     assert in_loop(runs, work) == [names[0], names[2]]
 
 
-def test_a_run_that_changed_is_opened_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_module, "CHECK_S", 0.0)
-    monkeypatch.setattr(runs_module, "READING_SHARE", 1e9)
+def test_a_run_that_changed_is_opened_again(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "plain", tmp_path / "runs" / "plain")
-    runs = Runs.of_folder(tmp_path / "runs")
+    runs = Runs.of_folder(tmp_path / "runs", OpenPolicy(check_s=0.0, reading_share=1e9))
 
     async def work() -> Any:
         first = await runs.open("plain")
@@ -146,7 +142,7 @@ def test_a_live_run_has_the_name_it_was_to_have_too(folder: Path) -> None:
     assert demo is None
 
 
-def test_a_run_that_goes_on_is_followed_while_somebody_looks(begun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_followed_while_somebody_looks(begun: Any) -> None:
     cluster = Cluster(ranks=2, steps=60, unfinished={0: 60, 1: 60}, hosts=1)
     run_dir, append = begun(cluster)
     # A launcher that lives: this very process.  (processes_alive leaves its caller out.)
@@ -155,7 +151,7 @@ def test_a_run_that_goes_on_is_followed_while_somebody_looks(begun: Any, monkeyp
     series = cluster.series()
     for one in series:
         append(run_dir, one, 0, 20)
-    runs = Runs.of_folder(run_dir.parent)
+    runs = Runs.of_folder(run_dir.parent, OpenPolicy(check_s=0.02))
 
     async def until(done: Callable[[], bool]) -> None:
         for _ in range(3000):
@@ -178,7 +174,6 @@ def test_a_run_that_goes_on_is_followed_while_somebody_looks(begun: Any, monkeyp
         again = await runs.open(run_dir.name)
         return summary, again
 
-    monkeypatch.setattr(runs_module, "CHECK_S", 0.02)
     summary, again = in_loop(runs, work)
     assert (summary["status"], summary["steps"]["last"]) == ("running", 59)
     assert (again.status(), again.over, again.live.frontier) == ("finished", True, 59)

@@ -18,14 +18,14 @@ from hub_feed import sidecar_of, taken_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.hub import runs as runs_module
+from stepscope.hub.active_run import whole_run
 from stepscope.hub.api.stream import MOST_STEPS, Cursor, Streams, news
 from stepscope.hub.ingest import tail as tail_module
 from stepscope.hub.ingest.tail import Tail
 from stepscope.hub.limits import ServerLimits
 from stepscope.hub.live.live_run import LiveRun
 from stepscope.hub.open_run import OpenRun
-from stepscope.hub.runs import Runs
+from stepscope.hub.runs import OpenPolicy, Runs
 from stepscope.store.documents import end_run, read_meta
 from stepscope.store.file_io import append_jsonl
 from stepscope.store.live.ring_files import RingSidecar
@@ -337,17 +337,15 @@ def test_a_long_run_shows_its_last_steps_first_and_says_when_it_has_all(
     monkeypatch.setattr(tail_module, "LONG_BYTES", 0)
     monkeypatch.setattr(tail_module, "RECENT_BYTES", 1 << 14)
     seen = threading.Event()
-    read_whole = runs_module.whole_run
 
     async def patient(run: OpenRun) -> Any:
         while not seen.is_set():
             await asyncio.sleep(0.01)
-        return await read_whole(run, after_s=0.0)
+        return await whole_run(run, after_s=0.0)
 
-    monkeypatch.setattr(runs_module, "whole_run", patient)
     feed = Feed(tmp_path / "runs", "long", Cluster(ranks=2, steps=1000, faults=(slow_at(1, "forward", 30.0),)))
     feed.make(900, frame=2)
-    hub = serve(lambda: Runs.of_folder(feed.run_dir.parent))
+    hub = serve(lambda: Runs.of_folder(feed.run_dir.parent, OpenPolicy(read_whole=patient)))
     path = "/api/v1/runs/long"
     about, steps = hub.get(path).json, hub.get(f"{path}/steps").json
     assert (about["reading"], about["newest_step"], steps["last"][-1]) == (True, 899, 899)
