@@ -13,8 +13,9 @@ from fakes.records import edited, timed_at
 from numpy.typing import NDArray
 
 from stepscope.diagnosis import build_window, diagnose
-from stepscope.diagnosis.engine.view import replay_without, view_of
+from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.rules.stragglers import _too_much_by_chance
+from stepscope.judge.late_ranks import savings_ns
 from stepscope.records.finding import Finding
 from stepscope.records.series import RankSeries
 from stepscope.records.text import ms_text
@@ -274,7 +275,7 @@ def test_a_culprit_that_dies_saves_nothing_once_it_is_gone() -> None:
     gone = np.isnan(view.work_ns[0])
     assert gone.any()
     typical_ns = np.where(gone, np.inf, 4e6)[None]  # infinite: outside of the steps that are accused
-    saved_ns = replay_without(view.work_ns, np.array([0]), typical_ns)
+    saved_ns = savings_ns(view.work_ns, np.array([0]), typical_ns)
     assert np.isfinite(saved_ns).all()
     assert (saved_ns[gone] == 0).all()
     assert (saved_ns[~gone] > 15e6).all()

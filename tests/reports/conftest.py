@@ -126,10 +126,11 @@ def findings(ranks: int) -> tuple[Finding, ...]:
         Finding(
             kind="trace_straggler" if ranks > 1 else "launch_bound",
             severity="critical",
-            title="Rank 1 comes last in 40 of 48 collectives; the others wait 4.1 ms of every step for it."
+            title="Rank 1 comes last in 40 of 48 collectives; the others wait 4.1 ms of each 20.0 ms step (21%) for it."
             if ranks > 1
-            else "The device waits for the host 4.1 ms of every step: kernels are launched one by one.",
+            else "The device waits for the host 4.1 ms of each 20.0 ms step (21%): kernels are launched one by one.",
             ranks=(1,) if ranks > 1 else (),
+            steps=(10, 15),
             cost={"share": 0.23, "seconds": 0.027, "if_fixed": {"step_ms": 15.9, "speedup": 1.26}},
             advice=("Look at what it does before its all-reduce.", "torch.compile(model) launches less."),
             confidence=0.95,
@@ -138,6 +139,7 @@ def findings(ranks: int) -> tuple[Finding, ...]:
             kind="fp32_matmul",
             severity="warning",
             title=f"Matrix products run in FP32: {EVIL}",
+            steps=(10, 15),
             cost={"share": 0.06, "seconds": 0.01, "if_fixed": {"step_ms": 18.8, "speedup": 1.06}},
             advice=('torch.set_float32_matmul_precision("high")',),
             confidence=0.8,

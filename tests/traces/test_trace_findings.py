@@ -179,7 +179,7 @@ def test_a_healthy_job_gives_no_finding() -> None:
     job = job_of(*(rank_of(rank, **healthy) for rank in range(4)))
     assert job.findings == ()
     assert verdict_of(job) == (
-        "Nothing stands out: 4 steps of 100 ms on 4 ranks; the device computes 88% of the time, 6% exposed "
+        "Nothing stands out: 4 steps of 100 ms on 4 ranks; the device computes 88% of the step, 6% exposed "
         "communication, 5% idle."
     )
 
@@ -196,7 +196,7 @@ def test_nothing_at_all() -> None:
 def test_a_few_milliseconds_are_no_evidence() -> None:
     job = job_of(rank_of(steps=1, step_ms=9.9, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "info")]
-    assert verdict_of(job) == ("Too little data: 1 step of 9.90 ms; the device computes 60% of the time, 40% idle.")
+    assert verdict_of(job) == ("Too little data: 1 step of 9.90 ms; the device computes 60% of the step, 40% idle.")
     job = job_of(rank_of(steps=1, step_ms=10, idle=idle_of_cause(host=4), host={"loading_ns": 4 * MS}))
     assert kinds(job) == [("loader_bound", "warning")]
 
@@ -221,7 +221,7 @@ def test_loader_bound() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(host=130), host={"loading_ns": 96 * MS})))
     assert finding.kind == "loader_bound"
     assert finding.severity == "critical"
-    assert finding.title == "Training waits for the DataLoader: 24.0 ms of every step, 24% of the time."
+    assert finding.title == "Training waits for the DataLoader: 24.0 ms of each 100 ms step (24%)."
     assert finding.ranks == ()
     assert finding.phase == "input"
     assert finding.cost == {
@@ -244,7 +244,7 @@ def test_loader_bound() -> None:
 def test_what_is_left_of_the_wait_is_told_by_itself() -> None:
     job = job_of(rank_of(idle=idle_of_cause(host=180), host={"loading_ns": 96 * MS}))
     assert kinds(job) == [("loader_bound", "critical"), ("gpu_idle_host", "warning")]
-    assert job.findings[1].title == "The device waits for the host: 21.0 ms of every step, 21% of the time."
+    assert job.findings[1].title == "The device waits for the host: 21.0 ms of each 100 ms step (21%)."
     # Half of it is its price.
     assert job.findings[1].cost["share"] == 0.105
 
@@ -288,7 +288,7 @@ def test_loading_of_one_rank_names_it() -> None:
     slow = rank_of(2, idle=idle_of_cause(host=100), host={"loading_ns": 96 * MS})
     finding = only(job_of(rank_of(0), rank_of(1), slow))
     assert finding.ranks == (2,)
-    assert finding.title == "Training waits for the DataLoader on rank 2: 24.0 ms of every step, 24% of the time."
+    assert finding.title == "Training waits for the DataLoader on rank 2: 24.0 ms of each 100 ms step (24%)."
 
 
 def test_gc_pauses() -> None:
@@ -296,7 +296,8 @@ def test_gc_pauses() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(host=30), host={"pauses": pauses})))
     assert (finding.kind, finding.severity) == ("gc_pauses", "warning")
     assert finding.title == (
-        "Python's garbage collector stops training: 4 collections, the longest 9.00 ms; 8% of the time."
+        "Python's garbage collector stops training: 4 collections, the longest 9.00 ms; 7.50 ms of each 100 ms "
+        "step (8%)."
     )
     assert finding.evidence["paused_ms_per_step"] == 7.5
     hidden = rank_of(idle=idle_of_cause(host=8), host={"pauses": pauses})
@@ -308,10 +309,10 @@ def test_recompiles() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(host=60), host=host)))
     assert (finding.kind, finding.severity) == ("recompiles", "warning")
     assert finding.title == (
-        "torch.compile still compiles in the traced steps: 2 recompilations, 60.0 ms, 15% of the time."
+        "torch.compile still compiles in the traced steps: 2 recompilations, 15.0 ms of each 100 ms step (15%)."
     )
     first = only(job_of(rank_of(idle=idle_of_cause(host=60), host={"compile_ns": 60 * MS})))
-    assert first.title == "torch.compile still compiles in the traced steps: 60.0 ms, 15% of the time."
+    assert first.title == "torch.compile still compiles in the traced steps: 15.0 ms of each 100 ms step (15%)."
     assert job_of(rank_of(idle=idle_of_cause(host=8), host=host)).findings == ()
 
 
@@ -330,7 +331,7 @@ def test_host_sync() -> None:
     assert (finding.kind, finding.severity) == ("host_sync", "warning")
     assert finding.title == (
         "The host waits for the device 3 times a step, mostly in aten::item at train.py(31): step, and the device then "
-        "runs dry: 12.0 ms of every step, 12% of the time."
+        "runs dry: 12.0 ms of each 100 ms step (12%)."
     )
     assert finding.evidence["places"][0] == {
         "call": "aten::item",
@@ -364,7 +365,8 @@ def test_launch_bound() -> None:
     finding = only(job)
     assert (finding.kind, finding.severity) == ("launch_bound", "critical")
     assert finding.title == (
-        "The device waits for launches 58% of the time: 4,200 kernels a step of 10.0 µs on average are over before the "
+        "The device waits for launches 58.0 ms of each 100 ms step (58%): 4,200 kernels a step of 10.0 µs on "
+        "average are over before the "
         "host has launched the next."
     )
     assert finding.cost["share"] == 0.29
@@ -388,7 +390,7 @@ def test_a_hole_of_the_main_thread_is_named() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(host=100), device=device, tables=(holes,))))
     assert finding.kind == "gpu_idle_host"
     assert finding.title == (
-        "The device waits for the host: 25.0 ms of every step, 25% of the time, mostly in train.py(9): log."
+        "The device waits for the host: 25.0 ms of each 100 ms step (25%), mostly in train.py(9): log."
     )
 
 
@@ -397,7 +399,7 @@ def test_gpu_idle_host() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(host=80), device=device)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("gpu_idle_host", "warning", 0.1)
     assert finding.title == (
-        "The device waits for the host: 20.0 ms of every step, 20% of the time, mostly before aten::copy_."
+        "The device waits for the host: 20.0 ms of each 100 ms step (20%), mostly before aten::copy_."
     )
     assert job_of(rank_of(idle=idle_of_cause(host=39.9))).findings == ()
 
@@ -409,7 +411,7 @@ def test_gpu_idle_gaps() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(kernel=20, other=60))))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("gpu_idle_gaps", "warning", 0.1)
     assert finding.title == (
-        "The device idles between kernels that are already queued: 20.0 ms of every step, 20% of the time, mostly in "
+        "The device idles between kernels that are already queued: 20.0 ms of each 100 ms step (20%), mostly in "
         "long gaps, in which they wait for another stream or process."
     )
     assert finding.evidence["long_gaps_ms_per_step"] == 15.0
@@ -424,8 +426,8 @@ def test_tiny_kernels() -> None:
     finding = only(job_of(rank_of(idle=idle_of_cause(kernel=24), device=device)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("tiny_kernels", "warning", 0.06)
     assert finding.title == (
-        "2,400 kernels a step, 80% of all kernels, are shorter than 10 µs; with the gaps between them they take 16% of "
-        "the time."
+        "2,400 kernels a step, 80% of all kernels, are shorter than 10 µs; with the gaps between them they take "
+        "16.0 ms of each 100 ms step (16%)."
     )
     # Without gaps they cost nothing that is known: told.
     assert kinds(job_of(rank_of(device=device))) == [("tiny_kernels", "info")]
@@ -439,8 +441,8 @@ def test_pageable_copies() -> None:
     finding = only(job_of(rank_of(exposed_memory=40, device=device)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("pageable_copies", "warning", 0.1)
     assert finding.title == (
-        "Copies from pageable memory take 15.0 ms of every step, 10% of the time the device does nothing else: 150 MiB "
-        "at 9.8 GiB/s."
+        "Copies from pageable memory take 15.0 ms a step (150 MiB at 9.8 GiB/s); the device does nothing else for "
+        "10.0 ms of each 100 ms step (10%)."
     )
     assert finding.evidence["copies_per_step"] == 2.0
     assert job_of(rank_of(exposed_memory=20, device=device)).findings == ()
@@ -455,12 +457,12 @@ def test_exposed_copies() -> None:
     finding = only(job_of(rank_of(exposed_memory=80, tables=(copied(70),))))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("exposed_copies", "warning", 0.175)
     assert finding.title == (
-        "Copies between host and device that nothing hides take 17.5 ms of every step, 18% of the time."
+        "Copies between host and device that nothing hides take 17.5 ms of each 100 ms step (18%)."
     )
     job = job_of(rank_of(exposed_memory=59, tables=(copied(70),)))
     assert kinds(job) == [("exposed_copies", "info")]
     assert verdict_of(job) == (
-        "Nothing stands out: 4 steps of 100 ms; the device computes 85% of the time, 15% exposed copies."
+        "Nothing stands out: 4 steps of 100 ms; the device computes 85% of the step, 15% exposed copies."
     )
     assert job_of(rank_of(exposed_memory=20, tables=(copied(70),))).findings == ()
     assert job_of(rank_of(exposed_memory=80, tables=(copied(70, "DtoD"),))).findings == ()
@@ -471,7 +473,8 @@ def test_a_trace_that_is_mostly_start_up() -> None:
     job = job_of(rank_of(host={"longest_call": ("cudaFree", 121 * MS)}, **waits))
     assert kinds(job) == [("start_up", "info"), ("gpu_idle_host", "info")]
     assert verdict_of(job) == (
-        "Most of this is start-up: a single cudaFree call takes 121 ms, 30% of the trace, which has no profiler steps."
+        "Most of this is start-up: a single cudaFree call takes 121 ms of the 400 ms trace (30%), which has no "
+        "profiler steps."
     )
     assert kinds(job_of(rank_of(host={"longest_call": ("cudaFree", 120 * MS)}, **waits))) == [
         ("gpu_idle_host", "warning")
@@ -481,7 +484,7 @@ def test_a_trace_that_is_mostly_start_up() -> None:
 def test_a_price_is_never_more_than_the_title_says() -> None:
     job = job_of(*(rank_of(rank, idle=idle_of_cause(host=wait)) for rank, wait in enumerate((100, 200, 10, 10))))
     finding = next(each for each in job.findings if each.kind == "gpu_idle_host")
-    assert "50.0 ms of every step, 50% of the time" in finding.title
+    assert "50.0 ms of each 100 ms step (50%)" in finding.title
     assert (finding.cost["share"], finding.cost["most_share"]) == (0.25, 0.5)
     assert price_text(finding.cost) == (
         "at most 50% of the time (200 ms); a fix typically gains 25%: a step then takes 75.0 ms, 1.33× as fast."
@@ -497,7 +500,7 @@ def test_fp32_matmul(major: int, advice: str) -> None:
     finding = only(job_of(rank_of(device=device, meta=meta)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("fp32_matmul", "warning", 0.15)
     assert finding.title == (
-        "Matrix products and convolutions run in float32 without Tensor Cores: 30.0 ms of every step, 30% of the time."
+        "Matrix products and convolutions run in float32 without Tensor Cores: 30.0 ms of each 100 ms step (30%)."
     )
     assert finding.advice[0].startswith(advice)
     assert job_of(rank_of(device={"eligible_fp32_ns": 39 * MS}, meta=meta)).findings == ()
@@ -514,7 +517,7 @@ def test_low_occupancy_attention() -> None:
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("low_occupancy_attention", "warning", 0.1)
     assert finding.title == (
         "Attention keeps few of the device's threads busy: flash_fwd_splitkv_kernel runs at 4% occupancy; such kernels "
-        "take 20.0 ms of every step, 20% of the time."
+        "take 20.0 ms of each 100 ms step (20%)."
     )
     assert finding.confidence == 0.5
     assert job_of(rank_of(device={"low_occupancy": (("flash_fwd", 0.1, 300 * MS),)})).findings == ()
@@ -524,9 +527,7 @@ def test_low_occupancy_attention() -> None:
 def test_gpu_underused_is_told_where_nothing_says_why() -> None:
     job = job_of(rank_of(device={"utilization": 0.31}))
     assert kinds(job) == [("gpu_underused", "warning")]
-    assert job.findings[0].title == (
-        "The device works only 31% of the time; 69.0 ms of each step it has nothing to do."
-    )
+    assert job.findings[0].title == ("The device has nothing to do for 69.0 ms of each 100 ms step (69%).")
     assert job_of(rank_of(device={"utilization": 0.5})).findings == ()
     explained = job_of(
         rank_of(idle=idle_of_cause(host=300), host={"loading_ns": 300 * MS}, device={"utilization": 0.2})
@@ -605,7 +606,7 @@ def test_low_overlap() -> None:
     finding = only(job_of(rank_of(0, comm=80, overlap=16), rank_of(1, comm=80, overlap=16)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("low_overlap", "warning", 0.12)
     assert finding.title == (
-        "Only 20% of the communication is hidden behind the computation: 16.0 ms of every step, 16% of the time, "
+        "Only 20% of the communication is hidden behind the computation: for 16.0 ms of each 100 ms step (16%) "
         "nothing is computed."
     )
     assert finding.evidence["hidden_share"] == 0.2
@@ -617,7 +618,7 @@ def test_low_overlap() -> None:
 def test_exposed_communication() -> None:
     finding = only(job_of(rank_of(0, comm=200, overlap=120), rank_of(1, comm=200, overlap=120)))
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("exposed_communication", "warning", 0.1)
-    assert finding.title == "Communication that nothing hides takes 20.0 ms of every step, 20% of the time."
+    assert finding.title == "Communication that nothing hides takes 20.0 ms of each 100 ms step (20%)."
     # There is next to nothing to hide it behind.
     assert only(job_of(rank_of(comm=380, overlap=10, compute=20))).kind == "exposed_communication"
     assert job_of(rank_of(comm=200, overlap=160)).findings == ()
@@ -677,7 +678,8 @@ def test_collective_straggler() -> None:
     finding = job.findings[0]
     assert (finding.ranks, finding.severity) == ((2,), "warning")
     assert finding.title == (
-        "Rank 2 comes last to 12 of 12 collectives; the others wait 1.50 ms of every step for it; its kernels take "
+        "Rank 2 comes last to 12 of 12 collectives; the others wait 1.50 ms of each 7.83 ms step (19%) for it; "
+        "its kernels take "
         "1.50 ms a step longer than its peers' (gemm 2.50 ms instead of 2.00 ms, 25% longer)."
     )
     assert finding.cost["share"] == round(1.5 / 7.83, 4)

@@ -49,7 +49,7 @@ def test_the_rule() -> None:
     (finding,) = job.findings
     assert (finding.kind, finding.severity, finding.cost["share"]) == ("host_python", "critical", 0.45)
     assert finding.title == (
-        "The main thread runs no operator for 45.0 ms of every step, 45% of the time, mostly in train.py(9): tidy: "
+        "The main thread runs no operator for 45.0 ms of each 100 ms step (45%), mostly in train.py(9): tidy: "
         "Python code, or a wait."
     )
     assert job.verdict == finding.title

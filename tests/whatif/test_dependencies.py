@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.errors import TraceError
 from stepscope.whatif.operations import Operation
-from stepscope.whatif.replay import in_order, replay
+from stepscope.whatif.replay import end_times, in_order
 
 
 def op(kind: str, start: float, end: float, *, stage: int = 0, sequence: int = 0, chunk: int = 0) -> Operation:
@@ -20,7 +20,7 @@ def op(kind: str, start: float, end: float, *, stage: int = 0, sequence: int = 0
 
 
 def ends(operations: list[Operation], lengths: list[float], *, stages: int) -> list[float]:
-    found = replay(in_order(operations, stages=stages), np.array(lengths, dtype=float)[:, None, None])
+    found = end_times(in_order(operations, stages=stages), np.array(lengths, dtype=float)[:, None, None])
     return [round(float(value), 6) for value in found[:, 0, 0]]
 
 
@@ -172,11 +172,11 @@ def test_no_worker_is_quicker_than_its_own_work_and_slower_is_never_quicker(
     lengths: list[float], at: int, more: float
 ) -> None:
     length_s = np.array(lengths)[:, None, None]
-    end_s = replay(ORDER, length_s)
+    end_s = end_times(ORDER, length_s)
     for stage in (0, 1):
         own = [i for i, o in enumerate(INTERLEAVED) if o.stage == stage and "compute" in o.kind]
         assert end_s[own].max() >= length_s[own].sum() * (1 - 1e-9)
     longer = length_s.copy()
     longer[at] += more
-    assert (replay(ORDER, longer) >= end_s - 1e-9).all()
-    np.testing.assert_allclose(replay(ORDER, length_s * 3), end_s * 3)
+    assert (end_times(ORDER, longer) >= end_s - 1e-9).all()
+    np.testing.assert_allclose(end_times(ORDER, length_s * 3), end_s * 3)

@@ -28,7 +28,9 @@ __all__ = [
     "local_median",
     "longest",
     "lower_median",
+    "lower_median_rank",
     "mean_rank",
+    "median_of",
     "median_rank",
     "medians",
     "one_sided_z",
@@ -110,6 +112,22 @@ def medians(values: Floats) -> Floats:
 def lower_median(values: Floats) -> float:
     """The lower of two middle values: with two ranks, the one that has less."""
     return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def lower_median_rank(durations_ns: Floats) -> Floats:
+    """[S]; value of the median rank (the lower middle one), so that a wait of few ranks is not counted for all."""
+    if not np.isnan(durations_ns).any():
+        middle = (len(durations_ns) - 1) // 2
+        return np.asarray(np.partition(durations_ns, middle, axis=0)[middle], np.float64)
+    ordered = np.sort(durations_ns, axis=0)  # nan last
+    counts = (~np.isnan(ordered)).sum(axis=0)
+    return np.asarray(ordered[np.maximum(counts - 1, 0) // 2, np.arange(ordered.shape[1])], np.float64)
+
+
+def median_of(values: Floats) -> float:
+    """The median of the values that are there; 0 without any."""
+    there = values[~np.isnan(values)]
+    return float(np.median(there)) if len(there) else 0.0
 
 
 def peer_deviation(values: Floats, groups: NDArray[np.intp] | None = None) -> Floats:
@@ -339,6 +357,8 @@ POINTS = 500
 """Change points are searched among at most this many points, then refined in the steps around each one found."""
 CHUNK = 50_000
 """Steps whose windows are laid out at once: 8 MB."""
+EXACT_TRIES = 200
+"""With more, the terms of a binomial sum are computed by their logarithms: they no longer fit into a float."""
 FOLD_STEPS = 5_000
 """Only the last steps are folded, up to this many: a rhythm that needs more to show costs nothing."""
 
@@ -613,7 +633,16 @@ def _keeping(at: NDArray[np.int64], first: int, period: int, slack: int) -> tupl
 
 def chance_of_at_least(hits: int, tries: int, chance: float) -> float:
     """Probability of at least this many hits."""
-    return sum(math.comb(tries, k) * chance**k * (1 - chance) ** (tries - k) for k in range(max(hits, 0), tries + 1))
+    hits = max(hits, 0)
+    if tries <= EXACT_TRIES or not 0 < chance < 1:
+        return sum(math.comb(tries, k) * chance**k * (1 - chance) ** (tries - k) for k in range(hits, tries + 1))
+    if hits > tries:
+        return 0.0
+    counts = np.arange(hits, tries)
+    first = math.lgamma(tries + 1) - math.lgamma(hits + 1) - math.lgamma(tries - hits + 1)
+    first += hits * math.log(chance) + (tries - hits) * math.log1p(-chance)
+    ratios = np.log((tries - counts) / (counts + 1)) + math.log(chance) - math.log1p(-chance)
+    return float(np.exp(first + np.append(0.0, np.cumsum(ratios))).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,28 @@ DEPENDENCE_STEPS = 30
 DEPENDENCE_AT_MOST = 0.95
 """Upper bound of the estimated dependence of neighboring stretches: beyond it the estimate is meaningless."""
 
+# -- who arrives last -------------------------------------------------------------------------------------------------
+# Of the intervals in which ranks wait for each other; used where there are too few of them for the tests above.
+
+ARRIVALS_AT_LEAST = 3
+"""Intervals with all ranks: one per step in the shortest trace that is meaningful …"""
+ARRIVALS_FEW = 8
+"""… but with fewer than this many, a rank must be last in all of them, each time by a similar delay …"""
+EVENLY = 0.5
+"""… meaning that its shortest delay is at least half of its longest.  Random delays are not that even (exponential ones
+differ tenfold in three of four samples of that size)."""
+LAST_SHARE = 0.5
+"""Share of the intervals in which one rank arrived last; by chance it would be one in the number of ranks …"""
+LAST_TIMES_CHANCE = 2.0
+"""… and at least twice as often as chance, which matters with only two or three ranks …"""
+LAST_AT_MOST = 0.9
+"""… but a rank never needs more than this: of two ranks, one that is last nine times out of ten is late."""
+BY_CHANCE = 0.01
+"""The probability that one of several equal ranks arrives last this often: one false accusation in a hundred traces."""
+HEAVY_SHARE = 0.9
+"""Of the waiting: the intervals that account for it are also judged separately.  A rank whose input is late arrives
+last once per step, and arrives with the others at the eighty collectives that follow."""
+
 # -- uneven ranks -----------------------------------------------------------------------------------------------------
 
 EXCESS_SHARE = 0.02

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepscope.records.text import bytes_text, ns_text, printable, share_text
 from stepscope.reports.evidence_text import evidence_rows
-from stepscope.reports.finding_text import kind_name, price_text
+from stepscope.reports.finding_text import kind_name
 from stepscope.reports.flight_text import doing_text, group_text, place_text, ranks_of
 from stepscope.reports.hang_text import flight_view, ring_of, stacks_view
 from stepscope.reports.layout import cell_text, headings, is_number
@@ -30,6 +30,7 @@ from stepscope.reports.trace import (
     other_findings,
     problems_of,
     rank_shown,
+    trace_price,
     worst_ranks,
 )
 from stepscope.traces.model.kernel_names import fitted, short_name
@@ -289,7 +290,7 @@ def _diff_verdict(diff: Mapping[str, Any]) -> Part:
 
 def _trace_verdict(document: Document) -> Part:
     verdict, others = document["verdict"], other_findings(document)
-    lead = {"cost": {}, "evidence": {}} if verdict["kind"] in NO_FINDING else document["findings"][0]
+    lead = {"cost": {}, "evidence": {}, "steps": None} if verdict["kind"] in NO_FINDING else document["findings"][0]
     return {
         "verdict": _finding({**lead, **verdict}),
         "others": [_finding(finding) for finding in others[:FINDINGS_SHOWN]],
@@ -299,7 +300,7 @@ def _trace_verdict(document: Document) -> Part:
 
 def _finding(finding: Mapping[str, Any]) -> Part:
     speedup = (finding["cost"].get("if_fixed") or {}).get("speedup")
-    price, certainty = price_text(finding["cost"]), certainty_of(finding)
+    price, certainty = trace_price(finding), certainty_of(finding)
     return finding_part(
         look_of(finding),
         finding["title"],

@@ -46,6 +46,7 @@ __all__ = [
     "ranks_per_step",
     "render_trace",
     "table_document",
+    "trace_price",
     "worst_ranks",
 ]
 
@@ -111,11 +112,16 @@ def _verdict(job: JobAnalysis) -> dict[str, Any]:
         "kind": first.kind,
         "severity": first.severity,
         "title": job.verdict,
-        "price": price_text(first.cost),
+        "price": trace_price(first.to_dict()),
         "ranks": list(first.ranks),
         "advice": list(first.advice),
         "confidence": round(first.confidence, 3),
     }
+
+
+def trace_price(finding: Mapping[str, Any]) -> str | None:
+    """What a finding costs, as a share of what all findings of a trace are shares of."""
+    return price_text(finding["cost"], of="the steps" if finding["steps"] else "the trace")
 
 
 def _mixed(job: JobAnalysis, before: JobAnalysis | None) -> str | None:
@@ -518,7 +524,7 @@ def _others(page: Page, document: Document) -> None:
         page.marked(
             "healthy" if finding["kind"] == "healthy" else finding["severity"], printable(finding["title"]), bold=False
         )
-        price = price_text(finding["cost"])
+        price = trace_price(finding)
         if price:
             page.labeled("cost", [price])
         page.labeled("to do", map(printable, finding["advice"][:1]))

@@ -12,7 +12,8 @@ The layers, lowest first. A module imports only from layers above it in this lis
     across_ranks/        (same layer) ranks compared: calls matched, clocks, who arrives last, critical path, replay
     job.py               which files are the job; one JobAnalysis of all ranks
     rules/               figures of a job → findings, one file per family of rules
-    findings.py          runs all rules in order; severity, order and verdict
+    rulebook.py          the rules in order, what each may claim, and who wins
+    findings.py          runs them; order of findings, and the verdict
     outputs              exports.py, job_diff.py, sql.py: timelines, CSV, the comparison of two jobs, SQL
 
 Analyses are functions from columns to plain values. Nothing here renders output.

@@ -96,20 +96,20 @@ class ProcessGroup:
 
 
 def groups_of(
-    window: Window, rows: Rows, said: NDArray[np.int64], rank: int
+    window: Window, rows: Rows, source: NDArray[np.int64], rank: int
 ) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
-    """Return the groups, and for each row its group or −1; ``said`` [rows]: index into ``Trace.collectives``."""
+    """Return the groups, and for each row its group or −1; ``source`` [rows]: index into ``Trace.collectives``."""
     trace = window.trace
     listed = {group.name: group for group in _listed(trace) if not group.members or rank in group.members}
     groups: Numbering[ProcessGroup] = Numbering()
     out = np.full(len(rows), -1, np.int32)
     table = trace.collectives
-    told = said >= 0
-    keys = np.stack([table.group, table.description, table.ranks, table.size], axis=1)[said[told]]
+    described = source >= 0
+    keys = np.stack([table.group, table.description, table.ranks, table.size], axis=1)[source[described]]
     known, inverse = np.unique(keys, axis=0, return_inverse=True)
     codes = np.array([_code(groups, _group(trace, key, listed)) for key in known.tolist()], np.int32)
     if len(codes):
-        out[told] = codes[inverse.reshape(-1)]
+        out[described] = codes[inverse.reshape(-1)]
     _infer(window, rows, out, listed, groups)
     return tuple(groups), out
 
@@ -127,8 +127,8 @@ def _infer(
         return
     if len(listed) <= 1:
         # The only group, or a file without groups.
-        told = list(groups)
-        only = told[0] if len(told) == 1 else ProcessGroup(size=window.trace.meta.world_size or -1)
+        found = list(groups)
+        only = found[0] if len(found) == 1 else ProcessGroup(size=window.trace.meta.world_size or -1)
         out[out < 0] = groups[next(iter(listed.values()), only)]
         return
     for stream in np.unique(slices.stream[rows[(out < 0) & (slices.device[rows] >= 0)]]):
@@ -350,9 +350,9 @@ def exchanges_of(window: Window, rank: int) -> Exchanges:
     on_device = window.rows_of((Kind.KERNEL,))
     on_device = on_device[window.trace.names_where(is_communication)[slices.name[on_device]]]
     rows = np.sort(np.concatenate([on_host, on_device])).astype(np.int32)
-    said, annotation = _sources(window, rows)
-    op = _ops(window, rows, said, annotation)
-    groups, group = groups_of(window, rows, said, rank)
+    source, annotation = _sources(window, rows)
+    op = _ops(window, rows, source, annotation)
+    groups, group = groups_of(window, rows, source, rank)
     start_ns, end_ns = slices.start_ns[rows], slices.end_ns[rows]
     compute = host_compute(window) if len(on_host) or not len(window.device_rows) else intervals.EMPTY
     overlap_ns = intervals.covered(start_ns, end_ns, compute)
@@ -367,8 +367,8 @@ def exchanges_of(window: Window, rank: int) -> Exchanges:
         row=rows,
         op=op,
         group=group,
-        sequence=_column(window.trace.collectives.sequence, said),
-        bytes=_bytes(window, said, annotation, op, np.array([-1, *(each.size for each in groups)])[group + 1]),
+        sequence=_column(window.trace.collectives.sequence, source),
+        bytes=_bytes(window, source, annotation, op, np.array([-1, *(each.size for each in groups)])[group + 1]),
         start_ns=start_ns + origin_ns,
         end_ns=end_ns + origin_ns,
         step=window.step_of[rows],
@@ -388,23 +388,23 @@ def _sources(window: Window, rows: Rows) -> tuple[NDArray[np.int64], Rows]:
     trace = window.trace
     index = np.full(len(trace) + 1, -1, np.int64)
     index[trace.collectives.row] = np.arange(len(trace.collectives.row))
-    said = index[rows]
+    source = index[rows]
     launched = trace.slices.device[rows] >= 0
     annotation = np.where(launched, -1, rows)
-    call = np.where(launched & (said < 0), window.launch[rows], -1)
+    call = np.where(launched & (source < 0), window.launch[rows], -1)
     if (call >= 0).any():
         on_host = np.isin(trace.slices.kind, HOST_KINDS) & window.counts
-        is_said = on_host & (index[:-1] >= 0)
-        said = np.where(said >= 0, said, index[holders(window.calls, is_said, call)])
+        is_described = on_host & (index[:-1] >= 0)
+        source = np.where(source >= 0, source, index[holders(window.calls, is_described, call)])
         annotates = on_host & trace.names_where(lambda name: name.startswith(LAUNCHED))[trace.slices.name]
         annotation = np.where(launched, holders(window.calls, annotates, call), annotation)
-    return said, annotation.astype(np.int32)
+    return source, annotation.astype(np.int32)
 
 
-def _ops(window: Window, rows: Rows, said: NDArray[np.int64], annotation: Rows) -> NDArray[np.int8]:
+def _ops(window: Window, rows: Rows, source: NDArray[np.int64], annotation: Rows) -> NDArray[np.int8]:
     trace = window.trace
     names = np.append(trace.slices.name, -1)
-    table = _column(trace.collectives.op, said)
+    table = _column(trace.collectives.op, source)
     out = np.zeros(len(rows), np.int8)
     for codes in (table, names[annotation], names[rows]):
         known, inverse = np.unique(codes, return_inverse=True)
@@ -421,14 +421,14 @@ def _ops(window: Window, rows: Rows, said: NDArray[np.int64], annotation: Rows) 
 
 
 def _bytes(
-    window: Window, said: NDArray[np.int64], annotation: Rows, op: NDArray[np.int8], members: NDArray[np.int64]
+    window: Window, source: NDArray[np.int64], annotation: Rows, op: NDArray[np.int8], members: NDArray[np.int64]
 ) -> Ints:
     """Compute the bytes; ``members`` [n]: how many ranks take part, −1 if unknown."""
     trace = window.trace
     table = trace.collectives
-    known, inverse = np.unique(_column(table.dtype, said), return_inverse=True)
+    known, inverse = np.unique(_column(table.dtype, source), return_inverse=True)
     each = np.array([size_of(trace.text(int(code))) for code in known], np.int64)[inverse]
-    taken, given = _column(table.in_elements, said), _column(table.out_elements, said)
+    taken, given = _column(table.in_elements, source), _column(table.out_elements, source)
     whole = np.where(np.isin(op, [OPS.index("all_to_all")]), taken, np.maximum(taken, given))
     out = np.where((whole >= 0) & (each > 0), whole * each, -1)
     index = np.full(len(trace) + 1, -1, np.int64)

@@ -135,11 +135,11 @@ def _analyses(job: FileTask, options: Options) -> list[RankAnalysis]:
     if entry is None:
         return _afresh(job, options, None)
     name = "analyses-with-last.msgpack" if options.keep_last else "analyses.msgpack"
-    kept = entry.results(name, decode_analyses)
-    if kept is not None:
+    cached = entry.results(name, decode_analyses)
+    if cached is not None:
         return [
             replace(found, rank=_rank(job, place, found.meta), meta=replace(found.meta, path=str(job.path)))
-            for place, found in enumerate(kept)
+            for place, found in enumerate(cached)
         ]
     found = _afresh(job, options, entry)
     data = encode_analyses(found)

@@ -286,12 +286,14 @@ class _Writer:
         for thread, tid in zip(trace.slices.thread.tolist(), tids, strict=True):
             first_of.setdefault(thread, tid)
         flows = trace.flows
-        for one, start, other, end in zip(
+        for source, start, target, end in zip(
             *(column.tolist() for column in (flows.from_thread, flows.from_ns, flows.to_thread, flows.to_ns)),
             strict=True,
         ):
-            if one in first_of and other in first_of:
-                yield from self.arrow(rank, "fwdbwd", first_of[one], start + first_ns, first_of[other], end + first_ns)
+            if source in first_of and target in first_of:
+                yield from self.arrow(
+                    rank, "fwdbwd", first_of[source], start + first_ns, first_of[target], end + first_ns
+                )
 
     def arrow(self, rank: int, name: str, tid: int, start: int, to_tid: int, end: int) -> Iterator[str]:
         number = next(self.arrows)
@@ -496,17 +498,17 @@ def _unchanged(folder: Path) -> set[str]:
         return set()
     return {
         name
-        for name, told in listed.items()
-        if name.endswith(".csv") and name == Path(name).name and _told(folder / name) == told
+        for name, recorded in listed.items()
+        if name.endswith(".csv") and name == Path(name).name and _recorded(folder / name) == recorded
     }
 
 
 def _remember(folder: Path, written: Iterable[Path]) -> None:
     with replaced(folder / LIST) as spare:
-        spare.write_text(json.dumps({path.name: _told(path) for path in written}, indent=0), encoding="utf-8")
+        spare.write_text(json.dumps({path.name: _recorded(path) for path in written}, indent=0), encoding="utf-8")
 
 
-def _told(path: Path) -> list[int] | None:
+def _recorded(path: Path) -> list[int] | None:
     """Return size and modification time; None if there is no such file."""
     try:
         status = path.lstat()

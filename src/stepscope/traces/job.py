@@ -156,10 +156,10 @@ def assign_ranks(metas: Sequence[TraceMeta]) -> RankAssignment:
     rank_at = {at: rank for rank, at in (named | given).items()}
     left_out = [at for at in range(len(metas)) if at not in rank_at]
     worlds = {None, *_worlds(metas, part)}
-    again = [at for at in left_out if recordings[at] in latest and metas[at].world_size in worlds]
-    foreign = sorted({*left_out}.difference(again))
-    later = sum(metas[at].origin_ns > metas[latest[recordings[at]]].origin_ns for at in again)
-    notices = [*_of_recordings(metas, len(again) - later, later), *_of_names(given, len(rank_at))]
+    repeated = [at for at in left_out if recordings[at] in latest and metas[at].world_size in worlds]
+    foreign = sorted({*left_out}.difference(repeated))
+    later = sum(metas[at].origin_ns > metas[latest[recordings[at]]].origin_ns for at in repeated)
+    notices = [*_of_recordings(metas, len(repeated) - later, later), *_of_names(given, len(rank_at))]
     return RankAssignment(
         ranks=[rank_at.get(at) for at in range(len(metas))],
         notices=notices,
@@ -169,12 +169,12 @@ def assign_ranks(metas: Sequence[TraceMeta]) -> RankAssignment:
 
 def _of_recordings(metas: Sequence[TraceMeta], earlier: int, later: int) -> list[str]:
     whose = "the same ranks" if any(meta.rank is not None for meta in metas) else "the same process"
-    told = []
+    notices = []
     if earlier:
-        told.append(f"{count_text(earlier, 'file')} of an earlier recording of {whose} left out: the latest is used")
+        notices.append(f"{count_text(earlier, 'file')} of an earlier recording of {whose} left out: the latest is used")
     if later:
-        told.append(f"{count_text(later, 'file')} of a later recording left out: it has fewer ranks")
-    return told
+        notices.append(f"{count_text(later, 'file')} of a later recording left out: it has fewer ranks")
+    return notices
 
 
 def _of_names(given: dict[int, int], ranks: int) -> list[str]:

@@ -66,26 +66,26 @@ class Side:
     @cached_property
     def rank_steps(self) -> int:
         """The divisor for totals."""
-        return sum(len(one.steps) for one in self.analyses)
+        return sum(len(analysis.steps) for analysis in self.analyses)
 
     @cached_property
     def step_ns(self) -> int:
         """Total of all steps, see ``pace``."""
-        return sum(one.pace.total_ns for one in self.analyses)
+        return sum(analysis.pace.total_ns for analysis in self.analyses)
 
     @cached_property
     def step_lengths_ns(self) -> tuple[int, ...]:
         """Length of each step: the host's or, if longer, the time that the device was busy with it."""
         out: list[int] = []
-        for one in self.analyses:
-            table = one.tables.get("temporal_steps")
+        for analysis in self.analyses:
+            table = analysis.tables.get("temporal_steps")
             busy = [row["span_ns"] - row["idle_ns"] for row in table.to_rows()] if table else []
-            out += map(max, zip_longest(lengths_of(one), busy, fillvalue=0))
+            out += map(max, zip_longest(lengths_of(analysis), busy, fillvalue=0))
         return tuple(out)
 
     @cached_property
     def stepped(self) -> bool:
-        return all(step.name for one in self.analyses for step in one.steps)
+        return all(step.name for analysis in self.analyses for step in analysis.steps)
 
     def each_step(self, total: int) -> int:
         return total // self.rank_steps if self.rank_steps else 0
@@ -96,8 +96,8 @@ class Side:
     def listed(self, table: str, labels: Sequence[str], values: Sequence[str]) -> Listed:
         sums: dict[tuple[str, ...], list[int]] = {}
         whole = True
-        for one in self.analyses:
-            own = one.tables.get(table)
+        for analysis in self.analyses:
+            own = analysis.tables.get(table)
             if own is None:
                 continue
             whole &= not own.left_out
@@ -108,8 +108,8 @@ class Side:
         return Listed(sums={label: tuple(row) for label, row in sums.items()}, whole=whole)
 
 
-def lengths_of(one: RankAnalysis) -> list[int]:
-    return [step.end_ns - step.start_ns for step in one.steps]
+def lengths_of(analysis: RankAnalysis) -> list[int]:
+    return [step.end_ns - step.start_ns for step in analysis.steps]
 
 
 def _labeled(
@@ -197,12 +197,12 @@ def changes(
     before: Side, after: Side, table: str, labels: Sequence[str], count: str, times: Sequence[str]
 ) -> list[Change]:
     """List all changes, the largest first."""
-    one, other = (side.listed(table, labels, (count, *times)) for side in (before, after))
-    found = sorted(one.sums.keys() | other.sums.keys())
-    former, latter = (_divided(side, listed, found, len(times)) for side, listed in ((before, one), (after, other)))
+    old, new = (side.listed(table, labels, (count, *times)) for side in (before, after))
+    found = sorted(old.sums.keys() | new.sums.keys())
+    former, latter = (_divided(side, listed, found, len(times)) for side, listed in ((before, old), (after, new)))
     out = []
     for place, label in enumerate(found):
-        old_count, new_count = one.sums.get(label, (0,))[0], other.sums.get(label, (0,))[0]
+        old_count, new_count = old.sums.get(label, (0,))[0], new.sums.get(label, (0,))[0]
         old_each, new_each = before.count_each_step(old_count), after.count_each_step(new_count)
         old_ns, new_ns = former[place], latter[place]
         out.append(
@@ -215,7 +215,7 @@ def changes(
                 by_count_ns=tuple(
                     _by_count(value, changed, old_each, new_each) for value, changed in zip(old_ns, new_ns, strict=True)
                 ),
-                known=(one.whole or label in one.sums) and (other.whole or label in other.sums),
+                known=(old.whole or label in old.sums) and (new.whole or label in new.sums),
             )
         )
     return sorted(out, key=lambda change: -max(abs(each) for each in change.change_ns))
@@ -281,7 +281,7 @@ def shapes_diff(before: Side, after: Side, step_change_ns: int) -> Table:
     """Compare shapes; empty if either side has none, as all would be new."""
     labels = ("operator", "input_dims", "input_types")
     found: list[Change] = []
-    if all("operators_by_shape" in one.tables for side in (before, after) for one in side.analyses):
+    if all("operators_by_shape" in analysis.tables for side in (before, after) for analysis in side.analyses):
         found = changes(before, after, "operators_by_shape", labels, "calls", ("host_self_ns", "device_self_ns"))
     return _of_operators("diff_shapes", "Operators and shapes that changed, per step", labels, found, step_change_ns)
 
@@ -390,8 +390,8 @@ def _of_host(changes: Changes, waiting_ns: int) -> str:
 
 def _told(changes: Changes, leads: list[Change], at: int, of: str) -> str:
     first, *others = (f"is {of}{_named(lead)}{_how(lead, at)}" for lead in leads)
-    told = f"{_amount(changes, abs(leads[0].change_ns[at]))}{first}"
-    return told + "".join(
+    text = f"{_amount(changes, abs(leads[0].change_ns[at]))}{first}"
+    return text + "".join(
         f", and {ms_text(abs(lead.change_ns[at]) / 1e6)} {other}" for lead, other in zip(leads[1:], others, strict=True)
     )
 
@@ -472,21 +472,21 @@ class TraceDiff:
 
 
 def diff(before: JobAnalysis, after: JobAnalysis) -> TraceDiff:
-    one, other, ranks = _sides(before.ranks, after.ranks)
-    parts = _parts(one, other)
+    old, new, ranks = _sides(before.ranks, after.ranks)
+    parts = _parts(old, new)
     step = StepPart("step", sum(part.before_ns for part in parts), sum(part.after_ns for part in parts))
     change_ns = step.change_ns
-    kernels, kernel_changes = kernels_diff(one, other, change_ns)
-    operators, operator_changes = operators_diff(one, other, change_ns)
-    clear = _is_clear(one.step_lengths_ns, other.step_lengths_ns)
+    kernels, kernel_changes = kernels_diff(old, new, change_ns)
+    operators, operator_changes = operators_diff(old, new, change_ns)
+    clear = _is_clear(old.step_lengths_ns, new.step_lengths_ns)
     made = (
-        _summary(one, other, step, parts),
-        _counts(one, other, kernel_changes, operator_changes),
-        _memory(one, other),
+        _summary(old, new, step, parts),
+        _counts(old, new, kernel_changes, operator_changes),
+        _memory(old, new),
         kernels,
-        copies_diff(one, other, change_ns),
+        copies_diff(old, new, change_ns),
         operators,
-        shapes_diff(one, other, change_ns),
+        shapes_diff(old, new, change_ns),
     )
     return TraceDiff(
         verdict=verdict_of_diff(
@@ -495,55 +495,55 @@ def diff(before: JobAnalysis, after: JobAnalysis) -> TraceDiff:
                 parts=parts,
                 kernels=kernel_changes,
                 operators=operator_changes,
-                loading=_figure(one, other, "the DataLoader", _loading),
-                stops=_stops(one, other),
-                on_device=any(each.pace.work.span_ns for each in (*one.analyses, *other.analyses)),
+                loading=_figure(old, new, "the DataLoader", _loading),
+                stops=_stops(old, new),
+                on_device=any(each.pace.work.span_ns for each in (*old.analyses, *new.analyses)),
             ),
             clear=clear,
-            stepped=one.stepped and other.stepped,
+            stepped=old.stepped and new.stepped,
         ),
         step_before_ns=step.before_ns,
         step_after_ns=step.after_ns,
         clear=clear,
         ranks=ranks,
         tables={table.name: table for table in made if table.rows},
-        notices=tuple(_notices(one, other, ranks, before.ranks, after.ranks)),
+        notices=tuple(_notices(old, new, ranks, before.ranks, after.ranks)),
     )
 
 
 def _sides(before: Sequence[RankAnalysis], after: Sequence[RankAnalysis]) -> tuple[Side, Side, tuple[int, ...]]:
-    both = {one.rank for one in before} & {one.rank for one in after}
+    both = {analysis.rank for analysis in before} & {analysis.rank for analysis in after}
     if not both:
         return Side(analyses=tuple(before)), Side(analyses=tuple(after)), ()
-    sides = (Side(analyses=tuple(one for one in ranks if one.rank in both)) for ranks in (before, after))
+    sides = (Side(analyses=tuple(analysis for analysis in ranks if analysis.rank in both)) for ranks in (before, after))
     return next(sides), next(sides), tuple(sorted(both))
 
 
 # -- summary tables -------------------------------------------------------------------------------------------------
 
 
-def _parts(one: Side, other: Side) -> list[StepPart]:
+def _parts(old: Side, new: Side) -> list[StepPart]:
     """Split the step into parts: of the device or, without one, of the host threads."""
     names = ("compute", "exposed communication", "exposed copies", "idle", "outside")
     columns = []
-    for side in (one, other):
+    for side in (old, new):
         times = [_inside(each) for each in side.analyses]
         inside = [sum(column) for column in zip(*times, strict=True)] or [0] * (len(names) - 1)
         columns.append(per_step([*inside, max(side.step_ns - sum(inside), 0)], side.rank_steps))
     return [StepPart(*values) for values in zip(names, *columns, strict=True)]
 
 
-def _inside(one: RankAnalysis) -> tuple[int, int, int, int]:
+def _inside(analysis: RankAnalysis) -> tuple[int, int, int, int]:
     """Return the parts of the device's span; every instant belongs to exactly one."""
-    temporal, host = one.pace.work, one.exchanges.host
+    temporal, host = analysis.pace.work, analysis.exchanges.host
     if not temporal.span_ns and host is not None:
         return host.compute_ns, host.comm_ns - host.overlap_ns, 0, host.idle_ns
     return temporal.compute_ns, temporal.exposed_comm_ns, temporal.exposed_memory_ns, temporal.idle_ns
 
 
-def _summary(one: Side, other: Side, step: StepPart, parts: list[StepPart]) -> Table:
+def _summary(old: Side, new: Side, step: StepPart, parts: list[StepPart]) -> Table:
     def figure(name: str, get: Callable[[RankAnalysis], int]) -> StepPart:
-        return _figure(one, other, name, get)
+        return _figure(old, new, name, get)
 
     rows = [
         step,
@@ -568,30 +568,30 @@ def _summary(one: Side, other: Side, step: StepPart, parts: list[StepPart]) -> T
     )
 
 
-def _figure(one: Side, other: Side, name: str, get: Callable[[RankAnalysis], int]) -> StepPart:
-    before, after = (sum(get(each) for each in side.analyses) for side in (one, other))
-    return StepPart(name, one.each_step(before), other.each_step(after))
+def _figure(old: Side, new: Side, name: str, get: Callable[[RankAnalysis], int]) -> StepPart:
+    before, after = (sum(get(each) for each in side.analyses) for side in (old, new))
+    return StepPart(name, old.each_step(before), new.each_step(after))
 
 
-def _loading(one: RankAnalysis) -> int:
-    return one.host.loading_ns
+def _loading(analysis: RankAnalysis) -> int:
+    return analysis.host.loading_ns
 
 
-def _stops(one: Side, other: Side) -> list[StepPart]:
+def _stops(old: Side, new: Side) -> list[StepPart]:
     """Sum the long Python stops by place, where the place is known."""
     sums: dict[str, list[int]] = {}
-    for at, side in enumerate((one, other)):
+    for at, side in enumerate((old, new)):
         for stop in (stop for each in side.analyses for stop in each.host.stops):
             if stop.named:
                 sums.setdefault(stop.named, [0, 0])[at] += stop.total_ns
-    return [StepPart(place, one.each_step(before), other.each_step(after)) for place, (before, after) in sums.items()]
+    return [StepPart(place, old.each_step(before), new.each_step(after)) for place, (before, after) in sums.items()]
 
 
 def _ratio(value: int, whole: int) -> float | None:
     return value / whole if whole else None
 
 
-def _counts(one: Side, other: Side, kernels: list[Change], operators: list[Change]) -> Table:
+def _counts(old: Side, new: Side, kernels: list[Change], operators: list[Change]) -> Table:
     def count(name: str, changes: list[Change]) -> tuple[str, float, float]:
         return name, sum(each.before_count for each in changes), sum(each.after_count for each in changes)
 
@@ -601,7 +601,7 @@ def _counts(one: Side, other: Side, kernels: list[Change], operators: list[Chang
     rows = [
         count("kernels", kernels),
         count("operator calls", operators),
-        ("launches", launches(one), launches(other)),
+        ("launches", launches(old), launches(new)),
     ]
     return table_of(
         "diff_counts",
@@ -611,16 +611,16 @@ def _counts(one: Side, other: Side, kernels: list[Change], operators: list[Chang
     )
 
 
-def _memory(one: Side, other: Side) -> Table:
+def _memory(old: Side, new: Side) -> Table:
     """Compare the peaks of the largest rank, for figures that both sides have."""
     rows = []
     for name, get in (("peak allocated", "peak_allocated_bytes"), ("peak reserved", "peak_reserved_bytes")):
         known = [
-            [value for each in side.analyses if (value := getattr(each.host, get)) is not None] for side in (one, other)
+            [value for each in side.analyses if (value := getattr(each.host, get)) is not None] for side in (old, new)
         ]
         if all(known):
-            old, new = (max(values) for values in known)
-            rows.append((name, old, new, new - old))
+            before_bytes, after_bytes = (max(values) for values in known)
+            rows.append((name, before_bytes, after_bytes, after_bytes - before_bytes))
     return table_of(
         "diff_memory",
         "Device memory, before and after",
@@ -648,10 +648,10 @@ def _is_clear(before: Sequence[int], after: Sequence[int]) -> bool:
 
 
 def _notices(
-    one: Side, other: Side, ranks: tuple[int, ...], before: Sequence[RankAnalysis], after: Sequence[RankAnalysis]
+    old: Side, new: Side, ranks: tuple[int, ...], before: Sequence[RankAnalysis], after: Sequence[RankAnalysis]
 ) -> list[str]:
     out = []
-    for name, side in (("first", one), ("second", other)):
+    for name, side in (("first", old), ("second", new)):
         fewest = min((len(each.steps) for each in side.analyses), default=0)
         if not side.stepped:
             out.append(f"The {name} has no profiler steps: its whole trace counts as one step.")
@@ -667,7 +667,7 @@ def _notices(
         out.append(f"{named_ranks(ranks)} {verb} compared; the others are in only one of the two.")
     devices = [
         sorted({each.pace.device.device_name for each in side.analyses if each.pace.device.device_name})
-        for side in (one, other)
+        for side in (old, new)
     ]
     if devices[0] and devices[1] and devices[0] != devices[1]:
         out.append(f"The devices differ: {', '.join(devices[0])} before, {', '.join(devices[1])} after.")

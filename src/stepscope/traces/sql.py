@@ -63,17 +63,17 @@ def trace_database(paths: Sequence[Path], cache: Cache | None) -> Iterator[tuple
     with tempfile.TemporaryDirectory(prefix="stepscope-") as temporary:
         spare = Cache(folder=Path(temporary) / "traces", limit_bytes=1 << 62)
         usable = cache if cache is not None and not GLOB & set(str(cache.folder)) else None
-        kept = [each for path in paths for each in _kept(path, usable, spare)]
-        chosen = assign_ranks([meta for _, _, meta in kept])
+        stored = [each for path in paths for each in _stored(path, usable, spare)]
+        chosen = assign_ranks([meta for _, _, meta in stored])
         notices = [*([chosen.mixed] if chosen.mixed else []), *chosen.notices]
-        sources = [_Source(rank, *each) for rank, each in zip(chosen.ranks, kept, strict=True) if rank is not None]
+        sources = [_Source(rank, *each) for rank, each in zip(chosen.ranks, stored, strict=True) if rank is not None]
         with duckdb.connect(config={"threads": 2}) as database:
             _make_views(database, sources)
             tables = ("placed", "strings", "threads", "memory", *ROW_TABLES)
             yield database, [source.file(table) for source in sources for table in tables], notices
 
 
-def _kept(path: Path, cache: Cache | None, spare: Cache) -> list[tuple[int, Path, TraceMeta]]:
+def _stored(path: Path, cache: Cache | None, spare: Cache) -> list[tuple[int, Path, TraceMeta]]:
     """Return the number, folder and metadata of each trace in one file."""
     for each in (cache, spare):
         entry = each.entry(path) if each is not None else None

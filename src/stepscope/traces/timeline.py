@@ -403,8 +403,8 @@ def _collectives_lane(job: JobAnalysis, rank: int, origin_ns: int, begin_ns: int
 
 def _inside(lane: Lane, begin_ns: int, end_ns: int) -> Lane:
     """The events in the interval, from its start."""
-    kept = np.flatnonzero((lane.start_ns < end_ns) & (lane.start_ns + lane.dur_ns > begin_ns))
-    return replace(_take(lane, kept), start_ns=lane.start_ns[kept] - begin_ns)
+    chosen = np.flatnonzero((lane.start_ns < end_ns) & (lane.start_ns + lane.dur_ns > begin_ns))
+    return replace(_take(lane, chosen), start_ns=lane.start_ns[chosen] - begin_ns)
 
 
 def _split(rows: Rows, key: NDArray[Any]) -> list[Rows]:
@@ -418,8 +418,8 @@ def _split(rows: Rows, key: NDArray[Any]) -> list[Rows]:
 def _longest(rows: Rows, dur_ns: Ints) -> Rows:
     if len(rows) <= MOST_CALLS:
         return rows
-    kept = np.argpartition(-dur_ns, MOST_CALLS)[:MOST_CALLS]
-    return np.sort(rows[kept])
+    chosen = np.argpartition(-dur_ns, MOST_CALLS)[:MOST_CALLS]
+    return np.sort(rows[chosen])
 
 
 def _levels(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
@@ -460,10 +460,10 @@ def _merged(lane: Lane, resolution_ns: int) -> Lane:
     joined &= lane.start_ns[1:] - end_ns[:-1] < resolution_ns
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
     count = np.add.reduceat(lane.count, first)
-    kept = _take(lane, first)
+    chosen = _take(lane, first)
     return replace(
-        kept,
-        dur_ns=np.maximum.reduceat(end_ns, first) - kept.start_ns,
-        label=np.where(count > 1, -1, kept.label),
+        chosen,
+        dur_ns=np.maximum.reduceat(end_ns, first) - chosen.start_ns,
+        label=np.where(count > 1, -1, chosen.label),
         count=count,
     )

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.errors import TraceError
+from stepscope.judge.replay import Meeting, replay
 from stepscope.records.text import Progress, no_progress
 from stepscope.whatif.operations import (
     BACKWARD,
@@ -44,7 +45,7 @@ from stepscope.whatif.operations import (
     Trace,
 )
 
-__all__ = ["Effect", "WhatIf", "analyze", "in_order", "replay"]
+__all__ = ["Effect", "WhatIf", "analyze", "end_times", "in_order"]
 
 
 # -- dependencies -----------------------------------------------------------------------------------------------------
@@ -59,21 +60,6 @@ PARTNER = {
     "backward-send": "backward-recv",
     "backward-recv": "backward-send",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Operations that begin together once all their dependencies are done; most have one member."""
-
-    members: tuple[int, ...]
-    after: tuple[int, ...]
-    """What the members wait for."""
-    from_start: bool
-    """At least one member waits for nothing."""
-    communicates: bool
-    """The members' time counts from the arrival of the last one, not from each member's own."""
-    all_lanes: bool
-    """The same operations of all data-parallel ranks also take part."""
 
 
 def in_order(operations: Sequence[Operation], *, stages: int) -> tuple[Meeting, ...]:
@@ -263,15 +249,11 @@ def _sorted(graph: _Graph) -> tuple[Meeting, ...]:
 
 
 def _meeting(graph: _Graph, members: tuple[int, ...], after: set[int]) -> Meeting:
-    kind = graph.operations[members[0]].kind
-    ends = (0, graph.stages - 1)
-    embedding = kind == EMBEDDING and graph.operations[members[0]].stage in ends
     return Meeting(
         members=members,
         after=tuple(sorted(after)),
         from_start=any(not graph.after[index] for index in members),
-        communicates=embedding or kind in (*PIPELINE, GATHER, REDUCE, SEPARATE, CLIP),
-        all_lanes=kind in (GATHER, REDUCE, SEPARATE, CLIP),
+        all_lanes=graph.operations[members[0]].kind in (GATHER, REDUCE, SEPARATE, CLIP),
     )
 
 
@@ -289,7 +271,7 @@ def lengths(trace: Trace, meetings: Sequence[Meeting]) -> Floats:
     """Return the length of each operation, ``[operation, step, lane]``."""
     found: Floats = trace.duration_s.copy()
     for meeting in meetings:
-        if meeting.communicates:
+        if _communicates(trace.operations[meeting.members[0]], trace.stages):
             members = list(meeting.members)
             start_s, duration_s = trace.start_s[members], trace.duration_s[members]
             came_s = start_s.max(axis=(0, 2) if meeting.all_lanes else 0, keepdims=True)
@@ -298,20 +280,24 @@ def lengths(trace: Trace, meetings: Sequence[Meeting]) -> Floats:
     return found
 
 
-def replay(meetings: Sequence[Meeting], length_s: Floats) -> Floats:
+def _communicates(op: Operation, stages: int) -> bool:
+    """Whether the time of an operation counts from the arrival of the last partner, not from its own."""
+    embedding = op.kind == EMBEDDING and op.stage in (0, stages - 1)
+    return embedding or op.kind in (*PIPELINE, GATHER, REDUCE, SEPARATE, CLIP)
+
+
+def end_times(meetings: Sequence[Meeting], length_s: Floats) -> Floats:
     """Return when each operation ends; its step begins at 0."""
-    end_s = np.empty_like(length_s)
     nothing = np.zeros(length_s.shape[1:])
-    for meeting in meetings:
-        after = meeting.after
-        begin_s = nothing if not after else end_s[after[0]] if len(after) == 1 else end_s[list(after)].max(axis=0)
-        if meeting.from_start and after:
+
+    def begins(before: list[Floats], meeting: Meeting) -> Floats:
+        begin_s = nothing if not before else before[0] if len(before) == 1 else np.maximum.reduce(before)
+        if meeting.from_start and before:
             begin_s = np.maximum(begin_s, 0.0)
-        if meeting.all_lanes:
-            begin_s = begin_s.max(axis=-1, keepdims=True)
-        for member in meeting.members:
-            np.add(begin_s, length_s[member], out=end_s[member])
-    return end_s
+        return begin_s.max(axis=-1, keepdims=True) if meeting.all_lanes else begin_s
+
+    found: Floats = replay(meetings, length_s, np.empty_like(length_s), begins)
+    return found
 
 
 # -- attribution ------------------------------------------------------------------------------------------------------
@@ -392,7 +378,7 @@ def analyze(trace: Trace, *, progress: Progress = no_progress) -> WhatIf:
 
     def step_s(length_s: Floats, until: Mask | None = None) -> float:
         nonlocal done
-        end_s = replay(meetings, length_s)
+        end_s = end_times(meetings, length_s)
         done += 1
         progress(done, total)
         if until is not None and until.any():

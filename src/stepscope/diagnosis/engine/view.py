@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stepscope.diagnosis.engine.window import Window
 from stepscope.judge import thresholds
-from stepscope.judge.statistics import longest, lower_median, mean_rank, medians
+from stepscope.judge.statistics import longest, lower_median, lower_median_rank, mean_rank, medians
 from stepscope.records.finding_cost import cost_document
 from stepscope.records.steps import FLAG_EPOCH_START
 
@@ -36,7 +36,6 @@ __all__ = [
     "is_even",
     "lower_median_rank",
     "ordinary_steps",
-    "replay_without",
     "slow_host_phase",
     "step_lengths",
     "steps_having",
@@ -251,17 +250,6 @@ def step_lengths(wall_ns: Floats) -> Floats:
     return mean_rank(there) if in_lockstep(there) else longest(there)
 
 
-def replay_without(durations_ns: Floats, culprits: NDArray[np.intp], typical_ns: Floats) -> Floats:
-    """[S]; by how much each step would have been shorter had the culprits taken at most what their peers usually take.
-
-    The length of a step is the work of its slowest rank plus what is common to all; the common part does not change.
-    """
-    replaced = durations_ns.copy()
-    # A rank that has ended takes no time; nothing replaces it, not even the typical time.
-    replaced[culprits] = np.where(np.isnan(replaced[culprits]), np.nan, np.fmin(replaced[culprits], typical_ns))
-    return longest(durations_ns) - longest(replaced)
-
-
 def cost_of(view: View, saved_ns: Floats) -> dict[str, Any]:
     """The cost of a finding, from what each step would have saved: its share of the training time."""
     # No step can save more than it lasted; a replay by phase alone ignores that.
@@ -359,16 +347,6 @@ def _sums(values: Floats, used: Bools) -> tuple[Floats, Floats]:
         own = values[rank][used]
         sums[rank], counts[rank] = np.nansum(own), (~np.isnan(own)).sum()
     return np.asarray(sums, np.float64), counts
-
-
-def lower_median_rank(durations_ns: Floats) -> Floats:
-    """[S]; value of the median rank (the lower middle one), so that a wait of few ranks is not counted for all."""
-    if not np.isnan(durations_ns).any():
-        middle = (len(durations_ns) - 1) // 2
-        return np.asarray(np.partition(durations_ns, middle, axis=0)[middle], np.float64)
-    ordered = np.sort(durations_ns, axis=0)  # nan last
-    counts = (~np.isnan(ordered)).sum(axis=0)
-    return np.asarray(ordered[np.maximum(counts - 1, 0) // 2, np.arange(ordered.shape[1])], np.float64)
 
 
 def is_even(durations_ns: Floats) -> bool:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from stepscope.diagnosis.engine.claims import longer_by_passes
 from stepscope.diagnosis.engine.code_location import seen_at
 from stepscope.diagnosis.engine.processor_wait import without_waiting
-from stepscope.diagnosis.engine.view import View, cost_of, replay_without, where_stopped
+from stepscope.diagnosis.engine.view import View, cost_of, where_stopped
 from stepscope.diagnosis.rules.between_steps import STOPS
 from stepscope.diagnosis.rules.stragglers import hides_wait
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for, say
 from stepscope.judge.chain import Claim
+from stepscope.judge.late_ranks import savings_ns
 from stepscope.judge.statistics import (
     Fold,
     Rhythm,
@@ -476,7 +477,7 @@ def _jitter_beside_load(view: View) -> list[Claim]:
         place = replace(place, row=None)
     culprits = np.array([best[2].row, *others], np.intp)
     typical_ns = view.work_ns[culprits] - found.saved_ns
-    found = replace(found, saved_ns=replay_without(view.work_ns, culprits, typical_ns))
+    found = replace(found, saved_ns=savings_ns(view.work_ns, culprits, typical_ns))
     return [
         Claim(
             finding=_jitter_finding(view, series, found, cost_of(view, found.saved_ns), place),

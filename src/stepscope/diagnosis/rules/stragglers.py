@@ -17,9 +17,8 @@ to compute, and the rank that needs longest is the culprit.
 On NCCL a wait is measured where the device's stream waits (``recorder/hooks/ddp.py``).  Where it was not, it may hide
 in any phase of the waiting ranks, and no rank is named by phase: it would be the victim as often as the culprit.
 
-Each comparison is made step by step against the median of the peers, ranks that do as much work.  An excess must matter
-(``EXCESS_…``) and be significant after correction for the number of comparisons: either over the whole window, where it
-must also exceed slow wander, or in one stretch of it against the rest.
+Each comparison is made step by step against the median of the peers, ranks that do as much work.  Whether an excess is
+significant, and what late ranks cost, is decided in ``judge/late_ranks.py``, also for traces.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ from stepscope.diagnosis.engine.view import (
     cost_of,
     host_excess_ns,
     host_ns,
-    replay_without,
     slow_host_phase,
     waits_for_host,
 )
@@ -62,18 +60,15 @@ from stepscope.diagnosis.rules.straggler_advice import (
 from stepscope.judge import thresholds
 from stepscope.judge.advice import advice_for
 from stepscope.judge.chain import Claim
+from stepscope.judge.late_ranks import Excess, excesses, last_ranks, peers_typical_ns, savings_ns
 from stepscope.judge.statistics import (
     between_z,
     fold,
     local_median,
-    median_rank,
+    median_of,
     medians,
-    one_sided_z,
     peer_deviation,
-    persistence_z,
-    shortest,
     spread,
-    stretch_z,
     z_needed,
 )
 from stepscope.records.finding import Finding
@@ -270,7 +265,7 @@ def _gain(view: View, worst: Suspect, saved_ns: Floats, at: slice, phase: str | 
     excess_ns = worst.excess_ns
     if view.comm_measured and not worst.sampled:
         # What is longer in one phase may be shorter in another; peers wait for the rest only.
-        excess_ns = min(excess_ns, _median(peer_deviation(view.work_ns, view.groups)[worst.rank, worst.at]))
+        excess_ns = min(excess_ns, median_of(peer_deviation(view.work_ns, view.groups)[worst.rank, worst.at]))
     gain_ns = float(np.clip(saved_ns, 0.0, view.step_ns)[at].mean())
     at_stake_ns = exchange_at_stake_ns(view, worst.rank, phase, at, gain_ns)
     return _Gain(ns=gain_ns, excess_ns=excess_ns, at_stake_ns=at_stake_ns)
@@ -320,12 +315,12 @@ def _saved(view: View, culprits: NDArray[np.intp], phase: str | None, at: slice,
     """[S]; by how much each step would be shorter had the culprits been as fast as their peers."""
     durations_ns = view.work_ns if phase is None or by_work else view.phase(phase)
     typical_ns = np.full((len(culprits), len(view.steps)), np.inf)
-    typical_ns[:, at] = _peers_median(view, durations_ns, culprits)[:, at]
+    typical_ns[:, at] = peers_typical_ns(durations_ns, culprits, view.groups)[:, at]
     if phase is None or by_work or not view.comm_measured:
         # The cost of a rank that is late by all its work is all of it; if the work is unknown, the phase alone decides.
-        return replay_without(durations_ns, culprits, typical_ns)
+        return savings_ns(durations_ns, culprits, typical_ns)
     in_other_phases = view.work_ns[culprits] - durations_ns[culprits]
-    return replay_without(view.work_ns, culprits, in_other_phases + typical_ns)
+    return savings_ns(view.work_ns, culprits, in_other_phases + typical_ns)
 
 
 def _too_much_by_chance(view: View, rank: int, saved_ns: Floats, at: slice) -> float:
@@ -351,16 +346,6 @@ def _too_much_by_chance(view: View, rank: int, saved_ns: Floats, at: slice) -> f
         return 0.0
     together = float(off_ns @ np.nan_to_num(saved_ns)) / squares
     return float(np.clip(together, 0.0, 1.0)) * too_long_ns
-
-
-def _peers_median(view: View, durations_ns: Floats, culprits: NDArray[np.intp]) -> Floats:
-    """[culprits, S]; the median of the peers that are not culprits; if none is left, what the best culprit took."""
-    out = np.empty((len(culprits), durations_ns.shape[1]))
-    for group in np.unique(view.groups[culprits]):
-        members = np.flatnonzero(view.groups == group)
-        typical = median_rank(durations_ns[np.setdiff1d(members, culprits)])
-        out[view.groups[culprits] == group] = np.where(np.isnan(typical), shortest(durations_ns[members]), typical)
-    return out
 
 
 def _title(
@@ -435,7 +420,7 @@ def _evidence(
     worst = max(group, key=lambda suspect: suspect.excess_ns)
     durations_ns = (view.work_ns if by_work or phase is None else view.phase(phase))[:, at]
     by_rank = medians(durations_ns) / 1e6
-    last = np.argmax(np.where(np.isnan(durations_ns), -np.inf, durations_ns), axis=0)
+    last = last_ranks(durations_ns)
     shown = np.arange(len(by_rank)) if len(by_rank) <= RANKS_SHOWN else culprits
     others = np.delete(by_rank, culprits)
     others = others[~np.isnan(others)]
@@ -580,16 +565,6 @@ WAIT_HIDES_IN = ("input", "h2d", "", "checkpoint", "optimizer", "eval", "other",
 """From the phase least likely to hide a wait for peers to the most likely; "" means the user's own phases.  Collectives
 run inside backward (DDP, FSDP) and forward (FSDP, SyncBatchNorm, buffers), and ``.item()`` or a barrier in the loop
 (``other``) waits for whatever is outstanding."""
-MEAN_TO_SIGMA = 1.2533
-"""From the mean absolute deviation of a normal distribution to its standard deviation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Excess:
-    rank: int
-    at: slice
-    excess_ns: float
-    z: float
 
 
 class _Comparisons:
@@ -612,13 +587,13 @@ class _Comparisons:
 
     def typical(self, rank: int, at: slice) -> dict[str, float]:
         """Typical excess of one rank in one stretch, by phase."""
-        found = {name: _median(self.phase(name)[rank, at]) for name in self.view.phases}
+        found = {name: median_of(self.phase(name)[rank, at]) for name in self.view.phases}
         if found.get("other", 0.0) >= thresholds.EXPLAINS_SHARE * max(found.values()):
-            found[BETWEEN] = _median(self.phase(BETWEEN)[rank, at])
+            found[BETWEEN] = median_of(self.phase(BETWEEN)[rank, at])
         return found
 
     def typical_work(self, rank: int, at: slice) -> float:
-        return _median(self.work[rank, at])
+        return median_of(self.work[rank, at])
 
 
 def find_stragglers(view: View) -> list[Claim]:
@@ -682,7 +657,7 @@ def _of_rhythm(work_ns: Floats, excess_ns: float) -> bool:
     return beat is not None and beat.excess / beat.period >= thresholds.EXPLAINS_SHARE * excess_ns
 
 
-def _without_waiting(compared: _Comparisons, one: _Excess) -> Suspect:
+def _without_waiting(compared: _Comparisons, one: Excess) -> Suspect:
     means = {name: float(np.nanmean(compared.phase(name)[one.rank, one.at])) for name in compared.names}
     name, most_ns = max(means.items(), key=lambda item: item[1], default=("", 0.0))
     phase = name if most_ns >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
@@ -691,7 +666,7 @@ def _without_waiting(compared: _Comparisons, one: _Excess) -> Suspect:
     return replace(suspect, computing=computing_ns >= thresholds.EXPLAINS_SHARE * one.excess_ns)
 
 
-def _excesses_by_second(view: View, deviation: Floats) -> Iterator[_Excess]:
+def _excesses_by_second(view: View, deviation: Floats) -> Iterator[Excess]:
     """Ranks whose work is longer than their peers' from some second on, as a t test between the seconds shows."""
     least_ns = _least_excess(view)
     late = np.where(np.isnan(deviation).any(axis=1), -np.inf, deviation[:, len(view.steps) // 2 :].mean(axis=1))
@@ -710,7 +685,7 @@ def _excesses_by_second(view: View, deviation: Floats) -> Iterator[_Excess]:
                 best = z, first
         if best is not None:
             at = slice(int(starts[best[1]]), len(own))
-            yield _Excess(rank=int(rank), at=at, excess_ns=float(own[at].mean()), z=best[0])
+            yield Excess(rank=int(rank), at=at, excess_ns=float(own[at].mean()), z=best[0])
 
 
 def _priced(view: View, claim: Claim) -> Claim:
@@ -803,7 +778,7 @@ def _waits_for_peers(view: View, suspect: Suspect) -> bool:
     if view.waited_ns is None:
         return False
     more_ns = peer_deviation(view.waited_ns, view.groups)[suspect.rank, suspect.at]
-    return _median(more_ns) >= thresholds.EXPLAINS_SHARE * suspect.excess_ns
+    return median_of(more_ns) >= thresholds.EXPLAINS_SHARE * suspect.excess_ns
 
 
 def _keeps_pace(view: View, suspect: Suspect) -> bool:
@@ -841,16 +816,16 @@ def _by_ddp(view: View) -> list[Suspect]:
     deviation = peer_deviation(np.stack([own[len(own) - count :] for own in samples]), view.groups)
     found = []
     for rank, own in enumerate(deviation):
-        excess_ns = _median(own)
+        excess_ns = median_of(own)
         always = float((own > 0).mean()) >= thresholds.DDP_SHARE
         if excess_ns >= _least_excess(view) and always and excess_ns >= thresholds.SPREADS_APART * spread(own):
-            whole = _Excess(rank=rank, at=slice(0, len(view.steps)), excess_ns=excess_ns, z=float("inf"))
+            whole = Excess(rank=rank, at=slice(0, len(view.steps)), excess_ns=excess_ns, z=float("inf"))
             found.append(_suspect(whole, "backward", {"backward": excess_ns}, by_work=False, sampled=True))
     return found
 
 
 def _suspect(
-    excess: _Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool, sampled: bool = False
+    excess: Excess, phase: str | None, by_phase: dict[str, float], *, by_work: bool, sampled: bool = False
 ) -> Suspect:
     return Suspect(
         rank=excess.rank,
@@ -877,37 +852,8 @@ def hides_wait(phase: str) -> int:
     return WAIT_HIDES_IN.index(phase if phase in WAIT_HIDES_IN else "")
 
 
-# -- significant excesses ---------------------------------------------------------------------------------------------
-
-
-def _excesses(view: View, deviation: Floats, *, comparisons: int) -> Iterator[_Excess]:
-    least_ns = _least_excess(view)
-    for rank in _candidates(deviation, least_ns, comparisons):
-        there = ~np.isnan(deviation[rank])
-        own = deviation[rank][there]
-        if len(own) < thresholds.MIN_STEPS:
-            continue
-        test = _Test(
-            least_ns=least_ns,
-            noise_ns=_typical_noise(deviation),
-            comparisons=comparisons,
-            stretch=_least_stretch(view),
-        )
-        at, z = _lasting(own, test) or _passing(own, test) or (None, 0.0)
-        if at is not None:
-            columns = np.flatnonzero(there)
-            at = slice(int(columns[at.start]), int(columns[at.stop - 1]) + 1)
-            yield _Excess(rank=int(rank), at=at, excess_ns=_median(deviation[rank, at]), z=z)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Test:
-    least_ns: float
-    noise_ns: float
-    """By how much the typical rank deviates from its peers."""
-    comparisons: int
-    stretch: int
-    """Steps in the shortest stretch."""
+def _excesses(view: View, excess_ns: Floats, *, comparisons: int) -> Iterator[Excess]:
+    return excesses(excess_ns, least_ns=_least_excess(view), comparisons=comparisons, stretch=_least_stretch(view))
 
 
 def _least_stretch(view: View) -> int:
@@ -917,97 +863,3 @@ def _least_stretch(view: View) -> int:
 
 def _least_excess(view: View) -> float:
     return max(thresholds.EXCESS_SHARE * view.median_step_ns, thresholds.EXCESS_FLOOR_NS)
-
-
-def _candidates(deviation: Floats, least_ns: float, comparisons: int) -> NDArray[np.intp]:
-    """Ranks that may have an excess at all; a sieve that passes too many, never too few.
-
-    A stretch of n steps that passes the test below has, in some window of 2^k <= n < 2^(k+1) steps, a mean that is high
-    compared with the noise of the typical rank.  Single wild steps are clipped first.
-    """
-    known = np.nan_to_num(deviation) if np.isnan(deviation).any() else deviation
-    noise_ns = _typical_noise(known)
-    ceiling = 3 * max(least_ns, noise_ns)
-    sums = np.zeros((known.shape[0], known.shape[1] + 1))
-    np.clip(known, -ceiling, ceiling, out=sums[:, 1:])
-    np.cumsum(sums[:, 1:], axis=1, out=sums[:, 1:])
-    found = np.zeros(len(known), np.bool_)
-    width = thresholds.STRETCH_STEPS
-    while True:
-        width = min(width, known.shape[1])
-        stride = max(1, width // thresholds.STRETCH_STEPS)
-        means = (sums[:, width::stride] - sums[:, : sums.shape[1] - width : stride]) / width
-        places = 1 if width == known.shape[1] else max(known.shape[1] // thresholds.STRETCH_STEPS, 1)
-        needed = z_needed(comparisons * places)
-        sigmas = max(needed * thresholds.SIEVE_SHARE - thresholds.SIEVE_SLACK, 0.0)
-        found |= means.max(axis=1) >= max(least_ns / 2, sigmas * noise_ns / np.sqrt(width))
-        if width == known.shape[1]:
-            return np.flatnonzero(found)
-        width *= 2
-
-
-def _typical_noise(deviation: Floats) -> float:
-    """Of two ranks each deviates as much as the other: then it is as large as any excess."""
-    some = np.nan_to_num(deviation[:, :: max(1, deviation.shape[1] // thresholds.NOISE_STEPS)])
-    return float(np.median(np.abs(some).mean(axis=1))) * MEAN_TO_SIGMA
-
-
-def _lasting(own: Floats, test: _Test) -> tuple[slice, float] | None:
-    """An excess over the whole window, or from the step where it began."""
-    if np.median(own) < test.least_ns:
-        return None
-    z = float("inf") if _always_above(own, test) else max(persistence_z(own), one_sided_z(own, test.least_ns))
-    if z < z_needed(test.comparisons):
-        return None
-    at = _longest_stretch(own, test)
-    if at is not None:
-        outside = np.delete(own, at)
-        if len(outside) >= test.stretch and np.median(outside) < test.least_ns / 2:
-            return at, z
-    return slice(0, len(own)), z
-
-
-def _always_above(own: Floats, test: _Test) -> bool:
-    """Whether nearly every step is further above zero than the typical rank ever is.
-
-    A rank that shares its cores is slower by an amount that wanders widely, which no test of its mean survives.
-    """
-    if len(own) < thresholds.CLEAR_STEPS:
-        return False
-    least_ns = max(test.least_ns, thresholds.ALWAYS_NOISES * test.noise_ns)
-    return float((own > least_ns).mean()) >= thresholds.ALWAYS_SHARE
-
-
-def _passing(own: Floats, test: _Test) -> tuple[slice, float] | None:
-    """An excess in one stretch, judged against the rest of the window."""
-    at = _longest_stretch(own, test)
-    if at is None or len(own) - (at.stop - at.start) < thresholds.MIN_STEPS:
-        return None
-    z = stretch_z(own, at)
-    # Any stretch might have been the one; those that share most of their steps count as one.
-    return (at, z) if z >= z_needed(test.comparisons * len(own) // test.stretch) else None
-
-
-def _longest_stretch(own: Floats, test: _Test) -> slice | None:
-    """The longest stretch where the running median stays above; a short dip does not end it."""
-    least_ns = test.least_ns
-    above = local_median(own, thresholds.SMOOTHED_STEPS) >= least_ns
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], above, [False])).astype(np.int8)))
-    starts, stops = edges[::2].tolist(), edges[1::2].tolist()
-    joined: list[list[int]] = []
-    for start, stop in zip(starts, stops, strict=True):
-        if joined and start - joined[-1][1] <= thresholds.DIP_STEPS:
-            joined[-1][1] = stop
-        else:
-            joined.append([start, stop])
-    first, stop = max(joined, key=lambda stretch: stretch[1] - stretch[0], default=[0, 0])
-    while first < stop and own[first] < least_ns:
-        first += 1
-    while first < stop and own[stop - 1] < least_ns:
-        stop -= 1
-    return slice(first, stop) if stop - first >= test.stretch else None
-
-
-def _median(values: Floats) -> float:
-    there = values[~np.isnan(values)]
-    return float(np.median(there)) if len(there) else 0.0

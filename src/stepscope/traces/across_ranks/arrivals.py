@@ -19,13 +19,13 @@ that one did, its parts do not belong together: the collective is left out, with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.judge.late_ranks import Intervals, savings_ns
 from stepscope.traces.across_ranks.clocks import SAME_CLOCK_NS, Clocks, Pairs, clocks_of, pair
 from stepscope.traces.collective_calls import OPS, SYNCHRONIZING, ProcessGroup, bus_factor
 from stepscope.traces.model import intervals
@@ -35,7 +35,7 @@ from stepscope.traces.model.tables import Table, table_of
 if TYPE_CHECKING:
     from stepscope.traces.rank_analysis import RankAnalysis
 
-__all__ = ["Arrivals", "CollectivesAnalysis", "arrivals_of", "lower_median", "match", "shown_of", "transfers_of"]
+__all__ = ["Arrivals", "CollectivesAnalysis", "arrivals_of", "match", "shown_of", "transfers_of"]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ SENDS = tuple(OPS.index(op) for op in ("send", "recv"))
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """The collectives of one set of ranks; [W, M]: by collective and member, NaN where it did not take part."""
+    """The collectives of one set of ranks; [M, W]: by member and collective, NaN where it did not take part."""
 
     group: ProcessGroup
     """If several groups have these ranks, the one with most waiting."""
@@ -377,64 +377,38 @@ class Arrivals:
     """[W]; arrival of the last rank on the common clock, ascending."""
     step: Ints
     """[W]; the profiler's number; −1: outside of steps."""
-    last: NDArray[np.intp]
-    """[W]; index into ``members``."""
-    early_ns: Floats
-    """[W, M]; how long before the last one it arrived."""
-    exposed_wait_ns: Floats
-    """[W, M]"""
+    intervals: Intervals
+    """[M, W]; work: when a member arrives, 0 for the last; wait: the exposed part of its wait. Inherited lateness does
+    not count.
+    """
     wait_ns: int
     """Total of all members and collectives, as the next."""
     transfer_ns: int
-    done_ns: Floats
-    """[W, M]; how long before the last arrival it finished its previous collective; NaN: it has none."""
 
     def __len__(self) -> int:
-        return len(self.last)
+        return len(self.step)
 
     @property
     def mostly_waiting(self) -> bool:
         return self.wait_ns > self.transfer_ns
 
-    @cached_property
-    def late_by_ns(self) -> Floats:
-        """[W]; how much later than the median of the others the last one arrived."""
-        return self._of_others(self.early_ns)
-
-    @cached_property
-    def inherited(self) -> Bools:
-        """[W]; whether the last rank was delayed earlier, elsewhere, by more than half of its lateness."""
-        own = self.done_ns[np.arange(len(self)), self.last]
-        held_ns = self._of_others(self.done_ns) - own
-        return np.asarray((held_ns > SAME_CLOCK_NS) & (held_ns > self.late_by_ns / 2), np.bool_)
-
-    def _of_others(self, values: Floats) -> Floats:
-        """Return the median of all members except the last, [W]."""
-        others = values.copy()
-        others[np.arange(len(self)), self.last] = np.nan
-        return lower_median(others)
-
-    def late_ns(self, late: Sequence[int]) -> Floats:
-        """Return how much later these members (indices) came than the median of the others, [W, late]."""
-        others = np.delete(self.early_ns, late, axis=1)
-        return np.nan_to_num(np.maximum(lower_median(others)[:, None] - self.early_ns[:, list(late)], 0.0))
-
-    def lost_ns(self, late: Sequence[int]) -> int:
-        """Return the exposed time that each of the other members waits for these on average."""
-        which = np.isin(self.last, late) & ~self.inherited
-        others = np.delete(self.exposed_wait_ns[which], late, axis=1)
-        count = np.maximum((~np.isnan(others)).sum(axis=1), 1)
-        return int((np.nansum(others, axis=1) / count).sum()) if others.size else 0
-
     def alone_ns(self, late: Sequence[int]) -> int:
         """Return by how much these were later than the last of the others in total; each instant counts once."""
-        which = np.isin(self.last, late) & ~self.inherited
-        others = np.delete(self.early_ns[which], late, axis=1)
-        if not others.size:
-            return 0
-        least = np.where(np.isnan(others), np.inf, others).min(axis=1)
-        ahead = np.where(np.isfinite(least), least, 0).astype(np.int64)
+        which = self.intervals.waits_for(late)
+        ahead = savings_ns(self.intervals.work_ns[:, which], late, -np.inf)
+        ahead = np.where(np.isfinite(ahead), ahead, 0).astype(np.int64)
         return intervals.total(intervals.merge(self.arrived_ns[which] - ahead, self.arrived_ns[which]))
+
+
+def _intervals(early_ns: Floats, wait_ns: Floats, done_ns: Floats) -> Intervals:
+    """Lay out arrivals for the engine; ``done_ns``: how long before the last arrival each was done with its previous
+    collective, NaN if it has none.
+    """
+    everything = Intervals(work_ns=-early_ns, wait_ns=wait_ns, counts=np.ones(early_ns.shape[1], np.bool_))
+    own = done_ns[everything.last, np.arange(early_ns.shape[1])]
+    delayed_ns = everything.of_others(done_ns) - own
+    inherited = (delayed_ns > SAME_CLOCK_NS) & (delayed_ns > everything.late_by_ns / 2)
+    return replace(everything, counts=~inherited)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,15 +422,6 @@ class Shown:
     """Sends and receives, which combine waiting and transfer."""
     stages_ns: Ints
     """Waiting between ranks of different pipeline stages; also included in ``wait_ns``."""
-
-
-def lower_median(values: Floats) -> Floats:
-    """Return the median of each row, the lower of an even number, NaN for empty rows; [W, M] → [W]."""
-    order = np.sort(values, axis=1)
-    known = (~np.isnan(values)).sum(axis=1)
-    if not values.shape[1]:
-        return np.full(len(values), np.nan)
-    return np.asarray(order[np.arange(len(values)), np.maximum(known - 1, 0) // 2], np.float64)
 
 
 def arrivals_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> tuple[Arrivals, ...]:
@@ -490,11 +455,10 @@ def arrivals_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalys
         own = np.unique(pairs.whole[parts])
         own = own[np.argsort(split.arrived_ns[own], kind="stable")]
         column[list(members)], row[own] = np.arange(len(members)), np.arange(len(own))
-        at = (row[pairs.whole[parts]], column[pairs.rank[parts]])
+        at = (column[pairs.rank[parts]], row[pairs.whole[parts]])
         start_ns = pairs.start_ns[parts] - shift_ns[pairs.rank[parts]]
         arrived_ns = split.arrived_ns[own]
-
-        shape = (len(own), len(members))
+        shape = (len(members), len(own))
         ranks = tuple(pairs.ranks[place] for place in members)
         out.append(
             Arrivals(
@@ -504,12 +468,13 @@ def arrivals_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalys
                 across_stages=any(len(stage.intersection(ranks)) > 1 for stage in stages),
                 arrived_ns=arrived_ns,
                 step=pairs.step[own],
-                last=column[split.last[own]],
-                early_ns=_laid_out(shape, at, arrived_ns[at[0]] - start_ns),
-                exposed_wait_ns=_laid_out(shape, at, exposed_wait_ns[parts]),
+                intervals=_intervals(
+                    _laid_out(shape, at, arrived_ns[at[1]] - start_ns),
+                    _laid_out(shape, at, exposed_wait_ns[parts]),
+                    _laid_out(shape, at, arrived_ns[at[1]] - done_ns[parts]),
+                ),
                 wait_ns=int(split.wait_ns[parts].sum()),
                 transfer_ns=int(split.own_transfer_ns[parts].sum()),
-                done_ns=_laid_out(shape, at, arrived_ns[at[0]] - done_ns[parts]),
             )
         )
     return tuple(out)
@@ -536,15 +501,15 @@ def shown_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis,
 
     split_ns, waited_ns = by_rank(transfer_ns), by_rank(exposed_ns - transfer_ns)
     whole_ns, send_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for place, one in enumerate(analyses):
-        own_ns = one.exchanges.end_ns - one.exchanges.start_ns - one.exchanges.overlap_ns
-        sends = np.isin(one.exchanges.op, SENDS)
+    for place, analysis in enumerate(analyses):
+        own_ns = analysis.exchanges.end_ns - analysis.exchanges.start_ns - analysis.exchanges.overlap_ns
+        sends = np.isin(analysis.exchanges.op, SENDS)
         whole_ns[place], send_ns[place] = own_ns[~sends].sum(), own_ns[sends].sum()
     stages_ns = np.zeros(count, np.int64)
     for each in arrivals:
         if each.across_stages:
             places = [pairs.ranks.index(rank) for rank in each.members]
-            stages_ns[places] += np.nansum(each.exposed_wait_ns, axis=0).astype(np.int64)
+            stages_ns[places] += np.nansum(each.intervals.wait_ns, axis=1).astype(np.int64)
     return Shown(
         transfer_ns=np.maximum(whole_ns - waited_ns, split_ns),
         wait_ns=waited_ns,
@@ -556,14 +521,14 @@ def shown_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis,
 def _exposed(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> Ints:
     """Return the rank's time in each part during which it computed nothing, [parts]."""
     pairs = collectives.pairs
-    overlap_ns = np.concatenate([one.exchanges.overlap_ns for one in analyses])
+    overlap_ns = np.concatenate([analysis.exchanges.overlap_ns for analysis in analyses])
     hidden_ns = overlap_ns[_bases(analyses)[pairs.rank] + pairs.entry]
     return np.asarray(np.maximum(pairs.end_ns - pairs.start_ns - hidden_ns, 0), np.int64)
 
 
 def _bases(analyses: Sequence[RankAnalysis]) -> NDArray[np.int64]:
     """Return where each rank's exchanges begin in one list of all ranks, [ranks]."""
-    return np.cumsum([0, *(len(one.exchanges) for one in analyses)])[:-1]
+    return np.cumsum([0, *(len(analysis.exchanges) for analysis in analyses)])[:-1]
 
 
 def transfers_of(analyses: Sequence[RankAnalysis], collectives: CollectivesAnalysis) -> list[Ints]:
@@ -583,9 +548,9 @@ def _done_before(analyses: Sequence[RankAnalysis], collectives: CollectivesAnaly
     """Return when the rank finished its previous exchange on the common clock, [parts]; NaN: it has none."""
     pairs = collectives.pairs
     out = np.full(len(pairs.whole), np.nan)
-    for place, one in enumerate(analyses):
+    for place, analysis in enumerate(analyses):
         own = np.flatnonzero(pairs.rank == place)
-        ends_ns = np.sort(one.exchanges.end_ns)
+        ends_ns = np.sort(analysis.exchanges.end_ns)
         before = np.searchsorted(ends_ns, pairs.start_ns[own], side="right") - 1
         known = before >= 0
         out[own[known]] = ends_ns[before[known]] - shift_ns[place]
@@ -594,10 +559,10 @@ def _done_before(analyses: Sequence[RankAnalysis], collectives: CollectivesAnaly
 
 def _stages(analyses: Sequence[RankAnalysis]) -> set[frozenset[int]]:
     """Return sets of ranks that are, or may be, in different stages of one pipeline."""
-    everybody = frozenset(one.rank for one in analyses)
+    everybody = frozenset(analysis.rank for analysis in analyses)
     out = set()
-    for one in analyses:
-        exchanges = one.exchanges
+    for analysis in analyses:
+        exchanges = analysis.exchanges
         sending = set(exchanges.group[np.isin(exchanges.op, SENDS)].tolist())
         for code, group in enumerate(exchanges.groups):
             if code in sending or group.kind == "pipeline":

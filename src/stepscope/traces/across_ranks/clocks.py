@@ -155,14 +155,14 @@ def _columns(
 
 def _numbered(table: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
     """Add a column ``whole``, and sort by it and by rank."""
-    told = table["sequence"] >= 0
+    numbered = table["sequence"] >= 0
     kind = table["group"] * len(OPS) + table["op"]
-    size = np.where(np.isin(table["op"], SAME_BYTES) & ~told, table["bytes"], -1)
+    size = np.where(np.isin(table["op"], SAME_BYTES) & ~numbered, table["bytes"], -1)
     if len(kind):
         silent = np.bincount(kind, weights=size < 0) > 0
         size = np.where(silent[kind], -1, size)
-    place = np.where(told, table["sequence"], table["step"])
-    keys = (kind, told.astype(np.int64), place, size, table["rank"])
+    place = np.where(numbered, table["sequence"], table["step"])
+    keys = (kind, numbered.astype(np.int64), place, size, table["rank"])
     order = np.lexsort((table["start_ns"], *reversed(keys)))
     table = {name: values[order] for name, values in table.items()}
     by_class = _changes([key[order] for key in keys[:-1]])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from stepscope.errors import TraceError
+from stepscope.judge.replay import Meeting, replay
 from stepscope.traces.across_ranks.arrivals import CollectivesAnalysis
 from stepscope.traces.across_ranks.job_path import JobRanks
 from stepscope.traces.path.whatif import Change, WhatIf
@@ -53,7 +54,8 @@ def like_peers(
     legs = [leg for place in range(len(ranks)) for leg in _legs(job, place)]
     places = {ranks.index(rank) for rank in (change.rank, *also)}
     earlier_ns = {(place, 0): _earlier(job, place, places) for place in places}
-    was, now = _ends(job, legs), _ends(job, _leveled(legs, places), earlier_ns)
+    plan = _Plan(job, legs)
+    was, now = plan.ends(legs), plan.ends(_leveled(legs, places), earlier_ns)
     before_ns, after_ns, last = [], [], 0
     for number in job.numbers:
         latest = job.latest(number)
@@ -123,36 +125,59 @@ def _earlier(job: JobRanks, place: int, places: Set[int]) -> int:
     return max(job.bounds(place, 0)[0] - median_low(peers), 0) if peers else 0
 
 
-def _ends(
-    job: JobRanks, legs: list[_Leg], earlier_ns: Mapping[tuple[int, int], int] | None = None
-) -> dict[int, dict[int, int]]:
-    """Return when each step ends on the common clock, by step number and place.
+class _Plan:
+    """Legs and collectives as meetings; the same for all lengths.
 
-    ``earlier_ns``: how much earlier some steps begin than in the trace, by place and index.
+    The activities are the legs, followed by what each rank does in each collective after the last arrival.
     """
-    earlier_ns = earlier_ns or {}
-    done = {}
-    """Key: collective and place. Value: when that rank is done with it."""
-    members: dict[int, list[int]] = {}
-    for (whole, place), entry in job.entry.items():
-        done[whole, place] = job.end_ns(place, entry)
-        members.setdefault(whole, []).append(place)
-    to: dict[int, list[_Leg]] = {}
-    for leg in legs:
-        to.setdefault(leg.goal[0], []).append(leg)
 
-    def arrival(leg: _Leg) -> int:
-        if leg.after >= 0:
-            return done[leg.after, leg.place] + leg.lag_ns + leg.length_ns
-        return job.bounds(leg.place, leg.step)[0] - earlier_ns.get((leg.place, leg.step), 0) + leg.length_ns
+    def __init__(self, job: JobRanks, legs: Sequence[_Leg]) -> None:
+        self.job = job
+        activity = {key: len(legs) + at for at, key in enumerate(job.entry)}
+        """Key: collective and place."""
+        self.traced_ns = [0] * len(legs) + [job.end_ns(place, entry) for (_, place), entry in job.entry.items()]
+        self.transfers_ns = [
+            end_ns - job.arrived_ns[whole]
+            for (whole, _), end_ns in zip(job.entry, self.traced_ns[len(legs) :], strict=True)
+        ]
+        members: dict[int, list[int]] = {}
+        for (whole, _), index in activity.items():
+            members.setdefault(whole, []).append(index)
+        to: dict[int, list[int]] = {}
+        for at, leg in enumerate(legs):
+            to.setdefault(leg.goal[0], []).append(at)
 
-    for whole in sorted(members, key=job.arrived_ns.__getitem__):
-        arrivals = [arrival(leg) for leg in to.get(whole, [])]
-        # The arrival of a rank that came outside of its steps is unknown.
-        if len(arrivals) == len(members[whole]):
-            for place in members[whole]:
-                done[whole, place] += max(arrivals) - job.arrived_ns[whole]
-    out: dict[int, dict[int, int]] = {}
-    for leg in to.get(-1, []):
-        out.setdefault(leg.goal[1], {})[leg.place] = arrival(leg)
-    return out
+        def on_the_way(at: int) -> Meeting:
+            leg = legs[at]
+            return Meeting((at,), (activity[leg.after, leg.place],) if leg.after >= 0 else ())
+
+        self.meetings = []
+        for whole in sorted(members, key=job.arrived_ns.__getitem__):
+            arriving = to.get(whole, [])
+            # The arrival of a rank that came outside of its steps is unknown: such a collective stays where it was.
+            if len(arriving) == len(members[whole]):
+                self.meetings += [on_the_way(at) for at in arriving]
+                self.meetings.append(Meeting(tuple(members[whole]), tuple(arriving)))
+        self.last = to.get(-1, [])
+        self.meetings += [on_the_way(at) for at in self.last]
+
+    def ends(
+        self, legs: Sequence[_Leg], earlier_ns: Mapping[tuple[int, int], int] | None = None
+    ) -> dict[int, dict[int, int]]:
+        """Return when each step ends on the common clock, by step number and place.
+
+        ``earlier_ns``: how much earlier some steps begin than in the trace, by place and index.
+        """
+        earlier_ns = earlier_ns or {}
+
+        def length(leg: _Leg) -> int:
+            if leg.after >= 0:
+                return leg.lag_ns + leg.length_ns
+            return self.job.bounds(leg.place, leg.step)[0] - earlier_ns.get((leg.place, leg.step), 0) + leg.length_ns
+
+        lengths = [*map(length, legs), *self.transfers_ns]
+        ends = replay(self.meetings, lengths, self.traced_ns.copy(), lambda before, _: max(before, default=0))
+        out: dict[int, dict[int, int]] = {}
+        for at in self.last:
+            out.setdefault(legs[at].goal[1], {})[legs[at].place] = ends[at]
+        return out

@@ -102,17 +102,17 @@ def occupancy_sums(work: Work) -> tuple[np.ndarray, Ints]:
     rows = work.rows[work.kernel]
     occupancy = kernels.occupancy[np.searchsorted(kernels.row, rows)].astype(np.float64) / 100
     dur_ns = work.dur_ns[work.kernel]
-    said = ~np.isnan(occupancy)
-    return np.where(said, occupancy * dur_ns, 0.0), np.where(said, dur_ns, 0)
+    known = ~np.isnan(occupancy)
+    return np.where(known, occupancy * dur_ns, 0.0), np.where(known, dur_ns, 0)
 
 
 def _overlapped_ns(work: Work) -> Ints:
     """Return for how long a kernel of the other kind ran at the same time, [work]."""
     computes = work.kernel & ~work.comm
     out = np.zeros(len(work), np.int64)
-    for one, other in ((computes, work.comm), (work.comm, computes)):
+    for these, other in ((computes, work.comm), (work.comm, computes)):
         spans = intervals.merge(work.start_ns[other], work.end_ns[other])
-        out[one] = intervals.covered(work.start_ns[one], work.end_ns[one], spans)
+        out[these] = intervals.covered(work.start_ns[these], work.end_ns[these], spans)
     return out
 
 
@@ -282,9 +282,9 @@ def _found(work: Work, at: NDArray[np.int64]) -> _Found:
         after = place + each.length
         sums = [until_ns[after] - until_ns[place], end_ns[after - 1] - start_ns[place]]
         totals = [np.add.reduceat(column, first) if len(first) else column for column in sums]
-        again = count >= TWICE
+        repeated = count >= TWICE
         columns = (np.full(len(first), each.length), count, *totals, place[first])
-        pieces.append([column[again] for column in columns])
+        pieces.append([column[repeated] for column in columns])
     length, count, total_ns, span_ns, where = (np.concatenate(columns) for columns in zip(*pieces, strict=True))
     return _Found(length=length, count=count, total_ns=total_ns, span_ns=span_ns, first=where)
 
@@ -376,7 +376,7 @@ COLUMNS: Final = (
 
 @lru_cache(maxsize=4096)
 def _direction(name: str) -> int:
-    return DIRECTIONS.index(next((said for pattern, said in WRITTEN if pattern.search(name)), "other"))
+    return DIRECTIONS.index(next((direction for pattern, direction in WRITTEN if pattern.search(name)), "other"))
 
 
 def is_pageable(name: str) -> bool:
@@ -519,15 +519,15 @@ def sm_efficiency_of(work: Work) -> float | None:
     """Return the SM efficiency; None if no kernel reports its blocks."""
     kernels = work.window.trace.kernels
     blocks = kernels.blocks_per_sm[np.searchsorted(kernels.row, work.rows[work.kernel])].astype(np.float64)
-    said = ~np.isnan(blocks)
+    known = ~np.isnan(blocks)
     first_ns, last_ns = step_time_of(work)
-    if last_ns <= first_ns or not said.any():
+    if last_ns <= first_ns or not known.any():
         return None
-    start_ns = np.clip(work.start_ns[work.kernel][said], first_ns, last_ns)
-    end_ns = np.clip(work.end_ns[work.kernel][said], first_ns, last_ns)
+    start_ns = np.clip(work.start_ns[work.kernel][known], first_ns, last_ns)
+    end_ns = np.clip(work.end_ns[work.kernel][known], first_ns, last_ns)
     times = np.concatenate([start_ns, end_ns])
     order = np.argsort(times, kind="stable")
-    level = np.cumsum(np.concatenate([blocks[said], -blocks[said]])[order])[:-1]
+    level = np.cumsum(np.concatenate([blocks[known], -blocks[known]])[order])[:-1]
     return float((np.clip(level, 0, 1) * np.diff(times[order])).sum() / (last_ns - first_ns))
 
 

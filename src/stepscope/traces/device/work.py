@@ -345,9 +345,9 @@ def _synchronizing_ns(work: Work, index: NDArray[np.int64], began_ns: Ints) -> I
     out = np.zeros(len(index), np.int64)
     for each in np.intersect1d(thread, slices.thread[calls]):
         own = calls[slices.thread[calls] == each]
-        held = intervals.merge(slices.start_ns[own], slices.end_ns[own])
+        waits = intervals.merge(slices.start_ns[own], slices.end_ns[own])
         mine = thread == each
-        out[mine] = intervals.covered(began_ns[mine], until_ns[mine], held)
+        out[mine] = intervals.covered(began_ns[mine], until_ns[mine], waits)
     return out
 
 

@@ -62,17 +62,17 @@ def _product(first: int, second: int) -> Formula:
     """Build the formula for products of (batches of) matrices; ``first``, ``second``: indices of the inputs."""
 
     def formula(dims: Dims, _: Settings) -> int:
-        one, other = dims[first], dims[second]
-        if len(one) == 1 and len(other) == 1:
-            return 2 * int(one[0])
-        if len(other) == 1:
-            return 2 * prod(one)
-        if len(one) == 1:
-            return 2 * prod(other)
-        batch = one[:-2] if prod(one[:-2]) >= prod(other[:-2]) else other[:-2]
-        if one[-1] != other[-2]:
+        left, right = dims[first], dims[second]
+        if len(left) == 1 and len(right) == 1:
+            return 2 * int(left[0])
+        if len(right) == 1:
+            return 2 * prod(left)
+        if len(left) == 1:
+            return 2 * prod(right)
+        batch = left[:-2] if prod(left[:-2]) >= prod(right[:-2]) else right[:-2]
+        if left[-1] != right[-2]:
             raise ValueError("no product")
-        return 2 * prod(batch) * int(one[-2]) * int(one[-1]) * int(other[-1])
+        return 2 * prod(batch) * int(left[-2]) * int(left[-1]) * int(right[-1])
 
     return formula
 
@@ -253,12 +253,12 @@ def _worth(window: Window, wanted: Rows) -> Ints:
 def _holds_any(window: Window, outer: Rows, inner: Rows) -> np.ndarray:
     """Return whether one of ``inner`` is inside, [outer]."""
     nest = nest_of(window.calls, outer)
-    held = np.zeros(len(outer), bool)
+    inside = np.zeros(len(outer), bool)
     at = nest.around[inner]
     while (at >= 0).any():
-        held[at[at >= 0]] = True
+        inside[at[at >= 0]] = True
         at = padded(nest.above)[at]
-    return held
+    return inside
 
 
 def _utilization(window: Window, rows: Rows, values: Ints) -> float | None:

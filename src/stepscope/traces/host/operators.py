@@ -178,9 +178,9 @@ def _table(
 ) -> Table:
     by = dict(zip(COLUMNS, columns, strict=True))
     order = _order(by["host_self_ns"], by["device_self_ns"])
-    told = [labels[at] for at in order.tolist()]
+    chosen = [labels[at] for at in order.tolist()]
     figures = zip(*(values[order].tolist() for values in columns), strict=True)
-    rows = [(*label, *each) for label, each in zip(told, figures, strict=True)]
+    rows = [(*label, *each) for label, each in zip(chosen, figures, strict=True)]
     return table_of(name, title, (*named, *COLUMNS), rows)
 
 
@@ -306,7 +306,7 @@ def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table
     backward_device_ns = total(times.device_self_ns, there & backward)
     backward_host_ns = total(times.host_self_ns, there & backward)
     weight = device_ns + backward_device_ns if device_ns.any() else found.host_ns
-    kept = set(np.argsort(-weight, kind="stable")[:LIMIT].tolist())
+    shown = set(np.argsort(-weight, kind="stable")[:LIMIT].tolist())
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(found.parent):
         children.setdefault(parent, []).append(node)
@@ -314,7 +314,7 @@ def modules_table(window: Window, times: OperatorTimes, found: Modules) -> Table
     stack = [(node, 0, "") for node in reversed(children.get(-1, []))]
     while stack:
         node, depth, path = stack.pop()
-        if node not in kept:
+        if node not in shown:
             continue
         path = f"{path}/{found.name[node]}" if path else found.name[node]
         times_ns = (found.host_ns[node], backward_host_ns[node], device_ns[node], backward_device_ns[node])
@@ -455,17 +455,17 @@ def memory_of(window: Window) -> MemoryCurve | None:
 def memory_table(window: Window, curve: MemoryCurve) -> Table:
     """List at most ``POINTS`` instants: the lowest and highest of each interval, so the peak is included."""
     count = len(curve.at)
-    kept = np.arange(count)
+    shown = np.arange(count)
     if count > POINTS:
         edges = np.linspace(0, count, POINTS // 2).astype(np.int64)[:-1]
         stretch = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, count)))
         order = np.lexsort((np.arange(count), curve.allocated, stretch))
         # The first instant with the lowest value of each interval, and the first with the highest.
         falling = np.lexsort((np.arange(count), -curve.allocated, stretch))
-        kept = np.unique(np.concatenate([order[edges], falling[edges], [0, count - 1]]))
-    time_ns = window.trace.memory.time_ns[curve.at[kept]]
-    reserved = [None if value < 0 else value for value in curve.reserved[kept].tolist()]
-    rows = zip(time_ns.tolist(), curve.allocated[kept].tolist(), reserved, strict=True)
+        shown = np.unique(np.concatenate([order[edges], falling[edges], [0, count - 1]]))
+    time_ns = window.trace.memory.time_ns[curve.at[shown]]
+    reserved = [None if value < 0 else value for value in curve.reserved[shown].tolist()]
+    rows = zip(time_ns.tolist(), curve.allocated[shown].tolist(), reserved, strict=True)
     base = "" if curve.absolute else " The trace does not say how much was allocated before it: counted from its start."
     note = f"Of {curve.name}; times from the trace's first event.{base}"
     return table_of("memory", "Memory", ("time_ns", "allocated_bytes", "reserved_bytes"), rows, note=note)

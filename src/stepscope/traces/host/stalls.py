@@ -61,8 +61,8 @@ def pauses_of(window: Window) -> tuple[Pause, ...]:
     # An explicit collection is recorded twice, one inside the other.
     spans = intervals.merge(slices.start_ns[rows], slices.end_ns[rows])
     dur_ns = spans.end_ns - spans.start_ns
-    kept = np.sort(np.argsort(-dur_ns, kind="stable")[:MAX_PAUSES])
-    return tuple(Pause(kind="gc", start_ns=int(spans.start_ns[at]), dur_ns=int(dur_ns[at])) for at in kept)
+    longest = np.sort(np.argsort(-dur_ns, kind="stable")[:MAX_PAUSES])
+    return tuple(Pause(kind="gc", start_ns=int(spans.start_ns[at]), dur_ns=int(dur_ns[at])) for at in longest)
 
 
 def holes_table(window: Window) -> Table | None:
@@ -70,8 +70,8 @@ def holes_table(window: Window) -> Table | None:
     starts, ends = untold(window, intervals.EMPTY, MIN_HOLE_NS)
     if not len(starts):
         return None
-    told = _told(window)
-    return _table(window, told[window.trace.slices.thread[told] == window.host.main_thread], starts, ends)
+    recorded = _recorded(window)
+    return _table(window, recorded[window.trace.slices.thread[recorded] == window.host.main_thread], starts, ends)
 
 
 def untold(window: Window, known: intervals.Spans, least_ns: int) -> tuple[Ints, Ints]:
@@ -80,10 +80,10 @@ def untold(window: Window, known: intervals.Spans, least_ns: int) -> tuple[Ints,
     Empty if the main thread has no records at all.
     """
     slices, main = window.trace.slices, window.host.main_thread
-    told = _told(window)
-    if not (slices.thread[told] == main).any():
+    recorded = _recorded(window)
+    if not (slices.thread[recorded] == main).any():
         return intervals.EMPTY
-    busy = told[np.isin(slices.thread[told], [main, *window.host.autograd_threads.tolist()])]
+    busy = recorded[np.isin(slices.thread[recorded], [main, *window.host.autograd_threads.tolist()])]
     step_starts = np.array([step.start_ns for step in window.steps], np.int64)
     steps = intervals.merge(step_starts, np.array([step.end_ns for step in window.steps], np.int64))
     running = intervals.union(known, intervals.merge(slices.start_ns[busy], slices.end_ns[busy]))
@@ -93,7 +93,7 @@ def untold(window: Window, known: intervals.Spans, least_ns: int) -> tuple[Ints,
     return starts[long], ends[long]
 
 
-def _told(window: Window) -> Rows:
+def _recorded(window: Window) -> Rows:
     """Return operators and runtime calls."""
     return np.sort(np.concatenate([window.host.ops, window.rows_of((Kind.RUNTIME,))]))
 
@@ -106,15 +106,15 @@ def _cut(spans: intervals.Spans, borders: Ints) -> tuple[Ints, Ints]:
     return np.sort(np.append(spans.start_ns, within)), np.sort(np.append(spans.end_ns, within))
 
 
-def _table(window: Window, told: Rows, starts: Ints, ends: Ints) -> Table:
+def _table(window: Window, recorded: Rows, starts: Ints, ends: Ints) -> Table:
     trace, slices = window.trace, window.trace.slices
     middle = (starts + ends) // 2
     main = np.full(len(starts), window.host.main_thread, np.int32)
     inside = innermost_at(trace, window.calls, window.host_rows, main, middle)
     steps = trace.names_where(lambda text: text.startswith("ProfilerStep"))
-    after = np.searchsorted(slices.start_ns[told], ends)
-    finish = np.argsort(slices.end_ns[told], kind="stable")
-    before = np.searchsorted(slices.end_ns[told][finish], starts, side="right") - 1
+    after = np.searchsorted(slices.start_ns[recorded], ends)
+    finish = np.argsort(slices.end_ns[recorded], kind="stable")
+    before = np.searchsorted(slices.end_ns[recorded][finish], starts, side="right") - 1
     step_starts = np.array([step.start_ns for step in window.steps], np.int64)
     step = np.searchsorted(step_starts, starts, side="right") - 1
 
@@ -123,8 +123,8 @@ def _table(window: Window, told: Rows, starts: Ints, ends: Ints) -> Table:
 
     rows = []
     for at in np.argsort(starts - ends, kind="stable").tolist():
-        previous = int(told[finish][before[at]]) if before[at] >= 0 else -1
-        following = int(told[after[at]]) if after[at] < len(told) else -1
+        previous = int(recorded[finish][before[at]]) if before[at] >= 0 else -1
+        following = int(recorded[after[at]]) if after[at] < len(recorded) else -1
         around = int(inside[at])
         sources = window.host.sources
         source = sources.text(around) or sources.text(previous) or sources.text(following)
@@ -239,14 +239,14 @@ def compiling_of(window: Window) -> Compiling:
     steps = window.step_of[inside]
     breaks = int(np.bincount(steps[steps >= 0]).max()) if (steps >= 0).any() else 0
     compiled = _compiled(window, marked, phases)
-    again = {name for name, _ in compiled if not name.endswith("/0")} | _first_seen_later(window, regions)
+    recompiled = {name for name, _ in compiled if not name.endswith("/0")} | _first_seen_later(window, regions)
     by_name: dict[str, tuple[int, int, int]] = {}
     for row, outer in zip(regions.tolist(), holder.tolist(), strict=True):
         entered, host_ns, within = by_name.get(trace.name(row), (0, 0, 0))
         by_name[trace.name(row)] = (entered + 1, host_ns + int(slices.dur_ns[row]), within + (outer >= 0))
     return Compiling(
         compile_ns=compile_ns,
-        recompiles=len(again),
+        recompiles=len(recompiled),
         graph_breaks=breaks,
         regions=tuple(sorted(((name, *values) for name, values in by_name.items()), key=lambda each: -each[2])),
         compiled=compiled,

@@ -46,23 +46,23 @@ def union(*many: Spans) -> Spans:
     return merge(np.concatenate([each.start_ns for each in many]), np.concatenate([each.end_ns for each in many]))
 
 
-def intersection(one: Spans, other: Spans) -> Spans:
-    return _where(one, other, weight=1, at_least=2)
+def intersection(spans: Spans, other: Spans) -> Spans:
+    return _where(spans, other, weight=1, at_least=2)
 
 
-def difference(one: Spans, other: Spans) -> Spans:
-    """Return what is in ``one`` but not in ``other``."""
-    return _where(one, other, weight=-1, at_least=1)
+def difference(spans: Spans, other: Spans) -> Spans:
+    """Return what is in ``spans`` but not in ``other``."""
+    return _where(spans, other, weight=-1, at_least=1)
 
 
-def _where(one: Spans, other: Spans, *, weight: int, at_least: int) -> Spans:
-    """Return the instants at which 1 for ``one`` plus ``weight`` for ``other`` add up to ``at_least``."""
-    if not len(one.start_ns):
+def _where(spans: Spans, other: Spans, *, weight: int, at_least: int) -> Spans:
+    """Return the instants at which 1 for ``spans`` plus ``weight`` for ``other`` add up to ``at_least``."""
+    if not len(spans.start_ns):
         return EMPTY
-    times = np.concatenate([one.start_ns, one.end_ns, other.start_ns, other.end_ns])
+    times = np.concatenate([spans.start_ns, spans.end_ns, other.start_ns, other.end_ns])
     steps = np.repeat(
         np.array([1, -1, weight, -weight], np.int64),
-        [len(one.start_ns), len(one.end_ns), len(other.start_ns), len(other.end_ns)],
+        [len(spans.start_ns), len(spans.end_ns), len(other.start_ns), len(other.end_ns)],
     )
     order = np.argsort(times, kind="stable")
     times, level = times[order], np.cumsum(steps[order])

@@ -57,7 +57,7 @@ __all__ = [
 # -- waits ------------------------------------------------------------------------------------------------------------
 
 STREAM_WAIT: Final = re.compile(r"StreamWaitEvent")
-SAID_WAIT: Final = re.compile(r"Stream ?Wait")
+RECORDED_WAIT: Final = re.compile(r"Stream ?Wait")
 TO_HOST: Final = re.compile(r"DtoH|Device\s*->\s*(Host|Pageable)", re.IGNORECASE)
 LATE_NS: Final = 2_000
 """Clocks of host and device agree to about this."""
@@ -192,14 +192,14 @@ def _last_launched(work: StreamWork, device: np.ndarray, stream: np.ndarray, bef
     out = np.full(len(device), -1, np.int64)
     wanted = _stream_key(device, stream)
     for line in np.unique(wanted):
-        asked = np.flatnonzero(wanted == line)
-        everywhere = int(stream[asked[0]]) < 0
+        waiting = np.flatnonzero(wanted == line)
+        everywhere = int(stream[waiting[0]]) < 0
         own = np.flatnonzero(work.line >> 32 == line >> 32 if everywhere else work.line == line)
         own = own[np.argsort(work.launch_ns[own], kind="stable")]
-        at = np.searchsorted(work.launch_ns[own], before_ns[asked], side="left") - 1
+        at = np.searchsorted(work.launch_ns[own], before_ns[waiting], side="left") - 1
         if everywhere and len(own):
             own = _latest_so_far(work.end_ns, own)
-        out[asked[at >= 0]] = own[at[at >= 0]]
+        out[waiting[at >= 0]] = own[at[at >= 0]]
     return out
 
 
@@ -255,23 +255,23 @@ def stream_waits(window: Window, work: StreamWork) -> Ints:
     """Return the work of another stream that each item waited for, [work]; −1: none known."""
     trace = window.trace
     rows = trace.syncs.row
-    said = rows[named(trace, rows, SAID_WAIT.search)]
-    return _said_waits(window, work, said) if len(said) else _guessed_waits(window, work)
+    waits = rows[named(trace, rows, RECORDED_WAIT.search)]
+    return _recorded_waits(window, work, waits) if len(waits) else _guessed_waits(window, work)
 
 
-def _said_waits(window: Window, work: StreamWork, said: Rows) -> Ints:
+def _recorded_waits(window: Window, work: StreamWork, waits: Rows) -> Ints:
     """Assign CUPTI's waits to the next work launched on the waiting stream."""
     trace, slices = window.trace, window.trace.slices
     out = np.full(len(work.row), -1, np.int64)
-    side = np.searchsorted(trace.syncs.row, said)
-    call = window.launch[said]
-    called_ns = np.where(call >= 0, slices.start_ns[call], slices.start_ns[said])
+    side = np.searchsorted(trace.syncs.row, waits)
+    call = window.launch[waits]
+    called_ns = np.where(call >= 0, slices.start_ns[call], slices.start_ns[waits])
     recorded = _recorded_ns(window, trace.syncs.record_correlation[side])
     before_ns = np.where(recorded >= 0, recorded, called_ns)
     on_stream = trace.syncs.on_stream[side]
-    source = _last_launched(work, slices.device[said], on_stream, before_ns)
+    source = _last_launched(work, slices.device[waits], on_stream, before_ns)
     source = np.where(on_stream >= 0, source, -1)
-    waiting = _stream_key(slices.device[said], slices.stream[said])
+    waiting = _stream_key(slices.device[waits], slices.stream[waits])
     for line in np.unique(waiting[source >= 0]):
         own = np.flatnonzero(work.line == line)
         own = own[np.argsort(work.launch_ns[own], kind="stable")]

@@ -541,11 +541,11 @@ def _tops(graph: Graph, segments: Segments, count: int) -> tuple[Ints, Ints, Int
     node = groups // (width * len(CAUSES))
     order = np.lexsort((-time, node))
     place = np.arange(len(order)) - np.searchsorted(node[order], node[order])
-    kept, place = order[place < TOP], place[place < TOP]
-    codes, short = np.unique(groups[kept] % width, return_inverse=True)
+    top, place = order[place < TOP], place[place < TOP]
+    codes, short = np.unique(groups[top] % width, return_inverse=True)
     top_name, top_cause = np.full((2, count, TOP), -1, np.int64)
     top_ns = np.zeros((count, TOP), np.int64)
-    top_name[node[kept], place] = np.where(codes[short] > 0, short, -1)
-    top_cause[node[kept], place] = groups[kept] // width % len(CAUSES)
-    top_ns[node[kept], place] = time[kept]
+    top_name[node[top], place] = np.where(codes[short] > 0, short, -1)
+    top_cause[node[top], place] = groups[top] // width % len(CAUSES)
+    top_ns[node[top], place] = time[top]
     return top_name, top_cause, top_ns, tuple(graph.window.trace.text(code - 1) for code in codes.tolist())

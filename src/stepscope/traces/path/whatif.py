@@ -38,7 +38,8 @@ __all__ = ["Change", "Plan", "WhatIf", "as_it_was", "parse_change", "replay", "w
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
-# The trace's dependencies executed again with other durations: how long would the steps have taken?
+# The trace's dependencies executed again with other durations: how long would the steps have taken? Why this is not the
+# replay of ``judge/replay.py`` is said there.
 #
 # Work starts when everything it depends on is done (its launch, the previous work on its stream, what it waited for on
 # another stream), each with a lag. The dependency that delayed it keeps the lag it had; the others get the usual lag,
@@ -143,7 +144,7 @@ class Plan:
         self.own = launched_in_steps(graph.window, first, last)[graph.row] if self.pace_ns else inside
         inside = inside | self.own
         self.works = np.flatnonzero(inside)
-        self.asked = np.flatnonzero(inside & (self.launched >= self.start_ns) & (self.thread >= 0))
+        self.launched_works = np.flatnonzero(inside & (self.launched >= self.start_ns) & (self.thread >= 0))
         """Work that is launched within the steps."""
         self.order = self._order()
         self.threads: list[int] = self.thread.tolist()
@@ -164,11 +165,11 @@ class Plan:
     def _order(self) -> list[int]:
         """Number launches, work, checks and step bounds consecutively, in order of time."""
         count = len(self.starts)
-        works, asked = self.works, self.asked
+        works, launched_works = self.works, self.launched_works
         at = np.array([check.at_ns for check in self.checks], np.int64)
-        parts = [asked, works + count, np.arange(len(at)) + 2 * count]
+        parts = [launched_works, works + count, np.arange(len(at)) + 2 * count]
         parts.append(np.arange(len(self.bounds)) + 2 * count + len(at))
-        times = [self.launched[asked], self.starts[works], at, np.array(self.bounds, np.int64)]
+        times = [self.launched[launched_works], self.starts[works], at, np.array(self.bounds, np.int64)]
         kind = np.repeat(np.arange(4), [len(part) for part in parts])
         which = np.concatenate(parts)
         return which[np.lexsort((which, kind, np.concatenate(times)))].tolist()  # type: ignore[no-any-return]
@@ -232,7 +233,11 @@ class _Run:
     def go(self) -> None:
         plan, count = self.plan, len(self.start_ns)
         launch_passed = dict(
-            zip(plan.asked.tolist(), self._passed(plan.thread[plan.asked], plan.launched[plan.asked]), strict=True)
+            zip(
+                plan.launched_works.tolist(),
+                self._passed(plan.thread[plan.launched_works], plan.launched[plan.launched_works]),
+                strict=True,
+            )
         )
         threads = np.array([check.thread for check in plan.checks], np.int64)
         since = np.array([check.since_ns for check in plan.checks], np.int64)
@@ -532,7 +537,7 @@ def _twice(kind: str, name: str) -> Change:
 def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
     """Replay one change; the first ``warm_up`` steps do not count."""
     durations = _durations(plan, change)
-    again = replay(plan, durations)
+    replayed = replay(plan, durations)
     steps = plan.steps[warm_up:]
     lengths = tuple(step.end_ns - step.start_ns for step in plan.steps)
     if plan.pace_ns is not None:
@@ -541,8 +546,8 @@ def _tried(plan: Plan, change: Change, warm_up: int) -> WhatIf:
         change=change,
         steps=tuple(step.number for step in steps),
         before_ns=lengths[warm_up:],
-        after_ns=again.steps_ns[warm_up:],
-        limits_ns=dict(list(again.limits_ns.items())[:8]),
+        after_ns=replayed.steps_ns[warm_up:],
+        limits_ns=dict(list(replayed.limits_ns.items())[:8]),
         fits=durations.fits,
     )
 
@@ -587,8 +592,8 @@ def _operator(plan: Plan, change: Change) -> Durations:
         first, last = line.at(np.array([plan.start_ns, plan.end_ns])).tolist()
         pieces[thread] = np.zeros(len(line.row), bool)
         pieces[thread][first : last + 1] = intervals.holds(spans, line.start_ns[first : last + 1])
-        asked = np.flatnonzero((graph.call >= 0) & (slices.thread[graph.call] == thread))
-        works[asked] = intervals.holds(spans, slices.start_ns[graph.call[asked]])
+        launched_works = np.flatnonzero((graph.call >= 0) & (slices.thread[graph.call] == thread))
+        works[launched_works] = intervals.holds(spans, slices.start_ns[graph.call[launched_works]])
     return _changed(graph, change, works, pieces)
 
 

@@ -220,8 +220,8 @@ def _footer(columns: Mapping[str, Any], rows: int, groups: list[bytes]) -> bytes
     schema = [_struct((4, BINARY, _text("schema")), (5, I32, _int(len(columns))))]
     for name, values in columns.items():
         form = _form(values)
-        said = () if form.converted is None else ((6, I32, _int(form.converted)),)
-        schema.append(_struct((1, I32, _int(form.physical)), (3, I32, _int(0)), (4, BINARY, _text(name)), *said))
+        converted = () if form.converted is None else ((6, I32, _int(form.converted)),)
+        schema.append(_struct((1, I32, _int(form.physical)), (3, I32, _int(0)), (4, BINARY, _text(name)), *converted))
     return _struct(
         (1, I32, _int(1)),
         (2, LIST, _list(STRUCT, schema)),
@@ -288,7 +288,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     places: Places
 
 
-class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+class _StoredTrace(msgspec.Struct, forbid_unknown_fields=True):
     meta: TraceMeta
     threads: list[Thread]
     tables: dict[str, _Table]
@@ -301,8 +301,8 @@ def create_private_file(path: Path) -> BinaryIO:
 
 def save_traces(folder: Path, traces: Sequence[Trace]) -> None:
     """Save traces into an empty folder; the index is written last."""
-    kept = [_save(folder, number, trace) for number, trace in enumerate(traces)]
-    write_sealed(folder / INDEX, msgspec.json.encode(kept))
+    stored = [_save(folder, number, trace) for number, trace in enumerate(traces)]
+    write_sealed(folder / INDEX, msgspec.json.encode(stored))
 
 
 def write_sealed(path: Path, data: bytes) -> None:
@@ -322,7 +322,7 @@ def read_sealed(path: Path) -> bytes:
 
 def load_meta(folder: Path) -> list[TraceMeta]:
     """Load the metadata of all traces without their columns."""
-    return [kept.meta for kept in _index(folder)]
+    return [stored.meta for stored in _index(folder)]
 
 
 def is_code(table: str, column: str) -> bool:
@@ -332,15 +332,15 @@ def is_code(table: str, column: str) -> bool:
 
 def load_traces(folder: Path, path: str) -> list[Trace]:
     """Load what ``save_traces`` wrote, or raise one of ``BROKEN``; ``path`` is for messages."""
-    kept = _index(folder)
-    return [_load(folder, number, each, path) for number, each in enumerate(kept)]
+    stored = _index(folder)
+    return [_load(folder, number, each, path) for number, each in enumerate(stored)]
 
 
-def _index(folder: Path) -> list[_Kept]:
-    return msgspec.json.decode(read_sealed(folder / INDEX), type=list[_Kept])
+def _index(folder: Path) -> list[_StoredTrace]:
+    return msgspec.json.decode(read_sealed(folder / INDEX), type=list[_StoredTrace])
 
 
-def _save(folder: Path, number: int, trace: Trace) -> _Kept:
+def _save(folder: Path, number: int, trace: Trace) -> _StoredTrace:
     columns: dict[str, Mapping[str, Any]] = {name: side_columns(getattr(trace, name)) for name in TABLES}
     columns["strings"] = {"code": np.arange(len(trace.strings), dtype=np.int32), "text": trace.strings}
     columns["threads"] = {
@@ -354,13 +354,13 @@ def _save(folder: Path, number: int, trace: Trace) -> _Kept:
         with create_private_file(folder / f"{number}-{name}.parquet") as file:
             places = write_table(file, own)
         tables[name] = _Table(rows=len(next(iter(own.values()))), places=places)
-    return _Kept(meta=trace.meta, threads=trace.threads, tables=tables)
+    return _StoredTrace(meta=trace.meta, threads=trace.threads, tables=tables)
 
 
-def _load(folder: Path, number: int, kept: _Kept, path: str) -> Trace:
+def _load(folder: Path, number: int, stored: _StoredTrace, path: str) -> Trace:
     loaded: dict[str, Any] = {}
     for name, kind in TABLES.items():
-        table = kept.tables[name]
+        table = stored.tables[name]
         data = memoryview((folder / f"{number}-{name}.parquet").read_bytes())
         loaded[name] = kind(
             **{
@@ -368,10 +368,10 @@ def _load(folder: Path, number: int, kept: _Kept, path: str) -> Trace:
                 for column in kind.__dataclass_fields__
             }
         )
-    strings = kept.tables["strings"]
+    strings = stored.tables["strings"]
     data = memoryview((folder / f"{number}-strings.parquet").read_bytes())
     texts = read_strings(data, strings.places["text"], strings.rows)
-    trace = Trace(meta=replace(kept.meta, path=path), strings=texts, threads=kept.threads, **loaded)
+    trace = Trace(meta=replace(stored.meta, path=path), strings=texts, threads=stored.threads, **loaded)
     _check(trace)
     return trace
 
@@ -463,9 +463,9 @@ class Entry:
 
     def traces(self, read: Callable[[Path], list[Trace]]) -> list[Trace]:
         """Load the traces from the cache, or read them with ``read`` and save them."""
-        kept = self.load()
-        if kept is not None:
-            return kept
+        stored = self.load()
+        if stored is not None:
+            return stored
         traces = read(self._path)
         self.save(traces)
         return traces

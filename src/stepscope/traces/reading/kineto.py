@@ -157,8 +157,8 @@ class Columns:
         self._python(base, args, kind)
         names = [each.collective for each in args]
         if any(names):
-            said = [at for at, text in enumerate(names) if text]
-            self._collectives(base + np.array(said), [args[at] for at in said])
+            described = [at for at, text in enumerate(names) if text]
+            self._collectives(base + np.array(described), [args[at] for at in described])
 
     def _device_side(self, base: int, args: list[Args], kind: Any) -> None:
         builder = self.builder
@@ -301,11 +301,12 @@ def _places(events: Sequence[Any], args: list[Args], kind: Any) -> tuple[Any, An
     rows = np.flatnonzero(ON_DEVICE[kind])
     places = [(args[at].device, args[at].stream) for at in rows.tolist()]
     device[rows] = [
-        one if 0 <= one < MAX_DEVICE else _device(events[at])
-        for (one, _), at in zip(places, rows.tolist(), strict=True)
+        number if 0 <= number < MAX_DEVICE else _device(events[at])
+        for (number, _), at in zip(places, rows.tolist(), strict=True)
     ]
     stream[rows] = [
-        one if 0 <= one < NO_STREAM else _stream(events[at]) for (_, one), at in zip(places, rows.tolist(), strict=True)
+        number if 0 <= number < NO_STREAM else _stream(events[at])
+        for (_, number), at in zip(places, rows.tolist(), strict=True)
     ]
     return device, stream
 
@@ -509,8 +510,8 @@ class _Arrows:
         starts, finishes = np.flatnonzero(~ends)[::-1], np.flatnonzero(ends)[::-1]
         from_ids, first = np.unique(ids[starts], return_index=True)
         to_ids, last = np.unique(ids[finishes], return_index=True)
-        _, one, other = np.intersect1d(from_ids, to_ids, assume_unique=True, return_indices=True)
-        start, finish = starts[first[one]], finishes[last[other]]
+        _, starting, ending = np.intersect1d(from_ids, to_ids, assume_unique=True, return_indices=True)
+        start, finish = starts[first[starting]], finishes[last[ending]]
         if len(start):
             builder.add(
                 "flows",

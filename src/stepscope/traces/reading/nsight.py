@@ -223,14 +223,14 @@ def read_ranges(database: Database, strings: Mapping[int, str]) -> Ranges:
     names: list[str] = []
     payloads: list[dict[str, int] | None] = []
     for chunk, texts in database.chunks("NVTX_EVENTS", RANGE_COLUMNS, TEXTS):
-        kept = np.flatnonzero(np.isin(chunk[:, 2], (PUSH_POP, START_END)))
-        numbers.append(chunk[kept])
-        for at in kept.tolist():
+        chosen = np.flatnonzero(np.isin(chunk[:, 2], (PUSH_POP, START_END)))
+        numbers.append(chunk[chosen])
+        for at in chosen.tolist():
             text, json_text, data = texts[at]
             named = text if isinstance(text, str) else strings.get(int(chunk[at, 4]), "")
             names.append(named)
-            said = json_text if isinstance(json_text, str) else strings.get(int(chunk[at, 5]))
-            payloads.append(_payload(said, data, layouts) if said or data else None)
+            payload = json_text if isinstance(json_text, str) else strings.get(int(chunk[at, 5]))
+            payloads.append(_payload(payload, data, layouts) if payload or data else None)
     all_numbers = np.concatenate(numbers) if numbers else np.empty((0, len(RANGE_COLUMNS)), np.int64)
     start_ns, end_ns = all_numbers[:, 0], all_numbers[:, 1]
     return Ranges(
@@ -341,14 +341,14 @@ def _communicators(ranges: Ranges) -> tuple[int | None, int | None, dict[int, in
 def _collectives(
     builder: TraceBuilder, ranges: Ranges, sizes: Mapping[int, int], launched: Mapping[str, Ints], first: int
 ) -> None:
-    said = [
+    described = [
         row for row, payload in enumerate(ranges.payloads) if payload and COMMUNICATOR in payload and SIZE in payload
     ]
-    rows = [(first + row, *_said(ranges.names[row], [ranges.payloads[row] or {}], sizes)) for row in said]
-    for kernel_row, calls in _kernels_of(builder, ranges, said, launched).items():
+    rows = [(first + row, *_description(ranges.names[row], [ranges.payloads[row] or {}], sizes)) for row in described]
+    for kernel_row, calls in _kernels_of(builder, ranges, described, launched).items():
         names = {ranges.names[row] for row in calls}
         payloads = [ranges.payloads[row] or {} for row in calls]
-        rows.append((kernel_row, *_said(names.pop() if len(names) == 1 else "coalesced", payloads, sizes)))
+        rows.append((kernel_row, *_description(names.pop() if len(names) == 1 else "coalesced", payloads, sizes)))
     if rows:
         none = np.full(len(rows), -1)
         builder.add(
@@ -366,7 +366,9 @@ def _collectives(
         )
 
 
-def _said(name: str, payloads: Sequence[Mapping[str, int]], sizes: Mapping[int, int]) -> tuple[str, str, int, int, int]:
+def _description(
+    name: str, payloads: Sequence[Mapping[str, int]], sizes: Mapping[int, int]
+) -> tuple[str, str, int, int, int]:
     """Return operation, group, group size, bytes in and bytes out."""
     operation = re.sub(r"^p?nccl", "", name).lower()
     group = payloads[0][COMMUNICATOR]
@@ -383,10 +385,10 @@ def _said(name: str, payloads: Sequence[Mapping[str, int]], sizes: Mapping[int, 
 
 
 def _kernels_of(
-    builder: TraceBuilder, ranges: Ranges, said: Sequence[int], launched: Mapping[str, Ints]
+    builder: TraceBuilder, ranges: Ranges, described: Sequence[int], launched: Mapping[str, Ints]
 ) -> dict[int, list[int]]:
     """Map the rows of kernels to the NCCL calls that they execute."""
-    if not said or "kernel" not in launched or "call" not in launched:
+    if not described or "kernel" not in launched or "call" not in launched:
         return {}
     communicates = np.array([is_communication(name) for name in builder.strings], bool)
     chosen = communicates[launched["kernel_name"]]
@@ -395,7 +397,7 @@ def _kernels_of(
     found: dict[int, list[int]] = {}
     threads = ranges.thread & 0xFFFFFF
     by_thread: dict[int, list[int]] = {}
-    for row in said:
+    for row in described:
         by_thread.setdefault(int(threads[row]), []).append(row)
     launches = np.flatnonzero(is_launch)
     launches = launches[np.lexsort((launched["call_start_ns"][launches], launched["call_thread"][launches]))]
@@ -645,9 +647,9 @@ class _Process:
         size = _coded(columns["deviceId"], lambda device: warp.get(device, 32)).astype(np.float64)
         grid = columns["gridX"].astype(np.float64) * columns["gridY"] * columns["gridZ"]
         block = columns["blockX"].astype(np.float64) * columns["blockY"] * columns["blockZ"]
-        said = (grid > 0) & (block > 0) & (per > 0) & (size > 0)
-        blocks = np.divide(grid, per, out=np.full(len(grid), np.nan), where=said)
-        warps = np.divide(blocks * block, size, out=np.full(len(grid), np.nan), where=said)
+        known = (grid > 0) & (block > 0) & (per > 0) & (size > 0)
+        blocks = np.divide(grid, per, out=np.full(len(grid), np.nan), where=known)
+        warps = np.divide(blocks * block, size, out=np.full(len(grid), np.nan), where=known)
         nothing = np.full(len(base), np.nan)
         self.builder.add("kernels", row=base, occupancy=nothing, blocks_per_sm=blocks, warps_per_sm=warps, graph=graph)
 

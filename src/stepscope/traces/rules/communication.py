@@ -8,7 +8,6 @@ as transfer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,55 +15,21 @@ from numpy.typing import NDArray
 
 from stepscope.judge.chain import Claim
 from stepscope.records.text import ms_text, share_text
-from stepscope.traces.across_ranks.arrivals import shown_of, transfers_of
+from stepscope.traces.across_ranks.arrivals import transfers_of
 from stepscope.traces.collective_calls import OPS, GroupKind
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, halved
 
-__all__ = ["ExposedTimes", "exposed_times", "find_communication", "find_slow_rank"]
+__all__ = ["find_communication", "find_slow_rank"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExposedTimes:
-    """Communication while nothing was computed, [R] each; the first three add up to all of it."""
-
-    transfer_ns: Ints
-    """Includes the time that cannot be split into transfer and waiting."""
-    wait_ns: Ints
-    send_ns: Ints
-    """Sends and receives."""
-    stages_ns: Ints
-    """Sends, receives and waiting across pipeline stages."""
-
-
-def exposed_times(view: JobView) -> ExposedTimes:
-    job = view.job
-    shown = shown_of(job.ranks, job.collectives, view.arrivals)
-    rows = [at for at, one in enumerate(job.ranks) if one.rank in view.ranks]
-    exposed_ns = view.times.exposed_ns
-    total_ns = (shown.transfer_ns + shown.wait_ns + shown.send_ns)[rows]
-    # Two concurrent collectives count twice in their sum but once in the exposed time.
-    scale = np.where(total_ns > 0, exposed_ns / np.maximum(total_ns, 1), 0.0)
-
-    def scaled(values: Ints) -> Ints:
-        return np.minimum(np.rint(values[rows] * scale).astype(np.int64), exposed_ns)
-
-    wait_ns, send_ns = scaled(shown.wait_ns), scaled(shown.send_ns)
-    return ExposedTimes(
-        transfer_ns=np.maximum(exposed_ns - wait_ns - send_ns, 0),
-        wait_ns=wait_ns,
-        send_ns=send_ns,
-        stages_ns=send_ns + scaled(shown.stages_ns),
-    )
-
-
-def find_communication(view: JobView, exposed: ExposedTimes) -> list[Claim]:
+def find_communication(view: JobView) -> list[Claim]:
     """Find ``low_overlap`` or, if there is little to hide the communication behind, ``exposed_communication``."""
-    exposed_ns = exposed.transfer_ns
+    exposed_ns = view.exposed.transfer_ns
     least_share = np.where(view.host_comm, thresholds.EXPOSED_HOST_SHARE, thresholds.EXPOSED_SHARE)
     floor_ns = np.where(view.host_comm, thresholds.EXPOSED_HOST_FLOOR_NS, thresholds.FLOOR_NS)
     where = (view.share(exposed_ns) > least_share) & (view.per_step(exposed_ns) >= floor_ns)
@@ -77,33 +42,32 @@ def find_communication(view: JobView, exposed: ExposedTimes) -> list[Claim]:
     hideable_ns = np.minimum((exposed_ns * thresholds.HIDEABLE_SHARE).astype(np.int64), free_ns)
     poorly = where & (hidden < thresholds.OVERLAP_LOW) & (hideable_ns >= exposed_ns / 2)
     if poorly.any():
-        return [_low_overlap(view, exposed, hidden, hideable_ns, poorly)]
-    return [_exposed(view, exposed, hidden, where)]
+        return [_low_overlap(view, hidden, hideable_ns, poorly)]
+    return [_exposed(view, hidden, where)]
 
 
-def _low_overlap(view: JobView, exposed: ExposedTimes, hidden: Floats, hideable_ns: Ints, where: Bools) -> Claim:
-    exposed_ns = exposed.transfer_ns
-    each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
+def _low_overlap(view: JobView, hidden: Floats, hideable_ns: Ints, where: Bools) -> Claim:
+    exposed_ns = view.exposed.transfer_ns
+    each_ns = view.typical(view.per_step(exposed_ns), where)
     kind = _kind(view)
     return claim_of(
         view,
         "low_overlap",
         f"Only {share_text(1 - view.typical(1 - hidden, where))} of the communication is hidden behind the "
-        f"computation{view.of_whom(where)}: {view.each_step(each_ns)}, {share_text(share)} of the time, nothing is "
-        f"computed{_beside(view, exposed, where)}.",
+        f"computation{view.of_whom(where)}: for {view.each_step(each_ns)} nothing is computed{_beside(view, where)}.",
         where=where,
         saved_ns=hideable_ns,
         most_ns=exposed_ns,
         phase="comm",
-        evidence=_evidence(view, exposed, hidden, where) | {"group_kind": kind},
+        evidence=_evidence(view, hidden, where) | {"group_kind": kind},
         advice=(*_overlap_advice(view, kind), *_all_ranks(view)),
         confidence=0.85 if len(view.ranks) > 1 else 0.7,
     )
 
 
-def _exposed(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools) -> Claim:
-    exposed_ns = exposed.transfer_ns
-    each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
+def _exposed(view: JobView, hidden: Floats, where: Bools) -> Claim:
+    exposed_ns = view.exposed.transfer_ns
+    each_ns = view.typical(view.per_step(exposed_ns), where)
     kind = _kind(view)
     less = {
         "tensor": "Send less: fewer tensor-parallel ranks, sequence parallelism, larger batches per collective.",
@@ -118,13 +82,12 @@ def _exposed(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools)
     return claim_of(
         view,
         "exposed_communication",
-        f"Communication that nothing hides takes {view.each_step(each_ns)}{view.of_whom(where)}, "
-        f"{share_text(share)} of the time{_beside(view, exposed, where)}.",
+        f"Communication that nothing hides takes {view.each_step(each_ns)}{view.of_whom(where)}{_beside(view, where)}.",
         where=where,
         saved_ns=halved(exposed_ns),
         most_ns=exposed_ns,
         phase="comm",
-        evidence=_evidence(view, exposed, hidden, where) | {"group_kind": kind},
+        evidence=_evidence(view, hidden, where) | {"group_kind": kind},
         advice=(
             less,
             "Compare the bus bandwidth in the table of collectives with what the links can do.",
@@ -140,10 +103,10 @@ def _all_ranks(view: JobView) -> tuple[str, ...]:
     return () if len(view.ranks) > 1 else ("Trace all ranks to tell waiting from transfer.",)
 
 
-def _beside(view: JobView, exposed: ExposedTimes, where: Bools) -> str:
+def _beside(view: JobView, where: Bools) -> str:
     """Mention that the figure excludes waiting, if there is much of it."""
-    waited_ns = view.typical(view.per_step(exposed.wait_ns), where)
-    if waited_ns < thresholds.EXPOSED_SHARE * view.typical(view.per_step(view.step_ns), where):
+    waited_ns = view.typical(view.per_step(view.exposed.wait_ns), where)
+    if waited_ns < thresholds.EXPOSED_SHARE * view.step_time_ns:
         return ""
     return f", besides {ms_text(waited_ns / 1e6)} of waiting for each other"
 
@@ -152,9 +115,9 @@ def _kind(view: JobView) -> GroupKind:
     """Return the kind of group with most of the exposed transfer."""
     times: dict[GroupKind, int] = {}
     transfer_ns = transfers_of(view.job.ranks, view.job.collectives)
-    for one, own_ns in zip(view.job.ranks, transfer_ns, strict=True):
-        for code, group in enumerate(one.exchanges.groups):
-            times[group.kind] = times.get(group.kind, 0) + int(own_ns[one.exchanges.group == code].sum())
+    for analysis, own_ns in zip(view.job.ranks, transfer_ns, strict=True):
+        for code, group in enumerate(analysis.exchanges.groups):
+            times[group.kind] = times.get(group.kind, 0) + int(own_ns[analysis.exchanges.group == code].sum())
     return max(times, key=lambda kind: times[kind]) if times else "unknown"
 
 
@@ -164,8 +127,8 @@ def _shards(view: JobView, kind: GroupKind) -> bool | None:
     False: whole gradients, as DDP does. None: both, or neither.
     """
     spent_ns: dict[str, int] = {}
-    for one in view.job.ranks:
-        exchanges = one.exchanges
+    for analysis in view.job.ranks:
+        exchanges = analysis.exchanges
         kinds = np.array([group.kind == kind for group in exchanges.groups] + [kind == "unknown"])
         for name in ("all_reduce", "all_gather", "reduce_scatter"):
             where = (exchanges.op == OPS.index(name)) & kinds[exchanges.group]  # −1 (no known group) selects the last
@@ -214,22 +177,22 @@ def _overlap_advice(view: JobView, kind: GroupKind) -> tuple[str, ...]:
 
 def _trains_data_parallel(view: JobView) -> bool:
     """Return whether the traces show DDP or FSDP."""
-    tables = (one.tables.get(name) for one in view.analyses for name in ("annotations", "operators"))
+    tables = (analysis.tables.get(name) for analysis in view.analyses for name in ("annotations", "operators"))
     starts = ("DistributedDataParallel", "FSDP", "FullyShardedDataParallel")
     return any(str(row[0]).startswith(starts) for table in tables if table for row in table.rows)
 
 
-def _evidence(view: JobView, exposed: ExposedTimes, hidden: Floats, where: Bools) -> dict[str, Any]:
+def _evidence(view: JobView, hidden: Floats, where: Bools) -> dict[str, Any]:
     def ms(values: Ints) -> float:
         return round(view.typical(view.per_step(values), where) / 1e6, 3)
 
     return {
-        "exposed_ms_per_step": ms(exposed.transfer_ns),
+        "exposed_ms_per_step": ms(view.exposed.transfer_ns),
         "communication_ms_per_step": ms(view.times.comm_ns),
         "compute_ms_per_step": ms(view.times.compute_ns),
-        "waited_ms_per_step": ms(exposed.wait_ns) if len(view.ranks) > 1 else None,
+        "waited_ms_per_step": ms(view.exposed.wait_ns) if len(view.ranks) > 1 else None,
         "hidden_share": round(1 - view.typical(1 - hidden, where), 4),
-        "exposed_share": round(view.typical(view.share(exposed.transfer_ns), where), 4),
+        "exposed_share": round(view.typical(view.share(view.exposed.transfer_ns), where), 4),
     }
 
 
@@ -245,7 +208,7 @@ def find_slow_rank(view: JobView) -> list[Claim]:
         excess: Floats = np.maximum(values - middle, 0.0)
         floor_ns = np.where(view.on_device, thresholds.FLOOR_NS, thresholds.SLOW_HOST_FLOOR_NS)
         where = (excess > thresholds.SLOW_RANK_SHARE * middle) & (excess >= floor_ns)
-        where &= excess >= thresholds.WARNING_SHARE * step
+        where &= excess >= thresholds.WARNING_SHARE * view.step_time_ns
         if where.any():
             return [_slow(view, measure, values, middle, excess, where)]
     return []

@@ -18,7 +18,16 @@ from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved
 if TYPE_CHECKING:
     from stepscope.traces.rank_analysis import RankAnalysis
 
-__all__ = ["find_device", "find_memory", "find_underused"]
+__all__ = [
+    "find_exposed_copies",
+    "find_float32",
+    "find_gaps",
+    "find_low_occupancy",
+    "find_memory",
+    "find_pageable_copies",
+    "find_tiny_kernels",
+    "find_underused",
+]
 
 
 # -- kernels and copies -----------------------------------------------------------------------------------------------
@@ -29,15 +38,7 @@ KERNELS_SHOWN = 5
 NAME_CHARS = 60
 
 
-def find_device(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
-    """Run the rules about kernels and copies; ``claims`` are those of the rules about the host."""
-    launch_bound = any(claim.finding.kind == "launch_bound" for claim in claims)
-    tiny = [] if launch_bound else _tiny(view)
-    gaps = [] if tiny else _gaps(view)
-    return [*gaps, *tiny, *_pageable(view), *_exposed_copies(view), *_without_tensor_cores(view), *_attention(view)]
-
-
-def _gaps(view: JobView) -> list[Claim]:
+def find_gaps(view: JobView) -> list[Claim]:
     gaps_ns = view.idle.kernel_ns + view.idle.other_ns
     where = view.on_device & (view.share(gaps_ns) >= thresholds.GAPS_SHARE)
     where &= view.per_step(gaps_ns) >= thresholds.FLOOR_NS
@@ -51,8 +52,7 @@ def _gaps(view: JobView) -> list[Claim]:
             view,
             "gpu_idle_gaps",
             f"The device idles between kernels that are already queued{view.of_whom(where)}: "
-            f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(gaps_ns), where))} of the time, "
-            f"mostly in {mostly}.",
+            f"{view.each_step(each_ns)}, mostly in {mostly}.",
             where=where,
             saved_ns=halved(gaps_ns),
             most_ns=gaps_ns,
@@ -69,11 +69,11 @@ def _gaps(view: JobView) -> list[Claim]:
     ]
 
 
-def _tiny(view: JobView) -> list[Claim]:
+def find_tiny_kernels(view: JobView) -> list[Claim]:
     """Find kernels so short that the gap after each is just as long; they cost the gaps and could be fused."""
-    count = view.each(lambda one: one.pace.device.kernel_count)
-    short = view.each(lambda one: one.pace.device.short_kernel_count)
-    taken_ns = view.each(lambda one: one.pace.device.short_kernel_ns) + view.idle.kernel_ns
+    count = view.each(lambda analysis: analysis.pace.device.kernel_count)
+    short = view.each(lambda analysis: analysis.pace.device.short_kernel_count)
+    taken_ns = view.each(lambda analysis: analysis.pace.device.short_kernel_ns) + view.idle.kernel_ns
     where = view.on_device & (short > thresholds.TINY_COUNT_SHARE * count)
     where &= (view.per_step(short) >= thresholds.TINY_PER_STEP) & (view.share(taken_ns) >= thresholds.TINY_TIME_SHARE)
     if not where.any():
@@ -86,7 +86,7 @@ def _tiny(view: JobView) -> list[Claim]:
             "tiny_kernels",
             f"{count_text(each, 'kernel')} {view.in_what}{view.of_whom(where)}, "
             f"{share_text(of_all)} of all kernels, are shorter than 10 µs; with the gaps between them they take "
-            f"{share_text(view.typical(view.share(taken_ns), where))} of the time.",
+            f"{view.each_step(view.typical(view.per_step(taken_ns), where))}.",
             where=where,
             saved_ns=view.idle.kernel_ns,
             evidence={
@@ -108,25 +108,25 @@ def _tiny(view: JobView) -> list[Claim]:
     ]
 
 
-def _pageable(view: JobView) -> list[Claim]:
+def find_pageable_copies(view: JobView) -> list[Claim]:
     """Price what pinned memory would hide: at most the time in which the device did nothing but copy."""
-    copy_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
-    size = view.each(lambda one: one.pace.device.pageable_copy_bytes)
-    saved_ns = np.minimum(copy_ns, view.each(lambda one: one.pace.work.exposed_memory_ns))
+    copy_ns = view.each(lambda analysis: analysis.pace.device.pageable_copy_ns)
+    size = view.each(lambda analysis: analysis.pace.device.pageable_copy_bytes)
+    saved_ns = np.minimum(copy_ns, view.each(lambda analysis: analysis.pace.work.exposed_memory_ns))
     where = (view.share(saved_ns) > thresholds.PAGEABLE_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
     where &= view.per_step(size) >= thresholds.PAGEABLE_BYTES
     if not where.any():
         return []
     each_ns, each_bytes = view.typical(view.per_step(copy_ns), where), view.typical(view.per_step(size), where)
-    count = view.typical(view.per_step(view.each(lambda one: one.pace.device.pageable_copy_count)), where)
+    count = view.typical(view.per_step(view.each(lambda analysis: analysis.pace.device.pageable_copy_count)), where)
     rate = each_bytes / each_ns * 1e9 if each_ns else 0.0
     return [
         claim_of(
             view,
             "pageable_copies",
-            f"Copies from pageable memory take {view.each_step(each_ns)}{view.of_whom(where)}, "
-            f"{share_text(view.typical(view.share(saved_ns), where))} of the time the device does nothing else: "
-            f"{bytes_text(each_bytes)} at {bytes_text(rate)}/s.",
+            f"Copies from pageable memory take {ms_text(each_ns / 1e6)} {view.in_what}{view.of_whom(where)} "
+            f"({bytes_text(each_bytes)} at {bytes_text(rate)}/s); the device does nothing else for "
+            f"{view.each_step(view.typical(view.per_step(saved_ns), where))}.",
             where=where,
             saved_ns=saved_ns,
             phase="h2d",
@@ -146,10 +146,10 @@ def _pageable(view: JobView) -> list[Claim]:
     ]
 
 
-def _exposed_copies(view: JobView) -> list[Claim]:
+def find_exposed_copies(view: JobView) -> list[Claim]:
     """Find copies between the device and pinned host memory during which the device does nothing else."""
-    pageable_ns = view.each(lambda one: one.pace.device.pageable_copy_ns)
-    exposed_ns = view.each(lambda one: one.pace.work.exposed_memory_ns) - pageable_ns
+    pageable_ns = view.each(lambda analysis: analysis.pace.device.pageable_copy_ns)
+    exposed_ns = view.each(lambda analysis: analysis.pace.work.exposed_memory_ns) - pageable_ns
     exposed_ns = np.maximum(np.minimum(exposed_ns, view.each(_host_copies_ns) - pageable_ns), 0)
     where = (view.share(exposed_ns) > thresholds.COPIES_SHARE) & (view.per_step(exposed_ns) >= thresholds.FLOOR_NS)
     if not where.any():
@@ -159,8 +159,7 @@ def _exposed_copies(view: JobView) -> list[Claim]:
         claim_of(
             view,
             "exposed_copies",
-            f"Copies between host and device that nothing hides take {view.each_step(each_ns)}{view.of_whom(where)}, "
-            f"{share_text(share)} of the time.",
+            f"Copies between host and device that nothing hides take {view.each_step(each_ns)}{view.of_whom(where)}.",
             where=where,
             saved_ns=exposed_ns,
             phase="h2d",
@@ -175,15 +174,15 @@ def _exposed_copies(view: JobView) -> list[Claim]:
     ]
 
 
-def _host_copies_ns(one: RankAnalysis) -> int:
+def _host_copies_ns(analysis: RankAnalysis) -> int:
     """Sum the copies between host and device; copies within a device or between devices do not count."""
-    table = one.tables.get("copies")
+    table = analysis.tables.get("copies")
     directions = ("HtoD", "DtoH")
     return sum(row["total_ns"] for row in table.to_rows() if row["direction"] in directions) if table else 0
 
 
-def _without_tensor_cores(view: JobView) -> list[Claim]:
-    eligible_ns = view.each(lambda one: one.pace.device.eligible_fp32_ns)
+def find_float32(view: JobView) -> list[Claim]:
+    eligible_ns = view.each(lambda analysis: analysis.pace.device.eligible_fp32_ns)
     capability = view.each(_capability_of)
     where = (capability >= thresholds.TENSOR_CORES_FROM) & (view.share(eligible_ns) >= thresholds.FP32_SHARE)
     where &= view.per_step(eligible_ns) >= thresholds.FLOOR_NS
@@ -199,7 +198,7 @@ def _without_tensor_cores(view: JobView) -> list[Claim]:
             view,
             "fp32_matmul",
             f"Matrix products and convolutions run in float32 without Tensor Cores{view.of_whom(where)}: "
-            f"{view.each_step(each_ns)}, {share_text(share)} of the time.",
+            f"{view.each_step(each_ns)}.",
             where=where,
             saved_ns=halved(eligible_ns),
             most_ns=eligible_ns,
@@ -221,14 +220,16 @@ def _without_tensor_cores(view: JobView) -> list[Claim]:
     ]
 
 
-def _capability_of(one: RankAnalysis) -> int:
+def _capability_of(analysis: RankAnalysis) -> int:
     """Return the lowest compute capability of the devices; 0 if unknown or not a CUDA device."""
-    majors = [device.get("computeMajor") for device in one.meta.devices]
+    majors = [device.get("computeMajor") for device in analysis.meta.devices]
     return min((major for major in majors if isinstance(major, int)), default=0)
 
 
-def _attention(view: JobView) -> list[Claim]:
-    low_ns = view.each(lambda one: sum(ns for _, share, ns in one.pace.device.low_occupancy if _is_low(share)))
+def find_low_occupancy(view: JobView) -> list[Claim]:
+    low_ns = view.each(
+        lambda analysis: sum(ns for _, share, ns in analysis.pace.device.low_occupancy if _is_low(share))
+    )
     where = (view.share(low_ns) >= thresholds.ATTENTION_SHARE) & (view.per_step(low_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
@@ -242,8 +243,7 @@ def _attention(view: JobView) -> list[Claim]:
             "low_occupancy_attention",
             f"Attention keeps few of the device's threads busy{view.of_whom(where)}: "
             f"{fitted(short_name(name), NAME_CHARS)} runs at "
-            f"{share_text(occupancy)} occupancy; such kernels take {view.each_step(each_ns)}, "
-            f"{share_text(view.typical(view.share(low_ns), where))} of the time.",
+            f"{share_text(occupancy)} occupancy; such kernels take {view.each_step(each_ns)}.",
             where=where,
             saved_ns=halved(low_ns),
             most_ns=low_ns,
@@ -274,19 +274,22 @@ def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
     if any(claim.finding.severity != "info" or claim.explained_ns.any() for claim in claims):
         return []
     used = np.array(
-        [one.pace.device.utilization if one.pace.device.utilization is not None else 1.0 for one in view.analyses]
+        [
+            analysis.pace.device.utilization if analysis.pace.device.utilization is not None else 1.0
+            for analysis in view.analyses
+        ]
     )
     where = view.on_device & (used < thresholds.UNDERUSED_SHARE)
     if not where.any():
         return []
     idle_ns = (view.step_ns * (1 - used)).astype(np.int64)
-    share = 1 - view.typical(view.share(idle_ns), where)
+    share = 1 - view.typical(1 - used, where)
     return [
         claim_of(
             view,
             "gpu_underused",
-            f"The device works only {share_text(share)} of the time{view.of_whom(where)}; "
-            f"{ms_text(view.typical(view.per_step(idle_ns), where) / 1e6)} of each step it has nothing to do.",
+            f"The device has nothing to do{view.of_whom(where)} for "
+            f"{view.each_step(view.typical(view.per_step(idle_ns), where))}.",
             where=where,
             saved_ns=halved(idle_ns),
             most_ns=idle_ns,
@@ -311,7 +314,7 @@ def find_memory(view: JobView) -> list[Finding]:
 
 
 def _near_limit(view: JobView) -> list[Finding]:
-    shares = np.array([_in_use(one) for one in view.analyses])
+    shares = np.array([_in_use(analysis) for analysis in view.analyses])
     where = shares > thresholds.NEAR_LIMIT_SHARE
     if not where.any():
         return []
@@ -345,37 +348,37 @@ def _near_limit(view: JobView) -> list[Finding]:
     ]
 
 
-def _in_use(one: RankAnalysis) -> float:
-    peak, total = one.host.peak_allocated_bytes, one.host.device_memory_bytes
+def _in_use(analysis: RankAnalysis) -> float:
+    peak, total = analysis.host.peak_allocated_bytes, analysis.host.device_memory_bytes
     return peak / total if peak is not None and total else 0.0
 
 
 def _fragmentation(view: JobView) -> list[Finding]:
     gaps = view.each(_unused_at_peak)
-    reserved = view.each(lambda one: one.host.reserved_at_peak_bytes or 0)
+    reserved = view.each(lambda analysis: analysis.host.reserved_at_peak_bytes or 0)
     where = (gaps >= thresholds.FRAGMENTED_SHARE * reserved) & (gaps >= thresholds.FRAGMENTED_BYTES)
     if not where.any():
         return []
     row = int(np.where(where, gaps, -1).argmax())
     host = view.analyses[row].host
-    gap, held, total = int(gaps[row]), int(reserved[row]), host.device_memory_bytes
-    tight = bool(total) and (host.peak_reserved_bytes or held) >= thresholds.DEVICE_FULL_SHARE * (total or 0)
+    gap, reserved_bytes, total = int(gaps[row]), int(reserved[row]), host.device_memory_bytes
+    tight = bool(total) and (host.peak_reserved_bytes or reserved_bytes) >= thresholds.DEVICE_FULL_SHARE * (total or 0)
     return [
         Finding(
             kind="fragmentation",
             severity="warning" if tight else "info",
             title=(
-                f"The allocator holds {bytes_text(held)} of device memory at the peak{view.of_whom(where)}, "
-                f"{bytes_text(gap)} ({share_text(gap / held)}) of it not in use."
+                f"The allocator holds {bytes_text(reserved_bytes)} of device memory at the peak{view.of_whom(where)}, "
+                f"{bytes_text(gap)} ({share_text(gap / reserved_bytes)}) of it not in use."
             ),
             ranks=view.culprits(where),
             steps=view.span,
             cost=cost_of(view, np.zeros(len(view.ranks), np.int64), where),
             evidence={
-                "reserved_bytes": held,
+                "reserved_bytes": reserved_bytes,
                 "peak_allocated_bytes": host.peak_allocated_bytes,
                 "gap_bytes": gap,
-                "gap_share": round(gap / held, 4),
+                "gap_share": round(gap / reserved_bytes, 4),
                 "device_memory_bytes": total,
                 "rank": view.ranks[row],
             },
@@ -388,8 +391,8 @@ def _fragmentation(view: JobView) -> list[Finding]:
     ]
 
 
-def _unused_at_peak(one: RankAnalysis) -> int:
-    host = one.host
+def _unused_at_peak(analysis: RankAnalysis) -> int:
+    host = analysis.host
     if host.reserved_at_peak_bytes is None or host.peak_allocated_bytes is None:
         return 0
     return max(host.reserved_at_peak_bytes - host.peak_allocated_bytes, 0)

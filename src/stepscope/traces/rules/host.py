@@ -3,6 +3,8 @@
 A device waits for the host because the host had waited for it, because launching takes longer than the kernels, or for
 another reason. If the host did not wait for the device, everything after the wait would be launched earlier by that
 time. A synchronizing call therefore costs what it waits, but no more than the device idles for the host.
+
+``idle_ns`` [R] is the waiting for the host that no earlier rule has explained (``rulebook.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.judge.chain import Claim, unexplained
-from stepscope.records.text import count_text, ms_text, share_text
+from stepscope.judge.chain import Claim
+from stepscope.records.text import count_text, ms_text
 from stepscope.traces.rules import thresholds
 from stepscope.traces.rules.view import JobView, claim_of, halved, holes_of
 
@@ -21,7 +23,16 @@ if TYPE_CHECKING:
     from stepscope.traces.host.stalls import SyncPlace
     from stepscope.traces.rank_analysis import RankAnalysis
 
-__all__ = ["find_compiling", "find_garbage", "find_host", "find_loading", "find_python"]
+__all__ = [
+    "find_compiling",
+    "find_garbage",
+    "find_idle",
+    "find_idle_in_syncs",
+    "find_launches",
+    "find_loading",
+    "find_python",
+    "find_syncs",
+]
 
 
 # -- waits for the host -----------------------------------------------------------------------------------------------
@@ -37,20 +48,9 @@ UNKNOWN_PLACE = (
 )
 
 
-def find_host(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """Find ``host_sync``, ``gpu_idle_sync``, ``launch_bound``, ``gpu_idle_host``.
-
-    ``idle_ns`` [R] as in ``find_loading``.
-    """
-    idle_ns = np.where(view.on_device, idle_ns, 0)
-    claims: list[Claim] = []
-    for rule in (_syncs, _idle_in_syncs, _launches, _rest):
-        claims += rule(view, unexplained(idle_ns, claims).astype(np.int64))
-    return claims
-
-
-def _syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
-    wait_ns = view.each(lambda one: sum(place.wait_ns for place in one.host.syncs))
+def find_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
+    """Find ``host_sync``."""
+    wait_ns = view.each(lambda analysis: sum(place.wait_ns for place in analysis.host.syncs))
     saved_ns = np.minimum(wait_ns, idle_ns)
     where = (view.share(saved_ns) > thresholds.SYNC_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
     if not where.any():
@@ -65,8 +65,7 @@ def _syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
             view,
             "host_sync",
             f"The host waits for the device {_times(count)} {view.in_what}{view.of_whom(where)}, "
-            f"mostly in {_named(first)}, and the device then runs dry: {view.each_step(saved_each_ns)}, "
-            f"{share_text(view.typical(view.share(saved_ns), where))} of the time.",
+            f"mostly in {_named(first)}, and the device then runs dry: {view.each_step(saved_each_ns)}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
@@ -82,7 +81,7 @@ def _syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
     ]
 
 
-def _idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
+def find_idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
     """Find devices that idle while the host is in a synchronizing call: they wait for another stream or device."""
     saved_ns = np.minimum(view.idle.sync_ns, idle_ns)
     where = (view.share(saved_ns) > thresholds.SYNC_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
@@ -94,7 +93,7 @@ def _idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
             view,
             "gpu_idle_sync",
             f"The device idles while the host is still inside a synchronizing call{view.of_whom(where)}: "
-            f"{view.each_step(each_ns)}, {share_text(view.typical(view.share(saved_ns), where))} of the time.",
+            f"{view.each_step(each_ns)}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
@@ -108,8 +107,9 @@ def _idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
     ]
 
 
-def _launches(view: JobView, idle_ns: Ints) -> list[Claim]:
-    kernels = view.each(lambda one: one.pace.device.kernel_count)
+def find_launches(view: JobView, idle_ns: Ints) -> list[Claim]:
+    """Find ``launch_bound``."""
+    kernels = view.each(lambda analysis: analysis.pace.device.kernel_count)
     # Leave out communication: its kernels include the wait for other ranks.
     mean_ns = view.times.compute_ns / np.maximum(kernels, 1)
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
@@ -118,20 +118,20 @@ def _launches(view: JobView, idle_ns: Ints) -> list[Claim]:
         & (mean_ns < thresholds.SMALL_KERNEL_NS)
         & _queues_empty(view)
     )
-    holes_ns = view.each(lambda one: sum(hole_ns for _, hole_ns in holes_of(one)))
+    holes_ns = view.each(lambda analysis: sum(hole_ns for _, hole_ns in holes_of(analysis)))
     # One long stop of the host, unless already explained, is a different problem from many small ones.
     where &= holes_ns - (view.idle.host_ns - idle_ns) < thresholds.EXPLAINS_SHARE * idle_ns
     if not where.any():
         return []
     count = round(view.typical(view.per_step(kernels), where))
-    mean, share = view.typical(mean_ns, where), view.typical(view.share(idle_ns), where)
+    mean, each_ns = view.typical(mean_ns, where), view.typical(view.per_step(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
     device, host = view.analyses[row].pace.device, view.analyses[row].host
     return [
         claim_of(
             view,
             "launch_bound",
-            f"The device waits for launches {share_text(share)} of the time{view.of_whom(where)}: "
+            f"The device waits for launches {view.each_step(each_ns)}{view.of_whom(where)}: "
             f"{count_text(count, 'kernel')} {view.in_what} of {ms_text(mean / 1e6)} on average "
             "are over before the host has launched the next.",
             where=where,
@@ -139,7 +139,7 @@ def _launches(view: JobView, idle_ns: Ints) -> list[Claim]:
             most_ns=idle_ns,
             explained_ns=idle_ns,
             evidence={
-                "idle_ms_per_step": round(view.typical(view.per_step(idle_ns), where) / 1e6, 3),
+                "idle_ms_per_step": round(each_ns / 1e6, 3),
                 "kernels_per_step": count,
                 "kernel_us": round(mean / 1e3, 3),
                 "short_kernel_share": round(device.short_kernel_count / max(device.kernel_count, 1), 4),
@@ -162,11 +162,16 @@ def _queues_empty(view: JobView) -> Bools:
         return queue is None or queue < thresholds.QUEUED_FEW
 
     return np.array(
-        [empty(one.pace.device.mean_queue, one.pace.device.launch_delay_ns_median) for one in view.analyses], np.bool_
+        [
+            empty(analysis.pace.device.mean_queue, analysis.pace.device.launch_delay_ns_median)
+            for analysis in view.analyses
+        ],
+        np.bool_,
     )
 
 
-def _rest(view: JobView, idle_ns: Ints) -> list[Claim]:
+def find_idle(view: JobView, idle_ns: Ints) -> list[Claim]:
+    """Find ``gpu_idle_host``."""
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
@@ -183,8 +188,7 @@ def _rest(view: JobView, idle_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "gpu_idle_host",
-            f"The device waits for the host{view.of_whom(where)}: {view.each_step(each_ns)}, "
-            f"{share_text(share)} of the time{mostly}.",
+            f"The device waits for the host{view.of_whom(where)}: {view.each_step(each_ns)}{mostly}.",
             where=where,
             saved_ns=halved(idle_ns),
             most_ns=idle_ns,
@@ -254,8 +258,8 @@ WORKERS = {
 
 
 def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """Find ``loader_bound``; ``idle_ns`` [R]: waiting for the host that no rule has explained yet, here and below."""
-    loading_ns = view.each(lambda one: one.host.loading_ns)
+    """Find ``loader_bound``."""
+    loading_ns = view.each(lambda analysis: analysis.host.loading_ns)
     saved_ns = np.minimum(loading_ns, idle_ns)
     where = view.share(saved_ns) > thresholds.LOADER_SHARE
     where &= view.per_step(loading_ns) >= thresholds.LOADER_FLOOR_NS
@@ -272,8 +276,8 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "loader_bound",
-            f"Training waits for the DataLoader{view.of_whom(where)}: {view.each_step(each_ns)}, "
-            f"{share_text(share)} of the time{hidden if lost_ns < ALL_OF_IT * each_ns else ''}.",
+            f"Training waits for the DataLoader{view.of_whom(where)}: {view.each_step(each_ns)}"
+            f"{hidden if lost_ns < ALL_OF_IT * each_ns else ''}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
@@ -297,28 +301,27 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 def find_garbage(view: JobView, idle_ns: Ints) -> list[Claim]:
     """Find ``gc_pauses``."""
-    paused_ns = view.each(lambda one: sum(pause.dur_ns for pause in one.host.pauses if pause.kind == "gc"))
+    paused_ns = view.each(lambda analysis: sum(pause.dur_ns for pause in analysis.host.pauses if pause.kind == "gc"))
     saved_ns = np.minimum(paused_ns, idle_ns)
     where = view.share(saved_ns) > thresholds.GC_SHARE
     where &= view.per_step(saved_ns) >= thresholds.FLOOR_NS
     if not where.any():
         return []
-    lengths = [pause.dur_ns for one in view.analyses for pause in one.host.pauses if pause.kind == "gc"]
-    count = len(lengths)
+    lengths = [pause.dur_ns for analysis in view.analyses for pause in analysis.host.pauses if pause.kind == "gc"]
+    count, each_ns = len(lengths), view.typical(view.per_step(paused_ns), where)
     return [
         claim_of(
             view,
             "gc_pauses",
             f"Python's garbage collector stops training{view.of_whom(where)}: {count_text(count, 'collection')}, "
-            f"the longest {ms_text(max(lengths) / 1e6)}; {share_text(view.typical(view.share(paused_ns), where))} of "
-            "the time.",
+            f"the longest {ms_text(max(lengths) / 1e6)}; {view.each_step(each_ns)}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
             evidence={
                 "collections": count,
                 "longest_ms": round(max(lengths) / 1e6, 3),
-                "paused_ms_per_step": round(view.typical(view.per_step(paused_ns), where) / 1e6, 3),
+                "paused_ms_per_step": round(each_ns / 1e6, 3),
             },
             advice=(
                 "Call gc.freeze() after setup; or gc.disable(), and gc.collect() at the same step on all ranks.",
@@ -334,20 +337,20 @@ def find_compiling(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 
 def _recompiles(view: JobView, idle_ns: Ints) -> list[Claim]:
-    compiling_ns = view.each(lambda one: one.host.compile_ns)
-    again = view.each(lambda one: one.host.recompiles)
+    compiling_ns = view.each(lambda analysis: analysis.host.compile_ns)
+    recompiled = view.each(lambda analysis: analysis.host.recompiles)
     saved_ns = np.minimum(compiling_ns, idle_ns)
     where = (view.share(saved_ns) > thresholds.COMPILE_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
-    recompiles, total_ns = int(again[where].max()), view.typical(compiling_ns, where)
+    recompiles, total_ns = int(recompiled[where].max()), view.typical(compiling_ns, where)
     when = f"{count_text(recompiles, 'recompilation')}, " if recompiles else ""
     return [
         claim_of(
             view,
             "recompiles",
-            f"torch.compile still compiles in the traced steps{view.of_whom(where)}: {when}{ms_text(total_ns / 1e6)}, "
-            f"{share_text(view.typical(view.share(compiling_ns), where))} of the time.",
+            f"torch.compile still compiles in the traced steps{view.of_whom(where)}: {when}"
+            f"{view.each_step(view.typical(view.per_step(compiling_ns), where))}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
@@ -362,13 +365,13 @@ def _recompiles(view: JobView, idle_ns: Ints) -> list[Claim]:
 
 def _breaks(view: JobView) -> list[Claim]:
     """Find compiled regions inside others, or several in a row, which may be intended."""
-    breaks = view.each(lambda one: one.host.graph_breaks)
+    breaks = view.each(lambda analysis: analysis.host.graph_breaks)
     entered = view.per_step(view.each(_entered))
     where = (breaks >= thresholds.BREAKS_AT_LEAST) | (entered >= thresholds.PIECES_AT_LEAST)
     if not where.any():
         return []
     most, times = int(breaks.max()), round(float(entered.max()))
-    regions = int(view.each(lambda one: one.host.compiled_regions)[where].max())
+    regions = int(view.each(lambda analysis: analysis.host.compiled_regions)[where].max())
     what = (
         f"{count_text(most, 'graph break')} in a step, after each of which"
         if most
@@ -395,9 +398,9 @@ def _breaks(view: JobView) -> list[Claim]:
     ]
 
 
-def _entered(one: RankAnalysis) -> int:
+def _entered(analysis: RankAnalysis) -> int:
     """Count the entries into compiled regions over all steps."""
-    table = one.tables.get("compiling")
+    table = analysis.tables.get("compiling")
     return sum(row["entered"] for row in table.to_rows()) if table else 0
 
 
@@ -407,8 +410,8 @@ def _entered(one: RankAnalysis) -> int:
 
 
 def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
-    """Find ``host_python``; ``idle_ns`` [R] as in ``find_loading``."""
-    stopped_ns = view.each(lambda one: sum(stop.total_ns for stop in one.host.stops))
+    """Find ``host_python``."""
+    stopped_ns = view.each(lambda analysis: sum(stop.total_ns for stop in analysis.host.stops))
     saved_ns = np.where(view.on_device, 0, np.minimum(stopped_ns, idle_ns))
     where = (view.share(saved_ns) >= thresholds.PYTHON_SHARE) & (view.per_step(saved_ns) >= thresholds.PYTHON_FLOOR_NS)
     if not where.any():
@@ -423,8 +426,8 @@ def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "host_python",
-            f"The main thread runs no operator{view.of_whom(where)} for {view.each_step(each_ns)}, "
-            f"{share_text(share)} of the time{mostly}: Python code, or a wait.",
+            f"The main thread runs no operator{view.of_whom(where)} for {view.each_step(each_ns)}{mostly}: "
+            "Python code, or a wait.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,

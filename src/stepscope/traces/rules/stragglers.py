@@ -2,10 +2,8 @@
 
 ``collective_straggler`` names ranks that arrive last at collectives, what that costs, and the cause.
 
-Collectives are grouped by the set of ranks that share them (``arrivals.py``). Ranks are *late* if each of them
-arrives last more often than chance explains, and together they are last in most of the collectives. If no rank
-qualifies, the same test is applied to the few collectives that account for nearly all of the waiting: a rank that is
-late once per step is on time for the rest of it. Ranks that arrive just before the late ones are added to them.
+Collectives are grouped by the set of ranks that share them (``arrivals.py``). Which of them are late is decided in
+``judge/late_ranks.py``, by the order of their arrivals.
 
 The time *lost* to late ranks is what each of the others waits for them on average, as far as the wait is exposed. The
 time *gained* by fixing them is less, because the others then wait for the last of the remaining ranks. The price is the
@@ -19,7 +17,6 @@ faster gains nothing, so this finding is also ranked by the lost time.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
@@ -28,10 +25,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.judge import thresholds as shared
 from stepscope.judge.chain import Claim
+from stepscope.judge.late_ranks import last_ranks, late_by_order
+from stepscope.judge.statistics import lower_median_rank
 from stepscope.records.finding import lowest
 from stepscope.records.text import ms_text, named_ranks, ns_text, share_text
-from stepscope.traces.across_ranks.arrivals import Arrivals, lower_median
+from stepscope.traces.across_ranks.arrivals import Arrivals
 from stepscope.traces.across_ranks.replay import like_peers
 from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rules import thresholds
@@ -71,7 +71,7 @@ class LatenessCause:
 
 def waits_of_host(view: JobView) -> Ints:
     """Return how long each rank waits for others in host collectives while its device idles, [R]."""
-    waited_ns = view.each(lambda one: int(view.job.collectives.wait_ns.get(one.rank, 0)))
+    waited_ns = view.each(lambda analysis: int(view.job.collectives.wait_ns.get(analysis.rank, 0)))
     return np.where(view.host_comm, waited_ns, 0)
 
 
@@ -92,16 +92,18 @@ def cause_of(view: JobView, row: int, peers: Sequence[int], late_ns: float) -> L
 def _excesses(view: JobView, row: int, peers: Sequence[int]) -> Iterator[tuple[str, int]]:
     """Yield the candidates, the most specific first: the first one wins a tie."""
     shifts = view.job.clocks.shifts
-    starts = view.each(lambda one: one.meta.origin_ns + one.steps[0].start_ns - shifts.get(one.rank, 0))
+    starts = view.each(
+        lambda analysis: analysis.meta.origin_ns + analysis.steps[0].start_ns - shifts.get(analysis.rank, 0)
+    )
     everything: tuple[tuple[str, Ints], ...] = (
-        ("input", view.each(lambda one: one.host.loading_ns)),
-        ("garbage", view.each(lambda one: sum(pause.dur_ns for pause in one.host.pauses))),
-        ("compiling", view.each(lambda one: one.host.compile_ns)),
+        ("input", view.each(lambda analysis: analysis.host.loading_ns)),
+        ("garbage", view.each(lambda analysis: sum(pause.dur_ns for pause in analysis.host.pauses))),
+        ("compiling", view.each(lambda analysis: analysis.host.compile_ns)),
         ("computing", view.times.compute_ns),
-        ("copies", view.each(lambda one: one.pace.work.exposed_memory_ns)),
+        ("copies", view.each(lambda analysis: analysis.pace.work.exposed_memory_ns)),
         ("host", np.where(view.on_device, view.idle.host_ns - waits_of_host(view), 0)),
         ("gaps", view.idle.kernel_ns + view.idle.other_ns),
-        ("python", view.each(lambda one: one.exchanges.host.idle_ns if one.exchanges.host else 0)),
+        ("python", view.each(lambda analysis: analysis.exchanges.host.idle_ns if analysis.exchanges.host else 0)),
         ("before_the_trace", starts if view.stepped else np.zeros_like(starts)),
     )
     for kind, values in everything:
@@ -156,14 +158,14 @@ def _rounded(value: float | None) -> float | None:
 
 def _computing(view: JobView, row: int, peers: Sequence[int], more_ns: int, each: str) -> LatenessCause:
     """Distinguish the same kernels running longer from more kernels and from larger inputs."""
-    one, others = view.analyses[row], [view.analyses[peer] for peer in peers]
-    own, usual = _kernels(one), _usual(others)
+    analysis, others = view.analyses[row], [view.analyses[peer] for peer in peers]
+    own, usual = _kernels(analysis), _usual(others)
     longer = {name: count * (total / count - usual[name][1]) for name, (count, total) in own.items() if name in usual}
     added = {
         name: (count - usual[name][0]) * usual[name][1] if name in usual else total
         for name, (count, total) in own.items()
     }
-    larger = _larger(one, others)
+    larger = _larger(analysis, others)
     if larger:
         words = f"it has {each} more to compute than its peers: {larger}"
         return LatenessCause(kind="more_work", words=words, more_ns=more_ns, evidence={"larger_input": larger})
@@ -183,7 +185,7 @@ def _computing(view: JobView, row: int, peers: Sequence[int], more_ns: int, each
         f"its kernels take {each} longer than its peers' ({_short(name)} {ns_text(mean_ns)} instead of "
         f"{ns_text(usual_ns)}, {share_text(mean_ns / usual_ns - 1)} longer)"
     )
-    same = None if _shapes(one) is None or None in map(_shapes, others) else True
+    same = None if _shapes(analysis) is None or None in map(_shapes, others) else True
     evidence = {
         "kernel": name,
         "kernel_ns": round(mean_ns),
@@ -198,10 +200,10 @@ def _short(name: str) -> str:
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 
-def _kernels(one: RankAnalysis) -> dict[str, tuple[float, float]]:
+def _kernels(analysis: RankAnalysis) -> dict[str, tuple[float, float]]:
     """Map kernel names to count and time per step, without communication kernels."""
-    table = one.tables.get("kernels")
-    steps = max(len(one.steps), 1)
+    table = analysis.tables.get("kernels")
+    steps = max(len(analysis.steps), 1)
     return {
         row["name"]: (row["count"] / steps, row["total_ns"] / steps)
         for row in (table.to_rows() if table else ())
@@ -211,7 +213,7 @@ def _kernels(one: RankAnalysis) -> dict[str, tuple[float, float]]:
 
 def _usual(others: Sequence[RankAnalysis]) -> dict[str, tuple[float, float]]:
     """Map kernel names to the median count per step and the median mean duration, for kernels that most ranks have."""
-    tables = [_kernels(one) for one in others]
+    tables = [_kernels(analysis) for analysis in others]
     out = {}
     for name in {name for table in tables for name in table}:
         found = [table[name] for table in tables if name in table]
@@ -220,17 +222,17 @@ def _usual(others: Sequence[RankAnalysis]) -> dict[str, tuple[float, float]]:
     return out
 
 
-def _shapes(one: RankAnalysis) -> dict[tuple[str, str], int] | None:
+def _shapes(analysis: RankAnalysis) -> dict[tuple[str, str], int] | None:
     """Map operators and their inputs to device time; None if shapes were not recorded."""
-    table = one.tables.get("operators_by_shape")
+    table = analysis.tables.get("operators_by_shape")
     rows = [row for row in table.to_rows() if row["input_dims"]] if table else []
     times = {(row["operator"], str(row["input_dims"])): row["device_self_ns"] for row in rows if row["device_self_ns"]}
     return times or None
 
 
-def _larger(one: RankAnalysis, others: Sequence[RankAnalysis]) -> str:
+def _larger(analysis: RankAnalysis, others: Sequence[RankAnalysis]) -> str:
     """Name the heaviest operator with inputs no peer has, if such operators dominate the device time; else empty."""
-    own, known = _shapes(one), [_shapes(other) for other in others]
+    own, known = _shapes(analysis), [_shapes(other) for other in others]
     if own is None or None in known:
         return ""
     theirs = {key for shapes in known for key in shapes or ()}
@@ -245,7 +247,6 @@ def _larger(one: RankAnalysis, others: Sequence[RankAnalysis]) -> str:
 # -- stragglers -------------------------------------------------------------------------------------------------------
 
 Bools = NDArray[np.bool_]
-EXACT_TRIALS = 200
 GROUPS = {
     "data": "the data-parallel group",
     "tensor": "the tensor-parallel group",
@@ -270,13 +271,11 @@ class _Late:
 
     @property
     def last_count(self) -> int:
-        return int(np.isin(self.arrivals.last[self.judged], self.members).sum())
+        return int(np.isin(self.arrivals.intervals.last[self.judged], self.members).sum())
 
 
 def find_stragglers(view: JobView) -> list[Claim]:
     """Report the costliest group with late ranks only: once it is fixed, the next trace shows the others."""
-    if len(view.ranks) < 2:
-        return []
     rows = {rank: row for row, rank in enumerate(view.ranks)}
     found = []
     for arrivals in view.arrivals:
@@ -292,104 +291,39 @@ def find_stragglers(view: JobView) -> list[Claim]:
 
 
 def _late_of(view: JobView, arrivals: Arrivals, rows: list[int]) -> _Late | None:
-    """Find late ranks in one group; ``rows`` are the rows of its members."""
-    everything = ~arrivals.inherited
-    for judged in (everything, everything & _heavy(arrivals)):
-        members = _often_last(arrivals, judged)
-        if not members:
-            continue
-        members = _with_near(arrivals, members)
-        which = np.isin(arrivals.last, members) & ~arrivals.inherited
-        by_ns = arrivals.late_ns(members)[which].max(axis=1, initial=0).sum()
-        if by_ns < thresholds.EXPLAINS_SHARE * arrivals.lost_ns(members):
-            # Most of the others are just as late: a few ranks arrive early and wait for all of them.
-            continue
-        others = [row for at, row in enumerate(rows) if at not in members]
+    """Find late ranks in one group that cost enough; ``rows`` are the rows of its members."""
+    for late in late_by_order(arrivals.intervals):
+        others = [row for at, row in enumerate(rows) if at not in late.ranks]
         shown_ns = int(np.sort(view.times.exposed_ns[others])[(len(others) - 1) // 2])
-        lost_ns = min(arrivals.lost_ns(members), shown_ns)
-        worst = rows[members[0]]
-        share, each_ns = lost_ns / int(view.step_ns[worst]), lost_ns / int(view.steps[worst])
-        if share >= thresholds.STRAGGLER_SHARE and each_ns >= thresholds.FLOOR_NS:
-            return _Late(arrivals=arrivals, members=members, judged=judged, lost_ns=lost_ns)
+        lost_ns = min(arrivals.intervals.lost_ns(late.ranks), shown_ns)
+        worst = rows[late.ranks[0]]
+        each_ns = lost_ns / int(view.steps[worst])
+        if each_ns >= max(thresholds.STRAGGLER_SHARE * view.step_time_ns, thresholds.FLOOR_NS):
+            return _Late(arrivals=arrivals, members=late.ranks, judged=late.judged, lost_ns=lost_ns)
     return None
-
-
-def _heavy(arrivals: Arrivals) -> Bools:
-    """Select the collectives with nearly all of the waiting, longest first, [W]."""
-    waits = np.nansum(arrivals.exposed_wait_ns, axis=1)
-    order = np.argsort(-waits, kind="stable")
-    before = np.cumsum(waits[order]) - waits[order]
-    out = np.zeros(len(arrivals), np.bool_)
-    out[order] = (before < thresholds.HEAVY_SHARE * waits.sum()) & (waits[order] > 0)
-    return out
-
-
-def _often_last(arrivals: Arrivals, judged: Bools) -> tuple[int, ...]:
-    """Return the members that arrive last too often for chance, if together in most collectives; else empty."""
-    ranks, of = len(arrivals.members), int(judged.sum())
-    counts = np.bincount(arrivals.last[judged], minlength=ranks)
-    chance = min(thresholds.LAST_TIMES_CHANCE / ranks, thresholds.LAST_AT_MOST)
-    if of < thresholds.COLLECTIVES_AT_LEAST:
-        return ()
-    if of < thresholds.COLLECTIVES_FEW:
-        waits = arrivals.late_by_ns[judged]
-        even = waits.max() > 0 and waits.min() >= thresholds.EVENLY * waits.max()
-        return (int(counts.argmax()),) if counts.max() == of and even else ()
-    often = [
-        at
-        for at in np.argsort(-counts, kind="stable").tolist()
-        if counts[at] >= chance * of and ranks * _at_least(int(counts[at]), of, 1 / ranks) < thresholds.BY_CHANCE
-    ][: max(ranks // 2, 1)]
-    needed = max(thresholds.LAST_SHARE, min(len(often) * chance, thresholds.LAST_AT_MOST))
-    return tuple(often) if often and counts[often].sum() >= needed * of else ()
-
-
-def _at_least(count: int, of: int, chance: float) -> float:
-    """Return the probability of ``count`` or more; for many trials an upper bound (Chernoff)."""
-    if of > EXACT_TRIALS:
-        share = count / of
-        if share <= chance:
-            return 1.0
-        rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
-        return math.exp(-of * (share * math.log(share / chance) + rest))
-    return sum(math.comb(of, each) * chance**each * (1 - chance) ** (of - each) for each in range(count, of + 1))
-
-
-def _with_near(arrivals: Arrivals, members: tuple[int, ...]) -> tuple[int, ...]:
-    """Add ranks nearly as late in most of the same collectives, unless that makes it most of the group."""
-    which = np.isin(arrivals.last, members) & ~arrivals.inherited
-    early_ns = arrivals.early_ns[which]
-    late_ns = lower_median(np.delete(early_ns, members, axis=1))
-    near = [
-        at
-        for at in range(len(arrivals.members))
-        if at not in members
-        and (early_ns[:, at] < late_ns / 2).mean() > thresholds.LAST_SHARE
-        and np.nansum(early_ns[:, at]) < np.nansum(late_ns) / 2
-    ]
-    return (*members, *near) if len(members) + len(near) <= len(arrivals.members) // 2 else members
 
 
 def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
     arrivals, collectives = late.arrivals, view.job.collectives
     where = np.isin(np.arange(len(view.ranks)), rows)
     first, steps = rows[0], int(view.steps[rows[0]])
-    gain_ns, of_ns = _gain(view, late, first)
-    each_ns, share = late.lost_ns / steps, late.lost_ns / of_ns
+    gain_ns = _gain(view, late, first)
+    each_ns = late.lost_ns / steps
+    share = each_ns / view.step_time_ns
     causes = _causes(view, late, rows)
     little = gain_ns < thresholds.NEARLY_ALL * late.lost_ns
     them = "it" if len(rows) == 1 else "them"
     alone = f"; fixing {them} alone gains {ms_text(gain_ns / steps / 1e6)}{_next(late)}" if little else ""
     others = "the other waits" if len(arrivals.members) == 2 else "the others wait"
     seldom = bool(_few_steps(late))
-    how_long = f"{ms_text(late.lost_ns / 1e6)} in all" if seldom else view.each_step(each_ns)
+    in_all = f"{ms_text(late.lost_ns / 1e6)} in all ({share_text(share)} of all steps)"
+    how_long = in_all if seldom else view.each_step(each_ns)
     claim = claim_of(
         view,
         "collective_straggler",
         f"{_who(view, late)}; {others} {how_long} for {them}{_times(arrivals)}{_why(late.ranks, causes)}{alone}.",
         where=where,
         saved_ns=np.where(where, gain_ns, 0),
-        of_ns=np.where(where, of_ns, view.step_ns),
         phase="input" if {cause.kind for cause in causes} == {"input"} else None,
         evidence={
             "group": arrivals.group.name or None,
@@ -432,33 +366,33 @@ def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
     return replace(claim, finding=finding, explained_ns=waits_of_host(view) + own_ns)
 
 
-def _gain(view: JobView, late: _Late, row: int) -> tuple[int, int]:
-    """Return what fixing these ranks gains over all steps, and the length of those steps."""
+def _gain(view: JobView, late: _Late, row: int) -> int:
+    """Return what fixing these ranks gains over all steps."""
     job, ranks = view.job, late.ranks
     alone_ns = min(late.arrivals.alone_ns(late.members), late.lost_ns)
     if not job.path.steps or view.analyses[row].pace.by_device:
-        return alone_ns, int(view.step_ns[row])
-    again = like_peers(job.ranks, job.collectives, parse_change(f"rank:{ranks[0]}=peers"), ranks[1:])
-    return min(alone_ns, max(again.gain_ns, 0)), max(sum(again.before_ns), 1)
+        return alone_ns
+    replayed = like_peers(job.ranks, job.collectives, parse_change(f"rank:{ranks[0]}=peers"), ranks[1:])
+    return min(alone_ns, max(replayed.gain_ns, 0))
 
 
 def _causes(view: JobView, late: _Late, rows: list[int]) -> list[LatenessCause]:
     arrivals = late.arrivals
     peers = [view.ranks.index(rank) for rank in arrivals.members if rank not in late.ranks]
-    which = np.isin(arrivals.last, late.members) & ~arrivals.inherited
-    late_ns = arrivals.late_ns(late.members)[which].sum(axis=0)
+    which = arrivals.intervals.waits_for(late.members)
+    late_ns = arrivals.intervals.late_ns(late.members)[:, which].sum(axis=1)
     return [cause_of(view, row, peers, float(own_ns)) for row, own_ns in zip(rows, late_ns, strict=True)]
 
 
 def counts_by_rank(arrivals: Arrivals) -> dict[str, int]:
-    counts = np.bincount(arrivals.last, minlength=len(arrivals.members)).tolist()
+    counts = np.bincount(arrivals.intervals.last, minlength=len(arrivals.members)).tolist()
     return {str(rank): count for rank, count in zip(arrivals.members, counts, strict=True)}
 
 
 def _who(view: JobView, late: _Late) -> str:
     arrivals, ranks, of = late.arrivals, tuple(sorted(late.ranks)), int(late.judged.sum())
     come = "comes" if len(ranks) == 1 else "come"
-    heavy = _few_steps(late) or ", those with nearly all of the waiting" * (of < int((~arrivals.inherited).sum()))
+    heavy = _few_steps(late) or ", those with nearly all of the waiting" * (of < int(arrivals.intervals.counts.sum()))
     what = f"{late.last_count:,} of {of:,} collectives{of_group(view, arrivals)}"
     return f"{named_ranks(ranks)} {come} last to {what}{heavy}{_turns(late)}"
 
@@ -467,7 +401,7 @@ def _few_steps(late: _Late) -> str:
     """Name the steps, if fewer than half of them have nearly all of the waiting; else empty."""
     arrivals = late.arrivals
     steps = np.unique(arrivals.step[arrivals.step >= 0])
-    own = np.unique(arrivals.step[late.judged & np.isin(arrivals.last, late.members)]).tolist()
+    own = np.unique(arrivals.step[late.judged & np.isin(arrivals.intervals.last, late.members)]).tolist()
     if len(steps) < thresholds.SURE_STEPS or 2 * len(own) >= len(steps) or own[0] < 0:
         return ""
     numbers = ", ".join(map(str, own[:6])) + (" …" if len(own) > 6 else "")
@@ -489,13 +423,13 @@ def _turns(late: _Late) -> str:
         return ""
     spans = []
     for at, rank in zip(late.members, late.ranks, strict=True):
-        when = np.flatnonzero((late.arrivals.last == at) & late.judged)
+        when = np.flatnonzero((late.arrivals.intervals.last == at) & late.judged)
         if len(when) < 2:
             return ""
         first, last = np.percentile(when, [10, 90], method="nearest").astype(int)
         spans.append((int(first), int(last), rank))
     spans.sort()
-    if any(one[1] >= other[0] for one, other in itertools.pairwise(spans)):
+    if any(span[1] >= following[0] for span, following in itertools.pairwise(spans)):
         return ""
     turns = [f"rank {spans[0][2]} at first"]
     for start, _, rank in spans[1:]:
@@ -516,11 +450,11 @@ def _why(ranks: Sequence[int], causes: Sequence[LatenessCause]) -> str:
         return "; no single cause in the traces explains it"
     if len(ranks) == 1:
         return f"; {causes[0].words}"
-    told = sorted(zip(ranks, causes, strict=True), key=lambda each: each[0])
+    reasons = sorted(zip(ranks, causes, strict=True), key=lambda each: each[0])
     if {cause.kind for cause in causes} == {causes[0].kind}:
-        others = named_ranks([rank for rank, _ in told[1:]]).lower()
-        return f"; rank {told[0][0]}: {told[0][1].words}; {others} likewise"
-    return "".join(f"; rank {rank}: {cause.words or 'no single cause in its trace'}" for rank, cause in told)
+        others = named_ranks([rank for rank, _ in reasons[1:]]).lower()
+        return f"; rank {reasons[0][0]}: {reasons[0][1].words}; {others} likewise"
+    return "".join(f"; rank {rank}: {cause.words or 'no single cause in its trace'}" for rank, cause in reasons)
 
 
 def _next(late: _Late) -> str:
@@ -528,12 +462,11 @@ def _next(late: _Late) -> str:
     arrivals = late.arrivals
     if len(arrivals.members) - len(late.members) < 2:
         return ""
-    early_ns = arrivals.early_ns[np.isin(arrivals.last, late.members) & ~arrivals.inherited].copy()
-    early_ns[:, list(late.members)] = np.nan
-    usual_ns = lower_median(early_ns)
-    latest = np.where(np.isnan(early_ns), np.inf, early_ns).argmin(axis=1)
+    early_ns = arrivals.intervals.early_ns[:, arrivals.intervals.waits_for(late.members)]
+    early_ns[list(late.members)] = np.nan
+    usual_ns, latest = lower_median_rank(early_ns), last_ranks(-early_ns)
     # One nanosecond each breaks ties: if no rank is later than the others, pick the one that is latest most often.
-    cost_ns = np.bincount(latest, usual_ns - early_ns[np.arange(len(latest)), latest] + 1)
+    cost_ns = np.bincount(latest, usual_ns - early_ns[latest, np.arange(len(latest))] + 1)
     return f", then they wait for rank {arrivals.members[int(cost_ns.argmax())]}"
 
 
@@ -580,7 +513,7 @@ def _advice_on(kind: str, who: str, evidence: dict[str, Any]) -> tuple[str, ...]
 
 
 def find_jitter(view: JobView) -> list[Claim]:
-    """Find ranks that wait for each other although none is late; used only if there is no straggler."""
+    """Find ranks that wait for each other although none is late."""
     rows = {rank: row for row, rank in enumerate(view.ranks)}
     best: tuple[float, Arrivals, Bools, Ints] | None = None
     for arrivals in view.arrivals:
@@ -588,7 +521,7 @@ def find_jitter(view: JobView) -> list[Claim]:
             continue
         own = [rows[rank] for rank in arrivals.members]
         waited_ns = np.zeros(len(rows), np.int64)
-        waited_ns[own] = np.nansum(arrivals.exposed_wait_ns, axis=0).astype(np.int64)
+        waited_ns[own] = np.nansum(arrivals.intervals.wait_ns, axis=1).astype(np.int64)
         waited_ns = np.minimum(waited_ns, view.times.exposed_ns)
         where = np.isin(np.arange(len(rows)), own)
         # Use the median member, as all of them wait: the first to arrive waits longest, and removing its wait alone
@@ -606,18 +539,17 @@ def find_jitter(view: JobView) -> list[Claim]:
 def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waited_ns: Ints) -> Claim:
     """Build the claim; ``waited_ns`` [R] is what the median member waits."""
     each_ns = view.typical(view.per_step(waited_ns), where)
-    counts = np.bincount(arrivals.last, minlength=len(arrivals.members))
+    counts = np.bincount(arrivals.intervals.last, minlength=len(arrivals.members))
     most, of = int(counts.argmax()), len(arrivals)
     often = f"rank {arrivals.members[most]} most often, {int(counts[most]):,} of {of:,} times"
-    even = of >= thresholds.COLLECTIVES_FEW and counts[most] <= thresholds.LAST_TIMES_CHANCE * of / len(counts)
-    told = f"every rank comes last about equally often ({often}): this is jitter, and no rank is to blame"
+    even = of >= shared.ARRIVALS_FEW and counts[most] <= shared.LAST_TIMES_CHANCE * of / len(counts)
+    who = f"every rank comes last about equally often ({often}): this is jitter, and no rank is to blame"
     if not even:
-        told = f"no rank comes last often enough to be blamed ({often})"
+        who = f"no rank comes last often enough to be blamed ({often})"
     return claim_of(
         view,
         "collective_jitter",
-        f"The ranks wait for each other {view.each_step(each_ns)}, {share_text(share)} of the time, in collectives"
-        f"{of_group(view, arrivals)}; {told}.",
+        f"The ranks wait for each other {view.each_step(each_ns)} in collectives{of_group(view, arrivals)}; {who}.",
         where=where,
         saved_ns=halved(waited_ns),
         most_ns=waited_ns,
@@ -641,8 +573,9 @@ def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waite
     )
 
 
-def find_bubble(view: JobView, stages_ns: Ints) -> list[Claim]:
-    """Report the pipeline bubble; ``stages_ns`` [R]: exposed sends, receives and collectives across pipeline stages."""
+def find_bubble(view: JobView) -> list[Claim]:
+    """Report the pipeline bubble: exposed sends, receives and collectives across pipeline stages."""
+    stages_ns = view.exposed.stages_ns
     everywhere = np.ones(len(view.ranks), np.bool_)
     share = view.typical(view.share(stages_ns), everywhere)
     each_ns = view.typical(view.per_step(stages_ns), everywhere)
@@ -652,8 +585,8 @@ def find_bubble(view: JobView, stages_ns: Ints) -> list[Claim]:
         claim_of(
             view,
             "pipeline_bubble",
-            f"Pipeline stages wait for each other {view.each_step(each_ns)}, {share_text(share)} of the time: that is "
-            "the bubble of the schedule, not a late rank.",
+            f"Pipeline stages wait for each other {view.each_step(each_ns)}: that is the bubble of the schedule, not a "
+            "late rank.",
             where=everywhere,
             # A trace does not show how much another schedule would save.
             saved_ns=np.zeros(len(view.ranks), np.int64),

@@ -122,18 +122,6 @@ OVERLAP_LOW: Final = 0.50
 """Share of the communication that is hidden: a bucketed all-reduce hides all but its last bucket."""
 HIDEABLE_SHARE: Final = 0.75
 """Of the exposed communication that can be hidden: the last bucket arrives when nothing is left to compute."""
-LAST_SHARE: Final = 0.5
-"""Of the collectives in which one rank arrived last; by chance it would be one in the number of ranks …"""
-LAST_TIMES_CHANCE: Final = 2.0
-"""… and at least twice as often as chance, which matters with only two or three ranks …"""
-LAST_AT_MOST: Final = 0.9
-"""… but a rank never needs more than this: of two ranks, one that is last nine times out of ten is late."""
-BY_CHANCE: Final = 0.01
-"""The probability that one of several equal ranks arrives last this often: one false accusation in a hundred traces."""
-HEAVY_SHARE: Final = 0.9
-"""Of the waiting: the collectives that account for it are also judged separately. A rank whose input is late arrives
-last once per step, and arrives with the others at the eighty collectives that follow.
-"""
 MANY_TIMES: Final = 10.0
 """Waiting divided by transfer: from this ratio on it is worth mentioning."""
 STRAGGLER_SHARE: Final = 0.02
@@ -143,14 +131,6 @@ NEARLY_ALL: Final = 0.75
 """Of the time the others wait for a rank: if fixing it alone gains less, the finding says so."""
 EXPLAINS_SHARE: Final = 0.5
 """Of the lateness: extra time that a rank spends is named as the cause if it explains this share."""
-COLLECTIVES_AT_LEAST: Final = 3
-"""Collectives matched over all ranks: one per step in the shortest trace that is meaningful …"""
-COLLECTIVES_FEW: Final = 8
-"""… but with fewer than this many, a rank must be last in all of them, each time by a similar delay …"""
-EVENLY: Final = 0.5
-"""… meaning that its shortest delay is at least half of its longest. Random delays are not that even (exponential ones
-differ tenfold in three of four samples of that size).
-"""
 PEERS_AT_LEAST: Final = 3
 """Ranks: with two, it is impossible to say which is the outlier."""
 SLOW_RANK_SHARE: Final = 0.10
