@@ -640,7 +640,8 @@ def _found_without_waiting(view: View, calm: View) -> list[Claim]:
     """
     compared = _Comparisons(calm)
     deviation = compared.work
-    found = {one.rank: one for one in _excesses(calm, deviation, comparisons=len(calm.ranks))}
+    excesses = _excesses(calm, deviation, comparisons=len(calm.ranks))
+    found = {one.rank: one for one in excesses if _lasts_seconds(deviation[one.rank], one.at)}
     for one in _excesses_by_second(calm, deviation):
         found.setdefault(one.rank, one)
     suspects = [
@@ -648,7 +649,13 @@ def _found_without_waiting(view: View, calm: View) -> list[Claim]:
         for one in found.values()
         if not _of_rhythm(view.work_ns[one.rank, one.at], one.excess_ns)
     ]
-    return [_priced(view, claim) for claim in straggler_claims(calm, suspects)]
+    claims = straggler_claims(calm, suspects)
+    return [_priced(view, claim) for claim in claims if claim.finding.cost["share"] >= thresholds.PASSING_SHARE]
+
+
+def _lasts_seconds(own: Floats, at: slice) -> bool:
+    """Whether it lasts to the end, for some seconds: each of them has an error, and what passes is other programs'."""
+    return at.stop == len(own) and len(levels_of(own[at])[0]) > thresholds.LEAST_SECONDS
 
 
 def _of_rhythm(work_ns: Floats, excess_ns: float) -> bool:
