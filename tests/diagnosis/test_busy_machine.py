@@ -74,6 +74,12 @@ def test_weak_and_rare_faults_are_found_beside_others(name: str, load: str) -> N
     assert (kind, ranks) in [(each.kind, each.ranks) for each in findings], findings
 
 
+def test_a_stall_of_a_rank_that_waits_for_processors_is_found() -> None:
+    stall = slow_at(1, "input", 1000.0, range(60, 61))
+    findings = found(Cluster(ranks=2, steps=100, load="one", seed=3, faults=(stall,), warmup_ms=50.0))
+    assert ("stall", (1,), "input") in [(each.kind, each.ranks, each.phase) for each in findings]
+
+
 def test_a_change_is_dated_although_the_waiting_is_known_by_the_second() -> None:
     faults = tuple(slow_at(each, "forward", 30.0, FROM_60) for each in (0, 1))
     findings = found(Cluster(ranks=2, steps=100, load="bursts", seed=0, faults=faults, warmup_ms=50.0))

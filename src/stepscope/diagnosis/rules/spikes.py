@@ -460,7 +460,7 @@ def _jitter_beside_load(view: View) -> list[Claim]:
     there = np.flatnonzero(~np.isnan(view.wall_ns).any(axis=1))
     heights = {name: _stands_out(view.phase(name)[there]) for name in names}
     rows = [(name, int(row), height) for name in names for row, height in zip(there, heights[name], strict=True)]
-    rows = sorted(rows, key=lambda one: one[2], reverse=True)[: thresholds.SERIES_AT_MOST]
+    rows = sorted(rows, key=lambda row: row[2], reverse=True)[: thresholds.SERIES_AT_MOST]
     best: tuple[Fold, SpikeSeries, Place] | None = None
     for name, row, _ in rows:
         series = spike_series(without_looks(view, view.phase(name)[row]))

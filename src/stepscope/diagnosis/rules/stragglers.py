@@ -641,13 +641,13 @@ def _found_without_waiting(view: View, calm: View) -> list[Claim]:
     compared = _Comparisons(calm)
     deviation = compared.work
     excesses = _excesses(calm, deviation, comparisons=len(calm.ranks))
-    found = {one.rank: one for one in excesses if _lasts_seconds(deviation[one.rank], one.at)}
-    for one in _excesses_by_second(calm, deviation):
-        found.setdefault(one.rank, one)
+    found = {late.rank: late for late in excesses if _lasts_seconds(deviation[late.rank], late.at)}
+    for late in _excesses_by_second(calm, deviation):
+        found.setdefault(late.rank, late)
     suspects = [
-        _without_waiting(compared, one)
-        for one in found.values()
-        if not _of_rhythm(view.work_ns[one.rank, one.at], one.excess_ns)
+        _without_waiting(compared, late)
+        for late in found.values()
+        if not _of_rhythm(view.work_ns[late.rank, late.at], late.excess_ns)
     ]
     claims = straggler_claims(calm, suspects)
     return [_priced(view, claim) for claim in claims if claim.finding.cost["share"] >= thresholds.PASSING_SHARE]
@@ -664,13 +664,13 @@ def _of_rhythm(work_ns: Floats, excess_ns: float) -> bool:
     return beat is not None and beat.excess / beat.period >= thresholds.EXPLAINS_SHARE * excess_ns
 
 
-def _without_waiting(compared: _Comparisons, one: Excess) -> Suspect:
-    means = {name: float(np.nanmean(compared.phase(name)[one.rank, one.at])) for name in compared.names}
+def _without_waiting(compared: _Comparisons, late: Excess) -> Suspect:
+    means = {name: float(np.nanmean(compared.phase(name)[late.rank, late.at])) for name in compared.names}
     name, most_ns = max(means.items(), key=lambda item: item[1], default=("", 0.0))
-    phase = name if most_ns >= thresholds.EXPLAINS_SHARE * one.excess_ns else None
+    phase = name if most_ns >= thresholds.EXPLAINS_SHARE * late.excess_ns else None
     computing_ns = sum(means.get(name, 0.0) for name in COMPUTE_PHASES)
-    suspect = _suspect(one, phase, compared.typical(one.rank, one.at), by_work=True)
-    return replace(suspect, computing=computing_ns >= thresholds.EXPLAINS_SHARE * one.excess_ns)
+    suspect = _suspect(late, phase, compared.typical(late.rank, late.at), by_work=True)
+    return replace(suspect, computing=computing_ns >= thresholds.EXPLAINS_SHARE * late.excess_ns)
 
 
 def _excesses_by_second(view: View, deviation: Floats) -> Iterator[Excess]:
@@ -683,7 +683,7 @@ def _excesses_by_second(view: View, deviation: Floats) -> Iterator[Excess]:
             break
         starts, seconds, _ = levels_of(own)
         best: tuple[float, int] | None = None
-        for first in (0, *range(3, len(seconds) - 1)):
+        for first in (0, *range(3, len(seconds) - thresholds.LEAST_SECONDS)):
             inside, before = seconds[first:], seconds[: max(first - 1, 0)]  # it may begin within a second
             if inside.mean() - (before.mean() if first else 0.0) < least_ns:
                 continue
@@ -731,8 +731,11 @@ def _is_crowded_out(view: View, suspect: Suspect, waited: Floats) -> bool:
 
 
 def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
-    """Its price is the straggler's; the cause is not its code."""
+    """Its price is the straggler's; the cause is not its code.  A stall among these steps has another one."""
     claim = _claim(view, [suspect], kind=suspect.kind)
+    saved_ns = claim.explained_ns
+    if (saved_ns > 0).any():
+        saved_ns = np.minimum(saved_ns, (1 + thresholds.STALL_STEPS) * float(np.median(saved_ns[saved_ns > 0])))
     shares = waiting_shares(view, waited, suspect.at)
     own, peers = float(shares[suspect.rank]), float(np.nanmedian(np.delete(shares, suspect.rank)))
     rank, host = view.ranks[suspect.rank], view.hosts[suspect.rank]
@@ -748,13 +751,14 @@ def _crowded_claim(view: View, suspect: Suspect, waited: Floats) -> Claim:
         claim.finding,
         kind="cpu_saturated",
         phase=None,
+        cost=cost_of(view, saved_ns),
         title=f"Rank {rank} waits for a processor {compared}, {_when(view, suspect.at)}; {others}.",
         evidence=claim.finding.evidence | evidence,
         advice=advice_for(
             SHARED_CORE_ADVICE, rank=rank, busy=", ".join(process.text for process in busy_processes(view, host))
         ),
     )
-    return replace(claim, finding=finding)
+    return replace(claim, finding=finding, explained_ns=saved_ns)
 
 
 def _by_work(view: View, compared: _Comparisons) -> list[Suspect]:
