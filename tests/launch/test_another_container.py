@@ -27,6 +27,7 @@ for step in range({STEPS}):
 """
 
 
+@pytest.mark.soak  # near: tests/store/test_foreign_runs.py
 def test_a_report_from_another_container_loses_no_step(
     commands: Any, script: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -137,7 +137,8 @@ def test_the_exit_code_is_the_jobs_own(
     [
         pytest.param(["-m", "pkg.mod"], marks=pytest.mark.soak, id="module"),
         pytest.param([sys.executable, "-m", "pkg.mod"], marks=pytest.mark.soak, id="python"),  # near: shell
-        pytest.param(["bash", "-c", 'exec "$0" -m pkg.mod "$@"', sys.executable], id="shell"),
+        # near: test_an_option_of_ours_after_the_script, whose arguments reach it too
+        pytest.param(["bash", "-c", 'exec "$0" -m pkg.mod "$@"', sys.executable], marks=pytest.mark.soak, id="shell"),
         pytest.param(["--", "-m", "pkg.mod"], marks=pytest.mark.soak, id="dashes"),
     ],
 )
@@ -157,7 +158,7 @@ def test_a_module_a_python_and_a_shell(
 
 
 def test_an_option_of_ours_after_the_script(run_stepscope: Run, script: Callable[..., Path]) -> None:
-    """The script gets it unchanged; a hint follows if it fails at once, or if it cannot know that option."""
+    """The script gets it unchanged; a hint follows if it fails at once."""
     script("import sys; print(sys.argv[1:]); sys.exit('--name' in sys.argv and 2)\n", "picky.py")
     failed = run_stepscope("run", "picky.py", "--lr", "3", "--name", "x y")
     assert (failed.code, failed.stdout) == (2, "['--lr', '3', '--name', 'x y']\n")
@@ -166,16 +167,20 @@ def test_an_option_of_ours_after_the_script(run_stepscope: Run, script: Callable
     end = json.loads((failed.run_dir / "run.json").read_text())["end"]
     assert (end["exit_code"], end["status"]) == (2, "failed")
     assert json.loads((failed.run_dir / "summary.json").read_text())["status"] == "failed"
-    unread = run_stepscope("run", "picky.py", "--hang-after", "5")
-    assert (unread.code, unread.stdout) == (0, "['--hang-after', '5']\n")
-    assert unread.stderr.splitlines()[0] == f"{hint} --hang-after: stepscope run --hang-after 5 picky.py …"
-    assert unread.stderr.count("options after") == 1
 
 
 @pytest.mark.soak  # near: test_an_option_of_ours_after_the_script
-def test_an_option_that_the_script_reads(run_stepscope: Run, script: Callable[..., Path]) -> None:
+def test_an_option_that_the_script_reads_and_one_that_it_cannot_know(
+    run_stepscope: Run, script: Callable[..., Path]
+) -> None:
     script("import sys  # reads --hang_after\n", "reads.py")
     assert "options after" not in run_stepscope("run", "reads.py", "--hang-after", "5", "--name", "x").stderr
+    script("import sys; print(sys.argv[1:])\n", "picky.py")
+    unread = run_stepscope("run", "picky.py", "--hang-after", "5")
+    assert (unread.code, unread.stdout) == (0, "['--hang-after', '5']\n")
+    hint = "stepscope: options after picky.py are passed to it; if you meant Stepscope's"
+    assert unread.stderr.splitlines()[0] == f"{hint} --hang-after: stepscope run --hang-after 5 picky.py …"
+    assert unread.stderr.count("options after") == 1
 
 
 def test_switched_off_it_is_not_there(

@@ -52,7 +52,7 @@ WRONG = {"replica_desync", "no_gradient_exchange"}
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", ["local", "alone", pytest.param("ddp", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["alone", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("local", "ddp"))])
 def test_an_exchange_that_is_missing_is_reported_and_averaging_is_not(
     run_stepscope: Run, script: Callable[..., Path], kind: str
 ) -> None:

@@ -125,7 +125,7 @@ def test_when_nobody_knocks_there_is_none(commands: Any, nodes: Any, watched: di
         get(watched["url"], "/healthz")
 
 
-def test_the_last_lines_say_how_to_see_the_run_from_now_on_and_no_hub_means_none(
+def test_the_last_lines_say_how_to_see_the_run_from_now_on(
     run_stepscope: Callable[..., Any], script: Callable[..., Path], tmp_path: Path
 ) -> None:
     script("import glob; print(glob.glob('runs/*/hub.json'))\n")
@@ -137,6 +137,11 @@ def test_the_last_lines_say_how_to_see_the_run_from_now_on_and_no_hub_means_none
     ]
     (known,) = known_folders({"XDG_STATE_HOME": str(tmp_path / ".state")}).values()
     assert known == tmp_path / "runs"
+
+
+@pytest.mark.soak  # near: every test that says --no-hub
+def test_no_hub_means_none(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
+    script("import glob; print(glob.glob('runs/*/hub.json'))\n")
     quiet = run_stepscope("run", "--quiet", "--no-hub", "script.py", env={"XDG_STATE_HOME": os.devnull})
     assert (quiet.code, quiet.stdout, quiet.stderr) == (0, "[]\n", "")
 

@@ -103,22 +103,33 @@ def test_torch_on_the_command_line_and_from_a_pth_file(
     assert (done.code, recorded_steps(done)) == (0, [12]), done.stderr
 
 
-def test_an_empty_run_says_why(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
-    fake = 'raise_later = True\n__version__ = "9.9"\n'
-    script(fake, "torch.py")
-    cases = {
-        "print('no torch here')": "Nothing was recorded: script.py ended without importing torch.",
-        "import torch": "the hooks could not be installed in torch 9.9 (AttributeError: ",
-        "import sys, types; sys.modules['torch'] = types.SimpleNamespace(__version__='8.8')": (
-            "Nothing was recorded: script.py loaded torch 8.8 without Python's import system."
+WITHOUT_IMPORT = "import sys, types; sys.modules['torch'] = types.SimpleNamespace(__version__='8.8')"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("print('no torch here')", "Nothing was recorded: script.py ended without importing torch."),
+        pytest.param(
+            "import torch", "the hooks could not be installed in torch 9.9 (AttributeError: ", marks=pytest.mark.soak
         ),
-    }
-    for code, text in cases.items():
-        done = run_stepscope("run", script(code))
-        assert done.code == 0, done.stderr
-        (finding,) = json.loads((done.run_dir / "summary.json").read_text())["findings"]
-        assert finding["kind"] == "insufficient_data"
-        assert text in finding["title"]
+        pytest.param(
+            WITHOUT_IMPORT,
+            "Nothing was recorded: script.py loaded torch 8.8 without Python's import system.",
+            marks=pytest.mark.soak,
+        ),
+    ],
+    ids=["none", "another", "no import"],
+)
+def test_an_empty_run_says_why(
+    run_stepscope: Callable[..., Any], script: Callable[..., Path], code: str, text: str
+) -> None:
+    script('raise_later = True\n__version__ = "9.9"\n', "torch.py")
+    done = run_stepscope("run", script(code))
+    assert done.code == 0, done.stderr
+    (finding,) = json.loads((done.run_dir / "summary.json").read_text())["findings"]
+    assert finding["kind"] == "insufficient_data"
+    assert text in finding["title"]
 
 
 @pytest.mark.soak

@@ -231,6 +231,7 @@ def test_a_bare_fork_that_unwinds_to_the_end(
     assert told == ([("ValueError", "no such batch", 4)] if how == "raises" else [])
 
 
+@pytest.mark.soak  # near: names that are taken and sessions of their own, in tests/store/test_create.py
 def test_two_runs_at_once_do_not_meet(commands: Any, toy: Path, tmp_path: Path) -> None:
     started = [commands.start("run", "--quiet", "--name", "same", toy, "--steps", str(20 + n)) for n in range(2)]
     for process in started:

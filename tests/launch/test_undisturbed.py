@@ -42,13 +42,9 @@ main()
 """
 
 
-def test_a_leaking_script_keeps_its_locals(
-    run_stepscope: Callable[..., Any], run_python: Callable[..., Any], script: Callable[..., Path]
-) -> None:
-    train = script(LEAKING)
-    bare, recorded = run_python(train), run_stepscope("run", train)
-    assert (bare.code, bare.stdout) == (44, "['lr'] 0.1\n")
-    assert (recorded.code, recorded.stdout) == (44, bare.stdout)
+def test_a_leaking_script_keeps_its_locals(run_stepscope: Callable[..., Any], script: Callable[..., Path]) -> None:
+    recorded = run_stepscope("run", script(LEAKING))
+    assert (recorded.code, recorded.stdout) == (44, "['lr'] 0.1\n")  # as on its own
     (rank,) = open_run(recorded.run_dir).ranks
     found = rank.facts["growing"]
     assert found["holder"].startswith("KEPT, a list made at script.py:")
@@ -95,7 +91,7 @@ os.execv(sys.executable, [sys.executable, "-m", "stepscope", "run", "--name", "q
         pytest.param("1", "closed", marks=pytest.mark.soak),
         pytest.param("2", "closed", marks=pytest.mark.soak),
         pytest.param("012", "closed", marks=pytest.mark.soak),
-        ("12", "gone"),
+        pytest.param("12", "gone", marks=pytest.mark.soak),  # near: closed
         pytest.param("", "close", marks=pytest.mark.soak),
     ],
 )
