@@ -59,11 +59,26 @@ def test_a_run_from_beginning_to_end(stage: Any) -> None:
     assert stage.steps() == {0: list(range(1500)), 1: list(range(40))}
 
 
-def test_samples(stage: Any) -> None:
+def test_samples_and_that_it_is_small_polite_and_bounded(stage: Any) -> None:
+    """No torch, no numpy, no database; lower priority; two descriptors a rank, given back when it ends."""
     agent = stage.agent()
-    rank = stage.rank(3)
+    stage.until_event("agent_start")
+    own = psutil.Process(agent.process.pid)
+    before = own.num_fds()
+    ranks = [stage.rank(rank) for rank in range(3)]
+    stage.until_event("rank_start", 3)
+    assert own.num_fds() <= before + 2 * len(ranks)
+    for rank in ranks:
+        rank.steps(4000)
     stage.until(lambda: any(s["kind"] == "process" for s in read_jsonl(stage.run_dir / "samples.jsonl")[0]))
-    rank.end()
+    for rank in ranks:
+        rank.end()
+    stage.until_event("rank_end", 3)
+    stage.until(lambda: own.num_fds() <= before)
+    loaded = {Path(mapped.path).name.split(".")[0] for mapped in own.memory_maps()}
+    assert not any(name.startswith(("libtorch", "_multiarray", "_duckdb", "duckdb")) for name in loaded)
+    assert own.nice() >= 5
+    assert own.memory_info().rss < 48 << 20
     agent.end()
     samples = read_jsonl(stage.run_dir / "samples.jsonl")[0]
     host = next(sample for sample in samples if sample["kind"] == "host")
@@ -72,7 +87,7 @@ def test_samples(stage: Any) -> None:
         host
     )
     assert {"swap_used", "net_rx_bps", "net_tx_bps"} <= set(host)
-    assert (process["pid"], process["rank"]) == (rank.pid, 3)
+    assert process["pid"] == ranks[process["rank"]].pid
     assert process["rss"] > 1 << 20
     assert process["threads"] >= 1
     assert process["cpu_percent"] >= 0
@@ -268,37 +283,24 @@ def test_a_rank_that_outlives_the_job_keeps_its_ring(stage: Any) -> None:
     assert not stage.paths.session.exists()
 
 
-def test_ranks_that_come_and_go_between_two_looks(stage: Any) -> None:
+def test_short_lives_rings_elsewhere_what_is_no_ring_and_no_repository(stage: Any, tmp_path: Path) -> None:
+    """Ranks that come and go between two looks, one of them in the run directory; files that cannot be read stay."""
+    write_meta(stage.run_dir, {**read_meta(stage.run_dir), "cwd": str(tmp_path / "gone")})
+    (stage.paths.session / "1.ring").write_bytes(b"hello")
+    (stage.paths.session / "2.ring").write_bytes(b"STEPRING\x07" + bytes(5000))
     agent = stage.agent("--interval", "30")
-    stage.until_event("agent_start", 0)
-    for rank in range(2):
-        one = stage.rank(rank)
+    for rank, folder in enumerate((stage.paths.session, stage.run_dir / "rings")):
+        one = stage.rank(rank, folder=folder)
         one.steps(4)
         one.end()
     agent.end()
     assert stage.steps() == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
-
-
-def test_rings_in_the_run_directory_are_found_too(stage: Any) -> None:
-    agent = stage.agent()
-    rank = stage.rank(0, folder=stage.run_dir / "rings")
-    rank.steps(4)
-    rank.end()
-    agent.end()
-    assert stage.steps() == {0: [0, 1, 2, 3]}
     assert list((stage.run_dir / "rings").iterdir()) == []
-
-
-def test_what_is_no_ring_is_left_alone(stage: Any) -> None:
-    (stage.paths.session / "1.ring").write_bytes(b"hello")
-    (stage.paths.session / "2.ring").write_bytes(b"STEPRING\x07" + bytes(5000))
-    agent = stage.agent()
-    stage.until_event("warning")
-    agent.end()
     assert [e["message"] for e in stage.events("warning")] == [
         f"A ring could not be read: {stage.paths.session}/2.ring has ring layout 7; this Stepscope reads layout 2."
     ]
     assert sorted(path.name for path in stage.paths.session.iterdir()) == ["1.ring", "2.ring", "run"]
+    assert stage.events("context") == []
 
 
 def test_a_writer_that_is_too_fast_is_counted(stage: Any) -> None:
@@ -338,12 +340,6 @@ def test_git_is_asked_without_waiting(stage: Any, tmp_path: Path) -> None:
     assert (git["branch"], git["dirty"]) == ("trunk", True)
     assert "train.py | 2 +-" in git["diff_stat"]
     assert stage.data().meta["git"] == git
-
-
-def test_outside_a_repository_there_is_no_context(stage: Any, tmp_path: Path) -> None:
-    write_meta(stage.run_dir, {**read_meta(stage.run_dir), "cwd": str(tmp_path / "gone")})
-    stage.agent().end()
-    assert stage.events("context") == []
 
 
 def test_a_folder_that_is_no_run_is_one_clear_line(stage: Any) -> None:
@@ -452,24 +448,3 @@ def test_a_read_only_run_directory(stage: Any, small_disk: Path) -> None:
         "steps stay in their rings until it is writable again\n"
     )
     assert stage.steps() == {0: list(range(20))}
-
-
-def test_it_is_small_polite_and_bounded(stage: Any) -> None:
-    """No torch, no numpy, no database; lower priority; two descriptors a rank, given back when it ends."""
-    agent = stage.agent()
-    stage.until_event("agent_start")
-    process = psutil.Process(agent.process.pid)
-    before = process.num_fds()
-    ranks = [stage.rank(rank) for rank in range(3)]
-    stage.until_event("rank_start", 3)
-    assert process.num_fds() <= before + 2 * len(ranks)
-    for rank in ranks:
-        rank.steps(4000)
-        rank.end()
-    stage.until_event("rank_end", 3)
-    stage.until(lambda: process.num_fds() <= before)
-    loaded = {Path(mapped.path).name.split(".")[0] for mapped in process.memory_maps()}
-    assert not any(name.startswith(("libtorch", "_multiarray", "_duckdb", "duckdb")) for name in loaded)
-    assert process.nice() >= 5
-    assert process.memory_info().rss < 48 << 20
-    agent.end()
