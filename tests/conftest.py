@@ -25,6 +25,7 @@ import hypothesis
 import psutil
 import pytest
 from example_counts import examples
+from hypothesis.internal.conjecture import providers
 from summary_consistency import check_summaries
 
 from stepscope.page import assets
@@ -71,6 +72,10 @@ hypothesis.settings.register_profile(
     max_examples=examples(100),
 )
 hypothesis.settings.load_profile("here")
+# Hypothesis also draws constants of all our modules, which changes the examples with every change of the code, and
+# parses hundreds of files in every worker of a new checkout.  That is for `make fuzz`, too.
+if "STEPSCOPE_FUZZ" not in os.environ:
+    providers.is_local_module_file = lambda _path: False  # type: ignore[assignment]
 
 
 @pytest.hookimpl(tryfirst=True)

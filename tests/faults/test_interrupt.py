@@ -36,7 +36,7 @@ except KeyboardInterrupt:
     [
         pytest.param(signal.SIGINT, False, "", "raise", 130, "interrupted", id="launcher"),
         pytest.param(signal.SIGINT, True, "", "raise", 130, "interrupted", id="group", marks=pytest.mark.soak),
-        pytest.param(signal.SIGTERM, False, "", "", 143, "interrupted", id="SIGTERM"),
+        pytest.param(signal.SIGTERM, False, "", "", 143, "interrupted", id="SIGTERM", marks=pytest.mark.soak),
         pytest.param(signal.SIGHUP, False, "", "", 129, "interrupted", id="SIGHUP", marks=pytest.mark.soak),
         pytest.param(signal.SIGINT, False, "", "sys.exit(0)", 0, "finished", id="handled", marks=pytest.mark.soak),
         pytest.param(signal.SIGINT, False, "", "sys.exit(9)", 9, "interrupted", id="own-code", marks=pytest.mark.soak),

@@ -115,6 +115,7 @@ def test_who_follows_is_told_the_end_and_may_ask_before_the_hub_goes(
     assert said["ended_wall_ns"] == meta["end"]["wall_ns"]
 
 
+@pytest.mark.soak  # near: the next one, in which nobody knocks either
 def test_when_nobody_knocks_there_is_none(commands: Any, nodes: Any, watched: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "over").touch()
     done = commands.finish(watched["process"])
@@ -135,6 +136,7 @@ def test_the_last_lines_say_how_to_see_the_run_from_now_on(
         f"stepscope: report: {(tmp_path / 'runs/a b/report.html').as_uri()}",
         "stepscope: page: stepscope serve 'runs/a b' --open",
     ]
+    assert not (tmp_path / "runs/a b/hub.json").exists()
     (known,) = known_folders({"XDG_STATE_HOME": str(tmp_path / ".state")}).values()
     assert known == tmp_path / "runs"
 

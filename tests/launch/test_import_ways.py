@@ -74,9 +74,8 @@ def recorded_steps(done: Any) -> list[int]:
     return [row["steps"] for row in summary["ranks"]]
 
 
-@pytest.mark.parametrize(
-    "way", [way if way == "find_spec" else pytest.param(way, marks=pytest.mark.soak) for way in WAYS]
-)
+@pytest.mark.soak  # near: every job imports torch, and tests/recorder/test_import_watch.py
+@pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_import_torch_is_recorded(
     run_stepscope: Callable[..., Any], script: Callable[..., Path], way: str
 ) -> None:

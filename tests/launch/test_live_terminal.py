@@ -192,6 +192,7 @@ def test_q_leaves_it_and_the_output_comes(start: Start, tmp_path: Path) -> None:
     assert after.rstrip().endswith(b"last words\x1b[0m")  # --quiet: no summary
 
 
+@pytest.mark.soak  # near: q leaves it and the output comes
 def test_a_view_that_is_killed_leaves_a_terminal_behind(start: Start, tmp_path: Path) -> None:
     terminal = start("--live", "--quiet")
     terminal.until(b"running")

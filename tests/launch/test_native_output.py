@@ -115,6 +115,7 @@ def test_a_pipe_with_native_output(commands: Any, script: Callable[..., Path], t
     assert not (run / "outputs").exists()
 
 
+@pytest.mark.soak  # near: every run of the tests goes into a pipe
 def test_a_pipe_without_it_is_left_alone(commands: Any, script: Callable[..., Path]) -> None:
     script(PRINTS + ABORTS)
     bare = run_into(commands, ["script.py"], subprocess.PIPE, subprocess.STDOUT)
