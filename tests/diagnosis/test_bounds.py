@@ -51,7 +51,7 @@ def test_input_that_all_ranks_wait_for(ranks: int, measured: bool) -> None:
 def test_a_communication_hook_that_takes_long_on_all_ranks(hook: str | None) -> None:
     run = Cluster(ranks=2, steps=60, noise=0.001, phases_ms={**compute(1.0), "comm_hook": 20.0}).run()
     ddp = {"ddp": {"comm_hook": hook}} if hook else {}
-    found = diagnose(replace(run, ranks=tuple(replace(one, facts=ddp) for one in run.ranks)))[0]
+    found = diagnose(replace(run, ranks=tuple(replace(rank, facts=ddp) for rank in run.ranks)))[0]
     assert (found.kind, found.severity, found.phase) == ("comm_hook_bound", "warning", "comm_hook")
     where = f", mostly in {hook}" if hook else ""
     assert found.title == f"DDP's communication hook takes 20.0 ms of every step, 34% of the training time{where}."
@@ -65,7 +65,7 @@ def test_what_a_hook_appends_to_the_exchange_is_no_transfer(hook: str | None, ki
     run = Cluster(ranks=2, steps=60, noise=0.001, comm_ms=60.0, ddp_hidden_ms=1.0).run()
     size = {"gradient_mb": 200.0 if hook == "fast" else 2.0, "buckets": 1, "bucket_mb": 25.0}
     facts = {"ddp": {**size, **({"comm_hook": hook} if hook else {})}}
-    found = diagnose(replace(run, ranks=tuple(replace(one, facts=facts) for one in run.ranks)))[0]
+    found = diagnose(replace(run, ranks=tuple(replace(rank, facts=facts) for rank in run.ranks)))[0]
     assert found.kind == kind
     assert ("DDP's communication hook (compress, train.py:12) runs in it." in found.title) == (kind != "comm_bound")
 
@@ -184,7 +184,7 @@ def test_storage_is_blamed_only_if_workers_wait_for_it(own_percent: float, io_pr
     host = host_sample(own_percent, own_cpu_percent=own_percent, cpu_count=4, io_pressure=io_pressure)
     run = Cluster(ranks=1, steps=60, phases_ms=compute(40.0)).run()
     facts = {"loader": {"num_workers": 2}}
-    series = tuple(replace(one, facts=facts) for one in run.ranks)
+    series = tuple(replace(rank, facts=facts) for rank in run.ranks)
     (found,) = of(replace(run, ranks=series, samples=(host, process_sample(10.0))))
     assert found.advice[0].startswith(expected)
     assert "storage is too slow" not in " ".join(found.advice)
@@ -198,7 +198,7 @@ def test_compiling_is_not_advised_for_a_compiled_model() -> None:
         ({"compiled": True}, "bfloat16", "a larger batch"),
     ):
         facts = {"model": model, "autocast": autocast}
-        found = diagnose(replace(run, ranks=tuple(replace(one, facts=facts) for one in run.ranks)))
+        found = diagnose(replace(run, ranks=tuple(replace(rank, facts=facts) for rank in run.ranks)))
         assert found[0].advice == (f"Faster from here means less compute per sample: {ways}.",)
         assert ("torch.compile" in " ".join(found[1].advice)) is (not model)
     compiled = Cluster(ranks=1, steps=60, phases_ms={"forward": 20.0, "backward": 40.0}, compile_steps=(3,)).run()

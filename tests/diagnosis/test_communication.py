@@ -94,9 +94,9 @@ def shifted(series: RankSeries, by_ns: int) -> RankSeries:
 def test_clocks_are_never_compared() -> None:
     run = replace(EVEN, traffic=MESH).run()
     moved = replace(run, ranks=tuple(shifted(series, 10**12 * series.rank) for series in run.ranks))
-    one, other = seen(run).arrivals, seen(moved).arrivals
-    for name in vars(one):
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    first, other = seen(run).arrivals, seen(moved).arrivals
+    for name in vars(first):
+        assert np.array_equal(getattr(first, name), getattr(other, name)), name
 
 
 def test_what_runs_beside_the_computation_is_as_long_as_what_shows_of_it() -> None:
@@ -139,9 +139,9 @@ SUMS["group"] = 0
 
 
 def test_sends_between_do_not_shift_what_is_compared() -> None:
-    one = rows((5, "send", 0, 9), (5, "all_reduce", 1, 3), (5, "recv", 2, 9), (5, "barrier", 3, 4))
+    first = rows((5, "send", 0, 9), (5, "all_reduce", 1, 3), (5, "recv", 2, 9), (5, "barrier", 3, 4))
     other = rows((5, "all_reduce", 0, 2), (5, "barrier", 1, 6))
-    found = seen(two_ranks(one, other)).arrivals
+    found = seen(two_ranks(first, other)).arrivals
     assert [OPS[op] for op in found.op] == ["all_reduce", "barrier"]
     assert (found.transfer_ns / MS).tolist() == [2.0, 4.0]
     assert (found.skew_ns / MS).tolist() == [1.0, 2.0]
@@ -173,7 +173,7 @@ def test_without_knowing_who_belongs_to_a_group_nothing_is_compared() -> None:
 def test_waits_that_do_not_block_the_host_say_nothing() -> None:
     run = two_ranks(rows((5, "all_reduce", 0, 3)), rows((5, "all_reduce", 0, 2)), backend="nccl")
     assert len(seen(run).arrivals.group) == 1
-    on_device = tuple(replace(one, identity=replace(one.identity, device="cuda")) for one in run.ranks)
+    on_device = tuple(replace(rank, identity=replace(rank.identity, device="cuda")) for rank in run.ranks)
     found = seen(replace(run, ranks=on_device))
     assert not found.groups[0].timed
     assert len(found.arrivals.group) == 0
@@ -207,18 +207,18 @@ def test_only_the_window_counts_and_a_rank_that_died_is_there_while_it_lived() -
 def test_ddp_is_known_by_its_own_figures() -> None:
     facts = {"ddp": {"gradient_mb": 48.0, "bucket_mb": 25.0}}
     found = seen(Cluster(ranks=2, steps=40, noise=0.0, comm_ms=6.0, ddp_hidden_ms=9.0, facts=facts).run())
-    (one,) = found.reducers
-    assert (one.buckets_bytes, one.bytes) == ((), 48 * MIB)
-    assert one.exposed_ns[1:] == pytest.approx(np.full(39, 6.0 * MS))
-    assert one.span_ns[1:] == pytest.approx(np.full(39, 15.0 * MS))
-    assert one.compute_ns[1:] == pytest.approx(np.full(39, 20.0 * MS))
+    (reducer,) = found.reducers
+    assert (reducer.buckets_bytes, reducer.bytes) == ((), 48 * MIB)
+    assert reducer.exposed_ns[1:] == pytest.approx(np.full(39, 6.0 * MS))
+    assert reducer.span_ns[1:] == pytest.approx(np.full(39, 15.0 * MS))
+    assert reducer.compute_ns[1:] == pytest.approx(np.full(39, 20.0 * MS))
     assert found.flows == ()
 
 
 def test_what_blocks_in_other_collectives_is_not_ddps() -> None:
-    (one,) = seen(replace(EVEN, comm_ms=6.0, ddp_hidden_ms=9.0).run()).reducers
-    assert one.exposed_ns[1:] == pytest.approx(np.full(59, 6.0 * MS), abs=5)
-    assert (one.buckets_bytes, one.bytes) == ((), 0)
+    (reducer,) = seen(replace(EVEN, comm_ms=6.0, ddp_hidden_ms=9.0).run()).reducers
+    assert reducer.exposed_ns[1:] == pytest.approx(np.full(59, 6.0 * MS), abs=5)
+    assert (reducer.buckets_bytes, reducer.bytes) == ((), 0)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_what_blocks_in_other_collectives_is_not_ddps() -> None:
     ],
 )
 def test_buckets_as_far_as_they_are_known(ddp: Any, expected: Any) -> None:
-    (one,) = seen(Cluster(ranks=2, steps=20, ddp_hidden_ms=1.0, facts={"ddp": ddp}).run()).reducers
-    assert (one.buckets, one.buckets_bytes, one.bytes) == expected
+    (reducer,) = seen(Cluster(ranks=2, steps=20, ddp_hidden_ms=1.0, facts={"ddp": ddp}).run()).reducers
+    assert (reducer.buckets, reducer.buckets_bytes, reducer.bytes) == expected
 
 
 def test_figures_that_ddp_gives_now_and_then_are_not_taken_for_every_step() -> None:

@@ -73,7 +73,7 @@ def test_where_only_one_direction_is_slow_the_group_is_named_and_no_rank() -> No
 def test_with_one_group_only_nobody_can_tell_a_link_from_the_network() -> None:
     traffic = Traffic(mesh={"dp": 4}, exchanges=(Exchange(dimension="dp", count=2, mb=16.0, ms=2.0),))
     found = found_in(with_fault(replace(JOB, traffic=traffic), ranks=(3,), times=4.0))
-    assert [one.kind for one in found] == ["comm_bound"] or not found
+    assert [finding.kind for finding in found] == ["comm_bound"] or not found
 
 
 def test_a_group_that_has_more_to_send() -> None:
@@ -106,13 +106,13 @@ def test_a_network_that_was_slow_for_a_while() -> None:
 def test_more_to_send_from_a_step_on_is_no_slow_network() -> None:
     fault: dict[str, Any] = {"ranks": range(4), "times": 4.0, "bytes_times": 4.0, "dimension": "dp"}
     found = found_in(with_fault(JOB, **fault, steps=range(60, 100)))
-    assert "slow_collective" not in [one.kind for one in found]
+    assert "slow_collective" not in [finding.kind for finding in found]
 
 
 def test_slow_exchanges_on_a_machine_that_became_slow_are_not_the_networks() -> None:
     faults = tuple(slow_at(rank, phase, 15.0, range(60, 100)) for rank in range(4) for phase in ("forward", "backward"))
     job = with_fault(replace(JOB, faults=faults), ranks=range(4), times=4.0, dimension="dp", steps=range(60, 100))
-    assert "slow_collective" not in [one.kind for one in found_in(job)]
+    assert "slow_collective" not in [finding.kind for finding in found_in(job)]
 
 
 def test_a_late_rank_is_the_stragglers_and_not_the_networks() -> None:
@@ -122,7 +122,10 @@ def test_a_late_rank_is_the_stragglers_and_not_the_networks() -> None:
 
 def test_a_late_rank_and_a_slow_link_are_two_things() -> None:
     job = with_fault(replace(JOB, faults=(slow_at(0, "forward", 25.0),)), ranks=(3,), times=4.0)
-    assert {(one.kind, one.ranks) for one in found_in(job)} == {("compute_straggler", (0,)), ("comm_straggler", (3,))}
+    assert {(finding.kind, finding.ranks) for finding in found_in(job)} == {
+        ("compute_straggler", (0,)),
+        ("comm_straggler", (3,)),
+    }
 
 
 # -- overlap and bounds -----------------------------------------------------------------------------------------------
@@ -178,7 +181,7 @@ def test_accumulated_gradients_are_asked_about() -> None:
     ids=["hidden", "short", "small", "unknown", "one-layer"],
 )
 def test_overlap_that_is_well_or_cannot_be_helped(comm_ms: float, hidden_ms: float, facts: dict[str, Any]) -> None:
-    assert "low_overlap" not in [one.kind for one in found_in(ddp_job(comm_ms, hidden_ms, **facts))]
+    assert "low_overlap" not in [finding.kind for finding in found_in(ddp_job(comm_ms, hidden_ms, **facts))]
 
 
 def test_waiting_for_a_late_rank_is_no_lack_of_overlap() -> None:
@@ -193,13 +196,13 @@ def test_a_network_too_slow_for_any_overlap_bounds_the_job() -> None:
     (row,) = first.evidence["exchanges"]
     assert (row["kind"], row["op"], row["bytes_per_step"]) == ("data", "all_reduce (DDP)", 80 << 20)
     assert row["bytes_per_second"] == pytest.approx((80 << 20) / 0.060, rel=0.01)
-    assert [one.kind for one in others] == ["low_overlap"]
+    assert [other.kind for other in others] == ["low_overlap"]
     # What overlap would save is not counted again as the network's.
     assert first.cost["share"] + others[0].cost["share"] == pytest.approx(60.0 / 98.2, abs=0.02)
 
 
 def test_what_bounds_a_mesh_is_named_by_group_and_operation() -> None:
-    slow = tuple(replace(one, ms=4 * one.ms) for one in EXCHANGES)
+    slow = tuple(replace(exchange, ms=4 * exchange.ms) for exchange in EXCHANGES)
     (found,) = found_in(replace(JOB, traffic=replace(MESH, exchanges=slow)))
     assert found.kind == "comm_bound"
     first, *_ = found.evidence["exchanges"]
@@ -216,7 +219,7 @@ def test_sharded_parameters_that_are_gathered_all_at_once() -> None:
     (found,) = found_in(Cluster(ranks=4, steps=60, phases_ms=phases, traffic=traffic))
     assert found.kind == "low_overlap"
     assert found.advice[0] == "All parameters are gathered in 2 pieces a step: fully_shard() each block, then the root."
-    hidden = tuple(replace(one, hidden_ms=9.0) for one in (gathers, scatters))
+    hidden = tuple(replace(exchange, hidden_ms=9.0) for exchange in (gathers, scatters))
     assert found_in(Cluster(ranks=4, steps=60, phases_ms=phases, traffic=replace(traffic, exchanges=hidden))) == []
 
 
@@ -236,16 +239,18 @@ HEALTHY = {
 @pytest.mark.seeds
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_jobs_are_silent(name: str) -> None:
-    said = [(seed, one.kind) for seed in seeds(20) for one in found_in(replace(HEALTHY[name], seed=seed))]
-    assert [one for one in said if one[1] in KINDS] == []
+    found = [(seed, finding.kind) for seed in seeds(20) for finding in found_in(replace(HEALTHY[name], seed=seed))]
+    assert [pair for pair in found if pair[1] in KINDS] == []
 
 
 def test_too_few_steps_that_were_kept_one_by_one_say_nothing() -> None:
     job = with_fault(replace(JOB, steps=200), ranks=(3,), times=6.0, dimension="tp")
     run = job.run()
     few = tuple(
-        replace(one, collectives=None if one.collectives is None else one.collectives[one.collectives["step"] >= 112])
-        for one in run.ranks
+        replace(
+            rank, collectives=None if rank.collectives is None else rank.collectives[rank.collectives["step"] >= 112]
+        )
+        for rank in run.ranks
     )
     kinds = [finding.kind for finding in diagnose(replace(run, ranks=few))]
     assert "slow_collective" not in kinds and "comm_straggler" not in kinds

@@ -245,7 +245,7 @@ def test_a_rank_that_spoke_before_its_script_leads() -> None:
     deaths = (Death(rank=1, step=20, state="exception"), Death(rank=0, step=20))
     found = crash_of(Cluster(ranks=2, steps=30, deaths=deaths, errors=errors, meta=FAILED))
     assert found.title == "Rank 1 raised ValueError: bad (in step 20, in backward)."
-    assert [(one["rank"], one["exception"]) for one in found.evidence["followed_by"]] == [
+    assert [(follower["rank"], follower["exception"]) for follower in found.evidence["followed_by"]] == [
         (0, None),
         (None, "RuntimeError"),
     ]
@@ -426,7 +426,7 @@ def test_who_raised_long_before_another_vanished_was_not_taken_along(vanished_s:
         errors=(raised(0, "RuntimeError", GLOO, at_s=1.0),),
     ).run()
     ended_ns = ANCHOR_WALL_NS + int(vanished_s * 1e9)
-    run = replace(run, ranks=tuple(replace(one, ended_wall_ns=ended_ns) if one.rank else one for one in run.ranks))
+    run = replace(run, ranks=tuple(replace(rank, ended_wall_ns=ended_ns) if rank.rank else rank for rank in run.ranks))
     found = diagnose(run, build_window(run))[0]
     assert found.kind == "rank_crashed"
     assert found.title.startswith(lead)
@@ -435,7 +435,7 @@ def test_who_raised_long_before_another_vanished_was_not_taken_along(vanished_s:
 
 def test_a_phase_that_is_older_than_the_last_step_is_not_told() -> None:
     run = Cluster(ranks=2, steps=40, deaths=(Death(rank=1, step=30, phase="forward"),)).run()
-    stale = tuple(replace(one, live_since_ns=1) if one.rank else one for one in run.ranks)
+    stale = tuple(replace(rank, live_since_ns=1) if rank.rank else rank for rank in run.ranks)
     assert [failure.phase for failure in failures_of(replace(run, ranks=stale))] == [None]
 
 
@@ -472,7 +472,7 @@ def test_one_whose_native_code_only_lost_a_peer_is_a_victim() -> None:
         2: (WATCHDOG + "CUDA error: an illegal memory access was encountered",),
     }
     found = aborted(native, 0, 2)
-    assert (found.ranks, [one["rank"] for one in found.evidence["followed_by"]]) == ((2,), [0])
+    assert (found.ranks, [follower["rank"] for follower in found.evidence["followed_by"]]) == ((2,), [0])
     assert found.evidence["native"] == list(native[2])
 
 
@@ -516,7 +516,7 @@ def test_a_rank_that_aborts_at_its_end_and_takes_a_running_rank_along_is_critica
         == "Rank 1 ended the script and died by SIGABRT while Python shut down; other ranks had not ended yet."
     )
     assert (found.severity, found.ranks) == ("critical", (1,))
-    assert [one["rank"] for one in found.evidence["followed_by"]] == [0]
+    assert [follower["rank"] for follower in found.evidence["followed_by"]] == [0]
 
 
 @pytest.mark.parametrize("code", [-9, -15])

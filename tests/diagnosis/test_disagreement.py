@@ -42,8 +42,8 @@ def raised(rank: int, type_name: str = "RuntimeError", message: str = GLOO, *, a
 def a_run(*errors: RankError, verdict: dict[str, Any] = VERDICT, codes: dict[int, int] | None = None) -> RunData:
     deaths = tuple(Death(rank=rank, step=20, state="exception") for rank in {error.rank for error in errors} if rank)
     deaths += tuple(Death(rank=rank, step=20) for rank in codes or {})
-    told = (replace(raised(0, "ChildFailedError", ""), rank=None, exit_codes=codes),) if codes else ()
-    run = Cluster(ranks=3, steps=20, deaths=deaths, errors=(*errors, *told)).run()
+    launcher = (replace(raised(0, "ChildFailedError", ""), rank=None, exit_codes=codes),) if codes else ()
+    run = Cluster(ranks=3, steps=20, deaths=deaths, errors=(*errors, *launcher)).run()
     return replace(run, flight=verdict)
 
 

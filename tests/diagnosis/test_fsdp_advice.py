@@ -168,7 +168,7 @@ def sharded(hidden_ms: float, fsdp: dict[str, Any], op_ms: float = 10.0) -> Clus
 
 def advice_of(cluster: Cluster, kind: str) -> tuple[str, ...]:
     found: list[Finding] = diagnose(cluster.run())
-    return next(one.advice for one in found if one.kind == kind)
+    return next(finding.advice for finding in found if finding.kind == kind)
 
 
 PLAIN = {**WELL, "forward_prefetch": False, "backward_prefetch": "implicit"}
@@ -188,7 +188,7 @@ def test_an_exposed_exchange() -> None:
 
 def test_a_hidden_exchange_is_no_reason_for_advice() -> None:
     single = {**PLAIN, "units": 1, "largest_share": 1.0, "param_dtype": "float32"}
-    kinds = [one.kind for one in diagnose(sharded(9.0, single).run())]
+    kinds = [finding.kind for finding in diagnose(sharded(9.0, single).run())]
     assert not {"low_overlap", "comm_bound"} & set(kinds)
 
 

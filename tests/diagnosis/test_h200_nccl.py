@@ -131,7 +131,7 @@ def test_a_rank_that_the_flight_recorder_has_waiting_is_not_accused() -> None:
     """As where no mark tells of a wait: the same job, but in its collectives rank 3 waits, and the others come last."""
     run = recorded("ddp-4-backward-device")
     *others, last = run.ranks
-    late = [replace(one, comm=last.comm, collectives=last.collectives) for one in others]
+    late = [replace(other, comm=last.comm, collectives=last.collectives) for other in others]
     waits = replace(last, comm=others[0].comm, collectives=others[0].collectives)
     assert blamed(diagnose(replace(run, ranks=(*late, waits)))) == []
 

@@ -34,7 +34,7 @@ def hang(step: int = 60, *, job: Job | None = None, over: str | None = None, **f
     return replace(job.hang(), **fields)
 
 
-def told(run: RunData, *hangs: HangRecord) -> list[Finding]:
+def findings_with(run: RunData, *hangs: HangRecord) -> list[Finding]:
     return diagnose(replace(run, hangs=hangs))
 
 
@@ -44,20 +44,22 @@ def died(rank: int, type_name: str, message: str, seconds: float) -> RankError:
 
 def test_a_hang_that_goes_on_leads_all_else() -> None:
     run = Cluster(ranks=4, steps=60, faults=(slow_at(2, "forward", 30.0),)).run()
-    findings = told(run, hang())
+    findings = findings_with(run, hang())
     assert [finding.kind for finding in findings] == ["hang_missing_collective", "compute_straggler"]
     assert findings[0].severity == "critical"
     assert findings[0].ranks == (1,)
 
 
 def test_no_steps_at_all_is_no_reason_to_ask_for_more() -> None:
-    assert [finding.kind for finding in told(Cluster(ranks=4, steps=0).run(), hang(0))] == ["hang_missing_collective"]
+    assert [finding.kind for finding in findings_with(Cluster(ranks=4, steps=0).run(), hang(0))] == [
+        "hang_missing_collective"
+    ]
 
 
 def test_how_an_aborted_job_died_is_no_finding() -> None:
     run = Cluster(ranks=4, steps=60, deaths=tuple(Death(rank=rank, step=60) for rank in range(4))).run()
-    assert "rank_crashed" in [finding.kind for finding in told(run, hang(over="ended", stopped_wall_ns=at(0)))]
-    assert [finding.kind for finding in told(run, hang(over="aborted", stopped_wall_ns=at(0)))] == [
+    assert "rank_crashed" in [finding.kind for finding in findings_with(run, hang(over="ended", stopped_wall_ns=at(0)))]
+    assert [finding.kind for finding in findings_with(run, hang(over="aborted", stopped_wall_ns=at(0)))] == [
         "hang_missing_collective"
     ]
 
@@ -86,7 +88,7 @@ def test_a_job_that_was_then_killed_is_told_as_a_hang(code: int) -> None:
     )
     run = cluster.run()
     run = replace(run, ranks=tuple(replace(series, ended_wall_ns=at(50)) for series in run.ranks))
-    findings = told(run, hang(over="ended"))
+    findings = findings_with(run, hang(over="ended"))
     assert findings[0].kind == "hang_missing_collective"
     assert all(finding.severity == "info" for finding in findings if finding.kind == "rank_crashed")
 
@@ -98,7 +100,7 @@ def test_a_timeout_that_ended_the_victims_follows() -> None:
         deaths=tuple(Death(rank=rank, step=60, state="exception") for rank in (0, 2, 3)),
         errors=tuple(died(rank, "RuntimeError", TIMEOUT, 1820.0) for rank in (0, 2, 3)),
     )
-    findings = told(cluster.run(), hang(over="ended"))
+    findings = findings_with(cluster.run(), hang(over="ended"))
     assert [(finding.kind, finding.severity) for finding in findings[:2]] == [
         ("hang_missing_collective", "critical"),
         ("rank_crashed", "info"),
@@ -112,7 +114,7 @@ def test_a_crash_that_came_before_leads() -> None:
         deaths=(Death(rank=2, step=55, state="exception"),),
         errors=(died(2, "ValueError", "bad label", 15.0),),
     )
-    findings = told(cluster.run(), hang())
+    findings = findings_with(cluster.run(), hang())
     assert [finding.kind for finding in findings[:2]] == ["rank_crashed", "hang_missing_collective"]
 
 
@@ -124,14 +126,14 @@ def test_a_rank_that_is_gone_is_told_once_by_who_knows_more() -> None:
         deaths=(Death(rank=1, step=60, state="exception"),),
         errors=(died(1, "ValueError", "bad label", 19.0),),
     )
-    findings = told(cluster.run(), gone)
+    findings = findings_with(cluster.run(), gone)
     assert [finding.kind for finding in findings].count("rank_crashed") == 1
     assert findings[0].evidence["exception"] == "ValueError"
 
 
 def test_a_rank_that_is_gone_without_another_witness_leads() -> None:
     gone = hang(job=Job(ranks=4).alone(1, (), alive=False))
-    findings = told(Cluster(ranks=4, steps=60).run(), gone)
+    findings = findings_with(Cluster(ranks=4, steps=60).run(), gone)
     assert (findings[0].kind, findings[0].ranks) == ("rank_crashed", (1,))
 
 
@@ -142,7 +144,7 @@ def stalled() -> RunData:
 
 def test_a_stall_is_told_once_with_its_line_and_its_price() -> None:
     alone = [finding for finding in diagnose(stalled()) if finding.kind == "stall"]
-    findings = [finding for finding in told(stalled(), hang(over="recovered")) if finding.kind == "stall"]
+    findings = [finding for finding in findings_with(stalled(), hang(over="recovered")) if finding.kind == "stall"]
     assert len(alone) == len(findings) == 1
     stall = findings[0]
     assert stall.title == (
@@ -155,24 +157,26 @@ def test_a_stall_is_told_once_with_its_line_and_its_price() -> None:
 
 
 def test_a_stall_of_other_steps_stays_another() -> None:
-    findings = [finding for finding in told(stalled(), hang(step=30, over="recovered")) if finding.kind == "stall"]
+    findings = [
+        finding for finding in findings_with(stalled(), hang(step=30, over="recovered")) if finding.kind == "stall"
+    ]
     assert sorted(finding.steps or () for finding in findings) == [(30, 30), (60, 60)]
 
 
 def test_a_job_that_ended_well_after_all_did_not_hang() -> None:
     meta = {"end": {"exit_code": 0, "status": "finished", "wall_ns": at(60)}}
-    findings = told(Cluster(ranks=4, steps=60, meta=meta).run(), hang(over="ended"))
+    findings = findings_with(Cluster(ranks=4, steps=60, meta=meta).run(), hang(over="ended"))
     assert [(finding.kind, finding.severity) for finding in findings] == [("stall", "warning")]
 
 
 def test_what_another_host_saw_from_outside_is_not_told_as_well() -> None:
     outside = replace(hang(job=Job(ranks=4, world_size=8)), host="node1")
     run = Cluster(ranks=4, steps=60).run()
-    assert [finding.kind for finding in told(run, outside, hang())] == ["hang_missing_collective"]
-    assert [finding.kind for finding in told(run, outside)] == ["rank_lost"]
+    assert [finding.kind for finding in findings_with(run, outside, hang())] == ["hang_missing_collective"]
+    assert [finding.kind for finding in findings_with(run, outside)] == ["rank_lost"]
     later = replace(hang(over="recovered"), host="node0")
     lost = replace(outside, stopped_wall_ns=at(50), declared_wall_ns=at(62))
-    assert [finding.kind for finding in told(run, later, lost)] == ["rank_lost", "stall"]
+    assert [finding.kind for finding in findings_with(run, later, lost)] == ["rank_lost", "stall"]
 
 
 def test_a_hang_of_an_earlier_attempt_is_told_as_one() -> None:
@@ -180,6 +184,6 @@ def test_a_hang_of_an_earlier_attempt_is_told_as_one() -> None:
     ranks = tuple(
         replace(series, anchor_wall_ns=at(100), identity=replace(series.identity, attempt=1)) for series in run.ranks
     )
-    findings = told(replace(run, ranks=ranks), hang(over="ended"))
+    findings = findings_with(replace(run, ranks=ranks), hang(over="ended"))
     assert [(finding.kind, finding.severity) for finding in findings] == [("hang_missing_collective", "warning")]
     assert findings[0].title.startswith("In an earlier attempt: Rank 1 never called")

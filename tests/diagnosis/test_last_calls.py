@@ -92,5 +92,7 @@ def test_where_calls_agree_an_abort_still_names_its_own(code: int, told: bool) -
     found = lead(died(2, {0: 4 * MIB, 1: 4 * MIB}, code=code))
     call = {"op": "all_reduce", "group": "mesh_dp", "bytes": 4 * MIB}
     assert (found.kind, found.evidence["last_call"]) == ("rank_crashed", call if told else None)
-    said = "Its last call was all_reduce of mesh_dp with 4.0 MiB: look for a branch that only some ranks take, "
-    assert [line for line in found.advice if "last call" in line] == ([f"{said}there or just before."] if told else [])
+    advice = "Its last call was all_reduce of mesh_dp with 4.0 MiB: look for a branch that only some ranks take, "
+    assert [line for line in found.advice if "last call" in line] == (
+        [f"{advice}there or just before."] if told else []
+    )

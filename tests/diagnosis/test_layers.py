@@ -63,8 +63,8 @@ def noted(run: RunData, losses: dict[int, Any], name: str = "loss") -> RunData:
 
 def at_once(*faults: Fault) -> Fault:
     def fault(rank: int, step: int, values: Values) -> None:
-        for one in faults:
-            one(rank, step, values)
+        for part in faults:
+            part(rank, step, values)
 
     return fault
 
@@ -109,7 +109,7 @@ def exchanging(every: int, size: int, *, ranks: int = 2, steps: int = 60, **fact
     rows = np.zeros(len(range(every, steps, every)) if every else 0, np.dtype(COMM_ROW))
     rows["step"], rows["op"], rows["bytes"] = range(every, steps, every) if every else [], OPS.index("all_reduce"), size
     about = {"model": {"parameters": 1000, "dtype": "float32", "class": "Net"}, **facts}
-    return replace(run, ranks=tuple(replace(one, facts=about, comm=rows) for one in run.ranks))
+    return replace(run, ranks=tuple(replace(rank, facts=about, comm=rows) for rank in run.ranks))
 
 
 def test_weights_that_are_averaged_now_and_then_differ_in_between_by_design() -> None:
@@ -117,7 +117,10 @@ def test_weights_that_are_averaged_now_and_then_differ_in_between_by_design() ->
     layers = sampled(NET, ranks=2, steps=range(11, 60, 13), faults=[differ_on(1)])
     assert found_in(layers, run=exchanging(8, 4000)) == []
     for every, size in ((1, 4000), (8, 40), (50, 4000)):
-        assert [one.kind for one in found_in(layers, run=exchanging(every, size))] == ["replica_desync"], (every, size)
+        assert [finding.kind for finding in found_in(layers, run=exchanging(every, size))] == ["replica_desync"], (
+            every,
+            size,
+        )
 
 
 def test_averaging_now_and_then_is_longer_by_design() -> None:
@@ -135,8 +138,8 @@ def test_averaging_now_and_then_is_longer_by_design() -> None:
 def test_ranks_that_exchanged_nothing_yet_may_average_later() -> None:
     twice, often = (sampled(NET, ranks=2, steps=steps, faults=[differ_on(1)]) for steps in ((11, 37), (11, 37, 59)))
     assert found_in(twice, run=exchanging(0, 0)) == []
-    assert [one.kind for one in found_in(often, run=exchanging(0, 0))] == ["replica_desync"]
-    assert [one.kind for one in found_in(twice, run=exchanging(0, 0, steps=120))] == ["replica_desync"]
+    assert [finding.kind for finding in found_in(often, run=exchanging(0, 0))] == ["replica_desync"]
+    assert [finding.kind for finding in found_in(twice, run=exchanging(0, 0, steps=120))] == ["replica_desync"]
 
 
 SPLIT = {"loader": {"distributed_sampler": True}}
@@ -156,7 +159,7 @@ SPLIT = {"loader": {"distributed_sampler": True}}
     ],
 )
 def test_ranks_that_split_the_data_must_exchange_something(run: RunData, found: bool) -> None:
-    kinds = [one.kind for one in diagnose(run)]
+    kinds = [finding.kind for finding in diagnose(run)]
     assert ("no_gradient_exchange" in kinds) is found
     assert (kinds[0] == "no_gradient_exchange") is found
 
@@ -400,7 +403,9 @@ def test_the_weights_after_it_show_the_layer_if_few_gradients_were_looked_at() -
     ]
     found = found_by(trails, {0: 58, 1: 58})
     assert found.title.endswith("first in layers.2.mlp on rank 1, in backward, at step 57.")
-    clipped = [replace(one, weight_norm=(math.nan,) * len(NET.modules)) if one.step == 58 else one for one in trails]
+    clipped = [
+        replace(entry, weight_norm=(math.nan,) * len(NET.modules)) if entry.step == 58 else entry for entry in trails
+    ]
     found = found_by(clipped, {0: 58, 1: 58})
     assert found.title.endswith("it was 2.5 at step 57; first on rank 1, in backward, at step 57.")
     assert found.evidence["layer"] is None
@@ -456,7 +461,7 @@ def test_nan_in_forward_between_samples() -> None:
     )
     assert found.ranks == (1,)
     assert found.advice[-1] == COMPUTED
-    (unknown,) = [replace(one, nonfinite_forward=None) for one in trails[:1]]
+    (unknown,) = [replace(entry, nonfinite_forward=None) for entry in trails[:1]]
     found = found_by([unknown, trails[1]], {0: 58, 1: 57})
     assert found.title.endswith("; first on rank 1, in forward, at step 57.")
 
@@ -647,7 +652,7 @@ def test_parameters_that_never_get_a_gradient_are_a_remark() -> None:
     layers = sampled(NET, ranks=2, faults=[frozen("layers.0.mlp"), frozen("head")])
     findings = diagnose(replace(run, layers=layers))
     assert findings[0].kind == "healthy"
-    (found,) = [one for one in findings if one.kind in KINDS]
+    (found,) = [finding for finding in findings if finding.kind in KINDS]
     assert (found.kind, found.severity) == ("unused_parameters", "info")
     assert found.title == (
         "2,048 trainable parameters never got a gradient in 9 sampled steps: those of layers.0.mlp and head."
@@ -906,10 +911,10 @@ def test_permuted_ranks_permute_the_verdict(
     }[kind]
     layers = sampled(NET, ranks=4, steps=range(0, 10 * every, every), faults=[fault])
     before, after = found_in(layers), found_in(permuted(layers, list(order)))
-    assert [one.kind for one in before] == [one.kind for one in after]
-    for one, other in zip(before, after, strict=True):
-        assert sorted(order[rank] for rank in one.ranks) == sorted(other.ranks)
-        assert (one.steps, one.severity, one.evidence["layer"]) == (
+    assert [finding.kind for finding in before] == [finding.kind for finding in after]
+    for entry, other in zip(before, after, strict=True):
+        assert sorted(order[rank] for rank in entry.ranks) == sorted(other.ranks)
+        assert (entry.steps, entry.severity, entry.evidence["layer"]) == (
             other.steps,
             other.severity,
             other.evidence["layer"],
@@ -936,7 +941,7 @@ def slow_forward(name: str, ms: float, *, rank: int = 3) -> Fault:
 
 
 def straggler(run: RunData, layers: LayerRecords) -> Finding:
-    (found,) = [one for one in diagnose(replace(run, layers=layers)) if one.kind == "compute_straggler"]
+    (found,) = [finding for finding in diagnose(replace(run, layers=layers)) if finding.kind == "compute_straggler"]
     return found
 
 

@@ -15,13 +15,13 @@ def finding(kind: str = "jitter", severity: Severity = "warning", ranks: tuple[i
     return Finding(kind=kind, severity=severity, title=f"{kind}.", ranks=ranks)
 
 
-def played(*looks: tuple[int, Sequence[Finding]]) -> list[tuple[str, int, str]]:
+def played(*evaluations: tuple[int, Sequence[Finding]]) -> list[tuple[str, int, str]]:
     watched: tuple[Watched, ...] = ()
-    told = []
-    for step, findings in looks:
+    shown_changes = []
+    for step, findings in evaluations:
         watched, changes = follow(watched, findings, step)
-        told += [(change.what, change.step, change.finding.severity) for change in changes]
-    return told
+        shown_changes += [(change.what, change.step, change.finding.severity) for change in changes]
+    return shown_changes
 
 
 def test_one_look_shows_nothing_two_do() -> None:
@@ -32,15 +32,15 @@ def test_one_look_shows_nothing_two_do() -> None:
 
 
 def test_what_comes_and_goes_is_shown_once_and_withdrawn_when_it_stays_away() -> None:
-    held = [finding()]
-    looks = [(10, held), (13, held), (20, []), (30, held), (40, []), (49, []), (50, []), (60, held)]
-    assert played(*looks) == [("shown", 13, "warning"), ("withdrawn", 50, "warning")]
+    found = [finding()]
+    evaluations = [(10, found), (13, found), (20, []), (30, found), (40, []), (49, []), (50, []), (60, found)]
+    assert played(*evaluations) == [("shown", 13, "warning"), ("withdrawn", 50, "warning")]
 
 
 def test_severity_rises_at_once_and_falls_slowly() -> None:
     mild, bad = [finding(severity="warning")], [finding(severity="critical")]
-    looks = [(0, mild), (5, mild), (6, bad), (10, mild), (25, mild), (26, mild), (27, bad)]
-    assert played(*looks) == [("shown", 5, "warning"), ("worse", 6, "critical"), ("worse", 27, "critical")]
+    evaluations = [(0, mild), (5, mild), (6, bad), (10, mild), (25, mild), (26, mild), (27, bad)]
+    assert played(*evaluations) == [("shown", 5, "warning"), ("worse", 6, "critical"), ("worse", 27, "critical")]
 
 
 def test_a_death_is_shown_at_once_and_health_never() -> None:
@@ -50,19 +50,19 @@ def test_a_death_is_shown_at_once_and_health_never() -> None:
 
 
 def test_another_rank_is_another_matter() -> None:
-    looks = [(0, [finding(ranks=(1,))]), (5, [finding(ranks=(1,))]), (6, [finding(ranks=(2,))])]
-    assert played(*looks) == [("shown", 5, "warning")]
+    evaluations = [(0, [finding(ranks=(1,))]), (5, [finding(ranks=(1,))]), (6, [finding(ranks=(2,))])]
+    assert played(*evaluations) == [("shown", 5, "warning")]
 
 
 def test_a_rank_that_turns_slow_is_shown_within_ten_steps_and_withdrawn_when_it_recovers() -> None:
     run = Cluster(ranks=4, steps=400, faults=(slow_at(2, "forward", 4.0, range(60, 100)),)).run()
-    looks = [*range(56, 76), *range(76, 400, 9)]  # it is withdrawn some time later
+    evaluations = [*range(56, 76), *range(76, 400, 9)]  # it is withdrawn some time later
     watched: tuple[Watched, ...] = ()
-    told = []
-    for step in looks:
+    shown_changes = []
+    for step in evaluations:
         watched, changes = evaluate(cut(run, step), watched)
-        told += [(change.what, change.finding.kind, change.finding.ranks, change.step) for change in changes]
-    (shown, withdrawn) = (change for change in told if change[1] == "compute_straggler")
+        shown_changes += [(change.what, change.finding.kind, change.finding.ranks, change.step) for change in changes]
+    (shown, withdrawn) = (change for change in shown_changes if change[1] == "compute_straggler")
     assert shown[:3] == ("shown", "compute_straggler", (2,))
     assert 60 < shown[3] <= 71  # ten steps, and two looks that agree
     assert withdrawn[:3] == ("withdrawn", "compute_straggler", (2,))

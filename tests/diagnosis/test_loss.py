@@ -109,7 +109,7 @@ def test_a_learning_rate_that_rose_just_before_is_named(rates: dict[int, float],
     run = Cluster(ranks=1, steps=STEPS).run()
     jumped = {step: value + (4.0 if step >= 120 else 0.0) for step, value in falling().items()}
     events = (*noted(jumped, run=run), *seen(rates, name=name, run=run))
-    (found,) = (one for one in diagnose(replace(run, events=events)) if one.kind == "loss_spike")
+    (found,) = (finding for finding in diagnose(replace(run, events=events)) if finding.kind == "loss_spike")
     rose = "; the learning rate rose from 0.0003 to 0.9 at step 119."
     assert found.title.endswith(f" and has not come back in 79 steps{rose if named else '.'}")
     expected = {"before": 3e-4, "after": 0.9, "step": 119} if named else None
@@ -123,7 +123,7 @@ def test_rates_of_two_names_or_of_an_earlier_attempt_are_not_compared() -> None:
     low, high = seen({118: 3e-4}, name="d/lr", run=run), seen({119: 0.9}, name="g/lr", run=run)
     earlier = [{**event, "pid": 1, "values": {"g/lr": 3e-4}} for event in low]
     events = (*noted(jumped, run=run), *low, *high, *earlier)
-    (found,) = (one for one in diagnose(replace(run, events=events)) if one.kind == "loss_spike")
+    (found,) = (finding for finding in diagnose(replace(run, events=events)) if finding.kind == "loss_spike")
     assert "learning_rate" not in found.evidence
 
 

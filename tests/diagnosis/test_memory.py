@@ -127,7 +127,7 @@ def test_what_grows_is_said_first() -> None:
         "kept, a list made at train.py:88, gets longer by 1 element a step: float32 [], each with its autograd graph: "
         "keep .detach() or .item() instead."
     )
-    for more, said in (
+    for more, expected in (
         (
             {"per_step": 0.0133, "to": 350},
             "kept, a list made at train.py:88, gets longer by 2 elements within 150 steps",
@@ -136,7 +136,7 @@ def test_what_grows_is_said_first() -> None:
         ({"holder": "total in main (train.py:9)", "per_step": 0.0, "element": ""}, "total in main (train.py:9) keeps"),
     ):
         run.ranks[2].facts["growing"] = {**growing, "element_bytes": 4, "from": 200, "to": 250, **more}
-        assert found(run)[0].advice[0].startswith(said)
+        assert found(run)[0].advice[0].startswith(expected)
     run.ranks[2].facts["growing"].pop("element")
     (creep,) = found(run)
     assert creep.evidence["growing"] is None
@@ -193,12 +193,12 @@ def test_the_numbers_of_the_sentence_agree(shape: str, steps: int) -> None:
     creeps = found(with_samples(cluster, rss_mb=lambda _, at: LEAKS[shape](random, at * scale)))
     assert creeps or steps < 12  # a few samples have to rise evenly
     for creep in creeps:
-        said = creep.evidence
-        steps_between = said["last_step"] - said["first_step"]
-        grown = said["last_bytes"] - said["first_bytes"]
-        assert abs(grown - said["bytes_per_step"] * steps_between) <= 1 + steps_between
+        evidence = creep.evidence
+        steps_between = evidence["last_step"] - evidence["first_step"]
+        grown = evidence["last_bytes"] - evidence["first_bytes"]
+        assert abs(grown - evidence["bytes_per_step"] * steps_between) <= 1 + steps_between
         assert creep.steps is not None
-        assert creep.steps[0] <= said["first_step"] < said["last_step"] <= creep.steps[1]
+        assert creep.steps[0] <= evidence["first_step"] < evidence["last_step"] <= creep.steps[1]
         read = re.search(r"by ([\d.,]+ \wiB) a step, from ([\d.,]+ \wiB) at step (\d+) to ([\d.,]+ \wiB)", creep.title)
         assert read is not None
         pace, first, last = (_bytes(read[at]) for at in (1, 2, 4))
@@ -256,10 +256,10 @@ def test_what_torch_s_server_keeps_of_its_answers_is_no_leak_of_the_job() -> Non
     """As on an H200: 12 MB a second, one more thread of the server each time."""
     grows = {"rss_mb": lambda _, at: 1000 + 12.0 * at}
     cluster = Cluster(ranks=1, steps=60, phases_ms=SECOND)
-    told = with_samples(
+    recorded = with_samples(
         cluster, **grows, process={"rss_answers": lambda _, at: [int(12.0 * second * MIB) for second in at]}
     )
-    assert found(told) == []
+    assert found(recorded) == []
     assert [finding.kind for finding in found(with_samples(cluster, **grows))] == ["memory_creep"]
 
 
@@ -432,14 +432,14 @@ def floors_of(
     used: Any, *, steps: int, epoch: int = EPOCH, step_s: float = 0.3, device: bool = False
 ) -> dict[str, Any]:
     """The fact that the recorder of a process tells last; {} if it tells none."""
-    floors, told, due = MemoryFloors(0.0), {}, 0
+    floors, recorded, due = MemoryFloors(0.0), {}, 0
     for step in range(steps):
         if epoch and step % epoch == 0:
             floors.epoch_begins(step)
         if step >= due:
             due, size = step + 50, int(used(step))
-            told |= floors.add(step, step * step_s, 0 if device else size, size if device else 0)
-    return told
+            recorded |= floors.add(step, step * step_s, 0 if device else size, size if device else 0)
+    return recorded
 
 
 def long_rise(facts: dict[str, Any], name: str = "host") -> bool:
@@ -459,8 +459,8 @@ def test_a_leak_of_100_mb_an_epoch_in_a_job_that_holds_20_gb(shape: str) -> None
     """After ten epochs, half of what 5% of the job would be."""
     for seed in seeds(8):
         random = np.random.default_rng(seed)
-        told = floors_of(lambda step, random=random: HELD + SLOW_LEAKS[shape](random, step), steps=10 * EPOCH)
-        assert long_rise(told), seed
+        recorded = floors_of(lambda step, random=random: HELD + SLOW_LEAKS[shape](random, step), steps=10 * EPOCH)
+        assert long_rise(recorded), seed
 
 
 SLOW_AND_HEALTHY = {
@@ -484,10 +484,10 @@ def test_what_healthy_jobs_do_over_epochs_is_no_leak_at_any_time(shape: str, epo
     for seed in seeds(4):
         random = np.random.default_rng(seed)
         for steps in (1500, 3000, 5500, 7000, 12_000):
-            told = floors_of(
+            recorded = floors_of(
                 lambda step, random=random: HELD + SLOW_AND_HEALTHY[shape](random, step), steps=steps, epoch=epoch
             )
-            assert not long_rise(told), (seed, steps)
+            assert not long_rise(recorded), (seed, steps)
 
 
 def test_a_slow_leak_is_told_by_epoch_while_the_job_runs() -> None:
@@ -502,10 +502,10 @@ def test_a_slow_leak_is_told_by_epoch_while_the_job_runs() -> None:
 
 
 def test_the_first_epoch_is_awaited_if_it_is_short_enough() -> None:
-    told = floors_of(lambda step: HELD + 300_000 * step, steps=8_000, epoch=0)
-    assert long_rise(told)
-    assert long_rise({**told, "loader": {"length": 1_000_000}})
-    assert not long_rise({**told, "loader": {"length": 10_000}})
+    recorded = floors_of(lambda step: HELD + 300_000 * step, steps=8_000, epoch=0)
+    assert long_rise(recorded)
+    assert long_rise({**recorded, "loader": {"length": 1_000_000}})
+    assert not long_rise({**recorded, "loader": {"length": 10_000}})
 
 
 @pytest.mark.parametrize("raw", [{}, {"step": [1, 2], "host": [1]}, {"step": [3] * 20, "host": [1] * 20}])
@@ -539,6 +539,6 @@ def test_what_ruins_or_ends_a_job_comes_before_what_slows_it() -> None:
     wrong = Finding(kind="replica_desync", severity="critical", title="wrong")
     passing = Finding(kind="loss_nan", severity="info", title="passing")
     full = Finding(kind="memory_pressure", severity="critical", title="full")
-    told = [slow, full, passing, _leak(None), _leak(240.0), _leak(60.0), _leak(5000.0, "warning"), wrong]
-    order = [each.title for each in sorted(told, key=finding_order, reverse=True)]
+    recorded = [slow, full, passing, _leak(None), _leak(240.0), _leak(60.0), _leak(5000.0, "warning"), wrong]
+    order = [each.title for each in sorted(recorded, key=finding_order, reverse=True)]
     assert order == ["wrong", "60.0", "240.0", "None", "slow", "full", "5000.0", "passing"]

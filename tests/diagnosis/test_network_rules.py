@@ -229,12 +229,12 @@ def test_live_it_is_shown_and_after_healing_withdrawn() -> None:
     watched: tuple[Any, ...] = ()
     changes = []
     for last in range(250, 1200, 25):
-        ranks = (replace(one, steps=one.steps.part(slice(last)), state="running") for one in whole.ranks)
+        ranks = (replace(rank, steps=rank.steps.part(slice(last)), state="running") for rank in whole.ranks)
         run = replace(whole, ranks=tuple(ranks))
         now_ns = ANCHOR_WALL_NS + int((last * 0.0996 + min(max(last - 300, 0), 300) * 0.04) * 1e9)
         seen = tuple(line for line in whole.samples if line["wall_ns"] <= now_ns)
         watched, changed = evaluate(replace(run, samples=seen), watched)
-        changes += [(one.what, one.step) for one in changed if one.finding.kind == "slow_network"]
+        changes += [(change.what, change.step) for change in changed if change.finding.kind == "slow_network"]
     assert [what for what, _ in changes if what != "worse"] == ["shown", "withdrawn"]
     (shown,) = [step for what, step in changes if what == "shown"]
     (gone,) = [step for what, step in changes if what == "withdrawn"]

@@ -47,14 +47,14 @@ def group(dtype: str, kind: str, size: int, *, count: int = 1, where: str = "") 
 
 
 def judged(message: str = MESSAGE, memory: MemoryAccount | None = None, **more: Any) -> OutOfMemory:
-    told: dict[str, Any] = {"host": False, "world_size": 1, "facts": {}, **more}
-    return out_of_memory(message, memory, **told)
+    about: dict[str, Any] = {"host": False, "world_size": 1, "facts": {}, **more}
+    return out_of_memory(message, memory, **about)
 
 
 def test_the_largest_kind_leads_and_each_kind_has_what_would_shrink_it() -> None:
     found = judged(memory=account())
-    held, activations, state = found.advice
-    assert held == (
+    usage, activations, state = found.advice
+    assert usage == (
         "14 GiB were in use: activations 57% (mostly layers.*), optimizer state 29%, parameters 7%, gradients 7%."
     )
     assert activations == (
@@ -159,7 +159,7 @@ def test_parts_that_are_invalid_are_left_out() -> None:
     )
     assert read is not None
     assert (read.kinds, read.modules) == ({"optimizer": 5}, (("a", "b", (1, 2, 3, 4, 5)),))
-    assert [one.kind for one in read.tensors] == ["other"]
+    assert [tensor.kind for tensor in read.tensors] == ["other"]
     assert (read.allocated, read.allocated_peak, read.tensor_bytes) == (3, None, 0)
 
 

@@ -42,9 +42,9 @@ def traffic(steps: int, *calls: tuple[int, str]) -> Any:
     return rows
 
 
-def told(run: RunData, *about: Mapping[str, Any]) -> RunData:
+def with_facts(run: RunData, *about: Mapping[str, Any]) -> RunData:
     """With what each rank says: its facts, groups and calls."""
-    return replace(run, ranks=tuple(replace(one, **said) for one, said in zip(run.ranks, about, strict=True)))
+    return replace(run, ranks=tuple(replace(rank, **own) for rank, own in zip(run.ranks, about, strict=True)))
 
 
 def pipeline(*, faults: Sequence[Any] = (), steps: int = 60, ranks: int = 2) -> RunData:
@@ -52,11 +52,11 @@ def pipeline(*, faults: Sequence[Any] = (), steps: int = 60, ranks: int = 2) -> 
     run = Cluster(ranks=ranks, steps=steps, faults=tuple(faults)).run()
     comm = traffic(steps, (0, "send"), (0, "recv"))
     facts = [{"pipeline": True, "model": {"parameters": 100 + rank}, "loader": PLAIN} for rank in range(ranks)]
-    return told(run, *[{"facts": own, "groups": (WORLD,), "comm": comm} for own in facts])
+    return with_facts(run, *[{"facts": own, "groups": (WORLD,), "comm": comm} for own in facts])
 
 
 def groups_of(*about: Mapping[str, Any], steps: int = 20) -> list[int]:
-    run = told(Cluster(ranks=len(about), steps=steps).run(), *about)
+    run = with_facts(Cluster(ranks=len(about), steps=steps).run(), *about)
     return [int(number) for number in peer_groups(run.ranks)]
 
 
@@ -166,9 +166,9 @@ def test_its_line_is_named_in_every_phase(phase: str) -> None:
 
 def test_the_schedule_of_a_pipeline_is_no_warning() -> None:
     run = Cluster(ranks=2, steps=60, phases_ms={"forward": 6.0, "backward": 6.0, "inside": 5.0}, comm_ms=4.0).run()
-    about = [one.__dict__ for one in pipeline().ranks]
+    about = [rank.__dict__ for rank in pipeline().ranks]
     assert only(run, "wait_heavy").severity != "info"
-    staged = told(run, *[{name: one[name] for name in ("facts", "groups", "comm")} for one in about])
+    staged = with_facts(run, *[{name: rank[name] for name in ("facts", "groups", "comm")} for rank in about])
     found = only(staged, "wait_heavy")
     assert found.severity == "info"
     assert found.advice[0].startswith("Mostly the schedule itself")
@@ -178,14 +178,18 @@ def test_a_late_rank_of_a_stage_is_not_told_twice() -> None:
     """Rank 3 against rank 2; the stage of both has no more to do than the other."""
     run = Cluster(ranks=4, steps=60, faults=(slow_at(3, "forward", 20.0),)).run()
     facts = [{"peers": [[rank // 2 * 2, 2, 1]], "pipeline": True} for rank in range(4)]
-    found = diagnose(told(run, *[{"facts": own} for own in facts]))
-    assert [(one.kind, one.ranks, one.phase) for one in found] == [("compute_straggler", (3,), "forward")]
+    found = diagnose(with_facts(run, *[{"facts": own} for own in facts]))
+    assert [(finding.kind, finding.ranks, finding.phase) for finding in found] == [
+        ("compute_straggler", (3,), "forward")
+    ]
 
 
 def test_stages_that_wait_for_each_other_do_not_wait_for_a_network() -> None:
     run = Cluster(ranks=2, steps=60, comm_ms=16.0).run()
-    about = [one.__dict__ for one in pipeline().ranks]
-    found = diagnose(told(run, *[{name: one[name] for name in ("facts", "groups", "comm")} for one in about]))[0]
+    about = [rank.__dict__ for rank in pipeline().ranks]
+    found = diagnose(with_facts(run, *[{name: rank[name] for name in ("facts", "groups", "comm")} for rank in about]))[
+        0
+    ]
     assert (found.kind, found.severity) == ("pipeline_bubble", "info")
     assert found.evidence["even_share"] == pytest.approx(1 / 5)
     assert not any("no_sync" in line or "hosts" in line for line in found.advice)
@@ -193,7 +197,7 @@ def test_stages_that_wait_for_each_other_do_not_wait_for_a_network() -> None:
 
 def test_groups_of_ranks_that_are_no_stages_have_no_layers_to_move() -> None:
     run = Cluster(ranks=4, steps=60, faults=tuple(slow_at(rank, "forward", 20.0) for rank in (2, 3))).run()
-    found = diagnose(told(run, *[{"facts": {"peers": [[rank // 2 * 2, 2, 1]]}} for rank in range(4)]))[0]
+    found = diagnose(with_facts(run, *[{"facts": {"peers": [[rank // 2 * 2, 2, 1]]}} for rank in range(4)]))[0]
     assert (found.kind, found.ranks) == ("imbalance", (2, 3))
     assert "the other group of ranks" in found.title
     assert not any("layers" in line for line in found.advice)
@@ -218,7 +222,7 @@ def test_ranks_that_are_late_in_turns_are_not_blamed_on_a_machine_in_other_hands
     assert diagnose(run)[0].kind == "rotating_straggler"
     found = diagnose(crowded(run))
     assert (found[0].kind, found[0].severity) == ("cpu_saturated", "warning")
-    assert {(one.kind, one.severity) for one in found[1:]} == {("rotating_straggler", "info")}
+    assert {(finding.kind, finding.severity) for finding in found[1:]} == {("rotating_straggler", "info")}
 
 
 @pytest.mark.parametrize(("steps", "severity"), [(range(4, 42), "info"), (range(42, 80), "warning")])
@@ -226,8 +230,8 @@ def test_a_rank_that_was_slow_for_a_while_is_a_symptom_of_a_machine_in_other_han
     """Not one that is slow to the end: that may be its own fault."""
     run = Cluster(ranks=2, steps=80, faults=(slow_at(1, "optimizer", 40.0, steps),)).run()
     assert only(run, "compute_straggler").severity in ("warning", "critical")
-    told = only(crowded(run), "compute_straggler").severity
-    assert ("info" if told == "info" else "warning") == severity
+    lowered = only(crowded(run), "compute_straggler").severity
+    assert ("info" if lowered == "info" else "warning") == severity
 
 
 # -- advice -----------------------------------------------------------------------------------------------------------
@@ -260,10 +264,10 @@ def test_accumulation_by_the_name_of_the_framework(facts: Mapping[str, Any], set
 
 
 def test_deepspeed_has_settings_of_its_own() -> None:
-    said = advice({"frameworks": ["deepspeed"]})
-    assert "overlap_comm" in said
-    assert "no_sync" not in said
-    assert "compress_hook" not in said
+    own = advice({"frameworks": ["deepspeed"]})
+    assert "overlap_comm" in own
+    assert "no_sync" not in own
+    assert "compress_hook" not in own
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -282,9 +286,9 @@ def test_links_between_hosts_where_there_are_several(hosts: int) -> None:
     ],
 )
 def test_who_needs_a_distributed_sampler(facts: Mapping[str, Any], replicas: int) -> None:
-    said = remarks_on(build_window(Cluster(ranks=4, facts={"loader": PLAIN, **facts}).run()))
+    own = remarks_on(build_window(Cluster(ranks=4, facts={"loader": PLAIN, **facts}).run()))
     expected = [f"Each of the {replicas} replicas of the model draws from the whole dataset"] if replicas else []
-    assert [line.partition(" (SequentialSampler)")[0] for line in said] == expected
+    assert [line.partition(" (SequentialSampler)")[0] for line in own] == expected
 
 
 @pytest.mark.parametrize(
@@ -297,7 +301,7 @@ def test_who_needs_a_distributed_sampler(facts: Mapping[str, Any], replicas: int
 )
 def test_who_reads_the_same_samples_needs_no_sampler(mesh: Mapping[str, Any], second: str) -> None:
     run = Cluster(ranks=2, steps=60, faults=(slow_at(1, "input", 40.0, range(60)),)).run()
-    run = told(run, *[{"facts": {"mesh": mesh, "peers": [[0, 2, 1]]}}] * 2)
+    run = with_facts(run, *[{"facts": {"mesh": mesh, "peers": [[0, 2, 1]]}}] * 2)
     assert only(run, "input_straggler").advice[1].startswith(second)
 
 
@@ -325,7 +329,7 @@ def routed(run: RunData, given: Any, *, own: Any = TOKENS) -> RunData:
         calls["bytes"] = np.stack([own[rank], given[rank], own[rank], given[rank]], axis=1)
         calls["end_ns"] = calls["start_ns"] + 1
         about.append({"groups": (WORLD,), "comm": comm, "collectives": calls.reshape(-1)})
-    return told(run, *about)
+    return with_facts(run, *about)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -378,7 +382,7 @@ def test_experts_that_get_most_in_turn() -> None:
 
 def test_parts_of_a_sequence_have_unequal_work_under_a_causal_mask() -> None:
     run = Cluster(ranks=4, steps=60, faults=(slow_at(3, "forward", 30.0),)).run()
-    parts = told(run, *[{"facts": {"mesh": {"names": ["cp"], "shape": [4]}}}] * 4)
+    parts = with_facts(run, *[{"facts": {"mesh": {"names": ["cp"], "shape": [4]}}}] * 4)
     first, *_ = diagnose(parts)
     assert (first.kind, first.ranks) == ("compute_straggler", (3,))
     assert "causal mask" in " ".join(first.advice)

@@ -86,9 +86,9 @@ def test_periodic_work_is_one_finding_with_its_line() -> None:
     line = ("/scripts/train.py", 4, "env_step")
     cluster = Cluster(ranks=1, steps=200, faults=(slow_at(0, "inside", 40.0, range(0, 200, 4)),))
     (found,) = (
-        one
-        for one in diagnose(run_of(*[stack(line, SCRIPT, step=40, between=False)] * 3, cluster=cluster))
-        if one.kind != "compute_bound"
+        finding
+        for finding in diagnose(run_of(*[stack(line, SCRIPT, step=40, between=False)] * 3, cluster=cluster))
+        if finding.kind != "compute_bound"
     )
     assert (found.kind, found.evidence["period"], found.evidence["place"]) == ("jitter", 4, "env_step, train.py:4")
 
@@ -147,8 +147,8 @@ def test_a_wait_for_workers_gets_the_line_of_the_workers() -> None:
     first = diagnose(run_of(*stacks, cluster=cluster))[0]
     assert (first.kind, first.evidence["place"]) == ("input_bound", place)
     assert first.title.endswith(f" of the training time, mostly in {place}.")
-    one = Cluster(ranks=2, steps=100, faults=(slow_at(1, "input", 40.0),))
-    late = diagnose(run_of(*stacks[2:], cluster=one))[0]
+    cluster = Cluster(ranks=2, steps=100, faults=(slow_at(1, "input", 40.0),))
+    late = diagnose(run_of(*stacks[2:], cluster=cluster))[0]
     assert (late.kind, late.ranks, late.evidence["place"]) == ("input_straggler", (1,), place)
     assert f" slower than the other rank in input ({place}) every step; " in late.title
 
@@ -310,7 +310,7 @@ def test_a_forward_that_is_called_directly_is_no_logging() -> None:
     """Hooks see calls of modules; ``model.forward(x)`` of a model without inner modules is none."""
     stacks = [stack(("/scripts/train.py", 12, "Layer.forward"), SCRIPT)] * 4
     cluster = Cluster(ranks=1, phases_ms={"backward": 10.0, "other": 20.0})
-    first = next(one for one in diagnose(run_of(*stacks, cluster=cluster)) if one.kind == "between_steps")
+    first = next(finding for finding in diagnose(run_of(*stacks, cluster=cluster)) if finding.kind == "between_steps")
     assert (first.severity, first.phase) == ("info", "other")
     assert "of the training time is the model's forward, called directly:" in first.title
     assert first.title.endswith("mostly in Layer.forward, train.py:12.")

@@ -29,12 +29,12 @@ DDP = {"find_unused_parameters": False, "static_graph": False, "batchnorm": 0, "
 PEERS = [[0, 4, 1]]
 
 
-def said_of(job: Cluster, *facts: Mapping[str, Any], backend: str = "gloo") -> list[str]:
+def remarks_of(job: Cluster, *facts: Mapping[str, Any], backend: str = "gloo") -> list[str]:
     """``facts``: by rank; else those of the job."""
     run = job.run()
-    ranks = [replace(one, identity=replace(one.identity, backend=backend)) for one in run.ranks]
+    ranks = [replace(rank, identity=replace(rank.identity, backend=backend)) for rank in run.ranks]
     if facts:
-        ranks = [replace(one, facts=dict(said)) for one, said in zip(ranks, facts, strict=True)]
+        ranks = [replace(rank, facts=dict(own)) for rank, own in zip(ranks, facts, strict=True)]
     return remarks_on(build_window(replace(run, ranks=tuple(ranks))))
 
 
@@ -44,12 +44,12 @@ def job(ranks: int = 4, **parts: Mapping[str, Any]) -> Cluster:
 
 
 def test_nothing_is_said_of_a_job_that_is_set_up_well() -> None:
-    assert said_of(job()) == []
-    assert said_of(Cluster()) == []
+    assert remarks_of(job()) == []
+    assert remarks_of(Cluster()) == []
 
 
 def test_set_epoch() -> None:
-    assert said_of(job(loader={**LOADER, "set_epoch_missing": True})) == [
+    assert remarks_of(job(loader={**LOADER, "set_epoch_missing": True})) == [
         (
             "DistributedSampler.set_epoch() is not called: every epoch has the same order. "
             "Call it with the epoch number before each epoch."
@@ -61,14 +61,14 @@ def test_set_epoch() -> None:
 
 
 def test_batchnorm_of_few_samples() -> None:
-    assert said_of(job(loader={**LOADER, "batch_size": 4, "last_batch": 4}, ddp={**DDP, "batchnorm": 53})) == [
+    assert remarks_of(job(loader={**LOADER, "batch_size": 4, "last_batch": 4}, ddp={**DDP, "batchnorm": 53})) == [
         (
             "53 BatchNorm layers under DDP take their statistics from 4 samples each step, those of one rank. It "
             "costs no time, but so few make training noisier: SyncBatchNorm.convert_sync_batchnorm() (on GPUs) takes "
             "all 16, GroupNorm needs none."
         )
     ]
-    (line,) = said_of(job(loader={**LOADER, "batch_size": 1, "last_batch": 1}, ddp={**DDP, "batchnorm": 1}))
+    (line,) = remarks_of(job(loader={**LOADER, "batch_size": 1, "last_batch": 1}, ddp={**DDP, "batchnorm": 1}))
     assert line.startswith("1 BatchNorm layer under DDP takes its statistics from 1 sample each step, ")
 
 
@@ -87,7 +87,7 @@ def test_batchnorm_of_few_samples() -> None:
     ids=["enough", "just-enough", "unknown", "frozen", "one-peer"],
 )
 def test_batchnorm_that_is_well(parts: dict[str, Any]) -> None:
-    assert said_of(job(**parts)) == []
+    assert remarks_of(job(**parts)) == []
 
 
 # -- find_unused_parameters -------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ SEARCHING = {**DDP, "find_unused_parameters": True, "iterations": 1000, "unused"
 
 def test_a_search_for_unused_parameters_that_finds_none() -> None:
     # A step of 39 ms.
-    assert said_of(job(ddp=SEARCHING)) == [
+    assert remarks_of(job(ddp=SEARCHING)) == [
         (
             "find_unused_parameters=True is not needed: all parameters took part in each of the first 1,000 backward "
             "passes. It costs a walk over the graph (up to 1.50 ms, 4% of the step) and one more all-reduce in every "
@@ -119,13 +119,13 @@ def test_a_search_for_unused_parameters_that_finds_none() -> None:
     ids=["same", "varying", "too-early", "cheap", "off", "unknown"],
 )
 def test_a_search_that_is_needed_or_cheap(ddp: dict[str, Any]) -> None:
-    assert said_of(job(ddp=ddp)) == []
+    assert remarks_of(job(ddp=ddp)) == []
 
 
 def test_a_search_that_one_rank_needs() -> None:
     alike = {"loader": LOADER, "ddp": SEARCHING}
-    assert said_of(job(), alike, alike, alike, {**alike, "ddp": {**SEARCHING, "unused": "varying"}}) == []
-    assert said_of(job(), alike, alike, alike, {}) == []
+    assert remarks_of(job(), alike, alike, alike, {**alike, "ddp": {**SEARCHING, "unused": "varying"}}) == []
+    assert remarks_of(job(), alike, alike, alike, {}) == []
 
 
 # -- the last batch ---------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def epochs(loader: Mapping[str, Any], *, every: int = 10, **more: Any) -> Cluste
 
 
 def test_compiling_for_the_last_batch() -> None:
-    assert said_of(epochs(SHORT, compile_steps=(9,), compile_ms=2400.0)) == [
+    assert remarks_of(epochs(SHORT, compile_steps=(9,), compile_ms=2400.0)) == [
         (
             "The last batch of an epoch has 3 samples instead of 32: compiling for that shape took 2.40 s, in step 9. "
             "drop_last=True skips it."
@@ -148,7 +148,7 @@ def test_compiling_for_the_last_batch() -> None:
 
 
 def test_short_epochs_that_end_in_a_short_batch() -> None:
-    assert said_of(epochs(SHORT)) == [
+    assert remarks_of(epochs(SHORT)) == [
         (
             "Every epoch of 10 batches ends with a batch of 3 samples instead of 32, whose step takes 39.0 ms "
             "(39.0 ms for a full batch). drop_last=True or longer epochs save up to 9% of the time."
@@ -182,25 +182,25 @@ def test_short_epochs_that_end_in_a_short_batch() -> None:
     ],
 )
 def test_last_batches_that_cost_nothing(cluster: Cluster) -> None:
-    assert said_of(cluster) == []
+    assert remarks_of(cluster) == []
 
 
 # -- epochs of different length ---------------------------------------------------------------------------------------
 
 
 def lengths(*batches: int | None, **more: Any) -> list[dict[str, Any]]:
-    return [{"loader": {**LOADER, "length": one, **more}, "ddp": DDP} for one in batches]
+    return [{"loader": {**LOADER, "length": batch, **more}, "ddp": DDP} for batch in batches]
 
 
 def test_epochs_of_different_length() -> None:
-    assert said_of(job(), *lengths(100, 100, 99, 100)) == [
+    assert remarks_of(job(), *lengths(100, 100, 99, 100)) == [
         (
             "Rank 2 has 99 batches per epoch, others up to 100: the others will wait for a collective that never "
             "comes, unless all stop together. Give every rank the same number (DistributedSampler does), or use "
             "torch.distributed.algorithms.Join."
         )
     ]
-    assert said_of(job(), *lengths(1200, 999, 999, 1100))[0].startswith(
+    assert remarks_of(job(), *lengths(1200, 999, 999, 1100))[0].startswith(
         "Ranks 1 and 2 have 999 batches per epoch, others up to 1,200: "
     )
 
@@ -218,7 +218,7 @@ def test_epochs_of_different_length() -> None:
     ids=["equal", "unknown", "handled", "epochs", "independent", "sizes"],
 )
 def test_epochs_that_end_together(facts: list[dict[str, Any]]) -> None:
-    assert said_of(job(), *facts) == []
+    assert remarks_of(job(), *facts) == []
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -240,14 +240,14 @@ ENDING = (
     ],
 )
 def test_a_process_group_that_is_left_open(facts: list[dict[str, Any]], who: str) -> None:
-    assert said_of(Cluster(), *facts, backend="cpu:gloo,cuda:nccl") == [who + ENDING]
+    assert remarks_of(Cluster(), *facts, backend="cpu:gloo,cuda:nccl") == [who + ENDING]
 
 
 def test_process_groups_that_are_none_the_worse() -> None:
-    assert said_of(Cluster(), *[OPEN] * 4, backend="gloo") == []
-    assert said_of(Cluster(), *[CLOSED] * 4, backend="nccl") == []
-    assert said_of(Cluster(), *[{}] * 4, backend="nccl") == []
-    assert said_of(Cluster(ranks=1), OPEN, backend="nccl") == ["The process" + ENDING]
+    assert remarks_of(Cluster(), *[OPEN] * 4, backend="gloo") == []
+    assert remarks_of(Cluster(), *[CLOSED] * 4, backend="nccl") == []
+    assert remarks_of(Cluster(), *[{}] * 4, backend="nccl") == []
+    assert remarks_of(Cluster(ranks=1), OPEN, backend="nccl") == ["The process" + ENDING]
 
 
 def test_a_single_process_is_not_told_to_shard_over_ranks() -> None:
@@ -272,7 +272,7 @@ def test_nobody_is_told_to_change_a_loop_that_is_not_theirs(frameworks: list[str
         phases_ms={"forward": 10.0, "backward": 20.0, "optimizer": 5.0, "other": 30.0},
         facts={"frameworks": frameworks},
     ).run()
-    found = next(one for one in diagnose(slow) if one.phase == "other")
+    found = next(finding for finding in diagnose(slow) if finding.phase == "other")
     assert any(line.startswith(begins) for line in found.advice), found.advice
 
 

@@ -401,5 +401,5 @@ def test_where_a_host_may_wait_for_its_device_nothing_is_said_without_device_tim
     """A copy, or a value that is printed, waits for all that the device has to do before: the model, most of all."""
     run = Cluster(ranks=1, phases_ms=train(h2d=9.0), device_timed=True).run()
     assert diagnose(run)[0].kind == "h2d_bound"
-    untimed = replace(run, ranks=tuple(timed_at(one, slice(0)) for one in run.ranks))
+    untimed = replace(run, ranks=tuple(timed_at(rank, slice(0)) for rank in run.ranks))
     assert not {"h2d_bound", "wait_heavy", "between_steps"} & {finding.kind for finding in diagnose(untimed)}

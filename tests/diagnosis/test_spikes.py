@@ -23,7 +23,7 @@ from stepscope.records.finding import Finding
 
 def view_at(cluster: Cluster, facts: dict[str, Any] | None = None) -> View:
     run = cluster.run()
-    return view_of(build_window(replace(run, ranks=tuple(replace(one, facts=facts or {}) for one in run.ranks))))
+    return view_of(build_window(replace(run, ranks=tuple(replace(rank, facts=facts or {}) for rank in run.ranks))))
 
 
 def found_in(cluster: Cluster, facts: dict[str, Any] | None = None) -> list[Finding]:
@@ -152,11 +152,11 @@ def test_what_another_finding_explained_is_not_told_again() -> None:
 def test_a_claim_on_the_time_between_steps_is_not_taken_off_twice() -> None:
     faults = (slow_at(0, "checkpoint", 500.0, range(9, 100, 10)), slow_at(0, "forward", 60.0, range(4, 100, 10)))
     view = view_at(Cluster(ranks=1, steps=100, faults=faults))
-    told = Claim(
+    claim = Claim(
         finding=Finding(kind="between_steps", severity="info", title=""),
         explained_ns=view.phase("checkpoint").sum(axis=0),
     )
-    (claim,) = find_spikes(view, unexplained_steps(view, [told]), [told])
+    (claim,) = find_spikes(view, unexplained_steps(view, [claim]), [claim])
     assert (claim.finding.phase, claim.finding.evidence["period"]) == ("forward", 10)
     assert claim.finding.evidence["usual_ms"] == pytest.approx(38.0, abs=0.5)
 
@@ -165,8 +165,8 @@ def test_the_usual_step_is_the_whole_one_whatever_of_it_is_explained() -> None:
     faults = (slow_at(0, "forward", 60.0, range(4, 100, 10)),)
     phases_ms = {"input": 2.0, "forward": 10.0, "backward": 20.0, "mine": 30.0}
     view = view_at(Cluster(ranks=1, steps=100, noise=0.0, phases_ms=phases_ms, faults=faults))
-    told = Claim(finding=Finding(kind="between_steps", severity="info", title=""), explained_ns=view.phase("mine")[0])
-    (claim,) = find_spikes(view, unexplained_steps(view, [told]), [told])
+    claim = Claim(finding=Finding(kind="between_steps", severity="info", title=""), explained_ns=view.phase("mine")[0])
+    (claim,) = find_spikes(view, unexplained_steps(view, [claim]), [claim])
     assert claim.finding.evidence["usual_ms"] == 62.0
     assert claim.finding.title.startswith("Every 10th step takes 60.0 ms longer than the usual 62.0 ms, in forward")
 
@@ -210,7 +210,7 @@ def test_spikes_of_another_rank_each_time_are_never_a_warning() -> None:
 def test_healthy_runs_give_no_warning(ranks: int, steps: int, noise: dict[str, float]) -> None:
     for seed in seeds(8):
         found = found_in(Cluster(ranks=ranks, steps=steps, seed=seed, **noise))
-        assert [one.kind for one in found if one.severity != "info"] == []
+        assert [finding.kind for finding in found if finding.severity != "info"] == []
 
 
 @pytest.mark.seeds
@@ -242,7 +242,7 @@ def test_advice_names_nccl_only_where_it_is_used(nccl: bool) -> None:
         assert ("NCCL_DEBUG" in " ".join(advice)) is nccl
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     run = Cluster(ranks=2).run()
-    ranks = tuple(replace(one, identity=replace(one.identity, backend=backend)) for one in run.ranks)
+    ranks = tuple(replace(rank, identity=replace(rank.identity, backend=backend)) for rank in run.ranks)
     assert view_of(build_window(replace(run, ranks=ranks))).nccl is nccl
 
 
@@ -347,4 +347,4 @@ def test_steps_that_call_the_model_more_often_take_longer_by_design() -> None:
         steps["forwards"] = 10
         steps["forwards"][list(at)] = calls
         run = replace(run, ranks=(with_records(run.ranks[0], steps, device),))
-        assert [one.kind for one in diagnose(run)][: len(kinds)] == kinds
+        assert [finding.kind for finding in diagnose(run)][: len(kinds)] == kinds

@@ -70,7 +70,7 @@ def test_a_run_without_a_steady_step_has_no_such_sample(steps: int) -> None:
 
 def test_an_attempt_that_is_over_does_not_count() -> None:
     first = cluster(attempt=0).series()
-    second = [replace(one, anchor_wall_ns=ANCHOR_WALL_NS + 20 * 10**9) for one in cluster(attempt=1).series()]
+    second = [replace(series, anchor_wall_ns=ANCHOR_WALL_NS + 20 * 10**9) for series in cluster(attempt=1).series()]
     run = replace(cluster().run(), ranks=(*first, *second))
     assert counted(run, 0, times=[3.0, 5.0, 10.0, 21.0, 23.0, 25.0]) == [23.0, 25.0]
 
@@ -78,6 +78,6 @@ def test_an_attempt_that_is_over_does_not_count() -> None:
 def test_some_samples_about_a_second_apart() -> None:
     quick, slow = np.arange(0.0, 3.0, 0.2), np.arange(3.0, 8.0, 1.01)
     times = np.concatenate([quick, slow])
-    kept = times[spaced(ANCHOR_WALL_NS + times * 1e9)]
-    assert kept.round(2).tolist() == [0.0, 1.0, 1.8, 2.8, 4.01, 5.02, 6.03, 7.04]
+    shown = times[spaced(ANCHOR_WALL_NS + times * 1e9)]
+    assert shown.round(2).tolist() == [0.0, 1.0, 1.8, 2.8, 4.01, 5.02, 6.03, 7.04]
     assert spaced(np.zeros(0)).tolist() == []

@@ -309,7 +309,7 @@ def test_no_price_is_higher_than_what_the_rest_of_the_step_allows() -> None:
 def test_what_the_host_waits_on_nccl_is_no_waiting() -> None:
     """There a wait only tells the stream to wait; without device times nothing is known, and nobody is named."""
     run = on_nccl(faults=(slow_at(2, "forward", 12.0),)).run()
-    untimed = replace(run, ranks=tuple(timed_at(one, slice(0)) for one in run.ranks))
+    untimed = replace(run, ranks=tuple(timed_at(rank, slice(0)) for rank in run.ranks))
     assert not view_of(build_window(untimed)).comm_measured
     assert [finding.ranks for finding in diagnose(untimed) if finding.ranks] == []
 

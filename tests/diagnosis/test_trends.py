@@ -136,7 +136,7 @@ def test_the_sentence_of_two_drops() -> None:
 
 def test_a_drop_and_a_change_may_both_be_there() -> None:
     faults = everywhere(1, "input", 20.0, range(50, 80)) + everywhere(1, "forward", 15.0, range(150, 200))
-    assert [(one.kind, one.phase) for one in found_in(Cluster(ranks=1, steps=200, faults=faults))] == [
+    assert [(finding.kind, finding.phase) for finding in found_in(Cluster(ranks=1, steps=200, faults=faults))] == [
         ("change_point", "forward"),
         ("throughput_drop", "input"),
     ]
@@ -148,7 +148,7 @@ def test_wander_is_neither_drift_nor_change(drift: float) -> None:
     for ranks, steps in ((1, 30), (1, 100), (2, 60), (4, 200)):
         for seed in seeds(25):
             found = found_in(Cluster(ranks=ranks, steps=steps, drift=drift, seed=seed))
-            assert [one.kind for one in found if one.severity != "info"] == []
+            assert [finding.kind for finding in found if finding.severity != "info"] == []
 
 
 def test_a_job_disturbed_in_half_of_its_steps_has_not_changed() -> None:
@@ -201,7 +201,7 @@ def real(captured: Path, name: str) -> list[tuple[str, str, tuple[int, int] | No
     claims = find_spikes(view, view.step_ns, [])
     claims += find_trends(view, unexplained_steps(view, claims))
     found = [claim.finding for claim in claims]
-    return [(one.kind, one.severity, one.steps, one.evidence.get("period")) for one in found]
+    return [(finding.kind, finding.severity, finding.steps, finding.evidence.get("period")) for finding in found]
 
 
 def test_a_real_job_that_does_something_every_ten_steps(shared_data: Path) -> None:
@@ -225,6 +225,6 @@ def test_a_machine_that_gets_slower_is_no_change_of_its_longest_phase() -> None:
     only = (slow_at(0, "input", 24.0, range(60, 120)),)
     for faults, phase in ((slower, None), (only, "input")):
         found = diagnose(Cluster(ranks=1, steps=120, phases_ms=phases, noise=0.01, faults=faults).run())
-        change = next(one for one in found if one.kind == "change_point")
+        change = next(finding for finding in found if finding.kind == "change_point")
         assert change.phase == phase
         assert not [line for line in change.advice if "storage" in line]

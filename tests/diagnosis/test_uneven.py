@@ -63,7 +63,7 @@ def lengths(ranks: int, spread: float, *, alike: bool = True) -> RunData:
 def with_work(run: RunData, work: Callable[[int, int], Work | None], steps: Sequence[int] = (11, 37)) -> RunData:
     """What each rank was given in sampled steps, by rank and step."""
     records = sampled(model("a", "b"), ranks=len(run.ranks), steps=steps)
-    given = tuple(replace(one, work=work(one.rank, one.step)) for one in records.samples)
+    given = tuple(replace(sample, work=work(sample.rank, sample.step)) for sample in records.samples)
     return replace(run, layers=replace(records, samples=given))
 
 
@@ -98,10 +98,10 @@ def test_that_batches_differ_is_not_concluded_from_times_alone() -> None:
 def test_processes_without_a_group_do_not_wait_for_each_other(work: Work | None) -> None:
     """Hogwild: each trains the shared model at its own pace."""
     for run in (lengths(2, 0.4), in_turns(2, 30.0).run()):
-        alone = [replace(one, identity=replace(one.identity, world_size=1, backend="")) for one in run.ranks]
+        alone = [replace(rank, identity=replace(rank.identity, world_size=1, backend="")) for rank in run.ranks]
         found = diagnose(with_work(replace(run, ranks=tuple(alone)), lambda rank, step: work))
-        assert not KINDS & {one.kind for one in found}
-        assert not [one.title for one in found if "wait for it" in one.title]
+        assert not KINDS & {finding.kind for finding in found}
+        assert not [finding.title for finding in found if "wait for it" in finding.title]
 
 
 def test_processes_without_a_group_lose_what_each_of_them_waits() -> None:
@@ -118,33 +118,33 @@ def test_noise_that_hits_forward_and_backward_apart_is_none() -> None:
     assert uneven(lengths(4, 0.4, alike=False)) == []
 
 
-def stages(fault_ms: float, *, told: bool) -> RunData:
+def stages(fault_ms: float, *, reported: bool) -> RunData:
     """Ranks 2 and 3 are another pipeline stage, with more work."""
     faults = tuple(slow_at(rank, "forward", fault_ms) for rank in (2, 3))
     run = Cluster(ranks=4, steps=60, faults=faults).run()
     peers = [[[0, 2, 1]], [[0, 2, 1]], [[2, 2, 1]], [[2, 2, 1]]]
-    facts = [{"peers": own} if told else {} for own in peers]
-    return replace(run, ranks=tuple(replace(one, facts=own) for one, own in zip(run.ranks, facts, strict=True)))
+    facts = [{"peers": own} if reported else {} for own in peers]
+    return replace(run, ranks=tuple(replace(rank, facts=own) for rank, own in zip(run.ranks, facts, strict=True)))
 
 
 def test_stages_with_different_work_are_an_imbalance_and_no_stragglers() -> None:
-    (found,) = diagnose(stages(15.0, told=True))
+    (found,) = diagnose(stages(15.0, reported=True))
     assert (found.kind, found.ranks, found.evidence["by"]) == ("imbalance", (2, 3), "groups")
     assert found.evidence["work_ms_by_group"] == pytest.approx([38.0, 53.0], rel=0.03)
     assert found.cost["share"] == pytest.approx(7.5 / 54, abs=0.02)
-    (found,) = diagnose(stages(15.0, told=False))
+    (found,) = diagnose(stages(15.0, reported=False))
     assert (found.kind, found.ranks) == ("compute_straggler", (2, 3))
 
 
 def test_a_rank_is_compared_with_its_peers_only() -> None:
-    run = stages(15.0, told=True)
+    run = stages(15.0, reported=True)
     slow = Cluster(
         ranks=4,
         steps=60,
         faults=(*(slow_at(rank, "forward", 15.0) for rank in (2, 3)), slow_at(0, "backward", 6.0)),
     ).run()
-    facts = [one.facts for one in run.ranks]
-    run = replace(slow, ranks=tuple(replace(one, facts=own) for one, own in zip(slow.ranks, facts, strict=True)))
+    facts = [rank.facts for rank in run.ranks]
+    run = replace(slow, ranks=tuple(replace(rank, facts=own) for rank, own in zip(slow.ranks, facts, strict=True)))
     found = {(finding.kind, finding.ranks, finding.phase) for finding in diagnose(run)}
     assert ("compute_straggler", (0,), "backward") in found
     assert not any(kind == "compute_straggler" and ranks != (0,) for kind, ranks, _ in found)
@@ -172,12 +172,12 @@ def with_batches(*sizes: int | None, **facts: Any) -> list[Finding]:
     run = Cluster(ranks=len(sizes), steps=40).run()
     facts = {"ddp": {"bucket_mb": 25.0}, **facts}
     series = [
-        replace(one, facts={"loader": {"batch_size": size, "last_batch": 3 + one.rank}, **facts})
-        for one, size in zip(run.ranks, sizes, strict=True)
+        replace(rank, facts={"loader": {"batch_size": size, "last_batch": 3 + rank.rank}, **facts})
+        for rank, size in zip(run.ranks, sizes, strict=True)
     ]
     found = diagnose(replace(run, ranks=tuple(series)))
     assert found[0].kind == "healthy"
-    return [one for one in found if one.kind == "uneven_batches"]
+    return [finding for finding in found if finding.kind == "uneven_batches"]
 
 
 def test_loaders_with_different_batch_sizes_are_a_remark() -> None:
@@ -201,11 +201,12 @@ def measured(*samples: Sequence[int | None], group: str = "") -> list[Finding]:
     run = Cluster(ranks=len(samples), steps=40).run()
     records = sampled(model("a", "b"), ranks=len(samples), steps=range(5, 5 + 2 * len(samples[0]), 2))
     given = [
-        replace(one, group=group, work=Work(samples=samples[one.rank][(one.step - 5) // 2])) for one in records.samples
+        replace(sample, group=group, work=Work(samples=samples[sample.rank][(sample.step - 5) // 2]))
+        for sample in records.samples
     ]
-    series = [replace(one, facts={"ddp": {"bucket_mb": 25.0}}) for one in run.ranks]
+    series = [replace(rank, facts={"ddp": {"bucket_mb": 25.0}}) for rank in run.ranks]
     found = diagnose(replace(run, ranks=tuple(series), layers=replace(records, samples=tuple(given))))
-    return [one for one in found if one.kind == "uneven_batches"]
+    return [finding for finding in found if finding.kind == "uneven_batches"]
 
 
 def test_batches_are_measured_where_there_is_no_loader() -> None:

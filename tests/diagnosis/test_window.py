@@ -35,14 +35,14 @@ def test_samples_and_stacks_are_those_of_the_steps() -> None:
 
 
 def test_ranks_are_peers_as_the_recorder_says_else_all_of_them() -> None:
-    def told(peers: object) -> list[int]:
+    def peer_rows(peers: object) -> list[int]:
         ranks = Cluster(ranks=4, steps=12).series()
         by_rank = peers if isinstance(peers, dict) else dict.fromkeys(range(4), peers)
-        return list(window_of(*(replace(one, facts={"peers": by_rank.get(one.rank)}) for one in ranks)).groups)
+        return list(window_of(*(replace(rank, facts={"peers": by_rank.get(rank.rank)}) for rank in ranks)).groups)
 
-    assert told({0: [[0, 2, 2]], 1: [[1, 2, 2]], 2: [[0, 2, 2]], 3: [[1, 2, 2]]}) == [0, 1, 0, 1]
+    assert peer_rows({0: [[0, 2, 2]], 1: [[1, 2, 2]], 2: [[0, 2, 2]], 3: [[1, 2, 2]]}) == [0, 1, 0, 1]
     for garbage in (None, [], "all", [[0, 1]], [[0, "2", 1]], [[0, -1, 1]], [7]):
-        assert told(garbage) == [0, 0, 0, 0]
+        assert peer_rows(garbage) == [0, 0, 0, 0]
 
 
 def test_all_steps_of_all_ranks_line_up() -> None:
@@ -83,12 +83,12 @@ def test_only_the_last_attempt_counts() -> None:
 
 
 def test_phases_are_aligned_by_name_not_by_slot() -> None:
-    one, other = Cluster(ranks=2, steps=12, phases_ms={"forward": 4.0, "augment": 3.0, "tokenize": 2.0}).series()
+    first, other = Cluster(ranks=2, steps=12, phases_ms={"forward": 4.0, "augment": 3.0, "tokenize": 2.0}).series()
     names = list(other.phase_names)
     names[9], names[10] = names[10], names[9]
     steps, device = records_of(other)
     steps["phase_ns"][:, [9, 10]] = steps["phase_ns"][:, [10, 9]]
-    window = window_of(one, with_records(replace(other, phase_names=tuple(names)), steps, device))
+    window = window_of(first, with_records(replace(other, phase_names=tuple(names)), steps, device))
     augment, tokenize = (window.phase_ns[window.phases.index(name)] for name in ("augment", "tokenize"))
     assert np.median(augment, axis=1) == pytest.approx(3e6, rel=0.05)
     assert np.median(tokenize, axis=1) == pytest.approx(2e6, rel=0.05)
@@ -138,8 +138,8 @@ def test_leading_discovery_steps_are_set_apart() -> None:
 
 
 def test_device_times_stand_where_they_were_ready() -> None:
-    one, other = Cluster(ranks=2, steps=20, device_timed=True).series()
-    window = window_of(one, timed_at(other, slice(15)))
+    first, other = Cluster(ranks=2, steps=20, device_timed=True).series()
+    window = window_of(first, timed_at(other, slice(15)))
     assert window.device_ns is not None
     assert not np.isnan(window.device_ns[:, 0]).any()
     assert np.isnan(window.device_ns[:, 1, 15:]).all()
