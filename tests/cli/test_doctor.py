@@ -38,7 +38,7 @@ def test_what_is_kept_and_who_can_read_it(tmp_path: Path, monkeypatch: pytest.Mo
     runs = tmp_path / "runs"
     for name, mode in (("closed", 0o700), ("open", 0o755), ("team", 0o750)):
         create_run(runs, name, ["x"], sessions=tmp_path / "sessions", mode=mode)
-    kept, new, shared = doctor._kept(runs)
+    kept, new, shared = doctor.privacy_checks(runs)
     assert kept.what == (
         "stored in run.json: user, host, working directory, the command with secrets as [redacted], "
         "and 2 of 4 environment variables: NCCL_DEBUG, RANK"
@@ -49,4 +49,4 @@ def test_what_is_kept_and_who_can_read_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert (shared.state, shared.what) == ("weak", f"other users can read 2 run(s) in {runs}: open, team")
     for name in ("open", "team"):
         (runs / name).chmod(0o700)
-    assert len(list(doctor._kept(runs))) == 2
+    assert len(list(doctor.privacy_checks(runs))) == 2

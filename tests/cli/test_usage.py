@@ -227,4 +227,4 @@ def test_options_that_may_be_misplaced(line: str, found: list[list[str]]) -> Non
     ],
 )
 def test_a_number_of_layers_is_the_scripts_own(line: str, found: list[list[str]]) -> None:
-    assert run._misplaced(line.split()) == found
+    assert run.own_options(line.split()) == found

@@ -13,8 +13,7 @@ import pytest
 
 from stepscope.hub.api.runs import read_piece
 from stepscope.store.inbox.receiver import Inbox
-from stepscope.store.live import logs
-from stepscope.store.live.logs import bound_log, bound_logs, log_share
+from stepscope.store.live.logs import bound_log, bound_logs, log_share, punch_hole
 from stepscope.wire.frames import FrameHead, pack_frame, part_of, read_frame
 
 SHARE = 1 << 20
@@ -36,7 +35,7 @@ def log(tmp_path: Path) -> Path:
     path = tmp_path / "logs" / "rank-0.log"
     path.write_bytes(lines(0, 1))
     fd = os.open(path, os.O_RDWR)
-    able = logs._punch(fd, 0, 4096)
+    able = punch_hole(fd, 0, 4096)
     os.close(fd)
     if not able:
         pytest.skip("this file system cannot make holes")
@@ -98,23 +97,21 @@ def test_a_short_log_a_link_and_a_file_with_two_names_are_left_alone(log: Path, 
     assert elsewhere.read_bytes() == lines(0, 100_000)
 
 
-def test_a_file_system_without_holes_is_said_and_changes_nothing(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_holes_is_said_and_changes_nothing(log: Path) -> None:
     data = lines(0, 100_000)
     log.write_bytes(data)
-    monkeypatch.setattr(logs, "_punch", lambda *args: False)
-    assert not bound_logs(log.parent.parent, all_bytes=SHARE)
+    assert not bound_logs(log.parent.parent, all_bytes=SHARE, punch=lambda *_: False)
     assert log.read_bytes() == data
 
 
-def test_a_disk_error_is_one(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_error_is_one(log: Path) -> None:
     log.write_bytes(lines(0, 100_000))
 
     def fails(*args: Any) -> bool:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(logs, "_punch", fails)
     with pytest.raises(OSError, match="broken"):
-        bound_logs(log.parent.parent, all_bytes=SHARE)
+        bound_logs(log.parent.parent, all_bytes=SHARE, punch=fails)
 
 
 def test_readers_pass_what_was_dropped(log: Path) -> None:
@@ -138,12 +135,11 @@ def test_readers_pass_what_was_dropped(log: Path) -> None:
     assert whole.data.endswith(LINE % 99_999)
 
 
-def test_a_hub_bounds_what_it_is_sent(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "ALL_BYTES", SHARE)
-    monkeypatch.setattr(logs.log_share, "__defaults__", (SHARE,))
+@pytest.mark.usefixtures("log")
+def test_a_hub_bounds_what_it_is_sent(tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     hub.mkdir()
-    inbox = Inbox(hub)
+    inbox = Inbox(hub, log_bytes=SHARE)
     data = lines(0, 200_000) + bytes(3 << 18) + lines(200_000, 10_000)
     for at in range(0, len(data), 1 << 18):
         piece = data[at : at + (1 << 18)]

@@ -22,7 +22,7 @@ from stepscope.ring.layout import DEFAULT_CAPACITY, HEADER_BYTES, WORD_BYTES
 from stepscope.store.liveness import process_alive
 from stepscope.store.paths import META
 
-__all__ = ["checks"]
+__all__ = ["checks", "privacy_checks"]
 
 HELP = "check this machine: what Stepscope can and cannot measure here"
 
@@ -56,7 +56,7 @@ def checks(runs: Path) -> Iterator[Check]:
     yield _shared_memory()
     yield from _stale_sessions()
     yield _runs(runs)
-    yield from _kept(runs)
+    yield from privacy_checks(runs)
     yield _gpu()
     yield _pidfd()
     yield from _injection()
@@ -122,7 +122,7 @@ def _runs(runs: Path) -> Check:
     )
 
 
-def _kept(runs: Path) -> Iterator[Check]:
+def privacy_checks(runs: Path) -> Iterator[Check]:
     """What a run records about its user, and who can read it."""
     names = list(kept_environment(os.environ))
     variables = f": {', '.join(names)}" if names else ""

@@ -31,7 +31,7 @@ from stepscope.records.paths import LAYER_MODES
 from stepscope.records.text import default_name, say
 from stepscope.store.catalog import checked_tag
 
-__all__ = ["add_arguments"]
+__all__ = ["add_arguments", "own_options"]
 
 HELP = "run a training script or launcher and record every step"
 EPILOG = """\
@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
     hub_port = args.hub_port
     if hub_port is None and step is not None and nodes.several:
         hub_port = step.hub_port
-    moved = [] if launches or nodes.rank or (step is not None and step.task) else _misplaced(args.job)
+    moved = [] if launches or nodes.rank or (step is not None and step.task) else own_options(args.job)
     hint = _hint(args.job, moved)
     if not args.quiet and _unread(args.job[0], moved):
         say(hint)
@@ -219,7 +219,7 @@ def run(args: argparse.Namespace) -> int:
     return record(job)
 
 
-def _misplaced(job: Sequence[str]) -> list[list[str]]:
+def own_options(job: Sequence[str]) -> list[list[str]]:
     """Our options among the script's arguments, each with its value."""
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)

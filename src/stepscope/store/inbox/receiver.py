@@ -43,7 +43,7 @@ from stepscope.store.inbox.journal import (
     journal_path,
     recover,
 )
-from stepscope.store.live.logs import bound_log, log_share
+from stepscope.store.live.logs import ALL_BYTES, bound_log, log_share
 from stepscope.store.live.ring_files import RingSidecar
 from stepscope.store.locks import LockBusy, take_lock
 from stepscope.store.paths import INBOX
@@ -222,14 +222,23 @@ class Accepted:
 
 
 class Inbox:
-    """What other nodes sent to a run.  ``journal_bytes``: the size at which the next journal begins."""
+    """What other nodes sent to a run.
+
+    ``journal_bytes``: the size at which the next journal begins.  ``log_bytes``: the limit for all logs together.
+    """
 
     def __init__(
-        self, run_dir: Path, *, journal_bytes: int = JOURNAL_BYTES, clock: Callable[[], int] = run_clock.wall_ns
+        self,
+        run_dir: Path,
+        *,
+        journal_bytes: int = JOURNAL_BYTES,
+        log_bytes: int = ALL_BYTES,
+        clock: Callable[[], int] = run_clock.wall_ns,
     ) -> None:
         """OSError if the existing data cannot be read or written; HubError if another process has the inbox."""
         self._run_dir = run_dir
         self._journal_bytes = journal_bytes
+        self._log_bytes = log_bytes
         self._clock = clock
         (run_dir / INBOX).mkdir(exist_ok=True)
         self._lock = _lock(run_dir)
@@ -355,7 +364,7 @@ class Inbox:
 
     def _bound_log(self, place: str, begin: int, end: int) -> None:
         """Keep the beginning and the end of a very long log; checked from time to time as it grows."""
-        share = log_share(self._places.logs)
+        share = log_share(self._places.logs, self._log_bytes)
         if begin // (share // 4) != end // (share // 4):
             with suppress(OSError):  # retried when the log has grown
                 bound_log(self._run_dir / place, share)

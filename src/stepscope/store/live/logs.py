@@ -24,7 +24,7 @@ import re
 import shutil
 import stat
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,7 @@ __all__ = [
     "last_native_lines",
     "log_share",
     "plain_line",
+    "punch_hole",
     "read_last_line",
     "read_native",
     "read_training_log",
@@ -82,6 +83,8 @@ _ALIGNED = 1 << 16
 """The largest block size of any file system; aligned holes leave no zeros at either end."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _WIDTH = 120
+PunchHole = Callable[[int, int, int], bool]
+"""Frees bytes of a descriptor from an offset on; see ``punch_hole``."""
 
 
 def log_share(logs: int, all_bytes: int = ALL_BYTES) -> int:
@@ -89,17 +92,17 @@ def log_share(logs: int, all_bytes: int = ALL_BYTES) -> int:
     return max(LEAST_BYTES, min(EACH_BYTES, all_bytes // max(1, logs)))
 
 
-def bound_logs(run_dir: Path, *, all_bytes: int = ALL_BYTES) -> bool:
+def bound_logs(run_dir: Path, *, all_bytes: int = ALL_BYTES, punch: PunchHole | None = None) -> bool:
     """Bound all logs; return whether this file system supports it.  OSError for other failures."""
     try:
         names = [entry.name for entry in os.scandir(run_dir / "logs") if entry.name.endswith(".log")]
     except FileNotFoundError:
         return True
     share = log_share(len(names), all_bytes)
-    return all(bound_log(run_dir / "logs" / name, share) for name in sorted(names))
+    return all(bound_log(run_dir / "logs" / name, share, punch=punch) for name in sorted(names))
 
 
-def bound_log(path: Path, share: int) -> bool:
+def bound_log(path: Path, share: int, *, punch: PunchHole | None = None) -> bool:
     """Bound one log, as ``bound_logs`` does, once it is a quarter longer than its share."""
     try:
         about = path.lstat()
@@ -115,7 +118,7 @@ def bound_log(path: Path, share: int) -> bool:
         end = (size - (share - first)) // _ALIGNED * _ALIGNED
         if end <= first:
             return True
-        if not _punch(fd, first, end - first):
+        if not (punch or punch_hole)(fd, first, end - first):
             return False
         if os.fstat(fd).st_size >= size:  # it was not truncated in the meantime
             os.pwrite(fd, _line(end - first), first - _WIDTH)
@@ -141,7 +144,8 @@ def _line(dropped: int) -> bytes:
     return b"\n" + text.encode().ljust(_WIDTH - 2)[: _WIDTH - 2] + b"\n"
 
 
-def _punch(fd: int, offset: int, length: int) -> bool:
+def punch_hole(fd: int, offset: int, length: int) -> bool:
+    """Free a part of a file; return False where the file system cannot, OSError for other failures."""
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if fallocate is None:
         return False
