@@ -29,6 +29,7 @@ from stepscope.agent.procfs import child_kind, descendants, read_process, spent_
 from stepscope.agent.stacks import StackOffers, StacksQuestion, ThreadActivity, ask_stacks, waits_on, watch_threads
 from stepscope.hangs.evidence import Evidence, RankEvidence
 from stepscope.hangs.judge import judge
+from stepscope.hangs.thresholds import GatherLimits
 from stepscope.records.hang import Frame, HangRecord, ThreadStack
 
 NUMBER = signal.SIGRTMIN + 8
@@ -156,8 +157,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         child.close()
 
 
-def look(*subjects: Subject, **options: Any) -> Gathered:
-    return gather(subjects, window_s=0.3, **options)
+def look(*subjects: Subject, earlier: Any = None, **limits: float) -> Gathered:
+    return gather(subjects, earlier=earlier, limits=GatherLimits(window_s=0.3, **limits))
 
 
 def look_until_busy(rank: int, *subjects: Subject) -> Gathered:
@@ -296,20 +297,18 @@ def handlers(answers: dict[bytes, bytes], release: threading.Event) -> Callable[
     return behave
 
 
-def test_the_flight_recorder_and_who_holds_the_gil(start: Start, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GIL_S", 0.2)
+def test_the_flight_recorder_and_who_holds_the_gil(start: Start, serve: Any) -> None:
     release = threading.Event()
     flight = b'{"version": "2.10", "entries": []}'
     held = serve(handlers({b"fr_trace_json": flight}, release))
     free = serve(handlers({b"fr_trace_json": flight, b"dump_traceback": b"Thread 0x1"}, release))
     children = [start("rest"), start("rest"), start("rest")]
     places = [held.path, free.path, held.path.with_name("nobody.sock")]
-    found = look(*(child.subject(place) for child, place in zip(children, places, strict=True)))
+    found = look(*(child.subject(place) for child, place in zip(children, places, strict=True)), gil_s=0.2)
     assert [(rank.flight, rank.gil_held) for rank in found.ranks] == [(flight, True), (flight, False), (b"", None)]
     # The server that waits for the GIL is deaf by now: what is known of it stays known, and it is not asked again.
-    monkeypatch.setattr(gathering, "SERVER_S", 0.2)
     earlier = {rank.pid: rank for rank in found.ranks}
-    (again,) = look(children[0].subject(held.path), earlier=earlier).ranks
+    (again,) = look(children[0].subject(held.path), earlier=earlier, gil_s=0.2, server_s=0.2).ranks
     assert (again.flight, again.gil_held) == (flight, True)
     release.set()
 
@@ -490,8 +489,7 @@ def test_a_py_spy_that_hangs_is_ended(start: Start, tmp_path: Path, monkeypatch:
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(gathering, "SPY_S", 0.1)
-    assert look(start("deaf").subject()).ranks[0].threads == ()
+    assert look(start("deaf").subject(), spy_s=0.1).ranks[0].threads == ()
 
 
 @given(st.binary() | st.sampled_from([b"[{}]", b"{}", b'[{"frames": 3}]', b'[{"frames": [{}]}]', b"[[]]", b"null"]))

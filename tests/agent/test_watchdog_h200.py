@@ -21,6 +21,7 @@ from stepscope.agent.hangs.on_hang import HangPolicy
 from stepscope.agent.hangs.rank_evidence import Subject, gather
 from stepscope.agent.hangs.watchdog import Subjects, Watchdog, World
 from stepscope.agent.journal import Journal
+from stepscope.hangs.thresholds import GatherLimits
 from stepscope.records.hang import HangRecord
 from stepscope.records.identity import RankIdentity
 from stepscope.ring import RingReader, RingState
@@ -75,7 +76,7 @@ class Replay:
             node="node0",
             policy=HangPolicy(after_s=after_s),
             subjects=self.subjects,
-            gather=partial(gather, window_s=0.3),
+            gather=partial(gather, limits=GatherLimits(window_s=0.3)),
             now=lambda: self.now_s,
         )
         self.wait(dog, seconds)

@@ -191,9 +191,8 @@ def test_several_hosts_that_were_lost() -> None:
     assert len(hang.culprits) == 10
 
 
-def test_of_very_many_hosts_those_that_know_something_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.hangs.multi_host.HOSTS_JUDGED", 8)
+def test_of_very_many_hosts_those_that_know_something_are_heard() -> None:
     job = Job(ranks=24).alone(23)
-    (hang,) = join_hangs(seen(job, f"h{rank:03d}", range(rank, rank + 1)) for rank in range(24))
+    (hang,) = join_hangs((seen(job, f"h{rank:03d}", range(rank, rank + 1)) for rank in range(24)), most_hosts=8)
     assert [one.rank for one in hang.culprits] == [23]
     assert (hang.host, len(hang.parts), len(hang.ranks)) == ("h023", 24, 8)

@@ -107,11 +107,13 @@ class _Standstill:
             self.ends_ns = min(self.ends_ns, other.over_wall_ns)
 
 
-def join_hangs(seen: Iterable[SeenHang], elsewhere: Elsewhere | None = None) -> list[HangRecord]:
+def join_hangs(
+    seen: Iterable[SeenHang], elsewhere: Elsewhere | None = None, *, most_hosts: int = HOSTS_JUDGED
+) -> list[HangRecord]:
     """The hangs of a run by time: joined if several hosts saw them, the others unchanged."""
     found: list[HangRecord] = []
     for standstill in _standstills(seen):
-        found += _records_of(standstill.seen, elsewhere or Elsewhere())
+        found += _records_of(standstill.seen, elsewhere or Elsewhere(), most_hosts)
     return sorted(found, key=lambda hang: (hang.stopped_wall_ns, hang.host, hang.number))
 
 
@@ -133,10 +135,10 @@ def _standstills(seen: Iterable[SeenHang]) -> list[_Standstill]:
     return found
 
 
-def _records_of(seen: Sequence[SeenHang], elsewhere: Elsewhere) -> list[HangRecord]:
+def _records_of(seen: Sequence[SeenHang], elsewhere: Elsewhere, most_hosts: int) -> list[HangRecord]:
     records = [hang.record for hang in seen if hang.record is not None]
     declared_ns = max((record.declared_wall_ns for record in records), default=0)
-    judged = sorted((hang for hang in seen if _counts(hang, declared_ns)), key=_says_little)[:HOSTS_JUDGED]
+    judged = sorted((hang for hang in seen if _counts(hang, declared_ns)), key=_says_little)[:most_hosts]
     if not records or not judged:
         return records
     evidence = _evidence(sorted(judged, key=lambda hang: hang.host), elsewhere, declared_ns)

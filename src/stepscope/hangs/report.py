@@ -28,6 +28,7 @@ from stepscope.flight.wording import (
     ranks_text,
     steps_text,
 )
+from stepscope.hangs.thresholds import SURE, UNSURE
 from stepscope.records.collectives import group_name
 from stepscope.records.finding import Finding
 from stepscope.records.hang import Culprit, Frame, HangRecord, RankThere, StackGroup
@@ -260,8 +261,6 @@ def _flight(flight: dict[str, Any]) -> dict[str, Any]:
 
 # -- finding ----------------------------------------------------------------------------------------------------------
 
-SURE = 0.95
-UNSURE = 0.6
 RANKS_LISTED = 64
 """Culprits whose reasons are in the evidence; the record has all."""
 

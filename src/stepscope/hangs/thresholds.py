@@ -5,6 +5,8 @@ Limits on sizes, and how much a text shows, are beside the code that they bound.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 __all__ = [
     "AFTER_S",
     "AT_REST_S",
@@ -18,6 +20,7 @@ __all__ = [
     "DIVERGED_SHARE",
     "FEW_OF_CIRCLE",
     "GAP_S",
+    "LAST_WORDS_S",
     "LOOK_AGAIN_S",
     "LOSS_COUNTS_S",
     "LOSS_S",
@@ -30,6 +33,9 @@ __all__ = [
     "STALE",
     "STEPS",
     "STILL",
+    "SURE",
+    "UNSURE",
+    "GatherLimits",
 ]
 
 # -- when a job is examined: seconds ----------------------------------------------------------------------------------
@@ -44,6 +50,30 @@ LOSS_COUNTS_S = 30.0
 """Ranks that made progress for this long after a death are not waiting for the dead rank."""
 GAP_S = 3.0
 """After a longer gap between two checks the agent was stopped, or the machine slept: the time before does not count."""
+
+LAST_WORDS_S = 0.3
+"""Limit for reading the Flight Recorders of ranks that outlive one: their launcher takes 100 ms to end them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherLimits:
+    """How long gathering the evidence waits for what, in seconds: two or three in all, whatever does not answer."""
+
+    window_s: float = 1.5
+    """Between the two samples of every rank: what moves meanwhile is working."""
+    stacks_s: float = 0.6
+    """Stacks by signal: they arrive within milliseconds, or the process cannot answer."""
+    server_s: float = 1.5
+    """Flight Recorders from torch's worker server."""
+    gil_s: float = 0.5
+    """A rank that does not answer in this time although its server does has its GIL held."""
+    workers_s: float = 1.0
+    """Stacks of all DataLoader workers, one after the other."""
+    spy_s: float = 1.5
+    """py-spy, for processes that answer neither."""
+    source_s: float = 0.5
+    """Lines of source code: their file system may be what hangs."""
+
 
 # -- when it is examined again: seconds -------------------------------------------------------------------------------
 
@@ -98,3 +128,6 @@ DIVERGED_SHARE = 0.5
 """After a divergence, at least this share of the collectives differ; fewer are a difference that passed."""
 CONTEXT_CALLS = 3
 """Preceding collectives that predict the next one: fewer confuse the calls of a step, more are rarely repeated."""
+SURE = 0.95
+UNSURE = 0.6
+"""Confidence of the finding; the second if the verdict is undecidable."""

@@ -35,6 +35,7 @@ from stepscope.agent.procfs import (
 from stepscope.agent.stacks import STOPPED, StackOffers, StacksQuestion, ask_stacks
 from stepscope.flight.stacks import parse_threads
 from stepscope.hangs.evidence import RankEvidence, WorkerEvidence
+from stepscope.hangs.thresholds import GatherLimits
 from stepscope.records.hang import Frame, ThreadStack
 
 __all__ = ["Gathered", "Subject", "gather", "parse_pyspy", "read_lines"]
@@ -138,16 +139,7 @@ def _read_source(wanted: dict[str, set[int]], found: dict[SourceLine, str]) -> N
 
 # -- Gathering --------------------------------------------------------------------------------------------------------
 
-WINDOW_S = 1.5
-"""Time between the two samples of every rank."""
-STACKS_S = 0.6
-"""Limit for stacks by signal: they arrive within milliseconds, or the process cannot answer."""
-SERVER_S = 1.5
-GIL_S = 0.5
-"""A rank that does not answer in this time although its server does has its GIL held."""
-WORKERS_S = 1.0
-SPY_S = 1.5
-SOURCE_S = 0.5
+DEFAULT_LIMITS = GatherLimits()
 WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 MAX_WORKERS = 32
 """How many children of a rank are examined."""
@@ -192,7 +184,10 @@ class _Answers:
 
 
 def gather(
-    subjects: Iterable[Subject], *, earlier: Mapping[int, RankEvidence] | None = None, window_s: float = WINDOW_S
+    subjects: Iterable[Subject],
+    *,
+    earlier: Mapping[int, RankEvidence] | None = None,
+    limits: GatherLimits = DEFAULT_LIMITS,
 ) -> Gathered:
     """Gather everything about the ranks. ``earlier`` is the evidence from the same stop so far, by pid.
 
@@ -205,7 +200,7 @@ def gather(
             if subject.pidfd is not None:
                 closing.callback(os.close, subject.pidfd)
         held = {pid for pid, rank in (earlier or {}).items() if rank.gil_held}
-        answers = _sample_twice(alive, held, window_s)
+        answers = _sample_twice(alive, held, limits)
     ranks = tuple(
         _evidence(subject, answers, (earlier or {}).get(subject.evidence.pid))
         if subject.evidence.alive
@@ -215,33 +210,35 @@ def gather(
     numbers = {subject.evidence.pid: subject.evidence.rank for subject in subjects}
     return Gathered(
         ranks=ranks,
-        source_lines=read_lines(_places(ranks), patience_s=SOURCE_S),
+        source_lines=read_lines(_places(ranks), patience_s=limits.source_s),
         stack_texts={numbers[pid]: text for pid, text in answers.texts.items()},
     )
 
 
-def _sample_twice(alive: list[Subject], known_held: set[int], window_s: float) -> _Answers:
+def _sample_twice(alive: list[Subject], known_held: set[int], limits: GatherLimits) -> _Answers:
     began_s = time.monotonic()
     family = descendants([subject.evidence.pid for subject in alive])
     processes = [pid for children in family.values() for pid in children[:MAX_WORKERS]] + list(family)
     first = {pid: read_process(pid) for pid in processes}
     servers = _servers(alive, first)
-    flights = ask_flights(servers, patience_s=SERVER_S)
+    flights = ask_flights(servers, patience_s=limits.server_s)
     # Skip those whose GIL is known to be held: each such question blocks a thread of the server.
     queried = {pid: servers[pid] for pid in flights if pid not in known_held}
     with Questions(queried, NEEDS_GIL) as gil:
-        gil.wait(GIL_S)
+        gil.wait(limits.gil_s)
         gil_held = {pid: pid not in gil.answers for pid in queried}
-        texts = _ask_ranks(alive, gil)
+        texts = _ask_ranks(alive, gil, limits)
         in_c = {pid: servers[pid] for pid in gil.answers if pid not in texts}
         texts |= {pid: _traceback_text(gil.answers[pid]) for pid in in_c}
-        worker_texts = _ask_workers(alive, family)
-        spied = spy([subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=SPY_S)
-        time.sleep(max(0.0, began_s + window_s - time.monotonic()))
-        texts_later = _ask_ranks(alive, gil)
-        again = ask_servers(in_c, NEEDS_GIL, patience_s=GIL_S)
+        worker_texts = _ask_workers(alive, family, limits)
+        spied = spy(
+            [subject.evidence.pid for subject in alive if subject.evidence.pid not in texts], patience_s=limits.spy_s
+        )
+        time.sleep(max(0.0, began_s + limits.window_s - time.monotonic()))
+        texts_later = _ask_ranks(alive, gil, limits)
+        again = ask_servers(in_c, NEEDS_GIL, patience_s=limits.gil_s)
         texts_later |= {pid: _traceback_text(answer) for pid, answer in again.items()}
-        flights_later = ask_active({pid: servers[pid] for pid in flights}, patience_s=SERVER_S)
+        flights_later = ask_active({pid: servers[pid] for pid in flights}, patience_s=limits.server_s)
     return _Answers(
         family=family,
         first=first,
@@ -289,14 +286,14 @@ def _servers(subjects: Iterable[Subject], readings: Mapping[int, Reading | None]
     return servers
 
 
-def _ask_ranks(subjects: Iterable[Subject], gil: Questions[int]) -> dict[int, str]:
+def _ask_ranks(subjects: Iterable[Subject], gil: Questions[int], limits: GatherLimits) -> dict[int, str]:
     questions = {}
     for subject in subjects:
         pid = subject.evidence.pid
         if subject.pidfd is not None and subject.offers is not None:
             held = partial(gil.unanswered, pid)
             questions[pid] = StacksQuestion(pid=pid, pidfd=subject.pidfd, offers=subject.offers, gil_held=held)
-    return ask_stacks(questions, patience_s=STACKS_S)
+    return ask_stacks(questions, patience_s=limits.stacks_s)
 
 
 def _traceback_text(traceback: bytes) -> str:
@@ -307,7 +304,7 @@ def _traceback_text(traceback: bytes) -> str:
     return traceback.decode(errors="replace")
 
 
-def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -> dict[int, str]:
+def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]], limits: GatherLimits) -> dict[int, str]:
     """Ask workers that share a rank's file one after the other, and those of different ranks at the same time."""
     queues = []
     for subject in subjects:
@@ -317,7 +314,7 @@ def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -
             # A forked child keeps only this one of the inherited signals.
             queues.append((replace(subject.offers, stacks=None, running=None), workers[:WORKERS_WITH_STACKS]))
     found: dict[int, str] = {}
-    deadline = time.monotonic() + WORKERS_S
+    deadline = time.monotonic() + limits.workers_s
     for turn in range(WORKERS_WITH_STACKS):
         left_s = deadline - time.monotonic()
         with ExitStack() as closing:
@@ -328,7 +325,7 @@ def _ask_workers(subjects: Iterable[Subject], family: Mapping[int, list[int]]) -
                     questions[workers[turn]] = StacksQuestion(pid=workers[turn], pidfd=pidfd, offers=offers)
             if not questions or left_s <= 0:
                 break
-            found |= ask_stacks(questions, patience_s=min(left_s, STACKS_S))
+            found |= ask_stacks(questions, patience_s=min(left_s, limits.stacks_s))
     return found
 
 

@@ -44,7 +44,7 @@ from stepscope.flight.wording import ranks_text
 from stepscope.hangs.evidence import EXITED_IN_ORDER, Evidence, EvidenceFile, LastCollective, RankEvidence
 from stepscope.hangs.judge import NotAHang, judge
 from stepscope.hangs.report import finding_of, hang_lines, steps_of
-from stepscope.hangs.thresholds import GAP_S, LOSS_COUNTS_S, LOSS_S, STEPS
+from stepscope.hangs.thresholds import GAP_S, LAST_WORDS_S, LOSS_COUNTS_S, LOSS_S, STEPS
 from stepscope.records import run_clock
 from stepscope.records.collectives import OPS
 from stepscope.records.hang import HangRecord
@@ -336,8 +336,6 @@ def _copy_pidfd(pidfd: int | None) -> int | None:
 
 # -- Watchdog ---------------------------------------------------------------------------------------------------------
 
-LAST_WORDS_S = 0.3
-"""Limit for reading the Flight Recorders of ranks that outlive one: their launcher takes 100 ms to end them."""
 WIDTH = 100
 
 Judge = Callable[..., HangRecord | NotAHang]
