@@ -13,14 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import DumpError
-from stepscope.flight import decode
-from stepscope.flight.decode import decode_dump, load_plain
+from stepscope.flight.decode import decode_dump, load_plain, quick_dump
 from stepscope.flight.dump import Dump
-
-
-@pytest.fixture(autouse=True)
-def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "SMALLEST", 0)
 
 
 def slow(data: bytes) -> Dump | None:
@@ -42,7 +36,7 @@ def document(backend: str = "nccl", count: int = 400) -> dict[str, Any]:
 def test_the_same_as_unpickling(backend: str) -> None:
     """More entries than fit one part of a pickled list, two groups, waiting ones at the end."""
     data = pickle.dumps(document(backend), protocol=2)
-    told = decode.quick_dump(data, source="", rank=3)
+    told = quick_dump(data, source="", rank=3)
     assert told is not None
     assert told == slow(data)
 
@@ -50,7 +44,7 @@ def test_the_same_as_unpickling(backend: str) -> None:
 @pytest.mark.parametrize("version", ["2.3", "2.9"])
 def test_older_versions(version: str) -> None:
     data = pickle.dumps(as_version(document(count=40), version), protocol=2)
-    assert decode.quick_dump(data, source="", rank=3) == slow(data) is not None
+    assert quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
 def test_durations_are_numbers_too() -> None:
@@ -64,12 +58,12 @@ def test_durations_are_numbers_too() -> None:
         }
         entry.update({"duration_ms": number / 7, **kept, **later})
     data = pickle.dumps(told, protocol=2)
-    assert decode.quick_dump(data, source="", rank=3) == slow(data) is not None
+    assert quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 3, 4, 5])
 def test_other_pickles_are_left_to_the_unpickler(protocol: int) -> None:
-    assert decode.quick_dump(pickle.dumps(document(count=5), protocol=protocol), source="", rank=3) is None
+    assert quick_dump(pickle.dumps(document(count=5), protocol=protocol), source="", rank=3) is None
 
 
 def test_without_frames() -> None:
@@ -77,7 +71,7 @@ def test_without_frames() -> None:
     for entry in told["entries"]:
         del entry["frames"]
     data = pickle.dumps(told, protocol=2)
-    assert decode.quick_dump(data, source="", rank=3) == slow(data) is not None
+    assert quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
 WHOLE = pickle.dumps(document(count=6), protocol=2)
@@ -93,7 +87,7 @@ def test_damage_is_never_read_as_something_else(data: st.DataObject) -> None:
             damaged[at] = data.draw(st.integers(0, 255))
         else:
             del damaged[at : at + data.draw(st.integers(1, 30))]
-    told = decode.quick_dump(bytes(damaged), source="", rank=3)
+    told = quick_dump(bytes(damaged), source="", rank=3)
     assert told is None or told == slow(bytes(damaged))
 
 
@@ -101,7 +95,7 @@ def test_real_dumps(shared_data: Path) -> None:
     quickly = 0
     for path in sorted((shared_data / "flight").rglob("*")):
         if path.is_file() and (data := path.read_bytes())[:1] == b"\x80":
-            told = decode.quick_dump(data, source="", rank=3)
+            told = quick_dump(data, source="", rank=3)
             assert told is None or told == slow(data), path
             quickly += told is not None
     assert quickly > 40

@@ -175,8 +175,7 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
         read_paths([tmp_path])
 
 
-def test_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_module, "WORTH_A_POOL", 0)
+def test_by_several_processes(tmp_path: Path) -> None:
     asleep(8, 5).write(tmp_path)
     seen: list[tuple[int, int]] = []
     reading = read_paths([tmp_path], progress=lambda done, total: seen.append((done, total)), jobs=2)
@@ -190,15 +189,14 @@ def fatal(path: Path) -> Any:
         import os
 
         os._exit(11)
-    return LOOK(path)
+    return READ_FILE(path)
 
 
-LOOK = reading_module._look
+READ_FILE = reading_module._read_file
 
 
 def test_a_file_that_kills_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_module, "WORTH_A_POOL", 0)
-    monkeypatch.setattr(reading_module, "_look", fatal)
+    monkeypatch.setattr(reading_module, "_read_file", fatal)
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # a fork has the stand-in, a fresh process has not
     asleep(8, 5).write(tmp_path)
     reading = read_paths([tmp_path], jobs=2)

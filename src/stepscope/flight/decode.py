@@ -52,7 +52,7 @@ from stepscope.flight.dump import (
 )
 from stepscope.records.hang import Frame
 
-__all__ = ["MAX_BYTES", "PlainUnpickler", "decode_dump", "load_plain", "memory_bounded", "quick_dump"]
+__all__ = ["MAX_BYTES", "WORTH_A_SCAN", "PlainUnpickler", "decode_dump", "load_plain", "memory_bounded", "quick_dump"]
 
 # -- untrusted pickles ------------------------------------------------------------------------------------------------
 
@@ -576,7 +576,7 @@ def _extent(
 # A repeated string is a memo number in the bytes. Therefore a single unpickler, which keeps its memo between parts,
 # reads all unpickled parts in the order of the file.
 
-SMALLEST = 1 << 16
+WORTH_A_SCAN = 1 << 16
 """Smaller dumps gain nothing."""
 LARGEST_ENTRY = 1 << 15
 """Entries of torch are smaller, and nothing of this size can nest deep enough to do harm."""
@@ -611,7 +611,7 @@ class _Mould(NamedTuple):
 
 def quick_dump(data: bytes, *, source: str, rank: int | None) -> Dump | None:
     """The same result as unpickling and decoding, or None."""
-    if len(data) < SMALLEST or data[:3] != b"\x80\x02}":
+    if data[:3] != b"\x80\x02}":
         return None
     try:
         with memory_bounded(len(data)):

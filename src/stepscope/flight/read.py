@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path, PurePath
 
 from stepscope.errors import DumpError, UsageError
-from stepscope.flight.decode import MAX_BYTES, decode_dump, load_plain, quick_dump
+from stepscope.flight.decode import MAX_BYTES, WORTH_A_SCAN, decode_dump, load_plain, quick_dump
 from stepscope.flight.dump import MAX_RANK, Dump
 from stepscope.flight.stacks import RankLog, is_stacks, is_titan_log, parse_threads, read_titan_log
 from stepscope.records.files import open_file
@@ -123,7 +123,7 @@ def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump
         raise DumpError("it is empty")
     start = data.lstrip()[:1]
     if data[:1] == b"\x80":
-        quick = quick_dump(data, source=source, rank=rank)
+        quick = quick_dump(data, source=source, rank=rank) if len(data) >= WORTH_A_SCAN else None
         if quick is not None:
             return quick
         raw = load_plain(data)
@@ -138,7 +138,7 @@ def read_dump(data: bytes, *, source: str = "", rank: int | None = None) -> Dump
 
 
 def read_paths(paths: Iterable[Path], *, progress: Progress = no_progress, jobs: int | None = None) -> Reading:
-    """Everything usable in these files and folders."""
+    """Everything usable in these files and folders. ``jobs``: processes to read with; by default as many as it pays."""
     files = _files(paths)
     found = list(_each(files, progress, jobs))
     by_name = ranks_by_name([file.path for file in found if file.dump or _about_dump(file)])
@@ -191,8 +191,8 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 def _each(files: Sequence[Path], progress: Progress, jobs: int | None) -> Iterator[_Found]:
     workers = jobs if jobs is not None else min(len(os.sched_getaffinity(0)), 16)
-    pooled = workers > 1 and len(files) > 1 and sum(_size(path) for path in files) > WORTH_A_POOL
-    results = _pooled(files, workers) if pooled else map(_look, files)
+    pooled = workers > 1 and len(files) > 1 and (jobs is not None or sum(_size(path) for path in files) > WORTH_A_POOL)
+    results = _pooled(files, workers) if pooled else map(_read_file, files)
     for done, found in enumerate(results, 1):
         yield found
         progress(done, len(files))
@@ -205,7 +205,7 @@ def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:
     while done < len(files):
         try:
             with ProcessPoolExecutor(workers, mp_context=context) as pool:
-                for found in pool.map(_look, files[done:], chunksize=1 if workers == 1 else 2):
+                for found in pool.map(_read_file, files[done:], chunksize=1 if workers == 1 else 2):
                     yield found
                     done += 1
         except BrokenProcessPool:
@@ -215,7 +215,7 @@ def _pooled(files: Sequence[Path], workers: int) -> Iterator[_Found]:
             workers = 1  # one file at a time: the next failure identifies the file
 
 
-def _look(path: Path) -> _Found:
+def _read_file(path: Path) -> _Found:
     """Read one file, possibly in a worker process; never raises because of its content."""
     try:
         with open_file(path, links=True) as file:
