@@ -36,7 +36,7 @@ from stepscope.hangs.case import Case, Verdict, case_of
 from stepscope.hangs.evidence import RAISED, Evidence, LostHost, RankEvidence, WorkerEvidence, evidence_of_files
 from stepscope.hangs.excuses import NotAHang, at_rest, dumps_in_order, excuse_of
 from stepscope.hangs.flight_document import flight_document
-from stepscope.hangs.recorded import runs_on_host, waiting_in
+from stepscope.hangs.recorded import Joined, waiting_in
 from stepscope.hangs.thresholds import FEW_OF_CIRCLE, SLEEPING_SHARE, SPINNING_SHARE
 from stepscope.hangs.wait_graph import cycle_sentences, is_p2p
 from stepscope.records.dataclass_json import encoded
@@ -662,42 +662,18 @@ def _on_device(case: Case) -> Verdict | None:
 
 def _all_joined(case: Case) -> Verdict | None:
     """All ranks called it and none saw its end: a device or the network is stuck, or it was still in progress."""
-    joined, call = case.recorded.joined, case.recorded.unfinished
-    on_host = False
-    if joined is not None:
-        group, rank, sequence = joined
-        call = waiting_in(group, rank, sequence)
-        # gloo waits for devices as well.
-        on_host = runs_on_host(group.progress[rank].operation(sequence)) and not _all_on_gpus(case)
+    joined = case.recorded.joined
+    call = joined.call if joined is not None else case.recorded.unfinished
     if call is None:
         return None
-    if joined is not None and len(joined[0].members) == 1:
-        at = case.doings[joined[1]].at
-        alone = Culprit(
-            rank=joined[1], reason=f"called {collective_text(call)}, and its device never finished it", at=at
-        )
-        return _verdict(
-            case,
-            "hang_unknown" if on_host else "hang_device",
-            [joined[1]],
-            f"{case.who([joined[1]])} {alone.reason}.",
-            culprits=(alone,),
-            collective=call,
-            place=(joined[0], joined[2]),
-        )
+    if joined is not None and len(joined.group.members) == 1:
+        return _never_ended(case, joined)
+    on_host = joined is not None and joined.on_host and not _all_on_gpus(case)  # gloo waits for devices as well
     spinning = () if on_host else _spinning(case)
     if spinning:
-        owner = "its device has" if len(spinning) == 1 else "their devices have"
-        title = f"{case.who(spinning)}: {owner} not finished what comes before {collective_text(call)}"
-        others = "the others sleep" if len(case.waiting) > 2 else "the other rank sleeps"
-        evidence = tuple(
-            f"Rank {rank} uses {case.ranks[rank].cpu_share or 0.0:.0%} of a core waiting; {others}."
-            for rank in spinning[:SHOWN]
-        )
-        title += ", which all ranks called."
-        return _verdict(case, "hang_device", spinning, title, collective=call, evidence=evidence)
-    members = tuple(sorted(joined[0].waiting)) if joined is not None else case.waiting
-    why = "the network is stuck, or it was still in progress" if on_host else "a device or the network is stuck"
+        return _spins(case, spinning, call)
+    members = tuple(sorted(joined.group.waiting)) if joined is not None else case.waiting
+    why = "the network is stuck or slow" if on_host else "a device or the network is stuck"
     return _verdict(
         case,
         "hang_unknown" if on_host else "hang_device",
@@ -706,9 +682,36 @@ def _all_joined(case: Case) -> Verdict | None:
         undecidable=True,
         suspects=members,
         collective=call,
-        place=(joined[0], joined[2]) if joined is not None else None,
+        place=(joined.group, joined.sequence) if joined is not None else None,
         evidence=_no_stacks(case),
     )
+
+
+def _never_ended(case: Case, joined: Joined) -> Verdict:
+    """The only rank of a group waits in a call of it."""
+    rank = joined.rank
+    reason = f"called {collective_text(joined.call)}, and its device never finished it"
+    return _verdict(
+        case,
+        "hang_unknown" if joined.on_host else "hang_device",
+        [rank],
+        f"{case.who([rank])} {reason}.",
+        culprits=(Culprit(rank=rank, reason=reason, at=case.doings[rank].at),),
+        collective=joined.call,
+        place=(joined.group, joined.sequence),
+    )
+
+
+def _spins(case: Case, guilty: Sequence[int], call: WaitingIn) -> Verdict:
+    owner = "its device has" if len(guilty) == 1 else "their devices have"
+    what = f"not finished what comes before {collective_text(call)}, which all ranks called"
+    others = "the others sleep" if len(case.waiting) > 2 else "the other rank sleeps"
+    evidence = tuple(
+        f"Rank {rank} uses {case.ranks[rank].cpu_share or 0.0:.0%} of a core waiting; {others}."
+        for rank in guilty[:SHOWN]
+    )
+    title = f"{case.who(guilty)}: {owner} {what}."
+    return _verdict(case, "hang_device", guilty, title, collective=call, evidence=evidence)
 
 
 def _all_on_gpus(case: Case) -> bool:

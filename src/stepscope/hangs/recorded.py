@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from stepscope.errors import DumpError
 from stepscope.flight.dump import DONE, HOST_BACKENDS, P2P, STARTED, Dump, GroupKey, Operation, with_same_groups
@@ -30,7 +31,7 @@ from stepscope.hangs.evidence import Evidence, failures_of
 from stepscope.hangs.wait_graph import Wait, WaitGraph
 from stepscope.records.hang import WaitingIn
 
-__all__ = ["DeviceQueue", "Recorded", "read_recorders", "waiting_in"]
+__all__ = ["DeviceQueue", "Joined", "Recorded", "read_recorders", "waiting_in"]
 
 NOT_SYMMETRIC = ("broadcast", "reduce", *ONE_SIDED)
 """Operations that may end on one rank before another has called them."""
@@ -53,6 +54,24 @@ class DeviceQueue:
     """Called and not ended in both samples, in order; empty if it makes progress."""
     started: frozenset[WaitingIn] = frozenset()
     """Those that the device is known to have started; torch knows it only with TORCH_NCCL_ENABLE_TIMING."""
+
+
+class Joined(NamedTuple):
+    """A pending collective that all members of its group have called."""
+
+    group: Group
+    rank: int
+    """One that waits in it."""
+    sequence: int
+
+    @property
+    def call(self) -> WaitingIn:
+        return waiting_in(*self)
+
+    @property
+    def on_host(self) -> bool:
+        operation = self.group.progress[self.rank].operation(self.sequence)
+        return operation is None or operation.backend in ("gloo", "mpi", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +136,18 @@ class Recorded:
         return bool(self.lagging) and 2 * len(self.lagging) <= len(self.dumps)
 
     @cached_property
-    def joined(self) -> tuple[Group, int, int] | None:
-        """The first pending collective if no rank is missing in any: its group, a rank, and its number."""
+    def joined(self) -> Joined | None:
+        """The pending collective that was called first, if no rank is missing in any."""
         own_failure = any(failure.own for failure in self.failures.values())
         if own_failure or self.lagging or self.divergences or self.graph.waits:
             return None
         stuck = [
-            (group, rank, progress.pending[0])
+            Joined(group, rank, progress.pending[0])
             for group in self.groups
             for rank, progress in group.progress.items()
             if progress.pending and not progress.failed
         ]
-        return min(stuck, key=lambda found: found[0].first_called_ns(found[2]), default=None)
+        return min(stuck, key=lambda found: found.group.first_called_ns(found.sequence), default=None)
 
     @property
     def unfinished(self) -> WaitingIn | None:
@@ -136,11 +155,9 @@ class Recorded:
         if self.lagging:
             group, sequence = self.lagging[min(self.lagging)]
             return None if self.lagging_decided else waiting_in(group, min(self.lagging), sequence)
-        if self.joined is None:
+        if self.joined is None or self.joined.on_host or len(self.joined.group.members) == 1:
             return None
-        group, rank, sequence = self.joined
-        on_host = runs_on_host(group.progress[rank].operation(sequence))
-        return None if on_host or len(group.members) == 1 else waiting_in(group, rank, sequence)
+        return self.joined.call
 
     @cached_property
     def in_progress(self) -> bool:
@@ -161,10 +178,6 @@ class Recorded:
             if ahead or not reached or waited_for or 2 * len(waiters) >= len(wait.group.members):
                 return False
         return bool(self.graph.waits)
-
-
-def runs_on_host(operation: Operation | None) -> bool:
-    return operation is None or operation.backend in ("gloo", "mpi", "")
 
 
 def waiting_in(group: Group, rank: int, sequence: int) -> WaitingIn:
