@@ -12,7 +12,7 @@ is not a hang (``hangs/excuses.py``). Pure: the same evidence gives the same ans
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from stepscope.flight.dump import HOST_BACKENDS, Dump
@@ -153,7 +153,14 @@ HOLDERS: tuple[Activity, ...] = ("disk", "input", "compile", "checkpoint", "eval
 """Activities of a rank that does not wait for another."""
 ENDED_WELL = ("in order", "code 0", "normally")
 
-Rule = Callable[[Case], Verdict | None]
+
+@dataclass(frozen=True)
+class Rule:
+    decide: Callable[[Case], Verdict | None]
+    _: KW_ONLY
+    evidence: str
+    """What it needs: Flight Recorders (of either source), live ranks, files, or either."""
+    cause: str
 
 
 def _verdict(case: Case, kind: HangKind, guilty: Sequence[int], title: str, **more: Any) -> Verdict:
@@ -752,21 +759,23 @@ def _no_stacks(case: Case) -> tuple[str, ...]:
 
 # -- judge ------------------------------------------------------------------------------------------------------------
 
-CERTAIN: tuple[Rule, ...] = (_gone, _frozen)
+CERTAIN = (
+    Rule(_gone, evidence="both", cause="a rank has failed on its own, or its process is gone"),
+    Rule(_frozen, evidence="live", cause="a process is stopped, or a C call holds its GIL"),
+)
 """Causes that no work on other ranks excuses."""
-RULES: tuple[Rule, ...] = (
-    # rule             evidence      what it says
-    _elsewhere,  #     both          a rank is seen outside of any collective
-    _lagging,  #       recorders     a device has not ended what has ended on its peers
-    _diverged,  #      recorders     a rank made another call than the others, or skipped one
-    _no_dump,  #       files         all wait for ranks that left no dump
-    _behind,  #        live, NCCL    a device has not started what others have
-    _circle,  #        both          ranks wait for each other
-    _not_called,  #    recorders     a rank has not made the call that others wait in
-    _unlike_in_rings,  # live        the rings show different calls
-    _other_hosts,  #   live          all wait for ranks on other hosts
-    _on_device,  #     live          hosts wait for their devices
-    _all_joined,  #    recorders     all made the call, and it does not end
+RULES = (
+    Rule(_elsewhere, evidence="both", cause="a rank is seen outside of any collective"),
+    Rule(_lagging, evidence="recorders", cause="a device has not ended what has ended on its peers"),
+    Rule(_diverged, evidence="recorders", cause="a rank made another call than the others, or skipped one"),
+    Rule(_no_dump, evidence="files", cause="all wait for ranks that left no dump"),
+    Rule(_behind, evidence="live, NCCL", cause="a device has not started what others have"),
+    Rule(_circle, evidence="both", cause="ranks wait for each other"),
+    Rule(_not_called, evidence="recorders", cause="a rank has not made the call that others wait in"),
+    Rule(_unlike_in_rings, evidence="live", cause="the rings show different calls of one group"),
+    Rule(_other_hosts, evidence="live", cause="all wait for ranks on other hosts"),
+    Rule(_on_device, evidence="live", cause="hosts wait for their devices"),
+    Rule(_all_joined, evidence="recorders", cause="all made the call, and it does not end"),
 )
 """In order; the first that has an answer counts. A rank that is seen elsewhere comes before what recorders show: it is
 certain, and calls that differ may be its consequence. The order of calls matters only if all ranks wait.
@@ -822,7 +831,7 @@ def judge_dumps(
 
 
 def _first(case: Case, rules: Sequence[Rule]) -> Verdict | None:
-    return next((verdict for rule in rules if (verdict := rule(case)) is not None), None)
+    return next((verdict for rule in rules if (verdict := rule.decide(case)) is not None), None)
 
 
 def _flight(case: Case, verdict: Verdict) -> dict[str, Any]:
