@@ -89,9 +89,9 @@ class Job:
         end_s = self.now_s + seconds
         while self.now_s < end_s - 1e-9:
             self.now_s = min(self.now_s + every_s, end_s)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         self.dog.check(self.drains.values())
         if self.dog._inquiry is not None:
             self.dog._inquiry.thread.join()
@@ -152,10 +152,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job.close()
 
 
-def two(job: Job) -> None:
-    job.rank(0)
-    job.rank(1)
-    job.look()
+def two(job: Job, world: int = 2) -> None:
+    job.rank(0, world=world)
+    job.rank(1, world=world)
+    job.check()
 
 
 def test_a_job_that_goes_on_is_never_looked_into(job: Job) -> None:
@@ -221,7 +221,7 @@ def test_five_steps_are_waited_for(job: Job) -> None:
         job.drains[rank].drain()
         job.drains[rank].recent_ns.clear()
         job.drains[rank].recent_ns.extend([4_000_000_000] * 3)
-    job.look()
+    job.check()
     job.wait(19.8)
     assert job.judged == []
     job.wait(0.4)
@@ -289,56 +289,50 @@ def test_a_job_that_comes_back_was_a_stall(job: Job, capsys: pytest.CaptureFixtu
     assert [record.over for record in read_hangs(job.run_dir)[0]] == ["recovered", "ended"]
 
 
-def kept(job: Job) -> list[EvidenceFile]:
+def evidence_files(job: Job) -> list[EvidenceFile]:
     found, bad = read_evidence(job.run_dir)
     assert bad == ()
-    return [one for _, one in found]
+    return [file for _, file in found]
 
 
 def test_with_ranks_elsewhere_what_was_gathered_is_kept(job: Job) -> None:
-    for rank in (0, 1):
-        job.rank(rank, world=4)
-    job.look()
+    two(job, world=4)
     job.wait(11)
-    (record,), (one,) = read_hangs(job.run_dir)[0], kept(job)
+    (record,), (one,) = read_hangs(job.run_dir)[0], evidence_files(job)
     assert (one.number, one.excuse, one.over_wall_ns, one.evidence.host) == (record.number, "", None, "node")
     assert (one.stopped_wall_ns, one.gathered_wall_ns) == (record.stopped_wall_ns, record.declared_wall_ns)
     assert one.evidence == job.judged[0]
     job.step()
     job.wait(1)
     assert read_hangs(job.run_dir)[0][0].over == "recovered"  # which is where that is told
-    assert kept(job) == [one]
+    assert evidence_files(job) == [one]
 
 
 def test_an_excuse_is_kept_and_that_it_is_over(job: Job) -> None:
     """Other hosts may have called it a hang: there it counts for as long as it lasts."""
-    for rank in (0, 1):
-        job.rank(rank, world=4)
-    job.look()
+    two(job, world=4)
     job.verdict = excuse("Rank 1 compiles.", 5.0)
     job.wait(11)
-    (one,) = kept(job)
+    (one,) = evidence_files(job)
     assert (one.number, one.excuse, one.over_wall_ns) == (1, "Rank 1 compiles.", None)
     job.step()
     job.wait(1)
-    (over,) = kept(job)
+    (over,) = evidence_files(job)
     assert over.over_wall_ns is not None
     assert replace(over, over_wall_ns=None) == one
     job.verdict = hang
     job.wait(11)
-    assert [(one.number, one.excuse) for one in kept(job)] == [(1, "")]
+    assert [(one.number, one.excuse) for one in evidence_files(job)] == [(1, "")]
     job.step()
     job.wait(1)
     job.verdict = excuse("Rank 1 compiles.", 5.0)
     job.wait(11)
     job.dog.finish()
-    assert [(one.number, one.over_wall_ns is None) for one in kept(job)] == [(1, True), (2, False)]
+    assert [(one.number, one.over_wall_ns is None) for one in evidence_files(job)] == [(1, True), (2, False)]
 
 
 def test_one_that_went_on_while_it_was_looked_into_is_over(job: Job) -> None:
-    for rank in (0, 1):
-        job.rank(rank, world=4)
-    job.look()
+    two(job, world=4)
 
     def late(evidence: Evidence, number: int) -> HangRecord:
         job.step()
@@ -347,14 +341,14 @@ def test_one_that_went_on_while_it_was_looked_into_is_over(job: Job) -> None:
     job.verdict = late
     job.wait(11)
     assert read_hangs(job.run_dir)[0] == ()
-    assert [one.over_wall_ns is None for one in kept(job)] == [False]
+    assert [one.over_wall_ns is None for one in evidence_files(job)] == [False]
 
 
 def test_of_a_job_on_one_host_nothing_is_kept(job: Job) -> None:
     two(job)
     job.wait(11)
     assert len(read_hangs(job.run_dir)[0]) == 1
-    assert kept(job) == []
+    assert evidence_files(job) == []
 
 
 def test_a_verdict_on_a_job_that_went_on_is_dropped(job: Job) -> None:
@@ -374,7 +368,7 @@ def test_who_died_is_asked_about_soon(job: Job) -> None:
     job.rank(0, world=3)
     job.rank(1, world=3)
     job.rank(2, world=3)
-    job.look()
+    job.check()
     job.wait(1)
     (job.run_dir / "errors" / f"{pid_of(1)}.json").write_text(json.dumps({"type": "ValueError", "message": "no"}))
     job.die(1, RingState.EXCEPTION)
@@ -474,7 +468,7 @@ def test_restarted_ranks_are_another_world(job: Job) -> None:
 def test_a_process_alone_is_its_own(job: Job) -> None:
     job.rank(0, world=1)
     job.rank(5, world=1)
-    job.look()
+    job.check()
     for _ in range(3):
         job.wait(4)
         job.step(5)
@@ -485,7 +479,7 @@ def test_our_own_pause_counts_for_nothing(job: Job) -> None:
     two(job)
     job.wait(9)
     job.now_s += 3600
-    job.look()
+    job.check()
     job.wait(9.6)
     assert job.judged == []
     job.wait(1)
