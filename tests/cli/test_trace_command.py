@@ -158,12 +158,8 @@ def test_no_cache(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "cache").exists()
 
 
-def test_progress_on_a_terminal(
-    traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    for name in ("PATIENCE_S", "REDRAW_S"):
-        monkeypatch.setattr(f"stepscope.cli.output.{name}", 0.0)
+@pytest.mark.usefixtures("progress_is_shown")
+def test_progress_on_a_terminal(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["trace", str(traces), "--json"]) == 0
     told = capsys.readouterr().err
     assert "\r\x1b[Kreading traces " in told

@@ -86,12 +86,8 @@ def test_a_job_with_nothing_wrong(trace: Path, capsys: pytest.CaptureFixture[str
     )
 
 
-def test_progress_on_a_terminal(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    for name in ("PATIENCE_S", "REDRAW_S"):
-        monkeypatch.setattr(f"stepscope.cli.output.{name}", 0.0)
+@pytest.mark.usefixtures("progress_is_shown")
+def test_progress_on_a_terminal(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(trace, "--json") == 0
     told = capsys.readouterr().err
     assert told.startswith(f"\r\x1b[Kreplaying █{'░' * 23} 1/14")
