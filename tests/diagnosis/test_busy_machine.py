@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from example_counts import seeds
@@ -78,6 +80,18 @@ def test_a_stall_of_a_rank_that_waits_for_processors_is_found() -> None:
     stall = slow_at(1, "input", 1000.0, range(60, 61))
     findings = found(Cluster(ranks=2, steps=100, load="one", seed=3, faults=(stall,), warmup_ms=50.0))
     assert ("stall", (1,), "input") in [(each.kind, each.ranks, each.phase) for each in findings]
+
+
+def test_a_burst_of_waiting_over_some_steps_is_no_stall() -> None:
+    late = slow_at(2, "input", 6.0, FROM_60)
+    cluster = Cluster(ranks=4, steps=100, load="bursts", seed=4, noise=0.05, phases_ms=LONGER, faults=(late,))
+    assert accused(found(replace(cluster, warmup_ms=50.0))) == []
+
+
+def test_a_slow_exchange_is_found_although_ranks_also_wait_for_each_other_in_turns() -> None:
+    findings = found(Cluster(ranks=8, steps=100, load="bursts", seed=4, noise=0.05, comm_ms=25.0, warmup_ms=50.0))
+    assert ("comm_bound", "comm") in [(each.kind, each.phase) for each in findings]
+    assert "change_point" not in {each.kind for each in findings}
 
 
 def test_a_change_is_dated_although_the_waiting_is_known_by_the_second() -> None:

@@ -693,6 +693,9 @@ def _one_off(view: View, series: SpikeSeries, spikes: list[Spike]) -> list[Spike
     floor_ns = float(thresholds.STALL_FLOOR_NS)
     if len(others) >= thresholds.RECURRING_SPIKES:
         floor_ns = max(floor_ns, thresholds.STALL_OVER_SPIKES * float(np.median(others)))
+    if without_waiting(view) is not None:
+        # A few steps that wait for a processor are no stall, however much they lose together.
+        large = [spike for spike in large if float(series.rest_ns[spike.columns].max()) >= enough_ns]
     return [spike for spike in large if spike.extra_ns >= floor_ns]
 
 
@@ -713,6 +716,9 @@ def _stall(view: View, series: SpikeSeries, spike: Spike) -> tuple[Claim, str]:
     ranks = place.ranks(view)
     seen = seen_at(view, ranks, phase=place.phase, steps={int(step) for step in view.steps[at : last + 1]})
     serious = cost["share"] >= thresholds.WARNING_SHARE and spike.extra_ns >= thresholds.STALL_NS
+    if without_waiting(view) is not None:
+        longest_ns = float(series.rest_ns[spike.columns].max())
+        serious = serious and longest_ns >= thresholds.EXPLAINS_SHARE * thresholds.STALL_NS
     where = _stall_where(view, place, seen)
     claim = Claim(
         finding=Finding(

@@ -159,10 +159,15 @@ def _trends_without_waiting(view: View, calm: View) -> list[Claim]:
 
 
 def _shows(view: View, calm: View, claim: Claim) -> bool:
-    """Whether the work shows a change as well; otherwise it is the other programs' doing, or the network's."""
+    """Whether the work shows a change as well, or the exchange itself; otherwise it is the other programs' doing."""
     hit = claim.explained_ns > 0
-    if claim.finding.phase == "comm" or hit.all() or not hit.any():
-        return claim.finding.phase == "comm"
+    if hit.all() or not hit.any():
+        return False
+    if claim.finding.phase == "comm":
+        more_ns, exchange_ns = (
+            float(each[hit].mean() - each[~hit].mean()) for each in (view.step_ns, shortest(view.phase("comm")))
+        )
+        return exchange_ns >= thresholds.EXPLAINS_SHARE * more_ns
     work_ns = lower_median_rank(calm.work_ns)
     more, more_work = (float(each[hit].mean() / each[~hit].mean()) - 1 for each in (view.step_ns, work_ns))
     return more_work >= thresholds.EXPLAINS_SHARE * more
