@@ -158,8 +158,10 @@ def test_no_cache(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.usefixtures("progress_is_shown")
-def test_progress_on_a_terminal(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_on_a_terminal(
+    traces: Path, capsys: pytest.CaptureFixture[str], show_progress: Callable[[], None]
+) -> None:
+    show_progress()
     assert run_command(["trace", str(traces), "--json"]) == 0
     told = capsys.readouterr().err
     assert "\r\x1b[Kreading traces " in told

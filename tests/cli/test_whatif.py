@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -86,8 +87,10 @@ def test_a_job_with_nothing_wrong(trace: Path, capsys: pytest.CaptureFixture[str
     )
 
 
-@pytest.mark.usefixtures("progress_is_shown")
-def test_progress_on_a_terminal(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_on_a_terminal(
+    trace: Path, capsys: pytest.CaptureFixture[str], show_progress: Callable[[], None]
+) -> None:
+    show_progress()
     assert run(trace, "--json") == 0
     told = capsys.readouterr().err
     assert told.startswith(f"\r\x1b[Kreplaying █{'░' * 23} 1/14")
