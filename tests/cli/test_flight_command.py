@@ -109,7 +109,7 @@ def test_page(dumps: Path, tmp_path: Path) -> None:
     report = data_in(page.read_bytes())[0]["report"]
     assert (report["kind"], report["name"], report["facts"]) == ("flight", "dumps", ["dumps of 4 ranks"])
     verdict = report["verdict"]
-    assert (verdict["look"], verdict["kind"]) == ("critical", "hang_missing_collective")
+    assert (verdict["look"], verdict["kind"]) == ("critical", "Missing collective")
     assert verdict["title"] == (
         "Rank 2 never called all_gather number 5 of default_pg: it is at data.py:7; ranks 0, 1 and 3 wait for it."
     )
@@ -125,9 +125,11 @@ def test_page(dumps: Path, tmp_path: Path) -> None:
         "Ranks that others wait for": [["Rank 2 is in data.py:7 in load", ""]],
     }
     flight, stacks = report["parts"]
-    assert flight["flight"]["grid"]["rows"] == [[[0, 1, 3], "ccccw"], [[2], "ccccm"]]
-    assert (flight["groups_left"], flight["waits_left"], flight["rows_left"]) == (0, 0, 0)
-    assert [group["ranks"] for group in stacks["stacks"]] == [[2], [0, 1, 3]]
+    view = flight["flight"]
+    marks = {row["who"]: row["marks"] for row in view["grid"]["rows"]}
+    assert marks == {"ranks 0, 1 and 3": "ccccw", "rank 2": "ccccm"}
+    assert (view["groups_left"], view["waits_left"], view["grid"]["left"]) == (0, 0, 0)
+    assert [group["who"] for group in stacks["stacks"]["groups"]] == ["Rank 2", "Ranks 0, 1 and 3"]
 
 
 @pytest.mark.usefixtures("small_page")
@@ -142,10 +144,8 @@ def test_a_name_from_a_dump_stays_in_the_data(tmp_path: Path, capsys: pytest.Cap
     assert run_command(["flight", str(tmp_path / "dumps"), "--html", str(page)]) == 0
     assert "\x1b" not in capsys.readouterr().out
     assert b"alert" not in page.read_bytes()
-    (group,) = (
-        one for one in data_in(page.read_bytes())[0]["report"]["parts"][0]["flight"]["groups"] if one["name"] == "9"
-    )
-    assert group["description"] == evil
+    groups = data_in(page.read_bytes())[0]["report"]["parts"][0]["flight"]["groups"]
+    assert evil in {group["name"] for group in groups}
 
 
 @pytest.mark.usefixtures("small_page")
