@@ -239,7 +239,7 @@ def test_steps_far_apart_get_a_stride() -> None:
 
 
 def test_lines_are_bounded_shifted_and_parsed_when_asked_for() -> None:
-    lines = Lines(events=3, kept_bytes=1000)
+    lines = Lines(events=3, most_bytes=1000)
     said = [json.dumps({"event": "note", "wall_ns": 1000 + n}).encode() for n in range(5)]
     lines.put("events.jsonl", [*said, b"no json", b"[1]"], node="1", offset_ns=100)
     assert [(event["number"], event["wall_ns"]) for event in lines.events(0)] == [(3, 902), (4, 903), (5, 904)]

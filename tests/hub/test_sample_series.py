@@ -78,7 +78,7 @@ def test_a_thinned_sample_counts_for_its_time_and_shows_its_extremes() -> None:
 
 def test_thinned_lines_make_room_in_their_order() -> None:
     """Whoever has to go first is the oldest that is there, whatever was thinned before."""
-    lines = Lines(most_of_node=10, kept_bytes=30 * (20 + 64))
+    lines = Lines(most_of_node=10, most_bytes=30 * (20 + 64))
     for at in range(100):
         lines.put("samples.jsonl", [b'{"wall_ns":%10d}' % at], node=str(at % 4), offset_ns=0)
     kept = [lines.parsed("samples.jsonl", nodes=[str(node)]) for node in range(4)]

@@ -121,7 +121,7 @@ def test_of_very_many_samples_the_same_steps_of_all_ranks_are_kept() -> None:
 
 
 def test_the_hub_holds_few_bytes_of_a_long_run() -> None:
-    held = LayerLines(kept_bytes=100 * len(line()))
+    held = LayerLines(most_bytes=100 * len(line()))
     held.put([MODEL_LINE, b"nonsense", line(step=11)], node="0", offset_ns=0)
     for step in range(37, 100_037, 100):
         held.put([line(step=step)], node="0", offset_ns=0)

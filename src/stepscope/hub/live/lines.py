@@ -56,17 +56,17 @@ _WALLS = ("wall_ns", "started_wall_ns", "ended_wall_ns")
 
 
 class Lines:
-    def __init__(self, *, events: int = EVENTS, kept_bytes: int = KEPT_BYTES, most_of_node: int = MOST_OF_NODE) -> None:
+    def __init__(self, *, events: int = EVENTS, most_bytes: int = KEPT_BYTES, most_of_node: int = MOST_OF_NODE) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=events)
         self.events_seen = 0
         """Count of all events received; the number of the last one."""
         self.bad = 0
         self.dropped = 0
         """Samples and stacks dropped for lack of room."""
-        self._kept_bytes = kept_bytes
+        self._most_bytes = most_bytes
         self.most_of_node = most_of_node
-        self._held_bytes = 0
-        self._kept: dict[tuple[str, str], deque[tuple[Line, int]]] = {}
+        self._bytes = 0
+        self._lines: dict[tuple[str, str], deque[tuple[Line, int]]] = {}
         self._order: deque[tuple[str, str]] = deque()
         self.layers = LayerLines()
 
@@ -79,14 +79,14 @@ class Lines:
             return
         key = (file, node)
         fitting = [(line, offset_ns) for line in lines if len(line) <= LINE_BYTES]
-        self._kept.setdefault(key, deque()).extend(fitting)
+        self._lines.setdefault(key, deque()).extend(fitting)
         self._order.extend(itertools.repeat(key, len(fitting)))
-        self._held_bytes += sum(len(line) + _OVERHEAD for line, _ in fitting)
-        while file == SAMPLES and len(self._kept[key]) > self.most_of_node:
+        self._bytes += sum(len(line) + _OVERHEAD for line, _ in fitting)
+        while file == SAMPLES and len(self._lines[key]) > self.most_of_node:
             self._thin(key)
-        while self._held_bytes > self._kept_bytes:
-            oldest, _ = self._kept[self._order.popleft()].popleft()
-            self._held_bytes -= len(oldest) + _OVERHEAD
+        while self._bytes > self._most_bytes:
+            oldest, _ = self._lines[self._order.popleft()].popleft()
+            self._bytes -= len(oldest) + _OVERHEAD
             self.dropped += 1
 
     def put_records(self, file: str, records: Sequence[dict[str, Any]], *, node: str) -> None:
@@ -95,7 +95,7 @@ class Lines:
             for record in records:
                 self._put_event(record, node)
         else:
-            self._kept.setdefault((file, node), deque()).extend((record, 0) for record in records)
+            self._lines.setdefault((file, node), deque()).extend((record, 0) for record in records)
 
     def _thin(self, key: tuple[str, str]) -> None:
         """Thin the older half of a node's lines, evenly in time for each source: older data becomes coarser.
@@ -103,8 +103,8 @@ class Lines:
         One line in each stretch of time stays, so lines that were thinned before are spared until the others are as
         far apart.
         """
-        held = self._kept[key]
-        older = [held.popleft() for _ in range(len(held) // 2)]
+        lines = self._lines[key]
+        older = [lines.popleft() for _ in range(len(lines) // 2)]
         numbers: Counter[Hashable] = Counter()
         at: list[tuple[Hashable, int]] = []
         for line, _ in older:
@@ -120,8 +120,8 @@ class Lines:
                 before.add((who, when >> bits))
                 kept.append(entry)
             else:
-                self._held_bytes -= len(entry[0]) + _OVERHEAD
-        held.extendleft(reversed(kept))
+                self._bytes -= len(entry[0]) + _OVERHEAD
+        lines.extendleft(reversed(kept))
         gone = len(older) - len(kept)
         if not gone:
             self.most_of_node *= 2  # every line has a different source: keep them all
@@ -144,12 +144,12 @@ class Lines:
         self, file: str, *, nodes: Collection[str] | None = None, since_wall_ns: int = 0, limit: int = 1 << 62
     ) -> list[dict[str, Any]]:
         """Return samples or stacks, by node and in order; the newest of each node if there are more than ``limit``."""
-        chosen = [key for key in self._kept if key[0] == file and (nodes is None or key[1] in nodes)]
+        chosen = [key for key in self._lines if key[0] == file and (nodes is None or key[1] in nodes)]
         share = max(1, limit // max(1, len(chosen)))
         found: list[dict[str, Any]] = []
         for key in chosen:
             own: list[dict[str, Any]] = []
-            for line, offset_ns in reversed(self._kept[key]):
+            for line, offset_ns in reversed(self._lines[key]):
                 record = _parse(line, offset_ns)
                 if record is None:
                     continue
@@ -162,17 +162,17 @@ class Lines:
     def raw(self, file: str, nodes: Collection[str]) -> Iterator[Raw]:
         """Yield node, line and offset, unparsed: for parsing in a thread."""
         for node in nodes:
-            for line, offset_ns in self._kept.get((file, node), ()):
+            for line, offset_ns in self._lines.get((file, node), ()):
                 yield node, line, offset_ns
 
     def nodes(self, file: str) -> list[str]:
         """List the nodes whose lines are kept."""
-        return [node for kept, node in self._kept if kept == file]
+        return [node for name, node in self._lines if name == file]
 
     def last(self, file: str, node: str, kind: str, *, among: int) -> dict[str, Any] | None:
         """Return the newest sample of that kind among the last ``among`` lines of a node."""
         mark = b'"' + kind.encode() + b'"'
-        newest = itertools.islice(reversed(self._kept.get((file, node), ())), among)
+        newest = itertools.islice(reversed(self._lines.get((file, node), ())), among)
         for line, offset_ns in newest:
             record = _parse(line, offset_ns) if isinstance(line, dict) or mark in line else None
             if record is not None and record.get("kind") == kind:
@@ -195,9 +195,9 @@ class Lines:
 class LayerLines:
     """Lines of ``layers.jsonl`` as received, in bounded memory: if there are too many, every second step is dropped."""
 
-    def __init__(self, kept_bytes: int = LAYERS_KEPT_BYTES) -> None:
-        self._kept_bytes = kept_bytes
-        self._held_bytes = 0
+    def __init__(self, most_bytes: int = LAYERS_KEPT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._models: dict[bytes, Raw] = {}
         self._samples: deque[tuple[int, Raw]] = deque()
         self._every = 1
@@ -214,13 +214,13 @@ class LayerLines:
                     self._models.setdefault(head["model"], raw)
             elif self._fits(int(head["step"])):
                 self._samples.append((int(head["step"]), raw))
-                self._held_bytes += len(line) + _OVERHEAD
-        while self._held_bytes > self._kept_bytes and self._every < LARGEST_STRIDE:
+                self._bytes += len(line) + _OVERHEAD
+        while self._bytes > self._most_bytes and self._every < LARGEST_STRIDE:
             self._every = SHARED_STEPS if self._every == 1 else 2 * self._every
             first = self._samples[0][0]
             kept = [(step, raw) for step, raw in self._samples if step == first or self._fits(step)]
             self._samples = deque(kept)
-            self._held_bytes = sum(len(raw[1]) + _OVERHEAD for _, raw in kept)
+            self._bytes = sum(len(raw[1]) + _OVERHEAD for _, raw in kept)
 
     def _fits(self, step: int) -> bool:
         return (step - FIRST_SHARED_STEP) % self._every == 0
