@@ -508,8 +508,8 @@ class Heat:
 
     def clear(self) -> None:
         self.span, self.newest = 1, -1
-        for held in (self.work_ns, self.wall_ns, self.count):
-            held[:] = 0
+        for cells in (self.work_ns, self.wall_ns, self.count):
+            cells[:] = 0
 
     def make_room(self, columns: int) -> None:
         """Make room for this many ranks; may be called before they come."""
@@ -544,17 +544,17 @@ class Heat:
 
     def _fold(self) -> None:
         half = self.bins // 2
-        for held in (self.work_ns, self.wall_ns, self.count):
-            held[:, :half] = held[:, 0 : 2 * half : 2] + held[:, 1 : 2 * half : 2]
-            held[:, half:] = 0
+        for cells in (self.work_ns, self.wall_ns, self.count):
+            cells[:, :half] = cells[:, 0 : 2 * half : 2] + cells[:, 1 : 2 * half : 2]
+            cells[:, half:] = 0
         self.span *= 2
 
     def _shape(self, room: int, bins: int) -> None:
         rows = min(room, len(self.count))
 
-        def moved(held: NDArray[np.float32]) -> NDArray[np.float32]:
-            fresh = np.zeros((room, bins), held.dtype)
-            fresh[:rows] = held[:rows, :bins]
+        def moved(cells: NDArray[np.float32]) -> NDArray[np.float32]:
+            fresh = np.zeros((room, bins), cells.dtype)
+            fresh[:rows] = cells[:rows, :bins]
             return fresh
 
         self.work_ns, self.wall_ns = moved(self.work_ns), moved(self.wall_ns)
