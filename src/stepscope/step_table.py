@@ -107,7 +107,7 @@ class StepTable:
     def phase(self, name: str) -> Floats:
         """[N]; host time in a phase."""
         if name in self.phases:
-            return self.phase_ns[self.phases.index(name)]
+            return np.asarray(self.phase_ns[self.phases.index(name)])
         return np.broadcast_to(np.float64(0), self.step.shape)
 
     def by_name(self, rows: Any = slice(None)) -> dict[str, NDArray[Any]]:
@@ -172,7 +172,7 @@ class RankSteps:
             return np.full(len(self), np.nan)
         if name not in table.phases:
             return np.where(self.timed, 0.0, np.nan)
-        return table.device_ns[table.phases.index(name)][self.rows]
+        return np.asarray(table.device_ns[table.phases.index(name)][self.rows])
 
     def part(self, chosen: slice | NDArray[Any]) -> RankSteps:
         """Return some of these steps: a slice of them, or those of a mask."""
@@ -317,8 +317,8 @@ class TableBuilder:
 
 def slots_in_use(by_slot: NDArray[Any], names: Sequence[str]) -> list[str]:
     """The phases with any time among the times [row, slot] of a rank."""
-    used = by_slot.any(axis=0) if len(by_slot) else np.zeros(PHASE_SLOTS, np.bool_)
-    return [label for label, has_time in zip(phase_labels(names), used.tolist(), strict=True) if has_time]
+    used = np.asarray(by_slot.any(axis=0)) if len(by_slot) else np.zeros(PHASE_SLOTS, np.bool_)
+    return [label for label, has_time in zip(phase_labels(names), used, strict=True) if has_time]
 
 
 # -- ranks × steps ----------------------------------------------------------------------------------------------------

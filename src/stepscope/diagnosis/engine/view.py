@@ -204,7 +204,7 @@ def view_of(window: Window) -> View:
     clock: Clock = "host"
     phase_ns, wall_ns = window.phase_ns, window.wall_ns
     if window.device_ns is not None:
-        timed = timed_steps(~np.isnan(window.wall_ns), ~np.isnan(window.device_ns).any(axis=0)) & steady
+        timed = timed_steps(~np.isnan(window.wall_ns), np.asarray(~np.isnan(window.device_ns).any(axis=0))) & steady
         clock = clock_of(timed)
         if clock == "device":
             steady, phase_ns = timed, window.device_ns

@@ -519,7 +519,7 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         seen -= len(steps) - last
         steps, alive = steps[-last:], None if alive is None else alive[:, -last:]
         if alive is not None and not alive.any(axis=1).all():
-            there = alive.any(axis=1)  # without the ranks that had ended before the window began
+            there = np.asarray(alive.any(axis=1))  # without the ranks that had ended before the window began
             trained, alive = [series for series, keep in zip(trained, there, strict=True) if keep], alive[there]
             table = join_steps([series.steps for series in trained])
     grid = Grid(table, steps, alive)
@@ -616,8 +616,8 @@ def _probes(run: RunData, begins: float, ends: float) -> tuple[dict[str, Any], .
 def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
     if not len(steps):
         return np.zeros(0)
-    took_ns: NDArray[np.float64] = series.steps["ddp_compute_ns"]
-    return took_ns[(took_ns > 0) & (series.steps["step"] >= steps[0])]
+    took_ns = series.steps["ddp_compute_ns"]
+    return np.asarray(took_ns[(took_ns > 0) & (series.steps["step"] >= steps[0])], np.float64)
 
 
 def _batches(series: RankSeries) -> float:

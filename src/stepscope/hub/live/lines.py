@@ -250,8 +250,8 @@ def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None
             continue
         wall_ns = whose.wall_ns - offset_ns if type(whose.wall_ns) is int else 0
         if first <= wall_ns and (last is None or wall_ns <= last):
-            source = (node, whose.pid, whose.index, whose.peer)
-            found.append((source, whose.seconds, (node, line, offset_ns)))
+            sample = (node, line, offset_ns)
+            found.append(((node, whose.pid, whose.index, whose.peer), whose.seconds, sample))
     if len(found) <= most:
         return [sample for _, _, sample in found]
     thinner: Thinner[Raw] = Thinner(strides(Counter(span_s for _, span_s, _ in found), most))

@@ -179,7 +179,8 @@ def table_of(copy: Snapshot) -> StepTable:
     chosen: Any = slice(None) if there.all() else there.reshape(-1)
 
     def column(values: NDArray[Any], kind: str) -> NDArray[Any]:
-        return np.ascontiguousarray(values.T, kind).reshape(-1)[chosen]
+        found: NDArray[Any] = np.ascontiguousarray(values.T, kind).reshape(-1)[chosen]
+        return found
 
     named = (name for names in dict.fromkeys(rank.phase_names for rank in copy.ranks) for name in names)
     phases = phases_in_order(name for name in named if {f"phase:{name}", f"device:{name}"} & copy.arrays.keys())
