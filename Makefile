@@ -54,8 +54,8 @@ endef
 # Show vitest's output only if something fails.  Its files share modules: loading them for each takes most of the time.
 define PAGE_UNITS
 if [ -x web/node_modules/.bin/vitest ]; then \
-	said=$$(cd web && NO_COLOR=1 npm test --silent -- --no-isolate 2>&1) || { echo "$$said"; exit 1; }; \
-	echo "$$said" | sed -n 's/^ *Tests *\(.*\)/page, without a browser: \1/p'; \
+	output=$$(cd web && NO_COLOR=1 npm test --silent -- --no-isolate 2>&1) || { echo "$$output"; exit 1; }; \
+	echo "$$output" | sed -n 's/^ *Tests *\(.*\)/page, without a browser: \1/p'; \
 else echo "npm was not found; skipping the page's unit tests"; fi
 endef
 

@@ -212,6 +212,7 @@ def test_a_proxy_is_trusted_on_this_machine_only(
         run_command(["serve", ".", *words])
 
 
+@pytest.mark.soak  # near: test_user_hub.py, without a process of its own
 def test_all_runs_of_a_user_keep_their_address(
     commands: Any, record_run: Any, home: dict[str, str], tmp_path: Path
 ) -> None:
