@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -125,6 +125,46 @@ def test_the_length_of_an_iterable_dataset_is_not_asked_for(recording: Recording
     found = recording.facts()["loader"]
     assert (found["dataset"], found["length"], found["sampler"]) == ("Endless", None, "_InfiniteConstantSampler")
     assert not Endless.asked
+
+
+class Counted(TensorDataset):
+    """A dataset, and a loader, of the script, that note when their code is run."""
+
+    calls: ClassVar[list[str]] = []
+
+    def __len__(self) -> int:
+        Counted.calls.append("len")
+        return super().__len__()
+
+
+class OwnLoader(DataLoader[Any]):
+    @property
+    def drop_last(self) -> bool:
+        Counted.calls.append("drop_last")
+        return False
+
+    @drop_last.setter
+    def drop_last(self, value: bool) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        Counted.calls.append(name)
+        raise AttributeError(name)
+
+
+def test_of_a_loader_of_the_script_only_the_length_of_its_dataset_is_called_and_once(recording: Recording) -> None:
+    def epoch() -> int:
+        Counted.calls.clear()
+        for _ in loader:
+            pass
+        return len(Counted.calls)
+
+    loader = OwnLoader(Counted(*dataset(10).tensors), batch_size=4)
+    first, second = epoch(), epoch()
+    assert (first, set(Counted.calls)) == (second + 1, {"len"})
+    train(Net(), loader)
+    found = recording.facts()["loader"]
+    assert [found[name] for name in ("length", "last_batch", "drop_last", "batch_size")] == [3, 2, False, 4]
 
 
 class Bucketed(BatchSampler):

@@ -133,7 +133,7 @@ def test_gradients_that_the_optimizer_gets(kept: Layers, clock: FakeClock) -> No
 def test_norms_that_clipping_computes_are_kept_in_steps_of_any_length(
     kept: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GradientTrail, "_look", None)  # would fail
+    monkeypatch.setattr(GradientTrail, "_read_norms", None)  # would fail
     train(blocks(), clock, bad="backward", clip=True, step_ns=1_000_000, steps=70)
     model, found = trails(kept)
     assert (found[0].step, found[0].good_step) == (BAD_STEP, BAD_STEP - 1)
@@ -252,7 +252,7 @@ def test_a_script_that_stops_at_nan(kept: Layers, clock: FakeClock) -> None:
 def test_short_and_costly_steps_are_left_alone(kept: Layers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """In short steps nothing is launched; looks that take too long are tried again now and then."""
     looks: list[int] = []
-    original = GradientTrail._look
+    original = GradientTrail._read_norms
 
     def slow(self: GradientTrail, *args: Any) -> None:
         scope = self._scope
@@ -260,7 +260,7 @@ def test_short_and_costly_steps_are_left_alone(kept: Layers, clock: FakeClock, m
         looks.append(kept.recording.recorder.step)
         self._host_ns[scope].append(300_000)
 
-    monkeypatch.setattr(GradientTrail, "_look", slow)
+    monkeypatch.setattr(GradientTrail, "_read_norms", slow)
     monkeypatch.setattr(GradientTrail, "_cost_ns", lambda self, scope: max(self._host_ns[scope], default=0))
     train(blocks(), clock, step_ns=9_000_000, steps=100)
     assert looks == []

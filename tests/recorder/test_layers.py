@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import io
 import itertools
 import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -856,6 +857,103 @@ def test_the_scripts_modes_do_not_see_our_operations(layers: Layers) -> None:
     assert layers.by_name("forward_us")
 
 
+class Seen:
+    """What code of the script was run: by a class of outputs, of containers, of tensors."""
+
+    names: ClassVar[list[str]] = []
+
+    class Output:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+        def __getattr__(self, name: str) -> Any:
+            Seen.names.append(name)
+            raise AttributeError(name)
+
+        @property
+        def __class__(self) -> Any:
+            Seen.names.append("__class__")
+            return Seen.Output
+
+    class Outputs(list[Any]):
+        def __getitem__(self, at: Any) -> Any:
+            Seen.names.append("__getitem__")
+            return super().__getitem__(at)
+
+    class Named(dict[str, Any]):
+        def values(self) -> Any:
+            Seen.names.append("values")
+            return super().values()
+
+    class Tensor(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Seen.names.append(getattr(function, "__name__", "?"))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("wrap", "unwrap"),
+    [
+        (Seen.Output, lambda output: vars(output)["tensor"]),
+        (lambda tensor: Seen.Outputs([tensor]), lambda output: list.__getitem__(output, 0)),
+        (lambda tensor: Seen.Named(tensor=tensor), lambda output: output["tensor"]),
+    ],
+)
+def test_no_code_of_outputs_and_containers_is_run(
+    layers: Layers, wrap: Callable[[Any], Any], unwrap: Callable[[Any], Any]
+) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 2)
+            self.batch_first = False
+
+        def forward(self, given: Any) -> Any:
+            return wrap(self.inner(unwrap(given)))
+
+        def parameters(self, recurse: bool = True) -> Any:
+            Seen.names.append("parameters")
+            return super().parameters(recurse)
+
+    model = Wrapped()
+    optimizer = torch.optim.SGD(model.inner.parameters(), lr=0.1)
+    Seen.names.clear()
+    for _ in range(3):
+        optimizer.zero_grad()
+        unwrap(model(wrap(X))).square().mean().backward()
+        optimizer.step()
+    assert Seen.names == []
+    _, sample = layers.last()
+    assert sample.work is not None and sample.work["samples"] == 6
+    assert set(layers.by_name("backward_us")) == {"inner"}
+
+
+def test_a_class_of_tensors_sees_only_what_the_script_does(layers: Layers) -> None:
+    def seen(steps: int) -> list[str]:
+        Seen.names.clear()
+        train(model, steps, x=x)
+        return list(Seen.names)
+
+    model, x = two_layers(), X.as_subclass(Seen.Tensor)
+    train(model, 2)
+    sampled = seen(2)
+    layers.sampler.withdraw()
+    assert sampled == seen(2)
+
+
+def test_a_dropped_step_keeps_nothing_alive_in_a_graph_of_the_script(layers: Layers) -> None:
+    model = two_layers()
+    train(model, 2)
+    loss = model(X).square().mean()  # its graph has marks of the step in progress
+    dropped = layers.sampler._step
+    layers.sampler.drop_step()
+    gc.collect()
+    alive = [value for value in gc.get_referents(*gc.get_referents(dropped)) if isinstance(value, torch.Tensor)]
+    loss.backward()
+    assert alive == []
+
+
 def test_a_graph_that_outlives_its_step_is_not_looked_at_again(layers: Layers) -> None:
     model = two_layers()
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
@@ -969,10 +1067,13 @@ def test_the_default_rate_installs_no_hook_in_other_steps(sampled: Layers, clock
     assert [int(row["step"]) for row in steps if row["flags"] & FLAG_SAMPLED] == hooked
 
 
-def test_models_elsewhere_than_on_the_cpu_are_left_alone_unless_asked_for(sampled: Layers) -> None:
-    assert not sampled.sampler._may_look_at(nn.Linear(8, 2, device="meta"))
-    assert not sampled.sampler._may_look_at(nn.ReLU())
-    assert sampled.sampler._may_look_at(nn.Linear(8, 2))
+@pytest.mark.parametrize(
+    ("model", "begins"), [(nn.Linear(8, 2, device="meta"), False), (nn.ReLU(), False), (nn.Linear(8, 2), True)]
+)
+def test_only_models_on_the_cpu_or_a_gpu_are_sampled(layers: Layers, model: nn.Module, begins: bool) -> None:
+    layers.sampler.after_step(0, lambda: [model], compiled=False, busy=False)
+    assert layers.sampler.sampling is begins
+    layers.sampler.drop_step()
 
 
 def test_a_graph_capture_ends_the_look(layers: Layers) -> None:

@@ -1,10 +1,19 @@
 """Collects the facts that make advice specific: loader, model, DDP, FSDP, optimizer, framework, global step, process.
 
 The hooks pass the live objects of the training as they see them, outside the hot path: a loader when an iterator is
-taken, a root when it is found, an optimizer at the end of a step at which the recorder runs its checks.  They are held
-by weak references, never changed and never called; only the size and dtype of tensors are read.  Nothing is imported:
-what the script has not loaded is not there.  The recorder writes the facts into the ring's header
+taken, a root when it is found, an optimizer at the end of a step at which the recorder runs its checks.  Nothing is
+imported: what the script has not loaded is not there.  The recorder writes the facts into the ring's header
 (``records/identity.py`` has the format).
+
+*What may be called* of the script's objects (the rules are in ``recorder/variables.py``): of loaders, samplers and
+modules nothing but their stored attributes is read, so a property of a subclass is not run and its fact is unknown.
+Three exceptions, each of which torch or the framework itself calls in every epoch or step: ``len`` of the dataset, once
+for each loader, through torch's own samplers; ``param_groups`` and ``state`` of an optimizer; and the step counter of a
+framework's trainer.  Of tensors only size and dtype are read, and the optimizer's own count of steps if it is on the
+host.
+*How long it may take*: ``WALK_NS`` in a step for the modules; everything else does not depend on the size of the model
+or the data, but ``len`` of a dataset takes as long as the script makes it.
+*What may be kept alive*: nothing; objects are held by weak references, and facts are plain values.
 """
 
 from __future__ import annotations
@@ -12,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import operator
 import sys
 import time
 import weakref
@@ -21,6 +31,7 @@ from typing import Any
 
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
 from stepscope.recorder.model import ModelWalk, autocast_seen_in
+from stepscope.recorder.variables import attribute_of, class_name, class_namespace, is_python_class
 
 __all__ = ["STEP_COUNTERS", "Callers", "GlobalSteps", "LiveObjects", "install_step_counters"]
 
@@ -52,8 +63,8 @@ class _SeenLoader:
         """Epochs that were over when the next began."""
         sampler = _sampler_of(loader)
         self.shuffles = _shuffles(sampler)
-        self.watched = hasattr(sampler, "epoch") and self.shuffles and _is_distributed(sampler)
-        self._epoch: Any = None
+        self.watched = _epoch_of(sampler) is not None and self.shuffles and _is_distributed(sampler)
+        self._epoch: int | None = None
         self._taken_at = -1
         self._suspect = False
         self._ever_set = False
@@ -65,7 +76,7 @@ class _SeenLoader:
             self._taken_at = step
             return
         self.confirm(step)
-        epoch = _sampler_of(loader).epoch
+        epoch = _epoch_of(_sampler_of(loader))
         if self._taken_at >= 0:
             self._ever_set |= epoch != self._epoch
             self._suspect = step > self._taken_at and not self._ever_set
@@ -116,58 +127,79 @@ class Loaders:
 
 
 def _loader_settings(loader: Any) -> dict[str, Any]:
-    sampler, batches = _sampler_of(loader), getattr(loader, "batch_sampler", None)
-    size = getattr(loader, "batch_size", None)
-    size = getattr(batches, "batch_size", None) if size is None else size
-    size = size if isinstance(size, int) else None
-    drop_last = bool(getattr(loader, "drop_last", False)) or bool(getattr(batches, "drop_last", False))
+    sampler, batches = _sampler_of(loader), attribute_of(loader, "batch_sampler")
+    size = _int_of(loader, "batch_size")
+    size = _int_of(batches, "batch_size") if size is None else size
+    drop_last = _is_set(loader, "drop_last") or _is_set(batches, "drop_last")
+    samples = _samples_of(sampler, batches)
+    length, last_batch = samples, None
+    if samples is not None and batches is not None:
+        length = (samples if drop_last else samples + size - 1) // size if size else None
+        last_batch = samples % size or size if size and not drop_last else None
     return {
-        "num_workers": int(loader.num_workers),
-        "pin_memory": bool(loader.pin_memory),
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": bool(loader.persistent_workers),
+        "num_workers": _int_of(loader, "num_workers") or 0,
+        "pin_memory": _is_set(loader, "pin_memory"),
+        "prefetch_factor": _int_of(loader, "prefetch_factor"),
+        "persistent_workers": _is_set(loader, "persistent_workers"),
         "batch_size": size,
-        "sampler": type(sampler).__name__,
-        "dataset": type(loader.dataset).__name__,
+        "sampler": class_name(sampler),
+        "dataset": class_name(attribute_of(loader, "dataset")),
         "distributed_sampler": _is_distributed(sampler),
-        "length": _epoch_length(sampler, batches),
+        "length": length,
         "drop_last": drop_last,
-        "last_batch": None if drop_last else _last_batch(sampler, batches, size),
+        "last_batch": last_batch,
     }
 
 
-def _epoch_length(sampler: Any, batches: Any) -> int | None:
-    """Batches per epoch, if torch's own samplers say so: the ``len`` of an iterable dataset has side effects."""
-    source = sampler if batches is None else batches
-    return len(source) if _are_torchs(sampler, source) and hasattr(sampler, "__len__") else None
+def _samples_of(sampler: Any, batches: Any) -> int | None:
+    """Samples in an epoch, if only torch's own samplers choose them: others may count in any way.
 
-
-def _last_batch(sampler: Any, batches: Any, size: int | None) -> int | None:
-    """Samples in the last batch of an epoch, under the same conditions."""
-    if batches is None or not size or not _are_torchs(sampler, batches) or not hasattr(sampler, "__len__"):
+    Their ``len`` is that of the dataset, which may be the script's; they have just called it to make the iterator.  Not
+    that of an iterable dataset, whose ``len`` may have side effects: its sampler has none.
+    """
+    if not all(_is_torchs(chosen) for chosen in (sampler, batches) if chosen is not None):
         return None
-    return len(sampler) % size or size
+    return len(sampler) if hasattr(type(sampler), "__len__") else None
 
 
-def _are_torchs(*samplers: Any) -> bool:
-    return all(type(one).__module__.startswith("torch.utils.data.") for one in samplers)
+def _is_torchs(sampler: Any) -> bool:
+    module = class_namespace(type(sampler)).get("__module__")
+    return type(module) is str and module.startswith("torch.utils.data.")
 
 
 def _sampler_of(loader: Any) -> Any:
     """What chooses the samples; for a batch sampler, the sampler inside it."""
-    batches = getattr(loader, "batch_sampler", None)
-    return loader.sampler if batches is None else getattr(batches, "sampler", batches)
+    batches = attribute_of(loader, "batch_sampler")
+    if batches is None:
+        return attribute_of(loader, "sampler")
+    inside = attribute_of(batches, "sampler")
+    return batches if inside is None else inside
+
+
+def _epoch_of(sampler: Any) -> int | None:
+    return _int_of(sampler, "epoch")
+
+
+def _int_of(value: Any, name: str) -> int | None:
+    """Also one of numpy; not of a class of the script, which may compute it."""
+    found = attribute_of(value, name)
+    is_known = hasattr(type(found), "__index__") and not is_python_class(type(found))
+    return operator.index(found) if is_known else None
+
+
+def _is_set(value: Any, name: str) -> bool:
+    return bool(_int_of(value, name))
 
 
 def _is_distributed(sampler: Any) -> bool:
     loaded: Any = sys.modules.get("torch.utils.data.distributed")
-    if loaded is not None and isinstance(sampler, loaded.DistributedSampler):
+    if loaded is not None and issubclass(type(sampler), loaded.DistributedSampler):
         return True
-    return "Distributed" in type(sampler).__name__
+    return "Distributed" in class_name(sampler)
 
 
 def _shuffles(sampler: Any) -> bool:
-    return bool(getattr(sampler, "shuffle", False)) or "Random" in type(sampler).__name__
+    return _is_set(sampler, "shuffle") or "Random" in class_name(sampler)
 
 
 # -- Frameworks on the stack ------------------------------------------------------------------------------------------
@@ -263,16 +295,16 @@ class GlobalSteps:
     def __init__(self) -> None:
         self._owners: list[tuple[weakref.ref[Any], str, tuple[str, ...]]] = []
         self._first: dict[str, Any] = {}
-        """What the counter said after the first step."""
-        self._told_by: weakref.ref[Any] | None = None
+        """What the counter showed after the first step."""
+        self._counter: weakref.ref[Any] | None = None
         """The counter: the object that has the number, or the optimizer."""
         self._name = ""
 
     def meet(self, owner: Any, framework: str, names: tuple[str, ...]) -> None:
-        self._owners = [one for one in self._owners if one[0]() is not None]
+        self._owners = [known for known in self._owners if known[0]() is not None]
         self._owners.append((weakref.ref(owner), framework, names))
         if self._first.get("by") == framework:  # another training begins and counts from elsewhere
-            self._told_by = None
+            self._counter = None
 
     def facts(self, frameworks: list[str], optimizer: Any) -> dict[str, Any]:
         """Facts after the first step, which ``optimizer`` ended below these frameworks, the outermost first.
@@ -285,16 +317,16 @@ class GlobalSteps:
                 if counts is not None and made_by == framework:
                     for name in names[:-1]:
                         counts = getattr(counts, name, None)
-                    return self._told(framework, counts, names[-1], getattr(counts, names[-1], None))
+                    return self._begin(framework, counts, names[-1], getattr(counts, names[-1], None))
         counted = _counted_by(optimizer)
-        return {} if counted is None else self._told(COUNTED_BY_OPTIMIZER, optimizer, "", counted - 1)
+        return {} if counted is None else self._begin(COUNTED_BY_OPTIMIZER, optimizer, "", counted - 1)
 
     def facts_later(self, step: int, *, at_end: bool = False) -> dict[str, Any]:
         """Facts after ``step`` of our steps; {}: as expected from the first one, or the counter is gone.
 
         ``at_end``: no step is ending, so the framework has counted the last one as well.
         """
-        counts = self._told_by() if self._told_by is not None else None
+        counts = self._counter() if self._counter is not None else None
         if counts is None:
             return {}
         counted = getattr(counts, self._name, None) if self._name else _counted_by(counts)
@@ -306,12 +338,12 @@ class GlobalSteps:
             return {}
         return {"global_step": {**self._first, "last": last, "at": step - 1}}
 
-    def _told(self, by: str, counts: Any, name: str, first: Any) -> dict[str, Any]:
+    def _begin(self, by: str, counts: Any, name: str, first: Any) -> dict[str, Any]:
         if type(first) is not int or first < 0:
             return {}
         self._first, self._name = {"by": by, "first": first}, name
         with contextlib.suppress(TypeError):  # not every object supports weak references
-            self._told_by = weakref.ref(counts)
+            self._counter = weakref.ref(counts)
         return {"global_step": dict(self._first)}
 
 
@@ -333,9 +365,9 @@ def install_step_counters(
 ) -> None:
     """Call ``meet`` with each object that counts steps, once it is created."""
 
-    def when_imported(module_name: str, class_name: str, framework: str, names: tuple[str, ...]) -> None:
+    def when_imported(module_name: str, owner_class: str, framework: str, names: tuple[str, ...]) -> None:
         def patch(module: Any) -> None:
-            cls = getattr(module, class_name, None)
+            cls = getattr(module, owner_class, None)
             if cls is None:
                 return
             original = cls.__init__
@@ -343,20 +375,20 @@ def install_step_counters(
             @functools.wraps(original)
             def __init__(owner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces theirs
                 original(owner, *args, **kwargs)
-                told(owner, framework, names)
+                meet_safely(owner, framework, names)
 
             patches.set(cls, "__init__", __init__)
 
         watch.when_imported(module_name, patch)
 
-    told = failsafe(meet)
-    for module_name, (class_name, framework, names) in STEP_COUNTERS.items():
-        when_imported(module_name, class_name, framework, names)
+    meet_safely = failsafe(meet)
+    for module_name, counter in STEP_COUNTERS.items():
+        when_imported(module_name, *counter)
 
 
 # -- Facts ------------------------------------------------------------------------------------------------------------
 
-LOOK_NS = 500_000
+WALK_NS = 500_000
 """The longest time one call counts modules; it continues after the next step."""
 MAX_OBJECTS = 16
 """Roots and optimizers; a script that keeps creating new ones is not followed forever."""
@@ -399,9 +431,9 @@ class LiveObjects:
     def optimizers(self, last: Any = None) -> list[Any]:
         """The optimizers that are alive, and ``last``, if it is an optimizer that is not among them."""
         alive = [optimizer for optimizer in (known() for known in self._optimizers) if optimizer is not None]
-        if hasattr(last, "state") and not any(one is last for one in alive):
+        if hasattr(last, "state") and not any(optimizer is last for optimizer in alive):
             alive.append(last)
-        return [one for one in alive if isinstance(getattr(one, "state", None), dict)]
+        return [optimizer for optimizer in alive if isinstance(getattr(optimizer, "state", None), dict)]
 
     @failsafe
     def _meet_loader(self, loader: Any, step: int) -> dict[str, Any]:
@@ -415,7 +447,7 @@ class LiveObjects:
 
         ``ended_by`` is the optimizer that ended the last one.
         """
-        until_ns = self._now() + LOOK_NS
+        until_ns = self._now() + WALK_NS
         self.facts = {
             **self.facts,
             **self._once_failed_never_again(self._of_process),
@@ -475,10 +507,10 @@ class LiveObjects:
         alive = [optimizer for optimizer in (known() for known in self._optimizers) if optimizer is not None]
         if not alive:
             return {}
-        tensors, optimizer = max(((_tensors(one), one) for one in alive), key=lambda pair: pair[0])
+        tensors, optimizer = max(((_tensors(optimizer), optimizer) for optimizer in alive), key=lambda pair: pair[0])
         group = optimizer.param_groups[0] if optimizer.param_groups else {}
         settings = {name: _bool_or_none(group.get(name)) for name in ("fused", "foreach")}
-        return {"optimizer": {"class": type(optimizer).__name__, **settings, "tensors": tensors}}
+        return {"optimizer": {"class": class_name(optimizer), **settings, "tensors": tensors}}
 
     @failsafe
     def _of_model(self, until_ns: int) -> dict[str, Any]:
@@ -540,7 +572,8 @@ def _tensors(optimizer: Any) -> int:
 
 
 def _bool_or_none(value: Any) -> bool | None:
-    return None if value is None else bool(value)
+    """Of an option of an optimizer; a tensor would have to be waited for."""
+    return bool(value) if type(value) in (bool, int) else None
 
 
 def _tf32(torch: Any) -> bool:

@@ -27,16 +27,18 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from types import CellType, CodeType, FrameType, GetSetDescriptorType, ModuleType
+from types import CellType, CodeType, FrameType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 __all__ = [
     "CO_OPTIMIZED",
     "OUR_MODULES",
     "SAMPLE",
+    "attribute_of",
     "attributes_of",
     "class_name",
     "class_namespace",
+    "first_of",
     "is_python_class",
     "items_of",
     "last_of",
@@ -204,6 +206,15 @@ def items_of(value: Any, most: int = SAMPLE) -> list[tuple[Any, Any]]:
     return [(at, base.__getitem__(value, at)) for at in places]
 
 
+def first_of(value: Any, most: int) -> list[Any]:
+    """The first elements of a list or tuple, or values of a dict, or of a subclass of one."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        return list(islice(dict.values(value), most))
+    base: Any = list if issubclass(kind, list) else tuple
+    return list(base.__getitem__(value, slice(most)))
+
+
 def sample_of(value: Any) -> list[Any]:
     """The same without keys."""
     return [element for _, element in items_of(value)]
@@ -228,6 +239,26 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
                 return None  # a property of the script
             names = found.__get__(value)
             return names if type(names) is dict else None
+    return None
+
+
+def attribute_of(value: Any, name: str) -> Any:
+    """An attribute that is there without a call: in the object's dict or slots, or a plain value of its class.
+
+    None for a property of the script, and for what its ``__getattr__`` would make.
+    """
+    names = attributes_of(value)
+    if names is not None and name in names:
+        return names[name]
+    for base in _bases(type(value)):
+        found = _class_namespace(base).get(name)
+        if type(found) is MemberDescriptorType:
+            try:
+                return found.__get__(value)
+            except AttributeError:  # not set
+                return None
+        if found is not None:
+            return found if type(found) in (bool, int, float, str) else None
     return None
 
 

@@ -3,6 +3,13 @@
 Loss, learning rate, gradient norm and throughput are logged by Trainers, by Lightning, by ``accelerator.log``, and by
 scripts to TensorBoard or W&B.  The hooks here note the numbers among them; they read nothing from a device, and cost
 nothing where nothing is logged.
+
+*What may be called* of the script's objects: of what a framework logs nothing; only dicts are read, and in them plain
+numbers and torch's own tensors with one element on the host.  ``stepscope.note`` is called by the script itself, so
+``item`` or ``str`` of what it is given may be called.
+*How long it may take*: the names of a dict are compared until ``MOST_LOGGED`` of interest are found; a text is cut
+before it is encoded.
+*What may be kept alive*: nothing; a note is bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +17,9 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from stepscope.recorder.guard import ImportWatch, Patches, failsafe
@@ -53,7 +62,9 @@ def _plain(value: Any) -> Any:
 
     A tensor on a device is not read: that would wait for the device.
     """
-    if isinstance(value, bool | int | str) or value is None:
+    if isinstance(value, str):
+        return value[: NOTE_BYTES + 1]  # one that is too long is shortened by ``note_texts``
+    if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)  # JSON has no nan
@@ -102,17 +113,20 @@ class _Logs:
     @failsafe
     def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str) -> None:
         values = args[1] if len(args) > 1 else kwargs.get(argument)  # args[0] is self
-        if isinstance(values, str):
+        if issubclass(type(values), str):
             values = {values: args[2] if len(args) > 2 else kwargs.get("scalar_value")}
-        if not isinstance(values, Mapping):
+        if not issubclass(type(values), dict):
             return
-        named = [(name, values[name]) for name in values if isinstance(name, str) and _of_interest(name)]
-        for text in note_texts({name: value for name, value in named[:MOST_LOGGED] if _is_number(value)}):
+        named = ((name, value) for name, value in dict.items(values) if _of_interest(name))
+        numbers = {name: value for name, value in islice(named, MOST_LOGGED) if _is_number(value)}
+        for text in note_texts(numbers):
             self._recorder.note(text)
 
 
-def _of_interest(name: str) -> bool:
-    lower = name.lower()
+def _of_interest(name: Any) -> bool:
+    if not issubclass(type(name), str):
+        return False
+    lower = str.lower(name)
     return any(word in lower for word in WORDS)
 
 
@@ -120,5 +134,5 @@ def _is_number(value: Any) -> bool:
     """Also a tensor on the host with one element."""
     if type(value) in (int, float):
         return True
-    device = getattr(value, "device", None)
-    return getattr(device, "type", "") == "cpu" and getattr(value, "numel", lambda: 0)() == 1
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and type(value) is torch.Tensor and value.is_cpu and value.numel() == 1

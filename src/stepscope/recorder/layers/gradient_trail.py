@@ -9,16 +9,23 @@ for the device or keeps a tensor of the script:
 - *Before DDP's exchange*: its reducer copies gradients into buckets and writes them back at the end of backward, so
   when backward has computed the last one, ``.grad`` of all parameters is still this rank's own.  (Not with
   ``gradient_as_bucket_view``, where gradients are in the buckets and may have been reduced already.)
-- *Before the update*, where nothing else has looked: the gradients that the optimizer is given.
+- *Before the update*, where no other source has any: the gradients that the optimizer is given.
 - *What is given to a reducing collective in backward* (FSDP): the norm of the whole buffer.
 
-The last three launch kernels of their own.  They look at all gradients if that takes no more than ``MOST_SHARE`` of a
-step, else at a few small ones spread over the model (NaN in backward spreads to everything before it, so these show the
-step, the rank, and between which two of them it began), else at nothing.  With them go the norms of a few weights,
-before the update: gradients that were finite and weights that are not show that the update is to blame.
+The last three launch kernels of their own.  They read all gradients if that takes no more than ``MOST_SHARE`` of a
+step, else a few small ones spread over the model (NaN in backward spreads to everything before it, so these show the
+step, the rank, and between which two of them it began), else nothing.  With them go the norms of a few weights, before
+the update: gradients that were finite and weights that are not show that the update is to blame.
 
 Nothing is read until a loss or a norm is seen that is not finite (``suspect``).  Then all norms are copied together, in
 the background, and the step from which on they are not finite is written like a sample (``records/layers.py``).
+
+*What may be called* of the script's objects: what torch itself reads in every step, which is ``grad`` of parameters and
+``param_groups`` of an optimizer; of a DDP, attributes that torch gave it.  No mode of the script and no class of its
+tensors sees our operations.
+*How long it may take*: ``MOST_SHARE`` of the steps' time, measured on host and device.
+*What may be kept alive*: norms, which are a number per parameter, of the last ``STEPS`` steps; no gradient, parameter,
+optimizer or DDP, of which there are ids and weak references.
 """
 
 from __future__ import annotations
@@ -36,7 +43,7 @@ from stepscope.recorder.device import Scalars, StreamMarks
 from stepscope.recorder.guard import failsafe, immortal
 from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.layers.autograd_graph import last_parameter_before_bad
-from stepscope.recorder.layers.sampled_step import norms_of, undisturbed
+from stepscope.recorder.layers.parameter_figures import norms_of, undisturbed
 from stepscope.recorder.layers.tree import ModuleTree, local_part
 from stepscope.recorder.recorder import Recorder
 from stepscope.records.layers import plain_numbers
@@ -46,19 +53,19 @@ __all__ = ["GradientTrail"]
 STEPS = 256
 """Steps that are kept: on a GPU it takes up to half a second until a loss that is NaN is known."""
 MOST_SHARE = 0.002
-"""Of a step's time: what looking at gradients may take."""
+"""Of a step's time: what reading gradients may take."""
 FIRST_STEP = 4
-"""The first look shows what one costs; steps before this one are not typical."""
+"""The first reading shows what it costs; steps before this one are not typical."""
 RECENT = 8
-"""Steps, and looks, from which the length of a step and the cost of a look are known."""
+"""Steps, and readings, from which the length of a step and the cost of a reading are known."""
 SHORTEST_NS = 10_000_000
-"""Shorter steps are never looked at: even a few gradients take 20 µs."""
+"""Of shorter steps nothing is read: even a few gradients take 20 µs."""
 CHECK_STEPS = 64
-"""If a look costs too much, it is tried again after so many steps: it may have been slow because others were busy."""
-LEAST_LOOKS = 4
-"""The first looks of a process are slower than the others."""
+"""If it costs too much, it is tried again after so many steps: it may have been slow because others were busy."""
+LEAST_READINGS = 4
+"""The first readings of a process are slower than the others."""
 FEW_GRADIENTS = 16
-"""A look at 4 takes 157 µs on an H200, and each more 1.5 µs; 16 usually show the block of a transformer."""
+"""A reading of 4 takes 157 µs on an H200, and each more 1.5 µs; 16 usually show the block of a transformer."""
 FEW_WEIGHTS = 4
 SMALL = 1 << 16
 """Elements: a gradient of this size is read in the time that it takes to launch the kernel."""
@@ -132,13 +139,13 @@ class GradientTrail:
         immortal([getattr(self, "_steps", None)])
         self._steps: deque[_Step] = deque(maxlen=STEPS)
         self.due = FIRST_STEP
-        """The next step of which gradients may be looked at."""
+        """The next step of which gradients may be read."""
         self._off = False
         self._scope: Scope = "all"
         self._lengths_ns: deque[float] = deque(maxlen=RECENT)
         self._host_ns: dict[Scope, deque[int]] = {"all": deque(maxlen=RECENT), "few": deque(maxlen=RECENT)}
         self._device_ns: dict[Scope, deque[int]] = {"all": deque(maxlen=RECENT), "few": deque(maxlen=RECENT)}
-        """What looks took: the host, and a GPU."""
+        """What readings took: the host, and a GPU."""
         self._begun: tuple[int, int] | None = None
         """The last step that began, and when."""
         self._checked = 0
@@ -146,10 +153,10 @@ class GradientTrail:
         self._given_ns = self._given_before_ns = 0.0
         """What the norms of all buffers that collectives reduce would take, in this step and in the last one."""
         self._timing: Scope = "none"
-        """The scope of the look that the marks on the stream are around."""
+        """The scope of the reading that the marks on the stream are around."""
         self._orders: list[tuple[weakref.ref[Any], weakref.ref[Any], Order]] = []
         """Of clipping: the first and the last parameter, and all of them."""
-        self._plans: dict[tuple[int, int], _Plan] = {}
+        self._plans: dict[tuple[int, int], tuple[weakref.ref[Any], _Plan]] = {}
         """By id of an optimizer or a DDP, and how many parameters it has."""
         self.wanted = False
         """Whether the norms should be read at the end of this step."""
@@ -243,16 +250,16 @@ class GradientTrail:
     @failsafe
     def before_exchange(self, ddp: Any) -> None:
         """Backward has computed all gradients of this DDP, and its reducer has not written any back."""
-        if not self._may_look() or getattr(ddp, "gradient_as_bucket_view", False):
+        if not self._may_read() or getattr(ddp, "gradient_as_bucket_view", False):
             return
         parameters = getattr(ddp, "_module_parameters", None)
         if parameters:
-            self._look("local", id(ddp), parameters)
+            self._read_norms("local", ddp, parameters)
 
     @failsafe
     def before_update(self, optimizer: Any) -> None:
         """An optimizer is about to use its gradients."""
-        if not self._may_look():
+        if not self._may_read():
             return
         current = self._current()
         if id(optimizer) in current.optimizers or (current.has("local", "reduced") and current.has("weights")):
@@ -260,13 +267,13 @@ class GradientTrail:
         current.optimizers.add(id(optimizer))
         parameters = _parameters_of(optimizer)
         if parameters:
-            self._look("weights" if current.has("local", "reduced") else "reduced", id(optimizer), parameters)
+            self._read_norms("weights" if current.has("local", "reduced") else "reduced", optimizer, parameters)
 
     @failsafe
     def given_to_collective(self, buffer: Any) -> None:
         """A collective in backward is about to reduce this buffer."""
         torch = self._torch
-        if type(buffer) is not torch.Tensor or not (buffer.is_cpu or buffer.is_cuda) or not self._may_look():
+        if type(buffer) is not torch.Tensor or not (buffer.is_cpu or buffer.is_cuda) or not self._may_read():
             return
         self._given_ns += GIVEN_NS + buffer.nbytes / BYTES_PER_NS["cuda" if buffer.is_cuda else "cpu"]
         affordable = self._given_before_ns <= MOST_SHARE * statistics.median(self._lengths_ns)
@@ -274,9 +281,9 @@ class GradientTrail:
             with undisturbed(torch):
                 self._current().parts.append(("probe", (), norms_of(torch, [buffer])))
 
-    # -- Looking --------------------------------------------------------------------------------------------------
+    # -- Reading norms on the device ------------------------------------------------------------------------------
 
-    def _may_look(self) -> bool:
+    def _may_read(self) -> bool:
         recorder = self._recorder
         if self._off or recorder.step < self.due or recorder.capturing or any(mode() for mode in self._modes):
             return False
@@ -284,7 +291,7 @@ class GradientTrail:
         return self._scope != "none"
 
     def _turn(self, step: int) -> None:
-        """Decide how much to look at in this step, once."""
+        """Decide how much to read in this step, once."""
         if self._begun is not None and self._begun[0] == step:
             return
         now_ns = self._now()
@@ -319,24 +326,25 @@ class GradientTrail:
     def _cost_ns(self, scope: Scope) -> int:
         """0 if it is not known."""
         host_ns, device_ns = self._host_ns[scope], self._device_ns[scope]
-        return max(min(host_ns), min(device_ns, default=0)) if len(host_ns) >= LEAST_LOOKS else 0
+        return max(min(host_ns), min(device_ns, default=0)) if len(host_ns) >= LEAST_READINGS else 0
 
     def _forget_cost(self, scope: Scope, most_ns: float) -> None:
-        """Try again what was too much, unless even that would be: so many looks in ``CHECK_STEPS`` steps."""
-        if most_ns < self._cost_ns(scope) <= most_ns * CHECK_STEPS / LEAST_LOOKS:
+        """Try again what was too much, unless even that would be: so many readings in ``CHECK_STEPS`` steps."""
+        if most_ns < self._cost_ns(scope) <= most_ns * CHECK_STEPS / LEAST_READINGS:
             self._host_ns[scope].clear()
             self._device_ns[scope].clear()
 
-    def _look(self, part: Part, source: int, parameters: Sequence[Any]) -> None:
+    def _read_norms(self, part: Part, source: Any, parameters: Sequence[Any]) -> None:
         """Add the norms of gradients, all or a few, and on a GPU of a few weights."""
         due, self.due = self.due, NEVER  # if this fails, it would fail each time
         scope, begun_ns = self._scope, self._now()
         torch, current = self._torch, self._current()
-        plan = self._plans.get((source, len(parameters))) or self._plan(source, parameters)
+        known = self._plans.get((id(source), len(parameters)))
+        plan = known[1] if known is not None and known[0]() is source else self._plan(source, parameters)
         with plan.quietly():
             chosen = parameters if scope == "all" else [parameters[at] for at in plan.few]
-            owners = [] if part == "weights" else [one for one in chosen if one.grad is not None]
-            tensors = [local_part(one.grad) if plan.sharded else one.grad for one in owners]
+            owners = [] if part == "weights" else [parameter for parameter in chosen if parameter.grad is not None]
+            tensors = [local_part(owner.grad) if plan.sharded else owner.grad for owner in owners]
             count = len(tensors)
             weights = [] if plan.on_cpu or current.has("weights") else [parameters[at] for at in plan.few_weights]
             tensors += map(local_part, weights) if plan.sharded else weights
@@ -357,15 +365,16 @@ class GradientTrail:
         self._host_ns[scope].append(self._now() - begun_ns)
         self.due = due
 
-    def _plan(self, source: int, parameters: Sequence[Any]) -> _Plan:
+    def _plan(self, source: Any, parameters: Sequence[Any]) -> _Plan:
         if len(self._plans) > MOST_ORDERS:
             self._plans.clear()
         with undisturbed(self._torch):
-            plan = self._plans[source, len(parameters)] = _Plan(self._torch, parameters)
+            plan = _Plan(self._torch, parameters)
+        self._plans[id(source), len(parameters)] = weakref.ref(source), plan
         return plan
 
     def _begin_marks(self, tensor: Any, scope: Scope) -> bool:
-        """On a GPU, measure what the device takes, too; the figures of the last look may have arrived."""
+        """On a GPU, measure what the device takes, too; the figures of the last reading may have arrived."""
         if not tensor.is_cuda:
             return False
         if self._timing != "none":
@@ -383,7 +392,7 @@ class GradientTrail:
             self._steps.append(_Step(step))
         return self._steps[-1]
 
-    # -- Reading --------------------------------------------------------------------------------------------------
+    # -- Copying them to the host ---------------------------------------------------------------------------------
 
     def skip(self, step: int) -> None:
         """A GradScaler has skipped this step."""
@@ -402,10 +411,10 @@ class GradientTrail:
 
     def _see_weights(self) -> None:
         """On a CPU a loss is read at once, so the weights show where the last update had NaN in it."""
-        parameters = [one for optimizer in self._optimizers() for one in _parameters_of(optimizer)]
+        parameters = [parameter for optimizer in self._optimizers() for parameter in _parameters_of(optimizer)]
         with undisturbed(self._torch):
             if parameters and (plan := _Plan(self._torch, parameters)).usable and plan.on_cpu:
-                weights = [local_part(one) for one in parameters]
+                weights = list(map(local_part, parameters))
                 norms = self._torch.stack(self._torch._foreach_norm(weights, 2, plan.dtype))
                 self._current().parts.append(("weights", tuple(map(id, parameters)), norms))
 
@@ -421,22 +430,22 @@ class GradientTrail:
         """Begin to copy the norms; the result returns what to write of each model, once ``scalars`` have arrived."""
         self.wanted = False
         self._reads += 1
-        again = self._reads > 1
+        is_first = self._reads == 1
         self._read_step = self._recorder.step
-        steps = [one for one in self._steps if one.parts and not one.skipped]
-        devices = {norms[0].device for one in steps for _, _, norms in one.parts}
+        steps = [step for step in self._steps if step.parts and not step.skipped]
+        devices = {norms[0].device for step in steps for _, _, norms in step.parts}
         scalars.start()
         places: dict[Any, int] = {}
         with undisturbed(self._torch):
             for device in devices:
-                every = [norms for one in steps for _, _, norms in one.parts if norms[0].device == device]
+                every = [norms for step in steps for _, _, norms in step.parts if norms[0].device == device]
                 joined = [self._torch.stack(norms) if isinstance(norms, list | tuple) else norms for norms in every]
                 places[device] = scalars.add([self._torch.cat([norms.float() for norms in joined])])
             scalars.send()
-        forward = {one.step: one.forward for one in steps}
+        forward = {step.step: step.forward for step in steps}
         layout = [
-            (one.step, one.whole, [(kind, order, norms[0].device, len(norms)) for kind, order, norms in one.parts])
-            for one in steps
+            (step.step, step.whole, [(kind, order, norms[0].device, len(norms)) for kind, order, norms in step.parts])
+            for step in steps
         ]
 
         def found(trees: Sequence[ModuleTree]) -> list[tuple[ModuleTree, dict[str, Any]]]:
@@ -449,7 +458,7 @@ class GradientTrail:
                     taken[device] = begin + count
                     values.append((kind, order, scalars.numbers(places[device])[begin : begin + count]))
                 seen.append((step, whole, values))
-            return _lines(seen, trees, forward, again=again)
+            return _lines(seen, trees, forward, is_first=is_first)
 
         return found
 
@@ -459,19 +468,19 @@ class _Plan:
 
     def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
         kinds = (torch.Tensor, torch.nn.Parameter)
-        own = [local_part(one) for one in parameters]
-        plain = all(type(one) in kinds for one in parameters)
+        own = list(map(local_part, parameters))
+        plain = all(type(parameter) in kinds for parameter in parameters)
         self.quietly: Callable[[], Any] = torch.no_grad if plain else functools.partial(undisturbed, torch)
         """No mode of the script is active; tensors of its own classes must not notice anything, either."""
-        self.sharded = any(mine is not one for mine, one in zip(own, parameters, strict=True))
+        self.sharded = any(part is not parameter for part, parameter in zip(own, parameters, strict=True))
         self.on_cpu = bool(own and own[0].is_cpu)
-        dtypes = {str(one.dtype) for one in own}
-        self.usable = bool(own) and (self.on_cpu or bool(own[0].is_cuda)) and len({one.device for one in own}) == 1
-        self.usable = self.usable and dtypes <= READ_AS_FLOAT and all(type(one) in kinds for one in own)
-        grads = [one.grad for one in parameters if one.is_leaf and one.grad is not None]
-        self.usable = self.usable and all(local_part(one).layout is torch.strided for one in grads)
+        dtypes = {str(part.dtype) for part in own}
+        self.usable = bool(own) and (self.on_cpu or bool(own[0].is_cuda)) and len({part.device for part in own}) == 1
+        self.usable = self.usable and dtypes <= READ_AS_FLOAT and all(type(part) in kinds for part in own)
+        grads = [parameter.grad for parameter in parameters if parameter.is_leaf and parameter.grad is not None]
+        self.usable = self.usable and all(local_part(gradient).layout is torch.strided for gradient in grads)
         self.dtype = None if dtypes == {"torch.float32"} else torch.float32
-        trained = [at for at, one in enumerate(parameters) if one.requires_grad and own[at].numel()]
+        trained = [at for at, parameter in enumerate(parameters) if parameter.requires_grad and own[at].numel()]
         small = [at for at in trained if own[at].numel() <= SMALL]
         known = small or sorted(trained, key=lambda at: int(own[at].numel()))[:1]
         self.few = _spread(known, FEW_GRADIENTS)
@@ -496,16 +505,16 @@ def _is_bad(values: Values) -> bool:
 
 
 def _lines(
-    seen: Sequence[tuple[int, bool, Values]], trees: Sequence[ModuleTree], forward: Mapping[int, int], *, again: bool
+    seen: Sequence[tuple[int, bool, Values]], trees: Sequence[ModuleTree], forward: Mapping[int, int], *, is_first: bool
 ) -> list[tuple[ModuleTree, dict[str, Any]]]:
     """The first of the last steps that are all bad, and the one after it; nothing if the last one is good.
 
-    ``again``: this has been read before, and steps that are all bad say nothing new.
+    ``is_first``: nothing was read before; else steps that are all bad say nothing new.
     """
     at = len(seen)
     while at and _is_bad(seen[at - 1][2]):
         at -= 1
-    if at == len(seen) or (not at and again):
+    if at == len(seen) or (not at and not is_first):
         return []
     some = [step for step, _, values in seen[:at] if any(kind != "weights" for kind, _, _ in values)]
     every = [step for step, whole, _ in seen[:at] if whole]

@@ -28,7 +28,7 @@ from stepscope.recorder.device import Scalars, StreamMarks
 from stepscope.recorder.guard import above_standard_streams, failsafe, immortal, warn
 from stepscope.recorder.layers.gradient_trail import GradientTrail
 from stepscope.recorder.layers.sampled_step import SampledStep
-from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree, local_part
+from stepscope.recorder.layers.tree import MOST_MODULES, ModuleTree
 from stepscope.recorder.ledger import Ledger
 from stepscope.recorder.model import unwrapped
 from stepscope.recorder.recorder import Oddity
@@ -41,6 +41,7 @@ from stepscope.ring import RingWriter
 __all__ = ["LayerSampler", "Schedule", "layer_sampler"]
 
 MAX_ROOTS = 4
+SAMPLED_DEVICES = ({"cpu"}, {"cuda"}, {"cpu", "cuda"})
 MAX_FILE_BYTES = 32 << 20
 """If the agent leaves this much unread, nothing is added."""
 
@@ -240,7 +241,7 @@ class LayerSampler:
     def drop_step(self) -> None:
         """Stop looking at the current step, because a graph is being captured."""
         if self._step is not None:
-            self._step.remove()
+            self._step.discard()
             self._step = None
             self._ledger.before_backward = None
             if self._reading is not None:
@@ -302,21 +303,22 @@ class LayerSampler:
 
     @failsafe
     def _begin(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> bool:
-        """Install the hooks; False: there is nothing to look at."""
+        """Install the hooks; False: there is nothing to sample."""
         trees = self._find_trees(roots, compiled) if self._has_free_reading() else []
         if not trees:
             return False
         self._reading = self._free.pop()
         activations, gradients = self._parts
-        step = SampledStep(
-            self._torch,
-            self._ledger,
-            self._now,
-            trees,
-            marks=self._reading[1],
-            activations=activations,
-            gradients=gradients,
-        )
+        with self._torch._C.DisableTorchFunction():  # no tensor class of the script sees that sizes are read
+            step = SampledStep(
+                self._torch,
+                self._ledger,
+                self._now,
+                trees,
+                marks=self._reading[1],
+                activations=activations,
+                gradients=gradients,
+            )
         step.copy_slices()
         if not any(tree.compiled for tree in trees):
             step.install()
@@ -325,19 +327,18 @@ class LayerSampler:
         return True
 
     def _find_trees(self, roots: Callable[[], Sequence[Any]], compiled: bool) -> list[ModuleTree]:
-        trees: list[ModuleTree] = []
-        for model in self._models(roots()):
-            if not self._may_look_at(model):
-                continue
-            tree = self._trees.get(id(model))
-            if tree is None or tree.root() is not model or not tree.is_current(compiled=compiled):
-                tree = ModuleTree(model, compiled=compiled)
-            if not tree.nodes:
-                warn(f"the model has more than {MOST_MODULES:,} modules: its layers are not looked at")
-                self._stop()
-                return []
-            trees.append(tree)
-        self._trees = {id(tree.root()): tree for tree in trees}
+        known, self._trees = self._trees, {}
+        with self._torch._C.DisableTorchFunction():
+            for model in self._models(roots()):
+                tree = known.get(id(model))
+                if tree is None or tree.root() is not model or not tree.is_current(compiled=compiled):
+                    tree = ModuleTree(model, compiled=compiled)
+                if not tree.nodes:
+                    warn(f"the model has more than {MOST_MODULES:,} modules: its layers are not sampled")
+                    self._stop()
+                    return []
+                self._trees[id(model)] = tree
+            trees = [tree for tree in self._trees.values() if tree.device_types() in SAMPLED_DEVICES]
         # A model may be called in two ways, with its wrapper and without; and a part of it may be called by itself.
         inside = {key for tree in trees for key, at in tree.timed() if at}
         tops = {next(tree.timed())[0]: tree for tree in trees}
@@ -349,10 +350,6 @@ class LayerSampler:
             return roots[:MAX_ROOTS]
         # The wrapper says which ranks hold the same parameters.
         return [next((root for root in roots if unwrapped(root) is watched), watched)]
-
-    def _may_look_at(self, model: Any) -> bool:
-        devices = {local_part(parameter).device.type for parameter in model.parameters()}
-        return bool(devices) and devices <= {"cpu", "cuda"}
 
     @failsafe
     def _finish(

@@ -1,8 +1,14 @@
 """The modules of a model as a tree: their names, who owns which parameters, and which ranks hold the same ones.
 
 Wrappers (DDP, FSDP1, ``torch.compile``, activation checkpointing) are left out: what they wrap takes their place, so
-names are those that the script uses, and what a wrapper owns itself counts for what is in it.  Modules are held by weak
-references.  Nothing is called and no value is read: only classes, sizes and dtypes.
+names are those that the script uses, and what a wrapper owns itself counts for what is in it.
+
+*What may be called* of the script's objects: nothing.  Of a module its dicts of children, parameters and buffers are
+read, which torch itself reads in each call, never its methods or properties; of a tensor sizes, dtypes and placements,
+while ``__torch_function__`` is off (by the caller), never values; of an optimizer ``state``.
+*How long it may take*: some microseconds for each of at most ``MOST_MODULES`` modules, once for a model and again when
+it has changed; it counts towards the cost of a sample (``Schedule`` in ``sampler.py``).
+*What may be kept alive*: nothing; modules are held by weak references.
 """
 
 from __future__ import annotations
@@ -11,10 +17,12 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from types import FunctionType
 from typing import Any
 
 from stepscope.recorder.model import fsdp_version, is_fully_sharded
 from stepscope.recorder.process_groups import whole_mesh
+from stepscope.recorder.variables import attributes_of, class_name
 from stepscope.records.collectives import is_data_dimension
 
 __all__ = ["MOST_MODULES", "ModuleTree", "local_part", "tensor_bytes"]
@@ -41,14 +49,14 @@ LEFT_TO_RANKS = "localSGD"
 
 
 class _Node:
-    __slots__ = ("depth", "held", "kind", "name", "parent")
+    __slots__ = ("depth", "kind", "name", "owners", "parent")
 
     def __init__(self, name: str, kind: str, parent: int, depth: int) -> None:
         self.name = name
         self.kind = kind
         self.parent = parent
         self.depth = depth
-        self.held: list[weakref.ref[Any]] = []
+        self.owners: list[weakref.ref[Any]] = []
         """The module itself, then those whose parameters count for it: its wrappers, and what is too deep to show."""
 
 
@@ -102,7 +110,7 @@ class ModuleTree:
     def timed(self) -> Iterator[tuple[int, int]]:
         """The ``id`` of each module that is a node, and the node's index."""
         for at, node in enumerate(self.nodes):
-            module = node.held[0]()
+            module = node.owners[0]()
             if module is not None:
                 yield id(module), at
 
@@ -110,7 +118,7 @@ class ModuleTree:
         """The index of the owner and the parameter, each once: a shared one belongs to the first owner."""
         seen: set[int] = set()
         for at, node in enumerate(self.nodes):
-            for reference in node.held:
+            for reference in node.owners:
                 module = reference()
                 if module is not None:
                     for parameter in module._parameters.values():
@@ -122,7 +130,7 @@ class ModuleTree:
     def buffers(self) -> Iterator[tuple[int, Any]]:
         seen: set[int] = set()
         for at, node in enumerate(self.nodes):
-            for reference in node.held:
+            for reference in node.owners:
                 module = reference()
                 if module is not None and module._buffers:
                     for buffer in module._buffers.values():
@@ -149,6 +157,10 @@ class ModuleTree:
         self._sizes = (key, uses + 1, found)
         return dict(found)
 
+    def device_types(self) -> set[str]:
+        """Where its parameters are."""
+        return {local_part(parameter).device.type for _, parameter in self.parameters()}
+
     def gradient_bytes(self) -> int:
         """Of the gradients that exist now."""
         if self.grads_in_buckets:
@@ -171,9 +183,9 @@ class ModuleTree:
             at, kind = len(self.nodes), type(module)
             kind = kind.__bases__[-1] if is_fully_sharded(kind) else kind
             node = _Node(name, kind.__name__, parent, depth)
-            node.held = [weakref.ref(one) for one in (module, *wrappers)]
+            node.owners = [weakref.ref(part) for part in (module, *wrappers)]
             self.nodes.append(node)
-            self._signatures += [(reference, _signature(reference())) for reference in node.held]
+            self._signatures += [(reference, _signature(reference())) for reference in node.owners]
             self.compiled = self.compiled or getattr(module, "_compiled_call_impl", None) is not None
             prefix = f"{name}." if name else ""
             left += [
@@ -204,23 +216,24 @@ class ModuleTree:
         while total + levels[deepest] <= MOST_NODES:
             total += levels[deepest]
             deepest += 1
-        kept: list[_Node] = []
+        upper: list[_Node] = []
         moved: list[int] = []
         for node in self.nodes:
             parent = moved[node.parent] if node.parent >= 0 else -1
             if node.depth >= deepest and parent >= 0:
-                kept[parent].held += node.held
+                upper[parent].owners += node.owners
                 moved.append(parent)
                 continue
             node.parent = parent
-            moved.append(len(kept))
-            kept.append(node)
-        self.nodes = kept
+            moved.append(len(upper))
+            upper.append(node)
+        self.nodes = upper
 
     def _bucket_bytes(self, ddp: Any) -> int:
         if ddp is None:
             return 0
-        return sum(one.numel() * one.element_size() for _, one in self.parameters() if one.requires_grad)
+        trained = [parameter for _, parameter in self.parameters() if parameter.requires_grad]
+        return sum(parameter.numel() * parameter.element_size() for parameter in trained)
 
     def _gathered_bytes(self) -> int:
         """The parameters of the outermost group, two further groups, and the gradients of one, twice: as they are
@@ -230,7 +243,7 @@ class ModuleTree:
             if local_part(parameter) is parameter:
                 continue
             group = at
-            while group >= 0 and not is_fully_sharded(type(self.nodes[group].held[0]())):
+            while group >= 0 and not is_fully_sharded(type(self.nodes[group].owners[0]())):
                 group = self.nodes[group].parent
             if group < 0:
                 continue  # split for another reason
@@ -301,7 +314,7 @@ class _Sharing:
     def meet(self, parameter: Any) -> None:
         if not hasattr(type(parameter), "device_mesh"):
             self._own = True
-            self._foreign = self._foreign or bool(getattr(parameter, "tensor_model_parallel", False))
+            self._foreign = self._foreign or (attributes_of(parameter) or {}).get("tensor_model_parallel") is True
             return
         mesh = parameter.device_mesh
         if id(mesh) not in self._sharded and len(self._sharded) < MAX_MESHES:
@@ -319,7 +332,7 @@ class _Sharing:
         names = getattr(self.ddp, "parameters_to_ignore", None)
         if not names:
             return set()
-        return {id(parameter) for name, parameter in self.ddp.module.named_parameters() if name in names}
+        return {id(parameter) for name, parameter in _named_parameters(self.ddp._modules["module"]) if name in names}
 
     @property
     def replicated(self) -> bool:
@@ -327,7 +340,7 @@ class _Sharing:
             return False
         if self.ddp is not None:
             hooks = getattr(self.ddp, "_comm_hooks", ())
-            return not any(LEFT_TO_RANKS in str(getattr(one[0], "__name__", "")) for one in hooks)
+            return not any(LEFT_TO_RANKS in _function_name(hook) for hook, *_ in hooks)
         meshes = list(self._sharded.values())
         if self._own or len(meshes) != 1:
             return False
@@ -347,3 +360,20 @@ class _Sharing:
                 if name not in names and not is_data_dimension(str(name)):
                     found[str(name)] = at
         return ",".join(f"{name}={at}" for name, at in sorted(found.items()))
+
+
+def _named_parameters(root: Any) -> Iterator[tuple[str, Any]]:
+    """As ``nn.Module`` names them, without its method, which the script may have replaced."""
+    left = [("", root)]
+    seen: set[int] = set()
+    while left and len(seen) <= MOST_MODULES:
+        prefix, module = left.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield from ((prefix + name, parameter) for name, parameter in module._parameters.items())
+            left += [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+
+
+def _function_name(hook: Any) -> str:
+    """Of a communication hook, which may be an object of the script: its attributes are not asked for."""
+    return hook.__name__ if type(hook) is FunctionType else class_name(hook)
