@@ -1,4 +1,4 @@
-"""``stepscope completion``: what a shell is told on each press of Tab, and its script in the shell itself."""
+"""``stepscope completion``: what each shell offers with the script that it is given."""
 
 from __future__ import annotations
 
@@ -6,107 +6,33 @@ import argparse
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from stepscope.cli.completion import SHELLS
-from stepscope.cli.main import COMMANDS, OWN, build_parser, command_module, run_command
+from stepscope.cli.commands.completion import SHELLS, completion_script
+from stepscope.cli.main import COMMANDS, OWN, build_parser, run_command
 from stepscope.store.create import create_run
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a script and two runs."""
+    """The working directory, with a script, two runs and another folder among them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train it.py").touch()
+    (tmp_path / "folder").mkdir()
     for name in ("night", "noon"):
         create_run(tmp_path / "runs", name, ["x"], sessions=tmp_path / "s")
+    (tmp_path / "runs" / "notes").mkdir()
     return tmp_path
 
 
-def offered(words: list[str], capsys: pytest.CaptureFixture[str], shell: str = "bash") -> tuple[str, list[str]]:
-    """What else the shell may offer, and the words without their descriptions."""
-    assert run_command(["complete", shell, *words]) == 0
-    more, *lines = capsys.readouterr().out.splitlines()
-    return more, [line.partition("\t")[0] for line in lines]
-
-
-@pytest.mark.parametrize(
-    ("words", "more", "found"),
-    [
-        (["re"], "", ["report"]),
-        (["l"], "", ["list", "ls"]),
-        (["help", "re"], "", ["report"]),
-        (["--v"], "", ["--version"]),
-        (["frobnicate", ""], "files", []),
-        (["run", "--nproc"], "", ["--nproc-per-node"]),
-        (["run", "--share", ""], "", ["group", "all"]),
-        (["run", "--share", "=", "g"], "", ["group"]),
-        (["run", "--share", "="], "", ["group", "all"]),
-        (["run", "--on-hang", "a"], "", ["abort"]),
-        (["run", "--name", ""], "", []),
-        (["run", "--dir", ""], "dirs", []),
-        (["run", "--quiet", "--max"], "", ["--max-disk"]),
-        (["run", "zzz"], "files", []),
-        (["run", "train.py", "--na"], "files", []),
-        (["run", "--name", "x", "train.py", ""], "files", []),
-        (["report", ""], "dirs", ["night", "noon"]),
-        (["report", "ni"], "dirs", ["night"]),
-        (["report", "--json", "no"], "dirs", ["noon"]),
-        (["report", "night", ""], "", []),
-        (["report", "--html", ""], "files", []),
-        (["watch", ""], "dirs", ["night", "noon"]),
-        (["ls", "--sort", "se"], "", ["severity"]),
-        (["list", "x", "--li"], "", ["--limit"]),
-        (["token", ""], "", ["create", "list", "revoke"]),
-        (["token", "create", "anna", "--run", "no"], "dirs", ["noon"]),
-        (["trace", "a", "b", ""], "files", []),
-        (["trace", "--engine", ""], "", ["local", "ray"]),
-        (["completion", ""], "", ["bash", "zsh", "fish"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_can_follow(
-    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], more: str, found: list[str]
-) -> None:
-    assert offered(words, capsys) == (more, found)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_all_commands_are_offered(capsys: pytest.CaptureFixture[str], shell: str) -> None:
-    more, words = offered([""], capsys, shell)
-    assert (more, set(words)) == ("", {*COMMANDS, *OWN, "ls"})
-    run_command(["complete", shell, "doc"])
-    about = "" if shell == "bash" else command_module("doctor").HELP
-    assert capsys.readouterr().out == f"\ndoctor\t{about}\n"
-
-
-def test_all_options_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    for action in build_parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in COMMANDS:
-                options = {each.option_strings[-1] for each in action.choices[command]._actions if each.option_strings}
-                spelled = {word.replace("-", "_") for word in offered([command, "-"], capsys)[1]}
-                assert spelled == {option.replace("-", "_") for option in options}
-
-
-# -- in the shells ----------------------------------------------------------------------------------------------------
-
-
-def in_shell(words: list[str], here: Path, text: str) -> list[str]:
-    """The lines that a script prints in a shell that finds ``stepscope``."""
-    program = here / "bin" / "stepscope"
-    program.parent.mkdir()
-    main = "from stepscope.cli.main import main; main()"
-    program.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{main}' \"$@\"\n")
-    program.chmod(0o755)
+def in_shell(here: Path, *words: str, text: str) -> list[str]:
+    """The lines that a script prints in a shell."""
     (here / "script").write_text(text)
-    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
     done = subprocess.run(
         [*words, str(here / "script")],
-        env={**os.environ, "PATH": path, "HOME": str(here)},
+        env={**os.environ, "HOME": str(here)},
         cwd=here,
         capture_output=True,
         text=True,
@@ -118,47 +44,80 @@ def in_shell(words: list[str], here: Path, text: str) -> list[str]:
 
 
 def test_in_bash(here: Path) -> None:
-    text = """
-    eval "$(stepscope completion bash)"
-    complete -p stepscope
-    try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _stepscope; (IFS=,; echo "${COMPREPLY[*]}"); }
-    try stepscope re
-    try stepscope run --nproc
-    try stepscope run "train"
-    try stepscope run train.py --na
-    try stepscope report n
-    try stepscope list --sort = st
-    try ~/bin/stepscope run --share ''
-    """
-    assert in_shell(["bash", "--norc"], here, text) == [
-        "complete -F _stepscope stepscope",
-        "report",
-        "--nproc-per-node",
-        "train it.py",
-        "",
-        "night,noon",
-        "started,status,steps,step-time",
-        "group,all",
-    ]
+    cases = {
+        "re": "report",
+        "l": "list,ls",
+        "help re": "report",
+        "--v": "--version",
+        "run --nproc": "--nproc-per-node",
+        "run --share ''": "group,all",
+        "run --on-hang a": "abort",
+        "run --name ''": "",
+        "run --dir f": "folder",
+        "run --quiet --max": "--max-disk",
+        "run train": "train it.py",
+        "run tor": "torchrun",
+        "run --name x train.py tr": "train it.py",
+        "report ''": "night,noon,folder,runs,s",
+        "report --json no": "noon",
+        "report night ''": "",
+        "report --html tr": "train it.py",
+        "watch ni": "night",
+        "compare night tr": "train it.py",
+        "list --sort se": "severity",
+        "ls --li": "--limit",
+        "token ''": "create,list,revoke",
+        "token create anna --run no": "noon",
+        "trace a b tr": "train it.py",
+        "trace --engine ''": "local,ray",
+        "completion ''": "bash,zsh,fish,tcsh",
+    }
+    try_one = (
+        'try() { COMP_WORDS=(stepscope "$@"); COMP_CWORD=$#; _shtab_stepscope; (IFS=,; echo "${COMPREPLY[*]}"); }\n'
+    )
+    text = (
+        completion_script("bash") + "\ncomplete -p stepscope\n" + try_one + "\n".join(f"try {case}" for case in cases)
+    )
+    registered, *found = in_shell(here, "bash", "--norc", text=text)
+    assert registered == "complete -o bashdefault -F _shtab_stepscope stepscope"
+    assert dict(zip(cases, found, strict=True)) == cases
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_in_fish(here: Path) -> None:
-    text = """
-    stepscope completion fish | source
-    for line in "stepscope re" "stepscope run --nproc" "stepscope run train" "stepscope report n"
-        complete -C $line | string replace -r "\\t.*" ""
-    end
-    """
-    found = in_shell(["fish", "--no-config"], here, text)
-    assert found == ["report", "--nproc-per-node", "train it.py", "night", "noon"]
+    cases = ("re", "run --nproc", "run train", "report n", "list --sort=st")
+    text = completion_script("fish") + "".join(
+        f'\ncomplete -C "stepscope {case}" | string replace -r "\\t.*" ""' for case in cases
+    )
+    found = in_shell(here, "fish", "--no-config", text=text)
+    sorts = [f"--sort={order}" for order in ("started", "status", "steps", "step-time")]
+    assert found == ["report", "--nproc-per-node", "train it.py", "night", "noon", *sorts]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_in_zsh_the_script_is_valid_and_registered(here: Path) -> None:
+    (here / "_stepscope").write_text(completion_script("zsh"))
     text = """
     autoload -Uz compinit && compinit -u -D
-    eval "$(stepscope completion zsh)"
+    eval "$(<_stepscope)"
     echo ${_comps[stepscope]}
     """
-    assert in_shell(["zsh", "-f"], here, text) == ["_stepscope"]
+    assert in_shell(here, "zsh", "-f", text=text) == ["_shtab_stepscope"]
+
+
+@pytest.mark.skipif(shutil.which("tcsh") is None, reason="tcsh is not installed")
+def test_in_tcsh_the_script_is_valid_and_registered(here: Path) -> None:
+    text = completion_script("tcsh") + "\ncomplete stepscope\n"
+    assert "(report abort)" in in_shell(here, "tcsh", "-f", text=text)[0]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_all_commands_and_options_are_in_the_script(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert run_command(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for action in build_parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in COMMANDS:
+                options = {each.option_strings[0] for each in action.choices[command]._actions if each.option_strings}
+                assert [option for option in options if option.lstrip("-") not in script] == []
+    assert [name for name in (*COMMANDS, *OWN, "ls") if name not in script] == []

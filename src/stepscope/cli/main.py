@@ -24,7 +24,7 @@ from stepscope.cli.arguments import did_you_mean, nearest
 from stepscope.cli.launch.command import split_job
 from stepscope.cli.streams import PatientStream, open_missing_streams
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.records.text import printable, say
+from stepscope.records.text import say
 
 __all__ = [
     "ALIASES",
@@ -33,6 +33,7 @@ __all__ = [
     "OWN",
     "build_parser",
     "command_module",
+    "command_parser",
     "main",
     "options_of",
     "run_command",
@@ -76,8 +77,6 @@ HIDDEN = ("attach",)
 WITH_JOBS = ("run", "demo", "sweep", "attach")
 """Their exit code is a job's, whatever becomes of what they print."""
 ALIASES = {"ls": "list"}
-COMPLETE = "complete"
-"""Called by the scripts of ``stepscope completion``."""
 
 EXAMPLES = """\
 examples:
@@ -109,7 +108,6 @@ class _Parser(argparse.ArgumentParser):
 def command_module(name: str) -> Any:
     """Import the module of a command."""
     folders = {
-        "completion": "",
         **dict.fromkeys(HIDDEN, "launch."),
         **dict.fromkeys(EXPERIMENTS, "experiments."),
         **dict.fromkeys(ANALYSES, "analysis."),
@@ -152,61 +150,37 @@ def build_parser(commands: Sequence[str] = (*COMMANDS, *OWN, *HIDDEN)) -> argpar
 
 def run_command(words: Sequence[str]) -> int:
     """Parse and run; raises StepscopeError for everything that the user can fix."""
-    if words[:1] == [COMPLETE]:
-        return _complete(*words[1:])
     words = _without_own(words)
-    asked = _command(words[0]) if words else ""
-    if not asked:
+    command = _command(words[0]) if words else ""
+    if not command:
         parser = build_parser([] if words and words[0] in VERSION else (*COMMANDS, *OWN))
         if words:
             parser.parse_args(words[:1])  # prints, and raises SystemExit
         parser.print_help()
         return 0
-    module = command_module(asked)
+    module = command_module(command)
     try:
-        return _run_module(module, asked, words)
+        return _run_module(module, command, words)
     except UsageError as error:
         error.exit_code = getattr(module, "USAGE_EXIT", error.exit_code)
         raise
 
 
-def _run_module(module: Any, asked: str, words: Sequence[str]) -> int:
+def _run_module(module: Any, command: str, words: Sequence[str]) -> int:
     job: list[str] = []
     options = getattr(module, "OPTIONS_BEFORE_JOB", None)
     ours = list(words[1:])
     if options is not None:
         ours, job = split_job(ours, options)
-    parser = build_parser([asked])
-    args, unknown = parser.parse_known_args([asked, *ours], argparse.Namespace(job=job))
+    parser = build_parser([command])
+    args, unknown = parser.parse_known_args([command, *ours], argparse.Namespace(job=job))
     more = getattr(module, "more_words", None) if unknown else None
     if more is not None and not any(word.startswith("-") for word in unknown):
         more(args, unknown)
     elif unknown:
-        raise UsageError(_unknown(asked, unknown, options_of(parser, asked)))
+        raise UsageError(_unknown(command, unknown, options_of(parser, command)))
     code: int = args.run(args)
     return code
-
-
-def _complete(shell: str, *words: str) -> int:
-    """Print what the last word can be completed to, for a shell (see ``cli/completion.py``)."""
-    from stepscope.cli.completion import Completions, complete_command, complete_options
-
-    *earlier, current = [word for word in words if word != "="] or [""]  # bash splits --option=value into three
-    if words[-1:] == ("=",):
-        earlier, current = [*earlier, current], ""
-    command = ALIASES.get(earlier[0], earlier[0]) if earlier else ""
-    found = Completions(more="files")
-    if not earlier or earlier == ["help"]:
-        # Descriptions need all modules, which takes longer; bash does not show them.
-        described = (*COMMANDS, *OWN) if shell != "bash" else ()
-        found = complete_command(build_parser(described), (*COMMANDS, *OWN, *ALIASES), current)
-    elif command in COMMANDS:
-        parser = command_parser(build_parser([command]), command)
-        before_job = getattr(command_module(command), "OPTIONS_BEFORE_JOB", None)
-        found = complete_options(parser, [*earlier[1:], current], before_job)
-    for line in found.lines(current):
-        print(printable(line, keep="\t"))
-    return 0
 
 
 def options_of(parser: argparse.ArgumentParser, command: str) -> dict[str, argparse.Action]:
