@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hang_jobs import nccl, nccl_entry
 from hypothesis import given
@@ -396,32 +397,44 @@ def test_a_rank_that_spins_in_nccl_waits_for_the_one_that_sleeps(start: Start, s
     assert hang.title.startswith("Rank 1 never called all_reduce number 41 of default_pg: it sleeps at child.py:")
 
 
-def test_children_and_theirs(tmp_path: Path) -> None:
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Make processes in a folder that psutil takes for ``/proc``."""
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+
+    def process(
+        pid: int, parent: int = 1, *, name: str = "x", command: str = "", ticks: tuple[int, int] = (0, 0)
+    ) -> Path:
+        folder = tmp_path / str(pid)
+        folder.mkdir(exist_ok=True)
+        spent = " ".join(map(str, ticks))
+        (folder / "stat").write_text(f"{pid} ({name}) S {parent} {'0 ' * 9} {spent} " + "0 " * 30)
+        (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+        return folder
+
+    return process
+
+
+def test_children_and_theirs(proc: Callable[..., Path]) -> None:
     for pid, parent in {5: 1, 6: 5, 7: 6, 8: 1, 9: 8}.items():
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) c) S {parent} " + "0 " * 40)
-    assert descendants([5, 8, 4], tmp_path) == {5: [6, 7], 8: [9], 4: []}
-    assert descendants([5], tmp_path / "none") == {5: []}
+        proc(pid, parent, name="a b) c")
+    assert descendants([5, 8, 4]) == {5: [6, 7], 8: [9], 4: []}
 
 
-def test_what_was_spent_between_two_readings(tmp_path: Path) -> None:
-    folder = tmp_path / "5"
-    folder.mkdir()
-    fields = "R 1 2 3 4 5 6 7 8 9 10 {} {} 0 0"
-    (folder / "stat").write_text("5 (x) " + fields.format(100, 50))
-    first = read_process(5, tmp_path)
-    (folder / "stat").write_text("5 (x) " + fields.format(110, 60))
-    (folder / "io").write_text("rchar: 10\nwchar: 20\nsyscr: 1\nread_bytes: 0\nwrite_bytes: 4096\n")
-    second = read_process(5, tmp_path)
+def test_what_was_spent_between_two_readings(proc: Callable[..., Path]) -> None:
+    proc(5, ticks=(100, 50))
+    first = read_process(5)
+    (proc(5, ticks=(110, 60)) / "io").write_text(
+        "rchar: 10\nwchar: 20\nsyscr: 1\nsyscw: 1\nread_bytes: 0\nwrite_bytes: 4096\n"
+    )
+    second = read_process(5)
     assert first is not None
     assert second is not None
     assert (first.cpu_s, first.io_bytes, second.cpu_s, second.io_bytes) == (1.5, None, 1.7, 4096)
     assert spent_between(first, second).cpu_share is not None
     assert spent_between(first, second).io_bytes_s is None
     assert spent_between(first, None).cpu_share is None
-    (folder / "stat").write_text("garbage")
-    assert read_process(5, tmp_path) is None
-    assert read_process(6, tmp_path) is None
+    assert read_process(6) is None
 
 
 @pytest.mark.parametrize(
@@ -438,13 +451,11 @@ def test_what_was_spent_between_two_readings(tmp_path: Path) -> None:
         ("nvidia-smi", "", "other"),
     ],
 )
-def test_what_a_child_is(tmp_path: Path, name: str, command: str, kind: str) -> None:
-    for pid, parent, comm, line in ((5, 1, "python", "python train.py"), (6, 5, name, command)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({comm}) S {parent} " + "0 " * 20)
-        (tmp_path / str(pid) / "cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
-    assert child_kind(6, 5, tmp_path) == kind
-    assert child_kind(7, 5, tmp_path) == "other"
+def test_what_a_child_is(proc: Callable[..., Path], name: str, command: str, kind: str) -> None:
+    proc(5, name="python", command="python train.py")
+    proc(6, 5, name=name, command=command)
+    assert child_kind(6, 5) == kind
+    assert child_kind(7, 5) == "other"
 
 
 def test_source_lines(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stepscope.agent import stacks
@@ -80,7 +81,7 @@ class Host:
     ) -> None:
         folder = self.proc / str(pid)
         (folder / "fd").mkdir(parents=True)
-        (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} " + "0 " * 20)
+        (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} " + "0 " * 40)
         (folder / "cmdline").write_bytes(b"python\0train.py\0" if name == "python" else name.encode())
         masks = {"SigPnd": 0, "ShdPnd": pending, "SigBlk": blocked, "SigCgt": caught}
         bits = {key: f"{1 << (number - 1):016x}" if number else "0" * 16 for key, number in masks.items()}
@@ -106,6 +107,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         (tmp_path / "pidfds" / str(pid)).touch()
         return os.open(tmp_path / "pidfds" / str(pid), os.O_RDONLY)
 
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(host.proc))
     monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
     monkeypatch.setattr(signal, "pidfd_send_signal", host.send, raising=False)
     return host

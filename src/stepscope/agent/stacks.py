@@ -794,8 +794,8 @@ class WorkerSampler:
         """Return the workers whose turn it is."""
         if self._reader.worker_offer() is None:
             return []
-        children = descendants([self._rank_pid], self._proc)[self._rank_pid]
-        workers = [pid for pid in children if child_kind(pid, self._rank_pid, self._proc) == "dataloader"]
+        children = descendants([self._rank_pid])[self._rank_pid]
+        workers = [pid for pid in children if child_kind(pid, self._rank_pid) == "dataloader"]
         later = [pid for pid in workers if pid > self._last_pid]
         return [*later, *(pid for pid in workers if pid <= self._last_pid)][:WORKER_TRIES]
 
@@ -809,7 +809,7 @@ class WorkerSampler:
         except (OSError, AttributeError):
             return False
         try:
-            reading = read_process(pid, self._proc)
+            reading = read_process(pid)
             if reading is None or reading.parent != self._rank_pid or reading.state in STOPPED:
                 return False
             os.truncate(self._path, 0)
