@@ -132,9 +132,9 @@ class Training:
         """Sample nothing until told to."""
         self._own_schedule = self._sampler._schedule
         self._sampler._schedule = _Told()
-        self._look()
+        self._search()
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         self._recorder._attend_at = 0
 
     def _timed(self, steps: int) -> float:
@@ -150,14 +150,14 @@ class Training:
         return [self._both(lambda: None, lambda: None, 1) for _ in range(pairs)]
 
     def attended(self, pairs: int) -> list[tuple[float, float]]:
-        return [self._both(self._look, self._look, 1) for _ in range(pairs)]
+        return [self._both(self._search, self._search, 1) for _ in range(pairs)]
 
     def sampled(self, pairs: int) -> list[tuple[float, float]]:
         """Two steps of which the second is sampled, and two that are not."""
 
         def due() -> None:
             self._sampler._schedule.next = self._recorder.step + 1
-            self._look()
+            self._search()
 
         return [self._both(due, lambda: None, 2) for _ in range(pairs)]
 
@@ -176,7 +176,7 @@ class Training:
         for on in random.sample((True, False), 2):
             self._recorder.layers = self._sampler if on else None
             self._sampler._schedule = self._own_schedule
-            self._look()
+            self._search()
             self._own_schedule.sampled(self._recorder.step, 0)
             steps, spent = 0, 0.0
             while spent < BLOCK_S * 1e6:
@@ -210,7 +210,7 @@ class Training:
         sampler._begin, sampler.finish = timed_begin, timed_finish
         for _ in range(times):
             sampler._schedule.next = self._recorder.step + 1
-            self._look()
+            self._search()
             self.step()
             self.step()
         del sampler._begin, sampler.finish

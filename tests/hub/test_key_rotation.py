@@ -81,7 +81,7 @@ class Job:
 
     def look(self) -> None:
         """As the hub does once a second."""
-        self.gathering.keys.look()
+        self.gathering.keys.refresh()
         self.hub.in_loop(self.gathering.tick)
 
     def forget_tokens(self) -> None:
@@ -371,12 +371,12 @@ def test_a_hub_keeps_its_key_when_the_file_is_spoiled_and_says_so_once(
     before = keys()
     whole = path.read_text()
     spoil(path)
-    assert [keys.look() for _ in range(3)] == [before] * 3
+    assert [keys.refresh() for _ in range(3)] == [before] * 3
     assert capsys.readouterr().err.count("continuing with the previous key") == 1
     path.unlink(missing_ok=True)
     path.write_text(f"{secrets.token_hex(32)}\n{whole}")
     path.chmod(0o600)
-    assert keys.look()[1:] == before
+    assert keys.refresh()[1:] == before
     assert len(keys()) == 2
     assert capsys.readouterr().err == ""
 
@@ -416,7 +416,7 @@ def test_a_hub_that_nobody_listens_to_continues(environ: dict[str, str], monkeyp
     os.close(reading)
     with os.fdopen(writing, "wb", buffering=0) as pipe:
         monkeypatch.setattr("sys.stderr", io.TextIOWrapper(pipe, write_through=True))
-        assert [keys.look(), keys.look()] == [before] * 2
+        assert [keys.refresh(), keys.refresh()] == [before] * 2
 
 
 def test_a_key_of_the_environment_stays(environ: dict[str, str]) -> None:
@@ -424,4 +424,4 @@ def test_a_key_of_the_environment_stays(environ: dict[str, str]) -> None:
     before = keys()
     key_path(environ).parent.mkdir(parents=True)
     key_path(environ).write_text(secrets.token_hex(32))
-    assert keys.look() == before
+    assert keys.refresh() == before

@@ -199,7 +199,7 @@ def test_a_new_loader_each_epoch(recording: Recording) -> None:
             train(model, [(x,)], optimizer)
             with torch.no_grad():
                 model(next(iter(DataLoader(dataset(6), 2)))[0])
-        recording.recorder.objects.look(recording.recorder.step)
+        recording.recorder.objects.update_facts(recording.recorder.step)
         assert recording.recorder.objects.facts["loader"]["batch_size"] == size
 
 
@@ -339,7 +339,7 @@ def test_the_objects_are_free_to_go(recording: Recording) -> None:
     del model, loader, optimizer
     gc.collect()
     assert [reference() for reference in references] == [None] * 4
-    recording.recorder.objects.look(100)
+    recording.recorder.objects.update_facts(100)
     assert recording.recorder.objects.facts["model"]["class"] == "Net"
 
 
@@ -362,7 +362,7 @@ def test_a_large_model_is_counted_over_some_steps(recording: Recording, monkeypa
     assert "model" not in recording.facts()
     train(model, [(torch.randn(2, 8),)] * 5)
     assert recording.facts()["model"]["modules"] == 52
-    assert recording.recorder._asked_at == 9
+    assert recording.recorder._check_at == 9
 
 
 def test_a_model_that_goes_while_it_is_counted() -> None:
@@ -410,7 +410,7 @@ def test_what_fails_is_told_once_and_left_out(capfd: pytest.CaptureFixture[str])
     loader = DataLoader(data, 4, sampler=OddSampler(data))
     for step in range(5):
         objects.meet_loader(loader, step)
-        assert objects.look(step) is False
+        assert objects.update_facts(step) is False
     assert guard.failures() == before + 1
     assert objects.facts["threads"] == torch.get_num_threads()
     assert "loader" not in objects.facts

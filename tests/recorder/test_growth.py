@@ -466,11 +466,11 @@ def test_the_whole_run_is_seen_in_few_stretches() -> None:
     assert (len(steps), steps[0]) == (len(host), 0)
     assert growth.LEAST_STRETCHES <= len(steps) <= growth.MOST_STRETCHES
     assert host == [(1000 * MB + (step + (step % 3 == 0)) * MB) // growth.UNIT for step in steps]
-    assert 1 < times <= growth.MOST_TOLD
+    assert 1 < times <= growth.MOST_PUBLISHED
     assert "device" not in told["floors"]
 
 
-@pytest.mark.parametrize(("world_size", "most"), [(64, growth.MOST_TOLD), (65, 3), (1025, 0)])
+@pytest.mark.parametrize(("world_size", "most"), [(64, growth.MOST_PUBLISHED), (65, 3), (1025, 0)])
 def test_large_jobs_tell_their_floors_less_often(world_size: int, most: int) -> None:
     floors = growth.MemoryFloors(0.0)
     floors.world_size = world_size
@@ -488,7 +488,7 @@ def test_a_rise_that_is_over_is_told_too() -> None:
     floors = growth.MemoryFloors(0.0)
     found = [floors.add(step, step * 1.0, 1000 * MB + min(step, 400) * MB, 0) for step in range(3000)]
     *higher, over = [one["floors"]["host"] for one in found if one]
-    assert 0 < len(higher) <= growth.MOST_TOLD
+    assert 0 < len(higher) <= growth.MOST_PUBLISHED
     assert all(host[-1] > host[len(host) // 2] for host in higher)
     assert over[-1] == over[len(over) * 3 // 4]
 

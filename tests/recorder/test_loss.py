@@ -291,15 +291,15 @@ def test_values_on_a_device_are_copied_together_and_stored_when_they_have_arrive
         step(0, 1.0, 2.0)  # the first is copied at once
         step(1, 1.125, 3.0, dtype=torch.bfloat16)
         step(2, 1.2, 3.0, 4.0)
-        assert (values._made, len(values._held), stub.notes) == (1, 2, [])
+        assert (values._made, len(values._uncopied), stub.notes) == (1, 2, [])
         step(3, math.inf, ms=250)
-        assert (values._made, len(values._held)) == (2, 0)
+        assert (values._made, len(values._uncopied)) == (2, 0)
         for number in range(4, 4 + 16):
             step(number, 1.0, ms=1)
-        assert (values._made, len(values._held)) == (3, 0)
+        assert (values._made, len(values._uncopied)) == (3, 0)
         for number in range(20, 40):
             step(number, 1.0, ms=250)
-        assert (values._made, len(values._held)) == (8, 0)
+        assert (values._made, len(values._uncopied)) == (8, 0)
     values._receive()
     assert stub.notes[:4] == [
         (0, b'{"~loss":1,"~grad_norm":2}'),
@@ -351,11 +351,11 @@ def test_a_forked_child_destroys_nothing_on_the_device(values_of: Made) -> None:
     values = values_of(Stub())
     held, current = torch.tensor(1.0), torch.tensor(2.0)
     alive = [weakref.ref(held), weakref.ref(current)]
-    values._held.append((0, held, [], None))
+    values._uncopied.append((0, held, [], None))
     values._device_loss = current
     del held, current
     values._forget_in_child()
-    assert (values._held, values._device_loss) == ([], None)
+    assert (values._uncopied, values._device_loss) == ([], None)
     assert all(one() is not None for one in alive)
 
 
@@ -509,5 +509,5 @@ def test_memory_that_jumps_is_followed_by_samples(
     used = itertools.chain([1 << 30, (1 << 30) + (300 << 20)], itertools.repeat(1 << 30))
     monkeypatch.setattr(sampled.recorder._growth, "_read", lambda: (next(used), 0))
     monkeypatch.setattr(sampled.recorder._growth, "_now_s", lambda: clock.now_ns / 1e9)
-    sampled.recorder._growth._looked_s = 0.0
+    sampled.recorder._growth._read_s = 0.0
     assert trained(sampled, clock, 160, {}) == [11, 33, 34, 37, 137]

@@ -189,7 +189,7 @@ def test_only_a_process_that_uses_cuda_looks_for_requests(
     for device, looks in (("cpu", False), ("cuda", True)):
         monkeypatch.setattr(recorder_module.identity, "of_this_process", lambda: replace(who, device=device))  # noqa: B023
         recorder.appear(who, serve=False)
-        recorder._look_at_identity()
+        recorder._check_identity()
         assert (recorder._snapshots is not None) == looks
     snapshots = recorder._snapshots
     assert snapshots is not None

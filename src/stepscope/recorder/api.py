@@ -86,16 +86,16 @@ def _join_run(name: str | None, runs: Path) -> tuple[Path, Path, str]:
             first = _locked(lock)
             if not path.exists() or not os.path.samestat(os.fstat(lock), path.stat()):
                 continue
-            said = _announced_run(lock)
+            announced = _announced_run(lock)
             if first:
                 try:
-                    said = _begin_run(lock, said, session, name, runs)
+                    announced = _begin_run(lock, announced, session, name, runs)
                 except (StepscopeError, OSError):
                     path.unlink()
                     session.rmdir()
                     raise
-            if said is not None:
-                return session, *said
+            if announced is not None:
+                return session, *announced
         finally:
             os.close(lock)
         time.sleep(0.01)
@@ -251,9 +251,9 @@ def note(**values: Any) -> None:
 
 @failsafe
 def watch(model: Any, *, activations: bool = True, gradients: bool = True) -> None:
-    """Name the model whose layers are looked at in sampled steps (docs/layers.md), also if it is on a GPU.
+    """Name the model whose layers are sampled (docs/layers.md), also if it is on a GPU.
 
-    Without this, the modules that the script calls are looked at.  ``activations=False`` leaves out what is
+    Without this, the modules that the script calls are sampled.  ``activations=False`` leaves out what is
     kept for backward, peaks, and the search for NaN in outputs; ``gradients=False`` their norms and the time of
     backward.
     """

@@ -235,7 +235,7 @@ class Callers:
         self._frameworks: list[str] = []
         self._pipeline = False
 
-    def look(self) -> None:
+    def walk_stack(self) -> None:
         """Walk the stack of the caller."""
         seen = []
         frame: FrameType | None = sys._getframe(1)
@@ -442,7 +442,7 @@ class LiveObjects:
 
     # -- Checks ---------------------------------------------------------------------------------------------------
 
-    def look(self, step: int, ended_by: Any = None) -> bool:
+    def update_facts(self, step: int, ended_by: Any = None) -> bool:
         """Update ``facts``; return whether to call this again after the very next step.
 
         ``ended_by`` is the optimizer that ended the last one.
@@ -462,7 +462,7 @@ class LiveObjects:
             self.facts["ddp"] = {**self.facts["ddp"], **reducer}
         return self._of_model not in self._failed and any(root.walk.facts is None for root in self._roots)
 
-    def last_look(self, step: int, *, in_order: bool) -> None:
+    def update_at_end(self, step: int, *, in_order: bool) -> None:
         """Update what needs no live objects, at the end of the process, when those may be half destroyed.
 
         ``in_order``: the script reached its end, so it will never close what is still open.
@@ -488,7 +488,7 @@ class LiveObjects:
 
     @failsafe
     def _of_callers(self) -> dict[str, Any]:
-        self._callers.look()
+        self._callers.walk_stack()
         return self._callers.facts()
 
     @failsafe

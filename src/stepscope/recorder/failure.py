@@ -136,11 +136,11 @@ def _keep_flight(recorder: Recorder, run_dir: Path) -> None:
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     if c10d is None or recorder.ring is None or recorder.identity.world_size < 2 or _hung(run_dir):
         return
-    said = _flight(c10d)
-    if said:
+    collectives = _flight(c10d)
+    if collectives:
         path = flight_path(run_dir, recorder.identity.rank)
         path.parent.mkdir(mode=folder_mode(run_dir), exist_ok=True)
-        _replace(path, said)
+        _replace(path, collectives)
 
 
 def _flight(c10d: Any) -> bytes:

@@ -130,7 +130,7 @@ def warn(message: str) -> None:
     Where the script has no standard error, descriptor 2 may be a file of its own.
     """
     try:
-        if any(type(one) is TextIOWrapper and one.fileno() == 2 for one in (sys.stderr, sys.__stderr__)):
+        if any(type(stream) is TextIOWrapper and stream.fileno() == 2 for stream in (sys.stderr, sys.__stderr__)):
             os.write(2, f"stepscope: {message}\n".encode())
     except (OSError, ValueError):  # closed
         pass

@@ -37,7 +37,7 @@ from stepscope.ring.layout import (
     data_word,
 )
 
-__all__ = ["NOBODY", "NOT_NOW", "DeviceMarks", "Ledger", "Look"]
+__all__ = ["NOBODY", "NOT_NOW", "CallObserver", "DeviceMarks", "Ledger"]
 
 NOT_NOW = -1
 """Result of ``enter`` when there is nothing to leave."""
@@ -55,8 +55,8 @@ class DeviceMarks(Protocol):
     def stall_ends(self) -> None: ...
 
 
-class Look(Protocol):
-    """Looks at the arguments of a call, in some steps."""
+class CallObserver(Protocol):
+    """Is shown the arguments of a call, in some steps."""
 
     recorder: Any
     """Its ``step`` is the current one."""
@@ -158,24 +158,26 @@ class Ledger:
         if at > self.limit:
             self.turn()
 
-    def timed(self, original: Callable[..., Any], phase: int, look: Look | None = None) -> Callable[..., Any]:
+    def timed(
+        self, original: Callable[..., Any], phase: int, observer: CallObserver | None = None
+    ) -> Callable[..., Any]:
         """Wrap ``original`` to count its time as ``phase``; straight through where ``enter`` would return NOT_NOW.
 
-        ``look`` is shown the arguments, before the phase begins, from its step on.
+        ``observer`` is shown the arguments, before the phase begins, from its step on.
         """
         ledger, now, code = self, self.now, phase + ENTER
-        recorder = None if look is None else look.recorder
+        recorder = None if observer is None else observer.recorder
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
             outer = ledger.phase
             if outer == phase or (get_ident() != ledger.thread and not ledger._refused(phase)):
                 return original(*args, **kwargs)
-            if look is not None:
+            if observer is not None:
                 if ledger.before_backward is not None:
                     ledger.before_backward(args, kwargs)
-                if recorder.step >= look.due:  # type: ignore[union-attr]
-                    look.see(args, kwargs)
+                if recorder.step >= observer.due:  # type: ignore[union-attr]
+                    observer.see(args, kwargs)
             at = ledger.at
             ledger.body[at] = (now() << TIME_SHIFT) + code
             ledger.at = at + 1

@@ -104,7 +104,7 @@ class FsdpUnits:
         largest = max(units, key=lambda unit: unit.parameters)
         total = sum(unit.parameters for unit in units)
         settings = [unit.settings for unit in units]
-        explicit = any(one["backward_prefetch"] == EXPLICIT for one in settings)
+        explicit = any(setting["backward_prefetch"] == EXPLICIT for setting in settings)
         param_dtype = largest.settings["param_dtype"] or largest.dtype
         reduce_dtype = largest.settings["reduce_dtype"] or param_dtype
         facts = {
@@ -113,11 +113,11 @@ class FsdpUnits:
             "parameters": total,
             "largest_share": round(largest.parameters / total, 4),
             "strategy": largest.settings["strategy"],
-            "resharded_units": sum(bool(one["reshard"]) for one in settings),
+            "resharded_units": sum(bool(setting["reshard"]) for setting in settings),
             "param_dtype": _dtype_text(param_dtype),
             "reduce_dtype": _dtype_text(reduce_dtype),
-            "cpu_offload": any(one["cpu_offload"] for one in settings),
-            "forward_prefetch": any(one["forward_prefetch"] for one in settings),
+            "cpu_offload": any(setting["cpu_offload"] for setting in settings),
+            "forward_prefetch": any(setting["forward_prefetch"] for setting in settings),
             "backward_prefetch": EXPLICIT if explicit else largest.settings["backward_prefetch"],
         }
         optional = ("backward_prefetch",)
@@ -256,14 +256,14 @@ class ModelWalk:
         ddp = None if self._ddp is None else self._ddp()
         if ddp is None:
             return {}
-        said = ddp.logger._get_ddp_logging_data()
-        listed = (said.strs_map.get("rebuilt_bucket_sizes") or said.strs_map.get("bucket_sizes", "")).split(",")
+        figures = ddp.logger._get_ddp_logging_data()
+        listed = (figures.strs_map.get("rebuilt_bucket_sizes") or figures.strs_map.get("bucket_sizes", "")).split(",")
         sizes = [int(size) for size in listed if size.strip().isdigit()]
         return {
             "buckets": len(sizes),
             "bucket_sizes_mb": [round(size / MIB, 3) for size in sizes[:MAX_BUCKETS]],
-            "tensors": said.ints_map.get("num_parameter_tensors"),
-            **_unused_facts(ddp, said.ints_map),
+            "tensors": figures.ints_map.get("num_parameter_tensors"),
+            **_unused_facts(ddp, figures.ints_map),
         }
 
     def _visit(self, module: Any, in_ddp: bool, unit: int) -> None:

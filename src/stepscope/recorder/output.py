@@ -12,7 +12,7 @@ all code that holds them; if the log cannot be written the copy stops without an
 
 A run directory on a network or FUSE file system may stop responding, and a ``print`` must not wait for that: there the
 tee writes into a file of the session, in memory, which the agent copies and empties.  While it cannot, lines beyond
-MOST_HELD are lost.
+MOST_SPOOLED are lost.
 
 ``stepscope run --native-output`` turns everything but terminals into the first case: each rank's descriptors 1 and 2
 become a file of the run, which a helper process forwards to the original destination (``agent/output_forwarder.py``).
@@ -46,34 +46,34 @@ from stepscope.records.paths import ENV_NATIVE, ENV_SESSION, PRINTED_SUFFIX, out
 __all__ = ["keep_output"]
 
 LONGEST_LINE = 1 << 13
-MOST_HELD = 1 << 20
+MOST_SPOOLED = 1 << 20
 """In addition to its ring, which takes twice that: eight ranks fit into the 64 MB of a container."""
 MISSED = b"[stepscope: lines are missing here; the run directory did not answer]\n"
 
 
 def keep_output(run_dir: Path, log: Path, *, rank: int | None, launcher: bool) -> None:
     """Copy this process's output to ``log``; ``rank``: None for the script, or for what starts ranks (``launcher``)."""
-    held = _held(run_dir)
+    spool = _spool_file(run_dir)
     try:
         log.parent.mkdir(mode=folder_mode(run_dir), parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        copy = above_standard_streams(os.open(held or log, flags, file_mode(run_dir)))
+        copy = above_standard_streams(os.open(spool or log, flags, file_mode(run_dir)))
     except OSError:
         return
     spooled = _spool(run_dir)
     sources = _sources(copy, alone=rank is None and not launcher, spooled=spooled)
-    if held is not None:
-        sources.append(_source(os.fstat(copy), str(held), whole=True))
+    if spool is not None:
+        sources.append(_source(os.fstat(copy), str(spool), whole=True))
     if sources and not _leave_note(run_dir, log, rank, sources):
-        if held is not None:
+        if spool is not None:
             return  # the agent would not empty it
         sources = []
     copied = {fd for source in sources if source["whole"] for fd in source["fds"]}
     for stream in (sys.stdout, sys.stderr):
-        _put_copy_below(stream, copy, copied, MOST_HELD if held is not None else None)
+        _put_copy_below(stream, copy, copied, MOST_SPOOLED if spool is not None else None)
 
 
-def _held(run_dir: Path) -> Path | None:
+def _spool_file(run_dir: Path) -> Path | None:
     """Where the copy is kept until the agent takes it; None: it goes into the log at once."""
     session = Path(os.environ.get(ENV_SESSION, ""))
     if not is_remote(run_dir) or not session.is_absolute() or is_remote(session):

@@ -56,12 +56,12 @@ class GroupTable:
 
     def meet(self, group: Any, key: Any, owner: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup:
         """Inspect a group for the first time; ``key`` identifies it while ``owner`` lives."""
-        found = self._look(group, distributed, ring) or UNKNOWN_GROUP
+        found = self._find(group, distributed, ring) or UNKNOWN_GROUP
         self._remember(key, owner, found)
         return found
 
     @failsafe
-    def _look(self, group: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup | None:
+    def _find(self, group: Any, distributed: Any, ring: RingWriter | None) -> KnownGroup | None:
         group = _process_group(group, distributed)
         if group is None:
             return None
@@ -99,8 +99,8 @@ class GroupTable:
         def gone(_: object) -> None:
             """Forget the owner: its id may be reused."""
             watched.pop(number, None)
-            for one in [one for one in known if one == number or (isinstance(one, tuple) and one[0] == number)]:
-                del known[one]
+            for key in [key for key in known if key == number or (isinstance(key, tuple) and key[0] == number)]:
+                del known[key]
 
         if number not in watched:
             watched[number] = weakref.ref(owner, gone)

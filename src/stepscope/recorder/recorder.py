@@ -95,7 +95,7 @@ class StepBoundaries:
         key = id(optimizer)
         known = self._known.get(key)
         if known is None or known() is not optimizer:
-            self._known = {one: ref for one, ref in self._known.items() if ref() is not None}
+            self._known = {key: ref for key, ref in self._known.items() if ref() is not None}
             self._known[key] = weakref.ref(optimizer)
             self.release()
         elif key != self._closer:
@@ -112,11 +112,11 @@ class StepBoundaries:
 IDENTITY_CHECKS = (1, 2, 3, 5, 10, 100)
 """The process checks its identity again after these steps: the process group or the device may have appeared late."""
 
-FACT_LOOKS = (1, 3, 100)
+FACT_STEPS = (1, 3, 100)
 """The facts about the live objects are updated after these steps, and whenever a new search is due."""
 
-FIRST_NEW_LOOK = 1024
-"""From this step on, look again for models that joined without any other sign."""
+FIRST_NEW_CHECK = 1024
+"""From this step on, search again for models that joined without any other sign."""
 
 NEVER_NS = 1 << 62
 
@@ -132,7 +132,7 @@ SLOW_TIMES = 3
 SLOW_STEPS = 16
 """… at least so many steps."""
 LONG_ANYWAY = FLAG_SAMPLED | FLAG_EPOCH_START
-"""Steps that take long because layers are looked at, or because the loader's workers start."""
+"""Steps that take long because layers are sampled, or because the loader's workers start."""
 
 
 class RootSearch(Protocol):
@@ -210,7 +210,7 @@ class GradientNorms(Protocol):
     """Keeps the norms of the last steps' gradients on the device."""
 
     due: int
-    """The next step of which gradients may be looked at."""
+    """The next step of which gradients may be read."""
     wanted: bool
     """Whether the norms should be written at the end of this step."""
 
@@ -294,7 +294,7 @@ class Recorder:
         self._snapshots: SnapshotRequests | None = None
         self._names: dict[str, int] = {name: slot for slot, name in enumerate(BUILTIN_PHASES)}
         self._compiled = 0
-        self._asked_at = 0
+        self._check_at = 0
         self._ended_ns = 0
         """When the last step ended."""
         self._slow_ns = NEVER_NS
@@ -306,7 +306,7 @@ class Recorder:
         self._counting = False
         self._noted = (-1, False)
         """What the ledger had written after the last note, and whether it was at rest before it."""
-        self._told_facts: dict[str, Any] = {}
+        self._published_facts: dict[str, Any] = {}
         self._forked = forked
         self._broken = False
         if self.stacks is not None:
@@ -374,7 +374,7 @@ class Recorder:
         if not closes and not self._closes(optimizer):
             if outer != NOT_NOW:
                 ledger.leave(outer)
-            if step >= self._asked_at:
+            if step >= self._check_at:
                 self.objects.meet_optimizer(optimizer)
             return
         if outer == NOT_NOW:
@@ -436,14 +436,14 @@ class Recorder:
         self.ledger.end_step(outer, step, flags | self.flags | self._compile_flag(), self._figures() or ())
         self.flags = 0
         device_at = None if self._device is None else self._device.end_step(step, ended, self.ledger)
-        if step >= self._asked_at or not self.forward_seen:
-            self._look_around(optimizer)
+        if step >= self._check_at or not self.forward_seen:
+            self._check_surroundings(optimizer)
         if step >= self._growth.due_at:
-            self._look_at_growth(step)
-        due = [self._asked_at, self._growth.due_at]
+            self._check_growth(step)
+        due = [self._check_at, self._growth.due_at]
         if self._snapshots is not None:
             if step >= self._snapshots.due_at:
-                self._look_for_requests(self._snapshots, step)
+                self._check_requests(self._snapshots, step)
             due.append(self._snapshots.due_at)
         if device_at is not None:
             due.append(device_at)
@@ -528,7 +528,7 @@ class Recorder:
     def ask_after_steps(self, search: RootSearch | None) -> None:
         """Call ``search`` after steps from now on, as often as it wants."""
         self._search = search
-        self._asked_at = self._attend_at = 0
+        self._check_at = self._attend_at = 0
 
     def watch_backward(self, figures: BackwardFigures) -> None:
         self._ddp = figures
@@ -637,18 +637,18 @@ class Recorder:
         self._offer_stacks(self.ring)
         return True
 
-    def _look_around(self, optimizer: object) -> None:
+    def _check_surroundings(self, optimizer: object) -> None:
         """Check now and then, after a step: our rank, the device, and whether the roots are still the roots."""
         step = self.step
-        due = step & (step - 1) == 0 and step >= FIRST_NEW_LOOK  # ever more rarely: 1024, 2048, 4096 …
-        asked_again = self._search is not None and self._search.after_step(found=self.forward_seen, due=due)
+        due = step & (step - 1) == 0 and step >= FIRST_NEW_CHECK  # ever more rarely: 1024, 2048, 4096 …
+        searching = self._search is not None and self._search.after_step(found=self.forward_seen, due=due)
         if step in IDENTITY_CHECKS:
-            self._look_at_identity()
-        if due or self._counting or step in FACT_LOOKS:
-            self._counting = self._look_at_objects(optimizer) is True
-            asked_again = asked_again or self._counting
+            self._check_identity()
+        if due or self._counting or step in FACT_STEPS:
+            self._counting = self._check_objects(optimizer) is True
+            searching = searching or self._counting
         later = [check for check in IDENTITY_CHECKS if check > step]
-        self._asked_at = step if asked_again else min([*later, max(1 << step.bit_length(), FIRST_NEW_LOOK)]) - 1
+        self._check_at = step if searching else min([*later, max(1 << step.bit_length(), FIRST_NEW_CHECK)]) - 1
 
     @guard.failsafe
     def _figures(self) -> list[int]:
@@ -660,7 +660,7 @@ class Recorder:
             words += self._device.memory()
         return words
 
-    def _look_at_identity(self) -> None:
+    def _check_identity(self) -> None:
         found = identity.of_this_process()
         if self._device is None:
             self._device = device_timer(found, self._now)
@@ -677,26 +677,26 @@ class Recorder:
                 self._known(found)
 
     @guard.failsafe
-    def _look_at_objects(self, optimizer: object) -> bool:
+    def _check_objects(self, optimizer: object) -> bool:
         if optimizer is not None:
             self.objects.meet_optimizer(optimizer)
-        unfinished = self.objects.look(self.step, optimizer)
+        unfinished = self.objects.update_facts(self.step, optimizer)
         if self.ring is not None:
             self._tell_facts(self.ring)
         return unfinished
 
     @guard.failsafe
-    def _look_for_requests(self, snapshots: SnapshotRequests, step: int) -> None:
-        snapshots.look(step, busy=self.capturing)
+    def _check_requests(self, snapshots: SnapshotRequests, step: int) -> None:
+        snapshots.check(step, busy=self.capturing)
 
     def stop_snapshots(self) -> None:
         snapshots, self._snapshots = self._snapshots, None
         if snapshots is not None:
             snapshots.stop()
 
-    def _look_at_growth(self, step: int) -> None:
+    def _check_growth(self, step: int) -> None:
         self._growth.floors.world_size = self.identity.world_size
-        found = self._growth.look(step)
+        found = self._growth.check(step)
         if self._growth.counted:
             self.flags |= FLAG_SAMPLED  # the time that it took is in the step that begins
         if self._growth.jumped:
@@ -709,13 +709,13 @@ class Recorder:
 
     @guard.failsafe
     def _tell_last_facts(self, ring: RingWriter, *, in_order: bool) -> None:
-        self.objects.last_look(self.step, in_order=in_order)
+        self.objects.update_at_end(self.step, in_order=in_order)
         self._tell_facts(ring)
 
     def _tell_facts(self, ring: RingWriter) -> None:
-        if self.objects.facts != self._told_facts:
-            self._told_facts = self.objects.facts
-            ring.set_facts(self._told_facts)
+        if self.objects.facts != self._published_facts:
+            self._published_facts = self.objects.facts
+            ring.set_facts(self._published_facts)
 
     def _count_failure(self, count: int) -> None:
         if self.ring is not None:

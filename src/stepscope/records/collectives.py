@@ -112,10 +112,10 @@ def group_name(name: str, description: str) -> str:
     return f"group {name}" if name.isdigit() else name
 
 
-def merged_groups(said: Sequence[ProcessGroup], found: Sequence[ProcessGroup]) -> tuple[ProcessGroup, ...]:
+def merged_groups(declared: Sequence[ProcessGroup], found: Sequence[ProcessGroup]) -> tuple[ProcessGroup, ...]:
     """The groups that the rank itself reported, and those of ``found`` whose slots it did not assign."""
-    taken = {group.slot for group in said}
-    return (*said, *(group for group in found if group.slot not in taken))
+    taken = {group.slot for group in declared}
+    return (*declared, *(group for group in found if group.slot not in taken))
 
 
 def groups_to_json(groups: Sequence[ProcessGroup], limit: int) -> bytes:

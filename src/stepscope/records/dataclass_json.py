@@ -25,10 +25,10 @@ _KNOWN: dict[type, dict[str, tuple[Any, bool]]] = {}
 def encoded(value: Any) -> Any:
     """A dataclass as a dict, a tuple as a list, recursively."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: encoded(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: encoded(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple | list):
-        return [encoded(one) for one in value]
-    return {key: encoded(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [encoded(element) for element in value]
+    return {key: encoded(element) for key, element in value.items()} if isinstance(value, dict) else value
 
 
 def decoded(kind: type[T], raw: object) -> T:
@@ -48,7 +48,7 @@ def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
     """The type of each field, and whether it is required."""
     if kind not in _KNOWN:
         hints = get_type_hints(kind)
-        needed = {one.name: one.default is MISSING and one.default_factory is MISSING for one in fields(kind)}
+        needed = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(kind)}
         _KNOWN[kind] = {name: (hints[name], must) for name, must in needed.items()}
     return _KNOWN[kind]
 
@@ -56,10 +56,10 @@ def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
 def _value(hint: Any, raw: Any, name: str) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        inner = next(one for one in get_args(hint) if one is not type(None))
+        inner = next(argument for argument in get_args(hint) if argument is not type(None))
         return None if raw is None else _value(inner, raw, name)
     if origin is tuple and isinstance(raw, list):
-        return tuple(_value(get_args(hint)[0], one, name) for one in raw)
+        return tuple(_value(get_args(hint)[0], element, name) for element in raw)
     if origin is Literal and isinstance(raw, str) and raw in get_args(hint):
         return raw
     if origin is dict and isinstance(raw, dict):

@@ -236,12 +236,12 @@ def _checked_group(raw: object, form: Mapping[str, Check]) -> dict[str, Any]:
 
 def pack_facts(facts: Mapping[str, Any], limit: int) -> bytes:
     """JSON of at most ``limit`` bytes; if it does not fit, the least important keys are dropped."""
-    kept = checked_facts(facts)
+    checked = checked_facts(facts)
     while True:
-        text = json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
-        if len(text) <= limit or not kept:
+        text = json.dumps(checked, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+        if len(text) <= limit or not checked:
             return text
-        kept.popitem()
+        checked.popitem()
 
 
 def rank_runs(ranks: Iterable[int], own: int) -> list[list[int]]:

@@ -154,7 +154,9 @@ class LayerRecords:
         """Everything that says what layers hold, in order of attempt, step and rank."""
         if not self.at_failure:
             return self.samples
-        return tuple(sorted((*self.samples, *self.at_failure), key=lambda one: (one.attempt, one.step, one.rank)))
+        return tuple(
+            sorted((*self.samples, *self.at_failure), key=lambda sample: (sample.attempt, sample.step, sample.rank))
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +215,7 @@ def read_memory(raw: Any) -> MemoryAccount | None:
         device=raw["device"],
         kinds={kind: kinds[kind] for kind in MEMORY_KINDS if kind in kinds},
         activations_step=step if _is_count(step) else None,
-        modules=tuple(filter(None, map(_held, modules[:MOST_ROWS]))) if isinstance(modules, list) else (),
+        modules=tuple(filter(None, map(_module_sizes, modules[:MOST_ROWS]))) if isinstance(modules, list) else (),
         tensors=tuple(filter(None, map(_group, tensors[:MOST_ROWS]))) if isinstance(tensors, list) else (),
         tensor_bytes=tensor_bytes if type(tensor_bytes) is int and tensor_bytes >= 0 else 0,
         process=process,
@@ -231,7 +233,7 @@ def _counts(raw: Any) -> dict[str, int]:
     return {str(name)[:MOST_TEXT]: value for name, value in list(raw.items())[:MOST_ROWS] if _is_count(value)}
 
 
-def _held(row: Any) -> tuple[str, str, tuple[int, ...]] | None:
+def _module_sizes(row: Any) -> tuple[str, str, tuple[int, ...]] | None:
     if not isinstance(row, list) or len(row) != 3 or not all(isinstance(text, str) for text in row[:2]):
         return None
     sizes = row[2]
@@ -274,42 +276,51 @@ def read_layers(records: Iterable[Mapping[str, Any]]) -> tuple[LayerRecords, int
         else:
             found.append(sample)
     # What an agent had just read when it was killed, the next one may have read again.
-    once = {(one.attempt, one.step, one.rank, one.model, one.trail): one for one in reversed(found)}
+    once = {
+        (sample.attempt, sample.step, sample.rank, sample.model, sample.trail): sample for sample in reversed(found)
+    }
     ordered = [once[key] for key in sorted(once)]
-    trails = tuple(one for one in ordered if one.trail)
-    samples = tuple(one for one in ordered if not one.out_of_memory and not one.trail)
-    at_failure = tuple(one for one in ordered if one.out_of_memory and not one.trail)
+    trails = tuple(sample for sample in ordered if sample.trail)
+    samples = tuple(sample for sample in ordered if not sample.out_of_memory and not sample.trail)
+    at_failure = tuple(sample for sample in ordered if sample.out_of_memory and not sample.trail)
     return LayerRecords(models=models, samples=samples, at_failure=at_failure, trails=trails), bad
 
 
 def layer_lines(records: LayerRecords) -> Iterator[dict[str, Any]]:
     """The lines that ``read_layers`` reads, for models and samples that no longer are as a recorder wrote them."""
     for model in records.models.values():
-        rows = [[one.name, one.type, one.parent, one.elements, one.trainable] for one in model.modules]
+        rows = [
+            [module.name, module.type, module.parent, module.elements, module.trainable] for module in model.modules
+        ]
         flags = {"compiled": model.compiled, "replicated": model.replicated}
         yield {"kind": "model", "model": model.id, **flags, "modules": rows}
     for sample in (*records.of_memory, *records.trails):
-        told: dict[str, Any] = {"rank": sample.rank, "attempt": sample.attempt, "kind": "sample", "step": sample.step}
-        told |= {name: getattr(sample, name) for name in ("wall_ns", "model", "clock", "group", "skipped")}
-        told["memory"] = {name: sizes for name, sizes in sample.memory.items() if any(sizes)}
+        document: dict[str, Any] = {
+            "rank": sample.rank,
+            "attempt": sample.attempt,
+            "kind": "sample",
+            "step": sample.step,
+        }
+        document |= {name: getattr(sample, name) for name in ("wall_ns", "model", "clock", "group", "skipped")}
+        document["memory"] = {name: sizes for name, sizes in sample.memory.items() if any(sizes)}
         for name in _FLOATS:
             values = getattr(sample, name)
             if any(value is not None for value in values):
-                told[name] = plain_numbers(values)
+                document[name] = plain_numbers(values)
         if any(value is not None for value in sample.checksum):
-            told["checksum"] = sample.checksum
-        told |= {name: value for name in _PLAIN if (value := getattr(sample, name)) is not None}
+            document["checksum"] = sample.checksum
+        document |= {name: value for name in _PLAIN if (value := getattr(sample, name)) is not None}
         if sample.peaks:
-            told["peaks"] = sample.peaks
+            document["peaks"] = sample.peaks
         if sample.out_of_memory:
-            told["out_of_memory"] = True
+            document["out_of_memory"] = True
         if sample.trail:
-            told["trail"] = True
+            document["trail"] = True
         if sample.own_norm is not None:
-            told["own_norm"] = plain_numbers([sample.own_norm])[0]
+            document["own_norm"] = plain_numbers([sample.own_norm])[0]
         if sample.work is not None:
-            told["work"] = sample.work.plain()
-        yield told
+            document["work"] = sample.work.plain()
+        yield document
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------

@@ -60,18 +60,18 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}")
 
 
 def redact_command(words: Sequence[str]) -> list[str]:
-    kept: list[str] = []
+    shown: list[str] = []
     before = ""
     for word in words:
         secret = _is_option(before) and "=" not in before and _is_secret(before)
         if secret and (not _is_option(word) or (word[1] != "-" and len(word) > len("-x"))):
-            kept.append(REDACTED)
+            shown.append(REDACTED)
         elif before == "-u" and ":" in word:  # curl's user and password
-            kept.append(f"{word.partition(':')[0]}:{REDACTED}")
+            shown.append(f"{word.partition(':')[0]}:{REDACTED}")
         else:
-            kept.append(_redact_word(word))
-        before = "" if kept[-1] == REDACTED else word
-    return kept
+            shown.append(_redact_word(word))
+        before = "" if shown[-1] == REDACTED else word
+    return shown
 
 
 def _redact_word(word: str) -> str:
@@ -211,10 +211,10 @@ class Redactor:
 
     def _learn_field(self, name: str, value: Any) -> None:
         if name == "environment" and isinstance(value, Mapping):
-            for variable, said in value.items():
+            for variable, content in value.items():
                 if variable in ("MASTER_ADDR", "SLURMD_NODENAME"):
-                    self._learn_host(str(said))
-                self._learn_value(str(said))
+                    self._learn_host(str(content))
+                self._learn_value(str(content))
         elif name == "command" and isinstance(value, list | tuple):
             for _, hidden in self._command([str(word) for word in value]):
                 self._learn_value(hidden)

@@ -79,15 +79,15 @@ def follow_run(meta: Mapping[str, Any]) -> None:
 def environment_of(meta: Mapping[str, Any]) -> dict[str, str]:
     """The variable that makes the ranks of a run follow its clock; empty if it has no clock."""
     ahead_ns = clock_of(meta)
-    return {} if ahead_ns is None else {ENV_CLOCK: _said(ahead_ns)}
+    return {} if ahead_ns is None else {ENV_CLOCK: _clock_text(ahead_ns)}
 
 
 def clock_now() -> str:
     """The value of that variable for a run that begins now."""
-    return _said(time.time_ns() - time.monotonic_ns())
+    return _clock_text(time.time_ns() - time.monotonic_ns())
 
 
-def _said(ahead_ns: int) -> str:
+def _clock_text(ahead_ns: int) -> str:
     return f"{boot_id()}:{ahead_ns}"
 
 
@@ -97,9 +97,9 @@ def follow_environment() -> None:
     The variable may come from another machine (``mpirun -x``, ``srun --export``), which has another monotonic clock.
     """
     global _ahead_ns
-    boot, _, said = os.environ.get(ENV_CLOCK, "").rpartition(":")
-    known = _is_ours(boot) and said.isascii() and said.isdecimal() and len(said) <= len(str(_LARGEST))
-    _ahead_ns = int(said) if known and int(said) < _LARGEST else None
+    boot, _, text = os.environ.get(ENV_CLOCK, "").rpartition(":")
+    known = _is_ours(boot) and text.isascii() and text.isdecimal() and len(text) <= len(str(_LARGEST))
+    _ahead_ns = int(text) if known and int(text) < _LARGEST else None
 
 
 def _is_ours(boot: object) -> bool:

@@ -30,11 +30,11 @@ __all__ = [
     "is_gradient_norm",
     "is_learning_rate",
     "is_loss",
+    "logged_by_script",
     "note_event",
     "noted_health",
     "noted_names",
     "noted_numbers",
-    "told_by_the_script",
 ]
 
 LARGEST = 1e300
@@ -156,7 +156,10 @@ NOTED = ("note", SEEN_EVENT)
 def note_event(values: Any) -> dict[str, Any]:
     """``event`` and ``values`` of a note in the ring."""
     if isinstance(values, Mapping) and values and all(str(name).startswith(SEEN) for name in values):
-        return {"event": SEEN_EVENT, "values": {str(name).removeprefix(SEEN): one for name, one in values.items()}}
+        return {
+            "event": SEEN_EVENT,
+            "values": {str(name).removeprefix(SEEN): number for name, number in values.items()},
+        }
     return {"event": "note", "values": values}
 
 
@@ -166,7 +169,7 @@ def noted_names(events: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(str(name) for values in notes if isinstance(values, Mapping) for name in values)
 
 
-def told_by_the_script(noted: Collection[str]) -> frozenset[str]:
+def logged_by_script(noted: Collection[str]) -> frozenset[str]:
     """Names of values that the recorder saw and that are not shown, because the script notes them itself.
 
     The same names; and ``lr`` for a learning rate by any name (HF Trainer's is ``learning_rate``).
@@ -181,8 +184,8 @@ def noted_numbers(event: Mapping[str, Any], own: Collection[str] = ()) -> dict[s
         return {}
     if event["event"] == SEEN_EVENT:
         values = {name: value for name, value in values.items() if name not in own}
-    kept = {str(name): value for name, value in values.items() if type(value) in (int, float)}
-    return {name: float(value) for name, value in kept.items() if abs(value) < LARGEST}  # also not nan
+    numbers = {str(name): value for name, value in values.items() if type(value) in (int, float)}
+    return {name: float(value) for name, value in numbers.items() if abs(value) < LARGEST}  # also not nan
 
 
 def is_loss(name: str) -> bool:

@@ -25,9 +25,9 @@ from stepscope.records.series import (
     RankError,
     RankSeries,
     RunData,
+    logged_by_script,
     noted_names,
     noted_numbers,
-    told_by_the_script,
 )
 from stepscope.records.steps import FLAG_REPLAYED, GRAPH_PHASE
 from stepscope.records.text import count_text, duration_text, named_ranks
@@ -216,7 +216,7 @@ def _metrics_table(run: RunData, current: Sequence[RankSeries]) -> dict[str, Any
     """What was noted or seen in the last attempt: by name, the last step with a value and its mean over the ranks."""
     pids = {series.identity.pid for series in current}
     lasts: dict[str, tuple[int, list[float]]] = {}
-    own = told_by_the_script(noted_names(event for event in run.events if event.get("pid") in pids))
+    own = logged_by_script(noted_names(event for event in run.events if event.get("pid") in pids))
     for event in run.events:
         step = event.get("step")
         if event.get("event") not in NOTED or event.get("pid") not in pids or type(step) is not int:

@@ -121,7 +121,7 @@ class CallBook:
     def clear(self) -> None:
         """Forget the calls of a finished step, but still match later waits for them."""
         self._sums: dict[tuple[int, int], _Sum] = {}
-        self._kept: list[_Call] = []
+        self._single_calls: list[_Call] = []
         self._numbers: dict[tuple[int, bool], int] = {}
 
     def data(self, tag: int, value: int) -> None:
@@ -154,17 +154,17 @@ class CallBook:
             COMM_ENTRY.pack(
                 op,
                 group,
-                one.flags | (FLAG_ASYNC if one.left_alone > 0 else 0),
-                min(one.count, MAX_U32),
-                one.size,
-                one.exposed,
-                one.span,
+                calls.flags | (FLAG_ASYNC if calls.left_alone > 0 else 0),
+                min(calls.count, MAX_U32),
+                calls.size,
+                calls.exposed,
+                calls.span,
             )
-            for (group, op), one in self._sums.items()
+            for (group, op), calls in self._sums.items()
         ]
         calls = [
             COLLECTIVE_ENTRY.pack(c.op, c.group, c.flags, c.nth, c.size, c.start, c.exposed, c.end)
-            for c in (self._kept if kept_by_itself(step) else ())
+            for c in (self._single_calls if kept_by_itself(step) else ())
         ]
         return [
             *pack_entries(COMM_RECORD, step, seq, sums, COMM_ENTRIES),
@@ -175,15 +175,15 @@ class CallBook:
         call = _Call(value, at)
         self._recent.append(call)
         self._at_once = True
-        if len(self._kept) < MAX_CALLS_KEPT:
+        if len(self._single_calls) < MAX_CALLS_KEPT:
             key = call.group, call.op in POINT_TO_POINT
             call.nth = self._numbers.get(key, 0)
             self._numbers[key] = call.nth + 1
-            self._kept.append(call)
-        one = self._sum(call)
-        one.count += 1
-        one.size += call.size
-        one.left_alone += call.flags & FLAG_ASYNC
+            self._single_calls.append(call)
+        calls = self._sum(call)
+        calls.count += 1
+        calls.size += call.size
+        calls.left_alone += call.flags & FLAG_ASYNC
 
     def _begin_wait(self, call: _Call, at: int) -> None:
         if self._at_once and call is self._recent[-1] and call.flags & FLAG_ASYNC:
@@ -193,20 +193,20 @@ class CallBook:
 
     def _end_wait(self, call: _Call, began: int, at: int) -> None:
         self._waited = None
-        one = self._sum(call)
-        one.flags |= FLAG_WAITED
-        one.exposed += at - began
-        one.span += at - max(call.start, call.end)  # a second wait continues where the first ended
+        calls = self._sum(call)
+        calls.flags |= FLAG_WAITED
+        calls.exposed += at - began
+        calls.span += at - max(call.start, call.end)  # a second wait continues where the first ended
         call.flags |= FLAG_WAITED
         call.exposed += at - began
         call.end = at
 
     def _sum(self, call: _Call) -> _Sum:
         key = call.group, call.op
-        one = self._sums.get(key)
-        if one is None:
-            one = self._sums[key] = _Sum()
-        return one
+        calls = self._sums.get(key)
+        if calls is None:
+            calls = self._sums[key] = _Sum()
+        return calls
 
 
 def pack_entries(kind: int, step: int, seq: int, entries: Sequence[bytes], size: int) -> Iterable[bytes]:
@@ -442,7 +442,7 @@ class StreamDecoder:
         self._next_step = step + 1
         self._traced = kept_by_itself(step + 1)
         if begin != _LOST:
-            said, entries = self._about, self._entries
+            words, entries = self._about, self._entries
             record = STEP_SLOT.pack(
                 STEP,
                 flags,
@@ -451,17 +451,17 @@ class StreamDecoder:
                 begin,
                 end - begin,
                 *self._ns,
-                said[w.ALLOCATED],
-                said[w.RESERVED],
-                said[w.PEAK_ALLOCATED],
+                words[w.ALLOCATED],
+                words[w.RESERVED],
+                words[w.PEAK_ALLOCATED],
                 min(entries[BACKWARD], 0xFFFFFFFF),
                 min(entries[FORWARD], 0xFFFFFFFF),
-                said[w.DDP_COMPUTE] or said[w.DDP_SAMPLED_COMPUTE],
-                said[w.DDP_COMM],
+                words[w.DDP_COMPUTE] or words[w.DDP_SAMPLED_COMPUTE],
+                words[w.DDP_COMM],
                 min(entries[INPUT], 0xFFFFFFFF),
                 0,
                 self._between,
-                said[w.DDP_EXPOSED],
+                words[w.DDP_EXPOSED],
             )
             self.records += (record, *self._calls.records(step, position))
         self._clear()

@@ -72,7 +72,7 @@ __all__ = [
 # so these functions look beyond the head. Time only grows: the first time word there that is not newer than its
 # predecessor is left over from the previous round, and so is everything after it.
 
-LOOK_BACK = 4096
+SEARCHED_WORDS = 4096
 """How many words to search for the current step's number, or for a collective."""
 RECENT_WORDS = 512
 """How many words to measure phase shares over: some tens of steps."""
@@ -229,7 +229,7 @@ def last_collective(body: Words, head: int) -> LastCollective | None:
     return LastCollective(op, group, size, at, waiting, peer)
 
 
-def _last_words(body: Words, head: int, most: int = LOOK_BACK) -> Iterator[int]:
+def _last_words(body: Words, head: int, most: int = SEARCHED_WORDS) -> Iterator[int]:
     """Yield the last words in order: up to ``most`` announced ones, then those beyond the head."""
     words = list(islice(_backwards(body, head), most))[::-1]
     since = next((word >> w.TIME_SHIFT for word in reversed(words) if not word & w.DATA), 0)
@@ -241,7 +241,7 @@ def _backwards(body: Words, head: int) -> Iterator[int]:
     """Yield announced words, newest first, skipping the unused end of a round."""
     capacity = len(body)
     position = head
-    oldest = max(head - min(LOOK_BACK, capacity - RESERVE_WORDS), 0)
+    oldest = max(head - min(SEARCHED_WORDS, capacity - RESERVE_WORDS), 0)
     while position > oldest:
         if not position % capacity:
             position -= _unused(body)
@@ -260,16 +260,16 @@ def _unused(body: Words) -> int:
 def _beyond(body: Words, head: int, since: int) -> Iterator[int]:
     """Yield the words written since, in order; a data word only together with the time word that follows it."""
     capacity = len(body)
-    held: list[int] = []
+    locked: list[int] = []
     for position in range(head, head + 2 * TURN_WORDS):
         word = body[position % capacity]
-        held.append(word)
+        locked.append(word)
         if not word & w.DATA:
             if word >> w.TIME_SHIFT <= since:
                 return
             since = word >> w.TIME_SHIFT
-            yield from held
-            held.clear()
+            yield from locked
+            locked.clear()
 
 
 # -- Reader -----------------------------------------------------------------------------------------------------------

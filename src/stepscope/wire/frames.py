@@ -178,7 +178,7 @@ def inflate_part(part: Part) -> bytes:
 
 def pack_frame(head: FrameHead, parts: Sequence[Part]) -> bytes:
     """Encode a frame; raise ValueError if it exceeds the limits."""
-    said = {
+    fields = {
         "node": head.node,
         "spool": head.spool,
         "sent_wall_ns": head.sent_wall_ns,
@@ -187,7 +187,7 @@ def pack_frame(head: FrameHead, parts: Sequence[Part]) -> bytes:
         "bye": None if head.bye is None else dict(head.bye),
         "parts": [_part_entry(part) for part in parts],
     }
-    text = json.dumps(said, separators=(",", ":")).encode()
+    text = json.dumps(fields, separators=(",", ":")).encode()
     rest = b"".join([struct.pack("<I", len(text)), text, *(part.data for part in parts)])
     if len(parts) > PARTS or len(text) > HEAD_BYTES or len(rest) + _CRC_END > FRAME_BYTES:
         raise ValueError("a frame is too large")
@@ -206,14 +206,14 @@ def read_frame(data: bytes) -> Frame:
     if zlib.crc32(memoryview(data)[_CRC_END:]) != crc:
         raise FrameError("a frame was damaged in transit")
     try:
-        said = json.loads(data[FRAME_PREFIX.size : FRAME_PREFIX.size + length])
+        head = json.loads(data[FRAME_PREFIX.size : FRAME_PREFIX.size + length])
     except (ValueError, RecursionError) as error:
         raise FrameError("a frame's header is not valid JSON") from error
-    if not isinstance(said, dict) or not isinstance(said.get("parts"), list) or len(said["parts"]) > PARTS:
+    if not isinstance(head, dict) or not isinstance(head.get("parts"), list) or len(head["parts"]) > PARTS:
         raise FrameError("a frame's header is invalid")
     parts, at, inflated = [], FRAME_PREFIX.size + length, 0
-    for told in said["parts"]:
-        part = _read_part(told, data, at)
+    for entry in head["parts"]:
+        part = _read_part(entry, data, at)
         at += len(part.data)
         inflated += part.size
         if inflated > INFLATED_BYTES:
@@ -221,7 +221,7 @@ def read_frame(data: bytes) -> Frame:
         parts.append(part)
     if at != len(data):
         raise FrameError("a frame's parts do not match its length")
-    return Frame(head=_read_head(said), parts=tuple(parts))
+    return Frame(head=_read_head(head), parts=tuple(parts))
 
 
 def _part_entry(part: Part) -> dict[str, Any]:
@@ -229,12 +229,12 @@ def _part_entry(part: Part) -> dict[str, Any]:
     return {"kind": part.kind, "bytes": len(part.data), "size": part.size, **named}
 
 
-def _read_part(told: object, data: bytes, at: int) -> Part:
-    if not isinstance(told, dict) or told.get("kind") not in get_args(PartKind):
+def _read_part(entry: object, data: bytes, at: int) -> Part:
+    if not isinstance(entry, dict) or entry.get("kind") not in get_args(PartKind):
         raise FrameError("a part is of unknown kind")
-    kind: PartKind = told["kind"]
-    length, size, offset = (_number(told, key) for key in ("bytes", "size", "offset"))
-    name = told.get("name", "")
+    kind: PartKind = entry["kind"]
+    length, size, offset = (_number(entry, key) for key in ("bytes", "size", "offset"))
+    name = entry.get("name", "")
     if not isinstance(name, str) or not may_be_named(kind, name):
         raise FrameError(f"a part ({kind}) has an invalid name")
     if size > _MOST[kind] or at + length > len(data) or (kind == "steps" and size != length):
@@ -242,22 +242,22 @@ def _read_part(told: object, data: bytes, at: int) -> Part:
     return Part(kind=kind, data=data[at : at + length], size=size, name=name, offset=offset)
 
 
-def _read_head(said: dict[str, Any]) -> FrameHead:
-    spool, bye = said.get("spool"), said.get("bye")
+def _read_head(head: dict[str, Any]) -> FrameHead:
+    spool, bye = head.get("spool"), head.get("bye")
     if not isinstance(spool, str) or not _SPOOL.fullmatch(spool) or not (bye is None or isinstance(bye, dict)):
         raise FrameError("a frame's header is invalid")
     return FrameHead(
-        node=_number(said, "node"),
+        node=_number(head, "node"),
         spool=spool,
-        sent_wall_ns=_number(said, "sent_wall_ns"),
-        offset_ns=_signed(said.get("offset_ns")),
-        rtt_ns=_signed(said.get("rtt_ns")),
+        sent_wall_ns=_number(head, "sent_wall_ns"),
+        offset_ns=_signed(head.get("offset_ns")),
+        rtt_ns=_signed(head.get("rtt_ns")),
         bye=bye,
     )
 
 
-def _number(said: Mapping[str, Any], key: str) -> int:
-    value = said.get(key, 0)
+def _number(head: Mapping[str, Any], key: str) -> int:
+    value = head.get(key, 0)
     if type(value) is not int or not 0 <= value <= _LARGEST:
         raise FrameError(f"a frame has an invalid {key}")
     return value

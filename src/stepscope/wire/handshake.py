@@ -82,7 +82,7 @@ __all__ = [
 ENV_KEY = "STEPSCOPE_KEY"
 SHORTEST = 16
 _MOST_KEYS = 2
-_LOOK_S = 1.0
+_REREAD_S = 1.0
 _STOP_S = 1.0
 
 
@@ -114,9 +114,9 @@ class KeyRing:
     """The current keys, for long-lived processes.
 
     Calling it returns the keys as last read. Only the first call touches the file system (``load_keys``, UsageError).
-    ``look`` rereads the file if it changed; between ``start`` and ``stop`` a thread does so once a second. If the file
-    is missing, truncated or readable by others, the previous keys stay in use, no file is created, and the problem is
-    reported once.
+    ``refresh`` rereads the file if it changed; between ``start`` and ``stop`` a thread does so once a second. If the
+    file is missing, truncated or readable by others, the previous keys stay in use, no file is created, and the problem
+    is reported once.
     """
 
     def __init__(self, environ: Mapping[str, str], *, tell: Callable[[str], None] = _say) -> None:
@@ -125,8 +125,8 @@ class KeyRing:
         self._tell = tell
         self._seen: tuple[int, ...] = ()
         self._keys: tuple[bytes, ...] = ()
-        self._told = ""
-        self._looking = threading.Lock()
+        self._reported = ""
+        self._refreshing = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -139,12 +139,12 @@ class KeyRing:
     @property
     def behind_s(self) -> float:
         """How long a change to the file may go unnoticed while it is watched."""
-        return 1.5 * _LOOK_S if self._thread is not None else 0.0
+        return 1.5 * _REREAD_S if self._thread is not None else 0.0
 
-    def look(self) -> tuple[bytes, ...]:
+    def refresh(self) -> tuple[bytes, ...]:
         """Reread the file if it changed. May block for a while if the home folder is on a network file system."""
         self()
-        with self._looking:
+        with self._refreshing:
             state = self._state()
             if self._path is not None and state != self._seen:
                 self._read_again(self._path)
@@ -152,7 +152,7 @@ class KeyRing:
         return self._keys
 
     def start(self) -> None:
-        """Call ``look`` once a second in a thread, so that an event loop is not blocked."""
+        """Call ``refresh`` once a second in a thread, so that an event loop is not blocked."""
         if self._path is not None:
             self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
             self._thread.start()
@@ -163,17 +163,17 @@ class KeyRing:
             self._thread.join(_STOP_S)  # do not wait longer: the file system may be unreachable
 
     def _watch(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
-            self.look()
+        while not self._stopped.wait(_REREAD_S):
+            self.refresh()
 
     def _read_again(self, path: Path) -> None:
         try:
             self._keys = tuple(map(_digest, _lines(path, _read(path, "key", whole=True))))
-            self._told = ""
+            self._reported = ""
         except (OSError, UsageError) as error:
             why = f"cannot read the key {path}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            if why != self._told:
-                self._told = why
+            if why != self._reported:
+                self._reported = why
                 self._tell(f"{why}; continuing with the previous key")
 
     def _state(self) -> tuple[int, ...]:
@@ -265,18 +265,18 @@ def kept_secret(path: Path, what: str, instead: str) -> str:
         raise UsageError(f"cannot create the {what} {path}: {error.strerror}; {instead} instead") from error
 
 
-def sign(key: bytes, purpose: str, *said: bytes) -> str:
+def sign(key: bytes, purpose: str, *parts: bytes) -> str:
     """Return a proof that its author has the key and signed exactly this."""
     mac = hmac.new(key, digestmod=hashlib.sha256)
-    for word in (purpose.encode(), *said):
+    for word in (purpose.encode(), *parts):
         mac.update(len(word).to_bytes(8, "little"))
         mac.update(word)
     return mac.hexdigest()
 
 
-def signed(key: bytes, proof: str, purpose: str, *said: bytes) -> bool:
+def signed(key: bytes, proof: str, purpose: str, *parts: bytes) -> bool:
     """Check a proof in constant time, whatever it contains."""
-    return hmac.compare_digest(sign(key, purpose, *said).encode(), proof.encode(errors="replace"))
+    return hmac.compare_digest(sign(key, purpose, *parts).encode(), proof.encode(errors="replace"))
 
 
 def _digest(secret: str) -> bytes:
@@ -381,9 +381,9 @@ def read_hello(body: bytes, proof: str, key: bytes, certificate: bytes) -> str |
     """Return the nonce, or None if the sender does not have the key. Raise FrameError if the content is invalid."""
     if len(body) > HELLO_BYTES or not signed(key, proof, "hello", body, certificate):
         return None
-    said = _object(body)
-    nonce = said.get("nonce")
-    if said.get("version") != VERSION:
+    message = _object(body)
+    nonce = message.get("nonce")
+    if message.get("version") != VERSION:
         raise FrameError("the agent has a different version; install the same Stepscope on all nodes")
     if not isinstance(nonce, str) or not _HEX.fullmatch(nonce):
         raise FrameError("an agent sent an invalid message")
@@ -415,20 +415,22 @@ def read_join(body: bytes, proof: str, key: bytes, certificate: bytes) -> Join |
     """Return None if the sender does not have the key. Raise FrameError if the content is invalid."""
     if len(body) > JOIN_BYTES or not signed(key, proof, "join", body, certificate):
         return None
-    said = _object(body)
-    if said.get("version") != VERSION:
-        raise FrameError(f"the agent has a different version ({said.get('stepscope', 'unknown')})")
+    message = _object(body)
+    if message.get("version") != VERSION:
+        raise FrameError(f"the agent has a different version ({message.get('stepscope', 'unknown')})")
     texts: dict[str, Any] = {
-        name: said.get(name) for name in ("run", "host", "spool", "nonce", "challenge", "stepscope")
+        name: message.get(name) for name in ("run", "host", "spool", "nonce", "challenge", "stepscope")
     }
     if not all(isinstance(text, str) and len(text) <= _LONGEST_HOST for text in texts.values()):
         raise FrameError("an agent sent an invalid message")
-    if not (_HEX.fullmatch(said["spool"]) and _HEX.fullmatch(said["nonce"])) or not isinstance(said.get("meta"), dict):
+    if not (_HEX.fullmatch(message["spool"]) and _HEX.fullmatch(message["nonce"])) or not isinstance(
+        message.get("meta"), dict
+    ):
         raise FrameError("an agent sent an invalid message")
-    numbers: dict[str, Any] = {name: _number(said.get(name)) for name in ("node", "nnodes", "probe_port")}
+    numbers: dict[str, Any] = {name: _number(message.get(name)) for name in ("node", "nnodes", "probe_port")}
     if not 0 <= numbers["probe_port"] < 1 << 16:
         raise FrameError("an agent sent an invalid message")
-    return Join(**texts, **numbers, meta=said["meta"])
+    return Join(**texts, **numbers, meta=message["meta"])
 
 
 def write_welcome(welcome: Welcome, nonce: str, key: bytes, certificate: bytes) -> tuple[bytes, str]:
@@ -440,43 +442,43 @@ def read_welcome(body: bytes, proof: str, nonce: str, key: bytes, certificate: b
     """Raise FrameError if the hub does not have the key or the content is invalid."""
     if len(body) > _WELCOME_BYTES or not signed(key, proof, "welcome", nonce.encode(), body, certificate):
         raise FrameError("it does not have this node's key")
-    said = _object(body)
+    message = _object(body)
     try:
         return Welcome(
-            run=str(said["run"]),
-            token=str(said["token"]),
-            positions=positions_of(said["positions"]),
-            probe_key=str(said["probe_key"]),
-            next_s=float(said["next_s"]),
-            peers=peers_of(said["peers"]),
-            local=said["local"] is True,
+            run=str(message["run"]),
+            token=str(message["token"]),
+            positions=positions_of(message["positions"]),
+            probe_key=str(message["probe_key"]),
+            next_s=float(message["next_s"]),
+            peers=peers_of(message["peers"]),
+            local=message["local"] is True,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FrameError("the hub sent an invalid answer") from error
 
 
-def positions_of(said: Any) -> Positions:
+def positions_of(message: Any) -> Positions:
     """Read positions from JSON; raise KeyError, TypeError or ValueError if they are invalid."""
-    rings = {str(key): _number(seq) for key, seq in dict(said["rings"]).items()}
-    return Positions(rings=rings, files={str(name): _number(at) for name, at in dict(said["files"]).items()})
+    rings = {str(key): _number(seq) for key, seq in dict(message["rings"]).items()}
+    return Positions(rings=rings, files={str(name): _number(at) for name, at in dict(message["files"]).items()})
 
 
-def peers_of(said: Any) -> tuple[Peer, ...]:
+def peers_of(message: Any) -> tuple[Peer, ...]:
     """Read peers from JSON; raise KeyError, TypeError or ValueError if they are invalid."""
     return tuple(
         Peer(node=_number(p["node"]), host=str(p["host"]), address=str(p["address"]), port=_number(p["port"]))
-        for p in said
+        for p in message
     )
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body)
+        message = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise FrameError("the message is not valid JSON") from error
-    if not isinstance(said, dict):
+    if not isinstance(message, dict):
         raise FrameError("the message is not a JSON object")
-    return said
+    return message
 
 
 def _number(value: object) -> int:

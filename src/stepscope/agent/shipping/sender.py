@@ -457,7 +457,7 @@ class Shipper:
         self.to = to
         self._run_dir = run_dir
         if keys is None:
-            keys = KeyRing(os.environ, tell=lambda _: None).look  # print nothing into the job's output
+            keys = KeyRing(os.environ, tell=lambda _: None).refresh  # print nothing into the job's output
         self._sender = Sender(run_dir, to, keys, probe_port=probe_port)
         self._wake = threading.Event()
         self._bye: Mapping[str, Any] | None = None

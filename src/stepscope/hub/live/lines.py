@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.records.layers import FIRST_SHARED_STEP, SHARED_STEPS
-from stepscope.records.series import SEEN_EVENT, note_event, noted_health, noted_numbers, told_by_the_script
+from stepscope.records.series import SEEN_EVENT, logged_by_script, note_event, noted_health, noted_numbers
 from stepscope.records.steps import NOTE_SLOT, SEEN
 from stepscope.store.live.sample_files import Thinner, strides
 from stepscope.store.paths import EVENTS as EVENTS_FILE
@@ -359,7 +359,7 @@ class Noted:
         What the recorder saw is shown unless the script notes the same itself.
         """
         found = []
-        own = told_by_the_script(self.names())
+        own = logged_by_script(self.names())
         for stored, (span, bins_of) in self._curves.items():
             name = stored.removeprefix(SEEN)
             if name != stored and name in own:

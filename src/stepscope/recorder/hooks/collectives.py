@@ -141,7 +141,7 @@ class CollectiveCalls:
         if isinstance(value, self._torch.Tensor):
             with self._straight():
                 return int(value.numel() * value.itemsize)
-        return sum(self.bytes_of(one) or 0 for one in value) if isinstance(value, (list, tuple)) else 0
+        return sum(self.bytes_of(element) or 0 for element in value) if isinstance(value, (list, tuple)) else 0
 
     @failsafe
     def is_on_device(self, value: Any) -> bool:
@@ -299,9 +299,9 @@ class FunctionalCalls:
     @failsafe
     def _expect(self, result: Any, number: int, handle: Any) -> None:
         """Remember that the result may be waited for; anything but a handle was waited for already."""
-        for one in result if type(result) is list else (result,):
-            if type(one) is handle:
-                self._calls.handles[-(self._calls.place_of(one.elem) or 0)] = number
+        for work in result if type(result) is list else (result,):
+            if type(work) is handle:
+                self._calls.handles[-(self._calls.place_of(work.elem) or 0)] = number
 
 
 def _key_of(group: Any) -> tuple[Any, Any]:

@@ -212,7 +212,7 @@ class _BeforeReducer:
         self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
     def around(self, original: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
-        recorder, ledger, look_at = self._recorder, self._ledger, self._look_at
+        recorder, ledger, note_output = self._recorder, self._ledger, self._note_output
 
         @functools.wraps(original)
         def _post_forward(self: Any, output: Any) -> Any:
@@ -220,13 +220,13 @@ class _BeforeReducer:
             # The reducer in Python, which compiled autograd needs, has no hidden waits.
             due = ledger.device is not None or (recorder.trail is not None and recorder.step >= recorder.trail.due)
             if due and not is_compiling() and not getattr(self, "_use_python_reducer", False):
-                look_at(self, output)
+                note_output(self, output)
             return output
 
         return _post_forward
 
     @failsafe
-    def _look_at(self, ddp: Any, output: Any) -> None:
+    def _note_output(self, ddp: Any, output: Any) -> None:
         """Make queuing the mark the first thing that backward does with the output.
 
         Not with compiled autograd, where that would change the graph.
@@ -260,8 +260,8 @@ class _BeforeReducer:
         if isinstance(output, self._tensor):
             return output if output.requires_grad else None
         inside = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
-        found = (self._first_tensor(one, depth - 1) for one in itertools.islice(inside, MAX_ITEMS) if depth)
-        return next((one for one in found if one is not None), None)
+        found = (self._first_tensor(element, depth - 1) for element in itertools.islice(inside, MAX_ITEMS) if depth)
+        return next((tensor for tensor in found if tensor is not None), None)
 
 
 @failsafe

@@ -48,9 +48,9 @@ from stepscope.ring.layout import ENTER, TIME_SHIFT
 
 __all__ = ["ForwardProbe"]
 
-LOOK_STEPS = 3
+SEARCH_STEPS = 3
 """Length of a search, in steps."""
-MAX_LOOKS = 64
+MAX_SEARCHES = 64
 """Searches per process; a loop without modules would search forever."""
 MAX_IDLE_CALLS = 64
 """Outermost calls without any sign of training (an inference process) after which the search pauses."""
@@ -95,15 +95,15 @@ class ForwardProbe:
         self._in_eval_mode: dict[int, int] = {}
         """ids of roots that were called in eval mode, but with gradients → the step of the last such call."""
         self._inside = False
-        self._looking = 0
-        self._looks = 0
+        self._steps_to_search = 0
+        self._searches = 0
         self._idle_calls = 0
         recorder.when_forked(self._forget_call)
-        self._looker = self._make_looker()
-        for ours in (self._looker, self._look_at, self._untouched):
+        self._searcher = self._make_searcher()
+        for ours in (self._searcher, self._call_in_search, self._untouched):
             leave_alone(torch, ours, with_calls=False)
         leave_alone(torch, self._arm, with_calls=True)
-        self._look(LOOK_STEPS)
+        self._search(SEARCH_STEPS)
 
     # -- Search ---------------------------------------------------------------------------------------------------
 
@@ -112,14 +112,14 @@ class ForwardProbe:
         self._expecting = 0
         if self._in_eval_mode:
             self._trust_eval_mode(found)
-        if self._looking:
-            self._looking -= 1
-            self._arm(self._looking > 0)
-        elif (due or not found) and self._looks < MAX_LOOKS:
-            self._look(1 if found else LOOK_STEPS)
-        if self._looking:
+        if self._steps_to_search:
+            self._steps_to_search -= 1
+            self._arm(self._steps_to_search > 0)
+        elif (due or not found) and self._searches < MAX_SEARCHES:
+            self._search(1 if found else SEARCH_STEPS)
+        if self._steps_to_search:
             self._recorder.flags |= FLAG_DISCOVERY
-        return self._looking > 0
+        return self._steps_to_search > 0
 
     def _trust_eval_mode(self, found: bool) -> None:
         """A step had no other forward than that of a model in eval mode: from now on it is trained in that mode."""
@@ -129,9 +129,9 @@ class ForwardProbe:
                 self._roots[key] = (IN_EVAL_MODE, self._roots[key][1])
         self._in_eval_mode.clear()
 
-    def _look(self, steps: int) -> None:
-        self._looks += 1
-        self._looking = steps
+    def _search(self, steps: int) -> None:
+        self._searches += 1
+        self._steps_to_search = steps
         self._idle_calls = 0
         self._arm(True)
 
@@ -141,14 +141,14 @@ class ForwardProbe:
         iterated = self._iterations.get(loader, 0)
         self._iterations[loader] = iterated + 1
         known = iterated >= EXPECTED_OF_LOADER or self._expectations >= MAX_EXPECTATIONS
-        if not (known or self._looking or self._expecting or self._inside) and self._recorder.step:
+        if not (known or self._steps_to_search or self._expecting or self._inside) and self._recorder.step:
             self._expectations += 1
             self._expecting = EXPECTED_CALLS
             self._arm(True)
 
     def _arm(self, on: bool) -> None:
         # Not through ``patches``: this happens around every outermost call of a search; ``disarm`` restores it.
-        self._module.__call__ = self._looker if on else self._original
+        self._module.__call__ = self._searcher if on else self._original
 
     def _forget_call(self) -> None:
         """In a forked child: a call in progress belongs to the parent."""
@@ -156,24 +156,24 @@ class ForwardProbe:
 
     def disarm(self) -> None:
         """Remove everything."""
-        self._looking = 0
+        self._steps_to_search = 0
         self._expecting = 0
         self._arm(False)
         self._roots.clear()
         self._frozen.clear()
         self._in_eval_mode.clear()
 
-    def _make_looker(self) -> Call:
+    def _make_searcher(self) -> Call:
         original, is_compiling = self._original, self._is_compiling
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it replaces nn.Module.__call__
             if is_compiling() or self._inside:
                 return original(module, *args, **kwargs)
-            return self._look_at(original, module, args, kwargs)
+            return self._call_in_search(original, module, args, kwargs)
 
         return __call__
 
-    def _look_at(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_in_search(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an outermost call during a search on untouched classes, then see what it was."""
         ledger = self._recorder.ledger
         phase = self._phase_of(module, args, kwargs) or OTHER
@@ -199,7 +199,7 @@ class ForwardProbe:
             return call(module, *args, **kwargs)
         finally:
             self._inside = inside
-            if (self._looking or self._expecting) and not inside:
+            if (self._steps_to_search or self._expecting) and not inside:
                 self._arm(True)
 
     @failsafe
@@ -213,7 +213,7 @@ class ForwardProbe:
             if True in trainable:
                 return FORWARD
             infers = _requiring_grad(self._torch, (args, kwargs)) is None  # else gradients pass through: a loss
-        elif _is_checkpointed(sys._getframe(3)):  # _phase_of < failsafe < _look_at < __call__
+        elif _is_checkpointed(sys._getframe(3)):  # _phase_of < failsafe < _call_in_search < __call__
             return FORWARD
         else:
             infers = True
@@ -240,7 +240,7 @@ class ForwardProbe:
         trained = _requiring_grad(self._torch, output) if trained is None else trained
         if trained is not None:
             self._recorder.forward_seen = True
-            # caller: _consider < failsafe < _look_at < __call__ < the script
+            # caller: _consider < failsafe < _call_in_search < __call__ < the script
             owner = _direct_forward(self._module, sys._getframe(4))
             root, method = (module, "__call__") if owner is None else (owner, "forward")
             trains = _innermost(root).training
@@ -263,7 +263,7 @@ class ForwardProbe:
         """The model that a loader's iteration led to was called."""
         if self._expecting:
             self._expecting = 0
-            self._arm(self._looking > 0)
+            self._arm(self._steps_to_search > 0)
 
     # -- Timing ---------------------------------------------------------------------------------------------------
 
@@ -272,11 +272,11 @@ class ForwardProbe:
         if id(module) in self._roots:
             return False
         models = (module, *_wrapped_by(module))
-        for one in models:
-            if id(one) not in self._roots:
-                self._roots[id(one)] = (how, None if one is models[-1] else weakref.ref(models[-1]))
-                weakref.finalize(one, self._roots.pop, id(one), None).atexit = False
-                self._time_class(type(one), method if one is module else "__call__")
+        for part in models:
+            if id(part) not in self._roots:
+                self._roots[id(part)] = (how, None if part is models[-1] else weakref.ref(models[-1]))
+                weakref.finalize(part, self._roots.pop, id(part), None).atexit = False
+                self._time_class(type(part), method if part is module else "__call__")
         return True
 
     def _time_class(self, cls: type, method: str) -> None:
@@ -291,7 +291,7 @@ class ForwardProbe:
 
     def _unpatched(self, cls: type, method: str) -> Call:
         found: Call = getattr(cls, method)
-        return self._original if found is self._looker else found
+        return self._original if found is self._searcher else found
 
     def _make_timer(self, original: Call) -> Call:
         is_compiling, grad_enabled, roots, frozen, recorder = (
@@ -311,8 +311,8 @@ class ForwardProbe:
             outer = ledger.phase
             if root is None:
                 if grad_enabled() and not (id(module) in frozen and self._infers(module, args, kwargs)):
-                    if (self._looking or self._expecting) and not self._inside:
-                        return self._look_at(original, module, args, kwargs)
+                    if (self._steps_to_search or self._expecting) and not self._inside:
+                        return self._call_in_search(original, module, args, kwargs)
                     return original(module, *args, **kwargs)
                 phase = EVAL
             elif (grad_enabled() or root[0] == CHECKPOINTED) and (
@@ -337,7 +337,7 @@ class ForwardProbe:
                     ledger.device.mark(outer, phase)
                 if self._expecting:
                     self._end_expectation()
-                if self._looking:
+                if self._steps_to_search:
                     return self._untouched(original, module, args, kwargs)
                 return original(module, *args, **kwargs)
             finally:

@@ -4,7 +4,7 @@ The loss is the scalar on which the script calls ``backward``: the last one of t
 accumulation, a GAN).  With a GradScaler it is what was given to ``scale``.  The norm is what ``clip_grad_norm_``
 returned, before it clipped; of several calls in a step (one for each model, or for each parameter) the root of the sum
 of squares.  Nothing is computed for it, and nothing waits: on a CPU both are read at once, from a GPU they are copied
-to pinned memory in the background and read when they are there.  Of steps shorter than 40 ms only some are looked at.
+to pinned memory in the background and read when they are there.  Of steps shorter than 40 ms only some are read.
 
 The learning rate is that of the first parameter group of the optimizer that ends the step, if it is a Python number or
 on the CPU, read when backward begins: the one that the optimizer is going to use.
@@ -46,9 +46,9 @@ FIRST_BAD = 4
 MOST_CHANGES = 256
 """Values that are stored between the regular ones: the first few that are not finite, and the first after them."""
 SHORTEST_NS = 40_000_000
-"""Between two steps that are looked at: a look takes 60 µs between kernels, too much for a loop of a millisecond."""
+"""Between two steps that are read: a reading takes 60 µs between kernels, too much for a loop of a millisecond."""
 DEVICE_NS = 100_000_000
-"""… and of shorter steps on a GPU, where a look takes 140 µs."""
+"""… and of shorter steps on a GPU, where a reading takes 140 µs."""
 LONGEST_STRIDE = 1024
 MOST_UNDER_WAY = 8
 MOST_NORMS = 8
@@ -57,7 +57,7 @@ FULLY_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel"
 SHARDED_SCALER = "torch.distributed.fsdp.sharded_grad_scaler"
 
 BATCH_NS = 250_000_000
-MOST_HELD = 16
+MOST_UNCOPIED = 16
 """Values of a GPU are copied together, when the last copy was this long ago, or when there are so many steps."""
 
 Call = Callable[..., Any]
@@ -72,7 +72,7 @@ class StepValues:
         self, recorder: Recorder, torch: Any, patches: Patches, watch: ImportWatch, environ: Mapping[str, str]
     ) -> None:
         self.recorder = recorder
-        said = environ.get(ENV_LAYERS, "")
+        mode = environ.get(ENV_LAYERS, "")
         self._ledger = recorder.ledger
         self._torch = torch
         self._plain = torch.Tensor
@@ -87,25 +87,25 @@ class StepValues:
         self.forget()
         recorder.when_forked(self._forget_in_child)
         recorder.when_ending(self._end)
-        self.off = said == "off"
+        self.off = mode == "off"
         if not self.off:
             self._install(torch, patches, watch)
 
     def _forget_in_child(self) -> None:
         """Start over without destroying what is on the parent's device."""
-        immortal([self._device_loss, self._device_norms, self._scaled, self._held])
+        immortal([self._device_loss, self._device_norms, self._scaled, self._uncopied])
         self.forget()
 
     def forget(self) -> None:
         self._step = 0
-        """The step that the values below belong to: the last one that was looked at."""
+        """The step that the values below belong to: the last one that was read."""
         self.due = 0
-        """From this step on ``see`` is called; that of the last look, until the step after it."""
+        """From this step on ``see`` is called; that of the last reading, until the step after it."""
         self._next = 0
-        """The next step to look at …"""
+        """The next step to read …"""
         self._stride = 1
-        """… every so many steps, a power of two, so that ranks look at the same ones."""
-        self._looked_ns = 0
+        """… every so many steps, a power of two, so that ranks read the same ones."""
+        self._checked_ns = 0
         self._loss: float | None = None
         self._squares: float | None = None
         """Of the norms so far."""
@@ -129,7 +129,7 @@ class StepValues:
         self._copied_ns = 0
         self._free: list[Scalars] = []
         self._made = 0
-        self._held: list[tuple[int, Any, list[Any], float | None]] = []
+        self._uncopied: list[tuple[int, Any, list[Any], float | None]] = []
         """Of steps since the last copy: loss and norms on the device, and the learning rate."""
         self._under_way: deque[tuple[Scalars, list[tuple[int, Place | None, list[Place], float | None]]]] = deque()
         """The same, with the places of the numbers that are on their way."""
@@ -205,7 +205,7 @@ class StepValues:
         return clip_grads_with_norm_
 
     def _passes_over(self) -> bool:
-        """Whether nothing is looked at in the current step, or now: what is captured in a CUDA graph has no values yet,
+        """Whether nothing is read in the current step, or now: what is captured in a CUDA graph has no values yet,
         and a question to the device would end the capture."""
         step = self.recorder.step
         if step == self._step or step >= self._next:
@@ -317,7 +317,7 @@ class StepValues:
         rate, self._rate = self._rate, None
         if self._hold(step, rate):
             rate = None
-        if (self._under_way or self._held) and not self._torch.cuda.is_current_stream_capturing():
+        if (self._under_way or self._uncopied) and not self._torch.cuda.is_current_stream_capturing():
             self._receive()
             self._send()
         loss, squares = self._loss, self._squares
@@ -326,9 +326,9 @@ class StepValues:
             self._store(step, loss, None if squares is None else math.sqrt(squares), rate)
 
     def _schedule(self, steps: int) -> None:
-        """Choose the next step to look at; so many passed since the last look."""
+        """Choose the next step to read; so many passed since the last reading."""
         now_ns = self._ledger.now()
-        since_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        since_ns, self._checked_ns = now_ns - self._checked_ns, now_ns
         apart_ns = DEVICE_NS if self._on_device and since_ns < SHORTEST_NS * steps else SHORTEST_NS
         while self._stride < LONGEST_STRIDE and self._stride * since_ns < apart_ns * steps:
             self._stride *= 2
@@ -378,15 +378,15 @@ class StepValues:
         self._device_loss, self._device_norms = None, []
         if loss is None and not norms:
             return False
-        self._held.append((step, loss, norms if len(norms) <= MOST_NORMS else [], rate))
+        self._uncopied.append((step, loss, norms if len(norms) <= MOST_NORMS else [], rate))
         return True
 
     def _send(self) -> None:
         """Copy what is held, if that is due: what follows a copy costs more than the values do."""
         now_ns = self._ledger.now()
-        if not self._held or (now_ns - self._copied_ns < BATCH_NS and len(self._held) < MOST_HELD):
+        if not self._uncopied or (now_ns - self._copied_ns < BATCH_NS and len(self._uncopied) < MOST_UNCOPIED):
             return
-        held, self._held = self._held, []
+        losses, self._uncopied = self._uncopied, []
         if not self._free and self._made < MOST_UNDER_WAY:
             self._made += 1
             self._free.append(immortal(Scalars(self._torch)))
@@ -408,7 +408,7 @@ class StepValues:
 
         rows = [
             (step, None if loss is None else put(loss), [put(norm) for norm in norms], rate)
-            for step, loss, norms, rate in held
+            for step, loss, norms, rate in losses
         ]
         scalars.send()
         self._under_way.append((scalars, rows))
@@ -423,9 +423,9 @@ class StepValues:
 
             for step, of_loss, of_norms, rate in rows:
                 loss = None if of_loss is None else number(of_loss)
-                norms = [number(one) for one in of_norms]
-                norm = math.sqrt(sum(one * one for one in norms)) if norms else None
-                if any(one is not None and one - one != 0 for one in (loss, norm)):
+                norms = [number(term) for term in of_norms]
+                norm = math.sqrt(sum(part * part for part in norms)) if norms else None
+                if any(value is not None and value - value != 0 for value in (loss, norm)):
                     self.recorder.suspect("nonfinite" if self._scaler is None else "skipped")
                 self._store(step, loss, norm, rate)
             self._free.append(scalars)

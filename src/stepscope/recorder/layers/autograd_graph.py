@@ -26,7 +26,7 @@ from stepscope.recorder.layers.tree import local_part
 __all__ = ["AutogradGraph", "last_parameter_before_bad"]
 
 MOST_NODES = 20_000
-"""A larger graph is not looked at: a node takes some microseconds."""
+"""A larger graph is not walked: a node takes some microseconds."""
 MOST_WALKS = 4
 """Of one step.  More calls of backward (gradient accumulation) are taken to be like these."""
 NO_SEQUENCE = 1 << 63
@@ -99,13 +99,13 @@ class AutogradGraph:
         self._now = torch._C._autograd._get_sequence_nr
         self._ordinary = (torch.Tensor, torch.nn.Parameter)
         self._device_type = device_type
-        self._parameters = {id(one) for one in parameters}
-        self._have_gradients = {id(one) for one in have_gradients}
-        self._known = {_address(part) for one in (*parameters, *buffers) for part in _plain_parts(torch, one)}
+        self._parameters = {id(parameter) for parameter in parameters}
+        self._have_gradients = {id(parameter) for parameter in have_gradients}
+        self._known = {_address(part) for tensor in (*parameters, *buffers) for part in _plain_parts(torch, tensor)}
         """Addresses of what operations save, too, but which exists in any case."""
-        self._sharded = any(local_part(one) is not one for one in parameters)
-        whole = sum(one.numel() * one.element_size() for one in parameters)
-        own = sum(one.numel() * one.element_size() for one in map(local_part, parameters))
+        self._sharded = any(local_part(parameter) is not parameter for parameter in parameters)
+        whole = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        own = sum(part.numel() * part.element_size() for part in map(local_part, parameters))
         self._shard = own / whole if whole else 1.0
         """This rank's share of the parameters."""
         self._sequences: list[int] = [-1]
@@ -123,7 +123,7 @@ class AutogradGraph:
         self._counted: set[int] = set()
         self._opaque = False
         self._had_gradients = False
-        """Whether there were any before the backward that is looked at."""
+        """Whether there were any before the backward that is walked."""
         self._backwards = 0
         self._walks = 0
         self._last_was_new = False
@@ -167,7 +167,11 @@ class AutogradGraph:
         elif not isinstance(tensors, list | tuple):
             tensors = ()
         self._had_gradients = gradients_before > 0
-        roots = [one.grad_fn for one in tensors if isinstance(one, self._torch.Tensor) and one.grad_fn is not None]
+        roots = [
+            tensor.grad_fn
+            for tensor in tensors
+            if isinstance(tensor, self._torch.Tensor) and tensor.grad_fn is not None
+        ]
         read = self._read(roots)
         if read is None:
             self._too_large = True
@@ -235,7 +239,7 @@ class AutogradGraph:
         for address in trained:  # parameters of other models, or those that FSDP1 or 2 has gathered, which count apart
             sizes.pop(address, None)
         owned = {address: (size, self._owner_of(sequence)) for address, (size, sequence) in sizes.items()}
-        return sorted(found.values(), key=lambda one: -one.sequence), owned
+        return sorted(found.values(), key=lambda node: -node.sequence), owned
 
     def _read_saved(
         self, function: Any, node: _Node, sizes: dict[int, tuple[int, int]], *, has_flops: bool
@@ -263,8 +267,8 @@ class AutogradGraph:
                 saved = getattr(function, slot)
             except RuntimeError:
                 continue  # backward went through it before, and freed it
-            for one in saved if isinstance(saved, list | tuple) else (saved,):
-                tensor = one.data
+            for value in saved if isinstance(saved, list | tuple) else (saved,):
+                tensor = value.data
                 if tensor is None:
                     continue
                 if not isinstance(tensor, self._torch.Tensor):
@@ -291,7 +295,7 @@ class AutogradGraph:
     def _counted_parts(self, tensor: Any) -> Sequence[Any]:
         """The ordinary tensors of which it consists, if they are where the model is."""
         parts = (tensor,) if type(tensor) in self._ordinary else _plain_parts(self._torch, tensor)
-        return [one for one in parts if one.device.type == self._device_type and one.layout is self._torch.strided]
+        return [part for part in parts if part.device.type == self._device_type and part.layout is self._torch.strided]
 
     def _count_flops(
         self, name: str, function: Any, edges: Sequence[tuple[Any, int]], node: _Node, shapes: Shapes, ranks: int
@@ -345,7 +349,7 @@ class AutogradGraph:
         """By module: FLOPs of all forward and backward passes of the step; {} if they are unknown."""
         if self._opaque or self._too_large or not self._walks:
             return {}
-        # If the last one only went through an old graph once more, so do those that were not looked at.
+        # If the last one only went through an old graph once more, so do those that were not walked.
         times = self._backwards if self._last_was_new else self._walks
         return {owner: count * times // self._walks for owner, count in self._flops.items()}
 
@@ -354,7 +358,7 @@ class AutogradGraph:
         """The last one of forward."""
         return next((node.owner for node in self._nodes if node.owner >= 0 and node.parameter < 0), -1)
 
-    def peak(self, again: int) -> tuple[int, int]:
+    def peak(self, recomputed: int) -> tuple[int, int]:
         """Backward's largest need on top of what existed before the step: bytes, and the module.
 
         ``again``: bytes of what activation checkpointing computes again for one module.
@@ -392,7 +396,7 @@ class AutogradGraph:
                     flowing += buffer.bytes
                 buffer.users += 1
                 buffers[id(following)] = buffer
-            now = saved + gradients + flowing + produced + (again if node.hooked else 0)
+            now = saved + gradients + flowing + produced + (recomputed if node.hooked else 0)
             if now > most:
                 most, where = now, node.owner
             saved -= freed.get(id(node), 0)
@@ -443,7 +447,9 @@ def _plain_parts(torch: Any, tensor: Any, deeper: int = 2) -> list[Any]:
     if flatten is None or not deeper:
         return [local]
     parts = [getattr(local, name, None) for name in flatten(local)[0]]
-    return [inner for one in parts if isinstance(one, torch.Tensor) for inner in _plain_parts(torch, one, deeper - 1)]
+    return [
+        inner for part in parts if isinstance(part, torch.Tensor) for inner in _plain_parts(torch, part, deeper - 1)
+    ]
 
 
 def _shape(holder: Any) -> Sequence[int] | None:
@@ -528,9 +534,9 @@ def last_parameter_before_bad(torch: Any, loss: Any) -> Any:
             left += [edge for edge, _ in function.next_functions]
     if left:
         return None
-    own = (one for one in nodes.values() if one._sequence_nr() < NO_SEQUENCE)
+    own = (node for node in nodes.values() if node._sequence_nr() < NO_SEQUENCE)
     last, size = None, 0
-    for function in sorted(own, key=lambda one: int(one._sequence_nr())):
+    for function in sorted(own, key=lambda node: int(node._sequence_nr())):
         used = _used_parameter(function)
         for slot, tensor in _saved_values(torch, function):
             size += tensor.nbytes
@@ -564,8 +570,8 @@ def _saved_values(torch: Any, function: Any) -> list[tuple[str, Any]]:
                 saved = getattr(function, name)
             except RuntimeError:
                 continue
-            for one in saved if isinstance(saved, list | tuple) else (saved,):
-                tensor = one.data
+            for value in saved if isinstance(saved, list | tuple) else (saved,):
+                tensor = value.data
                 if type(tensor) is torch.Tensor and tensor.is_cpu and tensor.is_floating_point() and tensor.numel():
                     found.append((name.removeprefix("_raw_saved_"), tensor))
     return found

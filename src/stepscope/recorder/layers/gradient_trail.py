@@ -100,7 +100,7 @@ class _Step:
         self.parts: list[tuple[Part, Order, Any]] = []
         """Which norms, of which parameters, and the norms: one tensor, or a few."""
         self.whole = False
-        """Whether all gradients were looked at."""
+        """Whether all gradients were read."""
         self.optimizers: set[int] = set()
         self.forward = 0
         """On a CPU: id of the parameter that forward used last before a value was not finite."""

@@ -60,7 +60,7 @@ from stepscope.recorder.variables import (
 
 __all__ = ["ContainerWalk", "GrowthWatch", "MemoryFloors", "holder_of"]
 
-FIRST_LOOK = 16
+FIRST_READING = 16
 """Steps between two readings of the memory, at first."""
 LEAST_S, MOST_S = 0.5, 5.0
 """If they are closer than this, the distance doubles; if they are further apart, it becomes half …"""
@@ -81,7 +81,7 @@ SLICES_PER_READING = 8
 """A count that has to wait tries to go on so many times between two readings."""
 JUMP_BYTES = 256 << 20
 JUMP_SHARE = 0.25
-"""Memory that rose by that much, and by that share, from one look to the next, jumped."""
+"""Memory that rose by that much, and by that share, from one reading to the next, jumped."""
 LEAST_GROWTH = 0.2
 """Elements for each step; what grows more slowly is something else."""
 LEAST_SHARE = 0.1
@@ -92,16 +92,16 @@ MOST_STRETCHES = 32
 LEAST_STRETCHES = 12
 LEAST_RISE = 64 << 20
 """Floors that rose by less are not published …"""
-TOLD_AGAIN, MOST_TOLD = 1.3, 14
+PUBLISH_FACTOR, MOST_PUBLISHED = 1.3, 14
 """… they are published again when they have risen by this factor, at most so many times …"""
-MANY_RANKS, MANY_TOLD_AGAIN, MANY_TOLD = 64, 4.0, 3
+MANY_RANKS, MANY_PUBLISH_FACTOR, MANY_PUBLISHED = 64, 4.0, 3
 """… in large jobs less often, since the hub keeps all facts that there ever were …"""
 TOO_MANY_RANKS = 1024
 """… and in larger ones never."""
 UNIT = 1 << 16
 """The unit in which they are published, in bytes."""
 MOST_GRAPH_NODES = 1_000
-"""Of all variables that are looked at; each takes 1 to 2 µs."""
+"""Of all variables that are inspected; each takes 1 to 2 µs."""
 LEAF = 1 << 63
 MOST_FRAMES = 200
 MOST_NAMES = 4_096
@@ -224,17 +224,17 @@ class GrowthWatch:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """``clock_ns`` measures what counting takes."""
-        self.due_at = FIRST_LOOK
-        """After this step, look again."""
+        self.due_at = FIRST_READING
+        """After this step, check again."""
         self._now_s = now_s
         self._clock_ns = clock_ns
         self._read = memory_in_use if used is None else lambda: (int(used()), 0)
         self.floors = MemoryFloors(now_s())
-        self._every = FIRST_LOOK
-        self._read_at = FIRST_LOOK
-        self._began_s = self._looked_s = now_s()
+        self._every = FIRST_READING
+        self._read_at = FIRST_READING
+        self._began_s = self._read_s = now_s()
         self._rises: list[tuple[int, int]] = []
-        """(step, bytes) of looks, each higher than the one before."""
+        """(step, bytes) of readings, each higher than the one before."""
         self._census: Census | None = None
         """The first of two, between which something grew."""
         self._count: _Count | _Comparison | None = None
@@ -247,12 +247,12 @@ class GrowthWatch:
         """Bytes: once it is known what grows, nothing is counted before there is twice as much."""
         self._last: int | None = None
         self.jumped = False
-        """Whether memory jumped before the last look."""
+        """Whether memory jumped before the last reading."""
         self.counted = False
-        """Whether something was counted in the last look, which takes some time."""
+        """Whether something was counted in the last check, which takes some time."""
 
     @failsafe
-    def look(self, step: int) -> dict[str, Any]:
+    def check(self, step: int) -> dict[str, Any]:
         """Look after this step, if it is time; facts about what grows, or {}."""
         if step < self.due_at:
             return {}
@@ -266,11 +266,11 @@ class GrowthWatch:
 
     def _take_reading(self, step: int) -> dict[str, Any]:
         now_s = self._now_s()
-        if now_s - self._looked_s < LEAST_S:
+        if now_s - self._read_s < LEAST_S:
             self._every *= 2
-        elif now_s - self._looked_s > MOST_S:
+        elif now_s - self._read_s > MOST_S:
             self._every = max(self._every // 2, LEAST_STEPS)
-        self._looked_s = now_s
+        self._read_s = now_s
         self._read_at = step + self._every
         host, device = self._read()
         used = host + device
@@ -346,8 +346,8 @@ class MemoryFloors:
         """The steps at which the first, the second and the last epoch began …"""
         self._epochs_begun = 0
         """… and how many there were."""
-        self._told = 0
-        self._told_rise = 0
+        self._published = 0
+        self._published_rise = 0
         self.over = False
         """Whether what was published last is no longer so."""
         self.world_size = 1
@@ -380,24 +380,26 @@ class MemoryFloors:
     def _facts(self) -> dict[str, Any]:
         whole = self._stretches[:-1]
         rise = max(self._rise(1), self._rise(2)) if len(whole) >= LEAST_STRETCHES else 0
-        again, most = (TOLD_AGAIN, MOST_TOLD) if self.world_size <= MANY_RANKS else (MANY_TOLD_AGAIN, MANY_TOLD)
-        higher = rise >= max(LEAST_RISE, again * self._told_rise)
-        higher = higher and self._told < most and self.world_size <= TOO_MANY_RANKS
-        over = rise < self._told_rise / 2 and not self.over  # what was published is no longer true
+        factor, most = (
+            (PUBLISH_FACTOR, MOST_PUBLISHED) if self.world_size <= MANY_RANKS else (MANY_PUBLISH_FACTOR, MANY_PUBLISHED)
+        )
+        higher = rise >= max(LEAST_RISE, factor * self._published_rise)
+        higher = higher and self._published < most and self.world_size <= TOO_MANY_RANKS
+        over = rise < self._published_rise / 2 and not self.over  # what was published is no longer true
         if not (higher or over):
             return {}
         self.over = over
         if higher:
-            self._told += 1
-            self._told_rise = rise
-        host, device = ([one[at] // UNIT for one in whole] for at in (1, 2))
-        said: dict[str, Any] = {"step": [one[0] for one in whole], "host": host, "epochs": self._epochs_begun}
-        said["epoch_steps"] = list(self._epochs)
-        return {"floors": {**said, **({"device": device} if any(device) else {})}}
+            self._published += 1
+            self._published_rise = rise
+        host, device = ([stretch[at] // UNIT for stretch in whole] for at in (1, 2))
+        floors: dict[str, Any] = {"step": [stretch[0] for stretch in whole], "host": host, "epochs": self._epochs_begun}
+        floors["epoch_steps"] = list(self._epochs)
+        return {"floors": {**floors, **({"device": device} if any(device) else {})}}
 
     def _rise(self, at: int) -> int:
         """By how much the floor rose, if it did so in the first, the second and the last third of the run."""
-        floor = [one[at] for one in self._stretches[:-1]]
+        floor = [stretch[at] for stretch in self._stretches[:-1]]
         for place in reversed(range(len(floor) - 1)):
             floor[place] = min(floor[place], floor[place + 1])
         start = len(floor) // 10
@@ -678,12 +680,12 @@ def attribute_name(owner: Any, value: Any) -> str:
     kind, names = class_name(owner), attributes_of(owner) or {}
     if names is value:
         return ""
-    named = [(name, held) for name, held in list(names.items()) if type(name) is str]
-    for name, held in named:
-        if held is value:
+    named = [(name, attribute) for name, attribute in list(names.items()) if type(name) is str]
+    for name, attribute in named:
+        if attribute is value:
             return f"{kind}.{name}"
-    for name, held in named:
-        for key, inner in items_of(held):
+    for name, attribute in named:
+        for key, inner in items_of(attribute):
             if inner is value:
                 return f"{kind}.{name}{_key_text(key)}"
     return f"an attribute of {kind}"
@@ -695,12 +697,18 @@ def holder_of(tensor: Any, frame: FrameType | None, ours: set[int]) -> str:
     It visits every object of the process, so it is only for one that is dying (``layers/memory_dump.py``).
     """
     holders = (list, tuple, dict, set, deque)
-    containers = [held for held in gc.get_referrers(tensor) if type(held) in holders and id(held) not in ours]
+    containers = [
+        referrer for referrer in gc.get_referrers(tensor) if type(referrer) in holders and id(referrer) not in ours
+    ]
     ours = {*ours, id(containers)}
     for container in containers:
         holder = container
         if type(holder) is tuple:  # a list of pairs: the list is what grows
-            outer = [held for held in gc.get_referrers(holder) if type(held) in (list, dict) and id(held) not in ours]
+            outer = [
+                referrer
+                for referrer in gc.get_referrers(holder)
+                if type(referrer) in (list, dict) and id(referrer) not in ours
+            ]
             holder = outer[0] if outer else None
         if holder is not None and not _is_namespace(holder):
             found = _in_frames(holder, frame) or _in_referrers(holder)
@@ -747,7 +755,9 @@ def _in_referrers(container: Any) -> tuple[str, str] | None:
                 module = sys.modules.get(str(names.get("__name__")))
                 if module is not None and module_namespace(module) is names:
                     return f"{names['__name__']}.{name}", ""
-                owner = next((one for one in gc.get_referrers(holder) if attributes_of(one) is names), None)
+                owner = next(
+                    (referrer for referrer in gc.get_referrers(holder) if attributes_of(referrer) is names), None
+                )
                 return (attribute_name(owner, container) if owner is not None else repr(name)), ""
     return None
 
@@ -871,8 +881,8 @@ def _tensors_of(frame: FrameType, plain: frozenset[int]) -> Iterator[tuple[str, 
         if id(type(value)) in plain:
             yield name, value
         elif name == "self" and is_python_class(type(value)):
-            held = list((attributes_of(value) or {}).items())
-            yield from ((f"self.{key}", inner) for key, inner in held if id(type(inner)) in plain)
+            attributes = list((attributes_of(value) or {}).items())
+            yield from ((f"self.{key}", inner) for key, inner in attributes if id(type(inner)) in plain)
 
 
 def _reaches_back(torch: Any, node: Any, before: int, most: int) -> tuple[bool, int]:

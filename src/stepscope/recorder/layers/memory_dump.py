@@ -115,14 +115,14 @@ class MemoryDump:
         bases = (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)
         found: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
         places: dict[int, int] = {}
-        for one in objects:
-            kind = type(one)
+        for value in objects:
+            kind = type(value)
             at = places.get(id(kind))
             if at is None:
                 at = next((at for at, base in enumerate(bases) if issubclass(kind, base)), -1)
                 places[id(kind)] = at
             if at >= 0:
-                found[at].append(one)
+                found[at].append(value)
         return found
 
     def _trees(self, modules: Sequence[Any]) -> list[ModuleTree]:
@@ -137,23 +137,23 @@ class MemoryDump:
         ]
         trees = [_tree_of(top, self._compiled) for top in tops[:MOST_ROOTS_SEEN]]
         sized = [(sum(row[3] for row in tree.rows), tree) for tree in trees if tree is not None]
-        ordered = sorted((one for one in sized if one[0]), key=lambda one: -one[0])
+        ordered = sorted((entry for entry in sized if entry[0]), key=lambda entry: -entry[0])
         return [tree for _, tree in ordered[:MOST_ROOTS]]
 
     def _sizes_of(self, tree: ModuleTree) -> dict[str, list[int]]:
         names = [row[0] or row[1] for row in tree.rows]
         sizes = {kind: [0] * len(names) for kind in ("parameters", "gradients", "optimizer", "buffers")}
         for at, parameter in tree.parameters():
-            held = [("parameters", parameter)]
+            owned = [("parameters", parameter)]
             if parameter.is_leaf and parameter.grad is not None:
-                held.append(("gradients", parameter.grad))
+                owned.append(("gradients", parameter.grad))
             for optimizer in self._optimizers:
                 state: Any = (attributes_of(optimizer) or {}).get("state")
                 own = state.get(parameter) if issubclass(type(state), dict) else None
                 if type(own) is dict:
                     tensors = [value for value in own.values() if issubclass(type(value), self._torch.Tensor)]
-                    held += [("optimizer", value) for value in tensors]
-            for kind, tensor in held:
+                    owned += [("optimizer", value) for value in tensors]
+            for kind, tensor in owned:
                 sizes[kind][at] += self._own(tensor, kind, names[at])
         for at, buffer in tree.buffers():
             sizes["buffers"][at] += self._own(buffer, "buffers", names[at])
@@ -208,16 +208,16 @@ class MemoryDump:
             known = groups.setdefault(key, [0, 0, tensor, owner])
             known[0] += 1
             known[1] += storage[1]
-        largest = sorted(groups.items(), key=lambda one: -one[1][1])[:MOST_GROUPS]
+        largest = sorted(groups.items(), key=lambda group: -group[1][1])[:MOST_GROUPS]
         ours = {id(self._tensors), *(id(known) for known in groups.values())}
-        told = []
+        rows = []
         searches = MOST_PLACES
         for (dtype, shape, device, kind), (count, size, tensor, owner) in largest:
             where = owner
             if not kind and searches and self._now_s() < self._until_s:
                 searches -= 1
                 where = self._place(tensor, ours)
-            told.append(
+            rows.append(
                 {
                     "count": count,
                     "dtype": dtype,
@@ -228,7 +228,7 @@ class MemoryDump:
                     "where": where[:TEXT],
                 }
             )
-        return total, told
+        return total, rows
 
     def _place(self, tensor: Any, ours: set[int]) -> str:
         """Which container or variable of the script holds a tensor; empty if that is not found."""
@@ -252,13 +252,13 @@ class MemoryDump:
             return None
         index = cuda.current_device()
         raw = self._torch._C._cuda_memoryStats(index)
-        told: dict[str, Any] = {"device": index}
+        statistics: dict[str, Any] = {"device": index}
         for name, value in raw.items():
             if type(value) is int:
-                told[name] = value
+                statistics[name] = value
             elif isinstance(value, dict) and isinstance(value.get("all"), dict):
-                told[name] = {key: value["all"][key] for key in ("current", "peak") if key in value["all"]}
-        return told
+                statistics[name] = {key: value["all"][key] for key in ("current", "peak") if key in value["all"]}
+        return statistics
 
 
 @failsafe
@@ -270,15 +270,15 @@ def _of_process() -> dict[str, int]:
     """Bytes of the process and of the host, from the kernel, and the limit on its address space."""
     import resource
 
-    said: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for file, names in (("/proc/self/status", OF_PROCESS), ("/proc/meminfo", OF_HOST)):
         for line in Path(file).read_text().splitlines():
             name, _, value = line.partition(":")
             number = re.match(r"\s*(\d+) kB", value)
             if name in names and number:
-                said[name] = int(number[1]) * 1024
+                sizes[name] = int(number[1]) * 1024
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return said if limit == resource.RLIM_INFINITY else {**said, "limit": limit}
+    return sizes if limit == resource.RLIM_INFINITY else {**sizes, "limit": limit}
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
@@ -346,7 +346,7 @@ class _Bounded:
 # -- Requests ---------------------------------------------------------------------------------------------------------
 
 SOONEST_S, LATEST_S = 0.5, 2.0
-"""Between two looks for a request."""
+"""Between two checks for a request."""
 LONGEST_HISTORY_S = 600.0
 MOST_ENTRIES = 100_000
 """Of the allocator's history: some hundred bytes each, of which the last ones are kept."""
@@ -363,22 +363,22 @@ class SnapshotRequests:
 
     def __init__(self, torch: Any, ring: Path, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self.due_at = 0
-        """After this step, look again."""
+        """After this step, check again."""
         self._torch = torch
         self._ring = ring
         self._ask = str(ring.with_suffix(ASK_SUFFIX))
         self._now_s = now_s
         self._every = 1
-        self._looked_s = now_s()
+        self._checked_s = now_s()
         self._current: dict[str, Any] | None = None
         self._until_s = 0.0
         self._recording = False
         """Whether we have turned the allocator's history on."""
 
-    def look(self, step: int, *, busy: bool) -> None:
+    def check(self, step: int, *, busy: bool) -> None:
         """Look after this step; ``busy``: a graph is being captured, so that nothing may be done now."""
         now_s = self._now_s()
-        since_s, self._looked_s = now_s - self._looked_s, now_s
+        since_s, self._checked_s = now_s - self._checked_s, now_s
         if since_s < SOONEST_S:
             self._every *= 2
         elif since_s > LATEST_S and self._every > 1:
@@ -446,9 +446,9 @@ class SnapshotRequests:
             self._answer(state="failed", problem=problem or "torch failed to take the snapshot")
         self.stop()
 
-    def _answer(self, **said: Any) -> None:
+    def _answer(self, **figures: Any) -> None:
         path = self._ring.with_suffix(ANSWER_SUFFIX)
         partial = path.with_suffix(".partial")
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(json.dumps({**(self._current or {}), **said}).encode())
+            file.write(json.dumps({**(self._current or {}), **figures}).encode())
         partial.replace(path)

@@ -1,4 +1,4 @@
-"""Looks at the layers of the model in a few sampled steps: their time, memory, gradients and checksums.
+"""Samples the layers of the model in a few steps: their time, memory, gradients and checksums.
 
 ``records/layers.py`` has the format.  Steps that are not sampled pay nothing: no hook exists during them, and the
 recorder does not even ask.
@@ -57,15 +57,15 @@ NEEDED = (
     *("_C._autograd._get_sequence_nr", "_C._autograd.SavedTensor.data"),
     *("_foreach_norm", "segment_reduce", "nn.modules.module._global_forward_hooks_with_kwargs"),
 )
-"""What is private to torch, or may change; 2.13 has all of it.  Without it, layers are not looked at."""
+"""What is private to torch, or may change; 2.13 has all of it.  Without it, layers are not sampled."""
 
 
 def layer_sampler(torch: Any, ledger: Ledger, environ: Mapping[str, str]) -> LayerSampler | None:
     """The sampler that the environment asks for; None: it is off."""
-    said = environ.get(ENV_LAYERS, "")
-    if said == "off" or not all(_has(torch, name) for name in NEEDED):
+    mode = environ.get(ENV_LAYERS, "")
+    if mode == "off" or not all(_has(torch, name) for name in NEEDED):
         return None
-    return LayerSampler(torch, ledger, every_step=said == "every")
+    return LayerSampler(torch, ledger, every_step=mode == "every")
 
 
 def _has(torch: Any, path: str) -> bool:
@@ -198,8 +198,9 @@ class LayerSampler:
         self._step: SampledStep | None = None
         self._schedule: Schedule | None = None
         self._trees: dict[int, ModuleTree] = {}
-        self._told: set[str] = set()
-        self._kept: dict[str, tuple[int, list[int]]] = {}
+        self._written_models: set[str] = set()
+        """ids of models whose modules are in the file."""
+        self._last_activations: dict[str, tuple[int, list[int]]] = {}
         """By id of a model: the last sampled step, and the activations of its modules then."""
         self._pending: deque[tuple[Reading, Callable[[], None]]] = deque()
         """Samples whose numbers have not arrived from the device, the oldest first."""
@@ -219,7 +220,7 @@ class LayerSampler:
 
     @failsafe
     def watch(self, model: Any, *, activations: bool, gradients: bool) -> None:
-        """Look at this model, which the script names, instead of the roots that were found."""
+        """Sample this model, which the script names, instead of the roots that were found."""
         self._watched = weakref.ref(model)
         self._parts = (activations, gradients)
         self._trees.clear()
@@ -239,7 +240,7 @@ class LayerSampler:
             self._step.backward_begins(args[0] if args else kwargs.get("tensors"))
 
     def drop_step(self) -> None:
-        """Stop looking at the current step, because a graph is being captured."""
+        """Stop sampling the current step, because a graph is being captured."""
         if self._step is not None:
             self._step.discard()
             self._step = None
@@ -362,18 +363,18 @@ class LayerSampler:
 
         def write() -> None:
             lines: list[dict[str, Any]] = []
-            told = set(self._told)
+            written_models = set(self._written_models)
             for tree, figures in read():
-                if tree.id not in told:
-                    told.add(tree.id)
+                if tree.id not in written_models:
+                    written_models.add(tree.id)
                     lines.append(_model_line(tree))
                 sample = {"kind": "sample", "step": step, "wall_ns": wall_ns, "model": tree.id}
                 sample |= {"group": tree.group, "skipped": bool(flags & FLAG_SKIPPED)}
                 lines.append({**sample, **{name: value for name, value in figures.items() if value is not None}})
-                if (kept := figures["memory"].get("activations")) is not None:
-                    self._kept[tree.id] = (step, kept)
+                if (activations := figures["memory"].get("activations")) is not None:
+                    self._last_activations[tree.id] = (step, activations)
             if self._write(lines, ring):
-                self._told = told
+                self._written_models = written_models
 
         if not self._pending and _arrived(reading):
             write()
@@ -403,15 +404,15 @@ class LayerSampler:
 
         def write() -> None:
             lines: list[dict[str, Any]] = []
-            told = set(self._told)
+            written_models = set(self._written_models)
             for tree, found in find(trees):
-                if tree.id not in told:
-                    told.add(tree.id)
+                if tree.id not in written_models:
+                    written_models.add(tree.id)
                     lines.append(_model_line(tree))
                 head = {"kind": "sample", "step": found["step"], "wall_ns": wall_ns, "model": tree.id}
                 lines.append({**head, "group": tree.group, "trail": True, **found})
             if lines and self._write(lines, ring):
-                self._told = told
+                self._written_models = written_models
 
         self._pending.append((reading, write))
         until_ns = self._now() + LAST_WAIT_NS if at_end else 0
@@ -429,7 +430,7 @@ class LayerSampler:
 
     def activations_of(self, tree: ModuleTree) -> tuple[int, list[int]] | None:
         """A sampled step, and the bytes that the modules of a model with this tree kept for backward then."""
-        return self._kept.get(tree.id)
+        return self._last_activations.get(tree.id)
 
     @failsafe
     def keep_sizes(
@@ -439,7 +440,7 @@ class LayerSampler:
         wall_ns = run_clock.wall_ns()
         lines: list[dict[str, Any]] = []
         for tree, memory in zip(trees, sizes, strict=True):
-            if tree.id not in self._told:
+            if tree.id not in self._written_models:
                 lines.append(_model_line(tree))
             sample = {"kind": "sample", "step": step, "wall_ns": wall_ns, "model": tree.id, "clock": "host"}
             lines.append({**sample, "group": tree.group, "out_of_memory": True, "memory": memory})

@@ -30,7 +30,7 @@ __all__ = ["MOST_MODULES", "ModuleTree", "local_part", "tensor_bytes"]
 MOST_NODES = 3_000
 """In larger models only the upper levels are shown; what is below counts for them."""
 MOST_MODULES = 50_000
-"""Larger models are not looked at."""
+"""Larger models are not sampled."""
 COUNT_AGAIN = 16
 """Samples after which sizes are counted again although nothing seems to have changed."""
 MAX_MESHES = 8

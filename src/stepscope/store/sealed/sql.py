@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UsageError
 from stepscope.records.files import sql_input_path, sql_output_path
-from stepscope.records.series import RankSeries, noted_names, noted_numbers, told_by_the_script
+from stepscope.records.series import RankSeries, logged_by_script, noted_names, noted_numbers
 from stepscope.records.text import Progress, duration_text, no_progress
 from stepscope.store.documents import load_summary
 from stepscope.store.load import Loaded, load_run
@@ -200,7 +200,7 @@ def _make_tables(con: Any, loaded: Loaded, findings: Sequence[Any]) -> None:
 
 def _metrics(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The numbers among the script's notes, and those that the recorder saw itself."""
-    own = told_by_the_script(noted_names(events))
+    own = logged_by_script(noted_names(events))
     for event in events:
         for name, value in noted_numbers(event, own).items():
             yield {"rank": event.get("rank"), "step": event.get("step"), "name": name, "value": value}
