@@ -38,9 +38,9 @@ class Node:
             with (self.run_dir / "steps" / "1.seg").open("ab") as file:
                 file.write(bytes(1000))
             self.now_s += 60
-            self.keeper.look()
+            self.keeper.check()
             while self.samples.busy:
-                self.keeper.look()
+                self.keeper.check()
 
     def warnings(self) -> list[str]:
         self.journal.flush()

@@ -149,7 +149,7 @@ class Node:
         raise AssertionError("nobody was asked")
 
     def turn(self, drains: list[RingDrain], *, watched: bool = False) -> None:
-        self.reader.look(drains, watched=watched)
+        self.reader.poll(drains, watched=watched)
         while (number := self.reader.fileno()) is not None:
             select.select([number], [], [], 5.0)
             self.reader.receive()
@@ -250,7 +250,7 @@ class Records:
     """What becomes of dumps of one rank whose steps last ten milliseconds each."""
 
     def __init__(self, *, said: tuple[ProcessGroup, ...] = (), world_size: int = 2) -> None:
-        self.flights = FlightRecords(said=lambda: said, world_size=world_size)
+        self.flights = FlightRecords(known=lambda: said, world_size=world_size)
 
     def steps(self, *numbers: int) -> None:
         slots = [
@@ -262,7 +262,7 @@ class Records:
     def take(self, *entries: Any, asked_ms: float = 1e6, config: Any = None, ahead_ms: int = 0) -> int:
         dump = read_dump(json.dumps({"pg_config": config or {}, "entries": entries}).encode())
         assert dump is not None
-        return self.flights.take(dump, asked_ns=round(asked_ms * MS), wall_offset_ns=ahead_ms * MS)
+        return self.flights.take(dump, sent_ns=round(asked_ms * MS), wall_offset_ns=ahead_ms * MS)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Of sums: step, slot, operation, flags, count, bytes and span; taken away."""
@@ -380,7 +380,7 @@ def test_names_without_end_are_not_kept() -> None:
         asked.append(1)
         return ()
 
-    flights = FlightRecords(said=said, world_size=2)
+    flights = FlightRecords(known=said, world_size=2)
     for first in range(0, 1000, 100):
         entries = [
             entry(number, at(number), process_group=[f"{number:05}" + "x" * 2000, ""])
@@ -388,7 +388,7 @@ def test_names_without_end_are_not_kept() -> None:
         ]
         dump = read_dump(json.dumps({"entries": entries}).encode())
         assert dump is not None
-        assert flights.take(dump, asked_ns=10_000 * MS, wall_offset_ns=0) == 100
+        assert flights.take(dump, sent_ns=10_000 * MS, wall_offset_ns=0) == 100
     assert len(flights._slots) == len(flights.found) == 31
     assert max(map(len, flights._slots)) == max(len(key[0]) for key in flights._by_key) == 80
     assert len(asked) == 10  # the header of the ring, once for each dump
@@ -569,7 +569,7 @@ def test_fuzz_dumps(dumps: list[list[Any]], ranks: str) -> None:
     for entries in dumps:
         dump = read_dump(json.dumps({"pg_config": {"0": {"ranks": ranks}}, "entries": entries}).encode())
         if dump is not None:
-            records.flights.take(dump, asked_ns=120 * MS, wall_offset_ns=0)
+            records.flights.take(dump, sent_ns=120 * MS, wall_offset_ns=0)
     rows = records.rows()
     assert len({row[:3] for row in rows}) == len(rows)
     assert all(0 <= row[6] < 1 << 62 and row[3] in (FLAG_DEVICE, FLAG_MISSED) for row in rows)

@@ -56,8 +56,8 @@ def port_of(outsider: socket.socket) -> int:
     return int(outsider.getsockname()[1])
 
 
-def question(number: int, *, asks: int = 7, asked: int = 0, boot: bytes = bytes(16)) -> bytes:
-    return pack_packet(Packet(kind="question", asks=asks, asked=asked, boot=boot, number=number), SECRET)
+def question(number: int, *, sender: int = 7, asked: int = 0, boot: bytes = bytes(16)) -> bytes:
+    return pack_packet(Packet(kind="question", sender=sender, target=target, boot=boot, number=number), SECRET)
 
 
 def test_agents_measure_the_way_to_each_other(make: Callable[..., Probes]) -> None:
@@ -114,7 +114,7 @@ def test_the_time_a_question_lay_about_is_not_the_networks(
     time.sleep(0.3)
     asked = read_packet(data, SECRET)
     assert asked is not None
-    answer = Packet(kind="answer", asks=0, asked=1, boot=asked.boot, number=asked.number, dwell_ns=299_000_000)
+    answer = Packet(kind="answer", sender=0, target=1, boot=asked.boot, number=asked.number, dwell_ns=299_000_000)
     outsider.sendto(pack_packet(answer, SECRET), where)
     (line,) = until(one.last_samples)
     assert line["rtt_us_min"] < 299_000
@@ -130,7 +130,7 @@ def test_an_answer_says_how_long_it_took_and_is_as_long_as_the_question(
     answer = read_packet(data, SECRET)
     assert answer is not None
     assert len(data) == PACKET_BYTES == len(question(1)) == 64
-    assert (answer.kind, answer.asks, answer.asked, answer.number) == ("answer", 7, 0, 1)
+    assert (answer.kind, answer.sender, answer.target, answer.number) == ("answer", 7, 0, 1)
     assert 0 < answer.dwell_ns < PATIENCE_S * 1e9
 
 
@@ -140,12 +140,12 @@ def test_only_what_is_signed_and_new_is_answered(make: Callable[..., Probes], ou
     there = ("127.0.0.1", one.port)
     right = question(5)
     foreign = [b"", b"x", bytes(64), right[:-1], right + b"\0", right[:-1] + bytes([right[-1] ^ 1]), bytes(9000)]
-    foreign += [pack_packet(Packet(kind="question", asks=7, asked=0, boot=bytes(16), number=9), b"another key")]
+    foreign += [pack_packet(Packet(kind="question", sender=7, target=0, boot=bytes(16), number=9), b"another key")]
     for data in foreign:
         outsider.sendto(data, there)
     until(lambda: one.ignored["foreign"] == len(foreign))
-    seen_before = [right, question(4), question(6, asked=3)]  # again, older, another's
-    stray = pack_packet(Packet(kind="answer", asks=0, asked=7, boot=bytes(16), number=1), SECRET)
+    seen_before = [right, question(4), question(6, target=3)]  # again, older, another's
+    stray = pack_packet(Packet(kind="answer", sender=0, target=7, boot=bytes(16), number=1), SECRET)
     for data in (right, *seen_before, stray, question(6)):
         outsider.sendto(data, there)
     numbers = [read_packet(outsider.recv(1000), SECRET) for _ in range(2)]
@@ -177,7 +177,7 @@ def test_answers_that_were_not_asked_of_them_count_for_nothing(
         outsider.sendto(pack_packet(Packet(**said), SECRET), where)
     until(lambda: one.ignored["replayed"] == 3)
     assert one.last_samples() == []
-    right = Packet(kind="answer", asks=0, asked=1, boot=asked.boot, number=asked.number)
+    right = Packet(kind="answer", sender=0, target=1, boot=asked.boot, number=asked.number)
     for _ in range(2):
         outsider.sendto(pack_packet(right, SECRET), where)
     until(lambda: one.ignored["replayed"] == 4)
@@ -205,7 +205,7 @@ def test_peers_that_cannot_be_asked_are_passed(make: Callable[..., Probes], outs
     one.peers([*wrong, peer(1, port_of(outsider))], KEY)
     for _ in range(3):
         packet = read_packet(outsider.recv(1000), SECRET)
-        assert packet is not None and packet.asked == 1
+        assert packet is not None and packet.target == 1
 
 
 def test_ipv6_where_there_is_any(make: Callable[..., Probes]) -> None:

@@ -42,9 +42,9 @@ def record(run_dir: Path, keeper: SampleKeeper, clock: SecondsClock, hours: int)
 def work(keeper: SampleKeeper, clock: SecondsClock) -> None:
     before = clock.now_s
     for _ in range(4):
-        keeper.look()
+        keeper.check()
         while keeper.busy:
-            keeper.look()
+            keeper.check()
         clock.now_s += 11
     clock.now_s = before
 

@@ -328,7 +328,7 @@ def test_not_in_a_sleep_of_native_code_which_the_signal_would_end(child: Child, 
 
 def test_what_was_written_in_another_stretch_is_dropped(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    sampler = child.sampler(brief_looks=0)
+    sampler = child.sampler(brief_polls=0)
     assert sampler.look(child.pidfd) is None
     child.say("enter 3")
     assert look_until(sampler, child.pidfd, lambda _: not sampler.pending) is None
@@ -349,7 +349,7 @@ def test_a_stack_inside_our_own_hooks_is_dropped(tmp_path: Path, sent: list[int]
 
 def test_a_late_answer_counts_while_the_stretch_lasts(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    assert functions(child.stack(child.sampler(brief_looks=0)))[0] == "wait_for_word"
+    assert functions(child.stack(child.sampler(brief_polls=0)))[0] == "wait_for_word"
     assert sent == [ASKED]
 
 
@@ -385,7 +385,7 @@ def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
 ) -> None:
     """The main thread may get to it when another phase has begun there."""
     child.say("offer", "step", "train elsewhere")
-    sampler = child.sampler(brief_looks=0)
+    sampler = child.sampler(brief_polls=0)
     assert sampler.look(child.pidfd) is None
     assert sampler.seeks
     child.say(f"enter {phase}")  # by its clock, long before the stack was read
@@ -427,7 +427,7 @@ def test_only_the_first_long_stops_are_asked_about_at_once() -> None:
 
 def test_only_so_often(child: Child, sent: list[int]) -> None:
     child.say("offer")
-    sampler = child.sampler(asked=MAX_QUESTIONS - 3, pause_s=0.0)
+    sampler = child.sampler(sampled=MAX_QUESTIONS - 3, pause_s=0.0)
     for _ in range(3):
         child.stack(sampler)
     assert [sampler.look(child.pidfd) for _ in range(3)] == [None] * 3
@@ -450,7 +450,7 @@ def test_who_does_not_answer_is_not_asked_again(child: Child, sent: list[int]) -
 
 def test_who_cannot_answer_yet_is_waited_for(child: Child, sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     child.say("offer")
-    sampler = child.sampler(pause_s=0.0, patience_s=0.0, brief_looks=0)
+    sampler = child.sampler(pause_s=0.0, patience_s=0.0, brief_polls=0)
     send = signal.pidfd_send_signal
 
     def send_to_one_that_blocks_it(pidfd: int, number: int) -> None:

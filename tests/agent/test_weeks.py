@@ -93,9 +93,9 @@ class Job:
         """As often as there is something to do; an agent looks every ten seconds."""
         before_s = self.now_s
         for _ in range(3):
-            self.keeper.look()
+            self.keeper.check()
             while self.samples.busy:
-                self.keeper.look()
+                self.keeper.check()
             self.now_s += 30
         self.now_s = before_s
 

@@ -9,8 +9,8 @@ U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PACKETS = st.builds(
     Packet,
     kind=st.sampled_from(["question", "answer"]),
-    asks=U32,
-    asked=U32,
+    sender=U32,
+    target=U32,
     boot=st.binary(min_size=16, max_size=16),
     number=U64,
     dwell_ns=U64,

@@ -57,7 +57,7 @@ SEGMENT_BYTES = 64 << 20
 """A segment ends when it is this old or this large: a node with very many processes has shorter ones."""
 LINES_AT_ONCE = 1000
 """Lines processed between two looks at the rings: a few milliseconds."""
-THINNING_LOOK_S = 10.0
+THINNING_CHECK_S = 10.0
 """Interval between checks for work."""
 
 
@@ -125,7 +125,7 @@ class SampleKeeper:
         self._run_dir = run_dir
         self._claim = claim or SampleClaim()
         self._clock = clock
-        self._begun_s = self._looked_s = clock()
+        self._begun_s = self._checked_s = clock()
         self._work: Iterator[None] | None = None
         self._rates, self._segment_s = RATES, SEGMENT_S
 
@@ -133,7 +133,7 @@ class SampleKeeper:
         """Keep as little as possible of finished segments from now on."""
         self._rates, self._segment_s = SMALL_RATES, SMALL_SEGMENT_S
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Do a small piece of the pending work. Raise OSError if a write fails; it is retried later."""
         if self._work is not None:
             try:
@@ -144,9 +144,9 @@ class SampleKeeper:
                 raise
             return
         now_s = self._clock()
-        if now_s - self._looked_s < THINNING_LOOK_S:
+        if now_s - self._checked_s < THINNING_CHECK_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         if now_s - self._begun_s >= self._segment_s or _size(self._run_dir / SAMPLES) >= SEGMENT_BYTES:
             rotate_samples(self._run_dir)
             self._begun_s = now_s
@@ -163,10 +163,10 @@ class SampleKeeper:
     def _due(self) -> tuple[Sequence[SampleSegment], int] | None:
         there = sample_segments(self._run_dir)
         for rate in self._rates:
-            own = [one for one in there if one.span_s == rate.span_s]
+            own = [stretch for stretch in there if stretch.span_s == rate.span_s]
             for state, alike in itertools.groupby(own[: max(len(own) - rate.newest, 0)], self._claim.state):
                 group = list(alike)[: rate.group]
-                gapless = all(one.end == after.begin for one, after in itertools.pairwise(group))
+                gapless = all(earlier.end == after.begin for earlier, after in itertools.pairwise(group))
                 if state != "partly" and len(group) == rate.group and gapless:
                     return group, rate.then_s
         return None
@@ -217,7 +217,7 @@ def _size(path: Path) -> int:
 
 # -- Disk limit -------------------------------------------------------------------------------------------------------
 
-DISK_LOOK_S = 20.0
+DISK_CHECK_S = 20.0
 _ROOM_AGAIN = 0.95
 """Share of the limit below which samples are recorded again."""
 _LOG_SHARE = 8
@@ -241,18 +241,18 @@ class DiskKeeper:
         self._journal = journal
         self._samples = samples
         self._clock = clock
-        self._looked_s = clock()
+        self._checked_s = clock()
         self._logs_whole = False
         self._nearly = False
-        self._told_full = False
+        self._reported_full = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the disk space occasionally. Raise OSError if a write fails; it is retried later."""
-        self._samples.look()
+        self._samples.check()
         now_s = self._clock()
-        if now_s - self._looked_s < DISK_LOOK_S:
+        if now_s - self._checked_s < DISK_CHECK_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         self._bound_logs()
         if self._limit:
             self._compare(run_bytes(self._run_dir))
@@ -276,8 +276,8 @@ class DiskKeeper:
             )
         if used >= self._limit:
             self._journal.samples_wanted = False
-            if not self._told_full:
-                self._told_full = True
+            if not self._reported_full:
+                self._reported_full = True
                 self._warn(
                     f"the run uses all of the {bytes_text(self._limit)} that --max-disk allows: no more samples are "
                     "recorded; steps still are, and the job continues"

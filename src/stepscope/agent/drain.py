@@ -81,7 +81,7 @@ class RingDrain:
         self.flights: FlightRecords | None = None
         """Records from this rank's NCCL Flight Recorder, once it is read."""
         self._layers = LayerLines(reader.path.with_suffix(LAYERS_SUFFIX))
-        self._found = _not_said(earlier.groups if earlier else (), self.header.groups)
+        self._found = _unknown_to(earlier.groups if earlier else (), self.header.groups)
         self._written_s = time.monotonic()
         self._sidecar_s = float("-inf")
 
@@ -91,7 +91,7 @@ class RingDrain:
 
         if self.flights is None:
             self.flights = FlightRecords(
-                said=lambda: self.reader.header().groups,
+                known=lambda: self.reader.header().groups,
                 found=self._found,
                 world_size=self.reader.header().identity.world_size,
             )
@@ -307,8 +307,8 @@ def drain_leftovers(run_dir: Path, session: Path) -> None:
 _LIBC = ctypes.CDLL(None)
 
 
-def _not_said(groups: Iterable[ProcessGroup], said: Iterable[ProcessGroup]) -> tuple[ProcessGroup, ...]:
-    slots = {group.slot for group in said}
+def _unknown_to(groups: Iterable[ProcessGroup], known: Iterable[ProcessGroup]) -> tuple[ProcessGroup, ...]:
+    slots = {group.slot for group in known}
     return tuple(group for group in groups if group.slot not in slots)
 
 

@@ -180,9 +180,9 @@ def ask_servers(
     servers: Mapping[Key, Path], handler: str, *, patience_s: float, max_body: int = MAX_BODY
 ) -> dict[Key, bytes]:
     """Return the bodies of the complete answers (status 200) that arrived in time."""
-    with Questions(servers, handler, max_body=max_body) as asked:
-        asked.wait(patience_s)
-        return asked.answers
+    with Questions(servers, handler, max_body=max_body) as questions:
+        questions.wait(patience_s)
+        return questions.answers
 
 
 def ask_flights(servers: Mapping[Key, Path], *, patience_s: float) -> dict[Key, bytes]:
@@ -264,7 +264,7 @@ IDENTITY_S = 1.0
 class _Rank:
     def __init__(self, drain: RingDrain, records: FlightRecords, now_s: float, threads: int) -> None:
         self.drain, self.records = drain, records
-        self.since_s = self.asked_s = self.answered_s = self.moved_s = now_s
+        self.since_s = self.requested_s = self.answered_s = self.moved_s = now_s
         self.handler = 0
         self.answered = False
         """Whether the handler is the right one."""
@@ -272,10 +272,10 @@ class _Rank:
         self.buffer = BUFFER
         self.per_s = 0.0
         """Recent entries per second."""
-        self.head = self.asked_head = -1
+        self.head = self.requested_head = -1
         self.answers = 0
         self.longest_quiet_s = 0.0
-        self.kept: deque[int] = deque(maxlen=threads)
+        self.answer_bytes: deque[int] = deque(maxlen=threads)
         """Bytes that each thread of its server keeps, for the answers so far."""
 
     def due_s(self, now_s: float, *, watched: bool, most_kept: float) -> float:
@@ -285,25 +285,25 @@ class _Rank:
             if self.head >= 0:
                 self.longest_quiet_s = max(self.longest_quiet_s, now_s - self.moved_s)
             self.head, self.moved_s = head, now_s
-        if head == self.asked_head and not self.records.waiting:
+        if head == self.requested_head and not self.records.waiting:
             return float("inf")
         if self.failures:
-            return self.asked_s + min(LEAST_S * float(1 << min(self.failures, 10)), MOST_APART_S)
+            return self.requested_s + min(LEAST_S * float(1 << min(self.failures, 10)), MOST_APART_S)
         if self.has_its_share(most_kept):
             return float("inf")
         early = watched or now_s - self.since_s < EARLY_FOR_S
         usual_s = FIRST_S if self.answers < FIRST_ANSWERS else EARLY_S if early else USUAL_S
         usual_s = min(usual_s * max(1.0, self.buffer / BUFFER), MOST_APART_S)
         quiet_s = min(max(QUIETER * self.longest_quiet_s, QUIET_S), QUIET_AT_MOST_S)
-        if head != self.asked_head and now_s - self.moved_s >= quiet_s:
+        if head != self.requested_head and now_s - self.moved_s >= quiet_s:
             usual_s = LEAST_S
-        return self.asked_s + usual_s
+        return self.requested_s + usual_s
 
     def has_its_share(self, most_kept: float) -> bool:
         """Return whether another answer might exceed that. Two answers are always allowed."""
-        if len(self.kept) < 2 or len(self.kept) == self.kept.maxlen:
+        if len(self.answer_bytes) < 2 or len(self.answer_bytes) == self.answer_bytes.maxlen:
             return False
-        return sum(self.kept) + max(self.kept) > most_kept
+        return sum(self.answer_bytes) + max(self.answer_bytes) > most_kept
 
 
 class FlightReader:
@@ -327,23 +327,23 @@ class FlightReader:
         self._most_kept = 0.0
         self._clock, self._ring_clock, self._wall_offset_ns = clock, ring_clock, wall_offset_ns
         self._ranks: dict[RingDrain, _Rank] = {}
-        self._looked_s: dict[RingDrain, float] = {}
-        self._asked: tuple[_Rank, Questions[int], float, int] | None = None
+        self._checked_s: dict[RingDrain, float] = {}
+        self._pending: tuple[_Rank, Questions[int], float, int] | None = None
         """The rank, the question, and when it was asked, on our clock and on the rings' clock."""
 
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when there is something to ``receive``; None without a query."""
-        return self._asked[1].fileno() if self._asked is not None else None
+        return self._pending[1].fileno() if self._pending is not None else None
 
-    def look(self, drains: Iterable[RingDrain], *, watched: bool) -> None:
+    def poll(self, drains: Iterable[RingDrain], *, watched: bool) -> None:
         """Ask the rank that has been due longest, unless a question is pending."""
         now_s = self._clock()
         for drain in drains:
             if drain not in self._ranks:
                 self._adopt(drain, now_s)
-        if self._asked is not None:
+        if self._pending is not None:
             self.receive()
-        if self._asked is not None:
+        if self._pending is not None:
             return
         most = self._most_kept / max(len(self._ranks), 1)
         due = [
@@ -356,13 +356,13 @@ class FlightReader:
 
     def receive(self) -> None:
         """Take what has arrived of the answer so far, without waiting."""
-        if self._asked is None:
+        if self._pending is None:
             return
-        rank, question, since_s, asked_ns = self._asked
+        rank, question, since_s, sent_ns = self._pending
         question.wait(0.0)
         if question.over:
             self._close()
-            self._take(rank, question.answers.get(0), since_s, asked_ns)
+            self._take(rank, question.answers.get(0), since_s, sent_ns)
         elif self._clock() - since_s > PATIENCE_S:
             self._close()
             rank.failures += 1
@@ -370,66 +370,66 @@ class FlightReader:
     def kept_bytes(self, drain: RingDrain) -> int | None:
         """Return the bytes that its process keeps for answers; None if it was never asked."""
         rank = self._ranks.get(drain)
-        return sum(rank.kept) if rank is not None and rank.kept else None
+        return sum(rank.answer_bytes) if rank is not None and rank.answer_bytes else None
 
     def forget(self, drain: RingDrain) -> None:
         """Forget a rank whose process is gone."""
-        if self._asked is not None and self._asked[0].drain is drain:
+        if self._pending is not None and self._pending[0].drain is drain:
             self._close()
         self._ranks.pop(drain, None)
-        self._looked_s.pop(drain, None)
+        self._checked_s.pop(drain, None)
 
     def close(self) -> None:
         self._close()
         self._ranks.clear()
 
     def _close(self) -> None:
-        if self._asked is not None:
-            with self._asked[1]:
-                self._asked = None
+        if self._pending is not None:
+            with self._pending[1]:
+                self._pending = None
 
     def _adopt(self, drain: RingDrain, now_s: float) -> None:
-        if not drain.reader.server_offer() or now_s - self._looked_s.get(drain, float("-inf")) < IDENTITY_S:
+        if not drain.reader.server_offer() or now_s - self._checked_s.get(drain, float("-inf")) < IDENTITY_S:
             return
-        self._looked_s[drain] = now_s
+        self._checked_s[drain] = now_s
         if "nccl" in drain.reader.header().identity.backend:
             self._ranks[drain] = _Rank(drain, drain.record_flights(), now_s, self._threads)
             self._most_kept = KEPT_SHARE * self._memory(drain.header.pid)
 
     def _ask(self, rank: _Rank, now_s: float) -> None:
-        rank.asked_s = now_s
+        rank.requested_s = now_s
         if not rank.drain.reader.server_offer():
             rank.failures += 1  # it is about to end, or the offer was withdrawn
             return
-        rank.asked_head = rank.drain.reader.head()
-        asked_ns = self._ring_clock()
+        rank.requested_head = rank.drain.reader.head()
+        sent_ns = self._ring_clock()
         path = rank.drain.reader.path.with_suffix(SERVER_SUFFIX)
         question = Questions({0: path}, HANDLERS[rank.handler], max_body=LARGEST_DUMP)
-        self._asked = rank, question, now_s, asked_ns
+        self._pending = rank, question, now_s, sent_ns
         self.receive()
 
-    def _take(self, rank: _Rank, body: bytes | None, since_s: float, asked_ns: int) -> None:
+    def _take(self, rank: _Rank, body: bytes | None, since_s: float, sent_ns: int) -> None:
         from stepscope.agent.flight_records import read_dump
 
         dump = read_dump(body) if body is not None else None
         if dump is None or not (dump.entries or rank.answered):
             rank.handler = rank.handler if rank.answered else (rank.handler + 1) % len(HANDLERS)
             if not rank.answered and rank.handler:
-                rank.asked_s = float("-inf")  # an empty answer is quick, and the next handler may be right
+                rank.requested_s = float("-inf")  # an empty answer is quick, and the next handler may be right
         if dump is None:
             # A missing handler answers immediately; wait only after all of them failed.
             rank.failures += rank.answered or rank.handler == 0
             return
         rank.failures = 0
         rank.answers += 1
-        rank.kept.append(int(KEPT_PER_BYTE * len(body or b"")))
+        rank.answer_bytes.append(int(KEPT_PER_BYTE * len(body or b"")))
         if dump.entries:
             rank.answered = True
             if dump.entries[0].record_id or len(dump.entries) > rank.buffer:
                 rank.buffer = len(dump.entries)
         before = rank.records.last_id
         new = rank.records.take(
-            dump, asked_ns=asked_ns, wall_offset_ns=self._wall_offset_ns(), heard_ns=self._ring_clock()
+            dump, sent_ns=sent_ns, wall_offset_ns=self._wall_offset_ns(), heard_ns=self._ring_clock()
         )
         passed = max(rank.records.last_id - before, new) if before >= 0 else new
         rank.per_s = passed / max(since_s - rank.answered_s, LEAST_S)

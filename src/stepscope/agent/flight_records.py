@@ -145,10 +145,10 @@ class FlightRecords:
     """Combines the dumps and steps of one rank."""
 
     def __init__(
-        self, *, said: Callable[[], Sequence[ProcessGroup]], found: Iterable[ProcessGroup] = (), world_size: int = 0
+        self, *, known: Callable[[], Sequence[ProcessGroup]], found: Iterable[ProcessGroup] = (), world_size: int = 0
     ) -> None:
         """``said`` returns the groups that the rank itself knows; ``found`` are those that an earlier agent added."""
-        self._said = said
+        self._known_groups = known
         self._world_size = world_size
         self.found = list(found)
         """Groups that only the Flight Recorder knows."""
@@ -158,7 +158,7 @@ class FlightRecords:
         """The time of that entry as given. It shows whether the recorder was reset in the meantime."""
         self._slots: dict[str, tuple[int, int]] = {}
         """Slot and size of groups with a separate slot, by shortened name."""
-        self._said_now: Sequence[ProcessGroup] | None = None
+        self._known_now: Sequence[ProcessGroup] | None = None
         """Fetched once per dump, and only if the dump has a new group."""
         self._calls: deque[_Call] = deque()
         """Calls that no step has claimed yet, in order."""
@@ -207,20 +207,20 @@ class FlightRecords:
         if len(self._changes_at) > MAX_CHANGES:  # no step ends
             del self._changes_at[: -MAX_CHANGES // 2], self._changes_to[: -MAX_CHANGES // 2]
 
-    def take(self, dump: Dump, *, asked_ns: int, wall_offset_ns: int, heard_ns: int | None = None) -> int:
+    def take(self, dump: Dump, *, sent_ns: int, wall_offset_ns: int, heard_ns: int | None = None) -> int:
         """Take a dump that was requested at ``asked_ns`` (monotonic) and arrived at ``heard_ns``.
 
         ``wall_offset_ns`` is how far wall clocks are ahead of that. Return how many entries were new.
         """
         entries = dump.entries
         before_ns, self._wall_offset_ns = self._wall_offset_ns, wall_offset_ns
-        self._said_now = None
+        self._known_now = None
         if not entries:
             if self.last_id < 0:
-                self._read_ns = asked_ns
+                self._read_ns = sent_ns
                 self.settle()
             return 0
-        heard_ns = asked_ns if heard_ns is None else max(heard_ns, asked_ns)
+        heard_ns = sent_ns if heard_ns is None else max(heard_ns, sent_ns)
         first, last = entries[0], entries[-1]
         if last.record_id < self.last_id or self._is_another(entries):  # the recorder was reset
             self._abandon()
@@ -238,7 +238,7 @@ class FlightRecords:
             new = self._add(dump, wall_offset_ns, heard_ns + DOUBT_NS)
             if self._hole:
                 self._lose(self._last_created, heard_ns)
-        self._read_ns, self._last_time_ns = asked_ns, last.time_created_ns
+        self._read_ns, self._last_time_ns = sent_ns, last.time_created_ns
         if len(self._calls) > MAX_CALLS:  # no step claims them
             first_ns = self._calls[0].created
             while len(self._calls) > MAX_CALLS:
@@ -323,13 +323,13 @@ class FlightRecords:
         short = name[:NAME_CHARS]
         if short in self._slots:
             return self._slots[short]
-        if self._said_now is None:
-            self._said_now = self._said()
-        said = self._said_now
-        group = next((one for one in (*said, *self.found) if one.name == short), None)
+        if self._known_now is None:
+            self._known_now = self._known_groups()
+        known = self._known_now
+        group = next((candidate for candidate in (*known, *self.found) if candidate.name == short), None)
         if group is None:
-            taken = {one.slot for one in (*said, *self.found)}
-            slot = next((one for one in range(SHARED - 1, FIRST_FOUND - 1, -1) if one not in taken), SHARED)
+            taken = {candidate.slot for candidate in (*known, *self.found)}
+            slot = next((free for free in range(SHARED - 1, FIRST_FOUND - 1, -1) if free not in taken), SHARED)
             group = self._group(slot, short, description[:NAME_CHARS], dump.pg_config.get(name))
             if slot != SHARED:
                 self.found.append(group)
@@ -414,10 +414,10 @@ class FlightRecords:
         sums: dict[tuple[int, int], list[int]] = {}
         for call in own:
             if call.ns >= 0:
-                one = sums.setdefault((call.slot, max(call.op, 0)), [0, 0, 0])
-                one[0] += 1
-                one[1] += call.size
-                one[2] += call.ns
+                total = sums.setdefault((call.slot, max(call.op, 0)), [0, 0, 0])
+                total[0] += 1
+                total[1] += call.size
+                total[2] += call.ns
         rows = [
             COMM_ENTRY.pack(op, slot, FLAG_DEVICE, min(count, U32), min(size, MOST_BYTES), 0, min(ns, MOST_NS))
             for (slot, op), (count, size, ns) in sums.items()

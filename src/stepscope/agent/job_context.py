@@ -117,20 +117,20 @@ GIT_OUTPUT_BYTES = 4096
 class GitContext:
     def __init__(self, folder: Path) -> None:
         self._deadline_s = time.monotonic() + GIT_TIMEOUT_S
-        self._asked: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+        self._running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
         for name, words in GIT_COMMANDS.items():
             try:
-                self._asked[name] = _start_git(words, folder)
+                self._running[name] = _start_git(words, folder)
             except OSError:
                 continue  # no git, no such folder, or no room for a temporary file
         self._answers: dict[str, str] = {}
 
     def poll(self) -> dict[str, Any] | None:
         """Return the answer once, when every command is over; None before, afterwards, and outside a repository."""
-        if not self._asked:
+        if not self._running:
             return None
         late = time.monotonic() > self._deadline_s
-        for name, (process, output) in list(self._asked.items()):
+        for name, (process, output) in list(self._running.items()):
             if process.poll() is None and late:
                 process.kill()
                 process.wait()
@@ -140,8 +140,8 @@ class GitContext:
                 output.seek(0)
                 self._answers[name] = output.read(GIT_OUTPUT_BYTES).decode(errors="replace").strip()
             output.close()
-            del self._asked[name]
-        if self._asked or "commit" not in self._answers:
+            del self._running[name]
+        if self._running or "commit" not in self._answers:
             return None
         return {
             "commit": self._answers["commit"],

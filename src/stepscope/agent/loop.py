@@ -101,7 +101,7 @@ class Agent:
         self._outputs = OutputCopier(run_dir)
         self._host = HostSampler(self._node)
         self._gpu = GpuSampler(self._node)
-        self._gpu_said = False
+        self._gpu_reported = False
         self._probes = probes
         self._owned = owner is not None
         self._parents = Parents(meta, owner)
@@ -175,7 +175,7 @@ class Agent:
             return
 
     def _tick(self) -> None:
-        self._look_for_rings()
+        self._find_rings()
         watched = self._watched()
         for drain in list(self._rings.known.values()):
             if drain.pidfd is None and not drain.alive():
@@ -191,7 +191,7 @@ class Agent:
         self._copy_output()
         self._watchdog.check(self._rings.known.values())
         if not self._watchdog.asks:
-            self._flights.look(self._rings.known.values(), watched=watched)
+            self._flights.poll(self._rings.known.values(), watched=watched)
         now_s = time.monotonic()
         if now_s - self._gpu_s >= (GPU_QUICK_S if now_s - self._rank_s < GPU_QUICK_FOR_S else SAMPLE_S):
             self._gpu_s = now_s
@@ -232,7 +232,7 @@ class Agent:
         ends = [drain.ended_wall_ns for drain in self._rings.known.values()]
         return any(end is None or run_clock.wall_ns() - end < FULL_DISK_S * 1e9 for end in ends)
 
-    def _look_for_rings(self) -> None:
+    def _find_rings(self) -> None:
         try:
             found = self._rings.discover()
         except OSError as error:
@@ -305,27 +305,30 @@ class Agent:
     def _ask_for_stack(self, drain: RingDrain) -> None:
         if drain not in self._askers:
             earlier = read_jsonl(drain.run_dir / STACKS)[0] if drain.resumed else []
-            asked = sum(stack.get("pid") == drain.header.pid for stack in earlier)
-            self._askers[drain] = StackSampler(drain.reader, drain.header.pid, asked=asked)
-        stack = self._askers[drain].look(drain.pidfd)
+            sampled = sum(stack.get("pid") == drain.header.pid for stack in earlier)
+            self._askers[drain] = StackSampler(drain.reader, drain.header.pid, sampled=sampled)
+        stack = self._askers[drain].sample(drain.pidfd)
         if stack is not None:
             self._journal.stack({"rank": drain.header.identity.rank, **stack})
 
     def _sample(self) -> None:
         drains = {drain.header.pid: drain for drain in self._rings.known.values()}
         whose = [drain.header for drain in drains.values()]
-        samples = self._host.sample((one.pid, one.identity.rank, self._log_of(one)) for one in whose)
+        samples = self._host.sample((drain.pid, drain.identity.rank, self._log_of(drain)) for drain in whose)
         for sample in samples:
-            if sample["kind"] == "process" and (kept := self._flights.kept_bytes(drains[sample["pid"]])) is not None:
-                sample["rss_answers"] = kept
+            if (
+                sample["kind"] == "process"
+                and (flight_bytes := self._flights.kept_bytes(drains[sample["pid"]])) is not None
+            ):
+                sample["rss_answers"] = flight_bytes
         self._journal.samples(samples)
         if self._probes is not None:
             self._journal.samples(self._probes.samples())
             if self._shipper is not None and self._shipper.peers is not self._peers:
                 self._peers = self._shipper.peers
                 self._probes.peers(self._peers, self._shipper.probe_key)
-            if (said := self._probes.notice()) is not None:
-                self._journal.event("probes", message=said)
+            if (notice := self._probes.notice()) is not None:
+                self._journal.event("probes", message=notice)
         self._oom.sample()
 
     def _sample_gpus(self) -> None:
@@ -334,15 +337,15 @@ class Agent:
         self._journal.samples(gpus)
         self._subjects.saw_gpus(gpus)
         self._gpu.request()
-        if self._gpu.silent() and not self._gpu_said:
-            self._gpu_said = True
+        if self._gpu.silent() and not self._gpu_reported:
+            self._gpu_reported = True
             self._journal.event(
                 "warning", message="the GPU driver (NVML) does not respond; no GPU samples are recorded"
             )
 
     def _copy_output(self, *, last: bool = False) -> bool:
         try:
-            self._outputs.look(last=last)
+            self._outputs.copy(last=last)
         except OSError as error:
             self._journal.refused(error)
             return False
@@ -350,7 +353,7 @@ class Agent:
 
     def _keep_disk(self) -> None:
         try:
-            self._disk.look()
+            self._disk.check()
         except OSError as error:
             self._journal.refused(error)
 
@@ -417,7 +420,7 @@ class Agent:
 
     def _let_ranks_end(self) -> None:
         deadline = time.monotonic() + LAST_GASP_S
-        self._look_for_rings()
+        self._find_rings()
         while self._rings.known and time.monotonic() < deadline:
             for drain in list(self._rings.known.values()):
                 if not drain.alive():
@@ -428,7 +431,7 @@ class Agent:
             self._journal.event("warning", message=f"rank {rank} (process {pid}) was still running when the job ended")
 
     def _write_all(self, *, last: bool) -> bool:
-        self._look_for_rings()
+        self._find_rings()
         done = self._copy_output(last=last)
         for drain in list(self._rings.known.values()):
             if not drain.alive():

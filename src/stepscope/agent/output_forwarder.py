@@ -24,7 +24,7 @@ from stepscope.records.paths import outputs_folder
 __all__ = ["Forwarder", "main"]
 
 CHUNK = 1 << 16
-LOOK_S = 0.02
+POLL_S = 0.02
 TARGETS = {".1": 3, ".2": 2, ".12": 2}
 
 
@@ -36,7 +36,7 @@ class Forwarder:
         """By name: the file, and the file that stores its position."""
         self._at: dict[str, int] = {}
 
-    def look(self) -> bool:
+    def forward(self) -> bool:
         """Copy a piece of each file that has new output; return whether any had."""
         try:
             names = sorted(entry.name for entry in os.scandir(self._folder) if not entry.name.startswith("."))
@@ -90,13 +90,13 @@ def main(run_dir: Path) -> int:
     forwarder = Forwarder(outputs_folder(run_dir))
     heard, closed = b"", False
     while True:
-        if not closed and select.select([0], [], [], LOOK_S)[0]:
+        if not closed and select.select([0], [], [], POLL_S)[0]:
             word = os.read(0, CHUNK)
             heard, closed = heard + word, not word
         elif closed:
-            select.select([], [], [], LOOK_S)
+            select.select([], [], [], POLL_S)
         over = closed and (b"end" in heard or not forwarder.alive())
-        while forwarder.look():
+        while forwarder.forward():
             pass
         if over:
             return 0

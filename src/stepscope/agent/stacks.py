@@ -103,7 +103,7 @@ class _ThreadReading:
 
 def watch_threads(pids: Iterable[int], proc: Path = PROC) -> dict[int, ThreadActivity]:
     """Return the activity of those processes that exist. Takes a tenth of a second for any number of them."""
-    first = {pid: look for pid in pids if (look := _read_threads(proc / str(pid))) is not None}
+    first = {pid: threads for pid in pids if (threads := _read_threads(proc / str(pid))) is not None}
     time.sleep(WATCH_S)
     found = {}
     for pid, before in first.items():
@@ -245,8 +245,8 @@ Key = TypeVar("Key", bound=Hashable)
 SignalOffer = tuple[int, int]
 """A signal and the descriptor that its handler writes to."""
 
-LOOK_S = 0.01
-CALM_LOOKS = 4
+POLL_S = 0.01
+CALM_POLLS = 4
 """An answer that has not grown for this many looks is complete."""
 MAX_BYTES = 1 << 20
 STOPPED = ("T", "t", "Z", "X", "")
@@ -289,7 +289,7 @@ class _StackAnswer:
             return False
         self._calm = self._calm + 1 if size and size == self._size else 0
         self._size = size
-        return self._calm >= CALM_LOOKS
+        return self._calm >= CALM_POLLS
 
     def text(self) -> str:
         """Return the complete lines of what was written."""
@@ -307,17 +307,17 @@ def ask_stacks(questions: Mapping[Key, StacksQuestion], *, patience_s: float, pr
     No two questions may share a file.
     """
     found = watch_threads((question.pid for question in questions.values()), proc)
-    asked = {}
+    answers = {}
     for key, question in questions.items():
         posture = found.get(question.pid)
         if posture is not None and (path := _ask(question, posture, proc / str(question.pid))) is not None:
-            asked[key] = _StackAnswer(path)
-    waiting = dict(asked)
+            answers[key] = _StackAnswer(path)
+    waiting = dict(answers)
     deadline = time.monotonic() + patience_s
     while waiting and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
-        waiting = {key: one for key, one in waiting.items() if not one.whole()}
-    return {key: text for key, one in asked.items() if (text := one.text())}
+        time.sleep(POLL_S)
+        waiting = {key: answer for key, answer in waiting.items() if not answer.whole()}
+    return {key: text for key, answer in answers.items() if (text := answer.text())}
 
 
 def _ask(question: StacksQuestion, posture: ThreadActivity, process: Path) -> Path | None:
@@ -326,8 +326,8 @@ def _ask(question: StacksQuestion, posture: ThreadActivity, process: Path) -> Pa
         return None
     offers = question.offers
     quiet = posture.waits and not posture.others_run
-    held = not quiet and offers.threads is not None and question.gil_held()
-    any_thread = (quiet or held) and offers.threads is not None
+    gil_held = not quiet and offers.threads is not None and question.gil_held()
+    any_thread = (quiet or gil_held) and offers.threads is not None
     offer = (offers.stacks if posture.waits else None) or offers.running
     if any_thread:
         offer = offers.threads
@@ -335,13 +335,13 @@ def _ask(question: StacksQuestion, posture: ThreadActivity, process: Path) -> Pa
     if offer is None:
         return None
 
-    def still() -> bool:
-        if held:
+    def unchanged() -> bool:
+        if gil_held:
             return question.gil_held()
         return offer is offers.running or waits_on(process, posture, all_threads=any_thread)
 
     try:
-        return path if _send(question, offer, path, process, any_thread=any_thread, still=still) else None
+        return path if _send(question, offer, path, process, any_thread=any_thread, unchanged=unchanged) else None
     except (OSError, ValueError):
         return None  # it just ended, or its offer is not a valid signal
 
@@ -353,7 +353,7 @@ def _send(
     process: Path,
     *,
     any_thread: bool,
-    still: Callable[[], bool],
+    unchanged: Callable[[], bool],
 ) -> bool:
     number, fd = offer
     if not listens(process, number, fd, path):
@@ -362,7 +362,7 @@ def _send(
     if thread is None and sleeps_in_native_code(process):
         return False
     os.truncate(path, 0)
-    if not still():
+    if not unchanged():
         return False
     if thread is None or not send_to_thread(question.pid, thread, number):
         signal.pidfd_send_signal(question.pidfd, number)
@@ -407,20 +407,20 @@ ROUND = 6
 """How many questions each of them gets in one round."""
 RISE, MORE = 1.5, 0.05
 """A new round starts when the phase's share has grown to ``RISE`` times its last value and by at least ``MORE``."""
-KEPT = 16
+RESERVED_QUESTIONS = 16
 """How many questions are reserved for other phases."""
 WORTH_SHARE = 0.03
 """The share of the last steps' time that makes a phase worth a question."""
 SEEK_S = 0.005
 """Interval between looks at such a rank until it is found in that phase."""
-SEEK_LOOKS = 60
+SEEK_POLLS = 60
 """How many such looks. Then another phase gets its turn when the next question is due."""
 FIRST_QUESTIONS = 20
 """How many questions use the short pause, once the rank makes steps: a short run may have time for no others."""
 MAX_QUESTIONS = 40
 """Per rank and run: enough to tell one pattern from three, and soon used up in a script that is all ``other``."""
 BRIEF_S = 0.001
-SOON_LOOKS = 20
+SOON_POLLS = 20
 """The main thread needs a few hundredths of a second to dump another thread: this many looks, ``SEEK_S`` apart."""
 MAX_STACKS_BYTES = 1 << 17
 MAX_FRAMES = 50
@@ -440,7 +440,7 @@ class SamplingPace:
     """Between two questions to the same rank."""
     first_pause_s: float = 0.25
     """The same for the first questions (``FIRST_QUESTIONS``)."""
-    brief_looks: int = 6
+    brief_polls: int = 6
     """An answer usually comes immediately, so wait this often for ``BRIEF_S``; otherwise check at the next look."""
     patience_s: float = 2.0
     """Do not ask a rank again that took the signal but has not answered this long after the stretch was over."""
@@ -468,7 +468,7 @@ class _Round:
 
     share: float
     """The phase's share when the round began."""
-    asked: int = 0
+    sampled: int = 0
 
 
 class StackSampler:
@@ -479,7 +479,7 @@ class StackSampler:
         reader: RingReader,
         pid: int,
         *,
-        asked: int = 0,
+        sampled: int = 0,
         proc: Path = PROC,
         pace: SamplingPace = PACE,
         now_ns: Callable[[], int] = time.perf_counter_ns,
@@ -491,16 +491,16 @@ class StackSampler:
         self._pid = pid
         self._proc = proc / str(pid)
         self._path = reader.path.with_suffix(STACKS_SUFFIX)
-        self._left = MAX_QUESTIONS - asked
+        self._left = MAX_QUESTIONS - sampled
         self._workers = WorkerSampler(reader, pid, proc, pace)
         self._paused_s = float("-inf")
-        self._looks_left: int | None = None
+        self._polls_left: int | None = None
         """Looks left at a rank that is worth a question, while one is due; None if that is not known."""
         self._wanted: tuple[int, ...] = ()
         """The phases whose turn it is."""
         self._sought_s = 0.0
         """Until when they are sought: on a busy machine a look takes longer than it should."""
-        self._asked: Counter[int] = Counter()
+        self._sampled: Counter[int] = Counter()
         """Questions by phase."""
         self._missed: Counter[int] = Counter()
         """How often a phase was sought and missed since the last question."""
@@ -524,9 +524,9 @@ class StackSampler:
 
         Or a thread other than the main one trains, and the answer has not arrived yet.
         """
-        return bool(self._looks_left) if self._question is None else self._soon_left > 0
+        return bool(self._polls_left) if self._question is None else self._soon_left > 0
 
-    def look(self, pidfd: int | None) -> dict[str, Any] | None:
+    def sample(self, pidfd: int | None) -> dict[str, Any] | None:
         """Return a new stack if there is one, without the rank's number, which the caller knows."""
         if pidfd is None:
             return None
@@ -539,7 +539,7 @@ class StackSampler:
         if self._question is None:
             if not self._ask(pidfd):
                 return None
-            for _ in range(self._pace.brief_looks):
+            for _ in range(self._pace.brief_polls):
                 time.sleep(BRIEF_S)
                 if (answer := self._answer(at_once=True)) is not None or self._question is None:
                     return answer
@@ -550,13 +550,13 @@ class StackSampler:
     def _ask(self, pidfd: int) -> bool:
         """Ask the rank if a question is due and the rank listens; return whether it was asked."""
         if self._reader.running_offer() is None or self._left <= 0 or self._reader.state() is not RingState.RUNNING:
-            self._looks_left = None
+            self._polls_left = None
             return False
         live = self._reader.live()
         if self._stops_long(live):
             self._stops[live.phase].add(live.step)
         elif not self._is_due(live):
-            self._looks_left = None
+            self._polls_left = None
             return False
         elif not self._is_worth_it(live):
             return False
@@ -572,7 +572,7 @@ class StackSampler:
             return False  # it just ended, or its offer is not a valid signal
         self._note_question(live.phase)
         self._seen, self._over_s = b"", None
-        self._soon_left = SOON_LOOKS if self._reader.training_thread() else 0
+        self._soon_left = SOON_POLLS if self._reader.training_thread() else 0
         sent_ns = self._now_ns()
         self._question = _Question(
             live=live, between=between, wall_ns=run_clock.wall_ns(), sent_ns=sent_ns, signal=offer[0]
@@ -581,40 +581,40 @@ class StackSampler:
 
     def _note_question(self, phase: int) -> None:
         self._left -= 1
-        self._asked[phase] += 1
+        self._sampled[phase] += 1
         self._missed.clear()
         if phase in self._rounds:
-            self._rounds[phase].asked += 1
+            self._rounds[phase].sampled += 1
 
-    def _move_question(self, asked: int, answered: int) -> None:
+    def _move_question(self, wanted: int, answered: int) -> None:
         """Count a question for the phase that the answer is about instead."""
-        self._asked[asked] -= 1
-        self._asked[answered] += 1
-        for phase, more in ((asked, -1), (answered, 1)):
+        self._sampled[wanted] -= 1
+        self._sampled[answered] += 1
+        for phase, more in ((wanted, -1), (answered, 1)):
             if phase in self._rounds:
-                self._rounds[phase].asked += more
+                self._rounds[phase].sampled += more
 
     def _is_worth_it(self, live: LivePhase) -> bool:
         """Return whether the rank is in a phase whose turn it is."""
-        if self._looks_left is None:
+        if self._polls_left is None:
             self._wanted = self._whose_turn(self._reader.recent_shares())
-            self._looks_left = SEEK_LOOKS if self._wanted else 0
-            self._sought_s = time.monotonic() + SEEK_LOOKS * SEEK_S
+            self._polls_left = SEEK_POLLS if self._wanted else 0
+            self._sought_s = time.monotonic() + SEEK_POLLS * SEEK_S
         if live.since_ns > 0 and (live.phase in self._wanted or self._is_long_stop(live)):
             return True
-        if not self._looks_left:
-            self._looks_left = None  # by the next look its recent steps may differ
+        if not self._polls_left:
+            self._polls_left = None  # by the next look its recent steps may differ
             return False
-        self._looks_left -= 1
-        if not self._looks_left or time.monotonic() > self._sought_s:
+        self._polls_left -= 1
+        if not self._polls_left or time.monotonic() > self._sought_s:
             self._missed.update(self._wanted)
             self._pause()
         return False
 
     def _stops_long(self, live: LivePhase) -> bool:
         """Return whether it is in a long stop that was not asked about yet and is one of the first few."""
-        asked = self._stops.get(live.phase)
-        if asked is None or not live.step or live.step in asked or len(asked) >= AT_ONCE:
+        steps = self._stops.get(live.phase)
+        if steps is None or not live.step or live.step in steps or len(steps) >= AT_ONCE:
             return False
         return 0 < live.since_ns <= self._now_ns() - LONG_NS
 
@@ -622,13 +622,13 @@ class StackSampler:
         """Return whether it is in a long stretch of a phase that is not in every step, and others had their turns."""
         if live.phase not in STOPS or live.since_ns > self._now_ns() - STRETCH_NS:
             return False
-        return all(self._asked[live.phase] <= self._asked[phase] + self._missed[phase] for phase in self._wanted)
+        return all(self._sampled[live.phase] <= self._sampled[phase] + self._missed[phase] for phase in self._wanted)
 
     def _whose_turn(self, shares: Sequence[float]) -> tuple[int, ...]:
         """Return the phases with a good part of the last steps' time that had fewer questions than their share."""
         worth = [phase for phase in (*STOPS, *ORDINARY) if shares[phase] >= WORTH_SHARE]
         worth = [phase for phase in worth if phase in STOPS or self._has_questions(phase, shares[phase])]
-        turns = {phase: self._asked[phase] + self._missed[phase] for phase in worth}
+        turns = {phase: self._sampled[phase] + self._missed[phase] for phase in worth}
         next_turn, total = 1 + sum(turns.values()), sum(shares[phase] for phase in worth)
         return tuple(phase for phase in worth if turns[phase] * total < next_turn * shares[phase])
 
@@ -637,12 +637,12 @@ class StackSampler:
         last = self._rounds.get(phase)
         if last is None or (share >= RISE * last.share and share >= last.share + MORE):
             last = self._rounds[phase] = _Round(share=share)
-        return last.asked < ROUND and self._left > KEPT
+        return last.sampled < ROUND and self._left > RESERVED_QUESTIONS
 
     def _pause(self) -> None:
         """Ask nothing until the next question is due."""
         self._paused_s = time.monotonic()
-        self._looks_left = None
+        self._polls_left = None
 
     def _is_due(self, live: LivePhase) -> bool:
         """Return whether the pause is over. It is shorter once the rank makes steps."""
@@ -824,7 +824,7 @@ class WorkerSampler:
 
     def _wait(self) -> list[dict[str, Any]] | None:
         """Return the answer if it comes at once."""
-        for _ in range(self._pace.brief_looks):
+        for _ in range(self._pace.brief_polls):
             time.sleep(BRIEF_S)
             if (frames := self._read()) is not None:
                 return frames

@@ -94,12 +94,12 @@ def _finalize(
         copy_rest(run_dir)
     if fresh:
         try:
-            with progress_bar("sealing", None, quiet=quiet) as told:
-                seal(run_dir, watched=read_lease(run_dir), progress=told)
+            with progress_bar("sealing", None, quiet=quiet) as progress:
+                seal(run_dir, watched=read_lease(run_dir), progress=progress)
         except RunError as error:
             problems.append(f"Not sealed: {error}.")
-    with progress_bar("opening", None, quiet=quiet) as told:
-        run = open_run(run_dir, progress=told)
+    with progress_bar("opening", None, quiet=quiet) as progress:
+        run = open_run(run_dir, progress=progress)
     if run.meta.get("end") is None and end is not None:
         run = replace(run, meta={**run.meta, "end": dict(end)})
     summary = summarize(run, alive=alive, logs=log_names(run_dir))
@@ -108,7 +108,7 @@ def _finalize(
     if saved:
         remove_hub_file(run_dir)  # left by a launcher that died
         try:
-            copied = _save_summary(run_dir, run, summary, fresh=fresh, asked=own, quiet=quiet)
+            copied = _save_summary(run_dir, run, summary, fresh=fresh, requested=own, quiet=quiet)
         except RunUnwritable as error:
             saved = False
             summary["notices"].append(f"Not saved: {error}.")
@@ -121,7 +121,7 @@ def _finalize(
 
 
 def _save_summary(
-    run_dir: Path, run: RunData, summary: dict[str, Any], *, fresh: bool, asked: bool, quiet: bool
+    run_dir: Path, run: RunData, summary: dict[str, Any], *, fresh: bool, requested: bool, quiet: bool
 ) -> bool:
     """Save the summary; return whether ``report.html`` exists, which is made after a seal or on request.
 
@@ -129,19 +129,19 @@ def _save_summary(
     as it was. RunError is raised only if the page was requested.
     """
     usual = fresh and is_built() and run.meta.get("html") is not False and os.environ.get(ENV_HTML) != "0"
-    copied = usual or asked or (run_dir / REPORT_FILE).is_file()
+    copied = usual or requested or (run_dir / REPORT_FILE).is_file()
     save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
-    if usual or asked:
+    if usual or requested:
         # The hub's resources take a quarter of a second to load: import them only where they are used.
         from stepscope.hub.app import KnownRun, add_copy
 
-        with progress_bar(f"writing {REPORT_FILE}", None, quiet=quiet) as told:
-            why = add_copy(run_dir, KnownRun(data=run, summary=summary), told)
+        with progress_bar(f"writing {REPORT_FILE}", None, quiet=quiet) as progress:
+            why = add_copy(run_dir, KnownRun(data=run, summary=summary), progress)
         if why:
             copied = (run_dir / REPORT_FILE).is_file()
             summary["notices"].append(f"{REPORT_FILE} was not written: {why}.")
             save_summary(run_dir, summary, render_text(summary, width=FILE_WIDTH, saved=True, copied=copied))
-            if asked:
+            if requested:
                 raise RunError(f"{run_dir / REPORT_FILE} was not written: {why}")
     return copied
 
@@ -153,8 +153,8 @@ def _write_page(
     from stepscope.hub.app import KnownRun, write_copy
 
     known = None if over is None else KnownRun(data=over, summary=summary)
-    with progress_bar(f"writing {path.name}", None, quiet=quiet) as told:
-        write_copy(run_dir, path, known=known, redact=redact, progress=told)
+    with progress_bar(f"writing {path.name}", None, quiet=quiet) as progress:
+        write_copy(run_dir, path, known=known, redact=redact, progress=progress)
 
 
 def _spool_notice(run_dir: Path, meta: Mapping[str, Any]) -> list[str]:
@@ -170,8 +170,8 @@ def _barred(run_dir: Path, *, made_here: bool, quiet: bool) -> str | None:
     barred = writing_barred(run_dir, made_here=made_here)
     if barred:
         return barred
-    with progress_bar("checking whether it is still being written", None, quiet=quiet) as told:
-        return sealing_barred(run_dir, read_meta(run_dir), progress=told)
+    with progress_bar("checking whether it is still being written", None, quiet=quiet) as progress:
+        return sealing_barred(run_dir, read_meta(run_dir), progress=progress)
 
 
 def _ended_or_here(run_dir: Path) -> bool:

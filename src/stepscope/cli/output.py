@@ -96,7 +96,7 @@ BAR_CELLS = 24
 PATIENCE_S = 0.5
 """A shorter operation shows no bar."""
 REDRAW_S = 0.1
-WORTH_TELLING_S = 5.0
+SHOWN_FROM_S = 5.0
 """The remaining time is shown if it is longer than this."""
 _CLEAR = "\r\x1b[K"
 
@@ -149,7 +149,7 @@ class _ProgressBar:
         filled = done * BAR_CELLS // max(total, 1)
         line = f"{self._doing} {'█' * filled}{'░' * (BAR_CELLS - filled)} {self._figures(done, total)}"
         left_s = (now_s - self._began_s) * (total - done) / done if done else 0.0
-        if left_s > WORTH_TELLING_S:
+        if left_s > SHOWN_FROM_S:
             line += f", {duration_text(left_s, whole=True)} left"
         # One line only: _CLEAR would leave the rest of a wrapped one.
         line = line[: shutil.get_terminal_size().columns - 1]

@@ -89,13 +89,13 @@ def compare_inputs(
     """
     check_comparable([*baselines, candidate], unfinished=unfinished)
     clock = _clock_of([*baselines, candidate])
-    before, after = [one.on(clock) for one in baselines], candidate.on(clock)
+    before, after = [baseline.on(clock) for baseline in baselines], candidate.on(clock)
     prior = replace(PRIOR, floor=ASSUMED_AT_MOST) if _crowded([*baselines, candidate]) else PRIOR
-    judgment = judge([one.run for one in before], after.run, margin=margin, prior=prior)
+    judgment = judge([measured.run for measured in before], after.run, margin=margin, prior=prior)
     verdict, change = judgment.verdict, judgment.change
     percentiles = {} if candidate.unit == "throughput" else _percentiles([*before, after])
     if judgment.ordinary:
-        *before, after = [_ordinary(one) for one in (*before, after)]
+        *before, after = [_ordinary(measured) for measured in (*before, after)]
     context = _context(baselines, candidate)
     like = not any(row["matters"] for row in context)
     phases = _phases(before, after, change)
@@ -134,8 +134,8 @@ def compare_inputs(
         "compared": {"steps": change.steps, "by_number": change.paired, "ordinary": judgment.ordinary},
         "all_steps": _all_steps(judgment),
         "baselines": [
-            _input_row(one, measured, count)
-            for one, measured, count in zip(baselines, before, judgment.unusual[:-1], strict=True)
+            _input_row(baseline, measured, count)
+            for baseline, measured, count in zip(baselines, before, judgment.unusual[:-1], strict=True)
         ],
         "candidate": _input_row(candidate, after, judgment.unusual[-1]),
         "notices": _notices([*baselines, candidate], judgment),
@@ -147,11 +147,11 @@ def compare_inputs(
 def _crowded(inputs: Sequence[Input]) -> list[str]:
     """The runs whose machine other processes used: their pace depends on those, which no step shows."""
     found = []
-    for one in inputs:
-        machine = [row["evidence"] for row in one.findings or () if row.get("kind") == "cpu_saturated"]
+    for source in inputs:
+        machine = [row["evidence"] for row in source.findings or () if row.get("kind") == "cpu_saturated"]
         used = [(row.get("cpu_percent"), row.get("own_cpu_percent")) for row in machine if isinstance(row, Mapping)]
         if any(_number(whole) - _number(own) >= OTHERS_PERCENT for whole, own in used):
-            found.append(one.name)
+            found.append(source.name)
     return found
 
 
@@ -162,9 +162,9 @@ def _number(value: Any) -> float:
 def _clock_of(inputs: Sequence[Input]) -> Clock:
     """The clock of the candidate's findings, if all have it; else the next that they share."""
     for clock in inputs[-1].clocks:
-        if all(clock in one.clocks for one in inputs):
+        if all(clock in source.clocks for source in inputs):
             return clock
-    return "host" if any("host" in one.clocks for one in inputs) else "given"
+    return "host" if any("host" in source.clocks for source in inputs) else "given"
 
 
 def _ordinary(run: Measured) -> Measured:
@@ -203,38 +203,38 @@ def _percentiles(runs: Sequence[Measured]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _input_row(one: Input, measured: Measured, unusual: int) -> dict[str, Any]:
+def _input_row(source: Input, measured: Measured, unusual: int) -> dict[str, Any]:
     run = measured.run
     mean = float(run.values.mean()) if isinstance(run, Series) else run.mean
     return {
-        "name": one.name,
-        "path": one.path,
-        "kind": one.kind,
-        "status": one.status,
-        "steps": one.steady,
-        "warmup": one.warmup,
+        "name": source.name,
+        "path": source.path,
+        "kind": source.kind,
+        "status": source.status,
+        "steps": source.steady,
+        "warmup": source.warmup,
         "unusual": unusual,
         "mean_ms": finite(mean / 1e6),
-        "created_wall_ns": one.created_wall_ns,
+        "created_wall_ns": source.created_wall_ns,
     }
 
 
 def _notices(inputs: Sequence[Input], judgment: Judgment) -> list[str]:
-    found = [f"{one.name}: {notice}." for one in inputs for notice in one.notices]
+    found = [f"{source.name}: {notice}." for source in inputs for notice in source.notices]
     if crowded := _crowded(inputs):
         found.append(
             f"Other processes used much of the machine of {' and '.join(crowded)}, so equal runs are assumed to differ "
             f"by {percent_text(ASSUMED_AT_MOST, signed=False)} at least."
         )
     if judgment.ordinary and any(judgment.unusual):
-        told = [
-            f"{count_text(count, 'step')} of {one.name}"
-            for one, count in zip(inputs, judgment.unusual, strict=True)
+        parts = [
+            f"{count_text(count, 'step')} of {source.name}"
+            for source, count in zip(inputs, judgment.unusual, strict=True)
             if count
         ]
         were = "is" if sum(judgment.unusual) == 1 else "are"
         why = ", because they vary too much" if judgment.all_steps else ""
-        found.append(f"{' and '.join(told)} {were} far from the steps around and not compared{why}.")
+        found.append(f"{' and '.join(parts)} {were} far from the steps around and not compared{why}.")
     return found
 
 
@@ -325,12 +325,12 @@ def _ranks(before: Sequence[Measured], after: Measured, change: Change) -> dict[
     if not comparable or not all(np.isfinite(run.rank_ns).all() for run in runs):
         return found
     ahead = [_ahead(run) for run in runs]  # [R, K] each
-    means = np.stack([one.mean(axis=1) for one in ahead])
-    errors = np.stack([one.var(axis=1, ddof=1) / one.shape[1] for one in ahead])
+    means = np.stack([phases.mean(axis=1) for phases in ahead])
+    errors = np.stack([phases.var(axis=1, ddof=1) / phases.shape[1] for phases in ahead])
     moved_ns = means[-1] - means[:-1].mean(axis=0)
     count = len(before)
     error_ns = np.sqrt(errors[-1] + errors[:-1].sum(axis=0) / count**2 + (change.between * change.before) ** 2)
-    freedom = sum(one.shape[1] - 1 for one in ahead)
+    freedom = sum(phases.shape[1] - 1 for phases in ahead)
     needed = t_quantile(freedom, 1 - RANK_CHANCE / len(after.ranks))
     real = np.abs(moved_ns) > needed * np.maximum(error_ns, 1.0)
     skew = [float(mean.max() - mean.min()) for mean in means]
@@ -401,10 +401,10 @@ def _cause(
         alike = {row["phase"] for row in named}
         who = sorted(row["rank"] for row in named)
         candidates.append((most * 1e6, {"phase": alike.pop() if len(alike) == 1 else None, "ranks": who}))
-    good = [one for one in candidates if one[0] / total_ns >= thresholds.EXPLAINS_SHARE]
+    good = [candidate for candidate in candidates if candidate[0] / total_ns >= thresholds.EXPLAINS_SHARE]
     if not good:
         return None
-    moved_ns, cause = max(good, key=lambda one: one[0] / total_ns)
+    moved_ns, cause = max(good, key=lambda candidate: candidate[0] / total_ns)
     share = finite(min(moved_ns / total_ns, 1.0))
     cause |= {"change_ms": finite(moved_ns / 1e6), "share": share}
     return {**cause, "text": cause_text(cause, count)}
@@ -419,7 +419,7 @@ def _memory(baselines: Sequence[Input], candidate: Input) -> dict[str, Any]:
     """The peak of the largest rank; of several baselines the highest."""
     found = {}
     for name in MEMORY_WORDS:
-        before = [one.memory[name] for one in baselines if name in one.memory]
+        before = [baseline.memory[name] for baseline in baselines if name in baseline.memory]
         after = candidate.memory.get(name)
         if len(before) == len(baselines) and after is not None:
             most = max(before)
@@ -448,10 +448,10 @@ def _communication(baselines: Sequence[Input], candidate: Input) -> list[dict[st
 
 def _findings(baselines: Sequence[Input], candidate: Input) -> dict[str, Any] | None:
     """Warnings that only the candidate has, and those that it no longer has; None: an input does not know."""
-    if candidate.findings is None or any(one.findings is None for one in baselines):
+    if candidate.findings is None or any(baseline.findings is None for baseline in baselines):
         return None
-    before = {_finding_key(one): one for each in baselines for one in _problems(each)}
-    after = {_finding_key(one): one for one in _problems(candidate)}
+    before = {_finding_key(problem): problem for each in baselines for problem in _problems(each)}
+    after = {_finding_key(problem): problem for problem in _problems(candidate)}
     # What every baseline has is gone; what some have comes and goes.
     always = [key for key in before if all(key in map(_finding_key, _problems(each)) for each in baselines)]
     return {
@@ -461,10 +461,10 @@ def _findings(baselines: Sequence[Input], candidate: Input) -> dict[str, Any] | 
     }
 
 
-def _problems(one: Input) -> list[Mapping[str, Any]]:
+def _problems(source: Input) -> list[Mapping[str, Any]]:
     return [
         found
-        for found in one.findings or ()
+        for found in source.findings or ()
         if found["severity"] in SEVERITIES[1:] and found["kind"] not in NOT_PROBLEMS
     ]
 
@@ -520,10 +520,10 @@ KINDS = {"workload": WORKLOAD, "hardware": HARDWARE, "software": SOFTWARE, "code
 def _context(baselines: Sequence[Input], candidate: Input) -> list[dict[str, Any]]:
     """Everything in which the candidate differs from a baseline, what matters most first."""
     rows = []
-    names = dict.fromkeys([*candidate.context, *(name for one in baselines for name in one.context)])
+    names = dict.fromkeys([*candidate.context, *(name for baseline in baselines for name in baseline.context)])
     for name in sorted(names, key=_context_order):
         kind = _context_kind(name)
-        values = [one.context.get(name) for one in baselines]
+        values = [baseline.context.get(name) for baseline in baselines]
         after = candidate.context.get(name)
         # A value that was not recorded is not a difference, except among settings, where it means that there is none.
         if kind not in ("settings", "environment"):
@@ -543,21 +543,21 @@ def _context(baselines: Sequence[Input], candidate: Input) -> list[dict[str, Any
                 **known,
             }
         )
-    kinds = {one.kind in ("run", "summary", "baseline") for one in (*baselines, candidate)}
+    kinds = {source.kind in ("run", "summary", "baseline") for source in (*baselines, candidate)}
     if len(kinds) > 1:
         known = {"before": baselines[-1].kind, "after": candidate.kind}
         rows.insert(0, {"name": "kind", "label": "kind of input", "kind": "workload", "matters": True, **known})
     return rows
 
 
-def differences(one: Input, other: Input) -> list[str]:
+def differences(source: Input, other: Input) -> list[str]:
     """The names of everything recorded in which two runs differ, except their folder and the version of Stepscope."""
-    return [row["name"] for row in _context([one], other) if row["name"] not in ("cwd", "stepscope")]
+    return [row["name"] for row in _context([source], other) if row["name"] not in ("cwd", "stepscope")]
 
 
-def differs_in_what_matters(one: Input, candidate: Input) -> bool:
+def differs_in_what_matters(source: Input, candidate: Input) -> bool:
     """Whether two runs did different work or ran on different machines."""
-    return any(row["matters"] for row in _context([one], candidate))
+    return any(row["matters"] for row in _context([source], candidate))
 
 
 def _context_kind(name: str) -> str:
@@ -742,21 +742,25 @@ def stored_baselines(folder: Path, branch: str, candidate: Input) -> list[Input]
     """The baselines of a branch, oldest first, without the candidate itself; CompareError if one cannot be read."""
     paths = sorted(_branch_folder(folder, branch).glob("*.json"))
     found = [read_input(path) for path in paths]
-    return [one for one in found if (one.name, one.created_wall_ns) != (candidate.name, candidate.created_wall_ns)]
+    return [
+        source
+        for source in found
+        if (source.name, source.created_wall_ns) != (candidate.name, candidate.created_wall_ns)
+    ]
 
 
 def alike(baselines: Sequence[Input], candidate: Input) -> list[Input]:
     """Those that did the same work on the same kind of machine as the candidate."""
-    return [one for one in baselines if not differs_in_what_matters(one, candidate)]
+    return [baseline for baseline in baselines if not differs_in_what_matters(baseline, candidate)]
 
 
-def record_baseline(folder: Path, branch: str, one: Input, *, keep: int) -> Path:
+def record_baseline(folder: Path, branch: str, source: Input, *, keep: int) -> Path:
     """Keep a run as a baseline of a branch and remove all but its newest ``keep``; CompareError if that fails."""
-    check_comparable([one])
-    document = json.dumps(encode_baseline(one), separators=(",", ":"), allow_nan=False)
+    check_comparable([source])
+    document = json.dumps(encode_baseline(source), separators=(",", ":"), allow_nan=False)
     into = _branch_folder(folder, branch)
-    when = one.created_wall_ns if one.created_wall_ns is not None else time.time_ns()
-    path = into / f"{when:020d}-{quote(one.name, safe='')[:NAME_CHARACTERS]}.json"
+    when = source.created_wall_ns if source.created_wall_ns is not None else time.time_ns()
+    path = into / f"{when:020d}-{quote(source.name, safe='')[:NAME_CHARACTERS]}.json"
     try:
         into.mkdir(parents=True, exist_ok=True)
         file_io.write_bytes(path, document.encode())

@@ -165,25 +165,25 @@ def history_document(points: Sequence[HistoryPoint], left_out: Sequence[Mapping[
     noise = _noise(points, levels)
     few = len(points) < FEWEST_RUNS  # too few to call one of them unusual
     usual = [at for at in range(len(points)) if few or not _unusual(levels, at, noise.spread)]
-    kept = levels[usual]
+    steady = levels[usual]
     shape: Shape = "cannot_tell"
     shifts: list[_Shift] = []
     change = low = high = None
     if len(usual) >= FEWEST_RUNS:
-        cuts = _cuts(kept, noise, _threshold(noise, len(kept)))
-        if cuts and _gradual(kept, cuts, noise):
+        cuts = _cuts(steady, noise, _threshold(noise, len(steady)))
+        if cuts and _gradual(steady, cuts, noise):
             shape = "gradual"
-            change, low, high = _slope(kept, noise)
+            change, low, high = _slope(steady, noise)
         elif cuts:
             shape = "steps"
-            shifts = _shifts(kept, cuts, noise)
-            first, last = kept[: cuts[0]], kept[cuts[-1] :]
+            shifts = _shifts(steady, cuts, noise)
+            first, last = steady[: cuts[0]], steady[cuts[-1] :]
             change, low, high = _difference(first, last, noise)
         else:
-            half = len(kept) // 2
+            half = len(steady) // 2
             shape = "steady"
-            change, low, high = _difference(kept[:half], kept[half:], noise)
-    visible = _visible(noise, len(kept)) if len(usual) >= FEWEST_RUNS else None
+            change, low, high = _difference(steady[:half], steady[half:], noise)
+    visible = _visible(noise, len(steady)) if len(usual) >= FEWEST_RUNS else None
     return {
         "schema": SCHEMA,
         "kind": "history",
@@ -409,28 +409,30 @@ def history_sentences(document: Mapping[str, Any]) -> list[str]:
     """What the document says, the most important first."""
     count = len(document["runs"]) - len(document["unusual"])
     shape, change = document["shape"], document["change"]
-    said: list[str] = []
+    sentences: list[str] = []
     if shape == "cannot_tell":
         return [f"Cannot tell yet: {count_text(count, 'run')} to compare, and it takes {FEWEST_RUNS} or more."]
     if shape == "steady":
         visible = document["noise"]["visible"]
-        said.append(f"No change found in {count_text(count, 'run')}; one of {visible:.1%} or more would be found.")
+        sentences.append(f"No change found in {count_text(count, 'run')}; one of {visible:.1%} or more would be found.")
     low, high = document["interval"]
     bounds = f"{low:+.1%} to {high:+.1%}"
     word = "slower" if change > 0 else "faster"
     if shape == "gradual":
         first, last = document["runs"][0]["run"], document["runs"][-1]["run"]
-        said.append(f"Gradually {word}: {change:+.1%} ({bounds}) from {first} to {last}, without a clear first run.")
-    said += [_change_sentence(row) for row in reversed(document["changes"])]
+        sentences.append(
+            f"Gradually {word}: {change:+.1%} ({bounds}) from {first} to {last}, without a clear first run."
+        )
+    sentences += [_change_sentence(row) for row in reversed(document["changes"])]
     if len(document["changes"]) > 1:
-        said.append(f"In all {abs(change):.1%} {word} ({bounds}) than the first runs.")
+        sentences.append(f"In all {abs(change):.1%} {word} ({bounds}) than the first runs.")
     odd = list(document["unusual"])
     if document["last"] is not None:
         word = "slower" if document["last"] > 0 else "faster"
         last = f"{odd.pop()}, the last run, is {abs(document['last']):.1%} {word} than the runs before it"
-        said.insert(0, f"{last}; the next run will show whether that stays.")
-    said += [f"{run} is unlike the runs around it and was left out." for run in odd]
-    return said
+        sentences.insert(0, f"{last}; the next run will show whether that stays.")
+    sentences += [f"{run} is unlike the runs around it and was left out." for run in odd]
+    return sentences
 
 
 def _change_sentence(row: Mapping[str, Any]) -> str:

@@ -145,33 +145,35 @@ def read_input(
         raise CompareError(f"{path} is empty")
     if text.lstrip()[0] not in "[{":
         return _of_table(path, *_csv_columns(path, text), column, unit)
-    said = _json(path, text)
-    if isinstance(said, dict):
-        with_current_kinds(said)
-    if isinstance(said, dict) and "step_time" in said and "phases" in said:
-        return summary_input(path, said)
-    if isinstance(said, dict) and said.get("kind") == BASELINE:
-        return decode_baseline(path, said)
-    return _of_table(path, *_json_columns(path, said), column, unit)
+    document = _json(path, text)
+    if isinstance(document, dict):
+        with_current_kinds(document)
+    if isinstance(document, dict) and "step_time" in document and "phases" in document:
+        return summary_input(path, document)
+    if isinstance(document, dict) and document.get("kind") == BASELINE:
+        return decode_baseline(path, document)
+    return _of_table(path, *_json_columns(path, document), column, unit)
 
 
 def check_comparable(inputs: Sequence[Input], *, unfinished: bool = False) -> None:
     """Raise CompareError if an input cannot be judged; ``unfinished``: accept runs that did not end well."""
     *baselines, candidate = inputs
-    if any(Path(one.path).resolve() == Path(candidate.path).resolve() for one in baselines):
+    if any(Path(baseline.path).resolve() == Path(candidate.path).resolve() for baseline in baselines):
         raise CompareError(f"{candidate.name} is both the baseline and the run to compare with it")
-    for one in inputs:
-        if one.bad and not unfinished:
-            how = {"running": "still runs"}.get(str(one.status), f"did not finish: {one.status_text or one.status}")
-            raise CompareError(f"{one.name} {how}; only `stepscope compare --unfinished` compares such a run")
-        fewest = FEWEST_NUMBERS if one.kind == "numbers" else thresholds.MIN_STEPS
-        if one.steady < fewest:
-            what = "number" if one.kind == "numbers" else "steady step"
-            raise CompareTooShort(
-                f"cannot tell: {one.name} has {count_text(one.steady, what)}; at least {fewest} are needed"
+    for source in inputs:
+        if source.bad and not unfinished:
+            how = {"running": "still runs"}.get(
+                str(source.status), f"did not finish: {source.status_text or source.status}"
             )
-    if len({one.unit for one in inputs}) > 1:
-        odd = next(one for one in inputs if one.unit == "throughput")
+            raise CompareError(f"{source.name} {how}; only `stepscope compare --unfinished` compares such a run")
+        fewest = FEWEST_NUMBERS if source.kind == "numbers" else thresholds.MIN_STEPS
+        if source.steady < fewest:
+            what = "number" if source.kind == "numbers" else "steady step"
+            raise CompareTooShort(
+                f"cannot tell: {source.name} has {count_text(source.steady, what)}; at least {fewest} are needed"
+            )
+    if len({source.unit for source in inputs}) > 1:
+        odd = next(source for source in inputs if source.unit == "throughput")
         raise CompareError(f"{odd.name} contains throughput and the others contain times; they cannot be compared")
 
 
@@ -195,7 +197,7 @@ def input_of_run(run: RunData, summary: Mapping[str, Any]) -> Input:
         name=run.name,
         path=run.path,
         kind="run",
-        measured={one.clock: measured_of(one) for one in views},
+        measured={view.clock: measured_of(view) for view in views},
         steady=len(view.steps),
         **_about_run(summary, run.meta, window),
     )
@@ -319,7 +321,7 @@ def _about_run(summary: Mapping[str, Any], meta: Mapping[str, Any], window: Wind
         "context": _context(summary, meta, window),
         "memory": _memory(summary),
         "communication": _communication(summary),
-        "findings": [one for one in findings if _is_finding(one)] if isinstance(findings, list) else None,
+        "findings": [finding for finding in findings if _is_finding(finding)] if isinstance(findings, list) else None,
         "notices": tuple(notices),
     }
 
@@ -367,8 +369,8 @@ def _plain(value: Any) -> Any:
 def _of_ranks(summary: Mapping[str, Any], name: str) -> str | None:
     """The values of all ranks, each once."""
     rows = summary.get("ranks")
-    said = [row.get(name) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return ", ".join(sorted({one for one in said if isinstance(one, str) and one})) or None
+    values = [row.get(name) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return ", ".join(sorted({value for value in values if isinstance(value, str) and value})) or None
 
 
 def _memory(summary: Mapping[str, Any]) -> dict[str, int]:
@@ -460,27 +462,27 @@ def _json(path: Path, text: str) -> Any:
     return rows
 
 
-def _json_columns(path: Path, said: Any) -> tuple[Columns, list[str]]:
+def _json_columns(path: Path, document: Any) -> tuple[Columns, list[str]]:
     """A list of numbers, a list of objects, or an object that holds lists of either."""
-    if isinstance(said, dict):
-        lists = {str(name): value for name, value in said.items() if isinstance(value, list) and value}
+    if isinstance(document, dict):
+        lists = {str(name): value for name, value in document.items() if isinstance(value, list) and value}
         tables = [value for value in lists.values() if isinstance(value[0], dict)]
         if len(tables) == 1:
-            said = tables[0]
+            document = tables[0]
         else:
             return {name: value for name, value in lists.items() if not isinstance(value[0], dict | list)}, []
-    if not isinstance(said, list) or not said:
+    if not isinstance(document, list) or not document:
         raise CompareError(f"{path} contains no list of numbers")
-    if isinstance(said[0], dict):
-        names = dict.fromkeys(str(name) for row in said if isinstance(row, dict) for name in row)
-        return {name: [row.get(name) if isinstance(row, dict) else None for row in said] for name in names}, []
-    return {"": said}, []
+    if isinstance(document[0], dict):
+        names = dict.fromkeys(str(name) for row in document if isinstance(row, dict) for name in row)
+        return {name: [row.get(name) if isinstance(row, dict) else None for row in document] for name in names}, []
+    return {"": document}, []
 
 
 def _csv_columns(path: Path, text: str) -> tuple[Columns, list[str]]:
     """A table with or without a line of names; separated by commas, semicolons, tabs or spaces."""
     first = text.lstrip().splitlines()[0]
-    separator = next((one for one in ",;\t" if one in first), " ")
+    separator = next((character for character in ",;\t" if character in first), " ")
     lines = text.splitlines()
     if len(lines) > LARGEST_COUNT:
         raise CompareError(f"{path} is too large for a table of steps")
@@ -499,14 +501,16 @@ def _csv_columns(path: Path, text: str) -> tuple[Columns, list[str]]:
 
 def _of_table(path: Path, columns: Columns, order: list[str], column: str | None, unit: str | None) -> Input:
     chosen = _chosen(path, columns, column)
-    said = unit or _unit_of(chosen)
-    throughput = said == "throughput"
+    known_unit = unit or _unit_of(chosen)
+    throughput = known_unit == "throughput"
     values, numbers = _values(path, chosen, columns, throughput=throughput)
-    scale = 1e9 if throughput else IN_NS[said or "s"]
+    scale = 1e9 if throughput else IN_NS[known_unit or "s"]
     took = scale / values if throughput else values * scale
     series, apart = without_warmup(numbers, took)
     measured = Measured(clock="given", run=series)
-    notices = () if said or not chosen else (f"the numbers in {path.name} are taken as seconds (--unit changes that)",)
+    notices = (
+        () if known_unit or not chosen else (f"the numbers in {path.name} are taken as seconds (--unit changes that)",)
+    )
     return Input(
         name=path.name,
         path=str(path),
@@ -521,7 +525,7 @@ def _of_table(path: Path, columns: Columns, order: list[str], column: str | None
 
 def without_warmup(numbers: NDArray[np.int64], values: Floats) -> tuple[Series, int]:
     """The steady steps, by the same rule as for recorded runs, and how many were set apart."""
-    apart = {one.step for one in set_apart(numbers, values[None, :], np.zeros((1, len(values)), np.uint16))}
+    apart = {step.step for step in set_apart(numbers, values[None, :], np.zeros((1, len(values)), np.uint16))}
     steady = ~np.isin(numbers, list(apart))
     return Series(numbers=numbers[steady], values=values[steady]), len(apart)
 
@@ -609,50 +613,50 @@ STORED_STEPS = 5_000
 STORED_RANKS = 1_024
 
 
-def encode_baseline(one: Input) -> dict[str, Any]:
+def encode_baseline(source: Input) -> dict[str, Any]:
     """The document of a run that can be read again as an input; CompareError if there are no steps to keep."""
-    clocks = list(one.measured.values())
+    clocks = list(source.measured.values())
     if not all(isinstance(measured.run, Series) for measured in clocks):
-        raise CompareError(f"{one.name} has no steps to keep as a baseline; record the run itself")
+        raise CompareError(f"{source.name} has no steps to keep as a baseline; record the run itself")
     return {
         "kind": BASELINE,
         "schema": 1,
-        "name": one.name,
-        "unit": one.unit,
-        "status": one.status,
-        "warmup": one.warmup,
-        "created_wall_ns": one.created_wall_ns,
-        "numbers": one.kind == "numbers",
+        "name": source.name,
+        "unit": source.unit,
+        "status": source.status,
+        "warmup": source.warmup,
+        "created_wall_ns": source.created_wall_ns,
+        "numbers": source.kind == "numbers",
         "clocks": [_encode_clock(measured) for measured in clocks],
-        "context": dict(one.context),
-        "memory": dict(one.memory),
-        "communication": list(one.communication),
-        "findings": None if one.findings is None else [_short_finding(found) for found in one.findings],
+        "context": dict(source.context),
+        "memory": dict(source.memory),
+        "communication": list(source.communication),
+        "findings": None if source.findings is None else [_short_finding(found) for found in source.findings],
     }
 
 
-def decode_baseline(path: Path, said: Mapping[str, Any]) -> Input:
+def decode_baseline(path: Path, document: Mapping[str, Any]) -> Input:
     """Read what ``encode_baseline`` made; CompareError if it is damaged."""
-    if said.get("schema") != 1:
-        raise CompareError(f"{path} has schema {said.get('schema')}; this Stepscope reads schema 1")
+    if document.get("schema") != 1:
+        raise CompareError(f"{path} has schema {document.get('schema')}; this Stepscope reads schema 1")
     try:
-        clocks = [_decode_clock(raw) for raw in said["clocks"]]
-        findings = said["findings"]
+        clocks = [_decode_clock(raw) for raw in document["clocks"]]
+        findings = document["findings"]
         known = {measured.clock: measured for measured in clocks}
         first = clocks[0].run
         return Input(
-            name=str(said["name"]),
+            name=str(document["name"]),
             path=str(path),
-            kind="numbers" if said["numbers"] is True else "baseline",
-            unit="throughput" if said["unit"] == "throughput" else "time",
-            status=None if said["status"] is None else str(said["status"]),
+            kind="numbers" if document["numbers"] is True else "baseline",
+            unit="throughput" if document["unit"] == "throughput" else "time",
+            status=None if document["status"] is None else str(document["status"]),
             measured=known,
             steady=len(first.values) if isinstance(first, Series) else 0,
-            warmup=int(said["warmup"]),
-            created_wall_ns=None if said["created_wall_ns"] is None else int(said["created_wall_ns"]),
-            context={str(name): _plain(value) for name, value in dict(said["context"]).items()},
-            memory={str(name): int(value) for name, value in dict(said["memory"]).items() if int(value) > 0},
-            communication=[_communication_row(row) for row in said["communication"]],
+            warmup=int(document["warmup"]),
+            created_wall_ns=None if document["created_wall_ns"] is None else int(document["created_wall_ns"]),
+            context={str(name): _plain(value) for name, value in dict(document["context"]).items()},
+            memory={str(name): int(value) for name, value in dict(document["memory"]).items() if int(value) > 0},
+            communication=[_communication_row(row) for row in document["communication"]],
             findings=None if findings is None else [dict(found) for found in findings if _is_finding(found)],
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
@@ -661,15 +665,15 @@ def decode_baseline(path: Path, said: Mapping[str, Any]) -> Input:
 
 def _encode_clock(measured: Measured) -> dict[str, Any]:
     assert isinstance(measured.run, Series)
-    kept = slice(-STORED_STEPS, None)
+    recent = slice(-STORED_STEPS, None)
     ranks = len(measured.ranks) <= STORED_RANKS
     return {
         "clock": measured.clock,
-        "steps": measured.run.numbers[kept].tolist(),
-        "step_ns": np.round(measured.run.values[kept], 3).tolist(),
+        "steps": measured.run.numbers[recent].tolist(),
+        "step_ns": np.round(measured.run.values[recent], 3).tolist(),
         "phases": list(measured.phases),
-        "mean_ns": np.round(measured.mean_ns[:, kept]).tolist(),
-        "common_ns": np.round(measured.common_ns[:, kept]).tolist(),
+        "mean_ns": np.round(measured.mean_ns[:, recent]).tolist(),
+        "common_ns": np.round(measured.common_ns[:, recent]).tolist(),
         "ranks": list(measured.ranks) if ranks else [],
         "rank_ns": np.round(measured.rank_ns).tolist() if ranks else [],
         "comm_measured": measured.comm_measured,

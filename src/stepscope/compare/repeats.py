@@ -36,20 +36,20 @@ def read_repeats(baseline: Input, candidates: Sequence[Input]) -> list[Input]:
 
     ``candidates``: all that are compared with it; with several, a repeat must be one for each of them.
     """
-    paths = [Path(one.path) for one in (baseline, *candidates)]
+    paths = [Path(source.path) for source in (baseline, *candidates)]
     if not all((path / META).is_file() for path in paths):
         return []
     first, *lasts = (run_entry(path) for path in paths)
     resolved = {path.resolve() for path in paths}
     entries, _ = list_runs(paths[0].resolve().parent)
     others = [
-        one
-        for one in entries
-        if one.path.resolve() not in resolved
-        and one.status == "finished"
-        and all(_may_be(one, first, last) for last in lasts)
+        entry
+        for entry in entries
+        if entry.path.resolve() not in resolved
+        and entry.status == "finished"
+        and all(_may_be(entry, first, last) for last in lasts)
     ]
-    others.sort(key=lambda one: abs(one.created_wall_ns - first.created_wall_ns))
+    others.sort(key=lambda entry: abs(entry.created_wall_ns - first.created_wall_ns))
     found: list[Input] = []
     for entry in others[:MOST_READ]:
         try:
@@ -86,8 +86,8 @@ def _is_repeat(entry: RunEntry, read: Input, base: tuple[RunEntry, Input], compa
     return apart and abs(_mean(read) / _mean(baseline) - 1) <= ASSUMED_AT_MOST
 
 
-def _mean(one: Input) -> float:
-    run = one.on(one.clocks[0]).run
+def _mean(source: Input) -> float:
+    run = source.on(source.clocks[0]).run
     return float(run.values.mean()) if isinstance(run, Series) else run.mean
 
 
@@ -95,13 +95,13 @@ def _own_tags(first: RunEntry, last: RunEntry) -> set[str]:
     return set(first.labels.tags) - set(last.labels.tags)
 
 
-def _alike(one: RunEntry, two: RunEntry) -> bool:
-    return (one.command, one.ranks, one.commit, one.dirty) == (two.command, two.ranks, two.commit, two.dirty)
+def _alike(first: RunEntry, two: RunEntry) -> bool:
+    return (first.command, first.ranks, first.commit, first.dirty) == (two.command, two.ranks, two.commit, two.dirty)
 
 
 def repeats_text(baseline: Input, repeats: Sequence[Input]) -> str:
     """The sentence that says that they are used."""
-    names = ", ".join(one.name for one in repeats)
+    names = ", ".join(repeat.name for repeat in repeats)
     return (
         f"{count_text(len(repeats), 'more run')} of {baseline.name} in its folder ({names}) "
         f"{'is used as a baseline' if len(repeats) == 1 else 'are used as baselines'}, too"

@@ -231,9 +231,9 @@ def _place(
             continue
         faster = float(fit.means[at] - fit.means[other])
         half = fit.half(int(fit.counts[at]), int(fit.counts[other]))
-        less = theirs < own * (1 - SAME_MEMORY)
+        smaller = theirs < own * (1 - SAME_MEMORY)
         as_much = theirs <= own * (1 + SAME_MEMORY)
-        if (faster > half and as_much) or (less and faster >= 0):
+        if (faster > half and as_much) or (smaller and faster >= 0):
             return "dominated", variant.name
         if as_much and faster > 0:
             near = variant.name
@@ -286,20 +286,20 @@ def _missing_sentence(document: Mapping[str, Any]) -> list[str]:
 def _front_sentences(document: Mapping[str, Any]) -> list[str]:
     rows = {row["variant"]: row for row in document["variants"]}
     measured = [row for row in document["variants"] if row["speed"] is not None]
-    said = []
+    sentences = []
     if document["front"]:
         fastest, smallest = rows[document["front"][-1]], rows[document["front"][0]]
-        said.append(
+        sentences.append(
             f"Fastest: {fastest['variant']}, {_speed_text(fastest, document['unit'])}, {bytes_text(fastest['memory'])}."
         )
         if smallest is not fastest:
             share = smallest["speed"] / fastest["speed"]
-            said.append(
+            sentences.append(
                 f"Least memory: {smallest['variant']}, {bytes_text(smallest['memory'])}, at {share:.0%} of that speed."
             )
     elif measured:
-        said.append("The memory of the variants is not known, so there is no front.")
-    return said
+        sentences.append("The memory of the variants is not known, so there is no front.")
+    return sentences
 
 
 def _memory_words(points: Sequence[Mapping[str, Any]]) -> str:

@@ -44,8 +44,8 @@ __all__ = [
 
 Document = Mapping[str, Any]
 
-LOOKS = {"slower": "warning", "faster": "healthy", "same": "healthy", "cannot_tell": "info"}
-GATE_LOOKS = {"regression": "critical", "pass": "healthy", "cannot_tell": "warning"}
+SEVERITIES = {"slower": "warning", "faster": "healthy", "same": "healthy", "cannot_tell": "info"}
+GATE_SEVERITIES = {"regression": "critical", "pass": "healthy", "cannot_tell": "warning"}
 FIRST_KINDS = ("workload", "hardware", "software")
 """Changes that are said before any number."""
 VALUE_COLUMNS = 32
@@ -58,9 +58,9 @@ WORTH_SHOWING = 0.002
 # -- sentences that all forms share -----------------------------------------------------------------------------------
 
 
-def _look(document: Document) -> str:
+def _severity(document: Document) -> str:
     gate = document.get("gate")
-    return GATE_LOOKS[gate["result"]] if gate else LOOKS[document["verdict"]]
+    return GATE_SEVERITIES[gate["result"]] if gate else SEVERITIES[document["verdict"]]
 
 
 def _headline(document: Document) -> str:
@@ -205,7 +205,7 @@ def sentences_of(document: Document) -> dict[str, Any]:
     cause = document["cause"]
     return {
         "title": _headline(document),
-        "look": _look(document),
+        "look": _severity(document),
         "changed": _first_changes(document),
         "cause": cause["text"] if cause else "",
         "step": _step(document),
@@ -242,7 +242,7 @@ def render_comparison(document: Document, *, width: int = 80, color: bool = Fals
     if first:
         out.marked("warning", f"Changed: {'; '.join(first)}.", bold=False)
         out.blank()
-    out.marked(_look(document), _headline(document), bold=True)
+    out.marked(_severity(document), _headline(document), bold=True)
     for check in _checks(document):
         out.labeled(check["name"], [check["text"]])
     if document["cause"]:
@@ -287,11 +287,11 @@ def _finding_lines(out: Page, document: Document) -> None:
     found = document["findings"]
     if not found:
         return
-    for name, title, look in (("new", "New findings", None), ("gone", "No longer found", "healthy")):
+    for name, title, style in (("new", "New findings", None), ("gone", "No longer found", "healthy")):
         if found[name]:
             out.lines.append(out.paint(title, "bold"))
             for row in found[name][:LINES_SHOWN]:
-                out.marked(look or row["severity"], row["title"], bold=False)
+                out.marked(style or row["severity"], row["title"], bold=False)
             out.blank()
 
 
@@ -312,7 +312,7 @@ def _change_lines(out: Page, document: Document) -> None:
 def render_markdown(document: Document) -> str:
     """Render a comparison as Markdown; text of the inputs is escaped."""
     document = printable_document(document)
-    lines = [f"### {MARKS[_look(document)]} {_markdown(_headline(document))}", ""]
+    lines = [f"### {MARKS[_severity(document)]} {_markdown(_headline(document))}", ""]
     first = _first_changes(document)
     if first:
         lines = [f"**Changed: {_markdown('; '.join(first))}.**", "", *lines]
@@ -362,7 +362,7 @@ def _markdown(text: str) -> str:
 def comparison_page(document: Document) -> dict[str, Any]:
     """What the page shows of a comparison, in the form of ``reports/page_documents.py``."""
     document = printable_document(document)
-    names = [one["name"] for one in (*document["baselines"], document["candidate"])]
+    names = [row["name"] for row in (*document["baselines"], document["candidate"])]
     facts = {
         **{check["name"]: check["text"] for check in _checks(document)},
         "where": document["cause"]["text"] if document["cause"] else "",
@@ -389,7 +389,7 @@ def comparison_page(document: Document) -> dict[str, Any]:
         [],
         [*_page_phases(document), *(part for title, texts in lists.items() for part in listed(title, texts))],
         notices=notices,
-        verdict=finding_part(_look(document), _headline(document), sides=titled_lists(sides)),
+        verdict=finding_part(_severity(document), _headline(document), sides=titled_lists(sides)),
     )
 
 

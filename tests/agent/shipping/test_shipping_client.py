@@ -71,7 +71,7 @@ def test_one_connection_carries_everything(new_hub: Any, certificates: Any, tls:
         welcome = ours.join(who(), patience_s=5)
         for _ in range(3):
             answer = ours.send(welcome.run, FRAME, patience_s=5)
-            assert (answer.status, answer.said["next_s"]) == (200, 0.05)
+            assert (answer.status, answer.document["next_s"]) == (200, 0.05)
             assert answer.sent_mono_ns < answer.heard_mono_ns
         assert len(hub._open) == 1
     assert hub.paths[:2] == ["/api/v1/runs/a%20job%2F1/join", "/api/v1/runs/a%20job%2F1-2/frames"]

@@ -56,9 +56,9 @@ class Node:
     def thin(self) -> None:
         before_s = self.now_s
         for _ in range(4):
-            self.keeper.look()
+            self.keeper.check()
             while self.keeper.busy:
-                self.keeper.look()
+                self.keeper.check()
             self.now_s += 11
         self.now_s = before_s
 

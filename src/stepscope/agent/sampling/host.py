@@ -66,7 +66,7 @@ class JobCpu:
 
     def percent(self, roots: Collection[int]) -> float | None:
         """Return the use of all cores since the previous sample; None at first, without roots or without ``/proc``."""
-        self._look(set(roots))
+        self._scan(set(roots))
         now = self._now()
         ticks = {pid: spent for pid in self._ticks if (spent := self._spent(pid)) is not None}
         used = sum(spent - self._ticks[pid] for pid, spent in ticks.items())
@@ -80,7 +80,7 @@ class JobCpu:
         """Return the processes outside the job that were there at the last sample."""
         return self._strangers
 
-    def _look(self, roots: set[int]) -> None:
+    def _scan(self, roots: set[int]) -> None:
         """Update the process tree."""
         try:
             present = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - names, quickly
@@ -295,14 +295,14 @@ class NetworkSampler:
         self._at_s = self._seldom_s = now()
         self._seldom: dict[str, float] = {}
         self.sample()
-        self._look_seldom(self._at_s)
+        self._read_seldom(self._at_s)
 
     def sample(self) -> dict[str, float]:
         """Return bytes and events per second; link speeds are in bytes per second too."""
         now = self._now()
         seconds, self._at_s = now - self._at_s, now
         if now - self._seldom_s >= SELDOM_S:
-            self._look_seldom(now)
+            self._read_seldom(now)
         return {
             **{f"net_{name}": _rate(count, seconds) for name, count in self._since_devices().items()},
             **{name: _rate(count, seconds) for name, count in self._since_tcp().items()},
@@ -356,7 +356,7 @@ class NetworkSampler:
 
     # -- less often -----------------------------------------------------------------------------------------------
 
-    def _look_seldom(self, now_s: float) -> None:
+    def _read_seldom(self, now_s: float) -> None:
         seconds, self._seldom_s = now_s - self._seldom_s, now_s
         timeouts = {name: _rate(count, seconds) for name, count in self._since_tcp_more().items()}
         self._seldom = {**timeouts, **self._speed(), **self._ports_since(seconds)}
@@ -366,8 +366,8 @@ class NetworkSampler:
         speeds = []
         for port in sorted((self._sysfs / "infiniband").glob("*/ports/*")):
             files = {file for names in IB_COLUMNS.values() for file in names}
-            told = {file: _read_counter(port / "counters" / file).strip() for file in files}
-            counts[str(port)] = {file: int(text) for file, text in told.items() if text.isdecimal()}
+            counters = {file: _read_counter(port / "counters" / file).strip() for file in files}
+            counts[str(port)] = {file: int(text) for file, text in counters.items() if text.isdecimal()}
             gbit = _read_counter(port / "rate").partition(" ")[0]
             speeds += [float(gbit) * 1000 * MBIT_BYTES] if gbit.replace(".", "", 1).isdecimal() else []
         before, self._ports = self._ports, counts
@@ -400,8 +400,8 @@ def _named_counts(text: str, prefix: str, wanted: Mapping[str, str]) -> NetworkC
     values = rest.partition("\n")[0]
     if not values.startswith(prefix):
         return {}
-    told = dict(zip(names.split(), values.split(), strict=False))
-    return {name: int(told[key]) for name, key in wanted.items() if told.get(key, "").isdecimal()}
+    fields = dict(zip(names.split(), values.split(), strict=False))
+    return {name: int(fields[key]) for name, key in wanted.items() if fields.get(key, "").isdecimal()}
 
 
 def _since(before: Mapping[str, int], now: Mapping[str, int]) -> NetworkCounts:
@@ -677,26 +677,26 @@ class GpuSampler:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._found: queue.SimpleQueue[list[dict[str, Any]]] = queue.SimpleQueue()
-        self._asked_s: float | None = None
+        self._requested_s: float | None = None
         threading.Thread(target=self._work, name="gpu samples", daemon=True).start()
 
     def request(self) -> None:
-        if self._asked_s is None:
-            self._asked_s = time.monotonic()
-            self._asked.set()
+        if self._requested_s is None:
+            self._requested_s = time.monotonic()
+            self._requested.set()
 
     def collect(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
         while not self._found.empty():
             records += self._found.get()
-            self._asked_s = None
+            self._requested_s = None
         return records
 
     def silent(self) -> bool:
         """Return whether a request has been pending for too long."""
-        return self._asked_s is not None and time.monotonic() - self._asked_s > SILENCE_S
+        return self._requested_s is not None and time.monotonic() - self._requested_s > SILENCE_S
 
     def _work(self) -> None:
         import pynvml
@@ -711,8 +711,8 @@ class GpuSampler:
             handles, fixed = [], {}
         handles = [(index, handle) for index, handle in handles if _visible(index, fixed[index].get("uuid", ""))]
         while True:
-            self._asked.wait()
-            self._asked.clear()
+            self._requested.wait()
+            self._requested.clear()
             common = {
                 "wall_ns": run_clock.wall_ns(),
                 "mono_ns": time.perf_counter_ns(),

@@ -65,9 +65,9 @@ PACKET_BYTES = _BODY.size + PROOF_BYTES
 @dataclass(frozen=True, kw_only=True)
 class Packet:
     kind: Literal["question", "answer"]
-    asks: int
+    sender: int
     """A node's number, like ``asked``."""
-    asked: int
+    target: int
     boot: bytes
     number: int
     dwell_ns: int = 0
@@ -75,7 +75,9 @@ class Packet:
 
 def pack_packet(packet: Packet, key: bytes) -> bytes:
     kind = _KINDS.index(packet.kind) + 1
-    body = _BODY.pack(_MAGIC, _VERSION, kind, 0, packet.asks, packet.asked, packet.boot, packet.number, packet.dwell_ns)
+    body = _BODY.pack(
+        _MAGIC, _VERSION, kind, 0, packet.sender, packet.target, packet.boot, packet.number, packet.dwell_ns
+    )
     return body + _proof(body, key)
 
 
@@ -84,10 +86,10 @@ def read_packet(data: bytes, key: bytes) -> Packet | None:
     body, proof = data[: _BODY.size], data[_BODY.size :]
     if len(data) != PACKET_BYTES or not hmac.compare_digest(_proof(body, key), proof):
         return None
-    magic, version, kind, _, asks, asked, boot, number, dwell_ns = _BODY.unpack(body)
+    magic, version, kind, _, sender, target, boot, number, dwell_ns = _BODY.unpack(body)
     if magic != _MAGIC or version != _VERSION or not 1 <= kind <= len(_KINDS):
         return None
-    return Packet(kind=_KINDS[kind - 1], asks=asks, asked=asked, boot=boot, number=number, dwell_ns=dwell_ns)
+    return Packet(kind=_KINDS[kind - 1], sender=sender, target=target, boot=boot, number=number, dwell_ns=dwell_ns)
 
 
 def _proof(body: bytes, key: bytes) -> bytes:
@@ -151,13 +153,13 @@ class Probes:
         self._ignored = {"foreign": 0, "replayed": 0}
         self._heard = self._crowded = False
         # Used only by the thread:
-        self._asked: OrderedDict[int, _Question] = OrderedDict()
+        self._open_questions: OrderedDict[int, _Question] = OrderedDict()
         self._boots: OrderedDict[bytes, int] = OrderedDict()
         self._count = 0
         self._tokens, self._tokens_s = float(TAKEN_PER_S), 0.0
         # Used only by the loop:
         self._line_s = self._began_s = time.monotonic()
-        self._told_blocked = False
+        self._reported_blocked = False
         self._thread: threading.Thread | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
@@ -208,9 +210,9 @@ class Probes:
         """Return a message that is worth an event, once."""
         with self._lock:
             silent = self._thread is not None and self._peers and not self._heard
-        if self._told_blocked or not silent or time.monotonic() - self._began_s < BLOCKED_S:
+        if self._reported_blocked or not silent or time.monotonic() - self._began_s < BLOCKED_S:
             return None
-        self._told_blocked = True
+        self._reported_blocked = True
         return "no agent on another node answers probes; UDP may be blocked, so round trips are unknown"
 
     @property
@@ -261,9 +263,11 @@ class Probes:
             return turn
         peer = peers[turn % len(peers)]
         self._count += 1
-        question = Packet(kind="question", asks=self._number, asked=peer.node, boot=self._boot, number=self._count)
+        question = Packet(kind="question", sender=self._number, target=peer.node, boot=self._boot, number=self._count)
         data = pack_packet(question, key)
-        self._asked[self._count] = _Question(peer=peer, wall_ns=run_clock.wall_ns(), mono_ns=time.perf_counter_ns())
+        self._open_questions[self._count] = _Question(
+            peer=peer, wall_ns=run_clock.wall_ns(), mono_ns=time.perf_counter_ns()
+        )
         self._send(data, (peer.address, peer.port))
         return turn + 1
 
@@ -298,7 +302,7 @@ class Probes:
 
     def _answer(self, packet: Packet, key: bytes, where: tuple[str, int], arrived_ns: int | None) -> None:
         known = self._boots.get(packet.boot, 0)
-        if packet.asked != self._number or packet.number <= known:
+        if packet.target != self._number or packet.number <= known:
             self._ignore("replayed")
             return
         self._boots[packet.boot] = packet.number
@@ -308,8 +312,8 @@ class Probes:
         dwell_ns = 0 if arrived_ns is None else min(max(time.time_ns() - arrived_ns, 0), int(PATIENCE_S * 1e9))
         answer = Packet(
             kind="answer",
-            asks=packet.asks,
-            asked=packet.asked,
+            sender=packet.sender,
+            target=packet.target,
             boot=packet.boot,
             number=packet.number,
             dwell_ns=dwell_ns,
@@ -319,30 +323,30 @@ class Probes:
             self._heard = True
 
     def _answered(self, packet: Packet, arrived_ns: int | None) -> None:
-        asked = self._asked.get(packet.number)
-        if asked is None or packet.boot != self._boot or packet.asked != asked.peer.node:
+        question = self._open_questions.get(packet.number)
+        if question is None or packet.boot != self._boot or packet.target != question.peer.node:
             self._ignore("replayed")
             return
-        del self._asked[packet.number]
-        most_ns = time.perf_counter_ns() - asked.mono_ns
-        took_ns = most_ns if arrived_ns is None else arrived_ns - asked.wall_ns
+        del self._open_questions[packet.number]
+        most_ns = time.perf_counter_ns() - question.mono_ns
+        took_ns = most_ns if arrived_ns is None else arrived_ns - question.wall_ns
         if not 0 <= took_ns <= most_ns:  # the clock was set in between
             took_ns = most_ns
         with self._lock:
             self._heard = True
-            own = self._seen.setdefault(packet.asked, (asked.peer, _Seen()))[1]
+            own = self._seen.setdefault(packet.target, (question.peer, _Seen()))[1]
             own.sent += 1
             own.rtts_us.append(max(took_ns - packet.dwell_ns, 0) / 1e3)
 
     def _give_up(self) -> None:
         late_ns = time.perf_counter_ns() - int(PATIENCE_S * 1e9)
         with self._lock:
-            while self._asked:
-                number, asked = next(iter(self._asked.items()))
-                if asked.mono_ns > late_ns:
+            while self._open_questions:
+                number, question = next(iter(self._open_questions.items()))
+                if question.mono_ns > late_ns:
                     return
-                del self._asked[number]
-                own = self._seen.setdefault(asked.peer.node, (asked.peer, _Seen()))[1]
+                del self._open_questions[number]
+                own = self._seen.setdefault(question.peer.node, (question.peer, _Seen()))[1]
                 own.sent += 1
                 own.lost += 1
 

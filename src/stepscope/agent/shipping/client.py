@@ -51,14 +51,14 @@ class Answer:
     """The answer to a frame, with the times when we sent the frame and had received the whole answer."""
 
     status: int
-    said: dict[str, Any]
+    document: dict[str, Any]
     sent_mono_ns: int
     heard_mono_ns: int
 
     @property
     def why(self) -> str:
         """The hub's error text. It is untrusted, so it is shortened and cleaned."""
-        return plain(self.said.get("why"))
+        return plain(self.document.get("why"))
 
 
 class HubClient:
@@ -118,9 +118,9 @@ class HubClient:
         headers = {PROOF_HEADER: proof, "Content-Type": "application/json"}
         status, proof, text, _ = self._ask(HELLO_PATH, body, headers, deadline_s, HELLO_BYTES)
         if status != 200:
-            said = plain(_object(text).get("why"))
+            reason = plain(_object(text).get("why"))
             raise (KeyRefused if status == 403 else HubRefused)(
-                f"{self._where} rejected this node: {said or f'{UNPROVED} (HTTP status {status})'}"
+                f"{self._where} rejected this node: {reason or f'{UNPROVED} (HTTP status {status})'}"
             )
         return read_challenge(text, proof, nonce, self._key, self._certificate)
 
@@ -132,7 +132,7 @@ class HubClient:
         deadline_s = time.monotonic() + patience_s
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/octet-stream"}
         try:
-            again = self._is_open()
+            reused = self._is_open()
             while True:
                 try:
                     if not self._is_open():
@@ -145,13 +145,13 @@ class HubClient:
                     raise
                 except OSError:
                     self.close()
-                    if not again:
+                    if not reused:
                         raise
-                    again = False
+                    reused = False
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self._trouble(error) from None
-        return Answer(status=status, said=_object(text), sent_mono_ns=sent_ns, heard_mono_ns=time.monotonic_ns())
+        return Answer(status=status, document=_object(text), sent_mono_ns=sent_ns, heard_mono_ns=time.monotonic_ns())
 
     def close(self) -> None:
         if self._connection is not None:
@@ -320,10 +320,10 @@ def _left(deadline_s: float) -> float:
 def _object(text: bytes) -> dict[str, Any]:
     """Parse a JSON object; return an empty one if the text is not one."""
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def plain(text: object) -> str:

@@ -72,7 +72,7 @@ class RingClaim:
 
     after_seq: int
     offset: int
-    told: bytes
+    reported: bytes
     live: Whereabouts | None
 
 
@@ -89,9 +89,9 @@ class OutgoingRing:
         self._lasting = b""
         self._entire = b""
         self._live: Whereabouts | None = None
-        self._has = RingClaim(after_seq=after_seq, offset=0, told=b"", live=None)
+        self._has = RingClaim(after_seq=after_seq, offset=0, reported=b"", live=None)
 
-    def look(self, *, final: bool) -> None:
+    def refresh(self, *, final: bool) -> None:
         """Read the sidecar if it changed. At the end, make up a missing one from the ring's name."""
         try:
             status = self._sidecar.stat()
@@ -110,15 +110,15 @@ class OutgoingRing:
 
     def news(self, *, final: bool) -> bool:
         """Return whether the hub still needs the sidecar."""
-        return self.about is not None and self._has.told != self._to_tell(final)
+        return self.about is not None and self._has.reported != self._to_report(final)
 
-    def told(self, *, final: bool) -> RingClaim:
+    def as_reported(self, *, final: bool) -> RingClaim:
         """Return what the hub will know once it has the sidecar."""
-        return replace(self._has, told=self._to_tell(final))
+        return replace(self._has, reported=self._to_report(final))
 
     @property
     def known(self) -> bool:
-        return bool(self._has.told)
+        return bool(self._has.reported)
 
     def behind_bytes(self, offset: int | None = None) -> int:
         """Return how many bytes of the segment were not sent, or lie after ``offset``."""
@@ -155,8 +155,8 @@ class OutgoingRing:
             live_phase=phase,
             state=state,
         )
-        told = claim.told if claim is not None else has.told
-        return rows, RingClaim(after_seq=last_seq, offset=offset, told=told, live=self._live)
+        reported = claim.reported if claim is not None else has.reported
+        return rows, RingClaim(after_seq=last_seq, offset=offset, reported=reported, live=self._live)
 
     def take(self, claim: RingClaim) -> None:
         """Note that the hub has it."""
@@ -172,7 +172,7 @@ class OutgoingRing:
         self._lasting = _digest(json.dumps({name: value for name, value in raw.items() if name not in LIVE_FIELDS}))
         self._live = (known.live_step, known.live_since_ns, known.live_phase, STATES.index(known.state))
 
-    def _to_tell(self, final: bool) -> bytes:
+    def _to_report(self, final: bool) -> bytes:
         return self._entire if final else self._lasting
 
 
@@ -281,8 +281,8 @@ class Outgoing:
         batch = Batch()
         try:
             self._add_files(batch)
-            self._look_for_rings()
-            self._tell_rings(batch, final=final)
+            self._find_rings()
+            self._report_rings(batch, final=final)
             self._add_steps(batch)
             for name in LINE_FILES:
                 if name == SAMPLES:
@@ -313,7 +313,7 @@ class Outgoing:
             return 0
 
     def _count_left(self) -> int:
-        self._look_for_rings()
+        self._find_rings()
         left = sum(ring.behind_bytes() for ring in self._rings.values())
         lines = [(name, _size(self._run_dir / name)) for name in LINE_FILES if name != SAMPLES]
         left += min(max(0, samples_end(self._run_dir) - self._at.get(SAMPLES, 0)), sample_bytes(self._run_dir))
@@ -321,27 +321,27 @@ class Outgoing:
         left += sum(max(0, size - self._at.get(name, 0)) for name, size in (*lines, *logs))
         return left + sum(stamp.size for name, stamp in self._named("file", WHOLE) if self._whole.get(name) != stamp)
 
-    def _look_for_rings(self) -> None:
+    def _find_rings(self) -> None:
         for name, _ in _entries(self._run_dir / STEPS):
             key, dot, suffix = name.rpartition(".")
             if dot + suffix in (SEGMENT_SUFFIX, SIDECAR_SUFFIX) and key not in self._rings:
                 self._rings[key] = OutgoingRing(self._run_dir, key, 0)
 
-    def _tell_rings(self, batch: Batch, *, final: bool) -> None:
-        told: dict[str, str] = {}
+    def _report_rings(self, batch: Batch, *, final: bool) -> None:
+        sidecars: dict[str, str] = {}
         size = 0
         for ring in self._rings.values():
-            ring.look(final=final)
+            ring.refresh(final=final)
             if not ring.news(final=final):
                 continue
             text = json.dumps(ring.about, separators=(",", ":"))
-            if told and size + len(text) > SIDECARS_BYTES * self._scale:
+            if sidecars and size + len(text) > SIDECARS_BYTES * self._scale:
                 batch.more = True
                 break
-            told[ring.key] = text
+            sidecars[ring.key] = text
             size += len(text)
-        if told and batch.takes(part_of("rings", f"[{','.join(told.values())}]".encode())):
-            batch.rings |= {key: self._rings[key].told(final=final) for key in told}
+        if sidecars and batch.takes(part_of("rings", f"[{','.join(sidecars.values())}]".encode())):
+            batch.rings |= {key: self._rings[key].as_reported(final=final) for key in sidecars}
 
     def _add_steps(self, batch: Batch) -> None:
         rings = self._in_turn([ring for ring in self._rings.values() if ring.known or ring.key in batch.rings])

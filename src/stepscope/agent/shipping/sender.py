@@ -332,18 +332,18 @@ class Sender:
 
     def _taken(self, answer: Answer, batch: Batch, size: int) -> None:
         """Process a 200 answer. Raise HubError if it is invalid: then it is unknown whether the frame was accepted."""
-        said = answer.said
+        document = answer.document
         try:
-            self._next_s = _seconds(said["next_s"])
+            self._next_s = _seconds(document["next_s"])
             self._clock.heard(
                 sent_mono_ns=answer.sent_mono_ns,
-                received_wall_ns=int(said["received_wall_ns"]),
-                answered_wall_ns=int(said["sent_wall_ns"]),
+                received_wall_ns=int(document["received_wall_ns"]),
+                answered_wall_ns=int(document["sent_wall_ns"]),
                 heard_mono_ns=answer.heard_mono_ns,
             )
-            self.watched = said.get("watched") is True
-            if said.get("peers") is not None:
-                self.peers = peers_of(said["peers"])
+            self.watched = document.get("watched") is True
+            if document.get("peers") is not None:
+                self.peers = peers_of(document["peers"])
         except (KeyError, TypeError, ValueError, OverflowError, FrameError):
             raise HubError("the answer is not from a Stepscope hub") from None
         self._outgoing.acked(batch)
@@ -362,7 +362,7 @@ class Sender:
                 self._away("the hub accepts no data: its disk is full")
             else:
                 self.trouble = "the hub accepts no data: it is overloaded"
-            return Turn(wait_s=_seconds(answer.said.get("retry_s")) * random.uniform(1.0, 1.25))
+            return Turn(wait_s=_seconds(answer.document.get("retry_s")) * random.uniform(1.0, 1.25))
         if answer.status == 401:
             self._welcome = None
             self.trouble = "the hub does not recognize this node"
@@ -395,16 +395,16 @@ class Sender:
 
 def _positions(answer: Answer) -> Positions:
     try:
-        return positions_of(answer.said["positions"])
+        return positions_of(answer.document["positions"])
     except (KeyError, TypeError, ValueError, FrameError):
         raise HubError("the hub did not report which data it has") from None
 
 
-def _seconds(said: object) -> float:
+def _seconds(value: object) -> float:
     """Return the wait that the hub asked for, within limits."""
-    if isinstance(said, bool) or not isinstance(said, int | float) or math.isnan(said):
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         return FIRST_PAUSE_S
-    return min(max(said, SHORTEST_HUB_S), LONGEST_HUB_S)
+    return min(max(value, SHORTEST_HUB_S), LONGEST_HUB_S)
 
 
 # -- Sending thread ---------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ LAST_PAUSE_S = 1.0
 SILENCE_S = 8.0
 """At the end, give up on a hub that is silent for this long. One that was restarted would have answered."""
 THREAD_GRACE_S = 1.0
-JOIN_LOOK_S = 0.2
+JOIN_POLL_S = 0.2
 OUT_OF_TIME = "the time limit was reached"
 
 
@@ -514,7 +514,7 @@ class Shipper:
         self._wake.set()
         last_s = self._deadline_s + THREAD_GRACE_S
         while self._thread.is_alive() and time.monotonic() < last_s:
-            self._thread.join(JOIN_LOOK_S)
+            self._thread.join(JOIN_POLL_S)
             if given_up():
                 self.stop()
                 break

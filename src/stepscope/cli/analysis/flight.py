@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     require_page(args.html)
     if args.html is not None:
         protect_inputs([args.html], [*args.paths, *_existing_output(args.html, args.paths)])
-    with progress_bar("reading dumps") as told:
-        reading = read_paths(args.paths, progress=told)
+    with progress_bar("reading dumps") as progress:
+        reading = read_paths(args.paths, progress=progress)
     if not reading.dumps:
         raise DumpError(" ".join(["no dump found:", *reading.problems[:4]]))
     document = judge_dumps(

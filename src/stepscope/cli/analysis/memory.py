@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if sample is None:
         from stepscope.flight.wording import spans_text
 
-        ranks = sorted({one.rank for one in records.of_memory})
+        ranks = sorted({sample.rank for sample in records.of_memory})
         raise UsageError(f"rank {args.rank} has no layer samples; ranks with samples: {spans_text(ranks)}")
     document = layers_document(records, sample)
     if args.json:

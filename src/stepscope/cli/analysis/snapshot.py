@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     output = args.output or Path(f"snapshot-rank-{rank}.pickle")
     if not output.absolute().parent.is_dir():
         raise UsageError(f"cannot write {output}: {output.absolute().parent} does not exist")
-    said = request_snapshot(
+    answer = request_snapshot(
         ring, rank=rank, history_s=args.history, wait_s=args.wait, alive=lambda: process_alive(who.pid, who.start_ticks)
     )
     saved = ring.with_suffix(SNAPSHOT_SUFFIX)
@@ -93,18 +93,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
     finally:
         saved.unlink(missing_ok=True)
-    _tell(output, rank, said, args.history)
+    _tell(output, rank, answer, args.history)
     return 0
 
 
-def _tell(output: Path, rank: int, said: dict[str, Any], history_s: float) -> None:
+def _tell(output: Path, rank: int, answer: dict[str, Any], history_s: float) -> None:
     size = bytes_text(output.stat().st_size)
     with_history = ""
-    if said.get("own_history") is True:
+    if answer.get("own_history") is True:
         with_history = ", with the history that the script records"
-    elif said.get("history") is True:
+    elif answer.get("history") is True:
         with_history = f", with {duration_text(history_s)} of history"
-    step = said.get("step")
+    step = answer.get("step")
     after = f" after step {step:,}" if type(step) is int else ""
     kind = "trace_plot" if with_history else "segment_plot"
     print(f"{output}: rank {rank}{after}, {size}{with_history}")
@@ -119,14 +119,15 @@ def _rank_of(run_dir: Path, rank: int | None) -> tuple[Path, RingHeader]:
     """The ring of a running rank, and what it says of its process."""
     meta = read_meta(run_dir)
     left = snapshot_path(run_dir, rank or 0)
-    kept = f"; {left} was written when it ran out of memory" if left.exists() else ""
+    at_failure = f"; {left} was written when it ran out of memory" if left.exists() else ""
     if not is_local(meta):
-        raise RunError(f"{run_dir} is recorded on {meta.get('host')}; run this command there{kept}")
+        raise RunError(f"{run_dir} is recorded on {meta.get('host')}; run this command there{at_failure}")
     session = session_of(run_dir, meta)
     found = {} if session is None else _running(session)
     if not found:
         raise RunError(
-            f"no rank of {run_dir} runs on this host; `stepscope memory {run_dir}` shows what its layers held{kept}"
+            f"no rank of {run_dir} runs on this host; `stepscope memory {run_dir}` shows what its layers held"
+            f"{at_failure}"
         )
     if rank is None and len(found) == 1:
         return next(iter(found.values()))
@@ -171,22 +172,22 @@ def request_snapshot(
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
     """Ask the process of a ring, and wait for its snapshot next to the ring; RunError if it does not come."""
-    asked, answer = ring.with_suffix(ASK_SUFFIX), ring.with_suffix(ANSWER_SUFFIX)
+    request, answer = ring.with_suffix(ASK_SUFFIX), ring.with_suffix(ANSWER_SUFFIX)
     identity = secrets.token_hex(8)
     answer.unlink(missing_ok=True)
-    _write(asked, {"id": identity, "history_s": history_s})
+    _write(request, {"id": identity, "history_s": history_s})
     began_s = now_s()
     state = ""
     try:
         with progress_bar(f"waiting for rank {rank}", lambda s: f"{s} s") as tell:
             while True:
-                said = _read(answer)
-                if said.get("id") == identity:
-                    state = str(said.get("state"))
+                reply = _read(answer)
+                if reply.get("id") == identity:
+                    state = str(reply.get("state"))
                     if state == "done":
-                        return said
+                        return reply
                     if state == "failed":
-                        raise RunError(f"rank {rank} took no snapshot: {said.get('problem')}")
+                        raise RunError(f"rank {rank} took no snapshot: {reply.get('problem')}")
                 waited_s = now_s() - began_s
                 most_s = wait_s + history_s
                 if waited_s >= most_s:
@@ -196,7 +197,7 @@ def request_snapshot(
                 tell(int(waited_s), int(most_s))
                 sleep(EVERY_S)
     finally:
-        asked.unlink(missing_ok=True)
+        request.unlink(missing_ok=True)
         answer.unlink(missing_ok=True)
 
 
@@ -221,7 +222,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(read_document(path))
+        document = json.loads(read_document(path))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}

@@ -37,8 +37,10 @@ def analyze_traces(files: Sequence[Path], passed_over: Sequence[str], options: O
     from stepscope.traces.findings import analyze_job
     from stepscope.traces.job import one_per_rank
 
-    with progress_bar("reading traces", bytes_text) as told:
-        found = analyze_paths(files, options, engine_named(engine), lambda _files, _all, read, total: told(read, total))
+    with progress_bar("reading traces", bytes_text) as progress:
+        found = analyze_paths(
+            files, options, engine_named(engine), lambda _files, _all, read, total: progress(read, total)
+        )
     problems = [outcome.message for outcome in found if isinstance(outcome, Problem)]
     analyses = [outcome for outcome in found if not isinstance(outcome, Problem)]
     if not analyses:

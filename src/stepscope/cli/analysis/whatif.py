@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.whatif.replay import analyze
 
     shape = read_meta(args.meta)
-    with progress_bar("replaying") as told:
-        found = analyze(read_trace(args.trace, shape), progress=told)
+    with progress_bar("replaying") as progress:
+        found = analyze(read_trace(args.trace, shape), progress=progress)
     if args.json:
         print(json.dumps(whatif_document(found), indent=2, allow_nan=False))
     else:

@@ -72,8 +72,8 @@ def _lines(place: Path) -> Iterator[dict[str, Any]]:
     if place.is_file():
         yield from read(place)
         return
-    one = (place / META).is_file()
-    for run_dir in [place] if one else sorted(place.iterdir()) if place.is_dir() else []:
+    is_run = (place / META).is_file()
+    for run_dir in [place] if is_run else sorted(place.iterdir()) if place.is_dir() else []:
         if run_dir.is_dir():
             for line in read(run_dir / AUDIT):
                 yield {**line, "run": run_dir.resolve().name}  # a run's log has no say about other runs
@@ -81,7 +81,7 @@ def _lines(place: Path) -> Iterator[dict[str, Any]]:
     for line in read(audit_path(os.environ)):
         served = Path(str(line.get("served", "")))
         ours = served in (folder, folder.parent) and line.get("run") == folder.name
-        if ours if one else folder in (served, served.parent):
+        if ours if is_run else folder in (served, served.parent):
             yield line
 
 

@@ -97,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
         if width is not None and len(shown) < len(found):
             print(f"({len(shown)} of {count_text(len(found), 'run')})")
     elif entries:
-        asked = [f"the status {' or '.join(args.status)}"] if args.status else []
-        asked += [f"the tag {' and '.join(args.tag)}"] if args.tag else []
-        print(printable(f"No runs in {args.dir} with {' and '.join(asked)}."))
+        filters = [f"the status {' or '.join(args.status)}"] if args.status else []
+        filters += [f"the tag {' and '.join(args.tag)}"] if args.tag else []
+        print(printable(f"No runs in {args.dir} with {' and '.join(filters)}."))
     else:
         print(printable(f"No runs in {args.dir} yet."))
     return 0
@@ -124,13 +124,13 @@ def _has_status(entry: RunEntry, word: str) -> bool:
 def _table(entries: Sequence[RunEntry], width: int | None) -> str:
     """The column of tags is left out if no run has any."""
     dropped = set() if any(entry.labels.tags for entry in entries) else {TAGS}
-    kept = [place for place in range(len(COLUMNS)) if place not in dropped]
+    columns = [place for place in range(len(COLUMNS)) if place not in dropped]
     return format_table(
-        [COLUMNS[place] for place in kept],
-        [[cells[place] for place in kept] for cells in map(_cells, entries)],
-        numeric=[kept.index(place) for place in NUMERIC],
+        [COLUMNS[place] for place in columns],
+        [[cells[place] for place in columns] for cells in map(_cells, entries)],
+        numeric=[columns.index(place) for place in NUMERIC],
         width=width,
-        left_out=[kept.index(place) for place in LEFT_OUT if place in kept],
+        left_out=[columns.index(place) for place in LEFT_OUT if place in columns],
         least=VERDICT_COLUMNS,
     )
 

@@ -255,10 +255,10 @@ def _unread(script: str, moved: Sequence[Sequence[str]]) -> bool:
     return not any(name in text for name in names)
 
 
-def _name(asked: str | None, command: list[str], nodes: Nodes, step: SlurmStep | None, *, alone: bool) -> str | None:
+def _name(wanted: str | None, command: list[str], nodes: Nodes, step: SlurmStep | None, *, alone: bool) -> str | None:
     """The name of the run; None: named by its time. UsageError if the nodes could not agree on a name."""
-    if asked is not None:
-        return asked
+    if wanted is not None:
+        return wanted
     if step is not None:
         return default_name(command, step.name)
     if nodes.id not in ("", "none"):

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
         raise RunError(f"{run_dir} was sealed here and can no longer be sent; read it with `stepscope report`")
     if processes_alive(run_dir) and not clock_ahead_s(run_dir, meta):
         raise UsageError(f"{run_dir} is still being written; its agent is sending it")
-    with progress_bar("checking whether it is still being written", None) as told:
-        barred = writing_barred(run_dir) or sealing_barred(run_dir, meta, progress=told)
+    with progress_bar("checking whether it is still being written", None) as progress:
+        barred = writing_barred(run_dir) or sealing_barred(run_dir, meta, progress=progress)
     if barred:
         raise RunError(f"{run_dir} cannot be sent from here: {barred}")
     _drain(run_dir, meta)
@@ -108,13 +108,13 @@ def _deliver(sender: Sender, end: Mapping[str, Any]) -> None:
     if sender.local:
         raise UsageError("this is the run itself, which its hub reads in place; there is nothing to send")
     total, frames, taken_s = sender.left_bytes(), 0, time.monotonic()
-    with progress_bar("sending", bytes_text) as told:
+    with progress_bar("sending", bytes_text) as progress:
         while not turn.delivered:
             turn = sender.turn(bye=end)
             if sender.counts.frames > frames:
                 frames, taken_s = sender.counts.frames, time.monotonic()
             elif time.monotonic() - taken_s > GIVE_UP_S:
                 raise HubError(sender.trouble)
-            told(max(total - sender.left_bytes(), 0), total)
+            progress(max(total - sender.left_bytes(), 0), total)
             if not turn.delivered:
                 time.sleep(turn.wait_s)

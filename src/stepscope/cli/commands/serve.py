@@ -125,19 +125,19 @@ def run(args: argparse.Namespace) -> int:
     folder = None if args.all else _served(DEFAULT if args.dir is None else args.dir)
     with (
         listen(host, port, in_use=IN_USE) as listening,
-        _token(args.token_file, listening.getsockname()[1], kept=args.all) as (place, token),
+        _token(args.token_file, listening.getsockname()[1], persistent=args.all) as (place, token),
     ):
         shown = socket.gethostname() if host in ANYWHERE else host
         secured = options.tls and (outside or options.certificate is not None)
         tls = certificate_of(options, [socket.gethostname(), host]) if secured else None
         url = url_of(shown, listening.getsockname()[1], tls=secured)
-        one = _name_of(folder) if folder is not None else ""
+        run_name = _name_of(folder) if folder is not None else ""
         try:
             with _announced(url, place, token, tls) if args.all else nullcontext():
-                _tell(_what(folder), url, one, place, token)
+                _tell(_what(folder), url, run_name, place, token)
                 if tls is not None:
                     _tell_certificate(tls, own=options.certificate is not None)
-                with _shown(page_link(url, one, token)) if args.open else nullcontext():
+                with _shown(page_link(url, run_name, token)) if args.open else nullcontext():
                     run_loop(_serve(args, folder, listening, token, tls, trusted))
         finally:
             if tls is not None:
@@ -218,14 +218,14 @@ def _trusted(header: str | None, user: str | None, *, outside: bool) -> TrustedP
 
 
 @contextmanager
-def _token(fixed: Path | None, port: int, *, kept: bool = False) -> Iterator[tuple[Path, str]]:
+def _token(fixed: Path | None, port: int, *, persistent: bool = False) -> Iterator[tuple[Path, str]]:
     """A file with the reader's token: the user's own, which is kept, or a new one that is removed at the end.
 
     ``kept``: keep ours, too, so that links and sessions stay valid after a restart.
     """
     from stepscope.wire.handshake import kept_secret, key_path
 
-    if fixed is None and kept:
+    if fixed is None and persistent:
         fixed = key_path(os.environ).with_name(ALL_TOKEN_FILE)
     if fixed is not None:
         yield fixed, kept_secret(fixed, "token", "name another file with --token-file")

@@ -57,7 +57,7 @@ def more_words(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    result = _asked(args.paths, args.sql, args.timeout)
+    result = _query(args.paths, args.sql, args.timeout)
     if args.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         print(json.dumps(rows, indent=2, default=str))
@@ -70,15 +70,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(paths: Sequence[Path], sql: str, limit_s: float) -> QueryResult:
+def _query(paths: Sequence[Path], sql: str, limit_s: float) -> QueryResult:
     # A long query is no error of the file system's.
     if os.path.exists(sql) or sql in runs_in(RUNS_FOLDER):  # noqa: PTH110
         raise UsageError(f'no query: stepscope sql {shlex.quote(sql)} "select …" (see `stepscope sql --help`)')
     found = [_traces(path) for path in paths]
     if len(paths) < 2 and not any(found):
         run_dir = locate_run(paths[0] if paths else None)
-        with progress_bar("querying", None) as told:
-            return query(run_dir, sql, limit_s=limit_s, progress=told)
+        with progress_bar("querying", None) as progress:
+            return query(run_dir, sql, limit_s=limit_s, progress=progress)
     if not all(found):
         raise UsageError(
             f"{paths[found.index(None)]} contains no trace; with several paths each one must (or name a single run)"

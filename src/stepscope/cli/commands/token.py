@@ -44,8 +44,13 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         now_s = time.time()
         rows = [
-            (one.name, one.scope, _day(one.created_s), "expired" if one.expires_s <= now_s else _day(one.expires_s))
-            for one in tokens.all()
+            (
+                token.name,
+                token.scope,
+                _day(token.created_s),
+                "expired" if token.expires_s <= now_s else _day(token.expires_s),
+            )
+            for token in tokens.all()
         ]
         print(format_table(("name", "for", "created", "expires"), rows) if rows else "No tokens yet.")
         return 0

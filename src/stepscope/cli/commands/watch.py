@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         feed.close()
 
 
-def _is_url(said: str | None) -> bool:
-    return said is not None and said.startswith(("http://", "https://"))
+def _is_url(text: str | None) -> bool:
+    return text is not None and text.startswith(("http://", "https://"))
 
 
 def _elsewhere(args: argparse.Namespace) -> Feed:
@@ -71,10 +71,10 @@ def _elsewhere(args: argparse.Namespace) -> Feed:
     from stepscope.terminal.feed import Feed, RunAddress, fingerprint_from, token_from
 
     url, _, fragment = args.where.partition("#")
-    said, _, parameters = fragment.removeprefix("/").partition("?")
+    path, _, parameters = fragment.removeprefix("/").partition("?")
     if "token=" in parameters:
         raise UsageError("that link contains the token, and other users can see command lines; use --token-file")
-    named = unquote(said.removeprefix("run/")) if said.startswith("run/") else ""
+    named = unquote(path.removeprefix("run/")) if path.startswith("run/") else ""
     place = RunAddress(
         url=url,
         token=token_from(args.token_file),

@@ -93,10 +93,10 @@ def read_inputs(paths: Sequence[Path], args: argparse.Namespace) -> list[Input]:
     protect_inputs([args.html], found)
     inputs = []
     # Large runs take a second or two each, most of it outside of Python's lock.
-    with progress_bar("reading", None) as told, ThreadPoolExecutor(READERS) as pool:
-        for one in pool.map(lambda path: read_input(path, column=args.column, unit=args.unit), found):
-            inputs.append(one)
-            told(len(inputs), len(found))
+    with progress_bar("reading", None) as progress, ThreadPoolExecutor(READERS) as pool:
+        for source in pool.map(lambda path: read_input(path, column=args.column, unit=args.unit), found):
+            inputs.append(source)
+            progress(len(inputs), len(found))
     return inputs
 
 

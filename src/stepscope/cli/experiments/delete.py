@@ -43,17 +43,17 @@ def run(args: argparse.Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("nothing was deleted")
             return 1
-    kept = 0
+    failed = 0
     for run_dir in found:
         try:
-            with progress_bar(f"watching {run_dir}") as told:
-                delete_run(run_dir, progress=told)
+            with progress_bar(f"watching {run_dir}") as progress:
+                delete_run(run_dir, progress=progress)
         except RunError as error:
             say(str(error))
-            kept += 1
+            failed += 1
         else:
             say(f"deleted {run_dir}")
-    return RunError.exit_code if kept else 0
+    return RunError.exit_code if failed else 0
 
 
 def _about(run_dir: Path) -> str:

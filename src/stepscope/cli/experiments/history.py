@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from stepscope.compare.history import history_document, history_points, same_job
 
     entries = runs_of_folder(args.dir)
-    found = [entry for entry in entries if _asked(entry, args.tag or (), args.name)]
+    found = [entry for entry in entries if _matches(entry, args.tag or (), args.name)]
     if not found:
         filtered = " with that name or tag" if entries else ""
         raise UsageError(f"no runs in {args.dir}{filtered}")
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(entry: RunEntry, tags: Sequence[str], pattern: str | None) -> bool:
+def _matches(entry: RunEntry, tags: Sequence[str], pattern: str | None) -> bool:
     names = (entry.path.name, entry.name)
     return set(tags) <= set(entry.labels.tags) and (
         pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names)

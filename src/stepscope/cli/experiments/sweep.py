@@ -169,43 +169,43 @@ class Plan:
 
     def key(self, variant: Variant) -> str:
         """Identifies what a variant runs: a trial of an earlier plan counts only if that is the same."""
-        said = [self.words(variant), sorted({**self.env, **variant.env}.items())]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+        parts = [self.words(variant), sorted({**self.env, **variant.env}.items())]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def read_plan(path: Path) -> Plan:
     """Read and check a plan; UsageError says what is wrong with it."""
-    said = _parsed(path)
-    _known(said, ("name", "command", "options", "env", "rounds", "timeout_s", "variant", "grid"), str(path))
-    variants = said.get("variant", [])
-    if not isinstance(variants, list) or not all(isinstance(one, dict) for one in variants):
+    plan = _parsed(path)
+    _known(plan, ("name", "command", "options", "env", "rounds", "timeout_s", "variant", "grid"), str(path))
+    variants = plan.get("variant", [])
+    if not isinstance(variants, list) or not all(isinstance(variant, dict) for variant in variants):
         raise UsageError(f"{path}: `variant` must be a list of tables: [[variant]]")
-    read = (*(_variant(path, one) for one in variants[: MOST_VARIANTS + 1]), *_grid(path, said.get("grid", {})))
+    read = (*(_variant(path, variant) for variant in variants[: MOST_VARIANTS + 1]), *_grid(path, plan.get("grid", {})))
     if not read:
         raise UsageError(f"{path}: a plan needs at least one [[variant]], or a [grid]")
     if len(read) > MOST_VARIANTS:
         raise UsageError(f"{path}: at most {MOST_VARIANTS} variants")
-    names = [one.name for one in read]
+    names = [variant.name for variant in read]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"{path}: two variants are named {twice}")
-    if len({one.samples is None for one in read}) > 1:
+    if len({variant.samples is None for variant in read}) > 1:
         raise UsageError(
             f"{path}: either all variants have `samples` or none; otherwise their speeds cannot be compared"
         )
-    command = _words(path, said, "command")
+    command = _words(path, plan, "command")
     if not command:
         raise UsageError(f"{path}: a plan needs a `command`: what `stepscope run` starts")
-    rounds, timeout = said.get("rounds", 3), said.get("timeout_s")
+    rounds, timeout = plan.get("rounds", 3), plan.get("timeout_s")
     if type(rounds) is not int or rounds < 1:
         raise UsageError(f"{path}: `rounds` must be a whole number from 1")
     if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout <= threading.TIMEOUT_MAX):
         raise UsageError(f"{path}: `timeout_s` must be a number of seconds")
     return Plan(
-        name=_name(path, said.get("name", path.stem if path.stem != "plan" else path.absolute().parent.name)),
+        name=_name(path, plan.get("name", path.stem if path.stem != "plan" else path.absolute().parent.name)),
         folder=path.absolute().parent,
         command=command,
-        options=_words(path, said, "options"),
-        env=_env(path, said),
+        options=_words(path, plan, "options"),
+        env=_env(path, plan),
         rounds=rounds,
         timeout_s=timeout,
         variants=read,
@@ -220,13 +220,13 @@ def _parsed(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file") from None
     try:
-        said = json.loads(text) if path.suffix == ".json" else _toml(path, text)
+        document = json.loads(text) if path.suffix == ".json" else _toml(path, text)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise UsageError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {why}") from None
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise UsageError(f"{path} is not a plan")
-    return said
+    return document
 
 
 def _toml(path: Path, text: str) -> Any:
@@ -238,17 +238,17 @@ def _toml(path: Path, text: str) -> Any:
     raise UsageError(f"{path}: TOML needs Python 3.11 or the package tomli; a plan can also be a .json file")
 
 
-def _variant(path: Path, said: Mapping[str, Any]) -> Variant:
-    name = _name(path, said.get("name"))
-    _known(said, ("name", "args", "env", "options", "samples"), f"{path}: variant {name}")
-    samples = said.get("samples")
+def _variant(path: Path, table: Mapping[str, Any]) -> Variant:
+    name = _name(path, table.get("name"))
+    _known(table, ("name", "args", "env", "options", "samples"), f"{path}: variant {name}")
+    samples = table.get("samples")
     if samples is not None and (type(samples) not in (int, float) or not 0 < samples < math.inf):
         raise UsageError(f"{path}: `samples` of {name} must be a positive number: samples per step, over all ranks")
     return Variant(
         name=name,
-        args=_words(path, said, "args"),
-        env=_env(path, said),
-        options=_words(path, said, "options"),
+        args=_words(path, table, "args"),
+        env=_env(path, table),
+        options=_words(path, table, "options"),
         samples=samples,
     )
 
@@ -271,13 +271,13 @@ def _grid(path: Path, grid: Any) -> list[Variant]:
         )
     for name in samples:
         numbers: Any = next((values for _, axis, values in axes if axis == name), [])
-        if not numbers or not all(type(one) in (int, float) and one > 0 for one in numbers):
+        if not numbers or not all(type(number) in (int, float) and number > 0 for number in numbers):
             raise UsageError(f"{path}: samples in [grid] names {name}, which has no positive numbers there")
     for part, name, values in axes:
         if (
             not isinstance(values, list)
             or not values
-            or not all(type(one) in (str, int, float, bool) for one in values)
+            or not all(type(value) in (str, int, float, bool) for value in values)
         ):
             raise UsageError(f"{path}: {part}.{name} in [grid] must be a list of values")
     if math.prod(len(values) for _, _, values in axes) > MOST_VARIANTS:
@@ -311,20 +311,20 @@ def _combination(
     )
 
 
-def _known(said: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    if odd := next((name for name in said if name not in names), None):
+def _known(table: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    if odd := next((name for name in table if name not in names), None):
         raise UsageError(f"{where}: unknown key {odd!r}; known keys: {', '.join(names)}")
 
 
-def _name(path: Path, said: Any) -> str:
-    if not isinstance(said, str) or NAME.fullmatch(said) is None:
-        raise UsageError(f"{path}: {said!r} is not a name: use letters, digits, dots and dashes")
-    return said
+def _name(path: Path, value: Any) -> str:
+    if not isinstance(value, str) or NAME.fullmatch(value) is None:
+        raise UsageError(f"{path}: {value!r} is not a name: use letters, digits, dots and dashes")
+    return value
 
 
-def _words(path: Path, said: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _words(path: Path, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """A list of words, or one text that is split as in a shell."""
-    value = said.get(key, [])
+    value = table.get(key, [])
     if isinstance(value, str):
         try:
             return tuple(_passable(path, key, word) for word in shlex.split(value))
@@ -345,27 +345,27 @@ def _passable(path: Path, key: str, word: str) -> str:
     raise UsageError(f"{path}: `{key}` has characters that cannot be passed to a process: {word!r}")
 
 
-def _env(path: Path, said: Mapping[str, Any]) -> dict[str, str]:
-    value = said.get("env", {})
-    if not isinstance(value, dict) or not all(type(one) in (str, int, float, bool) for one in value.values()):
+def _env(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
+    value = table.get("env", {})
+    if not isinstance(value, dict) or not all(type(content) in (str, int, float, bool) for content in value.values()):
         raise UsageError(f"{path}: `env` must be a table of variables and their values")
     odd = next((name for name in value if not name or "=" in name), None)
     if odd is not None:
         raise UsageError(f"{path}: a variable in `env` cannot be named {odd!r}")
     for word in (*value, *value.values()):
         _passable(path, "env", str(word))
-    return {name: str(int(one)) if isinstance(one, bool) else str(one) for name, one in value.items()}
+    return {name: str(int(content)) if isinstance(content, bool) else str(content) for name, content in value.items()}
 
 
 def _with_ranks(options: Sequence[str], ranks: str) -> tuple[str, ...]:
-    kept: list[str] = []
+    others: list[str] = []
     words = iter(options)
     for word in words:
         if word in ("--nproc-per-node", "--nproc_per_node"):
             next(words, None)
         elif not word.startswith(("--nproc-per-node=", "--nproc_per_node=")):
-            kept.append(word)
-    return (*kept, "--nproc-per-node", ranks)
+            others.append(word)
+    return (*others, "--nproc-per-node", ranks)
 
 
 def _shown(plan: Plan, variant: Variant) -> str:
@@ -420,7 +420,9 @@ class Sweep:
     def result(self, plan: Plan) -> dict[str, Any]:
         from stepscope.compare.sweep import front_svg, sweep_document
 
-        document = sweep_document(plan.name, [self._variant(plan, one) for one in plan.variants], rounds=plan.rounds)
+        document = sweep_document(
+            plan.name, [self._variant(plan, variant) for variant in plan.variants], rounds=plan.rounds
+        )
         write_json(self.folder / SWEEP_RESULT, document)
         write_text(self.folder / "front.svg", front_svg(document))
         write_text(self.folder / "result.md", _markdown(document) + "\n")
@@ -453,7 +455,7 @@ class Sweep:
         runs = self.folder.absolute() / "runs"
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
-        name = next(one for one in numbered(f"{variant.name}-{number + 1}") if not (runs / one).exists())
+        name = next(free for free in numbered(f"{variant.name}-{number + 1}") if not (runs / free).exists())
         tags = ["--tag", f"sweep:{plan.name}"[:40], "--tag", variant.name[:40]]
         words = ["run", "--quiet", "--no-html", "--name", name, "--dir", str(runs), *tags, *plan.words(variant)]
         environment = {**os.environ, **plan.env, **variant.env}
@@ -556,10 +558,10 @@ def _end(job: Popen[bytes]) -> None:
 def _read_state(path: Path) -> Iterator[dict[str, Any]]:
     """The trials of an earlier call; RunError if the file is damaged: running everything again would take long."""
     try:
-        said = json.loads(read_document(path))
-        if said["schema"] != SCHEMA:
-            raise RunError(f"{path} has schema {said['schema']}; this Stepscope reads schema {SCHEMA}")
-        for row in said["trials"]:
+        document = json.loads(read_document(path))
+        if document["schema"] != SCHEMA:
+            raise RunError(f"{path} has schema {document['schema']}; this Stepscope reads schema {SCHEMA}")
+        for row in document["trials"]:
             code = row["exit_code"]
             texts = {name: str(row[name]) for name in ("variant", "key", "run", "status")}
             if "/" in texts["run"] or texts["run"].startswith("."):

@@ -105,9 +105,9 @@ class SlurmStep:
 
 def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
     """The step of this task; None outside a step, or if the variables are inconsistent."""
-    said = {field: _slurm_number(environ, *names) for field, names in _SLURM_VARIABLES.items()}
-    known = {field: value for field, value in said.items() if value is not None}
-    if len(known) < len(said) or known["step"] >= NO_TASKS:
+    numbers = {field: _slurm_number(environ, *names) for field, names in _SLURM_VARIABLES.items()}
+    known = {field: value for field, value in numbers.items() if value is not None}
+    if len(known) < len(numbers) or known["step"] >= NO_TASKS:
         return None
     counts = tasks_by_node(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", ""))
     step = SlurmStep(
@@ -121,7 +121,7 @@ def slurm_step(environ: Mapping[str, str]) -> SlurmStep | None:
 
 def rank_variables(step: SlurmStep, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that torch needs for a task that is a rank; those that the user has set are kept."""
-    said = {
+    variables = {
         "RANK": step.task,
         "WORLD_SIZE": step.tasks,
         "LOCAL_RANK": step.task_here,
@@ -129,7 +129,7 @@ def rank_variables(step: SlurmStep, environ: Mapping[str, str]) -> dict[str, str
         "MASTER_ADDR": step.address,
         "MASTER_PORT": step.master_port,
     }
-    return {name: str(value) for name, value in said.items() if name not in environ}
+    return {name: str(value) for name, value in variables.items() if name not in environ}
 
 
 def tasks_by_node(text: str) -> list[int]:
@@ -353,7 +353,7 @@ class Torchrun:
     """Name of the job."""
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.ranks is not None
 
 
@@ -395,14 +395,14 @@ def job_command(words: Sequence[str], torchrun: Torchrun | None = None) -> list[
             raise UsageError("-m needs the name of a module")
     elif first.endswith(".py"):
         _check_script(Path(first))
-    elif torchrun is not None and torchrun.asked:
+    elif torchrun is not None and torchrun.requested:
         raise UsageError(f"--nproc-per-node starts torchrun for a script; use the flags of {first} instead")
     else:
         return [_executable(first), *words[1:]]
     if torchrun is None:
         return [sys.executable, *words]
     if importlib.util.find_spec("torch") is None:
-        flag = "--nproc-per-node" if torchrun.asked else "--nnodes"
+        flag = "--nproc-per-node" if torchrun.requested else "--nnodes"
         raise UsageError(f"{flag} needs torch, which is not installed for {sys.executable}")
     ranks = ["--nproc-per-node", torchrun.ranks or "1"]
     return [sys.executable, "-m", "torch.distributed.run", *_rendezvous_options(torchrun), *ranks, *words]

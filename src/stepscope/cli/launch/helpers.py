@@ -105,9 +105,9 @@ class Helper:
         self._started_s = 0.0
         self._mask: Mask = set()
         self._pid = 0
-        self._told = self._heard = -1
+        self._to_helper = self._heard = -1
         self._partial = b""
-        self._said: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
         self.started = 0
         """Number of starts so far."""
         self.exit_code: int | None = None
@@ -122,7 +122,7 @@ class Helper:
         self._mask = mask
         self.started += 1
         self._started_s = time.monotonic()
-        reading, self._told = os.pipe()
+        reading, self._to_helper = os.pipe()
         self._heard, writing = os.pipe()
         os.set_blocking(self._heard, False)
         try:
@@ -160,21 +160,21 @@ class Helper:
         self.start(self._mask)
         return self.running
 
-    def said(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Messages since the last call."""
         if self._pid:
             self._hear()
-        said, self._said = self._said, []
-        return said
+        messages, self._messages = self._messages, []
+        return messages
 
     def tell(self, word: Mapping[str, Any]) -> None:
         """Send the last message and close the pipe."""
         try:
-            os.write(self._told, json.dumps(word).encode() + b"\n")
+            os.write(self._to_helper, json.dumps(word).encode() + b"\n")
         except BrokenPipeError:
             pass  # it has just died
-        os.close(self._told)
-        self._told = -1
+        os.close(self._to_helper)
+        self._to_helper = -1
 
     def wait(self, until_s: float, *, patient: bool = True) -> bool:
         """Whether the helper ended before that time (``time.monotonic``), and no Ctrl-C ended the wait."""
@@ -200,15 +200,15 @@ class Helper:
             while data := os.read(self._heard, _CHUNK):
                 *lines, self._partial = (self._partial + data).split(b"\n")
                 self._partial = self._partial[-_LONGEST:]
-                self._said += [word for line in lines if (word := _word(line))]
+                self._messages += [word for line in lines if (word := _word(line))]
         except BlockingIOError:
             pass  # no more data
 
     def _close(self) -> None:
-        for fd in (self._told, self._heard):
+        for fd in (self._to_helper, self._heard):
             if fd >= 0:
                 os.close(fd)
-        self._told = self._heard = -1
+        self._to_helper = self._heard = -1
         self._partial = b""
 
 
@@ -386,7 +386,7 @@ class AgentChild:
                 self._helper.end(AGENT_GRACE_S)
 
     def _hear(self) -> None:
-        for word in self._helper.said():
+        for word in self._helper.messages():
             self._wants_end = self._wants_end or "abort" in word
             self.delivered = self.delivered or word.get("delivered") is True
             self.why_not = str(word.get("why", self.why_not))
@@ -554,13 +554,13 @@ class HubChild:
 
     def _await_end(self, *, quiet: bool) -> None:
         until_s = time.monotonic() + (HUB_END_S if self._several else ALONE_END_S)
-        told: list[Any] = []
+        awaited: list[Any] = []
         forget_signals()
         while not self._helper.over() and time.monotonic() < until_s:
-            for word in self._helper.said():
+            for word in self._helper.messages():
                 waiting = word.get("waiting")
-                if isinstance(waiting, list) and waiting and not told and not quiet:
-                    told = waiting
+                if isinstance(waiting, list) and waiting and not awaited and not quiet:
+                    awaited = waiting
                     say(f"waiting for the last data of {_nodes(waiting)} … (Ctrl-C: stop waiting)")
             step_s = min(time.monotonic() + 0.5, until_s)
             if not self._helper.wait(step_s, patient=False) and time.monotonic() < step_s:

@@ -86,7 +86,7 @@ class LiveView:
         """Process ID of the view, kept after it ends."""
         self._shown = -1
         """Bytes of output that the terminal has received; -1: the view owns the terminal."""
-        self._kept: dict[int, int] = {}
+        self._saved_fds: dict[int, int] = {}
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             log = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode(self.log.parent))
@@ -101,9 +101,9 @@ class LiveView:
         """Start the view. ``mask``: the signal mask from before ``signals_held``."""
         command = helper_command("stepscope.terminal", "--run-dir", str(self._run_dir))
         # A Ctrl-C before the view reads the keyboard is for the job alone.
-        held = {*mask, signal.SIGINT}
+        blocked = {*mask, signal.SIGINT}
         try:
-            self._pid = self._started = spawn(command, helper_environment(os.environ), held, terminal=self._tty)
+            self._pid = self._started = spawn(command, helper_environment(os.environ), blocked, terminal=self._tty)
         except OSError as error:
             say(f"live view not available: {error.strerror}")
             self._shown = 0
@@ -151,17 +151,17 @@ class LiveView:
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for fd, instead in ((0, nothing), (1, self._log), (2, self._log)):
             if _is_terminal(fd):
-                self._kept[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+                self._saved_fds[fd] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
                 os.dup2(instead, fd)
         os.close(nothing)
 
     def _give_streams_back(self) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        for fd, kept in self._kept.items():
-            os.dup2(kept, fd)
-            os.close(kept)
-        self._kept = {}
+        for fd, original in self._saved_fds.items():
+            os.dup2(original, fd)
+            os.close(original)
+        self._saved_fds = {}
 
     # ── the view ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -110,7 +110,7 @@ def ranks_of(session: Path) -> set[int]:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # exited, or owned by another user
-        environment = dict(os.fsdecode(one).partition("=")[::2] for one in variables)
+        environment = dict(os.fsdecode(variable).partition("=")[::2] for variable in variables)
         if environment.get(ENV_SESSION) != str(session):
             continue
         # A helper of a rank (a DataLoader worker, a logger that outlives the rank) inherits the rank's claim.
@@ -185,12 +185,12 @@ def signals_held() -> Iterator[Mask]:
     A signal that our parent set to be ignored stays ignored (``nohup``; a background job of a shell script).
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    held = {number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN}
-    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {*held, signal.SIGCHLD})
+    caught = {number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN}
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {*caught, signal.SIGCHLD})
     try:
         yield earlier
     finally:
-        while signal.sigtimedwait(held, 0) is not None:
+        while signal.sigtimedwait(caught, 0) is not None:
             pass  # too late to end anything but the summary
         signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
@@ -458,7 +458,7 @@ def _user_page(run_dir: Path) -> str | None:
     """
     found: list[str] = []
 
-    def look() -> None:
+    def watch() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread waits for them
         with suppress(OSError, RuntimeError):  # no home directory, or it is not writable
             folder = add_folder(run_dir.parent, os.environ)
@@ -467,7 +467,7 @@ def _user_page(run_dir: Path) -> str | None:
                 link = page_link(hub.url, run_id(folder / run_dir.name), hub.token if shown else "")
                 found.append(link if shown else f"{link} (its token: {hub.token_file})")
 
-    thread = threading.Thread(target=look, name="user-runs", daemon=True)
+    thread = threading.Thread(target=watch, name="user-runs", daemon=True)
     with suppress(RuntimeError):  # no more threads are allowed
         thread.start()
         thread.join(HOME_S)
@@ -568,8 +568,8 @@ def _conclude(run_dir: Path, end: JobEnd, *, quiet: bool, hint: str = "") -> Non
     except RunError as error:
         say(f"no summary: {error}")
         if not os.path.isfile(run_dir / META):  # noqa: PTH113 - its own raises where the file system has gone
-            again = f"`stepscope report {_short(run_dir)}` when the directory is available again"
-            say(f"the recorded data is kept in memory; run {again}")
+            command = f"`stepscope report {_short(run_dir)}` when the directory is available again"
+            say(f"the recorded data is kept in memory; run {command}")
         return
     if not quiet:
         print(text, file=sys.stderr)

@@ -52,7 +52,7 @@ class Leader:
         self._lock = _open_lock(self._folder, LOCK)
         self._leads = _open_lock(self._folder, LEADS)
         _try_lock(self._leads)
-        self._asked_s: float | None = None
+        self._waiting_since_s: float | None = None
         for left in [self._folder / WORD, *self._folder.glob(ENDS)]:
             left.unlink(missing_ok=True)  # left over from a leader that was killed
 
@@ -66,11 +66,11 @@ class Leader:
     def over(self) -> bool:
         """Whether all other tasks are over; first called when our own rank is."""
         now_s = time.monotonic()
-        if self._asked_s is None:
-            self._asked_s = now_s
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
         if len(self.ends()) >= self._expected:
             return True
-        return now_s - self._asked_s >= MISSING_TASK_S and _try_lock(self._lock)
+        return now_s - self._waiting_since_s >= MISSING_TASK_S and _try_lock(self._lock)
 
     def ends(self) -> list[JobEnd]:
         found = [_end(_read(path)) for path in sorted(self._folder.glob(ENDS))]
@@ -113,7 +113,7 @@ class Member:
 
     def ended(self, end: JobEnd) -> None:
         try:
-            file_io.write_json(self._said(), end.to_dict())
+            file_io.write_json(self._end_file(), end.to_dict())
         except OSError:
             pass  # the leader and its folder are gone
         os.close(self._lock)
@@ -132,7 +132,7 @@ class Member:
             for lock in locks:
                 os.close(lock)
 
-    def _said(self) -> Path:
+    def _end_file(self) -> Path:
         return self._folder / ENDS.replace("*", str(self._step.task_here))
 
     def _joined(self) -> bool:
@@ -144,7 +144,7 @@ class Member:
         if self._lock >= 0 and not (path.exists() and os.path.samestat(os.fstat(self._lock), path.stat())):
             os.close(self._lock)
             self._lock = -1
-        if self._lock < 0 and not self._said().exists():
+        if self._lock < 0 and not self._end_file().exists():
             self._folder = _meeting_folder(self._step, self._base)
             self._lock = _open_lock(self._folder, LOCK)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
