@@ -56,7 +56,7 @@ def port_of(outsider: socket.socket) -> int:
     return int(outsider.getsockname()[1])
 
 
-def question(number: int, *, sender: int = 7, asked: int = 0, boot: bytes = bytes(16)) -> bytes:
+def question(number: int, *, sender: int = 7, target: int = 0, boot: bytes = bytes(16)) -> bytes:
     return pack_packet(Packet(kind="question", sender=sender, target=target, boot=boot, number=number), SECRET)
 
 

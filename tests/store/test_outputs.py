@@ -37,17 +37,17 @@ def test_a_file_of_one_process_from_where_it_began(run_dir: Path, tmp_path: Path
     file.write_bytes(b"earlier\n")
     log = note(run_dir, file)
     copier = OutputCopier(run_dir)
-    copier.look()
+    copier.copy()
     assert not log.exists()
     with file.open("ab") as output:
         output.write(b"one\ntw")
-    copier.look()
+    copier.copy()
     assert log.read_bytes() == b"one\ntw"
     copier.close()  # and another agent comes
     copier = OutputCopier(run_dir)
     with file.open("ab") as output:
         output.write(b"o\n" + b"x" * 200_000)
-    copier.look()
+    copier.copy()
     copier.close()
     assert log.read_bytes() == b"one\ntwo\n" + b"x" * 200_000
 
@@ -57,9 +57,9 @@ def test_one_that_was_emptied_begins_again(run_dir: Path, tmp_path: Path) -> Non
     file.write_bytes(b"a long line of before\n")
     log = note(run_dir, file)
     copier = OutputCopier(run_dir)
-    copier.look()
+    copier.copy()
     file.write_bytes(b"new\n")
-    copier.look()
+    copier.copy()
     copier.close()
     assert log.read_bytes() == b"new\n"
 
@@ -71,10 +71,10 @@ def test_of_a_shared_file_each_gets_its_own(run_dir: Path, tmp_path: Path) -> No
     copier = OutputCopier(run_dir)
     with file.open("ab") as output:
         output.write(b"python\nnode:%d:9 [0] NCCL WARN of 0\n[rank1]:[W1116 12:00 a.cpp:1] of 1\nterminate ca" % 2**22)
-    copier.look()
+    copier.copy()
     with file.open("ab") as output:
         output.write(b"lled without an active exception\nfree(): last")
-    copier.look()
+    copier.copy()
     assert logs[0].read_bytes() == b"node:%d:9 [0] NCCL WARN of 0\n" % 2**22
     assert logs[1].read_bytes() == b"[rank1]:[W1116 12:00 a.cpp:1] of 1\n"
     assert (run_dir / "logs" / "main.log").read_bytes() == b"terminate called without an active exception\n"
@@ -106,7 +106,7 @@ def test_a_process_that_is_there_is_asked_for_a_file_that_was_removed(run_dir: P
     path.unlink()
     os.write(fd, b"all the same\n")
     copier = OutputCopier(run_dir)
-    copier.look(last=True)
+    copier.copy(last=True)
     copier.close()
     os.close(fd)
     assert log.read_bytes() == b"all the same\n"
@@ -141,7 +141,7 @@ def test_what_was_copied_of_a_file_of_ours_in_memory_is_given_back(run_dir: Path
         with file.open("ab") as output:
             output.write(half)
         assert file.stat().st_blocks * 512 > 400_000
-        copier.look()
+        copier.copy()
         assert file.stat().st_blocks * 512 <= 8192
     copier.close()
     assert log.read_bytes() == said
@@ -152,6 +152,6 @@ def test_nobody_elses_file_is_ever_emptied(run_dir: Path, tmp_path: Path) -> Non
     file, log = printed_in_memory(run_dir, tmp_path / "not a session of this run")
     file.write_bytes(b"x" * 100_000)
     copier = OutputCopier(run_dir)
-    copier.look()
+    copier.copy()
     copier.close()
     assert log.read_bytes() == file.read_bytes() == b"x" * 100_000

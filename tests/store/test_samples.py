@@ -78,7 +78,7 @@ def test_whatever_is_in_a_line(drawn: list[tuple[int, Any]]) -> None:
     thinner: Thinner[int] = Thinner({0: 3})
     for number, (pid, node) in enumerate(drawn):
         thinner.add(source_of({"pid": pid, "node": node}), 0, number)
-    kept = thinner.kept()
+    kept = thinner.chosen()
     assert kept == sorted(set(kept))
     assert kept == list(range(len(drawn))), "fewer than the last that are always kept"
 

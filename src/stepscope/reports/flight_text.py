@@ -70,7 +70,7 @@ def _call_text(side: Mapping[str, Any]) -> str:
 
 def _counter_text(row: Mapping[str, Any], word: str) -> str:
     """How far the members came: ``7``, ``6–7`` or ``?``."""
-    values = sorted({one[word] for one in row["ranks"].values() if one[word] is not None})
+    values = sorted({rank[word] for rank in row["ranks"].values() if rank[word] is not None})
     if not values:
         return "?"
     return str(values[0]) if len(values) == 1 else f"{values[0]}–{values[-1]}"
@@ -78,18 +78,18 @@ def _counter_text(row: Mapping[str, Any], word: str) -> str:
 
 def troubled(row: Mapping[str, Any]) -> bool:
     """Whether a rank waits in that group, or is behind."""
-    called = {one["enqueued"] for one in row["ranks"].values()}
-    return len(called) > 1 or any(one["completed"] != one["enqueued"] for one in row["ranks"].values())
+    called = {rank["enqueued"] for rank in row["ranks"].values()}
+    return len(called) > 1 or any(rank["completed"] != rank["enqueued"] for rank in row["ranks"].values())
 
 
 def _verdict(document: Document, width: int) -> Iterator[str]:
     if document["kind"]:
         sure = "; the culprit cannot be determined" if document["undecidable"] else ""
         yield from _wrapped("kind", document["kind"] + sure, width)
-    for one in document["reasons"][:CULPRITS_SHOWN]:
-        yield from _wrapped("culprit", f"rank {one['rank']} {printable(one['reason'])}", width)
-        if one["at"]:
-            yield from _wrapped("", f"at {place_text(one['at'])}", width)
+    for reason in document["reasons"][:CULPRITS_SHOWN]:
+        yield from _wrapped("culprit", f"rank {reason['rank']} {printable(reason['reason'])}", width)
+        if reason["at"]:
+            yield from _wrapped("", f"at {place_text(reason['at'])}", width)
     if len(document["reasons"]) > CULPRITS_SHOWN:
         yield from _wrapped("", f"… and {len(document['reasons']) - CULPRITS_SHOWN} more", width)
     if document["suspects"]:
@@ -190,11 +190,11 @@ def _stacks(document: Document, width: int) -> Iterator[str]:
 
 def _frames(frames: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The innermost frame and the user's frames; library frames in between are counted."""
-    kept = [frame for place, frame in enumerate(frames) if place == 0 or is_user_file(frame["file"])][:FRAMES_SHOWN]
-    for frame in kept:
+    shown = [frame for place, frame in enumerate(frames) if place == 0 or is_user_file(frame["file"])][:FRAMES_SHOWN]
+    for frame in shown:
         yield " " * (2 + LABEL) + place_text(frame)
-    if len(frames) > len(kept):
-        yield " " * (2 + LABEL) + f"and {len(frames) - len(kept)} more, of libraries"
+    if len(frames) > len(shown):
+        yield " " * (2 + LABEL) + f"and {len(frames) - len(shown)} more, of libraries"
 
 
 def _notes(document: Document, width: int) -> Iterator[str]:

@@ -61,10 +61,10 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
     model = records.models[sample.model]
     modules = _Modules(model, sample)
     ranks = _shown(records, sample.step)
-    totals = {rank: _total(one) for rank, one in ranks.items()}
+    totals = {rank: _total(sample) for rank, sample in ranks.items()}
     total = totals[sample.rank]
-    own = [one for one in _last_attempt(records) if one.rank == sample.rank]
-    samples = sum(not one.out_of_memory for one in own)
+    own = [other for other in _last_attempt(records) if other.rank == sample.rank]
+    samples = sum(not other.out_of_memory for other in own)
     rows, left_out = modules.rows(most)
     peak = _peak(model, sample)
     device = _device(sample, total, None if peak is None else peak["bytes"], ranks)
@@ -84,7 +84,7 @@ def layers_document(records: LayerRecords, sample: LayerSample, *, most: int | N
         "out_of_memory": sample.out_of_memory,
         "group": sample.group,
         "ranks": sorted(ranks)[:MOST_RANKS],
-        "steps": [one.step for one in _thinned(own)],
+        "steps": [other.step for other in _thinned(own)],
         "samples": samples,
         "total_bytes": total,
         "kinds": kinds,
@@ -133,10 +133,10 @@ def _fullest(shown: Mapping[int, LayerSample]) -> int:
     What the allocator has in use at the end of the step is without activations, which have been freed by then.
     """
     in_use = _in_use(shown)
-    held = {
+    holders = {
         rank: in_use[rank] + _sum(sample, "activations") if in_use else _total(sample) for rank, sample in shown.items()
     }
-    return max(held, key=lambda rank: (held[rank], -rank))
+    return max(holders, key=lambda rank: (holders[rank], -rank))
 
 
 def _in_use(shown: Mapping[int, LayerSample]) -> dict[int, int]:
@@ -166,13 +166,13 @@ def _thinned(samples: Sequence[LayerSample]) -> Sequence[LayerSample]:
 def _timeline(samples: Sequence[LayerSample]) -> dict[str, Any]:
     shown = _thinned(samples)
     return {
-        "step": [one.step for one in shown],
-        "bytes": {kind: [_sum(one, kind) for one in shown] for kind in MEMORY_KINDS if _has(kind, shown)},
-        "total_bytes": [_total(one) for one in shown],
-        "device_bytes": [one.device_bytes for one in shown],
-        "device_peak": [one.device_peak for one in shown],
-        "peak_bytes": [max((size for size, _ in one.peaks.values()), default=None) for one in shown],
-        "peak_phase": [max(one.peaks, key=lambda phase: one.peaks[phase][0], default=None) for one in shown],
+        "step": [sample.step for sample in shown],
+        "bytes": {kind: [_sum(sample, kind) for sample in shown] for kind in MEMORY_KINDS if _has(kind, shown)},
+        "total_bytes": [_total(sample) for sample in shown],
+        "device_bytes": [sample.device_bytes for sample in shown],
+        "device_peak": [sample.device_peak for sample in shown],
+        "peak_bytes": [max((size for size, _ in sample.peaks.values()), default=None) for sample in shown],
+        "peak_phase": [max(sample.peaks, key=lambda phase: sample.peaks[phase][0], default=None) for sample in shown],
     }
 
 
@@ -181,7 +181,7 @@ def _timeline(samples: Sequence[LayerSample]) -> dict[str, Any]:
 
 def _kind(kind: str, sample: LayerSample, total: int, samples: Iterable[LayerSample]) -> dict[str, Any]:
     own = _sum(sample, kind)
-    values = [_sum(one, kind) for one in samples]
+    values = [_sum(sample, kind) for sample in samples]
     spread = {"min": min(values), "median": _median(values), "max": max(values)}
     return {
         "kind": kind,
@@ -202,11 +202,11 @@ def _over_ranks(totals: Mapping[int, int]) -> dict[str, Any]:
     high = max(totals, key=lambda rank: (totals[rank], -rank))
     middle = _median(totals.values())
     least, most = bytes_text(totals[low]), bytes_text(totals[high])
-    said = f"from {least} (rank {low}) to {most} (rank {high}), median {bytes_text(middle)}"
+    text = f"from {least} (rank {low}) to {most} (rank {high}), median {bytes_text(middle)}"
     if len(totals) == 1:
-        said = "only this rank has samples"
+        text = "only this rank has samples"
     elif least == most:
-        said = f"{most} on each of {count_text(len(totals), 'rank')}"
+        text = f"{most} on each of {count_text(len(totals), 'rank')}"
     return {
         "ranks": len(totals),
         "min": totals[low],
@@ -214,7 +214,7 @@ def _over_ranks(totals: Mapping[int, int]) -> dict[str, Any]:
         "max": totals[high],
         "min_rank": low,
         "max_rank": high,
-        "text": said,
+        "text": text,
     }
 
 
@@ -227,9 +227,9 @@ def _device(
     """
     if sample.device_peak is None and sample.device_bytes is None:
         return None
-    held = total - _sum(sample, "activations")
+    constant = total - _sum(sample, "activations")
     peak_rest = None if sample.device_peak is None or peak is None else sample.device_peak - peak
-    rest = None if sample.device_bytes is None else sample.device_bytes - held
+    rest = None if sample.device_bytes is None else sample.device_bytes - constant
     parts = []
     if sample.device_peak is not None:
         explained = "" if peak is None else f" ({_explained(peak, sample.device_peak)})"
@@ -243,7 +243,7 @@ def _device(
     return {
         "peak_bytes": sample.device_peak,
         "bytes": sample.device_bytes,
-        "held_bytes": held,
+        "held_bytes": constant,
         "peak_rest_bytes": peak_rest,
         "rest_bytes": rest,
         "over_ranks": over_ranks,
@@ -264,8 +264,8 @@ def _peak(model: ModelTree, sample: LayerSample) -> dict[str, Any] | None:
         }
         for phase, (size, at) in sample.peaks.items()
     ]
-    highest = max(phases, key=lambda one: one["bytes"])
-    others = [f"{one['phase']} {bytes_text(one['bytes'])}" for one in phases if one is not highest]
+    highest = max(phases, key=lambda phase: phase["bytes"])
+    others = [f"{phase['phase']} {bytes_text(phase['bytes'])}" for phase in phases if phase is not highest]
     return {
         **highest,
         "phases": phases,
@@ -283,10 +283,10 @@ def _explained(peak: int, most: int) -> str:
     """How a step's peak compares with what the allocator had at most."""
     if peak > most:
         return f"the step's peak, as it is added up, is {bytes_text(peak - most)} more"
-    said = f"the step's peak explains {share_text(_share(peak, most))}"
+    text = f"the step's peak explains {share_text(_share(peak, most))}"
     if peak < MOSTLY * most:
-        return f"{said}; the other {bytes_text(most - peak)} were in use at another time, or outside of the layers"
-    return f"{said}; {bytes_text(most - peak)} is not accounted for"
+        return f"{text}; the other {bytes_text(most - peak)} were in use at another time, or outside of the layers"
+    return f"{text}; {bytes_text(most - peak)} is not accounted for"
 
 
 def _rest(rest: int, of: int) -> str:
@@ -329,17 +329,17 @@ class _Modules:
 
     def rows(self, most: int | None) -> tuple[list[dict[str, Any]], int]:
         """Return the modules in the order of the model, without the smallest ones, and how many those are."""
-        kept = self._kept(most)
-        place = {at: row for row, at in enumerate(kept)}
-        hidden = [0] * len(kept)
+        chosen = self._rows_shown(most)
+        place = {at: row for row, at in enumerate(chosen)}
+        hidden = [0] * len(chosen)
         counted_in: list[int] = []  # by module: the row of the innermost one around it that is kept
         for at, parent in enumerate(self._parents):
             counted_in.append(place[at] if at in place else counted_in[parent])
             hidden[counted_in[at]] += at not in place
-        rows = [self._row(at, place, hidden[row]) for row, at in enumerate(kept)]
-        return rows, len(self._parents) - len(kept)
+        rows = [self._row(at, place, hidden[row]) for row, at in enumerate(chosen)]
+        return rows, len(self._parents) - len(chosen)
 
-    def _kept(self, most: int | None) -> list[int]:
+    def _rows_shown(self, most: int | None) -> list[int]:
         count = len(self._parents)
         if most is None or count <= most:
             return list(range(count))
@@ -483,28 +483,31 @@ def _sentences(
     shares = ", ".join(f"{kind['title']} {kind['text']['share']}" for kind in parts)
     modules = count_text(len(model.modules), "module")
     hold = "holds" if len(model.modules) == 1 else "hold"
-    said = [f"The model's {modules} {hold} {bytes_text(total)}{f': {shares}' if shares else ''}."]
+    sentences = [f"The model's {modules} {hold} {bytes_text(total)}{f': {shares}' if shares else ''}."]
     if over_ranks["ranks"] > 1:
-        said.append(f"Over ranks: {over_ranks['text']}.")
+        sentences.append(f"Over ranks: {over_ranks['text']}.")
     if peak is not None:
-        said.append(f"The peak of the step: {peak['text']}.")
+        sentences.append(f"The peak of the step: {peak['text']}.")
     if device is not None:
-        said.append(f"The device's allocator: {device['text']}.")
-    return said
+        sentences.append(f"The device's allocator: {device['text']}.")
+    return sentences
 
 
 def _notes(records: LayerRecords, own: Sequence[LayerSample], sample: LayerSample) -> list[str]:
     """``own``: all samples of this rank."""
-    said = []
+    sentences = []
     if sample.skipped:
-        said.append("The gradient scaler skipped this step because of infinite gradients.")
-    began = min((one for one in own if _is_nonfinite(one)), key=lambda one: one.step, default=sample)
+        sentences.append("The gradient scaler skipped this step because of infinite gradients.")
+    began = min((other for other in own if _is_nonfinite(other)), key=lambda other: other.step, default=sample)
     if _is_nonfinite(sample) and began.step < sample.step:
         places = _nonfinite(records.models[began.model], began)
-        return [*said, f"Values became NaN or infinite before this sample: in that of step {began.step:,}, {places}."]
+        return [
+            *sentences,
+            f"Values became NaN or infinite before this sample: in that of step {began.step:,}, {places}.",
+        ]
     if places := _nonfinite(records.models[sample.model], sample):
-        said.append(f"NaN or infinite: {places}.")
-    return said
+        sentences.append(f"NaN or infinite: {places}.")
+    return sentences
 
 
 def _is_nonfinite(sample: LayerSample) -> bool:
@@ -529,24 +532,24 @@ def _times_text(sample: LayerSample, model: Mapping[str, str]) -> str:
 
 def _unseen(model: ModelTree, sample: LayerSample, ranks: int) -> list[str]:
     """What the figures do not contain, so that they are not taken for the whole."""
-    said = []
+    sentences = []
     if not _sum(sample, "activations"):
-        said.append("activations were not measured")
+        sentences.append("activations were not measured")
     elif sample.out_of_memory:
-        said.append("activations are those of the last sampled step")
+        sentences.append("activations are those of the last sampled step")
     elif model.compiled:
-        said.append("activations of compiled code count for the model itself, not for its layers")
+        sentences.append("activations of compiled code count for the model itself, not for its layers")
     if sample.peaks:
-        said.append("the peak is added up from sizes, without what an operation or a library uses for itself")
+        sentences.append("the peak is added up from sizes, without what an operation or a library uses for itself")
     if model.compiled:
-        said.append("layers inside the compiled region are not timed")
+        sentences.append("layers inside the compiled region are not timed")
     if not model.replicated and ranks > 1:
-        said.append("of parameters that are sharded, only this rank's part is counted")
+        sentences.append("of parameters that are sharded, only this rank's part is counted")
     if not any(value is not None for value in sample.forward_us):
-        said.append("layers were not timed")
+        sentences.append("layers were not timed")
     elif sample.clock == "host" and (sample.device_peak is not None or sample.device_bytes is not None):
-        said.append("times are the host's, which starts work on the device and does not wait for it")
-    return said
+        sentences.append("times are the host's, which starts work on the device and does not wait for it")
+    return sentences
 
 
 def _named(model: ModelTree, at: int | None) -> str | None:
@@ -598,10 +601,10 @@ def _totals(document: Mapping[str, Any], width: int) -> list[str]:
         for kind in kinds
     ]
     lines.append(f"  {'sum'.ljust(titles)}  {document['text']['total_bytes'].rjust(sizes)}")
-    said = {"ranks": document["over_ranks"]["text"] if document["over_ranks"]["ranks"] > 1 else ""}
-    said["peak"] = "" if document["peak"] is None else document["peak"]["text"]
-    said["device"] = "" if document["device"] is None else document["device"]["text"]
-    for label, text in said.items():
+    texts = {"ranks": document["over_ranks"]["text"] if document["over_ranks"]["ranks"] > 1 else ""}
+    texts["peak"] = "" if document["peak"] is None else document["peak"]["text"]
+    texts["device"] = "" if document["device"] is None else document["device"]["text"]
+    for label, text in texts.items():
         wrapped = textwrap.wrap(text, width - titles - 4)
         lines += [f"  {'' if at else label:{titles}}  {line}" for at, line in enumerate(wrapped)]
     return lines
@@ -712,10 +715,10 @@ class _Builder:
                 sizes, times = (min(own_sizes), max(own_sizes)), (min(own_times), max(own_times))
         return groups
 
-    def _follows(self, one: int, two: int) -> bool:
-        first, second = self._last(one), self._last(two)
+    def _follows(self, before: int, after: int) -> bool:
+        first, second = self._last(before), self._last(after)
         numbered = _numbered(first) and _numbered(second) and int(second) == int(first) + 1
-        return numbered and self._shape[one] == self._shape[two]
+        return numbered and self._shape[before] == self._shape[after]
 
 
 def _numbered(name: str) -> bool:

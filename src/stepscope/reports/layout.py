@@ -28,7 +28,7 @@ __all__ = [
 # (``traces/model/tables.py``).
 
 ENDINGS = ("_ns", "_bytes", "_share", "_gbps", "_flops", "_tflops", "_percent")
-AGAIN = {"_share": "share", "_ns": "{} time", "_bytes": "{} size"}
+SECOND_NAMES = {"_share": "share", "_ns": "{} time", "_bytes": "{} size"}
 """Headings of columns whose name without its unit is already taken."""
 LARGE = {10**15: "P", 10**12: "T", 10**9: "G", 10**6: "M"}
 
@@ -50,7 +50,7 @@ def headings(columns: Sequence[str]) -> dict[str, str]:
     for column in columns:
         ending = next((ending for ending in ENDINGS if column.endswith(ending)), "")
         text = (column[: len(column) - len(ending)] or column.strip("_")).replace("_", " ")
-        out[column] = text if text not in out.values() else AGAIN.get(ending, "{}").format(text)
+        out[column] = text if text not in out.values() else SECOND_NAMES.get(ending, "{}").format(text)
     return out
 
 
@@ -118,21 +118,21 @@ class Page:
         self.color = color
         self.lines: list[str] = []
 
-    def paint(self, text: str, *looks: str) -> str:
+    def paint(self, text: str, *styles: str) -> str:
         if not self.color or not text:
             return text
-        return f"\x1b[{';'.join(COLORS[look] for look in looks)}m{text}\x1b[0m"
+        return f"\x1b[{';'.join(COLORS[style] for style in styles)}m{text}\x1b[0m"
 
     def blank(self) -> None:
         if self.lines and self.lines[-1]:
             self.lines.append("")
 
-    def marked(self, look: str, text: str, *, bold: bool) -> None:
+    def marked(self, mark: str, text: str, *, bold: bool) -> None:
         """Add a sentence after its mark."""
         first, *rest = self._wrapped(text, 2)
-        looks = (look, "bold") if bold else ()
-        self.lines.append(f"{self.paint(MARKS[look], look)} {self.paint(first, *looks) if looks else first}")
-        self.lines += [f"  {self.paint(line, *looks) if looks else line}" for line in rest]
+        styles = (mark, "bold") if bold else ()
+        self.lines.append(f"{self.paint(MARKS[mark], mark)} {self.paint(first, *styles) if styles else first}")
+        self.lines += [f"  {self.paint(line, *styles) if styles else line}" for line in rest]
 
     def labeled(self, label: str, texts: Iterable[str], *, verbatim: bool = False) -> None:
         """Add paragraphs next to a label; ``verbatim``: they are lines that fit."""

@@ -70,11 +70,11 @@ def page_document(kind: str, name: str, facts: Sequence[str], parts: Iterable[Pa
     }
 
 
-def finding_part(look: str, title: str, **more: Any) -> Part:
+def finding_part(mark: str, title: str, **more: Any) -> Part:
     """A verdict or finding; ``kind``: its name, empty if it has none; ``sides``: titled lists next to each other."""
     return {
         "kind": "",
-        "look": look,
+        "look": mark,
         "title": printable(title),
         "facts": [],
         "price": None,
@@ -189,7 +189,7 @@ PARTS = {
 
 def bar(label: str, number: int, parts: Mapping[str, tuple[float, str]], figure: str) -> Part:
     """``parts``: value and tooltip by look."""
-    shown = [[look, value, printable(title)] for look, (value, title) in parts.items() if value > 0]
+    shown = [[color, value, printable(title)] for color, (value, title) in parts.items() if value > 0]
     return {"label": printable(label), "number": number, "parts": shown, "figure": figure}
 
 
@@ -199,20 +199,20 @@ def bar_chart(
     """Few bars one below the other, many as columns over ``axis`` (what they are numbered by)."""
     if not bars:
         return
-    used = {look for bar in bars for look, _, _ in bar["parts"]}
-    shown = {look: name for look, name in legend.items() if look in used}
-    common = {"title": title, "about": about, "legend": [[look, name] for look, name in shown.items()]}
+    used = {color for bar in bars for color, _, _ in bar["parts"]}
+    shown = {color: name for color, name in legend.items() if color in used}
+    common = {"title": title, "about": about, "legend": [[color, name] for color, name in shown.items()]}
     if len(bars) <= BARS_SHOWN:
         yield {"form": "bars", **common, "rows": list(bars)}
         return
     size = -(-len(bars) // MOST_COLUMNS)
     groups = [bars[at : at + size] for at in range(0, len(bars), size)]
     values = {
-        look: [
-            sum(value for bar in group for own, value, _ in bar["parts"] if own == look) / len(group)
+        color: [
+            sum(value for bar in group for own, value, _ in bar["parts"] if own == color) / len(group)
             for group in groups
         ]
-        for look in shown
+        for color in shown
     }
     numbers = [[group[0]["number"], group[-1]["number"]] for group in groups]
     yield {"form": "columns", **common, "axis": axis, "numbers": numbers, "values": values}
@@ -345,8 +345,8 @@ def _time_bar(axis: str, number: int, row: Mapping[str, Any]) -> Part:
         row["idle_ns"],
     )
     parts = {
-        look: (time_ns, f"{name}: {ns_text(time_ns)}, {share_text(time_ns / span_ns)}")
-        for (look, name), time_ns in zip(PARTS.items(), times_ns, strict=True)
+        color: (time_ns, f"{name}: {ns_text(time_ns)}, {share_text(time_ns / span_ns)}")
+        for (color, name), time_ns in zip(PARTS.items(), times_ns, strict=True)
     }
     return bar(f"{axis} {number}", number, parts, ns_text(span_ns))
 
@@ -390,9 +390,9 @@ def _path(document: Document) -> Iterator[Part]:
     yield from bar_chart("Critical path by cause", "cause", causes, {}, about)
 
 
-def _path_bar(label: str, number: int, look: str, time_ns: int, length_ns: int) -> Part:
+def _path_bar(label: str, number: int, color: str, time_ns: int, length_ns: int) -> Part:
     text = f"{share_text(time_ns / length_ns)}, {ns_text(time_ns)}"
-    return bar(label, number, {look: (time_ns, text)}, text)
+    return bar(label, number, {color: (time_ns, text)}, text)
 
 
 def _collectives(document: Document) -> Iterator[Part]:
@@ -482,10 +482,10 @@ def flight_page(document: Document, *, name: str) -> Part:
 
 
 def _flight_verdict(document: Document) -> Part:
-    look = "healthy" if document["healthy"] else "warning" if document["undecidable"] else "critical"
+    mark = "healthy" if document["healthy"] else "warning" if document["undecidable"] else "critical"
     facts = ["the culprit cannot be determined"] if document["undecidable"] else []
     reasons = document["reasons"]
-    culprits = [(f"Rank {one['rank']} {one['reason']}", place_text(one["at"])) for one in reasons]
+    culprits = [(f"Rank {reason['rank']} {reason['reason']}", place_text(reason["at"])) for reason in reasons]
     doing = [(f"Rank {row['rank']} {text}", "") for row in document["missing"] if (text := doing_text(row))]
     ranks = [(title, [(ranks_of(document[key]).capitalize(), "")]) for title, key in RANKS.items() if document[key]]
     waiting = document["waiting_in"]
@@ -500,7 +500,7 @@ def _flight_verdict(document: Document) -> Part:
         ("Evidence", [(sentence, "") for sentence in document["evidence"]]),
     ]
     return finding_part(
-        look, document["title"], kind=kind_name(document["kind"] or ""), facts=facts, sides=titled_lists(sides)
+        mark, document["title"], kind=kind_name(document["kind"] or ""), facts=facts, sides=titled_lists(sides)
     )
 
 

@@ -52,7 +52,7 @@ def attempts_table(run: RunData) -> list[dict[str, Any]]:
     attempts = attempts_of(run)
     if len(attempts) < 2:
         return []
-    return [_attempt_row(run, one, after) for one, after in zip_longest(attempts, attempts[1:])]
+    return [_attempt_row(run, attempt, after) for attempt, after in zip_longest(attempts, attempts[1:])]
 
 
 def attempt_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -120,24 +120,24 @@ def _attempt_end(run: RunData, attempt: Attempt, after: Attempt | None) -> str |
     """How the attempt ended, without a full stop; None: it still runs."""
     failures = failures_in(run, attempt)
     began_it = [failure for failure in failures if not failure.victim and not failure.taken]
-    told = _told(failures, attempt) + _where(attempt, began_it) if failures else "ended normally"
+    text = _failures_text(failures, attempt) + _where(attempt, began_it) if failures else "ended normally"
     alive = sorted({series.identity.host for series in attempt.series if series.state in ALIVE})
     if any(map(_is_known, began_it)) or (after is None and not alive):
-        return told
+        return text
     if after is None:
         return None
     if alive:
         return f"{_hosts(alive)} no longer heard from"
     missed = any(failure.taken and failure.type for failure in failures)  # the others noticed that the rank vanished
     change = _membership(attempt, after)
-    return told if began_it and missed and not change.endswith(JOINED) else change or told
+    return text if began_it and missed and not change.endswith(JOINED) else change or text
 
 
 def _is_known(failure: Failure) -> bool:
     return bool(failure.type or failure.signal or failure.oom_killed or failure.exit_code)
 
 
-def _told(failures: Sequence[Failure], attempt: Attempt) -> str:
+def _failures_text(failures: Sequence[Failure], attempt: Attempt) -> str:
     if all(failure.victim for failure in failures):
         return "its ranks were stopped"
     text = crash_text(failures, attempt)
@@ -153,7 +153,7 @@ def _where(attempt: Attempt, failures: Sequence[Failure]) -> str:
 
 def _membership(attempt: Attempt, after: Attempt) -> str:
     """What changed in the hosts or, failing that, in the number of ranks; empty if nothing did."""
-    before, then = ({series.identity.host for series in one.series} for one in (attempt, after))
+    before, then = ({series.identity.host for series in side.series} for side in (attempt, after))
     joined, left = sorted(then - before), sorted(before - then)
     if joined and left:
         return f"{_hosts(left)} replaced by {_hosts(joined, verb=False)}"
@@ -273,7 +273,7 @@ def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
     """One row per node, by number; several if the node was started more than once."""
     if not run.nodes:
         return []
-    series = {(one.identity.attempt, one.rank): one for one in run.ranks}
+    series = {(series.identity.attempt, series.rank): series for series in run.ranks}
     sent = {node["spool"]: [series.pop(pair) for pair in node["series"] if pair in series] for node in run.nodes}
     hosts = {node["spool"]: node["host"] for node in run.nodes}
     # Data that no node sent was recorded here, by an agent that may never have reached the hub.
@@ -286,8 +286,8 @@ def nodes_table(run: RunData, *, alive: bool) -> list[dict[str, Any]]:
         if not node["here"]
     ]
     odd = [row for row in rows if _is_odd_node(row)][:NODES_LISTED]
-    kept = [*odd, *[row for row in rows if not _is_odd_node(row)][: NODES_LISTED - len(odd)]]
-    return sorted(kept, key=lambda row: (row["node"], row["joined_wall_ns"] or 0))
+    shown = [*odd, *[row for row in rows if not _is_odd_node(row)][: NODES_LISTED - len(odd)]]
+    return sorted(shown, key=lambda row: (row["node"], row["joined_wall_ns"] or 0))
 
 
 def node_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -312,7 +312,7 @@ def node_items(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]
 def _node_row(
     node: Mapping[str, Any], series: Sequence[RankSeries], hosts: Mapping[str, str], *, lost: bool
 ) -> dict[str, Any]:
-    ranks = sorted({one.rank for one in series})
+    ranks = sorted({rank.rank for rank in series})
     bye = node["bye"]
     offset_ns, rtt_ns = node["offset_ns"], node["rtt_ns"]
     return {
@@ -322,7 +322,7 @@ def _node_row(
         "ranks": len(ranks),
         "first_rank": ranks[0] if ranks else None,
         "last_rank": ranks[-1] if ranks else None,
-        "steps": max((len(one.steps) for one in series), default=0),
+        "steps": max((len(rank.steps) for rank in series), default=0),
         "clock_offset_ms": None if offset_ns is None else round(offset_ns / 1e6, 3),
         "clock_error_ms": None if rtt_ns is None else round(rtt_ns / 2e6, 3),
         "joined_wall_ns": node.get("joined_wall_ns") or None,
@@ -437,10 +437,10 @@ def differing_facts(current: Sequence[RankSeries]) -> list[str]:
     for series in current:
         for key in (key for key in COMPARED if key in series.facts):
             value = series.facts[key]
-            named = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-            for name, one in named.items():
-                if one not in seen.setdefault(name, []):
-                    seen[name].append(one)
+            named = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
+            for name, part in named.items():
+                if part not in seen.setdefault(name, []):
+                    seen[name].append(part)
     return sorted(
         name for name, values in seen.items() if len(values) > 1 and name.rpartition(".")[2] not in RANK_SPECIFIC
     )
@@ -519,8 +519,8 @@ def _prefetch(fsdp: Mapping[str, Any]) -> list[str]:
             *(["forward prefetch"] if _has_forward_prefetch(fsdp) else []),
         ]
     ways = {"forward": _has_forward_prefetch(fsdp), "backward": fsdp.get("backward_prefetch") == EXPLICIT}
-    said = [way for way, explicit in ways.items() if explicit]
-    return [f"explicit {' and '.join(said)} prefetch"] if said else []
+    explicit_ways = [way for way, explicit in ways.items() if explicit]
+    return [f"explicit {' and '.join(explicit_ways)} prefetch"] if explicit_ways else []
 
 
 def _has_forward_prefetch(fsdp: Mapping[str, Any]) -> bool:

@@ -68,8 +68,10 @@ GAPS_SHOWN = 3
 
 def notices_of(run: RunData, window: Window) -> list[str]:
     current = last_attempt(run.ranks)
-    said = [str(event["message"]) for event in run.events if event.get("event") == "warning" and event.get("message")]
-    notices = [_sentence(text) for text in (*run.notices, *list(dict.fromkeys(said))[:WARNINGS_SHOWN])]
+    messages = [
+        str(event["message"]) for event in run.events if event.get("event") == "warning" and event.get("message")
+    ]
+    notices = [_sentence(text) for text in (*run.notices, *list(dict.fromkeys(messages))[:WARNINGS_SHOWN])]
     attempts = attempts_of(run)
     if current and attempts[-1].number > window.attempt:
         notices.append(
@@ -145,7 +147,7 @@ def _sentence(text: str) -> str:
 SCHEMA = 1
 METRICS_LISTED = 32
 Status = Literal["finished", "failed", "crashed", "interrupted", "running"]
-_SAID: tuple[Status, ...] = ("finished", "crashed", "interrupted")
+_ENDINGS: tuple[Status, ...] = ("finished", "crashed", "interrupted")
 
 
 def summarize(
@@ -233,15 +235,15 @@ def _metrics_table(run: RunData, current: Sequence[RankSeries]) -> dict[str, Any
 def status_of(run: RunData, *, alive: bool = False) -> Status:
     """How the run ended: as the launcher reported, except that a rank killed by a signal makes a failure a crash."""
     end = run.meta.get("end")
-    said = end.get("status") if isinstance(end, dict) else None
+    status = end.get("status") if isinstance(end, dict) else None
     current = last_attempt(run.ranks)
     failures = failures_of(run, alive=alive)
     culprits = [failure for failure in failures if not failure.victim]
     died = bool(culprits) and not culprits[0].type and (bool(culprits[0].signal) or culprits[0].exit_code is None)
-    for word in _SAID:
-        if said == word:
+    for word in _ENDINGS:
+        if status == word:
             return word
-    if said == "failed":
+    if status == "failed":
         return "crashed" if died else "failed"
     if not culprits and any(error.type in STOPPED_BY_HAND for error in run.errors):
         return "interrupted"
@@ -267,7 +269,7 @@ def status_text_of(
     if status == "running":
         return ("hung", "critical") if hang is not None and hang.evidence["over"] is None else (status, "info")
     failures = failures_of(run, alive=alive)
-    lead = next((one for one in failures if not one.victim), failures[0] if failures else None)
+    lead = next((failure for failure in failures if not failure.victim), failures[0] if failures else None)
     if hang is not None and (hang.evidence["threshold_s"] or run.flight.get("nccl_dumps")):
         return f"hung{_ended_by(hang, status, lead)}", "critical"
     if status == "interrupted" or lead is None:
@@ -303,8 +305,8 @@ def _failure_words(failure: Failure) -> str:
 
 def _run_table(run: RunData, window: Window, current: Sequence[RankSeries]) -> dict[str, Any]:
     meta = run.meta
-    said = meta.get("created_wall_ns")
-    created_ns = said if isinstance(said, int) else None
+    created = meta.get("created_wall_ns")
+    created_ns = created if isinstance(created, int) else None
     ended_ns = _ended_wall_ns(run, current)
     duration_s = None
     if created_ns is not None and ended_ns is not None:
@@ -365,11 +367,11 @@ def _errors_table(run: RunData) -> list[dict[str, Any]]:
         failures = failures_in(run, attempt)
         place = {failure.rank: index for index, failure in enumerate(failures)}
         victims = {failure.rank for failure in failures if failure.victim}
-        said = [
+        texts = [
             (None if from_launcher(error) or _of_script(attempt, error) else error.rank, error)
             for error in attempt.errors
         ]
-        said.sort(key=lambda pair: (from_launcher(pair[1]), place.get(pair[0], 0), pair[1].wall_ns))
+        texts.sort(key=lambda pair: (from_launcher(pair[1]), place.get(pair[0], 0), pair[1].wall_ns))
         rows += [
             {
                 "rank": rank,
@@ -383,14 +385,14 @@ def _errors_table(run: RunData) -> list[dict[str, Any]]:
                 "victim": rank in victims and not from_launcher(error),
                 "exit_codes": {str(whose): code for whose, code in sorted(error.exit_codes.items())},
                 "traceback": error.traceback,
-                "traceback_short": short_traceback(error.traceback, _told(error)),
+                "traceback_short": short_traceback(error.traceback, _last_words(error)),
             }
-            for rank, error in said
+            for rank, error in texts
         ]
     return rows
 
 
-def _told(error: RankError) -> str:
+def _last_words(error: RankError) -> str:
     """The message, if titles show it whole."""
     return error.message if message_shown(error.message) == error.message else ""
 

@@ -152,7 +152,7 @@ CONTINUED = " \\"
 MANY_HOSTS = 3
 RARE = 2
 """A phase of fewer steps than one in so many is shown with their number instead of its mean over all steps."""
-WORTH_TELLING = 0.001
+SHOWN_FROM = 0.001
 """Share of lost or resent packets from which it is mentioned."""
 
 
@@ -189,8 +189,8 @@ def _verdict(page: Page, summary: Summary) -> None:
     verdict = summary["verdict"]
     healthy = verdict["kind"] == "healthy"
     small = healthy and not summary["findings"][0]["evidence"].get("large")
-    look = "healthy" if small else verdict["severity"]
-    page.marked(look, verdict["title"], bold=True)
+    mark = "healthy" if small else verdict["severity"]
+    page.marked(mark, verdict["title"], bold=True)
     if verdict["price"]:
         page.labeled("to gain" if healthy else "cost", [f"at most {verdict['price']}" if healthy else verdict["price"]])
     page.labeled("to do", verdict["advice"])
@@ -213,8 +213,8 @@ def _native(evidence: Mapping[str, Any]) -> list[str]:
 
 def _followers(evidence: Mapping[str, Any]) -> str:
     shown = evidence["followed_by"][:FOLLOWERS_SHOWN]
-    whose = [(one, "the script" if one["rank"] is None else f"rank {one['rank']}") for one in shown]
-    parts = [f"{who} {one['exception'] or one['signal'] or 'ended'}" for one, who in whose]
+    whose = [(error, "the script" if error["rank"] is None else f"rank {error['rank']}") for error in shown]
+    parts = [f"{who} {error['exception'] or error['signal'] or 'ended'}" for error, who in whose]
     if evidence["followers"] > len(shown):
         parts.append(f"{evidence['followers'] - len(shown)} more")
     return ", ".join(parts)
@@ -232,8 +232,8 @@ def _traceback(page: Page, summary: Summary) -> None:
     if crash["kind"] != "rank_crashed" or "attempt" not in crash["evidence"]:
         return  # a crash that only the watchdog saw has no traceback
     of_it = [error for error in summary["errors"] if error["attempt"] == crash["evidence"]["attempt"]]
-    told = (error for error in of_it if (error["script"] or error["rank"] is not None) and error["traceback"])
-    error = next((error for error in told if not error["victim"]), None)
+    shown = (error for error in of_it if (error["script"] or error["rank"] is not None) and error["traceback"])
+    error = next((error for error in shown if not error["victim"]), None)
     if error is None or error["type"] == "KeyboardInterrupt":
         return
     if summary["world_size"] <= 1 and (error["script"] or error["rank"] == 0):
@@ -372,11 +372,11 @@ def _flops_text(tflops: float) -> str:
     return f"{number_text(tflops)} TFLOP/s" if tflops >= 0.1 else f"{number_text(tflops * 1e3)} GFLOP/s"
 
 
-def _training(said: Mapping[str, Any]) -> list[str]:
+def _training(training: Mapping[str, Any]) -> list[str]:
     """The last figures that the framework printed, or their medians where those are more useful."""
-    figures = said["figures"]
-    ours = "" if said["step"] is None else f" (our step {said['step']:,})"
-    parts = [f"{said['framework']} iteration {said['iteration']:,}{ours}"]
+    figures = training["figures"]
+    ours = "" if training["step"] is None else f" (our step {training['step']:,})"
+    parts = [f"{training['framework']} iteration {training['iteration']:,}{ours}"]
     if "loss" in figures:
         parts.append(f"loss {figures['loss']['last']:.4g} (median {figures['loss']['median']:.4g})")
     for name, unit in (("tokens_per_second", "tokens/s"), ("tflops", "TFLOP/s")):
@@ -386,7 +386,7 @@ def _training(said: Mapping[str, Any]) -> list[str]:
         parts.append(f"MFU {figures['mfu_percent']['median']:.3g}%")
     if "iteration_ms" in figures:
         parts.append(f"{ms_text(figures['iteration_ms']['median'])} an iteration")
-    timers = sorted(said.get("timers_ms", {}).items(), key=lambda item: -item[1]["median"])[:TIMERS_SHOWN]
+    timers = sorted(training.get("timers_ms", {}).items(), key=lambda item: -item[1]["median"])[:TIMERS_SHOWN]
     parts += [f"{name} {ms_text(took['median'])}" for name, took in timers]
     return parts
 
@@ -525,9 +525,9 @@ def _node_parts(node: Mapping[str, Any]) -> list[str]:
             parts.append(f"{words} {rate_text(node[key]['median'])}")
     if node["rtt_us"]:
         lost = node["probe_loss_share"] or 0.0
-        some = f", {lost:.1%} lost" if lost >= WORTH_TELLING else ""
+        some = f", {lost:.1%} lost" if lost >= SHOWN_FROM else ""
         parts.append(f"round trips {ms_text(node['rtt_us']['median'] / 1e3)}{some}")
-    if (node["retransmit_share"] or 0.0) >= WORTH_TELLING and node["net_tx_bps"]["median"] >= 1_000_000:
+    if (node["retransmit_share"] or 0.0) >= SHOWN_FROM and node["net_tx_bps"]["median"] >= 1_000_000:
         parts.append(f"TCP sends {node['retransmit_share']:.1%} again")
     return parts
 
@@ -596,8 +596,8 @@ def _others(page: Page, summary: Summary) -> None:
     if others:
         page.lines.append(page.paint("Also found", "bold"))
         for finding in others[:OTHERS_SHOWN]:
-            look = "healthy" if finding["kind"] == "healthy" else finding["severity"]
-            page.marked(look, finding["title"], bold=False)
+            mark = "healthy" if finding["kind"] == "healthy" else finding["severity"]
+            page.marked(mark, finding["title"], bold=False)
             share = finding["cost"].get("share")
             if share and share >= TRIVIAL_SHARE and finding["cost"].get("if_fixed"):
                 page.labeled("cost", [f"{share_text(share)} of the training time"])

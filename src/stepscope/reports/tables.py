@@ -207,18 +207,18 @@ def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]
     mfu = figures["tflops"] / peak[0] if figures["tflops"] is not None and peak is not None else None
     figures["mfu"] = round(mfu, 4) if mfu is not None and mfu <= 1 else None
     peak = None if figures["mfu"] is None else peak
-    said = _said(run, current)
+    declared = _declared_figures(run, current)
     curve = _curve(lengths, steps, works, by_kind, totals, None if peak is None else peak[0])
     return {
-        **{name: None if name in said else value for name, value in figures.items()},
+        **{name: None if name in declared else value for name, value in figures.items()},
         "per_step": {kind: None if value is None else int(value) for kind, value in per_step.items()},
         "step_ms": finite(step_s * 1e3),
         "samples": len(steps),
         "all_sampled": lengths.sampled,
         "peak_tflops": None if peak is None else peak[0],
         "peak_dtype": None if peak is None else peak[1],
-        "said": said,
-        "curve": {name: column for name, column in curve.items() if name not in said},
+        "said": declared,
+        "curve": {name: column for name, column in curve.items() if name not in declared},
     }
 
 
@@ -309,7 +309,7 @@ class _Totals:
     def peak(self) -> tuple[float, str] | None:
         """The mean of the devices' peaks in TFLOP/s, and for which dtype; None if one is not known."""
         window = self._window
-        convolves = any("Conv" in one.type for model in window.layers.models.values() for one in model.modules)
+        convolves = any("Conv" in module.type for model in window.layers.models.values() for module in model.modules)
         peaks, dtypes = [], set()
         for row in self._computing.tolist():
             dtype = _dtype(window.facts[row], convolves=convolves)
@@ -325,9 +325,9 @@ class _Totals:
 
 def _dtype(facts: Mapping[str, Any], *, convolves: bool) -> str:
     """In which the products are computed, ``bf16`` if nothing is known; empty: another, or not clear."""
-    said = [facts.get("autocast")]
-    said += [about.get(key) for name, key in _DTYPE_FACTS if isinstance(about := facts.get(name), Mapping)]
-    name = next((one for one in said if isinstance(one, str)), "bfloat16")
+    dtypes = [facts.get("autocast")]
+    dtypes += [about.get(key) for name, key in _DTYPE_FACTS if isinstance(about := facts.get(name), Mapping)]
+    name = next((dtype for dtype in dtypes if isinstance(dtype, str)), "bfloat16")
     dtype = SHORT_DTYPES.get(name, "")
     if dtype != "fp32":
         return dtype
@@ -338,7 +338,7 @@ def _dtype(facts: Mapping[str, Any], *, convolves: bool) -> str:
 _DTYPE_FACTS = (("fsdp", "param_dtype"), ("model", "dtype"))
 
 
-def _said(run: RunData, current: Sequence[RankSeries]) -> dict[str, str]:
+def _declared_figures(run: RunData, current: Sequence[RankSeries]) -> dict[str, str]:
     """What the script reports itself, and where: the name of a note, or the framework."""
     pids = {series.identity.pid for series in current}
     names = sorted(noted_names(event for event in run.events if event.get("pid") in pids))
@@ -369,8 +369,8 @@ def _curve(
                 rates.append(len(between) / float(between.sum()))
         last = step
     if len(at) > CURVE_POINTS:
-        kept = np.linspace(0, len(at) - 1, CURVE_POINTS).astype(int).tolist()
-        at, rates = [at[one] for one in kept], [rates[one] for one in kept]
+        places = np.linspace(0, len(at) - 1, CURVE_POINTS).astype(int).tolist()
+        at, rates = [at[place] for place in places], [rates[place] for place in places]
     # A rank that was not sampled in a step did there what it usually does.
     here = {
         kind: np.where(np.isnan(values[:, at]), medians(values)[:, None], values[:, at])

@@ -126,8 +126,8 @@ def trace_price(finding: Mapping[str, Any]) -> str | None:
 
 def _mixed(job: JobAnalysis, before: JobAnalysis | None) -> str | None:
     """The notice on mixed files, for both sides of a comparison."""
-    told = [each.mixed for each in (job, before) if each is not None and each.mixed]
-    return " ".join(told) or None
+    mixed = [each.mixed for each in (job, before) if each is not None and each.mixed]
+    return " ".join(mixed) or None
 
 
 def _file(analysis: RankAnalysis) -> dict[str, Any]:
@@ -641,13 +641,13 @@ def _section(page: Page, title: str, lines: Sequence[str]) -> None:
 
 
 def _notices(page: Page, document: Document) -> None:
-    told = problems_of(document)
-    if not told:
+    problems = problems_of(document)
+    if not problems:
         return
     page.lines.append(page.paint("Worth knowing", "bold"))
-    for notice in told[:PROBLEMS_SHOWN]:
+    for notice in problems[:PROBLEMS_SHOWN]:
         page.lines += textwrap.wrap(
             printable(notice), page.width, initial_indent="  · ", subsequent_indent="    ", break_on_hyphens=False
         )
-    if len(told) > PROBLEMS_SHOWN:
-        page.lines.append(f"  … and {len(told) - PROBLEMS_SHOWN} more")
+    if len(problems) > PROBLEMS_SHOWN:
+        page.lines.append(f"  … and {len(problems) - PROBLEMS_SHOWN} more")

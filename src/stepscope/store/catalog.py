@@ -109,12 +109,12 @@ def checked_tag(text: str) -> str:
 def read_labels(run_dir: Path) -> Labels:
     """Return the labels of a run.  Whatever is missing or invalid is left out: the file may come from anyone."""
     try:
-        said = json.loads(file_io.read_document(run_dir / LABELS, most=MOST_BYTES))
+        document = json.loads(file_io.read_document(run_dir / LABELS, most=MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return Labels()
-    if not isinstance(said, dict) or said.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         return Labels()
-    name, tags, note = said.get("name"), said.get("tags"), said.get("note")
+    name, tags, note = document.get("name"), document.get("tags"), document.get("note")
     valid = [tag for tag in tags if isinstance(tag, str) and _TAG.fullmatch(tag)] if isinstance(tags, list) else []
     return Labels(
         name=name[:MOST_NAME] if isinstance(name, str) else "",
@@ -145,10 +145,10 @@ def change_labels(
     try:
         with locked(run_dir, wait_s=WAIT_S):
             before = read_labels(run_dir)
-            kept = [tag for tag in (before.tags if tags is None else map(checked_tag, tags)) if tag not in removed]
+            remaining = [tag for tag in (before.tags if tags is None else map(checked_tag, tags)) if tag not in removed]
             after = Labels(
                 name=before.name if name is None else _checked_name(name),
-                tags=tuple(dict.fromkeys([*kept, *added])),
+                tags=tuple(dict.fromkeys([*remaining, *added])),
                 note=before.note if note is None else _checked_note(note),
             )
             if len(after.tags) > MOST_TAGS:
@@ -196,10 +196,10 @@ def delete_run(run_dir: Path, *, watch: bool = True, progress: Progress = no_pro
     if why:
         raise RunError(f"{run_dir} was not deleted: {why}")
     try:
-        with ExitStack() as held:
-            held.enter_context(locked(run_dir, wait_s=0.0))
+        with ExitStack() as locks:
+            locks.enter_context(locked(run_dir, wait_s=0.0))
             if (run_dir / INBOX).is_dir():
-                held.callback(os.close, take_lock(run_dir / INBOX))
+                locks.callback(os.close, take_lock(run_dir / INBOX))
             # Again, now that nobody else can begin to work on it.
             if why := _in_use(run_dir, read_meta(run_dir), watch=False, progress=progress, seen=True):
                 raise RunError(f"{run_dir} was not deleted: {why}")
@@ -320,10 +320,10 @@ def list_runs(
         stamp = _stamp(path)
         if stamp[0] is None or path.name.startswith("."):  # being created or deleted
             continue
-        held = earlier.get(path.name)
-        if held is not None and held[0] == stamp:
-            entries.append(held[1])
-            fresh[path.name] = held
+        cached = earlier.get(path.name)
+        if cached is not None and cached[0] == stamp:
+            entries.append(cached[1])
+            fresh[path.name] = cached
             continue
         try:
             entry = run_entry(path)
@@ -421,10 +421,10 @@ def _cost_share(summary: Mapping[str, Any]) -> float | None:
 
 def _duration_s(meta: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
     run, end, began = summary.get("run"), meta.get("end"), _number(meta.get("created_wall_ns"))
-    said = _number(run.get("duration_s")) if isinstance(run, Mapping) else None
+    duration = _number(run.get("duration_s")) if isinstance(run, Mapping) else None
     ended = _number(end.get("wall_ns")) if isinstance(end, Mapping) else None
-    if said is not None or ended is None or began is None:
-        return said
+    if duration is not None or ended is None or began is None:
+        return duration
     return max(ended - began, 0) / 1e9
 
 
@@ -433,11 +433,11 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
     None of a metric that is NaN by now, for which the summary has an older value.
     """
-    said, findings = summary.get("metrics"), summary.get("findings")
-    found = [one for one in findings if isinstance(one, Mapping)] if isinstance(findings, list) else []
-    evidence = [one.get("evidence") for one in found if one.get("kind") in ("loss_nan", "nan_gradients")]
+    metrics, findings = summary.get("metrics"), summary.get("findings")
+    found = [finding for finding in findings if isinstance(finding, Mapping)] if isinstance(findings, list) else []
+    evidence = [finding.get("evidence") for finding in found if finding.get("kind") in ("loss_nan", "nan_gradients")]
     lost = {str(about.get("name")) for about in evidence if isinstance(about, Mapping)}
-    rows = [(name, row) for name, row in said.items() if name not in lost] if isinstance(said, Mapping) else []
+    rows = [(name, row) for name, row in metrics.items() if name not in lost] if isinstance(metrics, Mapping) else []
     lasts = {str(name): _number(row.get("last")) for name, row in rows if isinstance(row, Mapping)}
     rates = summary.get("throughput")
     rates = rates if isinstance(rates, Mapping) else {}
@@ -456,19 +456,19 @@ def _usual_ms(sidecars: Iterable[RingSidecar]) -> float | None:
 
 def _status(path: Path, meta: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     end = meta.get("end")
-    for said in (summary.get("status"), end.get("status") if isinstance(end, Mapping) else None):
-        if isinstance(said, str):
-            return said
+    for recorded in (summary.get("status"), end.get("status") if isinstance(end, Mapping) else None):
+        if isinstance(recorded, str):
+            return recorded
     return "running" if is_active(path) else "unfinished"
 
 
-def _severity(said: str | None, status: str) -> Severity:
-    return next((known for known in SEVERITIES if known == said), status_severity(status))
+def _severity(severity: str | None, status: str) -> Severity:
+    return next((known for known in SEVERITIES if known == severity), status_severity(status))
 
 
 def _text(document: Any, name: str) -> str | None:
-    said = document.get(name) if isinstance(document, Mapping) else None
-    return said if isinstance(said, str) else None
+    value = document.get(name) if isinstance(document, Mapping) else None
+    return value if isinstance(value, str) else None
 
 
 def _healthy(verdict: Any) -> bool:
@@ -478,9 +478,9 @@ def _healthy(verdict: Any) -> bool:
     return _text(verdict, "kind") == "healthy" and not large
 
 
-def _count(said: Any, seen: int) -> int | None:
+def _count(recorded: Any, seen: int) -> int | None:
     """Return the summary's value, else the observed one if it is not zero."""
-    return said if isinstance(said, int) and 0 <= said < MOST else seen or None
+    return recorded if isinstance(recorded, int) and 0 <= recorded < MOST else seen or None
 
 
 def _number(value: Any) -> float | None:
@@ -543,13 +543,13 @@ def known_folders(environ: Mapping[str, str]) -> dict[str, Path]:
     """Return the folders of this user's runs that exist, by tag; the last used is last."""
     found: dict[str, Path] = {}
     for _, path in _files(state_path(environ) / "folders"):
-        said = _read(path) or {}
-        folder = Path(str(said.get("folder", "")))
+        document = _read(path) or {}
+        folder = Path(str(document.get("folder", "")))
         if not folder.is_absolute() or _tag(folder) != path.stem:
             continue
         if folder.is_dir():
             found[path.stem] = folder
-        elif said.get("host") == platform.node():
+        elif document.get("host") == platform.node():
             with suppress(OSError):
                 path.unlink()
     return found
@@ -583,10 +583,10 @@ class UserHub:
 
 def find_user_hub(environ: Mapping[str, str]) -> UserHub | None:
     """Return the user's hub on this host if it runs."""
-    said = _read(_hub_path(environ)) or {}
-    texts = {name: said.get(name) for name in ("url", "token", "token_file", "fingerprint")}
-    pid, start_ticks = said.get("pid"), said.get("start_ticks")
-    if said.get("place") != Place.here().to_dict() or not all(isinstance(text, str) for text in texts.values()):
+    document = _read(_hub_path(environ)) or {}
+    texts = {name: document.get(name) for name in ("url", "token", "token_file", "fingerprint")}
+    pid, start_ticks = document.get("pid"), document.get("start_ticks")
+    if document.get("place") != Place.here().to_dict() or not all(isinstance(text, str) for text in texts.values()):
         return None
     if type(pid) is not int or type(start_ticks) is not int or not process_alive(pid, start_ticks):
         return None
@@ -632,12 +632,12 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         if not _is_ours(path.stat()):
             return None
-        said = json.loads(read_document(path, most=FOLDERS_BYTES))
+        document = json.loads(read_document(path, most=FOLDERS_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or said.pop("schema", None) != FOLDERS_SCHEMA:
+    if not isinstance(document, dict) or document.pop("schema", None) != FOLDERS_SCHEMA:
         return None
-    return said
+    return document
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

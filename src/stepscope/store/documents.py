@@ -148,7 +148,7 @@ class NodeInfo:
 
 def write_nodes(run_dir: Path, nodes: Iterable[NodeInfo], *, refused: Mapping[str, int] | None = None) -> None:
     """Write ``nodes.json``.  ``refused`` counts requests from unknown senders by reason.  OSError if it fails."""
-    ordered = sorted(nodes, key=lambda one: (one.node, one.joined_wall_ns, one.spool))
+    ordered = sorted(nodes, key=lambda node: (node.node, node.joined_wall_ns, node.spool))
     counts = {why: count for why, count in (refused or {}).items() if count}
     value = {"schema": NODES_SCHEMA, "nodes": [asdict(node) for node in ordered], "refused": counts}
     file_io.write_bytes(run_dir / NODES, (json.dumps(value, separators=(",", ":")) + "\n").encode())
@@ -168,8 +168,8 @@ def read_nodes(run_dir: Path) -> list[NodeInfo]:
 
 def read_refused(run_dir: Path) -> dict[str, int]:
     """Return how many requests from unknown senders were refused, by reason."""
-    said = _read_nodes_file(run_dir).get("refused")
-    return {str(why): n for why, n in said.items() if _fits_field("int", n)} if isinstance(said, dict) else {}
+    refused = _read_nodes_file(run_dir).get("refused")
+    return {str(why): n for why, n in refused.items() if _fits_field("int", n)} if isinstance(refused, dict) else {}
 
 
 def clock_offsets(nodes: Iterable[NodeInfo]) -> dict[str, int]:
@@ -274,8 +274,8 @@ def load_summary(run_dir: Path) -> dict[str, Any] | None:
 
 def load_findings(run_dir: Path) -> list[dict[str, Any]]:
     """Read ``findings.json``; empty if it does not exist or cannot be read."""
-    said = with_current_kinds(_load_object(run_dir / FINDINGS) or {}).get("findings")
-    return [finding for finding in said if isinstance(finding, dict)] if isinstance(said, list) else []
+    findings = with_current_kinds(_load_object(run_dir / FINDINGS) or {}).get("findings")
+    return [finding for finding in findings if isinstance(finding, dict)] if isinstance(findings, list) else []
 
 
 def log_names(run_dir: Path) -> list[str]:
@@ -289,10 +289,10 @@ def _natural(name: str) -> tuple[int, str]:
 
 def _load_object(path: Path) -> dict[str, Any] | None:
     try:
-        said = json.loads(read_document(path))
+        document = json.loads(read_document(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 # -- destination ------------------------------------------------------------------------------------------------------
@@ -311,10 +311,10 @@ class Destination:
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Destination | None:
         """Read the entry; return None if it is missing or invalid."""
-        said = meta.get("hub")
-        if not isinstance(said, dict):
+        hub = meta.get("hub")
+        if not isinstance(hub, dict):
             return None
-        url, run, node, nnodes = (said.get(name) for name in ("url", "run", "node", "nnodes"))
+        url, run, node, nnodes = (hub.get(name) for name in ("url", "run", "node", "nnodes"))
         if not (isinstance(url, str) and isinstance(run, str) and type(node) is int and type(nnodes) is int):
             return None
         return cls(url=url, run=run, node=node, nnodes=nnodes)

@@ -93,10 +93,10 @@ class Place:
     @classmethod
     def of_run(cls, meta: Mapping[str, Any]) -> Place | None:
         """Read the place from ``run.json``; None if it is missing."""
-        said = meta.get("place")
-        if not isinstance(said, Mapping):
+        place = meta.get("place")
+        if not isinstance(place, Mapping):
             return None
-        return cls(**{name: str(said.get(name, "")) for name in ("host", "boot", "pid_namespace")})
+        return cls(**{name: str(place.get(name, "")) for name in ("host", "boot", "pid_namespace")})
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)
@@ -134,7 +134,7 @@ class LeaseKeeper:
         self._last_s = now_s
         self._renewed += 1
         pid = os.getpid()
-        said = {
+        document = {
             **self._who,
             "pid": pid,
             "start_ticks": process_start_ticks(pid),
@@ -145,7 +145,7 @@ class LeaseKeeper:
         with suppress(OSError):
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                os.pwrite(fd, json.dumps(said).encode().ljust(_BYTES - 1) + b"\n", 0)
+                os.pwrite(fd, json.dumps(document).encode().ljust(_BYTES - 1) + b"\n", 0)
             finally:
                 os.close(fd)
 
@@ -157,9 +157,9 @@ def read_lease(run_dir: Path) -> Lease | None:
     except OSError:
         return None
     try:
-        said = json.loads(os.read(fd, _BYTES))
-        numbers = {name: int(said[name]) for name in ("pid", "renewed", "mono_ns", "wall_ns")}
-        return Lease(boot=str(said["boot"]), **numbers)
+        document = json.loads(os.read(fd, _BYTES))
+        numbers = {name: int(document[name]) for name in ("pid", "renewed", "mono_ns", "wall_ns")}
+        return Lease(boot=str(document["boot"]), **numbers)
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
     finally:
@@ -267,10 +267,10 @@ def mark_session(session: Path, spool: str) -> None:
 
 def session_of(run_dir: Path, meta: Mapping[str, Any]) -> Path | None:
     """Return the run's session; None if it is gone, as after a reboot, or belongs to another run."""
-    said, spool = meta.get("session"), meta.get("spool")
-    if not isinstance(said, str) or not said or not isinstance(spool, str) or not spool:
+    path, spool = meta.get("session"), meta.get("spool")
+    if not isinstance(path, str) or not path or not isinstance(spool, str) or not spool:
         return None
-    session = Path(said)
+    session = Path(path)
     if session == run_dir / "rings":
         return session
     try:

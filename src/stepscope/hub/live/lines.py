@@ -257,7 +257,7 @@ def of_kind(raw: Sequence[Raw], kind: str, span_ns: tuple[int | None, int | None
     thinner: Thinner[Raw] = Thinner(strides(Counter(span_s for _, span_s, _ in found), most))
     for source, span_s, sample in found:
         thinner.add(source, span_s, sample)
-    return thinner.kept()
+    return thinner.chosen()
 
 
 def parse_raw(raw: Sequence[Raw]) -> list[dict[str, Any]]:

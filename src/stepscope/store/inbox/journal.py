@@ -106,7 +106,7 @@ JOURNAL_BYTES = 64 << 20
 """At this size the next journal begins; this bounds the memory for rewriting one."""
 _NAME = re.compile(r"(\d{6,9})\.frames")
 _BUFFER = 1 << 20
-_SAID = struct.Struct("<4sIQ")
+_RECORD_HEAD = struct.Struct("<4sIQ")
 _SUMS = struct.Struct("<II")
 
 
@@ -131,9 +131,9 @@ class JournalWriter:
 
     def append(self, raw: bytes, *, wall_ns: int, durable: bool = False) -> None:
         """Append the whole frame, or nothing if the disk refuses (OSError); ``durable`` also survives a power loss."""
-        said = _SAID.pack(RECORD_MAGIC, len(raw), wall_ns)
+        prefix = _RECORD_HEAD.pack(RECORD_MAGIC, len(raw), wall_ns)
         first = b"" if self.end else FILE_HEAD.pack(FILE_MAGIC, VERSION, 0)
-        data = b"".join([first, said, _SUMS.pack(zlib.crc32(said), zlib.crc32(raw)), raw])
+        data = b"".join([first, prefix, _SUMS.pack(zlib.crc32(prefix), zlib.crc32(raw)), raw])
         try:
             if os.fstat(self._fd).st_size != self.end:
                 os.ftruncate(self._fd, self.end)
@@ -183,7 +183,7 @@ def read_journal(path: Path, start: int = 0) -> Iterator[JournalFrame]:
             head = file.read(RECORD_HEAD.size)
             magic, length, wall_ns, head_crc, crc = RECORD_HEAD.unpack(head)
             raw = b""
-            if magic == RECORD_MAGIC and length <= FRAME_BYTES and zlib.crc32(head[: _SAID.size]) == head_crc:
+            if magic == RECORD_MAGIC and length <= FRAME_BYTES and zlib.crc32(head[: _RECORD_HEAD.size]) == head_crc:
                 raw = file.read(length)
             end = at + RECORD_HEAD.size + length
             if raw and len(raw) == length and zlib.crc32(raw) == crc:
@@ -393,18 +393,18 @@ def compare(spool: Spool, frame: Frame) -> Compared:
     found = Compared()
     for part in frame.parts:
         if part.kind == "rings":
-            kept = _rings(spool, found, part)
+            rest = _rings(spool, found, part)
         elif part.kind == "steps":
-            kept = _steps(spool, found, part)
+            rest = _steps(spool, found, part)
         elif part.kind == "file":
-            kept = _whole(spool, found, part, frame.head)
+            rest = _whole(spool, found, part, frame.head)
         else:
-            kept = _stretch(spool, found, part)
-        if kept is not part:
+            rest = _stretch(spool, found, part)
+        if rest is not part:
             found.cut = True
             found.old_parts += 1
-        if kept is not None:
-            found.parts.append(kept)
+        if rest is not None:
+            found.parts.append(rest)
     if len(spool.files) + len(spool.whole) + len(found.files) + len(found.stamps) > FILES:
         raise FrameError("a node has too many files")
     return found
@@ -449,10 +449,10 @@ def advance_journaled(spool: Spool, frame: Frame, tables: Mapping[int, NDArray[A
 def sidecars_of(part: Part) -> tuple[RingSidecar, ...]:
     """Parse and check the rings; FrameError if one is invalid.  Cached: a frame is checked before it is accepted."""
     try:
-        said = msgspec.json.decode(inflate_part(part))
-        if not isinstance(said, list):
+        sidecars = msgspec.json.decode(inflate_part(part))
+        if not isinstance(sidecars, list):
             raise FrameError("rings are not a list")
-        return tuple(RingSidecar.from_dict(raw) for raw in said)
+        return tuple(RingSidecar.from_dict(raw) for raw in sidecars)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FrameError("a ring's identity cannot be read") from error
 
@@ -534,16 +534,16 @@ def _stretch(spool: Spool, found: Compared, part: Part) -> Part | None:
     raw = inflate_part(part)
     if part.kind == "lines" and not raw.endswith(b"\n"):
         raise FrameError("lines are cut off")
-    kept = part
+    rest = part
     if part.offset < have:
         raw = raw[have - part.offset :]
-        kept = part_of(part.kind, raw, name=part.name, offset=have)
+        rest = part_of(part.kind, raw, name=part.name, offset=have)
     found.files[part.name] = have + len(raw)
     if part.kind == "lines":
         found.lines.setdefault(part.name, []).extend(raw[:-1].split(b"\n"))
     else:
         found.logs.append((part.name, have, raw))
-    return kept
+    return rest
 
 
 def _whole(spool: Spool, found: Compared, part: Part, head: FrameHead) -> Part | None:
@@ -602,7 +602,7 @@ def read_positions(run_dir: Path) -> SealedPositions:
         raw = msgspec.json.decode(read_document(path))
         if raw["schema"] != SCHEMA:
             raise NotARun(f"{path} has schema {raw['schema']}; this Stepscope reads schema {SCHEMA}")
-        spools = {name: _spool(name, said) for name, said in raw["spools"].items()}
+        spools = {name: _spool(name, fields) for name, fields in raw["spools"].items()}
         numbers = {name: int(raw[name]) for name in ("through", "base", "steps")}
         return SealedPositions(**numbers, spools=spools)
     except FileNotFoundError:
@@ -613,27 +613,27 @@ def read_positions(run_dir: Path) -> SealedPositions:
 
 def write_positions(folder: Path, sealed: SealedPositions) -> None:
     """Write durably; OSError if the disk is full."""
-    spools = {name: _told(spool) for name, spool in sealed.spools.items()}
+    spools = {name: _spool_row(spool) for name, spool in sealed.spools.items()}
     numbers = {name: getattr(sealed, name) for name in ("through", "base", "steps")}
     value = {"schema": SCHEMA, **numbers, "spools": spools}
     file_io.write_bytes(folder / POSITIONS, (json.dumps(value, separators=(",", ":")) + "\n").encode(), durable=True)
 
 
-def _told(spool: Spool) -> dict[str, Any]:
+def _spool_row(spool: Spool) -> dict[str, Any]:
     rings = {ring.key: [*ring.live, *ring.heard, ring.number, *(ring.shown or ())] for ring in spool.rings.values()}
     return {"rings": rings, "files": spool.files, "whole": spool.whole}
 
 
-def _spool(name: str, said: Mapping[str, Any]) -> Spool:
+def _spool(name: str, fields: Mapping[str, Any]) -> Spool:
     spool = Spool(name)
-    for key, (seq, since, state, step, phase, ended, heard, number, *shown) in said["rings"].items():
+    for key, (seq, since, state, step, phase, ended, heard, number, *shown) in fields["rings"].items():
         live = (int(seq), int(since), int(state), int(step), int(phase))
         position = RingPosition(key, (bool(ended), int(heard)), live, int(number))
         if shown:
             position.shown = (int(shown[0]), int(shown[1]))
         spool.rings[ring_id(key)] = position
-    spool.files.update({str(file): int(at) for file, at in said["files"].items()})
-    spool.whole.update({str(file): (int(sent), int(crc)) for file, (sent, crc) in said["whole"].items()})
+    spool.files.update({str(file): int(at) for file, at in fields["files"].items()})
+    spool.whole.update({str(file): (int(sent), int(crc)) for file, (sent, crc) in fields["whole"].items()})
     return spool
 
 

@@ -142,12 +142,12 @@ class SamplePart:
 
 def sample_parts(run_dir: Path, numbers: range) -> list[SamplePart]:
     """Return the sample parts of these journals that count, in order."""
-    there = (one for one in _listed(run_dir) if one.first in numbers)
-    kept: list[SamplePart] = []
-    for one in sorted(there, key=lambda one: (one.first, -one.last, -one.span_s)):
-        if not kept or one.first > kept[-1].last:
-            kept.append(one)
-    return kept
+    there = (part for part in _listed(run_dir) if part.first in numbers)
+    counting: list[SamplePart] = []
+    for part in sorted(there, key=lambda part: (part.first, -part.last, -part.span_s)):
+        if not counting or part.first > counting[-1].last:
+            counting.append(part)
+    return counting
 
 
 def leaves_samples(frame: Frame) -> bool:
@@ -196,9 +196,9 @@ class SamplePartWriter:
 
 def remove_sample_parts(run_dir: Path, number: int) -> None:
     """Remove what was written for a journal that did not become a part."""
-    for one in _listed(run_dir):
-        if one.first == number:
-            one.path(run_dir).unlink(missing_ok=True)
+    for part in _listed(run_dir):
+        if part.first == number:
+            part.path(run_dir).unlink(missing_ok=True)
 
 
 def thin_sample_parts(run_dir: Path, numbers: range, *, ages: Sequence[_Age] = AGES) -> None:
@@ -215,9 +215,9 @@ def thin_sample_parts(run_dir: Path, numbers: range, *, ages: Sequence[_Age] = A
 
 
 def _due(counting: Sequence[SamplePart], ages: Sequence[_Age]) -> tuple[Sequence[SamplePart], int] | None:
-    newest_s = max((one.end_s for one in counting), default=0)
+    newest_s = max((part.end_s for part in counting), default=0)
     for age in ages:
-        old = [one for one in counting if one.span_s == age.span_s and one.end_s < newest_s - age.after_s]
+        old = [part for part in counting if part.span_s == age.span_s and part.end_s < newest_s - age.after_s]
         for end in range(1, len(old) + 1):
             if old[end - 1].end_s - old[0].begin_s >= age.covering_s or end >= _MOST_FILES:
                 return old[:end], age.then_s
@@ -227,12 +227,12 @@ def _due(counting: Sequence[SamplePart], ages: Sequence[_Age]) -> tuple[Sequence
 def _thin(run_dir: Path, group: Sequence[SamplePart], span_s: int) -> None:
     """Combine these parts into one file, sender by sender."""
     by_spool: dict[str, list[tuple[SamplePart, int]]] = {}
-    for one in group:
+    for part in group:
         start = 0
-        for received in read_journal(one.path(run_dir)):
+        for received in read_journal(part.path(run_dir)):
             frame = _frame(received)
             if frame is not None:
-                by_spool.setdefault(frame.head.spool, []).append((one, start))
+                by_spool.setdefault(frame.head.spool, []).append((part, start))
             start = received.end
     writer = SamplePartWriter(run_dir, group[0].first, group[-1].last, span_s)
     try:
@@ -242,10 +242,10 @@ def _thin(run_dir: Path, group: Sequence[SamplePart], span_s: int) -> None:
     except BaseException:
         writer.abandon()
         raise
-    writer.finish(begin_s=min(one.begin_s for one in group), end_s=max(one.end_s for one in group))
+    writer.finish(begin_s=min(part.begin_s for part in group), end_s=max(part.end_s for part in group))
     file_io.fsync_folder(run_dir / PARTS)
-    for one in group:
-        one.path(run_dir).unlink(missing_ok=True)
+    for part in group:
+        part.path(run_dir).unlink(missing_ok=True)
 
 
 def _thinned(run_dir: Path, places: Sequence[tuple[SamplePart, int]], span_s: int) -> Iterator[tuple[bytes, int]]:
@@ -253,8 +253,8 @@ def _thinned(run_dir: Path, places: Sequence[tuple[SamplePart, int]], span_s: in
     coarsener = Coarsener(span_s)
     head: FrameHead | None = None
     wall_ns = 0
-    for one, start in places:
-        received = next(read_journal(one.path(run_dir), start))
+    for place, start in places:
+        received = next(read_journal(place.path(run_dir), start))
         frame = _frame(received)
         if frame is None:
             continue
@@ -296,7 +296,7 @@ def _listed(run_dir: Path) -> list[SamplePart]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = (_NAME.fullmatch(name) for name in names)
-    return sorted(SamplePart(*map(int, one.groups())) for one in found if one)
+    return sorted(SamplePart(*map(int, match.groups())) for match in found if match)
 
 
 # -- journals to parts ------------------------------------------------------------------------------------------------
@@ -416,9 +416,9 @@ def _write(run_dir: Path, number: int, frames: Iterable[JournalFrame], sealed: S
             own = samples_in(frame)
             if own:
                 samples.append(own, wall_ns=received.wall_ns)
-            kept = _rest(frame, blocks)
-            if kept:
-                rest.append(kept, wall_ns=received.wall_ns)
+            remainder = _rest(frame, blocks)
+            if remainder:
+                rest.append(remainder, wall_ns=received.wall_ns)
             if waiting >= CHUNK_ROWS:
                 rows += _write_chunk(run_dir / PARTS / f"steps-{number:06d}.{chunks}.parquet", chunk)
                 chunks, waiting, chunk = chunks + 1, 0, []

@@ -182,10 +182,10 @@ def signed_file(name: str, data: bytes, *, spool: str, host: str) -> bytes:
     if not name.startswith(("errors/", f"{HANGS}/")):
         return data
     try:
-        said = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
         return data
-    return json.dumps({"host": host, **said, "spool": spool}).encode() if isinstance(said, dict) else data
+    return json.dumps({"host": host, **document, "spool": spool}).encode() if isinstance(document, dict) else data
 
 
 @contextmanager
@@ -243,7 +243,7 @@ class Inbox:
         (run_dir / INBOX).mkdir(exist_ok=True)
         self._lock = _lock(run_dir)
         self._nodes = {node.spool: _Account(node) for node in read_nodes(run_dir)}
-        self._current = {one.about.node: name for name, one in self._nodes.items() if not one.about.replaced_by}
+        self._current = {node.about.node: name for name, node in self._nodes.items() if not node.about.replaced_by}
         self._places = ReceivedFiles(run_dir)
         recovered = recover(run_dir, self._hear)
         self._spools = recovered.spools
@@ -288,8 +288,8 @@ class Inbox:
         now = self._clock()
         says_bye = head.bye is not None and account.about.bye is None
         if found.parts or says_bye:
-            kept = pack_frame(head, found.parts) if found.cut else raw
-            self._write(head, found, kept, now, account)
+            new_data = pack_frame(head, found.parts) if found.cut else raw
+            self._write(head, found, new_data, now, account)
             advance_spool(spool, found)
             self._spools[head.spool] = spool
         elif head.bye is not None:
@@ -304,7 +304,7 @@ class Inbox:
         )
         account.heard(head, now)
         if found.parts or says_bye:
-            account.count(rows=accepted.rows, size=len(kept))
+            account.count(rows=accepted.rows, size=len(new_data))
         account.duplicates += found.old_parts
         return accepted
 
@@ -338,7 +338,7 @@ class Inbox:
             self._nodes[spool] = account
         return account
 
-    def _write(self, head: FrameHead, found: Compared, kept: bytes, now: int, account: _Account) -> None:
+    def _write(self, head: FrameHead, found: Compared, new_data: bytes, now: int, account: _Account) -> None:
         logs: list[tuple[str, int]] = []
         try:
             for name, data in found.whole:
@@ -356,7 +356,7 @@ class Inbox:
                 known = before.positions().files if before is not None else {}
                 new = [*(name for name, _ in found.whole), *(name for name, _, _ in found.logs)]
                 self._sync(head, account, [*known, *new])
-            self._journal.append(kept, wall_ns=now, durable=head.bye is not None)
+            self._journal.append(new_data, wall_ns=now, durable=head.bye is not None)
         except OSError:
             for place, offset in logs:
                 cut_at(self._run_dir, place, offset)

@@ -59,7 +59,7 @@ MOST_STEPS = 3_000_000
 RANKS = 512
 WORST = 24
 """By each measure."""
-_ASKED_ROWS = 2_000_000
+_QUERIED_ROWS = 2_000_000
 """Steps that are examined to find them."""
 
 
@@ -103,7 +103,7 @@ def _worst(paths: Sequence[Path], steps: int, *, most: int) -> set[int]:
 
     if not paths:
         return set()
-    every = max(1, steps // _ASKED_ROWS)
+    every = max(1, steps // _QUERIED_ROWS)
     for path in paths:
         open_file(path).close()
     files = ", ".join(map(sql_input_path, paths))
@@ -120,10 +120,10 @@ def _worst(paths: Sequence[Path], steps: int, *, most: int) -> set[int]:
         con.execute(
             f"CREATE TABLE m AS SELECT ring, {medians} FROM {table} WHERE step % {every} = 0 AND step > 0 GROUP BY ring"
         )
-        asked = [
+        wanted = [
             f"SELECT ring FROM m ORDER BY {name} DESC, ring LIMIT {WORST}" for name in ("work", "wall_ns", *measures)
         ]
-        found: list[list[tuple[Any, ...]]] = [con.execute(query).fetchall() for query in asked]
+        found: list[list[tuple[Any, ...]]] = [con.execute(query).fetchall() for query in wanted]
     chosen: set[int] = set()
     for place in range(WORST):
         for rows in found:
@@ -178,12 +178,12 @@ class Remote:
 
     def notices(self, bad_lines: int) -> list[str]:
         """Return notices about what could not be read."""
-        said = []
+        problems = []
         if self.unreadable:
-            said.append(f"{self.unreadable:,} frames from other nodes could not be read.")
+            problems.append(f"{self.unreadable:,} frames from other nodes could not be read.")
         if bad := bad_lines + sum(lines.bad for lines in self.lines):
-            said.append(f"{bad:,} lines from other nodes could not be read.")
-        return said
+            problems.append(f"{bad:,} lines from other nodes could not be read.")
+        return problems
 
     def stacks(self, numbers: RankNumbers) -> tuple[list[dict[str, Any]], int]:
         """Return all nodes' stacks under the ranks that are shown, and the number of invalid lines."""
@@ -235,7 +235,7 @@ def read_remote(
     for (spool, ident), about in (known or {}).items():
         if spool in senders:
             senders[spool].rings[ident] = _Ring(about=about)
-    files = [one.path(run_dir) for one in sample_parts(run_dir, sealed.parts)]
+    files = [part.path(run_dir) for part in sample_parts(run_dir, sealed.parts)]
     files += [rest_path(run_dir, number) for number in sealed.parts]
     files += [journal_path(run_dir, number) for number in journals_after(run_dir, sealed)]
     unreadable = 0
@@ -405,7 +405,7 @@ def sealed_sidecars(
     ranks: Sequence[RankSeries], spools: Mapping[str, Spool], nodes: Sequence[NodeInfo]
 ) -> dict[tuple[str, bytes], RingSidecar]:
     """Return the sidecars of sealed rings as their nodes would send them: late blocks do not repeat them."""
-    series = {(one.identity.attempt, one.rank): one for one in ranks}
+    series = {(rank.identity.attempt, rank.rank): rank for rank in ranks}
     offsets = {node.spool: node.offset_ns or 0 for node in nodes}
     found = {}
     for name, spool in spools.items():
@@ -419,8 +419,8 @@ def merge_late(
     ranks: Sequence[RankSeries], late: Assembled, whose: Sequence[tuple[str, bytes]], spools: Mapping[str, Spool]
 ) -> tuple[list[RankSeries], Shown]:
     """Return all series, and which ring became which; ``whose`` identifies each assembled ring."""
-    merged = {(one.identity.attempt, one.rank): one for one in ranks}
-    added = {(one.identity.attempt, one.rank): one for one in late.series}
+    merged = {(rank.identity.attempt, rank.rank): rank for rank in ranks}
+    added = {(rank.identity.attempt, rank.rank): rank for rank in late.series}
     shown: Shown = {
         (name, ident): ring.shown
         for name, spool in spools.items()

@@ -218,11 +218,11 @@ def write_hang(run_dir: Path, record: HangRecord) -> Path:
     return path
 
 
-def write_evidence(run_dir: Path, kept: EvidenceFile) -> None:
+def write_evidence(run_dir: Path, evidence: EvidenceFile) -> None:
     """Write the evidence of a hang; evidence too large to send is not kept."""
-    raw = json.dumps(evidence_to_dict(kept), separators=(",", ":")).encode()
+    raw = json.dumps(evidence_to_dict(evidence), separators=(",", ":")).encode()
     if len(raw) <= FILE_BYTES:
-        path = run_dir / HANGS / evidence_name(kept.evidence.host, kept.number)
+        path = run_dir / HANGS / evidence_name(evidence.evidence.host, evidence.number)
         path.parent.mkdir(exist_ok=True)
         file_io.write_bytes(path, raw)
 
@@ -245,7 +245,7 @@ def read_hang_records(
     paths = [path for path in (run_dir / HANGS).glob("*.json") if EVIDENCE not in path.name]
     sent, bad = _read_sent(paths, HangRecord.from_dict)
     found = [(spool, _shifted(record, (offsets or {}).get(spool, 0))) for spool, record in sent]
-    return sorted(found, key=lambda one: (one[1].stopped_wall_ns, one[1].host, one[1].number)), bad
+    return sorted(found, key=lambda hang: (hang[1].stopped_wall_ns, hang[1].host, hang[1].number)), bad
 
 
 def read_evidence(
@@ -260,7 +260,7 @@ def read_evidence(
         if size <= 2 * FILE_BYTES and room >= 0:
             paths.append(path)
     sent, bad = _read_sent(paths, evidence_from_dict)
-    return [(spool, _kept_shifted(kept, (offsets or {}).get(spool, 0))) for spool, kept in sent], bad
+    return [(spool, _shifted_evidence(evidence, (offsets or {}).get(spool, 0))) for spool, evidence in sent], bad
 
 
 def _read_sent(paths: Sequence[Path], decode: Callable[[Any], T]) -> tuple[list[Sent[T]], tuple[str, ...]]:
@@ -286,12 +286,12 @@ def _shifted(record: HangRecord, offset_ns: int) -> HangRecord:
     )
 
 
-def _kept_shifted(kept: EvidenceFile, offset_ns: int) -> EvidenceFile:
+def _shifted_evidence(evidence: EvidenceFile, offset_ns: int) -> EvidenceFile:
     return replace(
-        kept,
-        stopped_wall_ns=kept.stopped_wall_ns - offset_ns,
-        gathered_wall_ns=kept.gathered_wall_ns - offset_ns,
-        over_wall_ns=None if kept.over_wall_ns is None else kept.over_wall_ns - offset_ns,
+        evidence,
+        stopped_wall_ns=evidence.stopped_wall_ns - offset_ns,
+        gathered_wall_ns=evidence.gathered_wall_ns - offset_ns,
+        over_wall_ns=None if evidence.over_wall_ns is None else evidence.over_wall_ns - offset_ns,
     )
 
 
@@ -330,24 +330,24 @@ def seen_hangs(
     """Pair records with their evidence; evidence without a record is kept.  Both come with their spool."""
     by_name = {(spool, record.host, record.number): record for spool, record in records}
     found = []
-    for spool, kept in evidence:
-        host = kept.evidence.host
-        of_it = [attempts[host, rank.pid] for rank in kept.evidence.ranks if (host, rank.pid) in attempts]
-        record = by_name.pop((spool, host, kept.number), None)
-        found.append(SeenHang(record=record, file=kept, attempt=max(of_it, default=0), spool=spool))
+    for spool, file in evidence:
+        host = file.evidence.host
+        of_it = [attempts[host, rank.pid] for rank in file.evidence.ranks if (host, rank.pid) in attempts]
+        record = by_name.pop((spool, host, file.number), None)
+        found.append(SeenHang(record=record, file=file, attempt=max(of_it, default=0), spool=spool))
     return [*found, *(SeenHang(record=record, spool=spool) for (spool, _, _), record in by_name.items())]
 
 
 def elsewhere_of(ranks: Sequence[RankSeries], errors: Sequence[RankError], nodes: Iterable[NodeInfo]) -> Elsewhere:
     """Return which ranks are gone, and which hosts fell silent before the end."""
-    said = {error.pid: f"raised {error.type}: {error.message}"[:LONGEST_MESSAGE].rstrip(": ") for error in errors}
+    texts = {error.pid: f"raised {error.type}: {error.message}"[:LONGEST_MESSAGE].rstrip(": ") for error in errors}
     gone = [
         GoneRank(
             rank=series.rank,
             host=series.identity.host,
             pid=series.identity.pid,
             attempt=series.identity.attempt,
-            ended=ENDED_WORDS.get(series.state) or said.get(series.identity.pid, ""),
+            ended=ENDED_WORDS.get(series.state) or texts.get(series.identity.pid, ""),
             ended_wall_ns=series.ended_wall_ns,
             step=int(series.steps["step"][-1]) + 1 if len(series.steps) else None,
         )
@@ -415,10 +415,10 @@ def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> 
     files = [
         path for path in sorted(folder.glob("*")) if OUR_DUMPS.fullmatch(path.name) and _written_ns(path) >= since_ns
     ]
-    kept = {int(path.stem.removeprefix("rank_")) for path in files if path.suffix == ".json"}
+    ranks = {int(path.stem.removeprefix("rank_")) for path in files if path.suffix == ".json"}
     files = [path for path in files if not (path.suffix == ".json" and int(path.stem[5:]) in watchdogs)]
     files += watchdogs.values()
-    if len(kept | watchdogs.keys()) < 2:
+    if len(ranks | watchdogs.keys()) < 2:
         return {}, []
     if sum(path.stat().st_size for path in files) > MAX_DUMP_BYTES:
         return {}, [f"{FLIGHT}/ is large and was not analyzed; run stepscope flight {folder}."]

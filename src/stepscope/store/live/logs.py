@@ -227,8 +227,8 @@ def last_native_lines(lines: Iterable[str], most: int = MOST_NATIVE_LINES) -> tu
         kind = _NUMBERS.sub("0", text)
         first, times = kinds.pop(kind, (text, 0))
         kinds[kind] = first, times + 1
-    told = list(kinds.values())[-most:]
-    return tuple(text if times == 1 else f"{text} (and {times - 1:,} more like it)" for text, times in told)
+    groups = list(kinds.values())[-most:]
+    return tuple(text if times == 1 else f"{text} (and {times - 1:,} more like it)" for text, times in groups)
 
 
 def without_escapes(line: str) -> str:
@@ -264,14 +264,14 @@ class OutputCopier:
         self._sources: dict[str, _Source] = {}
         self._positions = _read_note(self._folder / OUTPUT_POSITIONS)
 
-    def look(self, *, last: bool = False) -> None:
+    def copy(self, *, last: bool = False) -> None:
         """Copy what is new; ``last``: all of it, including an unfinished line."""
-        self._look_for_notes()
+        self._find_notes()
         before = dict(self._positions)
         try:
             for key, source in self._sources.items():
                 try:
-                    source.look(last=last)
+                    source.copy(last=last)
                 finally:
                     self._positions[key] = source.position
         finally:
@@ -285,7 +285,7 @@ class OutputCopier:
             source.close()
         self._sources = {}
 
-    def _look_for_notes(self) -> None:
+    def _find_notes(self) -> None:
         try:
             names = [entry.name for entry in os.scandir(self._folder) if entry.name.endswith(".json")]
         except OSError:
@@ -307,15 +307,15 @@ class OutputCopier:
         source = self._sources.get(key)
         if source is None:
             begin = self._positions.get(key, about["from"])
-            held = self._is_held(Path(str(about["path"])))
-            fd = _open(note["pid"], about, os.O_RDWR if held else os.O_RDONLY)
-            source = self._sources[key] = _Source(fd, int(begin), self._run_dir, held=held)
+            spooled = self._is_spool(Path(str(about["path"])))
+            fd = _open(note["pid"], about, os.O_RDWR if spooled else os.O_RDONLY)
+            source = self._sources[key] = _Source(fd, int(begin), self._run_dir, spooled=spooled)
         log = self._run_dir / "logs" / Path(str(note["log"])).name
         if about["whole"] and source.whole is None:
             source.whole = log
         source.writers.append((int(note["pid"]), note["rank"], log))
 
-    def _is_held(self, path: Path) -> bool:
+    def _is_spool(self, path: Path) -> bool:
         """Whether it is our file in this run's session: no other file is ever emptied."""
         return path.suffix == PRINTED_SUFFIX and path.parent == session_of(self._run_dir, read_meta(self._run_dir))
 
@@ -323,9 +323,9 @@ class OutputCopier:
 class _Source:
     """A file that processes print into."""
 
-    def __init__(self, fd: int, position: int, run_dir: Path, *, held: bool) -> None:
+    def __init__(self, fd: int, position: int, run_dir: Path, *, spooled: bool) -> None:
         self._fd = fd
-        self._given_back = 0 if held else None
+        self._given_back = 0 if spooled else None
         self._job_log = log_path(run_dir, rank=None, attempt=0)
         self._begun = b""
         self.position = position
@@ -335,7 +335,7 @@ class _Source:
         self.writers: list[tuple[int, int | None, Path]] = []
         """Pid, rank and log."""
 
-    def look(self, *, last: bool) -> None:
+    def copy(self, *, last: bool) -> None:
         size = os.fstat(self._fd).st_size
         if size < self.position + len(self._begun):  # the file was truncated
             self.position, self._begun = 0, b""
@@ -406,7 +406,7 @@ def copy_rest(run_dir: Path) -> None:
         return
     copier = OutputCopier(run_dir)
     try:
-        copier.look(last=True)
+        copier.copy(last=True)
         shutil.rmtree(folder)
     except OSError:
         pass  # the directory is not writable: logs stay as they are
@@ -507,18 +507,18 @@ def timer_line(line: str) -> tuple[str, float] | None:
 
 def training_summary(lines: Iterable[TrainingLine], timers: Iterable[tuple[str, float]] = ()) -> dict[str, Any]:
     """Return the last value and the median of each figure and each timer; {} if there are no lines."""
-    said = list(lines)
-    if not said:
+    entries = list(lines)
+    if not entries:
         return {}
-    by_figure = {name: [line.figures[name] for line in said if name in line.figures] for name in FIGURES}
+    by_figure = {name: [line.figures[name] for line in entries if name in line.figures] for name in FIGURES}
     by_timer: dict[str, list[float]] = {}
     for name, ms in timers:
         if name in by_timer or len(by_timer) < MOST_TIMERS:
             by_timer.setdefault(name, []).append(ms)
     return {
-        "framework": said[-1].framework,
-        "iteration": said[-1].iteration,
-        "lines": len(said),
+        "framework": entries[-1].framework,
+        "iteration": entries[-1].iteration,
+        "lines": len(entries),
         "figures": {
             name: {"last": values[-1], "median": statistics.median(values)}
             for name, values in by_figure.items()
@@ -533,23 +533,23 @@ def _titan(line: str) -> TrainingLine | None:
     if found is None:
         return None
     matches = {name: pattern.search(line) for name, pattern in _TITAN_FIGURES.items()}
-    said = {name: _number(match[1]) for name, match in matches.items() if match is not None}
-    return TrainingLine(framework="torchtitan", iteration=int(found[1]), figures=_finite(said))
+    numbers = {name: _number(match[1]) for name, match in matches.items() if match is not None}
+    return TrainingLine(framework="torchtitan", iteration=int(found[1]), figures=_finite(numbers))
 
 
 def _megatron(line: str) -> TrainingLine | None:
     found = _MEGATRON.search(line)
     if found is None or "elapsed time per iteration" not in line:
         return None
-    said: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for part in found[2].split("|"):
         name, _, value = part.strip().rpartition(":")
         number = _number(value.strip().partition("/")[0])
         if name in _MEGATRON_FIGURES:
-            said[_MEGATRON_FIGURES[name]] = number
-        elif name.endswith("loss") and "loss" not in said:  # ``lm loss``; there may be others after it
-            said["loss"] = number
-    return TrainingLine(framework="megatron", iteration=int(found[1]), figures=_finite(said))
+            values[_MEGATRON_FIGURES[name]] = number
+        elif name.endswith("loss") and "loss" not in values:  # ``lm loss``; there may be others after it
+            values["loss"] = number
+    return TrainingLine(framework="megatron", iteration=int(found[1]), figures=_finite(values))
 
 
 def _number(text: str) -> float | None:
@@ -619,19 +619,19 @@ MOST_TRAINING_LOGS = 64
 def read_training_log(path: Path, ranks: Sequence[RankSeries]) -> dict[str, Any]:
     """Summarize the last attempt from the first log that has figures, with our last ``step``; {} if no log has any."""
     attempt = max((series.identity.attempt for series in ranks), default=0)
-    current = sorted((one for one in ranks if one.identity.attempt == attempt), key=lambda one: one.rank)
-    chosen = dict.fromkeys([one.rank for one in (*current[:1], *current[-1:], *current[1:MOST_TRAINING_LOGS])])
+    current = sorted((series for series in ranks if series.identity.attempt == attempt), key=lambda series: series.rank)
+    chosen = dict.fromkeys([series.rank for series in (*current[:1], *current[-1:], *current[1:MOST_TRAINING_LOGS])])
     logs: list[tuple[int | None, Path]] = [(rank, log_of_rank(path, rank=rank, attempt=attempt)) for rank in chosen]
     for rank, log in (*logs, (None, log_path(path, rank=None, attempt=attempt))):
         lines = list(_tail_lines(log))
-        said = training_summary(
+        summary = training_summary(
             (line for line in map(training_line, lines) if line is not None),
             (timer for timer in map(timer_line, lines) if timer is not None),
         )
-        if said:
-            own = next((one for one in current if one.rank == rank), current[0] if current else None)
+        if summary:
+            own = next((series for series in current if series.rank == rank), current[0] if current else None)
             step = int(own.steps["step"][-1]) if own is not None and len(own.steps) else None
-            return {**said, "rank": rank, "step": step}
+            return {**summary, "rank": rank, "step": step}
     return {}
 
 

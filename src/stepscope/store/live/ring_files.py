@@ -250,12 +250,12 @@ def last_slots(path: Path, most: int) -> bytes:
         if not _is_segment(os.pread(fd, FILE_HEAD.size, 0)):
             return b""
         frames: deque[tuple[int, int]] = deque([(FILE_HEAD.size, 0)])
-        held = 0
+        total = 0
         for offset, _, count, _ in _heads(fd, FILE_HEAD.size):
             frames.append((offset, count))
-            held += count
-            while held - frames[0][1] >= most:
-                held -= frames.popleft()[1]
+            total += count
+            while total - frames[0][1] >= most:
+                total -= frames.popleft()[1]
         offset, after_seq, slots = frames[0][0], 0, b""
         while True:  # if the heads end at damage, frames after it are read as well
             found, offset = _read_on(fd, offset, after_seq, FRAME_SLOTS)
@@ -528,8 +528,8 @@ def read_sidecars(run_dir: Path) -> tuple[dict[str, RingSidecar], list[str]]:
 
 def groups_as_kept(groups: Sequence[ProcessGroup]) -> list[Any]:
     """Return the form that ``groups_from_json`` reads, without a size limit."""
-    kept: list[Any] = json.loads(groups_to_json(groups, sys.maxsize))
-    return kept
+    rows: list[Any] = json.loads(groups_to_json(groups, sys.maxsize))
+    return rows
 
 
 def _groups(raw: object) -> tuple[ProcessGroup, ...]:

@@ -65,7 +65,7 @@ __all__ = [
 # -- sample segments --------------------------------------------------------------------------------------------------
 
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9]{1,6})\.jsonl")
-_LOOKS = 20
+_ATTEMPTS = 20
 """Attempts before a reader gives up on a folder that keeps changing; it normally changes twice an hour."""
 
 
@@ -103,7 +103,7 @@ def superseded_segments(run_dir: Path) -> list[SampleSegment]:
     """Return the segments that a coarser one replaces and that still exist."""
     there = _listed(run_dir)
     counting = set(_counting(there))
-    return [one for one in there if one not in counting]
+    return [segment for segment in there if segment not in counting]
 
 
 def rotate_samples(run_dir: Path) -> SampleSegment | None:
@@ -132,7 +132,7 @@ def samples_end(run_dir: Path) -> int:
 def sample_bytes(run_dir: Path) -> int:
     """Return the number of bytes on disk."""
     sizes = 0
-    for path in (run_dir / SAMPLES, *(one.path(run_dir) for one in _listed(run_dir))):
+    for path in (run_dir / SAMPLES, *(segment.path(run_dir) for segment in _listed(run_dir))):
         with contextlib.suppress(FileNotFoundError):
             sizes += path.stat().st_size
     return sizes
@@ -147,7 +147,7 @@ def read_samples(run_dir: Path, at: int, *, most_bytes: int, longest: int) -> Sa
                 return SamplePiece(data=b"", end=at)
             data, too_long = lines_in(live.fileno(), at - base, most_bytes=most_bytes, longest=longest)
             return SamplePiece(data=data, end=at + len(data), too_long=too_long)
-        segment = next(one for one in there if at < one.end)
+        segment = next(found for found in there if at < found.end)
         if at < segment.begin:
             return SamplePiece(data=b"", end=segment.begin)
         try:
@@ -189,8 +189,8 @@ def open_sample_files(run_dir: Path) -> Iterator[list[BinaryIO]]:
 
 def remove_samples(run_dir: Path) -> None:
     (run_dir / SAMPLES).unlink(missing_ok=True)
-    for one in _listed(run_dir):
-        one.path(run_dir).unlink(missing_ok=True)
+    for segment in _listed(run_dir):
+        segment.path(run_dir).unlink(missing_ok=True)
     folder = run_dir / SAMPLES_FOLDER
     if not folder.is_dir():
         return
@@ -206,17 +206,17 @@ def _listed(run_dir: Path) -> list[SampleSegment]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = (_NAME.fullmatch(name) for name in names)
-    there = [SampleSegment(int(one[1], 16), int(one[2], 16), int(one[3])) for one in found if one]
-    return sorted(one for one in there if one.begin < one.end)
+    there = [SampleSegment(int(match[1], 16), int(match[2], 16), int(match[3])) for match in found if match]
+    return sorted(segment for segment in there if segment.begin < segment.end)
 
 
 def _counting(there: Sequence[SampleSegment]) -> list[SampleSegment]:
     """Drop segments that another one covers; only few exist at once, so each is compared with its neighbor."""
-    kept: list[SampleSegment] = []
-    for one in sorted(there, key=lambda one: (one.begin, -one.end, -one.span_s)):
-        if not kept or one.begin >= kept[-1].end:
-            kept.append(one)
-    return kept
+    counting: list[SampleSegment] = []
+    for segment in sorted(there, key=lambda segment: (segment.begin, -segment.end, -segment.span_s)):
+        if not counting or segment.begin >= counting[-1].end:
+            counting.append(segment)
+    return counting
 
 
 def _base(there: Sequence[SampleSegment]) -> int:
@@ -232,7 +232,7 @@ def _opened(
     ``samples.jsonl`` is opened first.  If it still has its name after the folder was read, it was not a segment at that
     time; the inode of an open file is not reused.
     """
-    for look in range(_LOOKS):
+    for attempt in range(_ATTEMPTS):
         with ExitStack() as stack:
             live = _live(run_dir)
             if live is not None:
@@ -240,13 +240,13 @@ def _opened(
             there = sample_segments(run_dir)
             found: list[BinaryIO] = []
             try:
-                for one in there if files else ():
-                    found.append(stack.enter_context(open_file(one.path(run_dir))))  # noqa: PERF401 - closed in any case
+                for segment in there if files else ():
+                    found.append(stack.enter_context(open_file(segment.path(run_dir))))  # noqa: PERF401 - closed in any case
             except FileNotFoundError:
-                if look < _LOOKS - 1:
+                if attempt < _ATTEMPTS - 1:
                     continue
                 raise
-            if _is_live(run_dir, live) or look == _LOOKS - 1:
+            if _is_live(run_dir, live) or attempt == _ATTEMPTS - 1:
                 yield there, live, found
                 return
 
@@ -338,7 +338,7 @@ class Thinner(Generic[Item]):
         self._numbers: dict[Hashable, int] = {}
         self._places: dict[tuple[Hashable, int], int] = {}
         self._count = 0
-        self._kept: list[tuple[int, Item]] = []
+        self._chosen: list[tuple[int, Item]] = []
         self._last: dict[Hashable, deque[tuple[int, int, Item]]] = {}
 
     def add(self, source: Hashable, span_s: int, item: Item) -> None:
@@ -347,12 +347,12 @@ class Thinner(Generic[Item]):
         place = self._places.get((source, span_s), 0)
         self._places[source, span_s] = place + 1
         if place % self._every.get(span_s, 1) == 0:
-            self._kept.append((self._count, item))
+            self._chosen.append((self._count, item))
         else:
             self._last.setdefault(source, deque(maxlen=NEWEST)).append((number, self._count, item))
         self._count += 1
 
-    def kept(self) -> list[Item]:
+    def chosen(self) -> list[Item]:
         newest = newest_of(len(self._numbers))
         late = [
             (place, item)
@@ -360,7 +360,7 @@ class Thinner(Generic[Item]):
             for number, place, item in last
             if number >= self._numbers[source] - newest
         ]
-        return [item for _, item in sorted([*self._kept, *late], key=itemgetter(0))]
+        return [item for _, item in sorted([*self._chosen, *late], key=itemgetter(0))]
 
 
 def thinned(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -370,7 +370,7 @@ def thinned(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     thinner: Thinner[dict[str, Any]] = Thinner(strides(Counter(map(span_of, samples))))
     for sample in samples:
         thinner.add(source_of(sample), span_of(sample), sample)
-    return thinner.kept()
+    return thinner.chosen()
 
 
 # -- coarse samples ---------------------------------------------------------------------------------------------------

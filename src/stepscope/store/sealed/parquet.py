@@ -165,9 +165,9 @@ _shared: ContextVar[list[duckdb.DuckDBPyConnection | None] | None] = ContextVar(
 
 
 def _write(path: Path, columns: Mapping[str, Any]) -> None:
-    kept = {name: values for name, values in columns.items() if _worth_keeping(name, values)}
-    with connect(sum(values.nbytes for values in kept.values())) as con:
-        con.register("columns", kept)
+    stored = {name: values for name, values in columns.items() if _worth_keeping(name, values)}
+    with connect(sum(values.nbytes for values in stored.values())) as con:
+        con.register("columns", stored)
         con.execute(f"COPY (SELECT * FROM columns) TO {sql_output_path(path)} {COPY}")
     file_io.fsync_file(path)
 

@@ -345,8 +345,8 @@ def sample_rows(columns: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
         if not own:
             continue
         values = [_plain(name, np.ma.getdata(columns[name])[rows].tolist()) for name in own]
-        for row, one in zip(rows, zip(*values, strict=True), strict=True):
-            samples[row] = _unfolded(dict(zip(own, one, strict=True)))
+        for row, cells in zip(rows, zip(*values, strict=True), strict=True):
+            samples[row] = _unfolded(dict(zip(own, cells, strict=True)))
     return samples
 
 
@@ -419,7 +419,7 @@ def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
             for line in _lines(files):
                 record = record_in(line)
                 if record is not None:
-                    samples.append(_told(record))
+                    samples.append(_sample_of_line(record))
                 elif line.strip():
                     bad += 1
             return samples, bad
@@ -435,7 +435,7 @@ def open_samples(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
                 thinner.add(source, span_s, line)
             elif line.strip():
                 bad += 1
-        return [_told(json.loads(line)) for line in thinner.kept()], bad
+        return [_sample_of_line(json.loads(line)) for line in thinner.chosen()], bad
 
 
 def sealed_samples(folder: Path) -> list[dict[str, Any]]:
@@ -481,8 +481,8 @@ def _write_parts(
     con.execute(f"COPY (SELECT * FROM {table} {'ORDER BY wall_ns' if more else ''}) TO {sql_output_path(path)} {COPY}")
     file_io.fsync_file(path)
     checks = [
-        con.execute(f"SELECT count(*), sum(hash(rows)::HUGEINT) FROM {one} rows").fetchone()
-        for one in (table, f"read_parquet({sql_input_path(path)})")
+        con.execute(f"SELECT count(*), sum(hash(rows)::HUGEINT) FROM {source} rows").fetchone()
+        for source in (table, f"read_parquet({sql_input_path(path)})")
     ]
     for part in parts:
         part.unlink()
@@ -563,6 +563,6 @@ def _records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     return [record for line in lines if (record := record_in(line)) is not None]
 
 
-def _told(sample: dict[str, Any]) -> dict[str, Any]:
+def _sample_of_line(sample: dict[str, Any]) -> dict[str, Any]:
     """Drop fields without a value."""
     return {key: value for key, value in sample.items() if value is not None}

@@ -67,7 +67,7 @@ def seal(run_dir: Path, *, watched: Lease | None = None, progress: Progress = no
         watched = read_lease(run_dir)
     lease = LeaseKeeper(run_dir)
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         lease.renew()
         progress(done, total)
 
@@ -77,7 +77,7 @@ def seal(run_dir: Path, *, watched: Lease | None = None, progress: Progress = no
             if needs_seal(run_dir):
                 if read_meta(run_dir).get("sealed") is not True and _goes_on(run_dir, meta, watched):
                     raise RunError(f"{run_dir} cannot be sealed: its processes are still running")
-                _write(run_dir, told)
+                _write(run_dir, report)
                 locks.finish_stage(run_dir)
             _clean(run_dir)
     except OSError as error:
@@ -170,13 +170,13 @@ def _write_and_verify(stage: Path, loaded: Loaded, progress: Progress) -> None:
         raise RunUnwritable(f"cannot seal {data.path}: the written files do not read back the same")
 
 
-def _same(one: RankSeries, other: RankSeries) -> bool:
+def _same(series: RankSeries, other: RankSeries) -> bool:
     fields = ("identity", "rank", "state", "phase_names", "anchor_mono_ns", "anchor_wall_ns", "lost", "torn", "facts")
-    if not all(getattr(one, field) == getattr(other, field) for field in (*fields, "groups")):
+    if not all(getattr(series, field) == getattr(other, field) for field in (*fields, "groups")):
         return False
     exchanges = ("comm", "collectives")
-    return one.steps.same(other.steps) and all(
-        _bytes_of(getattr(one, name)) == _bytes_of(getattr(other, name)) for name in exchanges
+    return series.steps.same(other.steps) and all(
+        _bytes_of(getattr(series, name)) == _bytes_of(getattr(other, name)) for name in exchanges
     )
 
 
