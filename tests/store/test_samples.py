@@ -112,10 +112,10 @@ def test_thinned_segments_are_sealed_with_what_they_stand_for(tmp_path: Path) ->
     path = record(tmp_path, "weeks", run, sealed=False)
     hour = iter(range(10**9))
     keeper = SampleKeeper(path, clock=lambda: next(hour) * SEGMENT_S)
-    keeper.look()
+    keeper.check()
     append_jsonl(path / "samples.jsonl", [{"wall_ns": 5, "node": "a", "kind": "host", "cpu_percent": 3.0}])
     for _ in range(4):
-        keeper.look()
+        keeper.check()
     assert [one.span_s for one in sample_segments(path)] == [60, 0]
     append_jsonl(path / "samples.jsonl", [{"wall_ns": 6, "node": "a", "kind": "host", "cpu_percent": 4.0}])
     before = open_run(path).samples

@@ -351,7 +351,7 @@ def _status(summary: Summary) -> str:
 def _throughput(summary: Summary) -> list[str]:
     """Our figures, and those that the script notes itself; what its framework logs has a line of its own."""
     found, metrics = summary["throughput"], summary["metrics"]
-    noted = dict.fromkeys(name for name in found["said"].values() if name in metrics)
+    noted = dict.fromkeys(name for name in found.get("logged", found.get("said", {})).values() if name in metrics)
     parts = [f"{cut(name, 40)} {metrics[name]['last']:.4g} (noted by the script)" for name in noted]
     for name, unit in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
         if found[name] is not None:

@@ -217,7 +217,7 @@ def throughput_table(run: RunData, window: Window, current: Sequence[RankSeries]
         "all_sampled": lengths.sampled,
         "peak_tflops": None if peak is None else peak[0],
         "peak_dtype": None if peak is None else peak[1],
-        "said": declared,
+        "logged": declared,
         "curve": {name: column for name, column in curve.items() if name not in declared},
     }
 
