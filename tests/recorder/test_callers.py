@@ -14,7 +14,7 @@ from stepscope.recorder.facts import Callers
 def facts_below(modules: Sequence[str], *, spec: str | None = None) -> dict[str, Any]:
     """What is found when functions of these modules call each other, the first being the outermost."""
     callers = Callers()
-    call: Any = callers.look
+    call: Any = callers.walk_stack
     for name in reversed(modules):
         space: dict[str, Any] = {"__name__": name, "__spec__": SimpleNamespace(name=spec), "inner": call}
         exec("def call():\n    inner()", space)

@@ -35,7 +35,7 @@ class Memory:
         found: dict[str, Any] = {}
         for _ in range(steps):
             each(self.step)
-            found |= self.watch.look(self.step) or {}
+            found |= self.watch.check(self.step) or {}
             self.step += 1
         return found
 
@@ -180,7 +180,7 @@ class Epochs:
         found: dict[str, Any] = {}
         for self.step in range(1_500):
             each(self.step)
-            found |= self.watch.look(self.step) or {}
+            found |= self.watch.check(self.step) or {}
             if "growing" in found:
                 break
         return found
@@ -272,7 +272,7 @@ def test_looks_become_rarer_where_steps_are_short() -> None:
     for step in range(100_000):
         if step >= watch.due_at:
             looks.append(step)
-            watch.look(step)
+            watch.check(step)
     assert len(looks) < 40
 
 
@@ -299,7 +299,7 @@ def test_a_count_goes_on_in_later_steps_and_stays_below_its_share_of_the_time() 
     for step in range(2_000):
         kept.append(tensor())
         before = clock.readings
-        found |= watch.look(step) or {}
+        found |= watch.check(step) or {}
         if watch.counted:
             counted.append(step)
             assert clock.readings - before <= 103

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
 from stepscope.recorder.process_groups import display_name, group_facts, mesh_facts
 from stepscope.recorder.variables import attributes_of, class_name, torch_functions_off
 
-__all__ = ["ModelWalk", "autocast_around_call", "autocast_seen_in", "unwrapped"]
+__all__ = ["ModelWalk", "autocast_around_call", "autocast_seen_in", "named_parameters", "unwrapped"]
 
 
 # -- FSDP -------------------------------------------------------------------------------------------------------------
@@ -404,6 +404,22 @@ def unwrapped(module: Any) -> Any:
     return module
 
 
+def named_parameters(root: Any) -> Iterator[tuple[str, Any]]:
+    """As ``nn.Module`` names them, without its method, which a class of the script may replace; in the same order."""
+    left = [("", root)]
+    seen: set[int] = set()
+    while left:
+        prefix, module = left.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield prefix + name, parameter
+        children = [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+        left += reversed(children)
+
+
 def _own_class(kind: type) -> type:
     return kind.__bases__[-1] if is_fully_sharded(kind) else kind
 
@@ -418,7 +434,8 @@ NARROW_DTYPES = ("bfloat16", "float16")
 
 def autocast_around_call(torch: Any, module: Any) -> str | None:
     """The dtype of the autocast that is now active for the module's device; None if it is off."""
-    device = next(module.parameters()).device.type
+    _, first = next(named_parameters(module))
+    device = first.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.")

@@ -32,7 +32,8 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -42,7 +43,7 @@ from stepscope.recorder.guard import Patches, failsafe
 from stepscope.recorder.hooks.compiled import leave_alone
 from stepscope.recorder.ledger import NOT_NOW
 from stepscope.recorder.recorder import Recorder
-from stepscope.recorder.variables import variable_of
+from stepscope.recorder.variables import attributes_of, first_of, variable_of
 from stepscope.records.steps import BACKWARD, EVAL, FIRST_USER_SLOT, FLAG_DISCOVERY, FORWARD, INPUT, OTHER
 from stepscope.ring.layout import ENTER, TIME_SHIFT
 
@@ -206,7 +207,7 @@ class ForwardProbe:
     def _phase_of(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """What an outermost call may turn out to be; OTHER: not relevant."""
         phase = self._recorder.ledger.phase
-        trainable = {parameter.requires_grad for parameter in module.parameters()}
+        trainable = {parameter.requires_grad for _, parameter in model.named_parameters(module)}
         if not trainable or phase in (INPUT, BACKWARD):
             return OTHER
         if self._grad_enabled():
@@ -362,7 +363,7 @@ class ForwardProbe:
     @failsafe
     def _infers(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a model that was frozen when found still is, and no gradients pass through it."""
-        first = next(module.parameters(), None)
+        _, first = next(model.named_parameters(module), ("", None))
         if first is None or first.requires_grad:
             self._frozen.pop(id(module), None)
             return False
@@ -420,6 +421,10 @@ def _is_checkpointed(frame: FrameType | None) -> bool:
     return False
 
 
+MOST_VALUES = 32
+PLAIN = (type(None), bool, int, float, str, type)
+
+
 def _requiring_grad(torch: Any, output: Any) -> Any:
     return _tensor_in(torch, output, lambda tensor: tensor.requires_grad)
 
@@ -427,24 +432,20 @@ def _requiring_grad(torch: Any, output: Any) -> Any:
 def _tensor_in(torch: Any, output: Any, wanted: Callable[[Any], bool]) -> Any:
     """A matching tensor in an output, or None.  Searches containers to a limited depth."""
     values = [output]
-    for _ in range(32):
+    for _ in range(MOST_VALUES):
         if not values:
             return None
         value = values.pop()
-        if isinstance(value, torch.Tensor):
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
             if wanted(value):
                 return value
-        elif isinstance(value, dict):
-            values.extend(value.values())
-        elif isinstance(value, list | tuple):
-            values.extend(value)
-        elif hasattr(value, "__dict__"):
-            values.extend(_plain(vars(value).values()))
+        elif issubclass(kind, list | tuple | dict):
+            values.extend(first_of(value, MOST_VALUES))
+        else:
+            found = dict.values(attributes_of(value) or {})
+            values.extend(islice((inside for inside in found if type(inside) not in PLAIN), MOST_VALUES))
     return None
-
-
-def _plain(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if value is not None and not isinstance(value, str | int | float | type)]
 
 
 def _direct_forward(module_class: type, frame: FrameType | None) -> Any:

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from types import FunctionType
 from typing import Any
 
-from stepscope.recorder.model import fsdp_version, is_fully_sharded
+from stepscope.recorder.model import fsdp_version, is_fully_sharded, named_parameters
 from stepscope.recorder.process_groups import whole_mesh
 from stepscope.recorder.variables import attributes_of, class_name
 from stepscope.records.collectives import is_data_dimension
@@ -332,7 +332,7 @@ class _Sharing:
         names = getattr(self.ddp, "parameters_to_ignore", None)
         if not names:
             return set()
-        return {id(parameter) for name, parameter in _named_parameters(self.ddp._modules["module"]) if name in names}
+        return {id(parameter) for name, parameter in named_parameters(self.ddp._modules["module"]) if name in names}
 
     @property
     def replicated(self) -> bool:
@@ -360,18 +360,6 @@ class _Sharing:
                 if name not in names and not is_data_dimension(str(name)):
                     found[str(name)] = at
         return ",".join(f"{name}={at}" for name, at in sorted(found.items()))
-
-
-def _named_parameters(root: Any) -> Iterator[tuple[str, Any]]:
-    """As ``nn.Module`` names them, without its method, which the script may have replaced."""
-    left = [("", root)]
-    seen: set[int] = set()
-    while left and len(seen) <= MOST_MODULES:
-        prefix, module = left.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield from ((prefix + name, parameter) for name, parameter in module._parameters.items())
-            left += [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
 
 
 def _function_name(hook: Any) -> str:
