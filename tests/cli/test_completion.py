@@ -58,7 +58,7 @@ def test_in_bash(here: Path) -> None:
         "run train": "train it.py",
         "run tor": "torchrun",
         "run --name x train.py tr": "train it.py",
-        "report ''": "night,noon,folder,runs,s",
+        "report f": "folder",
         "report --json no": "noon",
         "report night ''": "",
         "report --html tr": "train it.py",

@@ -14,7 +14,7 @@ import pytest
 import stepscope
 from stepscope.recorder import bootstrap
 from stepscope.recorder.guard import ImportWatch, Patches
-from stepscope.recorder.hooks.notes import LOGGERS, install, note_texts
+from stepscope.recorder.hooks.notes import LOGGERS, install
 
 
 class Host:
@@ -158,17 +158,3 @@ def test_of_what_a_framework_logs_no_code_of_the_script_is_run(loggers: tuple[Re
     run.log(Metrics(loss=1.5, lr=Lazy(), **{f"loss/{at}": at for at in range(20)}))
     assert calls == []
     assert recorded.taken() == {"loss": 1.5, **{f"loss/{at}": at for at in range(6)}}
-
-
-def test_a_long_text_is_cut_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
-    encode = json.dumps
-
-    def dumps(value: Any, **options: Any) -> str:
-        lengths.append(len(str(value)))
-        return encode(value, **options)
-
-    monkeypatch.setattr(json, "dumps", dumps)
-    (text,) = note_texts({"config": "x" * 10_000_000})
-    assert json.loads(text)["config"].endswith("…")
-    assert max(lengths) < 10_000
