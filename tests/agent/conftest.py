@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from worker_server_stand_in import Behave, WorkerServer
 
@@ -180,3 +181,15 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., WorkerServer]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def read_processes_in() -> Iterator[Callable[[Path], None]]:
+    """Make psutil read a folder as if it was ``/proc``."""
+    before = psutil.PROCFS_PATH
+
+    def read_in(folder: Path) -> None:
+        psutil.PROCFS_PATH = str(folder)
+
+    yield read_in
+    psutil.PROCFS_PATH = before

@@ -160,12 +160,12 @@ class Child:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def sampler(self, *, asked: int = 0, **pace: float) -> StackSampler:
-        return StackSampler(self.reader, self.pid, asked=asked, pace=SamplingPace(**pace))
+    def sampler(self, *, sampled: int = 0, **pace: float) -> StackSampler:
+        return StackSampler(self.reader, self.pid, sampled=sampled, pace=SamplingPace(**pace))
 
     def look(self) -> dict[str, Any] | None:
         """By somebody who has not looked before."""
-        return self.sampler().look(self.pidfd)
+        return self.sampler().sample(self.pidfd)
 
     def stack(self, sampler: StackSampler | None = None) -> dict[str, Any]:
         sampler = sampler or self.sampler()
@@ -201,7 +201,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def look_until(sampler: StackSampler, pidfd: int, done: Callable[[Any], bool]) -> Any:
     deadline = time.monotonic() + 30
-    while not done(found := sampler.look(pidfd)):
+    while not done(found := sampler.sample(pidfd)):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
     return found
@@ -223,7 +223,7 @@ def test_the_stack_of_a_process_that_offers_it(child: Child, sent: list[int]) ->
     assert functions(stack) == ["wait_for_word", "<module>"]
     assert [frame["file"] for frame in stack["frames"]] == ["<string>", "<string>"]
     assert stack["frames"][0]["line"] == line_of("select.select")
-    assert sampler.look(child.pidfd) is None  # not again so soon
+    assert sampler.sample(child.pidfd) is None  # not again so soon
     assert sent == [ASKED]
 
 
@@ -253,7 +253,7 @@ def test_nobody_is_asked_who_cannot_answer(child: Child, sent: list[int], tmp_pa
     assert child.look() is None  # without an offer
     child.say(*words)
     assert child.look() is None
-    assert child.sampler().look(None) is None  # without a pidfd
+    assert child.sampler().sample(None) is None  # without a pidfd
     assert sent == []
     assert words[-1] != "other file" or (tmp_path / "other").read_bytes() == b""
 
@@ -303,7 +303,7 @@ def test_not_in_a_short_stretch(child: Child, sent: list[int]) -> None:
         StackSampler(child.reader, child.pid, now_ns=lambda lasts=lasts: since_ns + lasts)
         for lasts in (STRETCH_NS - 1, STRETCH_NS)
     )
-    assert early.look(child.pidfd) is None
+    assert early.sample(child.pidfd) is None
     assert sent == []
     assert child.stack(late)
     assert sent == [ASKED]
@@ -329,7 +329,7 @@ def test_not_in_a_sleep_of_native_code_which_the_signal_would_end(child: Child, 
 def test_what_was_written_in_another_stretch_is_dropped(child: Child, sent: list[int]) -> None:
     child.say("offer")
     sampler = child.sampler(brief_polls=0)
-    assert sampler.look(child.pidfd) is None
+    assert sampler.sample(child.pidfd) is None
     child.say("enter 3")
     assert look_until(sampler, child.pidfd, lambda _: not sampler.pending) is None
     assert sent == [ASKED]
@@ -358,7 +358,7 @@ def test_who_waits_in_native_code_answers_when_it_comes_back(child: Child, sent:
     os.mkfifo(tmp_path / "fifo")
     child.say("offer", "step", "open")
     sampler = child.sampler(patience_s=0.0)
-    assert [sampler.look(child.pidfd) for _ in range(5)] == [None] * 5
+    assert [sampler.sample(child.pidfd) for _ in range(5)] == [None] * 5
     assert sent == [ASKED]
     with (tmp_path / "fifo").open("wb"):
         child._hear()
@@ -386,7 +386,7 @@ def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
     """The main thread may get to it when another phase has begun there."""
     child.say("offer", "step", "train elsewhere")
     sampler = child.sampler(brief_polls=0)
-    assert sampler.look(child.pidfd) is None
+    assert sampler.sample(child.pidfd) is None
     assert sampler.seeks
     child.say(f"enter {phase}")  # by its clock, long before the stack was read
     found = look_until(sampler, child.pidfd, lambda _: not sampler.pending)
@@ -407,7 +407,7 @@ def test_a_long_stop_is_asked_about_at_once(child: Child, sent: list[int]) -> No
     assert sent == [ASKED] * 3
     for phase in (EVAL, 3):  # again in the same step, and in one that is not a stop
         child.say(f"enter {phase}")
-        assert [sampler.look(child.pidfd) for _ in range(3)] == [None] * 3
+        assert [sampler.sample(child.pidfd) for _ in range(3)] == [None] * 3
     assert sent == [ASKED] * 3
 
 
@@ -430,7 +430,7 @@ def test_only_so_often(child: Child, sent: list[int]) -> None:
     sampler = child.sampler(sampled=MAX_QUESTIONS - 3, pause_s=0.0)
     for _ in range(3):
         child.stack(sampler)
-    assert [sampler.look(child.pidfd) for _ in range(3)] == [None] * 3
+    assert [sampler.sample(child.pidfd) for _ in range(3)] == [None] * 3
     assert len(sent) == 3
     assert (child.reader.path.with_suffix(".stacks")).stat().st_size < 1000
 
@@ -439,11 +439,11 @@ def test_who_does_not_answer_is_not_asked_again(child: Child, sent: list[int]) -
     """A handler that somebody put there past us: it hears one signal and no more."""
     child.say("pretend", "catch")
     sampler = child.sampler(pause_s=0.0, patience_s=0.05)
-    assert sampler.look(child.pidfd) is None
+    assert sampler.sample(child.pidfd) is None
     child.say("enter 3")
     look_until(sampler, child.pidfd, lambda _: not sampler.pending)
     child.say(f"enter {OTHER}")
-    assert [sampler.look(child.pidfd) for _ in range(3)] == [None] * 3
+    assert [sampler.sample(child.pidfd) for _ in range(3)] == [None] * 3
     assert sent == [NUMBER]
     assert child.say("how often?") == 1
 
@@ -458,10 +458,10 @@ def test_who_cannot_answer_yet_is_waited_for(child: Child, sent: list[int], monk
         send(pidfd, number)
 
     monkeypatch.setattr(signal, "pidfd_send_signal", send_to_one_that_blocks_it)
-    assert [sampler.look(child.pidfd) for _ in range(5)] == [None] * 5
+    assert [sampler.sample(child.pidfd) for _ in range(5)] == [None] * 5
     assert sent == [ASKED]
     child.say("enter 3")
-    assert [sampler.look(child.pidfd) for _ in range(5)] == [None] * 5
+    assert [sampler.sample(child.pidfd) for _ in range(5)] == [None] * 5
     child.say("unblock")
     monkeypatch.undo()
     look_until(sampler, child.pidfd, lambda _: not sampler.pending)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hang_jobs import nccl, nccl_entry
 from hypothesis import given
@@ -398,9 +397,9 @@ def test_a_rank_that_spins_in_nccl_waits_for_the_one_that_sleeps(start: Start, s
 
 
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def proc(tmp_path: Path, read_processes_in: Callable[[Path], None]) -> Callable[..., Path]:
     """Make processes in a folder that psutil takes for ``/proc``."""
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    read_processes_in(tmp_path)
 
     def process(
         pid: int, parent: int = 1, *, name: str = "x", command: str = "", ticks: tuple[int, int] = (0, 0)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from stepscope.agent import stacks
@@ -99,7 +98,7 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_processes_in: Callable[[Path], None]) -> Host:
     host = Host(tmp_path)
     (tmp_path / "pidfds").mkdir()
 
@@ -107,7 +106,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         (tmp_path / "pidfds" / str(pid)).touch()
         return os.open(tmp_path / "pidfds" / str(pid), os.O_RDONLY)
 
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(host.proc))
+    read_processes_in(host.proc)
     monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
     monkeypatch.setattr(signal, "pidfd_send_signal", host.send, raising=False)
     return host
