@@ -172,8 +172,8 @@ def test_answers_that_were_not_asked_of_them_count_for_nothing(
     data, where = outsider.recvfrom(100)
     asked = read_packet(data, SECRET)
     assert asked is not None
-    for wrong in ({"asked": 2}, {"boot": b"z" * 16}, {"number": asked.number + 1000}):
-        said = {"kind": "answer", "asks": 0, "asked": 1, "boot": asked.boot, "number": asked.number, **wrong}
+    for wrong in ({"target": 2}, {"boot": b"z" * 16}, {"number": asked.number + 1000}):
+        said = {"kind": "answer", "sender": 0, "target": 1, "boot": asked.boot, "number": asked.number, **wrong}
         outsider.sendto(pack_packet(Packet(**said), SECRET), where)
     until(lambda: one.ignored["replayed"] == 3)
     assert one.last_samples() == []

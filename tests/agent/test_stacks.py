@@ -393,7 +393,7 @@ def test_the_stack_of_another_thread_is_of_the_phase_in_which_it_was_read(
     assert (found and (found["phase"], found["step"], found["between"])) == (
         ("input", 7, False) if phase == INPUT else None
     )
-    assert sampler._asked == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
+    assert sampler._sampled == ({INPUT: 1, OTHER: 0} if phase == INPUT else {OTHER: 1})
     assert sent == [ASKED]
 
 
