@@ -112,7 +112,7 @@ class _Logs:
 
     @failsafe
     def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any], argument: str) -> None:
-        values = args[1] if len(args) > 1 else kwargs.get(argument)  # args[0] is self
+        values: Any = args[1] if len(args) > 1 else kwargs.get(argument)  # args[0] is self
         if issubclass(type(values), str):
             values = {values: args[2] if len(args) > 2 else kwargs.get("scalar_value")}
         if not issubclass(type(values), dict):
