@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 from fakes.dumps import Call, FlightJob
 
-from stepscope.store.live import failures
 from stepscope.store.live.failures import keep_flights, read_flights
 
 
@@ -62,10 +60,9 @@ def test_none_of_it_is_none(tmp_path: Path) -> None:
     assert read_flights(tmp_path, {}, since_ns=0) == ({}, [])
 
 
-def test_too_much_is_left_to_who_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_left_to_who_asks_for_it(tmp_path: Path) -> None:
     disagreed(tmp_path / "flight")
-    monkeypatch.setattr(failures, "MAX_DUMP_BYTES", 100)
-    verdict, notices = read_flights(tmp_path, {}, since_ns=0)
+    verdict, notices = read_flights(tmp_path, {}, since_ns=0, most_bytes=100)
     assert verdict == {}
     assert notices == [f"flight/ is large and was not analyzed; run stepscope flight {tmp_path / 'flight'}."]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.store import catalog
 from stepscope.store.catalog import UserHub, add_folder, announced, find_user_hub, known_folders, run_id, split_run_id
 
 
@@ -68,13 +67,10 @@ def test_a_folder_that_is_gone_is_forgotten_by_the_host_that_named_it(
     assert list(known_folders(environ).values()) == [there]
 
 
-def test_the_number_of_folders_is_bounded(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(catalog, "MOST_FOLDERS", 2)
+def test_the_number_of_folders_is_bounded(environ: dict[str, str], tmp_path: Path) -> None:
     folders = made(tmp_path, "a", "b", "c")
     for number, folder in enumerate(folders):
-        add_folder(folder, environ)
+        add_folder(folder, environ, most=2)
         for path in tmp_path.rglob("folders/*.json"):
             if json.loads(path.read_text())["folder"] == str(folder):
                 os.utime(path, (number, number))

@@ -524,8 +524,8 @@ def _tag(folder: Path) -> str:
 # -- folders ----------------------------------------------------------------------------------------------------------
 
 
-def add_folder(folder: Path, environ: Mapping[str, str]) -> Path:
-    """Remember a folder of runs; return its path for ``run_id``.  OSError if it cannot be remembered."""
+def add_folder(folder: Path, environ: Mapping[str, str], *, most: int = MOST_FOLDERS) -> Path:
+    """Remember a folder of runs, ``most`` of all; return its path for ``run_id``.  OSError if that cannot be done."""
     folder = folder.resolve()
     place = _private_folder(state_path(environ) / "folders") / f"{_tag(folder)}.json"
     document = {"folder": os.fspath(folder), "host": platform.node()}
@@ -534,7 +534,7 @@ def add_folder(folder: Path, environ: Mapping[str, str]) -> Path:
     else:
         _write(place, document)
     files = _files(place.parent)
-    for _, path in files[: max(0, len(files) - MOST_FOLDERS)]:
+    for _, path in files[: max(0, len(files) - most)]:
         path.unlink(missing_ok=True)
     return folder
 

@@ -401,7 +401,9 @@ def keep_flights(run_dir: Path, answers: Mapping[int, bytes], stacks: Mapping[in
         file_io.write_bytes(folder / name, data)
 
 
-def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> tuple[dict[str, Any], list[str]]:
+def read_flights(
+    run_dir: Path, errors: Mapping[int, str], *, since_ns: int, most_bytes: int = MAX_DUMP_BYTES
+) -> tuple[dict[str, Any], list[str]]:
     """Judge the dumps written since ``since_ns``; return the document of ``stepscope flight --json``, and notices.
 
     ``errors`` are the ranks' tracebacks, which are part of the evidence.  Empty if fewer than two ranks left a dump:
@@ -420,7 +422,7 @@ def read_flights(run_dir: Path, errors: Mapping[int, str], *, since_ns: int) -> 
     files += watchdogs.values()
     if len(ranks | watchdogs.keys()) < 2:
         return {}, []
-    if sum(path.stat().st_size for path in files) > MAX_DUMP_BYTES:
+    if sum(path.stat().st_size for path in files) > most_bytes:
         return {}, [f"{FLIGHT}/ is large and was not analyzed; run stepscope flight {folder}."]
     reading = read_paths(files, jobs=1)
     if not reading.dumps:
