@@ -6,7 +6,7 @@ It is the only source of the text and the page about dumps, and part of the reco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from stepscope.flight.dump import DONE, STARTED
@@ -82,7 +82,7 @@ def _about(case: Case, verdict: Verdict, logs: Mapping[int, RankLog]) -> dict[st
         "description": group.key[1] if group is not None else "",
         "sequence": sequence,
         "waiting_in": waiting,
-        "first_divergence": _plain(asdict(split)) if split is not None else None,
+        "first_divergence": _plain(split),
         "reasons": [_plain(asdict(culprit)) for culprit in culprits],
         "wait_for": [_wait_row(wait) for wait in case.recorded.graph.waits],
         "cycle": list(verdict.cycle),
@@ -139,34 +139,7 @@ def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
 # -- first divergence -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """Ranks that did the same at one sequence number."""
-
-    ranks: tuple[int, ...]
-    op: str | None
-    """None: they made no call."""
-    sizes: str = ""
-    dtypes: str = ""
-    at: Frame | None = None
-    frames: tuple[Frame, ...] = ()
-    """The call site, innermost first, cut to a useful length."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """The first divergence of the ranks."""
-
-    group: str
-    description: str
-    sequence: int
-    differs: str
-    """``operation``, ``size``, ``dtype``, ``call site`` or ``missing``."""
-    ranks: tuple[int, ...]
-    call_sites: tuple[Side, ...]
-
-
-def _place(verdict: Verdict, wait: Wait | None) -> tuple[Group | None, int | None, Split | None]:
+def _place(verdict: Verdict, wait: Wait | None) -> tuple[Group | None, int | None, dict[str, Any] | None]:
     """Where it went wrong: the group, the number of the call, and how the ranks differ there."""
     if verdict.divergence is not None:
         group, left = verdict.divergence
@@ -179,49 +152,55 @@ def _place(verdict: Verdict, wait: Wait | None) -> tuple[Group | None, int | Non
     return wait.group, wait.call.sequence, split
 
 
-def _diverged(group: Group, left: Divergence) -> Split:
+def _diverged(group: Group, left: Divergence) -> dict[str, Any]:
     sites = [group.progress[side[0]].site(left.sequence) for side in left.sides]
-    return Split(
-        group=group.key[0],
-        description=group.key[1],
-        sequence=left.sequence,
-        differs=left.differs,
-        ranks=left.ranks,
-        call_sites=tuple(
-            _side(group, side, left.sequence, against=sites[0 if place else -1])
-            for place, side in enumerate(left.sides)
-        ),
+    return _split(
+        group,
+        left.sequence,
+        left.differs,
+        left.ranks,
+        [_side(group, side, left.sequence, against=sites[0 if at else -1]) for at, side in enumerate(left.sides)],
     )
 
 
-def _not_called(group: Group, sequence: int) -> Split:
+def _not_called(group: Group, sequence: int) -> dict[str, Any]:
     """The split at a collective that some ranks did not call."""
-    absent = tuple(sorted({*(rank for rank in group.members if rank not in group.progress), *group.missing(sequence)}))
-    present = tuple(rank for rank, progress in group.progress.items() if progress.place(sequence) is not None)
+    absent = sorted({*(rank for rank in group.members if rank not in group.progress), *group.missing(sequence)})
+    present = [rank for rank, progress in group.progress.items() if progress.place(sequence) is not None]
+    nothing = {"ranks": absent, "op": None, "sizes": "", "dtypes": "", "at": None, "frames": []}
     sides = [_side(group, present, sequence)] if present else []
-    return Split(
-        group=group.key[0],
-        description=group.key[1],
-        sequence=sequence,
-        differs="missing",
-        ranks=absent,
-        call_sites=(*sides, Side(ranks=absent, op=None)),
-    )
+    return _split(group, sequence, "missing", absent, [*sides, nothing])
 
 
-def _side(group: Group, ranks: Sequence[int], sequence: int, *, against: Sequence[Frame] = ()) -> Side:
+def _split(
+    group: Group, sequence: int, differs: str, ranks: Sequence[int], sides: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """``differs``: ``operation``, ``size``, ``dtype``, ``call site`` or ``missing``; sides: ranks that did the same."""
+    name, description = group.key
+    return {
+        "group": name,
+        "description": description,
+        "sequence": sequence,
+        "differs": differs,
+        "ranks": ranks,
+        "call_sites": sides,
+    }
+
+
+def _side(group: Group, ranks: Sequence[int], sequence: int, *, against: Sequence[Frame] = ()) -> dict[str, Any]:
     progress = group.progress[ranks[0]]
     operation = progress.operation(sequence)
     site = progress.site(sequence)
     sizes = (operation.input_sizes or operation.output_sizes) if operation else ()
-    return Side(
-        ranks=tuple(sorted(ranks)),
-        op=operation.name if operation else None,
-        sizes=" ".join(str(list(size)) for size in sizes[:SIZES_SHOWN]),
-        dtypes=" ".join(operation.dtypes[:SIZES_SHOWN]) if operation else "",
-        at=parting_frame(site, against),
-        frames=site[:SITE_SHOWN],
-    )
+    at = parting_frame(site, against)
+    return {
+        "ranks": sorted(ranks),
+        "op": operation.name if operation else None,
+        "sizes": " ".join(str(list(size)) for size in sizes[:SIZES_SHOWN]),
+        "dtypes": " ".join(operation.dtypes[:SIZES_SHOWN]) if operation else "",
+        "at": asdict(at) if at is not None else None,
+        "frames": [asdict(frame) for frame in site[:SITE_SHOWN]],
+    }
 
 
 # -- grid -------------------------------------------------------------------------------------------------------------
