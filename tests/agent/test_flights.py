@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rings import RingStream
 
-from stepscope.agent import flight_reader, flight_records
+from stepscope.agent import flight_reader
 from stepscope.agent.drain import RingDrain
 from stepscope.agent.flight_reader import HANDLERS, FlightReader
-from stepscope.agent.flight_records import Dump, FlightRecords, read_dump
+from stepscope.agent.flight_records import Dump, FlightRecords, RecordLimits, read_dump
 from stepscope.diagnosis import build_window
 from stepscope.diagnosis.engine.view import view_of
 from stepscope.records.collectives import FLAG_DEVICE, FLAG_MISSED, OPS, PHASE_SHIFT, ProcessGroup, kept_by_itself
@@ -249,8 +249,10 @@ def test_real_agent(stage: Any, serve: Callable[..., Any]) -> None:
 class Records:
     """What becomes of dumps of one rank whose steps last ten milliseconds each."""
 
-    def __init__(self, *, said: tuple[ProcessGroup, ...] = (), world_size: int = 2) -> None:
-        self.flights = FlightRecords(known=lambda: said, world_size=world_size)
+    def __init__(
+        self, *, said: tuple[ProcessGroup, ...] = (), world_size: int = 2, limits: RecordLimits | None = None
+    ) -> None:
+        self.flights = FlightRecords(known=lambda: said, world_size=world_size, limits=limits)
 
     def steps(self, *numbers: int) -> None:
         slots = [
@@ -464,11 +466,9 @@ def test_a_time_that_cannot_be_right_costs_the_steps_around_it(wrong: int, place
     ]
 
 
-def test_without_steps_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_steps_nothing_grows() -> None:
     """As in an evaluation: what nobody claims goes, and what is gone is one gap."""
-    monkeypatch.setattr(flight_records, "MAX_CALLS", 20)
-    monkeypatch.setattr(flight_records, "MAX_CHANGES", 10)
-    records = Records()
+    records = Records(limits=RecordLimits(calls=20, changes=10))
     for first in range(0, 100, 10):
         records.take(*(entry(n, at(n), duration_ms=1.0) for n in range(first, first + 10)), asked_ms=10 * first + 100)
         records.flights.see_phases([(at(n), FORWARD) for n in range(first, first + 10)])
@@ -486,9 +486,8 @@ def test_without_steps_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_many_gaps_become_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_records, "MAX_GAPS", 10)
-    records = Records()
+def test_many_gaps_become_few() -> None:
+    records = Records(limits=RecordLimits(gaps=10))
     for step in range(0, 400, 4):  # of every four two were overwritten
         seen = (entry(number, at(number), duration_ms=1.0) for number in (step, step + 1))
         records.take(*seen, asked_ms=10 * step + 20)
@@ -499,9 +498,8 @@ def test_many_gaps_become_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row[3] for row in records.rows()] == [*[FLAG_MISSED] * 4, FLAG_DEVICE]
 
 
-def test_steps_that_waited_in_vain_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_records, "MAX_STEPS", 3)
-    records = Records()
+def test_steps_that_waited_in_vain_are_missed() -> None:
+    records = Records(limits=RecordLimits(steps=3))
     records.steps(*range(4))
     assert records.rows() == []  # nobody knows whether there is a recorder
     records.take(entry(0, at(3), duration_ms=1.0), asked_ms=40.0)

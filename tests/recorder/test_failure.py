@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 
 def die(recorder: Recorder, run_dir: Path) -> None:
     error = ValueError("bad")
-    failure._tell(recorder, run_dir, error, "Traceback")
+    failure.record_failure(recorder, run_dir, error, "Traceback")
 
 
 def test_a_rank_of_several_leaves_its_flight_recorder(
@@ -158,7 +158,7 @@ def test_exceptions_are_heard_of_only_where_they_end_a_process(name: str, monkey
     for original in ("print_exc", "format_exc"):
         monkeypatch.setattr(traceback, original, getattr(traceback, original))
     heard: list[tuple[str, str]] = []
-    failure._watch_multiprocessing(lambda error, text: heard.append((str(error), text)))
+    failure.watch_multiprocessing(lambda error, text: heard.append((str(error), text)))
     raising = "def _wrap():\n    try:\n        raise KeyError('x')\n    except KeyError:"
     code = f"{raising}\n        traceback.{name}()\n_wrap()"
     exec(code, {"traceback": traceback, "__name__": "__main__"})

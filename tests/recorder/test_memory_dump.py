@@ -163,7 +163,7 @@ def test_an_error_of_the_device_leaves_a_snapshot_beside_the_account(
     recorder.identity = replace(recorder.identity, pid=os.getpid())
     failures = guard.failures()
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    failure._tell(recorder, tmp_path / "run", error, "Traceback")
+    failure.record_failure(recorder, tmp_path / "run", error, "Traceback")
     assert guard.failures() == failures
     (told,) = (json.loads(path.read_bytes()) for path in (tmp_path / "run" / "errors").iterdir())
     memory = told["memory"]
@@ -176,7 +176,7 @@ def test_another_error_leaves_nothing_of_it(
     make_recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(memory_dump, "MemoryDump", None)
-    failure._tell(make_recorder(), tmp_path / "run", ValueError("bad"), "Traceback")
+    failure.record_failure(make_recorder(), tmp_path / "run", ValueError("bad"), "Traceback")
     (told,) = (json.loads(path.read_bytes()) for path in (tmp_path / "run" / "errors").iterdir())
     assert "memory" not in told
 

@@ -21,6 +21,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from typing import Annotated
@@ -50,7 +51,7 @@ from stepscope.records.steps import (
 )
 from stepscope.ring.decoder import MAX_CALLS_KEPT, pack_entries
 
-__all__ = ["Dump", "FlightRecords", "read_dump"]
+__all__ = ["Dump", "FlightRecords", "RecordLimits", "read_dump"]
 
 COALESCED = "coalesced"
 OTHERS = ("gloo", "mpi", "ucc")
@@ -60,10 +61,6 @@ SHARED = MAX_GROUPS - 1
 FIRST_FOUND = MAX_GROUPS // 2
 """Groups that only the Flight Recorder knows get slots from the end down to this one; the rank's start at 0."""
 NAME_CHARS = 80
-MAX_CALLS = 200_000
-MAX_STEPS = 50_000
-MAX_CHANGES = 100_000
-MAX_GAPS = 1_000
 PATIENCE_NS = 60_000_000_000
 """How long after a step's end a missing time may still arrive."""
 CLOCK_STEP_NS = 50_000_000
@@ -141,14 +138,31 @@ class _Call:
         """Whether it was overwritten before it was over."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordLimits:
+    """How much of each sort waits for something that may never come."""
+
+    calls: int = 200_000
+    steps: int = 50_000
+    changes: int = 100_000
+    """Changes of phase."""
+    gaps: int = 1_000
+
+
 class FlightRecords:
     """Combines the dumps and steps of one rank."""
 
     def __init__(
-        self, *, known: Callable[[], Sequence[ProcessGroup]], found: Iterable[ProcessGroup] = (), world_size: int = 0
+        self,
+        *,
+        known: Callable[[], Sequence[ProcessGroup]],
+        found: Iterable[ProcessGroup] = (),
+        world_size: int = 0,
+        limits: RecordLimits | None = None,
     ) -> None:
         """``said`` returns the groups that the rank itself knows; ``found`` are those that an earlier agent added."""
         self._known_groups = known
+        self._limits = limits or RecordLimits()
         self._world_size = world_size
         self.found = list(found)
         """Groups that only the Flight Recorder knows."""
@@ -190,7 +204,7 @@ class FlightRecords:
             if kind == STEP and step > self._last_step:
                 self._last_step = step
                 self._steps.append((step, start_ns, start_ns + wall_ns))
-        while len(self._steps) > MAX_STEPS:
+        while len(self._steps) > self._limits.steps:
             step = self._steps.popleft()[0]
             if self.last_id >= 0 and step > self._earlier:  # there is a recorder, but it no longer answers
                 self._ready.append((COMM_RECORD, step, [_MISSED], COMM_ENTRIES))
@@ -204,8 +218,9 @@ class FlightRecords:
         """Take the times at which the rank entered phases, in steps whose collectives are kept individually."""
         self._changes_at += [at for at, _ in changes]
         self._changes_to += [phase for _, phase in changes]
-        if len(self._changes_at) > MAX_CHANGES:  # no step ends
-            del self._changes_at[: -MAX_CHANGES // 2], self._changes_to[: -MAX_CHANGES // 2]
+        if len(self._changes_at) > self._limits.changes:  # no step ends
+            kept = self._limits.changes // 2
+            del self._changes_at[:-kept], self._changes_to[:-kept]
 
     def take(self, dump: Dump, *, sent_ns: int, wall_offset_ns: int, heard_ns: int | None = None) -> int:
         """Take a dump that was requested at ``asked_ns`` (monotonic) and arrived at ``heard_ns``.
@@ -239,9 +254,9 @@ class FlightRecords:
             if self._hole:
                 self._lose(self._last_created, heard_ns)
         self._read_ns, self._last_time_ns = sent_ns, last.time_created_ns
-        if len(self._calls) > MAX_CALLS:  # no step claims them
+        if len(self._calls) > self._limits.calls:  # no step claims them
             first_ns = self._calls[0].created
-            while len(self._calls) > MAX_CALLS:
+            while len(self._calls) > self._limits.calls:
                 self._forget(self._calls.popleft())
             self._lose(first_ns, self._calls[0].created)
         self.settle()
@@ -354,8 +369,9 @@ class FlightRecords:
         if first < end:
             from_ns, to_ns = min(from_ns, self._gaps[first][0]), max(to_ns, self._gaps[end - 1][1])
         self._gaps[first:end] = [(from_ns, to_ns)]
-        if len(self._gaps) > MAX_GAPS:
-            self._gaps[: MAX_GAPS // 2] = [(self._gaps[0][0], self._gaps[MAX_GAPS // 2 - 1][1])]
+        if len(self._gaps) > self._limits.gaps:
+            half = self._limits.gaps // 2
+            self._gaps[:half] = [(self._gaps[0][0], self._gaps[half - 1][1])]
 
     def _abandon(self) -> None:
         for call in self._open.values():

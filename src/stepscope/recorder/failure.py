@@ -28,7 +28,7 @@ from stepscope.records.memory_errors import memory_cause
 from stepscope.records.paths import error_path, flight_path, hangs_folder, snapshot_path
 from stepscope.ring import RingState
 
-__all__ = ["watch_end"]
+__all__ = ["record_failure", "watch_end", "watch_multiprocessing"]
 
 MAX_TRACEBACK = 64 * 1024
 MAX_MESSAGE = 4096
@@ -50,14 +50,14 @@ def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
         nonlocal failed
         failed = True
         if (os.getpid() == pid and not helper) or trained():
-            _tell(recorder, run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
+            record_failure(recorder, run_dir, error, "".join(traceback.format_exception(kind, error, trace)))
         earlier(kind, error, trace)
 
     def kept_inside(error: BaseException, text: str) -> None:
         nonlocal failed
         if trained():
             failed = True
-            _tell(recorder, run_dir, error, text)
+            record_failure(recorder, run_dir, error, text)
 
     def at_exit() -> None:
         if not failed:
@@ -66,10 +66,10 @@ def watch_end(recorder: Recorder, run_dir: Path, *, helper: bool) -> None:
     sys.excepthook = excepthook
     atexit.register(at_exit)
     _mark_quick_exits(recorder)
-    _watch_multiprocessing(kept_inside)
+    watch_multiprocessing(kept_inside)
 
 
-def _watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None:
+def watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None:
     """Call ``failed`` with an exception that ends a process of multiprocessing, which no hook sees.
 
     Both kinds of process format the exception just before: that call is intercepted.  A wrapper around their function
@@ -89,7 +89,7 @@ def _watch_multiprocessing(failed: Callable[[BaseException, str], None]) -> None
         setattr(traceback, name, functools.wraps(original)(listening))
 
 
-def _tell(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> None:
+def record_failure(recorder: Recorder, run_dir: Path, error: BaseException, text: str) -> None:
     # An interrupted launcher soon interrupts again: not within these milliseconds.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     account = _write_down(recorder, run_dir, error, text)
