@@ -219,8 +219,8 @@ class FlightRecords:
         self._changes_at += [at for at, _ in changes]
         self._changes_to += [phase for _, phase in changes]
         if len(self._changes_at) > self._limits.changes:  # no step ends
-            kept = self._limits.changes // 2
-            del self._changes_at[:-kept], self._changes_to[:-kept]
+            half = self._limits.changes // 2
+            del self._changes_at[:-half], self._changes_to[:-half]
 
     def take(self, dump: Dump, *, sent_ns: int, wall_offset_ns: int, heard_ns: int | None = None) -> int:
         """Take a dump that was requested at ``asked_ns`` (monotonic) and arrived at ``heard_ns``.
