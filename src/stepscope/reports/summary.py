@@ -17,7 +17,7 @@ from stepscope.diagnosis.engine.view import view_of
 from stepscope.diagnosis.engine.window import last_attempt
 from stepscope.diagnosis.rules.crashes import STOPPED_BY_HAND, Failure, failures_in, failures_of, message_shown
 from stepscope.diagnosis.rules.hangs import has_ended
-from stepscope.diagnosis.withdrawn import find_withdrawn
+from stepscope.diagnosis.withdrawn_findings import find_withdrawn
 from stepscope.flight.stacks import short_traceback
 from stepscope.records.finding import Finding, Severity, status_severity
 from stepscope.records.series import (

@@ -1,6 +1,6 @@
 """The history of critical findings of a live run: when each became critical and when it no longer was.
 
-The run's own hub writes it into the events of the run, where the final summary finds it (``diagnosis/withdrawn.py``).
+The run's own hub writes it into the events of the run, where the final summary finds it (``diagnosis/withdrawn_findings.py``).
 A hub that only reads runs of others writes nothing.
 """
 
