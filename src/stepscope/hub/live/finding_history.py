@@ -1,7 +1,7 @@
 """The history of critical findings of a live run: when each became critical and when it no longer was.
 
-The run's own hub writes it into the events of the run, where the final summary finds it (``diagnosis/withdrawn_findings.py``).
-A hub that only reads runs of others writes nothing.
+The run's own hub writes it into the events of the run, where the final summary finds it
+(``diagnosis/withdrawn_findings.py``). A hub that only reads runs of others writes nothing.
 """
 
 from __future__ import annotations
