@@ -228,3 +228,10 @@ def test_a_machine_that_gets_slower_is_no_change_of_its_longest_phase() -> None:
         change = next(finding for finding in found if finding.kind == "change_point")
         assert change.phase == phase
         assert not [line for line in change.advice if "storage" in line]
+
+
+def test_steps_of_which_nothing_is_left_do_not_grow() -> None:
+    """Earlier rules may explain the first steps completely."""
+    view = view_of(build_window(Cluster(ranks=1, steps=100).run()))
+    left_ns = np.maximum(np.linspace(-20e6, 60e6, len(view.steps)), 0.0)
+    assert "drift" not in [claim.finding.kind for claim in find_trends(view, left_ns)]

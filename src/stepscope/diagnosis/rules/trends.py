@@ -198,7 +198,7 @@ def _steps_that_fit(starts: NDArray[np.intp], heights: Floats, counts: Floats) -
                 continue
             high, low = (float(np.average(heights[at], weights=counts[at])) for at in (inside, outside))
             freedom = len(inside) + len(outside) - 2
-            if high < (1 + thresholds.GROWTH_SHARE) * low:
+            if low <= 0 or high < (1 + thresholds.GROWTH_SHARE) * low:
                 continue
             if begin == 0 and heights[0] > (low + high) / 2:
                 continue  # a start that is slow did not become slow
@@ -237,10 +237,15 @@ def _drifts(values: Floats, line: Trend, starts: list[int]) -> bool:
     """Whether growth is steady, large enough, significant, and not a single change seen from afar."""
     growth = line.slope * (len(values) - 1)
     least = max(thresholds.GROWTH_SHARE * float(np.median(values)), thresholds.SPREADS_APART * line.wander)
-    if growth < least or line.p > thresholds.TREND_CHANCE:
-        return False
+    if growth < least or line.p > thresholds.TREND_CHANCE or float(np.median(values[: _tenth(values)])) <= 0:
+        return False  # nothing is left of the first steps, so there is nothing that grows
     best = min((_apart(values, start) for start in starts[1:]), default=float("inf"))
     return bool(np.abs(values - line.line(len(values))).sum() < best)
+
+
+def _tenth(values: Floats) -> int:
+    """Steps at each end of a run that show how long a step is there."""
+    return max(len(values) // 10, 2)
 
 
 def _apart(values: Floats, start: int) -> float:
@@ -250,7 +255,7 @@ def _apart(values: Floats, start: int) -> float:
 
 def _drift(view: View, values: Floats, line: Trend) -> Claim:
     count = len(values)
-    tenth = max(count // 10, 2)
+    tenth = _tenth(values)
     first_ns, last_ns = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
     explained_ns = float(np.median((view.step_ns - values)[:tenth]))
     whole_first, whole_last = (first_ns + explained_ns) / 1e6, (last_ns + explained_ns) / 1e6
