@@ -36,9 +36,9 @@ def document(backend: str = "nccl", count: int = 400) -> dict[str, Any]:
 def test_the_same_as_unpickling(backend: str) -> None:
     """More entries than fit one part of a pickled list, two groups, waiting ones at the end."""
     data = pickle.dumps(document(backend), protocol=2)
-    told = quick_dump(data, source="", rank=3)
-    assert told is not None
-    assert told == slow(data)
+    quick = quick_dump(data, source="", rank=3)
+    assert quick is not None
+    assert quick == slow(data)
 
 
 @pytest.mark.parametrize("version", ["2.3", "2.9"])
@@ -48,8 +48,8 @@ def test_older_versions(version: str) -> None:
 
 
 def test_durations_are_numbers_too() -> None:
-    told = document(count=40)
-    for number, entry in enumerate(told["entries"]):
+    quick = document(count=40)
+    for number, entry in enumerate(quick["entries"]):
         kept = {
             key: entry.pop(key) for key in ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state")
         }
@@ -57,7 +57,7 @@ def test_durations_are_numbers_too() -> None:
             key: entry.pop(key) for key in list(entry) if key.startswith(("time_disc", "retired", "timeout", "is_p2p"))
         }
         entry.update({"duration_ms": number / 7, **kept, **later})
-    data = pickle.dumps(told, protocol=2)
+    data = pickle.dumps(quick, protocol=2)
     assert quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
@@ -67,10 +67,10 @@ def test_other_pickles_are_left_to_the_unpickler(protocol: int) -> None:
 
 
 def test_without_frames() -> None:
-    told = document(count=40)
-    for entry in told["entries"]:
+    quick = document(count=40)
+    for entry in quick["entries"]:
         del entry["frames"]
-    data = pickle.dumps(told, protocol=2)
+    data = pickle.dumps(quick, protocol=2)
     assert quick_dump(data, source="", rank=3) == slow(data) is not None
 
 
@@ -87,15 +87,15 @@ def test_damage_is_never_read_as_something_else(data: st.DataObject) -> None:
             damaged[at] = data.draw(st.integers(0, 255))
         else:
             del damaged[at : at + data.draw(st.integers(1, 30))]
-    told = quick_dump(bytes(damaged), source="", rank=3)
-    assert told is None or told == slow(bytes(damaged))
+    quick = quick_dump(bytes(damaged), source="", rank=3)
+    assert quick is None or quick == slow(bytes(damaged))
 
 
 def test_real_dumps(shared_data: Path) -> None:
     quickly = 0
     for path in sorted((shared_data / "flight").rglob("*")):
         if path.is_file() and (data := path.read_bytes())[:1] == b"\x80":
-            told = quick_dump(data, source="", rank=3)
-            assert told is None or told == slow(data), path
-            quickly += told is not None
+            quick = quick_dump(data, source="", rank=3)
+            assert quick is None or quick == slow(data), path
+            quickly += quick is not None
     assert quickly > 40

@@ -38,7 +38,7 @@ def verdict(dumps: Sequence[Dump], **beside: Any) -> tuple[str | None, list[int]
     return found["kind"], found["culprits"], found["sequence"]
 
 
-def told(reading: Reading) -> tuple[str | None, list[int], int | None]:
+def verdict_of(reading: Reading) -> tuple[str | None, list[int], int | None]:
     return verdict(reading.dumps, stacks=reading.stacks, errors=reading.errors, unreadable=reading.unreadable)
 
 
@@ -59,7 +59,7 @@ def test_any_name_and_form(tmp_path: Path, form: str, name: str) -> None:
     asleep(12, 10).write(tmp_path, name=name, form=form)
     reading = read_paths([tmp_path])
     assert [dump.rank for dump in reading.dumps] == list(range(12))
-    assert told(reading) == ("hang_missing_collective", [10], 8)
+    assert verdict_of(reading) == ("hang_missing_collective", [10], 8)
     assert reading.problems == ()
 
 
@@ -71,7 +71,7 @@ def test_names_that_say_nothing(tmp_path: Path) -> None:
     job.run({r: steps(3) for r in range(4)}, until={2: 4})
     for rank, name in enumerate("dbca"):
         (tmp_path / name).write_bytes(pickle.dumps(job.document(rank), protocol=2))
-    assert told(read_paths([tmp_path])) == ("hang_missing_collective", [2], 5)
+    assert verdict_of(read_paths([tmp_path])) == ("hang_missing_collective", [2], 5)
 
 
 def test_nothing_tells_the_rank(tmp_path: Path) -> None:
@@ -109,7 +109,9 @@ def test_damaged_files_cost_only_themselves(tmp_path: Path) -> None:
         "rank_6: not a dump: neither a pickle nor JSON.",
         "rank_7: JSON that is damaged or cut off.",
     )
-    assert told(reading) == ("hang_missing_collective", [1], 8), "the one that is proven, not those that cannot be read"
+    assert verdict_of(reading) == ("hang_missing_collective", [1], 8), (
+        "the one that is proven, not those that cannot be read"
+    )
 
 
 def test_stacks_errors_and_logs_beside_the_dumps(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_several_dumps_of_one_rank(tmp_path: Path) -> None:
     late.run({rank: steps(9) for rank in range(2)})
     late.write(tmp_path / "new")
     reading = read_paths([tmp_path])
-    assert told(reading) == (None, [], None), "the latest counts"
+    assert verdict_of(reading) == (None, [], None), "the latest counts"
     assert reading.problems == (
         "rank_0: an older dump of rank 0 than rank_0.",
         "rank_1: an older dump of rank 1 than rank_1.",
@@ -179,7 +181,7 @@ def test_by_several_processes(tmp_path: Path) -> None:
     asleep(8, 5).write(tmp_path)
     seen: list[tuple[int, int]] = []
     reading = read_paths([tmp_path], progress=lambda done, total: seen.append((done, total)), jobs=2)
-    assert told(reading) == ("hang_missing_collective", [5], 8)
+    assert verdict_of(reading) == ("hang_missing_collective", [5], 8)
     assert seen == [(number, 8) for number in range(1, 9)]
 
 

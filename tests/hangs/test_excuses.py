@@ -160,7 +160,7 @@ def test_a_process_that_goes_down_in_order_has_not_crashed() -> None:
 def test_a_process_that_is_stopped_at_its_exit_has_not_ended() -> None:
     job = Job(ranks=2).alone(0, (), alive=False, ended="exited in order")
     hang = job.alone(1, (), ended="exited in order", process_state="T").hang()
-    assert (hang.kind, [one.rank for one in hang.culprits]) == ("hang_host", [1])
+    assert (hang.kind, [culprit.rank for culprit in hang.culprits]) == ("hang_host", [1])
     assert "is stopped (SIGSTOP) while it exits" in hang.culprits[0].reason
 
 

@@ -169,7 +169,11 @@ def test_without_the_calls_before_it_cannot_be_told_who_was_wrong() -> None:
     ranks = tuple(replace(rank, flight=_from(rank.flight, 82)) for rank in known.ranks)
     found = judge(replace(known, ranks=ranks), number=1, declared_wall_ns=2, stopped_wall_ns=1)
     assert isinstance(found, HangRecord)
-    assert (found.kind, [one.rank for one in found.culprits], found.undecidable) == ("hang_mismatch", [0, 1], True)
+    assert (found.kind, [culprit.rank for culprit in found.culprits], found.undecidable) == (
+        "hang_mismatch",
+        [0, 1],
+        True,
+    )
     assert found.title == (
         "Number 82 of default_pg is not the same call: rank 0 called all_reduce [1048576] Float and rank 1 called "
         "all_gather [1048576] Float."

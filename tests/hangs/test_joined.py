@@ -47,7 +47,7 @@ def test_the_culprit_is_named_wherever_it_is() -> None:
     here, there = seen(eight(), "a", range(4)), seen(eight(), "b", range(4, 8), at_s=100.4)
     assert here.record is not None and here.record.undecidable
     (hang,) = join_hangs([here, there])
-    assert (hang.kind, [one.rank for one in hang.culprits]) == ("hang_missing_collective", [5])
+    assert (hang.kind, [culprit.rank for culprit in hang.culprits]) == ("hang_missing_collective", [5])
     assert hang.victims == (0, 1, 2, 3, 4, 6, 7)
     assert hang.title == (
         "Rank 5 on b never called all_reduce number 12 of default_pg: it is blocked at train.py:88; "
@@ -110,7 +110,7 @@ HALVES = (("a", range(4)), ("b", range(4, 8)))
 def test_hosts_of_the_same_name_are_two() -> None:
     parts = [seen(eight(), "node", ranks, spool=spool) for spool, (_, ranks) in zip("xy", HALVES, strict=True)]
     (hang,) = join_hangs(parts)
-    assert [one.rank for one in hang.culprits] == [5]
+    assert [culprit.rank for culprit in hang.culprits] == [5]
 
 
 def test_who_is_excused_elsewhere_excuses_all() -> None:
@@ -147,7 +147,7 @@ def test_a_host_whose_ranks_are_all_gone_has_no_watchdog_that_would_tell() -> No
     said = dict.fromkeys(range(4, 8), "raised E: Connection closed") | {6: "raised ValueError: bad"}
     dead = [gone(rank, ended) for rank, ended in said.items()]
     (hang,) = join_hangs([here], Elsewhere(gone=dead))
-    assert (hang.kind, [one.rank for one in hang.culprits]) == ("rank_crashed", [6])
+    assert (hang.kind, [culprit.rank for culprit in hang.culprits]) == ("rank_crashed", [6])
     assert hang.title.startswith("Rank 6 on b raised ValueError: bad in step 7; ranks 0–3 wait for it")
     of_another = [replace(one, attempt=1) for one in dead]
     after = [replace(one, ended_wall_ns=500 * S) for one in dead]
@@ -166,7 +166,7 @@ def test_a_host_that_was_lost_is_to_blame() -> None:
         "Host b (ranks 4–7) has been silent for more than 14 s; ranks 0–3 wait for them in all_reduce number 12 "
         "of default_pg."
     )
-    assert [one.rank for one in hang.culprits] == [4, 5, 6, 7]
+    assert [culprit.rank for culprit in hang.culprits] == [4, 5, 6, 7]
     assert (hang.host, hang.hosts) == ("a", ("a", "b"))
     assert finding_of(hang).advice == ("Check that host and its connection: power, kernel log, network.",)
     assert HangRecord.from_dict(hang.to_dict()) == hang
@@ -179,7 +179,7 @@ def test_a_host_that_is_heard_of_or_not_waited_for_is_not_to_blame() -> None:
         assert (hang.kind, hang.undecidable, hang.culprits) == ("rank_lost", True, ())
     sleeping = seen(Job(ranks=8).alone(1), "a", range(4))
     (hang,) = join_hangs([sleeping], Elsewhere(silent=[silent(98.0)]))
-    assert [one.rank for one in hang.culprits] == [1]
+    assert [culprit.rank for culprit in hang.culprits] == [1]
 
 
 def test_several_hosts_that_were_lost() -> None:
@@ -194,5 +194,5 @@ def test_several_hosts_that_were_lost() -> None:
 def test_of_very_many_hosts_those_that_know_something_are_heard() -> None:
     job = Job(ranks=24).alone(23)
     (hang,) = join_hangs((seen(job, f"h{rank:03d}", range(rank, rank + 1)) for rank in range(24)), most_hosts=8)
-    assert [one.rank for one in hang.culprits] == [23]
+    assert [culprit.rank for culprit in hang.culprits] == [23]
     assert (hang.host, len(hang.parts), len(hang.ranks)) == ("h023", 24, 8)

@@ -174,7 +174,7 @@ def test_any_split_over_hosts_is_judged_as_one_host_would_be(evidence: Evidence,
     if len(seen) < 2 or not records:
         assert told == records
     elif isinstance(together, NotAHang):
-        assert [replace(one, evidence=one.evidence[:-1]) for one in told] == records
+        assert [replace(hang, evidence=hang.evidence[:-1]) for hang in told] == records
         assert all("it is not a hang: " in one.evidence[-1] for one in told)
     else:
         (joined,) = told

@@ -48,52 +48,52 @@ def flight(shared_data: Path) -> Path:
 @pytest.mark.parametrize("name", KINDS)
 def test_as_the_truth_has_it(flight: Path, name: str) -> None:
     truth = json.loads((flight / "TRUTH.json").read_text())[name]
-    told = document(flight / name)
-    assert (told["healthy"], told["kind"], told["undecidable"]) == (KINDS[name] is None, KINDS[name], False)
+    found = document(flight / name)
+    assert (found["healthy"], found["kind"], found["undecidable"]) == (KINDS[name] is None, KINDS[name], False)
     if isinstance(truth, str):
-        assert (told["culprits"], told["first_divergence"]) == ([], None)
+        assert (found["culprits"], found["first_divergence"]) == ([], None)
         return
     if "culprit" in truth:
-        assert told["culprits"] == truth["culprit"]
-        assert told["victims"] == [rank for rank in range(4) if rank not in truth["culprit"]]
+        assert found["culprits"] == truth["culprit"]
+        assert found["victims"] == [rank for rank in range(4) if rank not in truth["culprit"]]
     if "seq" in truth:
-        assert (told["sequence"], told["first_divergence"]["sequence"]) == (truth["seq"], truth["seq"])
+        assert (found["sequence"], found["first_divergence"]["sequence"]) == (truth["seq"], truth["seq"])
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("crash_4", "dataloader_4")])
 def test_the_dumps_alone_say_the_same(flight: Path, name: str) -> None:
-    told, alone = document(flight / name), document(flight / name, beside=False)
+    found, alone = document(flight / name), document(flight / name, beside=False)
     assert [alone[key] for key in ("kind", "culprits", "sequence")] == [
-        told[key] for key in ("kind", "culprits", "sequence")
+        found[key] for key in ("kind", "culprits", "sequence")
     ]
 
 
 def test_a_circle_over_two_groups(flight: Path) -> None:
-    told = document(flight / "twopg_4")
-    ring = [tuple(map(int, re.findall(r"rank (\d)", sentence))) for sentence in told["cycle"]]
+    found = document(flight / "twopg_4")
+    ring = [tuple(map(int, re.findall(r"rank (\d)", sentence))) for sentence in found["cycle"]]
     assert ring == [(0, 2), (2, 3), (3, 1), (1, 0)]
 
 
 def test_the_line_where_a_rank_left_the_path(flight: Path) -> None:
-    told = document(flight / "fsdp2_bad_4")
-    split = told["first_divergence"]
+    found = document(flight / "fsdp2_bad_4")
+    split = found["first_divergence"]
     assert (split["differs"], split["ranks"]) == ("call site", [1])
     assert [(side["ranks"], side["at"]["line"]) for side in split["call_sites"]] == [([0, 2, 3], 169), ([1], 168)]
-    assert told["waiting_in"]["sequence"] == 24, "where the operations themselves differ at last"
+    assert found["waiting_in"]["sequence"] == 24, "where the operations themselves differ at last"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpu_error", "hang_device"), ("lock_gil", "hang_missing_collective")])
 def test_megatron(flight: Path, name: str, kind: str) -> None:
     folder = flight / f"megatron16_{name}_1st"
     faulty = json.loads((folder / "fault_injection.log").read_text().splitlines()[0].partition(": ")[2])
-    told = document(folder)
-    assert (told["kind"], told["culprits"], told["undecidable"]) == (kind, faulty, False)
-    assert told["victims"] == [rank for rank in range(16) if rank not in faulty]
+    found = document(folder)
+    assert (found["kind"], found["culprits"], found["undecidable"]) == (kind, faulty, False)
+    assert found["victims"] == [rank for rank in range(16) if rank not in faulty]
 
 
 def test_one_gpu(flight: Path) -> None:
     for name in ("fr_rank_0", "frt_rank_0"):
-        told = document(flight / "nccl_1gpu" / name)
-        assert (told["healthy"], told["kind"], told["problems"]) == (True, None, [])
-    told = document(flight / "nccl_1gpu" / "to_0")
-    assert (told["kind"], told["culprits"], told["sequence"]) == ("hang_device", [0], 2)
+        found = document(flight / "nccl_1gpu" / name)
+        assert (found["healthy"], found["kind"], found["problems"]) == (True, None, [])
+    found = document(flight / "nccl_1gpu" / "to_0")
+    assert (found["kind"], found["culprits"], found["sequence"]) == ("hang_device", [0], 2)

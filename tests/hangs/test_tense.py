@@ -60,7 +60,7 @@ OWN = ProcessGroup(slot=1, name="1", description="undefined", size=2, ranks=(0, 
 )
 def test_only_the_verbs_of_the_judge(now: str, then: str) -> None:
     assert past_text(now) == then
-    assert past_text(then) == then  # what is told twice is told once
+    assert past_text(then) == then  # what is past twice is past once
 
 
 def test_of_a_death_only_who_waited() -> None:
@@ -68,9 +68,9 @@ def test_of_a_death_only_who_waited() -> None:
     title = "Rank 1 raised ValueError: it waits; has is do in step 5; ranks 0 and 2–9 wait for it in all_reduce of dp."
     assert past_title("rank_crashed", title) == title.replace("9 wait for", "9 waited for")
     crashed = replace(Job().at(1, alive=False, ended="raised ValueError: it is so").hang(), over="ended")
-    told = past_if_over(crashed)
-    assert told.title.endswith("; ranks 0, 2 and 3 waited for it in all_reduce of default_pg.")
-    assert (told.culprits, told.evidence) == (crashed.culprits, crashed.evidence)
+    past = past_if_over(crashed)
+    assert past.title.endswith("; ranks 0, 2 and 3 waited for it in all_reduce of default_pg.")
+    assert (past.culprits, past.evidence) == (crashed.culprits, crashed.evidence)
 
 
 def test_while_it_lasts_nothing_changes() -> None:
@@ -87,20 +87,20 @@ def test_all_of_a_record() -> None:
     record = job.at(0, collective=job.waits(group=OWN)).hang()
     part = HangPart(host="b", number=1, kind="hang_device", title="The device of rank 1 stands still.")
     flight = {"kind": "hang_deadlock", "title": "Ranks 0 and 1 wait for each other in a circle.", "world": 2}
-    told = past_if_over(replace(record, over="ended", parts=(part,), flight=flight))
-    assert told.title == (
+    past = past_if_over(replace(record, over="ended", parts=(part,), flight=flight))
+    assert past.title == (
         "Ranks 0 and 1 waited for each other: rank 0 in all_reduce of group 1 and rank 1 in all_reduce of default_pg."
     )
-    assert told.cycle == (
+    assert past.cycle == (
         "rank 0 waited for rank 1 in group 1 (all_reduce)",
         "rank 1 waited for rank 0 in default_pg (all_reduce)",
     )
-    assert [culprit.reason for culprit in told.culprits] == [
+    assert [culprit.reason for culprit in past.culprits] == [
         "waited in all_reduce of group 1 at train.py:59 (dist.all_reduce(loss))",
         "waited in all_reduce of default_pg at train.py:59 (dist.all_reduce(loss))",
     ]
-    assert told.parts[0].title == "The device of rank 1 stood still."
-    assert told.flight == {**flight, "title": "Ranks 0 and 1 waited for each other in a circle."}
+    assert past.parts[0].title == "The device of rank 1 stood still."
+    assert past.flight == {**flight, "title": "Ranks 0 and 1 waited for each other in a circle."}
 
 
 IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("train.py", 30, "epoch"))
@@ -123,10 +123,10 @@ IN_LOADER = stack(("torch/utils/data/dataloader.py", 1275, "_try_get_data"), ("t
 )
 def test_no_verb_of_the_judge_is_left(fields: dict[str, Any]) -> None:
     job = Job(ranks=2, silent_s=900.0, lines={}).alone(1).at(1, **fields)
-    told = past_if_over(replace(job.hang(), over="ended"))
-    said = [told.title, *told.cycle, *(culprit.reason for culprit in told.culprits), *told.evidence]
+    past = past_if_over(replace(job.hang(), over="ended"))
+    said = [past.title, *past.cycle, *(culprit.reason for culprit in past.culprits), *past.evidence]
     present = re.compile(rf"\b({'|'.join(PAST)})\b")
-    if told.kind == "rank_crashed":
+    if past.kind == "rank_crashed":
         assert said[0] == "Rank 1 is gone in step 7; rank 0 waited for it in all_reduce of default_pg."
     else:
         assert [line for line in said if present.search(line)] == []

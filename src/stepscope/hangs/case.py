@@ -110,7 +110,8 @@ class Case:
         return f" on {own.pop()}" if len(set(known.values())) > 1 and len(own) == 1 and "" not in own else ""
 
     def victims_of(self, guilty: Collection[int]) -> tuple[int, ...]:
-        return tuple(rank for rank in self.waiting if rank not in guilty)
+        blamed = set(guilty)
+        return tuple(rank for rank in self.waiting if rank not in blamed)
 
     def shared(self, ranks: Iterable[int]) -> WaitingIn | None:
         """The collective that most of these wait in; in a tie, that of the lowest rank."""
@@ -126,7 +127,7 @@ class Case:
 
     def wait_text(self, guilty: Collection[int], *, named: bool = True) -> str:
         """``; ranks 0, 2, 3 wait for it in all_reduce number 7 of default_pg``; empty if no rank waits."""
-        victims = self.victims_of(set(guilty))
+        victims = self.victims_of(guilty)
         if not victims:
             return ""
         call = self.call_missing(guilty, victims)

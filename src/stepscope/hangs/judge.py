@@ -165,7 +165,7 @@ class Rule:
 
 def _verdict(case: Case, kind: HangKind, guilty: Sequence[int], title: str, **more: Any) -> Verdict:
     """Fill in the parts that all verdicts share."""
-    victims = case.victims_of(set(guilty))
+    victims = case.victims_of(guilty)
     fields: dict[str, Any] = {"victims": victims, **more}
     if "culprits" not in fields:
         fields["culprits"] = culprits_of(case, guilty)

@@ -104,10 +104,10 @@ def _left_out(record: HangRecord) -> tuple[str, ...]:
     there = {rank.rank: rank for rank in record.ranks}
     for row in record.flight.get("wait_for", ()):
         waiters, waited = ([there[rank] for rank in row[side] if rank in there] for side in ("waiters", "waited"))
-        early, late = ([one.step for one in side if one.step is not None] for side in (waiters, waited))
+        early, late = ([rank.step for rank in side if rank.step is not None] for side in (waiters, waited))
         if not early or len(early) < len(waiters) or len(late) < len(row["waited"]) or max(early) >= min(late):
             continue
-        at = next((place_text(one.at, {}) for one in waiters if one.at is not None), "")
+        at = next((place_text(rank.at, {}) for rank in waiters if rank.at is not None), "")
         call = f"{row['op']} number {row['sequence']} of {group_name(row['group'], row['description'])}"
         wait = "waited" if record.over is not None else "waits" if len(waiters) == 1 else "wait"
         text = (
@@ -308,9 +308,9 @@ def title_of(record: HangRecord) -> str:
 
 def steps_of(record: HangRecord) -> tuple[int, int] | None:
     """First and last of the steps that were active at the stop, over the ranks involved."""
-    part = {*(culprit.rank for culprit in record.culprits), *record.victims}
-    known = [rank for rank in record.ranks if rank.step is not None]
-    steps = [rank.step for rank in [one for one in known if one.rank in part] or known if rank.step is not None]
+    involved = {*(culprit.rank for culprit in record.culprits), *record.victims}
+    known = {rank.rank: rank.step for rank in record.ranks if rank.step is not None}
+    steps = [step for rank, step in known.items() if rank in involved] or list(known.values())
     return (min(steps), max(steps)) if steps else None
 
 
