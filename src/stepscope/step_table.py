@@ -15,7 +15,7 @@ A table is never changed: its columns are shared by whoever has a slice of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -84,6 +84,8 @@ class StepTable:
     """[P, N]; nan in steps that were not timed on the device; None: none was."""
     timed: NDArray[np.bool_] | None = None
     """[N]; whether the step was timed on the device."""
+    _zeros: dict[str, NDArray[Any]] = field(default_factory=dict, init=False, repr=False)
+    """Columns that are missing in ``plain``, once somebody asked for them: every rank's view is a slice of one."""
 
     def __post_init__(self) -> None:
         for column in (self.step, *self.plain.values(), self.phase_ns, self.device_ns, self.timed):
@@ -102,7 +104,21 @@ class StepTable:
         if name == "step":
             return self.step
         found = self.plain.get(name)
-        return np.broadcast_to(np.zeros((), PLAIN[name]), self.step.shape) if found is None else found
+        if found is None:
+            found = self._zeros.get(name)
+        if found is None:
+            found = self._zeros[name] = np.zeros(len(self.step), PLAIN[name])  # takes no memory until it is read
+            found.flags.writeable = False
+        return found
+
+    def medians(self, name: str) -> Floats:
+        """[R]; the median of a column over the steps of each rank, which must have some."""
+        if name not in self.plain:
+            return np.zeros(self.ranks)
+        column, counts = self.plain[name], np.diff(self.first)
+        if len(counts) and (counts == counts[0]).all():
+            return np.median(column.reshape(self.ranks, -1), axis=1)
+        return np.array([np.median(own) for own in np.split(column, self.first[1:-1])], np.float64)
 
     def phase(self, name: str) -> Floats:
         """[N]; host time in a phase."""

@@ -421,6 +421,8 @@ class FlowSums:
 
     def add(self, row: int, series: RankSeries) -> Floats:
         """Add the rows of a rank; return [S], nanoseconds for which it was blocked in all that was recorded."""
+        if series.comm is None:
+            return np.zeros(len(self._steps))
         rows, place = self._device_first(row, *_within(series.comm, self._steps))
         codes = rows["group"].astype(np.uint16) * OP_CODES + rows["op"]
         order = np.argsort(codes, kind="stable")

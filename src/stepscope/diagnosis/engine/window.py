@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -356,6 +357,8 @@ def exchanged_bytes(ranks: Sequence[RankSeries], steps: NDArray[np.int64]) -> ND
     """[S]; what collectives combined in a step, DDP's own included, on the rank with the most."""
     most = np.zeros(len(steps))
     for series in ranks if len(steps) else ():
+        if series.comm is None and "ddp_comm_ns" not in series.steps.table.plain:
+            continue
         found = np.zeros(len(steps))
         if series.comm is not None and len(series.comm):
             own = series.comm[np.isin(series.comm["op"], COMBINING)]
@@ -547,11 +550,11 @@ def build_window(run: RunData, *, last: int | None = None) -> Window:
         left_out=seen - len(steps),
         identities=tuple(series.identity for series in trained),
         facts=tuple(series.facts for series in trained),
-        ddp_ns=tuple(_ddp_samples(series, steps) for series in trained),
+        ddp_ns=_ddp_samples(table, steps),
         groups=groups,
         stages=is_pipeline(trained),
         share_samples=share_samples(trained),
-        batches=np.array([_batches(series) for series in trained], np.float64),
+        batches=_batches(table),
         backwards=grid(table.column("micro_batches"), 0).max(axis=0, initial=0).astype(np.int64),
         forwards=grid(table.column("forwards"), 0).max(axis=0, initial=0).astype(np.int64),
         splits_sequences=splits_sequences(trained),
@@ -613,17 +616,19 @@ def _probes(run: RunData, begins: float, ends: float) -> tuple[dict[str, Any], .
     return tuple(during(lines, since, ends + thresholds.PROBES_AFTER_S * 1e9))
 
 
-def _ddp_samples(series: RankSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    if not len(steps):
-        return np.zeros(0)
-    took_ns = series.steps["ddp_compute_ns"]
-    return np.asarray(took_ns[(took_ns > 0) & (series.steps["step"] >= steps[0])], np.float64)
+def _ddp_samples(table: StepTable, steps: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+    if not len(steps) or "ddp_compute_ns" not in table.plain:
+        return (np.zeros(0),) * table.ranks
+    took_ns = table.column("ddp_compute_ns")
+    known = (took_ns > 0) & (table.step >= steps[0])
+    rows = (slice(begin, end) for begin, end in pairwise(table.first.tolist()))
+    return tuple(took_ns[own][known[own]] for own in rows)
 
 
-def _batches(series: RankSeries) -> float:
+def _batches(table: StepTable) -> NDArray[np.float64]:
     """Batches per step; in a loop without a DataLoader, backward passes: as many, unless there are several models."""
-    taken = float(np.median(series.steps["batches"]))
-    return taken or float(np.median(series.steps["micro_batches"]))
+    taken = table.medians("batches")
+    return np.where(taken > 0, taken, table.medians("micro_batches"))
 
 
 def _complete_steps(
