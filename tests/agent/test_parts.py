@@ -17,7 +17,6 @@ import pytest
 from stepscope.agent.drain import _open_pidfd
 from stepscope.agent.job_context import Control
 from stepscope.agent.journal import MAX_SAMPLES, Journal
-from stepscope.agent.sampling import host as gpu
 from stepscope.agent.sampling.host import GpuSampler
 from stepscope.store import file_io
 
@@ -131,7 +130,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> list[dict[str, Any]]:
     sampler.request()
     records: list[dict[str, Any]] = []
     deadline = time.monotonic() + 10
-    while sampler._asked_s is not None and time.monotonic() < deadline:
+    while sampler.pending and time.monotonic() < deadline:
         records += sampler.collect()
     assert not sampler.silent()
     return records
@@ -182,9 +181,8 @@ def test_no_driver_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.leaks_allowed
 def test_a_driver_that_never_answers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(gpu, "SILENCE_S", -1.0)
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=never.wait, NVMLError=OSError))
-    sampler = GpuSampler("node")
+    sampler = GpuSampler("node", silence_s=-1.0)
     assert not sampler.silent()
     sampler.request()
     assert sampler.silent()

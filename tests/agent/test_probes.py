@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.agent.sampling import probes as module
-from stepscope.agent.sampling.probes import PACKET_BYTES, Packet, Probes, pack_packet, read_packet
+from stepscope.agent.sampling.probes import PACKET_BYTES, Packet, ProbeLimits, Probes, pack_packet, read_packet
 from stepscope.wire.handshake import Peer
 
 KEY = "5e" * 32
@@ -91,12 +91,8 @@ def test_lines_come_every_few_seconds_and_not_at_once(make: Callable[..., Probes
     assert other.samples() == []
 
 
-def test_what_is_never_answered_is_lost(
-    make: Callable[..., Probes], outsider: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(module, "BLOCKED_S", 0.0)
-    one = make(0)
+def test_what_is_never_answered_is_lost(make: Callable[..., Probes], outsider: socket.socket) -> None:
+    one = make(0, limits=ProbeLimits(patience_s=0.05, blocked_s=0.0))
     one.peers([peer(1, port_of(outsider))], KEY)
     (line,) = until(one.last_samples)
     assert line["lost"] == line["sent"] > 0
@@ -185,10 +181,9 @@ def test_answers_that_were_not_asked_of_them_count_for_nothing(
 
 
 def test_a_flood_is_left_to_the_kernel_and_what_was_measured_in_it_is_thrown_away(
-    make: Callable[..., Probes], outsider: socket.socket, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Probes], outsider: socket.socket
 ) -> None:
-    monkeypatch.setattr(module, "TAKEN_PER_S", 20)
-    one = make(0)
+    one = make(0, limits=ProbeLimits(taken_per_s=20))
     one.peers([peer(1, port_of(outsider))], KEY)
     for _ in range(300):
         outsider.sendto(bytes(64), ("127.0.0.1", one.port))

@@ -675,8 +675,10 @@ SILENCE_S = 30.0
 class GpuSampler:
     """Ask with ``request``; ``collect`` returns what has arrived since."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, *, silence_s: float = SILENCE_S) -> None:
+        """``silence_s``: how long an answer may take."""
         self._node = node
+        self._silence_s = silence_s
         self._requested = threading.Event()
         self._found: queue.SimpleQueue[list[dict[str, Any]]] = queue.SimpleQueue()
         self._requested_s: float | None = None
@@ -694,9 +696,14 @@ class GpuSampler:
             self._requested_s = None
         return records
 
+    @property
+    def pending(self) -> bool:
+        """Whether a request has not been answered yet."""
+        return self._requested_s is not None
+
     def silent(self) -> bool:
         """Return whether a request has been pending for too long."""
-        return self._requested_s is not None and time.monotonic() - self._requested_s > SILENCE_S
+        return self._requested_s is not None and time.monotonic() - self._requested_s > self._silence_s
 
     def _work(self) -> None:
         import pynvml

@@ -35,7 +35,7 @@ from typing import Any, Literal
 from stepscope.records import run_clock
 from stepscope.wire.handshake import Peer
 
-__all__ = ["PACKET_BYTES", "Packet", "Probes", "pack_packet", "read_packet"]
+__all__ = ["PACKET_BYTES", "Packet", "ProbeLimits", "Probes", "pack_packet", "read_packet"]
 
 
 # -- Probe packets ----------------------------------------------------------------------------------------------------
@@ -100,8 +100,6 @@ def _proof(body: bytes, key: bytes) -> bytes:
 
 ASK_S = 0.2
 """Interval between questions, over all peers."""
-PATIENCE_S = 3.0
-"""Limit for an answer. Longer than any network takes: a busy machine may not run its agent for a second or two."""
 LINES_S = 5.0
 MANY_LINES_S = 30.0
 """Intervals between lines about a peer; the longer one is for larger jobs."""
@@ -109,15 +107,21 @@ MANY_NODES = 16
 """Larger jobs have at least this many nodes, and their hub has enough to read."""
 MOST_PEERS = 64
 """The hub chooses the peers; this only bounds what is kept."""
-BLOCKED_S = 60.0
-"""After this long without any packet, UDP is considered blocked."""
-TAKEN_PER_S = 500
-"""Packets processed per second; peers send a handful."""
 BOOTS = 4096
 """Number of agents whose last question is remembered."""
 SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeLimits:
+    patience_s: float = 3.0
+    """Limit for an answer. Longer than any network takes: a busy machine may not run its agent for a second or two."""
+    blocked_s: float = 60.0
+    """After this long without any packet, UDP is considered blocked."""
+    taken_per_s: int = 500
+    """Packets processed per second; peers send a handful."""
 
 
 @dataclass
@@ -139,8 +143,11 @@ class _Question:
 class Probes:
     """Exchanges probes with peers. If no socket is available, ``port`` is 0 and nothing happens."""
 
-    def __init__(self, node: str, number: int, *, address: str = "", ask_s: float = ASK_S) -> None:
+    def __init__(
+        self, node: str, number: int, *, address: str = "", ask_s: float = ASK_S, limits: ProbeLimits | None = None
+    ) -> None:
         """``node`` is this host's name. ``address`` is where to listen, by default everywhere."""
+        self._limits = limits or ProbeLimits()
         self._node, self._number, self._ask_s = node, number, ask_s
         self._boot = secrets.token_bytes(16)
         self._socket = _bound(address)
@@ -156,7 +163,7 @@ class Probes:
         self._open_questions: OrderedDict[int, _Question] = OrderedDict()
         self._boots: OrderedDict[bytes, int] = OrderedDict()
         self._count = 0
-        self._tokens, self._tokens_s = float(TAKEN_PER_S), 0.0
+        self._tokens, self._tokens_s = float(self._limits.taken_per_s), 0.0
         # Used only by the loop:
         self._line_s = self._began_s = time.monotonic()
         self._reported_blocked = False
@@ -210,7 +217,7 @@ class Probes:
         """Return a message that is worth an event, once."""
         with self._lock:
             silent = self._thread is not None and self._peers and not self._heard
-        if self._reported_blocked or not silent or time.monotonic() - self._began_s < BLOCKED_S:
+        if self._reported_blocked or not silent or time.monotonic() - self._began_s < self._limits.blocked_s:
             return None
         self._reported_blocked = True
         return "no agent on another node answers probes; UDP may be blocked, so round trips are unknown"
@@ -253,7 +260,7 @@ class Probes:
 
     def _has_room(self, now_s: float) -> bool:
         since_s, self._tokens_s = now_s - self._tokens_s, now_s
-        self._tokens = min(self._tokens + since_s * TAKEN_PER_S, float(TAKEN_PER_S))
+        self._tokens = min(self._tokens + since_s * self._limits.taken_per_s, float(self._limits.taken_per_s))
         return self._tokens >= 1.0
 
     def _ask(self, turn: int) -> int:
@@ -309,7 +316,8 @@ class Probes:
         self._boots.move_to_end(packet.boot)
         if len(self._boots) > BOOTS:
             self._boots.popitem(last=False)
-        dwell_ns = 0 if arrived_ns is None else min(max(time.time_ns() - arrived_ns, 0), int(PATIENCE_S * 1e9))
+        most_ns = int(self._limits.patience_s * 1e9)
+        dwell_ns = 0 if arrived_ns is None else min(max(time.time_ns() - arrived_ns, 0), most_ns)
         answer = Packet(
             kind="answer",
             sender=packet.sender,
@@ -339,7 +347,7 @@ class Probes:
             own.rtts_us.append(max(took_ns - packet.dwell_ns, 0) / 1e3)
 
     def _give_up(self) -> None:
-        late_ns = time.perf_counter_ns() - int(PATIENCE_S * 1e9)
+        late_ns = time.perf_counter_ns() - int(self._limits.patience_s * 1e9)
         with self._lock:
             while self._open_questions:
                 number, question = next(iter(self._open_questions.items()))
