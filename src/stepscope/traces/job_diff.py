@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepscope.records.text import count_text, ms_text, named_ranks
 from stepscope.traces.model.kernel_names import fitted, short_name
 from stepscope.traces.model.tables import Table, table_of
+from stepscope.traces.rules import thresholds
 
 if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
@@ -143,10 +144,6 @@ def per_step(totals: Iterable[int], rank_steps: int) -> list[int]:
 # duration each) and the effect of the duration. Shares are of the change of the step and may exceed it: work on several
 # streams and threads runs concurrently.
 
-SAME_SHARE = 0.02
-"""Of the former time: kernel durations differ by this much from run to run."""
-SAME_NS = 1_000
-"""Per step: the clock resolution of most traces."""
 
 WORK_COLUMNS = (
     *("status", "before_count", "after_count", "before_ns", "after_ns", "change_ns"),
@@ -188,7 +185,7 @@ class Change:
         if not self.after_count:
             return "gone"
         largest, former = max(zip(self.change_ns, self.before_ns, strict=True), key=lambda each: abs(each[0]))
-        if abs(largest) <= max(SAME_NS, SAME_SHARE * former):
+        if abs(largest) <= max(thresholds.SAME_NS, thresholds.SAME_SHARE * former):
             return "same"
         return "slower" if largest > 0 else "faster"
 
@@ -309,16 +306,10 @@ def _side_by_side(change: Change, step_change_ns: int) -> Iterator[int | float |
 # by more than the step if others compensate; it is then not called a part of the change. A process without a device
 # cannot wait for one: what grows between its operators is loading, Python or a wait.
 
-LEADS_SHARE = 0.2
-"""Of the change of the step that one operator must explain to be named."""
 LEADS = 2
 """Maximum number of operators named."""
-OTHER_CALLS = 0.05
-"""How much the number of calls must differ to be reported as the reason."""
 HOST, DEVICE = 0, 1
 NAME_CHARS = 60
-EXPLAINS_SHARE = 0.5
-"""Of the additional host time that loading, or Python in one place, must explain to be named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +368,7 @@ def _of_host(changes: Changes, waiting_ns: int) -> str:
     sign = changes.sign
     stops = sorted(changes.stops, key=lambda each: -each.change_ns * sign)
     for place in (changes.loading, *stops[:1]):
-        if place.change_ns * sign >= EXPLAINS_SHARE * waiting_ns:
+        if place.change_ns * sign >= thresholds.EXPLAINS_SHARE * waiting_ns:
             amount = _amount(changes, min(place.change_ns * sign, waiting_ns))
             return f"{amount}in {place.name}{_made_up(changes, 'idle')}"
     # Without a device, operator time is compute time and does not explain waiting.
@@ -420,7 +411,7 @@ def _leads(changes: list[Change], at: int, sign: int, change_ns: int) -> list[Ch
     """Return the few changes that explain most of the total, each a substantial part of it."""
     named = [each for each in changes if each.label[0] != OTHERS]
     most = sorted(named, key=lambda each: -each.change_ns[at] * sign)[:LEADS]
-    return [each for each in most if each.change_ns[at] * sign >= LEADS_SHARE * change_ns]
+    return [each for each in most if each.change_ns[at] * sign >= thresholds.LEADS_SHARE * change_ns]
 
 
 def _named(lead: Change) -> str:
@@ -432,7 +423,7 @@ def _how(lead: Change, at: int) -> str:
         return f", which is new ({_times(lead.after_count)} a step)"
     if lead.status == "gone":
         return f", which is gone ({_times(lead.before_count)} a step before)"
-    if abs(lead.after_count - lead.before_count) > OTHER_CALLS * lead.before_count:
+    if abs(lead.after_count - lead.before_count) > thresholds.OTHER_CALLS_SHARE * lead.before_count:
         return f", called {_times(lead.after_count)} a step instead of {lead.before_count:,.0f}"
     if not lead.before_count or not lead.after_count:
         return ""
@@ -445,13 +436,6 @@ def _times(count: float) -> str:
 
 
 # -- comparison -------------------------------------------------------------------------------------------------------
-
-ENOUGH_STEPS = 3
-"""With fewer steps on a side, the variation between its steps is unknown."""
-CLEAR_ERRORS = 3.0
-"""The difference of means must exceed this many standard errors …"""
-LEAST_SHARE = 0.01
-"""… and this share of the step: less is not of interest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -637,14 +621,14 @@ def _is_clear(before: Sequence[int], after: Sequence[int]) -> bool:
     if not before or not after:
         return False
     change = fmean(after) - fmean(before)
-    if abs(change) < LEAST_SHARE * fmean(before):
+    if abs(change) < thresholds.CHANGE_SHARE * fmean(before):
         return False
-    if min(len(before), len(after)) < ENOUGH_STEPS:
+    if min(len(before), len(after)) < thresholds.SURE_STEPS:
         return True
     if max(before) < min(after) or max(after) < min(before):
         return True
     error = math.sqrt(variance(before) / len(before) + variance(after) / len(after))
-    return abs(change) > CLEAR_ERRORS * error
+    return abs(change) > thresholds.CLEAR_ERRORS * error
 
 
 def _notices(
@@ -655,7 +639,7 @@ def _notices(
         fewest = min((len(each.steps) for each in side.analyses), default=0)
         if not side.stepped:
             out.append(f"The {name} has no profiler steps: its whole trace counts as one step.")
-        elif fewest < ENOUGH_STEPS:
+        elif fewest < thresholds.SURE_STEPS:
             out.append(
                 f"The {name} has only {count_text(fewest, 'usable step')}: the variation between steps is unknown."
             )

@@ -82,10 +82,12 @@ def _always(view: JobView, own: Sequence[Claim], other: Claim) -> bool:
     return True
 
 
+def _replaces(kind: str, reason: str) -> Relation[JobView]:
+    return Relation(effect="replaces", kinds=(kind,), when=_always, reason=reason)
+
+
 OF_LATE_RANKS = (
-    Relation[JobView](
-        effect="replaces", kinds=("collective_jitter",), when=_always, reason="the others wait for these ranks"
-    ),
+    _replaces("collective_jitter", "the others wait for these ranks"),
     Relation[JobView](
         effect="replaces",
         kinds=("slow_rank",),
@@ -131,157 +133,66 @@ SEVERAL = frozenset({Need.STEPS, Need.RANKS})
 ANY, LATE, NO_TIME = Scope(), Scope(ranks="late"), Scope(phases=())
 INPUT, COPIES, COMM = Scope(phases=("input",)), Scope(phases=("h2d",)), Scope(phases=("comm",))
 
+
+def _rule(
+    name: str,
+    kinds: str,
+    find: Find,
+    scope: Scope,
+    thresholds: str = "",
+    *,
+    needs: frozenset[Need] = STEPS,
+    relations: tuple[Relation[JobView], ...] = (),
+) -> Rule[JobView]:
+    """Build one row of the table; ``kinds`` and ``thresholds``: names, separated by spaces."""
+    return Rule(
+        name=name,
+        kinds=tuple(kinds.split()),
+        find=find,
+        scope=scope,
+        needs=needs,
+        relations=relations,
+        thresholds=tuple(thresholds.split()),
+    )
+
+
 RULES: tuple[Rule[JobView], ...] = (
-    Rule(
-        name="late ranks",
-        kinds=("collective_straggler",),
-        find=_plain(find_stragglers),
-        scope=LATE,
+    _rule(
+        *("late ranks", "collective_straggler", _plain(find_stragglers), LATE),
+        "STRAGGLER_SHARE FLOOR_NS LAST_SHARE BY_CHANCE",
         needs=SEVERAL,
         relations=OF_LATE_RANKS,
-        thresholds=("STRAGGLER_SHARE", "FLOOR_NS", "LAST_SHARE", "BY_CHANCE"),
     ),
-    Rule(
-        name="loading",
-        kinds=("loader_bound",),
-        find=_waiting(find_loading),
-        scope=INPUT,
-        needs=STEPS,
-        thresholds=("LOADER_SHARE", "LOADER_FLOOR_NS"),
+    _rule("loading", "loader_bound", _waiting(find_loading), INPUT, "LOADER_SHARE LOADER_FLOOR_NS"),
+    _rule("compiling", "recompiles graph_breaks", _waiting(find_compiling), ANY, "COMPILE_SHARE BREAKS_AT_LEAST"),
+    _rule("garbage collection", "gc_pauses", _waiting(find_garbage), ANY, "GC_SHARE"),
+    _rule("Python", "host_python", _waiting(find_python), ANY, "PYTHON_SHARE PYTHON_FLOOR_NS"),
+    _rule("waits for the device", "host_sync", _idling(find_syncs), ANY, "SYNC_SHARE"),
+    _rule("idle in waits", "gpu_idle_sync", _idling(find_idle_in_syncs), ANY, "SYNC_SHARE"),
+    _rule(
+        *("launches", "launch_bound", _idling(find_launches), ANY, "HOST_IDLE_SHARE KERNELS_MANY SMALL_KERNEL_NS"),
+        relations=(_replaces("tiny_kernels", "short kernels are why launching cannot keep up"),),
     ),
-    Rule(
-        name="compiling",
-        kinds=("recompiles", "graph_breaks"),
-        find=_waiting(find_compiling),
-        scope=ANY,
-        needs=STEPS,
-        thresholds=("COMPILE_SHARE", "BREAKS_AT_LEAST"),
+    _rule("idle device", "gpu_idle_host", _idling(find_idle), ANY, "HOST_IDLE_SHARE"),
+    _rule(
+        *("tiny kernels", "tiny_kernels", _plain(find_tiny_kernels), NO_TIME),
+        "TINY_COUNT_SHARE TINY_PER_STEP TINY_TIME_SHARE",
+        relations=(_replaces("gpu_idle_gaps", "a gap after each of many kernels is their cost"),),
     ),
-    Rule(
-        name="garbage collection",
-        kinds=("gc_pauses",),
-        find=_waiting(find_garbage),
-        scope=ANY,
-        needs=STEPS,
-        thresholds=("GC_SHARE",),
+    _rule("gaps", "gpu_idle_gaps", _plain(find_gaps), NO_TIME, "GAPS_SHARE"),
+    _rule("pageable copies", "pageable_copies", _plain(find_pageable_copies), COPIES, "PAGEABLE_SHARE PAGEABLE_BYTES"),
+    _rule("exposed copies", "exposed_copies", _plain(find_exposed_copies), COPIES, "COPIES_SHARE COPIES_WARNING_SHARE"),
+    _rule("float32", "fp32_matmul", _plain(find_float32), NO_TIME, "FP32_SHARE TENSOR_CORES_FROM"),
+    _rule(
+        *("attention", "low_occupancy_attention", _plain(find_low_occupancy), NO_TIME),
+        "ATTENTION_OCCUPANCY ATTENTION_SHARE",
     ),
-    Rule(
-        name="Python",
-        kinds=("host_python",),
-        find=_waiting(find_python),
-        scope=ANY,
-        needs=STEPS,
-        thresholds=("PYTHON_SHARE", "PYTHON_FLOOR_NS"),
+    _rule(
+        *("communication", "low_overlap exposed_communication", _plain(find_communication), COMM),
+        "EXPOSED_SHARE OVERLAP_LOW",
     ),
-    Rule(
-        name="waits for the device",
-        kinds=("host_sync",),
-        find=_idling(find_syncs),
-        scope=ANY,
-        needs=STEPS,
-        thresholds=("SYNC_SHARE",),
-    ),
-    Rule(
-        name="idle in waits",
-        kinds=("gpu_idle_sync",),
-        find=_idling(find_idle_in_syncs),
-        scope=ANY,
-        needs=STEPS,
-        thresholds=("SYNC_SHARE",),
-    ),
-    Rule(
-        name="launches",
-        kinds=("launch_bound",),
-        find=_idling(find_launches),
-        scope=ANY,
-        needs=STEPS,
-        relations=(
-            Relation(
-                effect="replaces",
-                kinds=("tiny_kernels",),
-                when=_always,
-                reason="short kernels are why launching cannot keep up",
-            ),
-        ),
-        thresholds=("HOST_IDLE_SHARE", "KERNELS_MANY", "SMALL_KERNEL_NS"),
-    ),
-    Rule(
-        name="idle device",
-        kinds=("gpu_idle_host",),
-        find=_idling(find_idle),
-        scope=ANY,
-        needs=STEPS,
-        thresholds=("HOST_IDLE_SHARE",),
-    ),
-    Rule(
-        name="tiny kernels",
-        kinds=("tiny_kernels",),
-        find=_plain(find_tiny_kernels),
-        scope=NO_TIME,
-        needs=STEPS,
-        relations=(
-            Relation(
-                effect="replaces",
-                kinds=("gpu_idle_gaps",),
-                when=_always,
-                reason="a gap after each of many kernels is their cost",
-            ),
-        ),
-        thresholds=("TINY_COUNT_SHARE", "TINY_PER_STEP", "TINY_TIME_SHARE"),
-    ),
-    Rule(
-        name="gaps",
-        kinds=("gpu_idle_gaps",),
-        find=_plain(find_gaps),
-        scope=NO_TIME,
-        needs=STEPS,
-        thresholds=("GAPS_SHARE",),
-    ),
-    Rule(
-        name="pageable copies",
-        kinds=("pageable_copies",),
-        find=_plain(find_pageable_copies),
-        scope=COPIES,
-        needs=STEPS,
-        thresholds=("PAGEABLE_SHARE", "PAGEABLE_BYTES"),
-    ),
-    Rule(
-        name="exposed copies",
-        kinds=("exposed_copies",),
-        find=_plain(find_exposed_copies),
-        scope=COPIES,
-        needs=STEPS,
-        thresholds=("COPIES_SHARE", "COPIES_WARNING_SHARE"),
-    ),
-    Rule(
-        name="float32",
-        kinds=("fp32_matmul",),
-        find=_plain(find_float32),
-        scope=NO_TIME,
-        needs=STEPS,
-        thresholds=("FP32_SHARE", "TENSOR_CORES_FROM"),
-    ),
-    Rule(
-        name="attention",
-        kinds=("low_occupancy_attention",),
-        find=_plain(find_low_occupancy),
-        scope=NO_TIME,
-        needs=STEPS,
-        thresholds=("ATTENTION_OCCUPANCY", "ATTENTION_SHARE"),
-    ),
-    Rule(
-        name="communication",
-        kinds=("low_overlap", "exposed_communication"),
-        find=_plain(find_communication),
-        scope=COMM,
-        needs=STEPS,
-        thresholds=("EXPOSED_SHARE", "OVERLAP_LOW"),
-    ),
-    Rule(
-        name="jitter",
-        kinds=("collective_jitter",),
-        find=_plain(find_jitter),
-        scope=COMM,
+    _rule(
+        *("jitter", "collective_jitter", _plain(find_jitter), COMM, "EXPOSED_SHARE"),
         needs=SEVERAL,
         relations=(
             Relation(
@@ -291,48 +202,19 @@ RULES: tuple[Rule[JobView], ...] = (
                 reason="the others do not wait for this rank in particular: it was unlucky in the traced steps",
             ),
         ),
-        thresholds=("EXPOSED_SHARE",),
     ),
-    Rule(
-        name="slow rank",
-        kinds=("slow_rank",),
-        find=_plain(find_slow_rank),
-        scope=LATE,
-        needs=SEVERAL,
-        thresholds=("SLOW_RANK_SHARE", "PEERS_AT_LEAST"),
+    _rule("slow rank", "slow_rank", _plain(find_slow_rank), LATE, "SLOW_RANK_SHARE PEERS_AT_LEAST", needs=SEVERAL),
+    _rule("pipeline", "pipeline_bubble", _plain(find_bubble), COMM, "EXPOSED_SHARE"),
+    _rule(
+        *("little use", "gpu_underused", lambda view, claims: find_underused(view, claims.all), NO_TIME),
+        "UNDERUSED_SHARE",
     ),
-    Rule(
-        name="pipeline",
-        kinds=("pipeline_bubble",),
-        find=_plain(find_bubble),
-        scope=COMM,
-        needs=STEPS,
-        thresholds=("EXPOSED_SHARE",),
+    _rule(
+        *("memory", "memory_near_limit fragmentation", _timeless(find_memory), NO_TIME),
+        "NEAR_LIMIT_SHARE FRAGMENTED_SHARE",
     ),
-    Rule(
-        name="little use",
-        kinds=("gpu_underused",),
-        find=lambda view, claims: find_underused(view, claims.all),
-        scope=NO_TIME,
-        needs=STEPS,
-        thresholds=("UNDERUSED_SHARE",),
-    ),
-    Rule(
-        name="memory",
-        kinds=("memory_near_limit", "fragmentation"),
-        find=_timeless(find_memory),
-        scope=NO_TIME,
-        needs=STEPS,
-        thresholds=("NEAR_LIMIT_SHARE", "FRAGMENTED_SHARE"),
-    ),
-    Rule(
-        name="practices",
-        kinds=("data_parallel", "ddp_without_nccl"),
-        find=_timeless(find_practices),
-        scope=NO_TIME,
-        needs=STEPS,
-    ),
-    Rule(name="incomplete traces", kinds=("truncated_trace",), find=_timeless(find_truncated), scope=NO_TIME),
+    _rule("practices", "data_parallel ddp_without_nccl", _timeless(find_practices), NO_TIME),
+    _rule("incomplete traces", "truncated_trace", _timeless(find_truncated), NO_TIME, needs=frozenset()),
 )
 
 CHAIN = Chain(rules=RULES, time_ns=lambda view: view.idle.host_ns)

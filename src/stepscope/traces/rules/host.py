@@ -248,7 +248,6 @@ def _for_launches(*, compiled: bool, breaks: int) -> tuple[str, ...]:
 # What the host does instead of launching. Each costs at most what the device waits for it: a slow DataLoader costs
 # nothing while the device still has queued work.
 
-ALL_OF_IT = 0.95
 WORKERS = {
     None: "Raise num_workers (with 0, the training process prepares each batch itself), then prefetch_factor.",
     False: "Set num_workers: it is 0, so the training process prepares each batch itself.",
@@ -277,7 +276,7 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
             view,
             "loader_bound",
             f"Training waits for the DataLoader{view.of_whom(where)}: {view.each_step(each_ns)}"
-            f"{hidden if lost_ns < ALL_OF_IT * each_ns else ''}.",
+            f"{hidden if lost_ns < thresholds.LOADER_EXPOSED_SHARE * each_ns else ''}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,

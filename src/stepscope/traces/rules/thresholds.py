@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepscope.judge import thresholds
 from stepscope.records import finding_cost
 
 # -- minimum cost of a finding --------------------------------------------------------------------------------------
@@ -44,6 +45,8 @@ LOADER_WARNING_SHARE: Final = 0.10
 """… and the threshold for warnings, since a healthy small model spends five percent in its loader …"""
 LOADER_FLOOR_NS: Final = 1_000_000
 """… and more than the Python cost of taking a finished batch off a queue and pinning it."""
+LOADER_EXPOSED_SHARE: Final = 0.95
+"""Of the time in the DataLoader: if the device idles for less of it, the title says for how much."""
 HOST_IDLE_SHARE: Final = 0.10
 """Of the step that a device waits for the host. Every step, however well built, begins and ends with a little of it."""
 PYTHON_SHARE: Final = 0.10
@@ -124,13 +127,12 @@ HIDEABLE_SHARE: Final = 0.75
 """Of the exposed communication that can be hidden: the last bucket arrives when nothing is left to compute."""
 MANY_TIMES: Final = 10.0
 """Waiting divided by transfer: from this ratio on it is worth mentioning."""
-STRAGGLER_SHARE: Final = 0.02
-"""Of the step that others wait for a rank, as for live findings: ranks of a healthy job differ by one or two percent.
-"""
+STRAGGLER_SHARE: Final = thresholds.EXCESS_SHARE
+"""Of the step that others wait for a rank; the same for live runs and traces, as are the tests of who is late."""
 NEARLY_ALL: Final = 0.75
 """Of the time the others wait for a rank: if fixing it alone gains less, the finding says so."""
-EXPLAINS_SHARE: Final = 0.5
-"""Of the lateness: extra time that a rank spends is named as the cause if it explains this share."""
+EXPLAINS_SHARE: Final = thresholds.EXPLAINS_SHARE
+"""Of the lateness, or of a wait: extra time is named as the cause if it explains this share; the same for live runs."""
 PEERS_AT_LEAST: Final = 3
 """Ranks: with two, it is impossible to say which is the outlier."""
 SLOW_RANK_SHARE: Final = 0.10
@@ -152,5 +154,20 @@ FRAGMENTED_BYTES: Final = 1 << 30
 """Recovering less is not worth the effort."""
 DEVICE_FULL_SHARE: Final = 0.70
 """Of a device's memory reserved: below it there is room, and fragmentation is harmless."""
+
+# -- what changed between two traces --------------------------------------------------------------------------------
+
+SAME_SHARE: Final = 0.02
+"""Of the former time: kernel durations differ by this much from run to run."""
+SAME_NS: Final = 1_000
+"""Per step: the clock resolution of most traces."""
+LEADS_SHARE: Final = 0.2
+"""Of the change of the step that one operator must explain to be named."""
+OTHER_CALLS_SHARE: Final = 0.05
+"""By how much the number of calls must differ to be reported as the reason."""
+CLEAR_ERRORS: Final = 3.0
+"""The difference of means must exceed this many standard errors …"""
+CHANGE_SHARE: Final = 0.01
+"""… and this share of the step: less is not of interest."""
 
 __all__ = [name for name in dir() if name.isupper()]  # every constant above
