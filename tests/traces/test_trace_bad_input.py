@@ -76,8 +76,8 @@ def refused(path: Path) -> str:
 def test_what_is_no_trace(tmp_path: Path, content: bytes, message: str | None) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    said = refused(path)
-    assert message is None or said == message
+    error = refused(path)
+    assert message is None or error == message
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
@@ -330,17 +330,17 @@ def test_a_bomb_is_left_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setattr("stepscope.traces.reading.kineto.LONGEST_NOTHING", MIB)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(filling, 16 * MIB, before))
-    asked = 0
+    requested = 0
 
     def counted(*args: Any) -> Iterator[bytes]:
-        nonlocal asked
+        nonlocal requested
         for block in blocks_of(*args):
-            asked += len(block)
+            requested += len(block)
             yield block
 
     monkeypatch.setattr("stepscope.traces.reading.files.blocks_of", counted)
     refused(path)
-    assert asked <= 8 * MIB
+    assert requested <= 8 * MIB
 
 
 def test_packed_well_is_no_bomb(tmp_path: Path) -> None:

@@ -31,27 +31,27 @@ REAL = (
 )
 
 
-def assert_same(one: Any, other: Any) -> None:
+def assert_same(expected: Any, found: Any) -> None:
     """Equal all the way down, types too."""
-    assert type(one) is type(other)
-    if isinstance(one, np.ndarray):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-        assert one.tobytes() == other.tobytes()
-        assert one.flags.writeable == other.flags.writeable
-    elif is_dataclass(one):
-        for each in fields(one):
-            assert_same(getattr(one, each.name), getattr(other, each.name))
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            assert_same(one[key], other[key])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for mine, theirs in zip(one, other, strict=True):
+    assert type(expected) is type(found)
+    if isinstance(expected, np.ndarray):
+        assert expected.dtype == found.dtype
+        assert expected.shape == found.shape
+        assert expected.tobytes() == found.tobytes()
+        assert expected.flags.writeable == found.flags.writeable
+    elif is_dataclass(expected):
+        for each in fields(expected):
+            assert_same(getattr(expected, each.name), getattr(found, each.name))
+    elif isinstance(expected, dict):
+        assert list(expected) == list(found)
+        for key in expected:
+            assert_same(expected[key], found[key])
+    elif isinstance(expected, list | tuple):
+        assert len(expected) == len(found)
+        for mine, theirs in zip(expected, found, strict=True):
             assert_same(mine, theirs)
     else:
-        assert one == other or (one != one and other != other)
+        assert expected == found or (expected != expected and found != found)
 
 
 def refuse(path: Path) -> list[Trace]:
@@ -254,10 +254,10 @@ def test_codes_that_point_at_nothing(cache: Cache, path: Path) -> None:
         ("flows", "to_thread", 77),
     ):
         values = getattr(getattr(trace, table), column)
-        kept, values[0] = values[0], value
+        original, values[0] = values[0], value
         assert entry.save([trace])
         assert entry.load() is None, (table, column)
-        values[0] = kept
+        values[0] = original
     assert entry.save([trace])
     assert_same(entry.load(), [trace])
 
@@ -310,9 +310,9 @@ def test_where_it_is(environment: dict[str, str], folder: str | None) -> None:
     assert (found and str(found.folder)) == folder
 
 
-@pytest.mark.parametrize(("said", "limit"), [("", 20e9), ("1.5", 1.5e9), ("many", 20e9)])
-def test_how_large_it_may_be(said: str, limit: float) -> None:
-    found = Cache.of_environment({"HOME": "/h", "STEPSCOPE_CACHE_GB": said})
+@pytest.mark.parametrize(("setting", "limit"), [("", 20e9), ("1.5", 1.5e9), ("many", 20e9)])
+def test_how_large_it_may_be(setting: str, limit: float) -> None:
+    found = Cache.of_environment({"HOME": "/h", "STEPSCOPE_CACHE_GB": setting})
     assert found is not None
     assert found.limit_bytes == limit
 
@@ -332,8 +332,8 @@ def test_many_processes_at_once(cache: Cache, path: Path) -> None:
     command = [sys.executable, "-c", OPENS, str(cache.folder), str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     readers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = [reader.communicate(timeout=120)[0] for reader in readers]
-    assert list(map(int, said)) == [20 * len(whole[0])] * 3
+    outputs = [reader.communicate(timeout=120)[0] for reader in readers]
+    assert list(map(int, outputs)) == [20 * len(whole[0])] * 3
     assert_same(entry_of(cache, path).traces(refuse), whole)
     assert len(list(cache.folder.iterdir())) == 1
 

@@ -34,19 +34,19 @@ def job(
         more: dict[str, Any] = {"hostname": hosts[rank]} if hosts else {}
         made.append(MadeTrace(rank=rank, world_size=len(later), header=more))
     for at, members in enumerate(groups):
-        said = {
+        about = {
             "Collective name": "allreduce",
             "Process Group Name": str(at),
             "Process Group Ranks": str(list(members)),
         }
-        said["Group size"] = len(members)  # type: ignore[assignment]
+        about["Group size"] = len(members)  # type: ignore[assignment]
         for number in range(count):
             end = 10_000 + apart * number + 100 * at
             for rank in members:
                 dur = 10 + generator.randrange(50)
                 own = end + later[rank] + generator.uniform(-noise, noise)
                 own += number * apart * drift[rank] / 1e6 if drift else 0
-                made[rank].kernel(NAME, round(own - dur, 3), dur, stream=20 + at, **said)
+                made[rank].kernel(NAME, round(own - dur, 3), dur, stream=20 + at, **about)
     return [slim_rank(each.trace(), rank) for rank, each in enumerate(made)]
 
 

@@ -28,7 +28,7 @@ def analyzed(made: Sequence[MadeTrace], **more: Any) -> list[SlimRank]:
     return [slim_rank(each.trace(), rank, **more) for rank, each in enumerate(made)]
 
 
-def said(name: str, ranks: Sequence[int], **more: Any) -> dict[str, Any]:
+def described(name: str, ranks: Sequence[int], **more: Any) -> dict[str, Any]:
     members = str(list(ranks))
     return {
         "Collective name": "allreduce",
@@ -124,7 +124,7 @@ def test_anything_against_the_rule_written_out(ranks: Any) -> None:
         each = MadeTrace(header={"distributedInfo": {"rank": rank, "world_size": 4}, "hostname": "one"})
         own: dict[Any, list[Any]] = {}
         for start, dur, kind, group in sorted(events, key=lambda event: (event[0], -event[1])):
-            more = said(group, (0, 1, 2, 3))
+            more = described(group, (0, 1, 2, 3))
             more["Collective name"] = "allreduce" if kind == REDUCE else "allgather"
             each.kernel(kind, start, dur, stream=20, **more)
             own.setdefault((kind, group), []).append((start, start + dur))
@@ -184,7 +184,7 @@ def test_the_eight_ranks_of_param(shared_data: Path) -> None:
 def test_groups_of_the_same_name_are_told_apart_by_their_ranks() -> None:
     made = [MadeTrace(rank=rank, world_size=4) for rank in range(4)]
     for rank, (start, members) in enumerate([(0, (0, 1)), (10, (0, 1)), (500, (2, 3)), (530, (2, 3))]):
-        made[rank].kernel(REDUCE, start, {0: 20, 10: 10, 500: 40, 530: 10}[start], **said("tp", members))
+        made[rank].kernel(REDUCE, start, {0: 20, 10: 10, 500: 40, 530: 10}[start], **described("tp", members))
     found = match(analyzed(made))
     assert found.count == 2
     assert found.wait_ns == {0: 10_000, 1: 0, 2: 30_000, 3: 0}
@@ -195,7 +195,7 @@ def test_groups_of_the_same_name_are_told_apart_by_their_ranks() -> None:
 def test_a_rank_that_is_missing_is_said() -> None:
     made = [MadeTrace(rank=rank, world_size=3) for rank in range(2)]
     for rank in range(2):
-        made[rank].kernel(REDUCE, 10 * rank, 30 - 10 * rank, **said("0", (0, 1, 2)))
+        made[rank].kernel(REDUCE, 10 * rank, 30 - 10 * rank, **described("0", (0, 1, 2)))
     found = match(analyzed(made))
     assert (found.count, found.wait_ns) == (1, {0: 10_000, 1: 0})
     assert any("1 collectives lack some of their group's ranks" in notice for notice in found.notices)
@@ -208,7 +208,7 @@ def test_sequence_numbers_decide_where_they_are_told() -> None:
         for rank in range(2):
             if rank == 0 or number >= 2:
                 late = 3 if rank == 1 else 0
-                args = said("0", (0, 1), Seq=number)
+                args = described("0", (0, 1), Seq=number)
                 made[rank].kernel(REDUCE, 100 * number + late, 10 - late, **args)
     found = match(analyzed(made))
     assert (found.count, found.wait_ns, found.last_counts) == (3, {0: 9000, 1: 0}, {0: 0, 1: 3})
@@ -219,11 +219,11 @@ def test_sequence_numbers_decide_where_they_are_told() -> None:
 @pytest.mark.parametrize("missing", ["first", "last"])
 def test_uneven_lists_are_laid_where_they_fit(missing: str) -> None:
     starts = [0, 130, 210, 380, 420, 590]
-    kept = starts[2:] if missing == "first" else starts[:-2]
+    present = starts[2:] if missing == "first" else starts[:-2]
     made = [MadeTrace(rank=rank, world_size=2) for rank in range(2)]
     for start in starts:
         made[0].kernel(REDUCE, start, 10)
-    for start in kept:
+    for start in present:
         made[1].kernel(REDUCE, 70_000 + start + 4, 6)
     found = match(analyzed(made))
     assert (found.count, found.wait_ns) == (4, {0: 16_000, 1: 0})
@@ -273,7 +273,7 @@ def test_waits_at_the_same_time_cost_once() -> None:
     made = [MadeTrace(rank=rank, world_size=2) for rank in range(2)]
     for rank in range(2):
         for stream in (20, 21):
-            made[rank].kernel(REDUCE, 100 * rank, 110 - 100 * rank, stream=stream, **said(str(stream), (0, 1)))
+            made[rank].kernel(REDUCE, 100 * rank, 110 - 100 * rank, stream=stream, **described(str(stream), (0, 1)))
     found = match(analyzed(made))
     assert found.wait_ns == {0: 200_000, 1: 0}
     assert (found.cost_ns, found.cost_by_rank_ns, found.alone_by_rank_ns) == (

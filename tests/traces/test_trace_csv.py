@@ -54,7 +54,7 @@ def test_a_list_that_is_not_ours(listed: str, tmp_path: Path) -> None:
     outside.write_text("mine\n")
     folder = tmp_path / "tables"
     folder.mkdir()
-    told = outside.stat()
-    (folder / ".stepscope-tables").write_text(listed.replace("[5, 5]", f"[{told.st_size}, {told.st_mtime_ns}]"))
+    status = outside.stat()
+    (folder / ".stepscope-tables").write_text(listed.replace("[5, 5]", f"[{status.st_size}, {status.st_mtime_ns}]"))
     write_csv(folder, {})
     assert outside.exists()

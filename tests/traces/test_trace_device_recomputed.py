@@ -175,14 +175,14 @@ def within(start: int, end: int, spans: list[tuple[int, int]]) -> int:
 
 def idle(plain: Plain, only: str | None = None) -> dict[str, tuple[int, int, int, int]]:
     """By stream, or as if all work were on ``only`` one."""
-    held = defaultdict(list)
+    spans = defaultdict(list)
     for call in plain.calls:
         if call.name in WAITS:
-            held[call.thread].append((call.start, call.end))
+            spans[call.thread].append((call.start, call.end))
     for piece in plain.work:
         if piece.call and "-> Pageable" in piece.name:
-            held[piece.call.thread].append((piece.call.start, piece.call.end))
-    waits = {thread: merged(pairs) for thread, pairs in held.items()}
+            spans[piece.call.thread].append((piece.call.start, piece.call.end))
+    waits = {thread: merged(pairs) for thread, pairs in spans.items()}
     out = {}
     for stream in {only or piece.stream for piece in plain.work}:
         host = kernel = other = sync = 0
@@ -384,8 +384,8 @@ def check_figures(plain: Plain, figures: Any) -> None:
 
 def sm_efficiency(kernels: list[Piece], start: int, end: int) -> float | None:
     changes: Counter[int] = Counter()
-    said = [piece for piece in kernels if "blocks per SM" in piece.args]
-    for piece in said:
+    known = [piece for piece in kernels if "blocks per SM" in piece.args]
+    for piece in known:
         changes[min(max(piece.start, start), end)] += Decimal(piece.args["blocks per SM"])
         changes[min(max(piece.end, start), end)] -= Decimal(piece.args["blocks per SM"])
     times = sorted(changes)
@@ -393,7 +393,7 @@ def sm_efficiency(kernels: list[Piece], start: int, end: int) -> float | None:
     for time, following in itertools.pairwise(times):
         level += changes[time]
         total += min(level, Decimal(1)) * (following - time)
-    return float(total / (end - start)) if said else None
+    return float(total / (end - start)) if known else None
 
 
 FILES = (

@@ -26,7 +26,7 @@ from stepscope.traces.rank_analysis import RankAnalysis, analyze_rank
 
 
 def job_of(*made: MadeTrace) -> JobAnalysis:
-    traces = [one.trace() for one in made]
+    traces = [trace.trace() for trace in made]
     return analyze_job([analyze_rank(trace, trace.meta.rank or 0) for trace in traces])
 
 
@@ -201,10 +201,10 @@ def test_few_steps_and_other_ranks_are_said() -> None:
 
 
 def test_a_trace_without_steps() -> None:
-    one, other = MadeTrace(), MadeTrace()
-    one.launched("gemm", at=0, start=10, dur=100)
-    other.launched("gemm", at=0, start=10, dur=300)
-    found = diff(job_of(one), job_of(other))
+    before, after = MadeTrace(), MadeTrace()
+    before.launched("gemm", at=0, start=10, dur=100)
+    after.launched("gemm", at=0, start=10, dur=300)
+    found = diff(job_of(before), job_of(after))
     assert found.verdict.startswith("The trace takes 200 µs longer (+182%); 200 µs of it is gemm")
     assert found.notices[0] == "The first has no profiler steps: its whole trace counts as one step."
 
@@ -223,10 +223,10 @@ def test_shapes_are_compared_where_both_have_them() -> None:
 
 
 def test_memory() -> None:
-    one, other = training(), training()
-    for made, peak in ((one, 3000), (other, 5000)):
+    before, after = training(), training()
+    for made, peak in ((before, 3000), (after, 5000)):
         made.memory(5, peak, peak, 2 * peak)
-    memory = rows(diff(job_of(one), job_of(other)), "diff_memory")
+    memory = rows(diff(job_of(before), job_of(after)), "diff_memory")
     assert memory["peak allocated"] == {
         "figure": "peak allocated",
         "before_bytes": 3000,
@@ -234,7 +234,7 @@ def test_memory() -> None:
         "change_bytes": 2000,
     }
     assert memory["peak reserved"]["change_bytes"] == 4000
-    assert "diff_memory" not in diff(job_of(one), job_of(training())).tables
+    assert "diff_memory" not in diff(job_of(before), job_of(training())).tables
 
 
 # -- bookkeeping ----------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_parts_add_up_to_the_whole(totals: list[int], count: int) -> None:
         assert abs(Fraction(total, count) - part) <= 1
 
 
-def with_kernels(one: RankAnalysis, limit: int, totals: dict[str, tuple[int, int]]) -> RankAnalysis:
+def with_kernels(analysis: RankAnalysis, limit: int, totals: dict[str, tuple[int, int]]) -> RankAnalysis:
     ordered = sorted(totals.items(), key=lambda item: (-item[1][1], item[0]))
     table = table_of(
         "kernels",
@@ -257,7 +257,7 @@ def with_kernels(one: RankAnalysis, limit: int, totals: dict[str, tuple[int, int
         [(name, "other", count, total_ns) for name, (count, total_ns) in ordered],
         limit=limit,
     )
-    return replace(one, tables={**one.tables, "kernels": table})
+    return replace(analysis, tables={**analysis.tables, "kernels": table})
 
 
 KERNELS = st.dictionaries(st.sampled_from("abcdefghij"), st.tuples(st.integers(1, 50), st.integers(0, 10**7)))

@@ -62,12 +62,12 @@ def shown(found: list[RankAnalysis | Problem]) -> list[tuple[int, int] | str]:
 @LOCAL
 def test_an_analysis_for_each_file(tmp_path: Path, engine: Engine) -> None:
     paths = make(tmp_path, 3)
-    told: list[tuple[int, int, int, int]] = []
-    found = analyze_paths(paths, Options(), engine, lambda *numbers: told.append(numbers))
+    reports: list[tuple[int, int, int, int]] = []
+    found = analyze_paths(paths, Options(), engine, lambda *numbers: reports.append(numbers))
     assert shown(found) == [(0, 30), (1, 31), (2, 32)]
     total = sum(path.stat().st_size for path in paths)
-    assert told[-1] == (3, 3, total, total)
-    assert told == sorted(told)
+    assert reports[-1] == (3, 3, total, total)
+    assert reports == sorted(reports)
     assert shown(analyze_paths(paths, Options(keep_last=True), engine)) == [(0, 37), (1, 38), (2, 39)]
 
 
@@ -125,9 +125,9 @@ def test_the_second_time_nothing_is_read(tmp_path: Path, engine: Engine) -> None
 
 
 def test_no_files() -> None:
-    told: list[tuple[int, ...]] = []
-    assert analyze_paths([], Options(), progress=lambda *numbers: told.append(numbers)) == []
-    assert told == []
+    reports: list[tuple[int, ...]] = []
+    assert analyze_paths([], Options(), progress=lambda *numbers: reports.append(numbers)) == []
+    assert reports == []
 
 
 @pytest.mark.parametrize(("sizes", "processes"), [([5], 0), ([1, 1, 1], 0), ([3, 3], 2), ([3] * 9, 3), ([9, 1], 2)])
@@ -135,10 +135,10 @@ def test_how_many_processes_pay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int], processes: int
 ) -> None:
     """Of a single file none; of several as many as there are cores and megabytes for."""
-    asked: list[int] = []
+    counts: list[int] = []
 
     def in_workers(jobs: list[object], options: Options, reading: object, count: int) -> list[tuple[int, Problem]]:
-        asked.append(count)
+        counts.append(count)
         return [(index, Problem(path="", message="")) for index in range(len(jobs))]
 
     monkeypatch.setattr(engine_module, "_in_workers", in_workers)
@@ -148,7 +148,7 @@ def test_how_many_processes_pay(
         paths.append(tmp_path / f"{number}.json")
         paths[-1].write_bytes(b" " * (size << 20))
     analyze_paths(paths, Options())
-    assert asked == ([processes] if processes else [])
+    assert counts == ([processes] if processes else [])
 
 
 # ── workers that die ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -228,16 +228,16 @@ def test_how_far_a_file_is_read(tmp_path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         file.read(1234)
         assert position_in(path, os.getpid()) == 1234
-        told: list[int] = []
+        positions: list[int] = []
         seen = threading.Event()
 
         def tell(position: int) -> None:
-            told.append(position)
+            positions.append(position)
             seen.set()
 
         with watched(path, tell, every_s=0.001):
             assert seen.wait(30)
-    assert set(told) == {1234}
+    assert set(positions) == {1234}
     assert position_in(path, 2**22 + 1) == 0
     with watched(path, None):
         pass
@@ -291,14 +291,14 @@ def test_a_real_local_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     paths = make(tmp_path, 5)
     bad = tmp_path / "bad.json"
     bad.write_text("no trace")
-    told: list[tuple[int, int, int, int]] = []
+    reports: list[tuple[int, int, int, int]] = []
     cache = Cache(folder=tmp_path / "cache")
     files = [*paths, bad]
-    found = analyze_paths(files, Options(cache=cache), RayEngine(), lambda *numbers: told.append(numbers))
+    found = analyze_paths(files, Options(cache=cache), RayEngine(), lambda *numbers: reports.append(numbers))
     assert not ray.is_initialized()
     assert shown(found) == shown(analyze_paths(files, Options(), HERE))
     assert isinstance(found[-1], Problem)
-    assert [numbers[0] for numbers in told] == [1, 2, 3, 4, 5, 6]
+    assert [numbers[0] for numbers in reports] == [1, 2, 3, 4, 5, 6]
     # One that somebody else started stays.
     with ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False):
         assert shown(analyze_paths(files, Options(cache=cache), RayEngine())) == shown(found)

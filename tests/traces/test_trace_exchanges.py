@@ -134,12 +134,12 @@ def test_kernels_of_several_groups_are_known_by_their_stream() -> None:
 def test_a_shortened_list_of_ranks_is_that_of_the_header() -> None:
     ranks = list(range(64))
     listed = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 64, "ranks": ranks}]
-    said = {**SAID, "Process Group Name": "0", "Process Group Ranks": "[0, 1, ..., 63]", "Group size": 64}
+    about = {**SAID, "Process Group Name": "0", "Process Group Ranks": "[0, 1, ..., 63]", "Group size": 64}
     made = MadeTrace(header={"distributedInfo": {"rank": 0, "world_size": 64, "pg_config": listed}})
-    made.kernel(RING, 0, 1, **said)
+    made.kernel(RING, 0, 1, **about)
     assert exchanges(made).groups[0].members == tuple(ranks)
     bare = MadeTrace()
-    bare.kernel(RING, 0, 1, **said)
+    bare.kernel(RING, 0, 1, **about)
     group = exchanges(bare).groups[0]
     assert (group.members, group.wording, group.size) == ((), "[0, 1, ..., 63]", 64)
 
@@ -239,8 +239,8 @@ def test_real_files(shared_data: Path, folder: str) -> None:
         assert sum((found.end_ns - found.start_ns).tolist()) == round(sum(event["dur"] for event in nccl) * 1000)
         assert 0 not in found.op
         if folder == "hta_nccl_data_1of2":
-            said = [event["args"] for event in sorted(nccl, key=lambda event: event["ts"])]
-            sizes = [args["In msg nelems"] * {"Float": 4, "Long": 8}[args["dtype"]] for args in said]
+            calls = [event["args"] for event in sorted(nccl, key=lambda event: event["ts"])]
+            sizes = [args["In msg nelems"] * {"Float": 4, "Long": 8}[args["dtype"]] for args in calls]
             assert found.bytes.tolist() == sizes
             assert [group.members for group in found.groups] == [(0, 1)]
         if folder == "param_dlrm_8rank":

@@ -74,8 +74,8 @@ def test_names_are_asked_once() -> None:
     made.op("a", 20, 10)
     made.kernel("b", 5, 10)
     trace = made.trace()
-    asked: list[str] = []
+    names: list[str] = []
     rows = np.array([-1, 0, 2], np.int32)
-    assert named(trace, rows, lambda name: asked.append(name) or True).tolist() == [False, True, True]
-    assert sorted(asked) == ["a", "b"], "and shapes are no names"
+    assert named(trace, rows, lambda name: names.append(name) or True).tolist() == [False, True, True]
+    assert sorted(names) == ["a", "b"], "and shapes are no names"
     assert named(trace, rows[:0], bool).tolist() == []

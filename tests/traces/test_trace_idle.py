@@ -104,9 +104,9 @@ def test_waiting_after_the_launch_is_not_why_it_was_late() -> None:
 
 def test_nothing() -> None:
     assert idle(MadeTrace()) == {}
-    one = MadeTrace()
-    one.kernel("kernel", 5, 5)
-    assert idle(one) == {"7": waits()}
+    single = MadeTrace()
+    single.kernel("kernel", 5, 5)
+    assert idle(single) == {"7": waits()}
 
 
 def test_tables() -> None:

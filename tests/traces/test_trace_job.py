@@ -50,10 +50,10 @@ for job in map(json.loads, jobs):
 
 def run(out: Path) -> None:
     """The traces of each job in a folder of its name."""
-    with socket.socket() as one, socket.socket() as other:
-        for free in (one, other):
+    with socket.socket() as first, socket.socket() as second:
+        for free in (first, second):
             free.bind(("127.0.0.1", 0))
-        ports = [str(free.getsockname()[1]) for free in (one, other)]
+        ports = [str(free.getsockname()[1]) for free in (first, second)]
     common = ("--steps", str(STEPS), "--slow-rank", "2", "--slow-ms", str(SLOW_MS))
     jobs = [
         json.dumps({"port": port, "options": ["--out", str(out / name), *common, *options]})

@@ -198,13 +198,13 @@ def test_a_name_is_asked_about_once() -> None:
     for number in range(6):
         made.kernel(f"kernel{number % 2}", number, 1)
     trace: Trace = made.trace()
-    asked: list[str] = []
+    names: list[str] = []
 
     def ask(name: str) -> bool:
-        asked.append(name)
+        names.append(name)
         return name == "kernel1"
 
     assert trace.names_where(ask)[trace.slices.name].tolist() == [False, True] * 3
-    assert sorted(asked) == ["kernel0", "kernel1"]
+    assert sorted(names) == ["kernel0", "kernel1"]
     assert trace.names_where(ask)[trace.slices.name[:0]].tolist() == []
-    assert sorted(asked) == ["kernel0", "kernel1"], "the answers are kept"
+    assert sorted(names) == ["kernel0", "kernel1"], "the answers are kept"

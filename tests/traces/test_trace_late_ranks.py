@@ -186,9 +186,9 @@ def test_two_late_ranks_that_are_last_in_turn() -> None:
     assert (finding.evidence["group_kind"], finding.evidence["mostly_waiting"]) == ("tensor", True)
     assert not any("bucket" in line for each in job.findings for line in each.advice)
     # Fixing one of them alone would gain less.
-    one = like_peers(job.ranks, job.collectives, parse_change("rank:2=peers")).gain_ns
+    alone_ns = like_peers(job.ranks, job.collectives, parse_change("rank:2=peers")).gain_ns
     both = like_peers(job.ranks, job.collectives, parse_change("rank:2=peers"), (5,)).gain_ns
-    assert one < finding.cost["seconds"] * 1e9 <= both
+    assert alone_ns < finding.cost["seconds"] * 1e9 <= both
 
 
 def test_two_late_ranks_of_which_one_is_always_just_before() -> None:

@@ -80,9 +80,9 @@ def test_the_left_out_step_does_not_count() -> None:
     curve = memory_of(window_of(made.trace()))
     assert curve is not None
     assert curve.allocated.tolist() == [5]
-    kept = memory_of(window_of(made.trace(), keep_last=True))
-    assert kept is not None
-    assert kept.allocated.tolist() == [5, 505]
+    whole = memory_of(window_of(made.trace(), keep_last=True))
+    assert whole is not None
+    assert whole.allocated.tolist() == [5, 505]
 
 
 def test_the_curve_is_bounded_and_keeps_the_peak() -> None:

@@ -109,8 +109,8 @@ def test_which_ranges_are_steps(tmp_path: Path, names: list[str], steps: list[st
     trace = read_one(made, tmp_path)
     found = window_of(trace, keep_last=True).steps
     assert [step.name for step in found if step.name] == steps
-    kept = [name for name in names if name in trace.strings]
-    assert len(kept) + len(steps) == len(names) + sum(name.startswith("Profiler") for name in names)
+    present = [name for name in names if name in trace.strings]
+    assert len(present) + len(steps) == len(names) + sum(name.startswith("Profiler") for name in names)
 
 
 def test_ranges_that_overlap_are_no_steps(tmp_path: Path) -> None:
@@ -150,15 +150,15 @@ def test_collectives_say_group_and_size(tmp_path: Path, generation: str) -> None
     made.launched("gemm", at=12_000, start=22_000, end=23_000)
     trace = read_one(made, tmp_path)
     assert (trace.meta.rank, trace.meta.world_size, trace.meta.backend) == (1, 4, "nccl")
-    said = trace.collectives
+    collectives = trace.collectives
     found = [
         (
             trace.name(row),
-            trace.text(said.op[at]),
-            trace.text(said.group[at]),
-            *(int(column[at]) for column in (said.size, said.in_elements, said.out_elements)),
+            trace.text(collectives.op[at]),
+            trace.text(collectives.group[at]),
+            *(int(column[at]) for column in (collectives.size, collectives.in_elements, collectives.out_elements)),
         )
-        for at, row in enumerate(said.row.tolist())
+        for at, row in enumerate(collectives.row.tolist())
     ]
     assert found == [
         ("ncclAllReduce", "allreduce", str(big), 4, 4096, 4096),
@@ -204,8 +204,8 @@ def test_what_is_sent_is_a_part_or_the_whole(tmp_path: Path) -> None:
         made.nccl(f"nccl{call}", 100 + place * 10, 101 + place * 10, communicator=9, size=10)
     made.nccl("ncclAllGather", 200, 201, communicator=8, size=10)
     made.kernel("k", 0, 1)
-    said = read_one(made, tmp_path).collectives
-    assert list(zip(said.in_elements.tolist(), said.out_elements.tolist(), strict=True)) == [
+    collectives = read_one(made, tmp_path).collectives
+    assert list(zip(collectives.in_elements.tolist(), collectives.out_elements.tolist(), strict=True)) == [
         (10, 10), (10, 40), (40, 10), (40, 40), (10, 40), (10, 10), (10, -1),
     ]  # fmt: skip
 

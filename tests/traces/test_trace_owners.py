@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.traces.model.columns import Kind
-from stepscope.traces.model.window import Window, calls_of, parents_of, window_of
+from stepscope.traces.model.window import Window, calls_of, window_of
 
 PIECES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12), st.sampled_from([1, 2]), st.sampled_from("opra")), max_size=25
@@ -62,7 +62,7 @@ def test_only_the_rows_asked_for_are_in_the_tree() -> None:
     made.python("between", 1, 8)
     made.op("inner", 2, 3)
     trace = made.trace()
-    assert parents_of(trace, trace.rows_of((Kind.OP,))).tolist() == [-1, -1, 0]
+    assert calls_of(trace, trace.rows_of((Kind.OP,))).parents.tolist() == [-1, -1, 0]
     assert calls_of(trace, trace.rows_of((Kind.OP,))).depth.tolist() == [0, -1, 1]
     assert calls_of(trace, trace.rows_of((Kind.MEMSET,))).parents.tolist() == [-1, -1, -1]
 

@@ -79,10 +79,10 @@ def test_the_path_over_all_steps_is_the_pace() -> None:
     assert (whole.length_ns, whole.causes) == (80_000, {"compute": 80_000})
     assert found.path.length_ns == 20_000, "per step it is the profiler's step"
     assert [row["cause"] for row in found.tables["path_causes"].to_rows()] == ["compute"]
-    again = what_if(graph_of(window_of(trace)), parse_change("kernel:gemm=2x"))
-    assert (again.before_ns, again.after_ns) == ((40_000, 40_000), (20_000, 20_000))
-    again = what_if(graph_of(window_of(trace)), parse_change("kernel:gemm=100x"))
-    assert sum(again.after_ns) == 20_000, "the host's time is left"
+    replayed = what_if(graph_of(window_of(trace)), parse_change("kernel:gemm=2x"))
+    assert (replayed.before_ns, replayed.after_ns) == ((40_000, 40_000), (20_000, 20_000))
+    replayed = what_if(graph_of(window_of(trace)), parse_change("kernel:gemm=100x"))
+    assert sum(replayed.after_ns) == 20_000, "the host's time is left"
 
 
 def test_shares_add_up() -> None:
@@ -142,5 +142,5 @@ def test_fp32_computes(analyses: dict[str, RankAnalysis]) -> None:
     assert round(found.pace.step_ns / 1e6) == 108
     assert next(iter(found.path.whole.causes if found.path.whole else {})) == "compute"
     assert round(found.pace.device.eligible_fp32_ns / 3 / 1e6) == 96
-    again = what_if(graph_of(window_of(read_trace(path))), parse_change("kernel:*gemm*=2x"))
-    assert 0.4 < again.gain_share < 0.5
+    replayed = what_if(graph_of(window_of(read_trace(path))), parse_change("kernel:*gemm*=2x"))
+    assert 0.4 < replayed.gain_share < 0.5

@@ -385,15 +385,15 @@ def test_whatever_the_trace_a_replay_without_change_is_the_trace(made: MadeTrace
     graph, last = graph_of(window), len(window.steps) - 1
     for first in range(len(window.steps)):
         plan = Plan(graph, first, last)
-        again = replay(plan, as_it_was(graph))
+        replayed = replay(plan, as_it_was(graph))
         if plan.pace_ns is not None:
             # Work that ran before it was launched, or ended with no length as it was, comes later in any replay; and
             # of a call that goes on when its step is over, as none can, the replay sees only what is inside.
             whole = (plan.starts >= plan.launched) & (plan.ends > plan.starts)
             possible = (whole & (plan.launched <= window.steps[last].end_ns))[plan.own].all()
-            assert not possible or sum(again.steps_ns) == plan.pace_ns[1] - plan.pace_ns[0]
+            assert not possible or sum(replayed.steps_ns) == plan.pace_ns[1] - plan.pace_ns[0]
         else:
-            assert again.steps_ns == tuple(step.end_ns - step.start_ns for step in window.steps[first:])
+            assert replayed.steps_ns == tuple(step.end_ns - step.start_ns for step in window.steps[first:])
     if window.steps:
         assert all(ns >= 0 for ns in what_if(graph, parse_change(text)).after_ns)
 

@@ -66,11 +66,11 @@ def check(traces: dict[int, Trace], clocks: Clocks, out: Path) -> list[dict[str,
     written = write_perfetto(iter(traces.items()), clocks, out)
     events = document(out)
     assert len(events) == written
-    again = read_kineto(blocks_of(out), str(out))
+    second = read_kineto(blocks_of(out), str(out))
     expected: Counter[Any] = Counter()
     for rank, trace in traces.items():
         expected += rows(trace, trace.meta.origin_ns - clocks.shifts[rank] - clocks.zero_ns)
-    assert rows(again, again.meta.origin_ns) == expected
+    assert rows(second, second.meta.origin_ns) == expected
     tracks = defaultdict(list)
     for event in events:
         if event["ph"] == "X":

@@ -19,10 +19,10 @@ def small(rank: int = 0) -> MadeTrace:
 
 
 def test_a_folder_of_the_tensorboard_handler(tmp_path: Path) -> None:
-    one = small(0).write(tmp_path / "node1_4000.1694128201545.pt.trace.json")
-    two = small(1).write(tmp_path / "node2_4001.1694128201546.pt.trace.json.gz")
-    assert find_traces([tmp_path]) == ([one, two], [])
-    assert [read_trace(path).meta.rank for path in (one, two)] == [0, 1]
+    first = small(0).write(tmp_path / "node1_4000.1694128201545.pt.trace.json")
+    second = small(1).write(tmp_path / "node2_4001.1694128201546.pt.trace.json.gz")
+    assert find_traces([tmp_path]) == ([first, second], [])
+    assert [read_trace(path).meta.rank for path in (first, second)] == [0, 1]
 
 
 def test_folders_are_searched_and_foreign_files_passed_over(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ def check(window: Window) -> Graph:
     steps = window.steps
     for first in range(len(steps)):
         plan = Plan(graph, first, len(steps) - 1)
-        again = replay(plan, as_it_was(graph))
+        replayed = replay(plan, as_it_was(graph))
         if plan.pace_ns is not None:
-            assert sum(again.steps_ns) == plan.pace_ns[1] - plan.pace_ns[0] >= sum(again.limits_ns.values())
+            assert sum(replayed.steps_ns) == plan.pace_ns[1] - plan.pace_ns[0] >= sum(replayed.limits_ns.values())
             continue
-        assert again.steps_ns == tuple(step.end_ns - step.start_ns for step in steps[first:])
-        assert sum(again.limits_ns.values()) <= again.steps_ns[-1]
+        assert replayed.steps_ns == tuple(step.end_ns - step.start_ns for step in steps[first:])
+        assert sum(replayed.limits_ns.values()) <= replayed.steps_ns[-1]
     return graph
 
 

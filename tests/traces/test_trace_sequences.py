@@ -41,12 +41,12 @@ def expected(streams: list[str]) -> dict[str, tuple[int, int]]:
         longer = [other for other in places if len(other) == len(word) + 1 and word in (other[1:], other[:-1])]
         if any(len(places[other]) == len(where) for other in longer):
             continue
-        kept: list[tuple[int, int]] = []
+        apart: list[tuple[int, int]] = []
         for stream, at in where:
-            if not kept or kept[-1][0] != stream or at >= kept[-1][1] + len(word):
-                kept.append((stream, at))
-        if len(kept) > 1:
-            out[word] = (len(kept), len(kept) * sum((ord(letter) - ord("a") + 1) * 1000 for letter in word))
+            if not apart or apart[-1][0] != stream or at >= apart[-1][1] + len(word):
+                apart.append((stream, at))
+        if len(apart) > 1:
+            out[word] = (len(apart), len(apart) * sum((ord(letter) - ord("a") + 1) * 1000 for letter in word))
     return out
 
 

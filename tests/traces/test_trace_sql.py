@@ -60,22 +60,22 @@ def test_slices(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_other_tables(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = traces / "w1.json.gz"
-    assert ask(one, "select rank, name, dims, sequence, step from ops", capsys) == [
+    path = traces / "w1.json.gz"
+    assert ask(path, "select rank, name, dims, sequence, step from ops", capsys) == [
         {"rank": 1, "name": "aten::mm", "dims": "[[2, 3]]", "sequence": 7, "step": 5}
     ]
-    assert ask(one, "select name, dur_ns, occupancy, graph from kernels order by row", capsys) == [
+    assert ask(path, "select name, dur_ns, occupancy, graph from kernels order by row", capsys) == [
         {"name": "gemm", "dur_ns": 31_000, "occupancy": 40.0, "graph": -1},
         {"name": "it's", "dur_ns": 5_000, "occupancy": pytest.approx(float("nan"), nan_ok=True), "graph": -1},
     ]
-    assert ask(one, "select name, bytes from copies", capsys) == [
+    assert ask(path, "select name, bytes from copies", capsys) == [
         {"name": "Memcpy HtoD (Pageable -> Device)", "bytes": 64}
     ]
-    assert ask(one, "select time_ns, bytes, allocated, thread from memory", capsys) == [
+    assert ask(path, "select time_ns, bytes, allocated, thread from memory", capsys) == [
         {"time_ns": 5000, "bytes": 1024, "allocated": 2048, "thread": "4000/4000"}
     ]
     for table in ("collectives", "syncs", "pythons"):
-        assert ask(one, f"select * from {table}", capsys) == []
+        assert ask(path, f"select * from {table}", capsys) == []
     found = ask(traces, "select rank, format, device, events from ranks order by rank", capsys)
     assert found == [{"rank": rank, "format": "kineto", "device": "H100", "events": 9} for rank in (0, 1)]
 
@@ -118,11 +118,11 @@ def test_with_and_without_a_cache(
             patch.setenv("STEPSCOPE_CACHE", str(tmp_path / folder))
             for _ in range(2):
                 assert ask(traces, sql, capsys) == expected
-        kept = sorted((tmp_path / "cache" / "traces").glob("*/0-placed.parquet"))
-        assert len(kept) == 2
+        stored = sorted((tmp_path / "cache" / "traces").glob("*/0-placed.parquet"))
+        assert len(stored) == 2
         # A damaged file of the cache is one clear line; a missing one is made again.
         patch.setenv("STEPSCOPE_CACHE", str(tmp_path / "cache"))
-        kept[0].unlink()
+        stored[0].unlink()
         assert ask(traces, sql, capsys) == expected
 
 

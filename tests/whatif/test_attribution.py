@@ -101,8 +101,8 @@ def test_the_worst_workers_are_three_in_a_hundred(files: Any, two_lanes: Rows) -
 
 
 def test_progress_is_told_to_its_end(files: Any, two_lanes: Rows) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     trace = read_trace(files.write(two_lanes, dp_size=2, pp_size=1).trace, read_meta(files.meta))
-    analyze(trace, progress=lambda done, total: told.append((done, total)))
-    assert [done for done, _ in told] == list(range(1, len(told) + 1))
-    assert {total for _, total in told} == {len(told)}
+    analyze(trace, progress=lambda done, total: reports.append((done, total)))
+    assert [done for done, _ in reports] == list(range(1, len(reports) + 1))
+    assert {total for _, total in reports} == {len(reports)}

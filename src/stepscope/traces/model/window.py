@@ -38,7 +38,6 @@ __all__ = [
     "medians",
     "nest_of",
     "padded",
-    "parents_of",
     "sums",
     "window_of",
 ]
@@ -131,11 +130,6 @@ def innermost_at(trace: Trace, tree: CallTree, rows: Rows, threads: NDArray[np.i
         ended = ended[(found[ended] >= 0)]
         ended = ended[slices.end_ns[found[ended]] <= times[ended]]
     return found.astype(np.int32)
-
-
-def parents_of(trace: Trace, rows: Rows) -> Rows:
-    """Return for ``rows`` (ascending) the innermost of them around each on the same thread, else −1; [slices]."""
-    return calls_of(trace, rows).parents
 
 
 def _laminar(start_ns: Ints, end_ns: Ints) -> tuple[Rows, NDArray[np.int32], list[tuple[int, int]]]:

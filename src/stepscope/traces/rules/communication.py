@@ -18,7 +18,7 @@ from stepscope.records.text import ms_text, share_text
 from stepscope.traces.across_ranks.arrivals import transfers_of
 from stepscope.traces.collective_calls import OPS, GroupKind
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import JobView, claim_of, halved
+from stepscope.traces.rules.view import JobView, claim_of, halved, in_ms
 
 __all__ = ["find_communication", "find_slow_rank"]
 
@@ -48,7 +48,7 @@ def find_communication(view: JobView) -> list[Claim]:
 
 def _low_overlap(view: JobView, hidden: Floats, hideable_ns: Ints, where: Bools) -> Claim:
     exposed_ns = view.exposed.transfer_ns
-    each_ns = view.typical(view.per_step(exposed_ns), where)
+    each_ns = view.each_ns(exposed_ns, where)
     kind = _kind(view)
     return claim_of(
         view,
@@ -67,7 +67,7 @@ def _low_overlap(view: JobView, hidden: Floats, hideable_ns: Ints, where: Bools)
 
 def _exposed(view: JobView, hidden: Floats, where: Bools) -> Claim:
     exposed_ns = view.exposed.transfer_ns
-    each_ns = view.typical(view.per_step(exposed_ns), where)
+    each_ns = view.each_ns(exposed_ns, where)
     kind = _kind(view)
     less = {
         "tensor": "Send less: fewer tensor-parallel ranks, sequence parallelism, larger batches per collective.",
@@ -105,7 +105,7 @@ def _all_ranks(view: JobView) -> tuple[str, ...]:
 
 def _beside(view: JobView, where: Bools) -> str:
     """Mention that the figure excludes waiting, if there is much of it."""
-    waited_ns = view.typical(view.per_step(view.exposed.wait_ns), where)
+    waited_ns = view.each_ns(view.exposed.wait_ns, where)
     if waited_ns < thresholds.EXPOSED_SHARE * view.step_time_ns:
         return ""
     return f", besides {ms_text(waited_ns / 1e6)} of waiting for each other"
@@ -184,7 +184,7 @@ def _trains_data_parallel(view: JobView) -> bool:
 
 def _evidence(view: JobView, hidden: Floats, where: Bools) -> dict[str, Any]:
     def ms(values: Ints) -> float:
-        return round(view.typical(view.per_step(values), where) / 1e6, 3)
+        return in_ms(view.each_ns(values, where))
 
     return {
         "exposed_ms_per_step": ms(view.exposed.transfer_ns),
@@ -227,9 +227,9 @@ def _slow(view: JobView, measure: str, values: Floats, middle: float, excess: Fl
         saved_ns=(excess * view.steps).astype(np.int64),
         evidence={
             "measure": measure,
-            "rank_ms": round(float(values[worst]) / 1e6, 3),
-            "median_ms": round(middle / 1e6, 3),
-            "by_rank_ms": {str(rank): round(value / 1e6, 3) for rank, value in by_rank},
+            "rank_ms": in_ms(float(values[worst])),
+            "median_ms": in_ms(middle),
+            "by_rank_ms": {str(rank): in_ms(value) for rank, value in by_rank},
         },
         advice=(
             f"Check that {who} has the same work: batch shape, sequence length, experts, pipeline stage.",

@@ -13,7 +13,7 @@ from stepscope.records.finding import Finding
 from stepscope.records.text import bytes_text, count_text, ms_text, share_text
 from stepscope.traces.model.kernel_names import fitted, short_name
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved
+from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved, in_ms
 
 if TYPE_CHECKING:
     from stepscope.traces.rank_analysis import RankAnalysis
@@ -44,8 +44,8 @@ def find_gaps(view: JobView) -> list[Claim]:
     where &= view.per_step(gaps_ns) >= thresholds.FLOOR_NS
     if not where.any():
         return []
-    short, long = (view.typical(view.per_step(each), where) for each in (view.idle.kernel_ns, view.idle.other_ns))
-    each_ns = view.typical(view.per_step(gaps_ns), where)
+    short, long = (view.each_ns(each, where) for each in (view.idle.kernel_ns, view.idle.other_ns))
+    each_ns = view.each_ns(gaps_ns, where)
     mostly = "long gaps, in which they wait for another stream or process" if long > short else "short gaps"
     return [
         claim_of(
@@ -57,8 +57,8 @@ def find_gaps(view: JobView) -> list[Claim]:
             saved_ns=halved(gaps_ns),
             most_ns=gaps_ns,
             evidence={
-                "short_gaps_ms_per_step": round(short / 1e6, 3),
-                "long_gaps_ms_per_step": round(long / 1e6, 3),
+                "short_gaps_ms_per_step": in_ms(short),
+                "long_gaps_ms_per_step": in_ms(long),
             },
             advice=(
                 "Look for waits between streams (wait_stream, wait_event) and for other processes on the device.",
@@ -78,7 +78,7 @@ def find_tiny_kernels(view: JobView) -> list[Claim]:
     where &= (view.per_step(short) >= thresholds.TINY_PER_STEP) & (view.share(taken_ns) >= thresholds.TINY_TIME_SHARE)
     if not where.any():
         return []
-    each = round(view.typical(view.per_step(short), where))
+    each = round(view.each_ns(short, where))
     of_all = view.typical(short / np.maximum(count, 1), where)
     return [
         claim_of(
@@ -86,16 +86,14 @@ def find_tiny_kernels(view: JobView) -> list[Claim]:
             "tiny_kernels",
             f"{count_text(each, 'kernel')} {view.in_what}{view.of_whom(where)}, "
             f"{share_text(of_all)} of all kernels, are shorter than 10 µs; with the gaps between them they take "
-            f"{view.each_step(view.typical(view.per_step(taken_ns), where))}.",
+            f"{view.each_step(view.each_ns(taken_ns, where))}.",
             where=where,
             saved_ns=view.idle.kernel_ns,
             evidence={
                 "short_kernels_per_step": each,
                 "short_kernel_share": round(of_all, 4),
-                "short_kernel_ms_per_step": round(
-                    view.typical(view.per_step(taken_ns - view.idle.kernel_ns), where) / 1e6, 3
-                ),
-                "gaps_ms_per_step": round(view.typical(view.per_step(view.idle.kernel_ns), where) / 1e6, 3),
+                "short_kernel_ms_per_step": in_ms(view.each_ns(taken_ns - view.idle.kernel_ns, where)),
+                "gaps_ms_per_step": in_ms(view.each_ns(view.idle.kernel_ns, where)),
             },
             advice=(
                 "fused=True or foreach=True fuses the kernels of the optimizer."
@@ -117,8 +115,8 @@ def find_pageable_copies(view: JobView) -> list[Claim]:
     where &= view.per_step(size) >= thresholds.PAGEABLE_BYTES
     if not where.any():
         return []
-    each_ns, each_bytes = view.typical(view.per_step(copy_ns), where), view.typical(view.per_step(size), where)
-    count = view.typical(view.per_step(view.each(lambda analysis: analysis.pace.device.pageable_copy_count)), where)
+    each_ns, each_bytes = view.each_ns(copy_ns, where), view.each_ns(size, where)
+    count = view.each_ns(view.each(lambda analysis: analysis.pace.device.pageable_copy_count), where)
     rate = each_bytes / each_ns * 1e9 if each_ns else 0.0
     return [
         claim_of(
@@ -126,13 +124,13 @@ def find_pageable_copies(view: JobView) -> list[Claim]:
             "pageable_copies",
             f"Copies from pageable memory take {ms_text(each_ns / 1e6)} {view.in_what}{view.of_whom(where)} "
             f"({bytes_text(each_bytes)} at {bytes_text(rate)}/s); the device does nothing else for "
-            f"{view.each_step(view.typical(view.per_step(saved_ns), where))}.",
+            f"{view.each_step(view.each_ns(saved_ns, where))}.",
             where=where,
             saved_ns=saved_ns,
             phase="h2d",
             evidence={
-                "copy_ms_per_step": round(each_ns / 1e6, 3),
-                "exposed_ms_per_step": round(view.typical(view.per_step(saved_ns), where) / 1e6, 3),
+                "copy_ms_per_step": in_ms(each_ns),
+                "exposed_ms_per_step": in_ms(view.each_ns(saved_ns, where)),
                 "bytes_per_step": round(each_bytes),
                 "bytes_per_second": round(rate),
                 "copies_per_step": round(count, 1),
@@ -154,7 +152,7 @@ def find_exposed_copies(view: JobView) -> list[Claim]:
     where = (view.share(exposed_ns) > thresholds.COPIES_SHARE) & (view.per_step(exposed_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
-    each_ns, share = view.typical(view.per_step(exposed_ns), where), view.typical(view.share(exposed_ns), where)
+    each_ns, share = view.each_ns(exposed_ns, where), view.typical(view.share(exposed_ns), where)
     return [
         claim_of(
             view,
@@ -163,7 +161,7 @@ def find_exposed_copies(view: JobView) -> list[Claim]:
             where=where,
             saved_ns=exposed_ns,
             phase="h2d",
-            evidence={"exposed_ms_per_step": round(each_ns / 1e6, 3), "exposed_share": round(share, 4)},
+            evidence={"exposed_ms_per_step": in_ms(each_ns), "exposed_share": round(share, 4)},
             advice=(
                 "Copy the next batch on a side stream (torch.cuda.stream) while this one is computed, and wait_stream.",
                 "Pinned memory and non_blocking=True alone leave copies and kernels on one stream, one after another.",
@@ -188,7 +186,7 @@ def find_float32(view: JobView) -> list[Claim]:
     where &= view.per_step(eligible_ns) >= thresholds.FLOOR_NS
     if not where.any():
         return []
-    each_ns, share = view.typical(view.per_step(eligible_ns), where), view.typical(view.share(eligible_ns), where)
+    each_ns, share = view.each_ns(eligible_ns, where), view.typical(view.share(eligible_ns), where)
     tf32 = bool((capability[where] >= thresholds.TF32_FROM).all())
     device = view.analyses[int(where.argmax())].pace.device
     autocast = f"torch.autocast(dtype=torch.{'bfloat16' if tf32 else 'float16'})"
@@ -203,7 +201,7 @@ def find_float32(view: JobView) -> list[Claim]:
             saved_ns=halved(eligible_ns),
             most_ns=eligible_ns,
             evidence={
-                "eligible_ms_per_step": round(each_ns / 1e6, 3),
+                "eligible_ms_per_step": in_ms(each_ns),
                 "eligible_share": round(share, 4),
                 "tensor_core_share": None if device.tensor_core_share is None else round(device.tensor_core_share, 4),
                 "device": device.device_name,
@@ -236,7 +234,7 @@ def find_low_occupancy(view: JobView) -> list[Claim]:
     row = int(np.where(where, view.share(low_ns), -1.0).argmax())
     kernels = [each for each in view.analyses[row].pace.device.low_occupancy if _is_low(each[1])]
     name, occupancy, _ = max(kernels, key=lambda each: each[2])
-    each_ns = view.typical(view.per_step(low_ns), where)
+    each_ns = view.each_ns(low_ns, where)
     return [
         claim_of(
             view,
@@ -248,9 +246,9 @@ def find_low_occupancy(view: JobView) -> list[Claim]:
             saved_ns=halved(low_ns),
             most_ns=low_ns,
             evidence={
-                "attention_ms_per_step": round(each_ns / 1e6, 3),
+                "attention_ms_per_step": in_ms(each_ns),
                 "kernels": [
-                    {"name": name, "occupancy_share": round(share, 4), "total_ms": round(ns / 1e6, 3)}
+                    {"name": name, "occupancy_share": round(share, 4), "total_ms": in_ms(ns)}
                     for name, share, ns in kernels[:KERNELS_SHOWN]
                 ],
             },
@@ -288,8 +286,7 @@ def find_underused(view: JobView, claims: Sequence[Claim]) -> list[Claim]:
         claim_of(
             view,
             "gpu_underused",
-            f"The device has nothing to do{view.of_whom(where)} for "
-            f"{view.each_step(view.typical(view.per_step(idle_ns), where))}.",
+            f"The device has nothing to do{view.of_whom(where)} for {view.each_step(view.each_ns(idle_ns, where))}.",
             where=where,
             saved_ns=halved(idle_ns),
             most_ns=idle_ns,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stepscope.judge.chain import Claim
 from stepscope.records.text import count_text, ms_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import JobView, claim_of, halved, holes_of
+from stepscope.traces.rules.view import JobView, claim_of, halved, holes_of, in_ms
 
 if TYPE_CHECKING:
     from stepscope.traces.host.stalls import SyncPlace
@@ -59,7 +59,7 @@ def find_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
     places = view.analyses[row].host.syncs
     first = max(places, key=lambda place: place.wait_ns)
     count = sum(place.count for place in places) / int(view.steps[row])
-    saved_each_ns = view.typical(view.per_step(saved_ns), where)
+    saved_each_ns = view.each_ns(saved_ns, where)
     return [
         claim_of(
             view,
@@ -71,8 +71,8 @@ def find_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
             explained_ns=saved_ns,
             evidence={
                 "waits_per_step": round(count, 1),
-                "wait_ms_per_step": round(view.typical(view.per_step(wait_ns), where) / 1e6, 3),
-                "device_idle_ms_per_step": round(saved_each_ns / 1e6, 3),
+                "wait_ms_per_step": in_ms(view.each_ns(wait_ns, where)),
+                "device_idle_ms_per_step": in_ms(saved_each_ns),
                 "places": [_place(place) for place in places[:PLACES_SHOWN]],
             },
             advice=_for_sync(first),
@@ -87,7 +87,7 @@ def find_idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
     where = (view.share(saved_ns) > thresholds.SYNC_SHARE) & (view.per_step(saved_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
-    each_ns = view.typical(view.per_step(saved_ns), where)
+    each_ns = view.each_ns(saved_ns, where)
     return [
         claim_of(
             view,
@@ -97,7 +97,7 @@ def find_idle_in_syncs(view: JobView, idle_ns: Ints) -> list[Claim]:
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
-            evidence={"sync_idle_ms_per_step": round(each_ns / 1e6, 3)},
+            evidence={"sync_idle_ms_per_step": in_ms(each_ns)},
             advice=(
                 "Wait on the stream (Stream.wait_event, record_stream) and not on the host (synchronize()).",
                 UNKNOWN_PLACE,
@@ -123,8 +123,8 @@ def find_launches(view: JobView, idle_ns: Ints) -> list[Claim]:
     where &= holes_ns - (view.idle.host_ns - idle_ns) < thresholds.EXPLAINS_SHARE * idle_ns
     if not where.any():
         return []
-    count = round(view.typical(view.per_step(kernels), where))
-    mean, each_ns = view.typical(mean_ns, where), view.typical(view.per_step(idle_ns), where)
+    count = round(view.each_ns(kernels, where))
+    mean, each_ns = view.typical(mean_ns, where), view.each_ns(idle_ns, where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
     device, host = view.analyses[row].pace.device, view.analyses[row].host
     return [
@@ -139,7 +139,7 @@ def find_launches(view: JobView, idle_ns: Ints) -> list[Claim]:
             most_ns=idle_ns,
             explained_ns=idle_ns,
             evidence={
-                "idle_ms_per_step": round(each_ns / 1e6, 3),
+                "idle_ms_per_step": in_ms(each_ns),
                 "kernels_per_step": count,
                 "kernel_us": round(mean / 1e3, 3),
                 "short_kernel_share": round(device.short_kernel_count / max(device.kernel_count, 1), 4),
@@ -175,7 +175,7 @@ def find_idle(view: JobView, idle_ns: Ints) -> list[Claim]:
     where = (view.share(idle_ns) >= thresholds.HOST_IDLE_SHARE) & (view.per_step(idle_ns) >= thresholds.FLOOR_NS)
     if not where.any():
         return []
-    each_ns, share = view.typical(view.per_step(idle_ns), where), view.typical(view.share(idle_ns), where)
+    each_ns, share = view.each_ns(idle_ns, where), view.typical(view.share(idle_ns), where)
     row = int(np.where(where, view.share(idle_ns), -1.0).argmax())
     late, holes = view.analyses[row].pace.device.idle_before, holes_of(view.analyses[row])
     enough_ns = thresholds.EXPLAINS_SHARE * int(idle_ns[row])
@@ -194,10 +194,10 @@ def find_idle(view: JobView, idle_ns: Ints) -> list[Claim]:
             most_ns=idle_ns,
             explained_ns=idle_ns,
             evidence={
-                "idle_ms_per_step": round(each_ns / 1e6, 3),
+                "idle_ms_per_step": in_ms(each_ns),
                 "idle_share": round(share, 4),
-                "before": [{"operator": name, "wait_ms": round(each / 1e6, 3)} for name, each in late[:PLACES_SHOWN]],
-                "holes": [{"place": name, "hole_ms": round(each / 1e6, 3)} for name, each in holes[:PLACES_SHOWN]],
+                "before": [{"operator": name, "wait_ms": in_ms(each)} for name, each in late[:PLACES_SHOWN]],
+                "holes": [{"place": name, "hole_ms": in_ms(each)} for name, each in holes[:PLACES_SHOWN]],
             },
             advice=(
                 "The operator and module tables show what the host does: Python loops, preprocessing, logging.",
@@ -221,7 +221,7 @@ def _place(place: SyncPlace) -> dict[str, Any]:
         "call": place.call,
         "source": place.source,
         "count": place.count,
-        "wait_ms": round(place.wait_ns / 1e6, 3),
+        "wait_ms": in_ms(place.wait_ns),
     }
 
 
@@ -264,9 +264,9 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
     where &= view.per_step(loading_ns) >= thresholds.LOADER_FLOOR_NS
     if not where.any():
         return []
-    each_ns = view.typical(view.per_step(loading_ns), where)
+    each_ns = view.each_ns(loading_ns, where)
     share = view.typical(view.share(loading_ns), where)
-    lost_ns = view.typical(view.per_step(saved_ns), where)
+    lost_ns = view.each_ns(saved_ns, where)
     on_device = bool(view.on_device[where].any())
     hidden = f", {ms_text(lost_ns / 1e6)} of it with the device idle"
     row = int(np.where(where, view.share(saved_ns), -1.0).argmax())
@@ -283,8 +283,8 @@ def find_loading(view: JobView, idle_ns: Ints) -> list[Claim]:
             phase="input",
             evidence={
                 "loading_share": round(share, 4),
-                "loading_ms_per_step": round(each_ns / 1e6, 3),
-                "device_waits_ms_per_step": round(lost_ns / 1e6, 3),
+                "loading_ms_per_step": in_ms(each_ns),
+                "device_waits_ms_per_step": in_ms(lost_ns),
                 "worker_processes": view.analyses[row].host.loading_workers,
             },
             at_most="critical" if enough else "info",
@@ -307,7 +307,7 @@ def find_garbage(view: JobView, idle_ns: Ints) -> list[Claim]:
     if not where.any():
         return []
     lengths = [pause.dur_ns for analysis in view.analyses for pause in analysis.host.pauses if pause.kind == "gc"]
-    count, each_ns = len(lengths), view.typical(view.per_step(paused_ns), where)
+    count, each_ns = len(lengths), view.each_ns(paused_ns, where)
     return [
         claim_of(
             view,
@@ -319,8 +319,8 @@ def find_garbage(view: JobView, idle_ns: Ints) -> list[Claim]:
             explained_ns=saved_ns,
             evidence={
                 "collections": count,
-                "longest_ms": round(max(lengths) / 1e6, 3),
-                "paused_ms_per_step": round(each_ns / 1e6, 3),
+                "longest_ms": in_ms(max(lengths)),
+                "paused_ms_per_step": in_ms(each_ns),
             },
             advice=(
                 "Call gc.freeze() after setup; or gc.disable(), and gc.collect() at the same step on all ranks.",
@@ -349,11 +349,11 @@ def _recompiles(view: JobView, idle_ns: Ints) -> list[Claim]:
             view,
             "recompiles",
             f"torch.compile still compiles in the traced steps{view.of_whom(where)}: {when}"
-            f"{view.each_step(view.typical(view.per_step(compiling_ns), where))}.",
+            f"{view.each_step(view.each_ns(compiling_ns, where))}.",
             where=where,
             saved_ns=saved_ns,
             explained_ns=saved_ns,
-            evidence={"recompiles": recompiles, "compile_ms": round(total_ns / 1e6, 3)},
+            evidence={"recompiles": recompiles, "compile_ms": in_ms(total_ns)},
             advice=(
                 "TORCH_LOGS=recompiles shows which guard failed; use mark_dynamic() where sizes vary.",
                 "If these are the first steps of the job, it is the warm-up: trace later ones.",
@@ -417,7 +417,7 @@ def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
         return []
     row = int(np.where(where, view.share(saved_ns), -1.0).argmax())
     stops = view.analyses[row].host.stops
-    each_ns, share = view.typical(view.per_step(saved_ns), where), view.typical(view.share(saved_ns), where)
+    each_ns, share = view.each_ns(saved_ns, where), view.typical(view.share(saved_ns), where)
     named = stops[0].named
     enough = stops[0].total_ns >= thresholds.EXPLAINS_SHARE * int(stopped_ns[row])
     mostly = f", mostly in {named}" if named and enough else ""
@@ -431,10 +431,10 @@ def find_python(view: JobView, idle_ns: Ints) -> list[Claim]:
             saved_ns=saved_ns,
             explained_ns=saved_ns,
             evidence={
-                "python_ms_per_step": round(each_ns / 1e6, 3),
+                "python_ms_per_step": in_ms(each_ns),
                 "python_share": round(share, 4),
                 "stops": [
-                    {"place": stop.named, "count": stop.count, "stop_ms": round(stop.total_ns / 1e6, 3)}
+                    {"place": stop.named, "count": stop.count, "stop_ms": in_ms(stop.total_ns)}
                     for stop in stops[:PLACES_SHOWN]
                 ],
             },

@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.records.finding import Finding
 from stepscope.records.text import count_text
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import JobView, cost_of
+from stepscope.traces.rules.view import JobView, cost_of, in_ms
 
 __all__ = ["find_practices", "find_start_up", "find_truncated"]
 
@@ -84,7 +84,7 @@ def find_start_up(view: JobView) -> list[Finding]:
                 f"Most of this is start-up: a single {name} call takes {view.each_step(call_ns)}, which has no "
                 "profiler steps."
             ),
-            evidence={"call": name, "call_ms": round(call_ns / 1e6, 3), "call_share": round(float(shares[row]), 4)},
+            evidence={"call": name, "call_ms": in_ms(call_ns), "call_share": round(float(shares[row]), 4)},
             advice=("Trace later steps: use schedule(wait=…, warmup=…, active=…) and call step() after each.",),
             confidence=view.confidence(),
         )

@@ -35,7 +35,7 @@ from stepscope.traces.across_ranks.arrivals import Arrivals
 from stepscope.traces.across_ranks.replay import like_peers
 from stepscope.traces.path.whatif import parse_change
 from stepscope.traces.rules import thresholds
-from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved, holes_of, severity_of
+from stepscope.traces.rules.view import JobView, claim_of, cost_of, halved, holes_of, in_ms, severity_of
 
 if TYPE_CHECKING:
     from stepscope.traces.rank_analysis import RankAnalysis
@@ -333,16 +333,16 @@ def _claim(view: JobView, late: _Late, rows: list[int]) -> Claim:
             "collectives": int(late.judged.sum()),
             "last_counts": counts_by_rank(arrivals),
             "mostly_waiting": arrivals.mostly_waiting,
-            "waited_ms_per_step": round(each_ns / 1e6, 3),
+            "waited_ms_per_step": in_ms(each_ns),
             "waited_share": round(share, 4),
-            "gain_ms_per_step": round(gain_ns / steps / 1e6, 3),
-            "longest_waits_ms": round(sum(collectives.cost_by_rank_ns[rank] for rank in late.ranks) / 1e6, 3),
-            "alone_ms": round(arrivals.alone_ns(late.members) / 1e6, 3),
-            "transfer_ms": round(collectives.transfer_ns / 1e6, 3),
+            "gain_ms_per_step": in_ms(gain_ns / steps),
+            "longest_waits_ms": in_ms(sum(collectives.cost_by_rank_ns[rank] for rank in late.ranks)),
+            "alone_ms": in_ms(arrivals.alone_ns(late.members)),
+            "transfer_ms": in_ms(collectives.transfer_ns),
             "causes": {
                 str(rank): {
                     "cause": cause.kind or None,
-                    "excess_ms": round(cause.more_ns / 1e6, 3) if cause.kind else None,
+                    "excess_ms": in_ms(cause.more_ns) if cause.kind else None,
                     **cause.evidence,
                 }
                 for rank, cause in zip(late.ranks, causes, strict=True)
@@ -538,7 +538,7 @@ def find_jitter(view: JobView) -> list[Claim]:
 
 def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waited_ns: Ints) -> Claim:
     """Build the claim; ``waited_ns`` [R] is what the median member waits."""
-    each_ns = view.typical(view.per_step(waited_ns), where)
+    each_ns = view.each_ns(waited_ns, where)
     counts = np.bincount(arrivals.intervals.last, minlength=len(arrivals.members))
     most, of = int(counts.argmax()), len(arrivals)
     often = f"rank {arrivals.members[most]} most often, {int(counts[most]):,} of {of:,} times"
@@ -560,7 +560,7 @@ def _jitter(view: JobView, share: float, arrivals: Arrivals, where: Bools, waite
             "group_ranks": list(arrivals.members),
             "collectives": of,
             "last_counts": counts_by_rank(arrivals),
-            "waited_ms_per_step": round(each_ns / 1e6, 3),
+            "waited_ms_per_step": in_ms(each_ns),
             "waited_share": round(share, 4),
         },
         advice=(
@@ -578,7 +578,7 @@ def find_bubble(view: JobView) -> list[Claim]:
     stages_ns = view.exposed.stages_ns
     everywhere = np.ones(len(view.ranks), np.bool_)
     share = view.typical(view.share(stages_ns), everywhere)
-    each_ns = view.typical(view.per_step(stages_ns), everywhere)
+    each_ns = view.each_ns(stages_ns, everywhere)
     if share <= thresholds.EXPOSED_SHARE or each_ns < thresholds.FLOOR_NS:
         return []
     return [
@@ -592,7 +592,7 @@ def find_bubble(view: JobView) -> list[Claim]:
             saved_ns=np.zeros(len(view.ranks), np.int64),
             phase="comm",
             evidence={
-                "bubble_ms_per_step": round(each_ns / 1e6, 3),
+                "bubble_ms_per_step": in_ms(each_ns),
                 "bubble_share": round(share, 4),
             },
             advice=(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepscope.traces.job import JobAnalysis
     from stepscope.traces.rank_analysis import RankAnalysis
 
-__all__ = ["JobView", "claim_of", "cost_of", "halved", "holes_of", "severity_of", "view_of"]
+__all__ = ["JobView", "claim_of", "cost_of", "halved", "holes_of", "in_ms", "severity_of", "view_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -153,7 +153,7 @@ class JobView:
         """Return the share of the job's step, [R]."""
         return self.per_step(time_ns) / self.step_time_ns
 
-    def per_step(self, values: Ints) -> Floats:
+    def per_step(self, values: Ints | Floats) -> Floats:
         """Return the mean per step, [R]."""
         return np.asarray(values / self.steps, np.float64)
 
@@ -161,6 +161,10 @@ class JobView:
         """Return the (lower) median if ``where`` covers all ranks, otherwise the worst, as ``cost_of`` does."""
         chosen = np.sort(np.asarray(values)[where])
         return float(chosen[(len(chosen) - 1) // 2 if where.all() else -1])
+
+    def each_ns(self, total_ns: Ints | Floats, where: Bools) -> float:
+        """Return what a step has of it, on the rank that the title describes."""
+        return self.typical(self.per_step(total_ns), where)
 
     def compiled(self, where: Bools) -> bool:
         """Return whether compiled code runs on one of these ranks."""
@@ -239,7 +243,7 @@ def claim_of(
         cost=cost,
         evidence={
             **evidence,
-            "step_ms": round(view.step_time_ns / 1e6, 3),
+            "step_ms": in_ms(view.step_time_ns),
             "steps_used": int(view.steps.min()),
         },
         advice=advice,
@@ -260,6 +264,11 @@ def cost_of(view: JobView, saved_ns: Ints, where: Bools) -> dict[str, Any]:
     saved, share = view.typical(saved_ns, where), min(view.typical(view.share(saved_ns), where), 1.0)
     # A trace covers few steps: its seconds have more digits than those of a run.
     return cost_document(share=share, seconds=saved / 1e9, ranks=len(view.ranks), step_ns=view.step_time_ns, digits=6)
+
+
+def in_ms(time_ns: float) -> float:
+    """Return milliseconds as evidence has them."""
+    return round(time_ns / 1e6, 3)
 
 
 def halved(time_ns: Ints) -> Ints:
