@@ -30,8 +30,11 @@ else:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
 
 __all__ = [
+    "EVIL",
+    "EVIL_IMAGE",
     "LIVE_STEPS",
     "TOO_WIDE",
+    "UNNAMED_ROWS",
     "Browser",
     "BrowserContext",
     "LoopOfPlaywright",
@@ -47,6 +50,9 @@ __all__ = [
     "why_skipped",
 ]
 
+EVIL_IMAGE = "<img src=x onerror=alert(1)>"
+EVIL = f"</script>{EVIL_IMAGE}"
+"""In names of files, groups, kernels and variants: it must stay text."""
 WITHOUT = "browser tests: "
 """Prefix of the skip reason; ``tests/conftest.py`` repeats it at the end."""
 LOOK_MS = 50
@@ -190,6 +196,23 @@ TOO_WIDE = """
   .map((one) => `${one.tagName} ${one.className} ${one.getBoundingClientRect().right}`).slice(0, 8)
 """
 """To be evaluated: what does not fit the window."""
+UNNAMED_ROWS = """
+() => [...document.querySelectorAll("table")].filter((table) => table.getClientRects().length > 0).flatMap((table) => {
+  const box = table.closest(".scrolls") ?? table.parentElement;
+  const cell = table.querySelector("tbody th[scope=row], tbody tr > :first-child:not([colspan])");
+  if (cell === null) return [];
+  box.scrollLeft = box.scrollWidth;
+  const [name, room] = [cell.getBoundingClientRect(), box.getBoundingClientRect()];
+  const hidden = box.scrollWidth - box.clientWidth;
+  box.scrollLeft = 0;
+  const lost = name.left < room.left - 1 || name.right > room.right + 1 || name.right > innerWidth + 1;
+  const cut = cell.scrollWidth > cell.clientWidth + 1;
+  const crowds = hidden > 0 && name.width > 0.6 * room.width;
+  return lost || cut || crowds ? [`${box.getAttribute("aria-label")}: ${[lost, cut, crowds]} ${cell.innerText}`] : [];
+})
+"""
+"""To be evaluated: tables whose first column, which names the rows, is out of view when the others are scrolled to, is
+cut, or leaves no room for them."""
 COLORS = {"runOnly": ["color-contrast"]}
 """The only difference between the themes."""
 

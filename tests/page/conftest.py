@@ -15,6 +15,10 @@
     forward, samples, events, a stack), ``hang`` (4 ranks, rank 3 never called all_reduce), ``one`` (one rank, which
     noted its loss), ``empty`` (no step), ``gpu`` (device times, GPU samples, memory that creeps), and HOSTILE, in whose
     names and words there is markup everywhere.
+``files``, ``front_file``
+    pages of made traces and Flight Recorder dumps (``trace``, ``flight``), and of a sweep, as files.
+``layers_folder``, ``layers_served``
+    runs with samples of layers (``gpt``) and without (``plain``), and a hub of them.
 ``served``
     a hub of it, for tests that only ask: ``url``, ``token``.
 ``serve_folder(folder)``
@@ -39,11 +43,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes.browser import launched
 from fakes.cluster import Cluster, slow_at
+from fakes.dumps import Call, FlightJob, frames_at, stack_text
 from fakes.samples import with_samples
+from fakes.traces import MadeTrace
+from gpt_layers import write_layer_samples
+from made_sweeps import FSDP2, variant, write_sweep
 
+from stepscope.cli.main import run_command
+from stepscope.cli.output import write_page
+from stepscope.compare.sweep import sweep_page
 from stepscope.store.live.failures import write_hang
 from tests.hub.run_parts import DEMO, HOSTILE, WALL_NS, Feed, missing_rank, record
 from tests.page.browsing import (
+    EVIL,
+    EVIL_IMAGE,
     LIVE_STEPS,
     LoopOfPlaywright,
     Pages,
@@ -57,6 +70,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 HERE = Path(__file__).parent
+REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 SCREEN_MS = 30_000
 """Timeout for a busy machine; a page that is ready is not waited for."""
 
@@ -148,6 +162,62 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def served(runs_folder: Path) -> Iterator[ServedFolder]:
     hub = ServedFolder(runs_folder)
+    yield hub
+    hub.stop()
+
+
+def traced(rank: int, *, late: float = 0.0) -> MadeTrace:
+    """Steps of 20 ms; the rank comes ``late`` to the all-reduce; names that somebody made up."""
+    trace = MadeTrace(rank=rank, world_size=2)
+    for number in range(6):
+        at = number * 20_000.0
+        trace.step(number, at, 20_000)
+        trace.op("aten::mm", at + 10, 50)
+        trace.launched("ampere_sgemm_128x64_nn", at=at + 20, start=at + 100, dur=9_000)
+        trace.launched(EVIL, at=at + 30, start=at + 9_200, dur=300)
+        arrival = at + 10_000 + late
+        trace.op("record_param_comms", arrival - 50, 60)
+        trace.launched(REDUCE, at=arrival - 30, start=arrival, dur=at + 15_000 - arrival, stream=20)
+    return trace
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "traces").mkdir()
+    traced(0).write(folder / "traces" / f"{EVIL.replace('/', '|')}.json")
+    traced(1, late=4_000).write(folder / "traces" / "1.json")
+    job = FlightJob(4, backend="nccl")
+    job.add_group("9", EVIL, [0, 1, 2, 3])
+    call = Call(group="9", site=frames_at(3, file=f"/job/{EVIL}.py", function=EVIL))
+    job.run({rank: [call] * 3 for rank in range(4)}, until={1: 2})
+    job.write(folder / "dumps")
+    (folder / "dumps" / "stacks_1.txt").write_text(stack_text(("/job/data.py", 7, "load")))
+    made = {"trace": folder / "trace.html", "flight": folder / "flight.html"}
+    assert run_command(["trace", str(folder / "traces"), "--top", "4", "--html", str(made["trace"])]) == 0
+    assert run_command(["flight", str(folder / "dumps"), "--html", str(made["flight"])]) == 0
+    return made
+
+
+@pytest.fixture(scope="session")
+def front_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("front")
+    variants = [*FSDP2, variant(EVIL_IMAGE, [25.0, 25.1, 24.9], 900), variant("slow", [], None, failed="timed out")]
+    write_page(folder / "front.html", sweep_page(write_sweep(folder / "fsdp2", variants)))
+    return folder / "front.html"
+
+
+@pytest.fixture(scope="session")
+def layers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("layers") / "runs"
+    write_layer_samples(record(root, "gpt", Cluster(ranks=4, steps=1000, tail=0.0).run()), layers=4)
+    record(root, "plain", Cluster(ranks=2, steps=50).run())
+    return root
+
+
+@pytest.fixture(scope="session")
+def layers_served(layers_folder: Path) -> Iterator[ServedFolder]:
+    hub = ServedFolder(layers_folder)
     yield hub
     hub.stop()
 

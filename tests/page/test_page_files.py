@@ -8,48 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.dumps import Call, FlightJob, frames_at, stack_text
-from fakes.traces import MadeTrace
 from page_files import data_in
 
 from stepscope.cli.main import run_command
-from tests.page.browsing import TOO_WIDE, complaints, expect
-
-EVIL = "</script><img src=x onerror=alert(1)>"
-REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
-
-
-def traced(rank: int, *, late: float = 0.0) -> MadeTrace:
-    """Steps of 20 ms; the rank comes ``late`` to the all-reduce; names that somebody made up."""
-    trace = MadeTrace(rank=rank, world_size=2)
-    for number in range(6):
-        at = number * 20_000.0
-        trace.step(number, at, 20_000)
-        trace.op("aten::mm", at + 10, 50)
-        trace.launched("ampere_sgemm_128x64_nn", at=at + 20, start=at + 100, dur=9_000)
-        trace.launched(EVIL, at=at + 30, start=at + 9_200, dur=300)
-        arrival = at + 10_000 + late
-        trace.op("record_param_comms", arrival - 50, 60)
-        trace.launched(REDUCE, at=arrival - 30, start=arrival, dur=at + 15_000 - arrival, stream=20)
-    return trace
-
-
-@pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("files")
-    (folder / "traces").mkdir()
-    traced(0).write(folder / "traces" / f"{EVIL.replace('/', '|')}.json")
-    traced(1, late=4_000).write(folder / "traces" / "1.json")
-    job = FlightJob(4, backend="nccl")
-    job.add_group("9", EVIL, [0, 1, 2, 3])
-    call = Call(group="9", site=frames_at(3, file=f"/job/{EVIL}.py", function=EVIL))
-    job.run({rank: [call] * 3 for rank in range(4)}, until={1: 2})
-    job.write(folder / "dumps")
-    (folder / "dumps" / "stacks_1.txt").write_text(stack_text(("/job/data.py", 7, "load")))
-    made = {"trace": folder / "trace.html", "flight": folder / "flight.html"}
-    assert run_command(["trace", str(folder / "traces"), "--top", "4", "--html", str(made["trace"])]) == 0
-    assert run_command(["flight", str(folder / "dumps"), "--html", str(made["flight"])]) == 0
-    return made
+from tests.page.browsing import EVIL, TOO_WIDE, complaints, expect
 
 
 @pytest.fixture

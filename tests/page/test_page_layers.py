@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.cluster import Cluster
-from gpt_layers import write_layer_samples
 
 from stepscope.hub.app import make_copy
-from tests.hub.run_parts import record
-from tests.page.browsing import TOO_WIDE, ServedFolder, complaints, expect, settled
+from tests.page.browsing import TOO_WIDE, complaints, expect, settled
 
 NARROW = 400
-
-
-@pytest.fixture(scope="module")
-def layers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("layers") / "runs"
-    write_layer_samples(record(root, "gpt", Cluster(ranks=4, steps=1000, tail=0.0).run()), layers=4)
-    record(root, "plain", Cluster(ranks=2, steps=50).run())
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +18,6 @@ def layers_report(layers_folder: Path) -> Path:
     report = layers_folder.parent / "report.html"
     report.write_bytes(make_copy(layers_folder / "gpt", wall_ns=7))
     return report
-
-
-@pytest.fixture(scope="module")
-def layers_served(layers_folder: Path) -> Iterator[ServedFolder]:
-    hub = ServedFolder(layers_folder)
-    yield hub
-    hub.stop()
 
 
 def test_map_table_rank_and_sample(browser_page: Any, layers_served: Any, open_run: Any) -> None:

@@ -8,22 +8,10 @@ from typing import Any
 
 import pytest
 from fakes.cluster import Cluster
-from made_sweeps import FSDP2, variant, write_sweep
+from made_sweeps import write_sweep
 
-from stepscope.cli.output import write_page
-from stepscope.compare.sweep import sweep_page
 from tests.hub.run_parts import record
-from tests.page.browsing import TOO_WIDE, complaints, expect, settled
-
-EVIL = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def front_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("front")
-    variants = [*FSDP2, variant(EVIL, [25.0, 25.1, 24.9], 900), variant("slow", [], None, failed="timed out")]
-    write_page(folder / "front.html", sweep_page(write_sweep(folder / "fsdp2", variants)))
-    return folder / "front.html"
+from tests.page.browsing import EVIL_IMAGE, TOO_WIDE, complaints, expect, settled
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), pytest.param("dark", 400, marks=pytest.mark.soak)])
@@ -58,7 +46,7 @@ def test_variants_are_visited_with_keys(browser_page: Any, front_file: Path) -> 
     expect(said).to_have_text(words)
     expect(chart.locator(".tip-title")).to_have_text("small")
     page.keyboard.press("End")
-    expect(said).to_contain_text(EVIL)
+    expect(said).to_contain_text(EVIL_IMAGE)
     page.keyboard.press("ArrowLeft")
     expect(said).to_contain_text("front ≈ near it")
     page.keyboard.press("Enter")  # a file has no runs

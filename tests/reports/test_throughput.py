@@ -87,7 +87,7 @@ def test_data_parallel_ranks_add_up() -> None:
     }
     assert found["per_step"] == {"flops": 2 * 10**12, "samples": 16, "tokens": 8192}
     assert (found["samples"], found["peak_tflops"], found["peak_dtype"]) == (9, 989.4, "bf16")
-    assert (found["said"], found["all_sampled"]) == ({}, False)
+    assert (found["logged"], found["all_sampled"]) == ({}, False)
     assert found["curve"] == {
         "step": list(STEPS)[1:],
         "samples_per_second": [400.0] * 8,
@@ -313,7 +313,7 @@ def test_what_the_script_notes_is_shown_instead() -> None:
     run = replace(run, events=(noted,))
     found = throughput(run)
     assert (found["samples_per_second"], found["tokens_per_second"], found["tflops"]) == (400.0, None, 25.0)
-    assert found["said"] == {"tokens_per_second": "train/tokens_per_sec"}
+    assert found["logged"] == {"tokens_per_second": "train/tokens_per_sec"}
     assert "tokens_per_second" not in found["curve"]
     assert speed_line(run) == (
         "speed     train/tokens_per_sec 1.9e+05 (noted by the script) · 400 samples/s · "
@@ -328,7 +328,7 @@ def test_what_the_framework_logs_has_a_line_of_its_own() -> None:
     run = replace(run, training_log={**training_summary([line]), "rank": 0, "step": 89})
     found = throughput(run)
     assert (found["tokens_per_second"], found["tflops"], found["mfu"]) == (None, None, None)
-    assert found["said"] == dict.fromkeys(("tokens_per_second", "tflops", "mfu"), "torchtitan")
+    assert found["logged"] == dict.fromkeys(("tokens_per_second", "tflops", "mfu"), "torchtitan")
     assert speed_line(run) == "speed     400 samples/s"
 
 

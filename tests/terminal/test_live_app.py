@@ -18,7 +18,7 @@ from stepscope.terminal.feed import Feed
 from tests.hub.run_parts import WALL_NS, ServedFolder
 from tests.hub.run_parts import Feed as Job
 from tests.terminal.conftest import NAME
-from tests.terminal.looking import Look, looked_at, shown, without_port
+from tests.terminal.screen_driver import Screen, drive_app, shown, without_port
 
 Start = Callable[..., Feed]
 CLOCK = time.strftime("%H:%M:%S", time.localtime(WALL_NS / 1e9))
@@ -50,15 +50,15 @@ event   {CLOCK}  Rank 3 started on node0.
 
 
 def test_every_cell_at_80_by_24(served: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
-        await at.stands(SCREEN)
+    async def use(at: Screen) -> None:
+        await at.shows(SCREEN)
 
-    looked_at(feed_of(served, "demo"), look)
+    drive_app(feed_of(served, "demo"), use)
 
 
 @pytest.mark.parametrize("size", [(60, 20), (200, 60), (40, 10), (20, 5)])
 def test_it_fits_and_says_the_verdict_first(served: ServedFolder, feed_of: Start, size: tuple[int, int]) -> None:
-    async def look(at: Look) -> None:
+    async def use(at: Screen) -> None:
         await at.until("Rank 3 is")
         lines = await at.until(lambda: at.feed.now.ranks is not None and (size[0] < 60 or "▶✖3 " in shown(at.lines)))
         assert len(lines) == size[1]
@@ -71,24 +71,24 @@ def test_it_fits_and_says_the_verdict_first(served: ServedFolder, feed_of: Start
             await at.until("logs/rank-0.log · 790 B")
             assert any(line.rstrip().endswith("│ line 99") for line in at.lines)
 
-    looked_at(feed_of(served, "demo"), look, size)
+    drive_app(feed_of(served, "demo"), use, size)
 
 
 def test_it_follows_the_size_of_the_terminal(served: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
-        await at.stands(SCREEN)
+    async def use(at: Screen) -> None:
+        await at.shows(SCREEN)
         await at.resize(60, 20)
         lines = at.lines
         assert (len(lines), "q quit" in lines[-1]) == (20, True)
         await at.resize(80, 24)
-        await at.stands(SCREEN)
+        await at.shows(SCREEN)
 
-    looked_at(feed_of(served, "demo"), look)
+    drive_app(feed_of(served, "demo"), use)
 
 
 def test_keys(served: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
-        await at.stands(SCREEN)
+    async def use(at: Screen) -> None:
+        await at.shows(SCREEN)
         lines = await at.press("down", "down")
         assert [line[:3] for line in lines[14:17]] == [" ✖3", "  0", "▶ 1"]
         assert (await at.press("end"))[21].startswith("▶ 7")
@@ -111,7 +111,7 @@ def test_keys(served: ServedFolder, feed_of: Start) -> None:
         await at.press("s", "s")
         assert " ▼rank" in shown(await at.until("▶ 0      node0"))
         await at.press("s")
-        await at.stands(SCREEN)
+        await at.shows(SCREEN)
 
         lines = await at.press("v")
         assert lines[7].startswith("  A rank computes more slowly · rank 3 · forward · steps 1–99")
@@ -123,20 +123,20 @@ def test_keys(served: ServedFolder, feed_of: Start) -> None:
         assert "q  Ctrl-C  leave; the run continues" in shown(at.lines)
         assert without_port(await at.press("p")) == SCREEN
 
-    looked_at(feed_of(served, "demo"), look)
+    drive_app(feed_of(served, "demo"), use)
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
 def test_the_ways_out(served: ServedFolder, feed_of: Start, key: str) -> None:
-    async def look(at: Look) -> None:
+    async def use(at: Screen) -> None:
         await at.pilot.press(key)
         assert at.app._exit
 
-    looked_at(feed_of(served, "one"), look)
+    drive_app(feed_of(served, "one"), use)
 
 
 def test_only_the_rows_in_sight_are_held(served: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
+    async def use(at: Screen) -> None:
         await at.until(lambda: at.feed.now.ranks is not None)
         await at.press("s", "s", "s", "end")
         await at.until("▶ 59")
@@ -146,40 +146,40 @@ def test_only_the_rows_in_sight_are_held(served: ServedFolder, feed_of: Start) -
         await at.press("pageup")
         await at.until(lambda: at.lines[-3].startswith("  5"))
 
-    looked_at(feed_of(served, "many"), look)
+    drive_app(feed_of(served, "many"), use)
 
 
 @pytest.mark.parametrize(
     ("run", "says"), [("one", "step 19 · 1 rank"), ("empty", "● No training step was recorded")], ids=["one", "empty"]
 )
 def test_small_runs(served: ServedFolder, feed_of: Start, run: str, says: str) -> None:
-    async def look(at: Look) -> None:
+    async def use(at: Screen) -> None:
         lines = await at.until(says)
         assert "works longest" not in shown(lines)
         assert " yet" not in shown(lines)
 
-    looked_at(feed_of(served, run), look)
+    drive_app(feed_of(served, run), use)
 
 
 def test_hostile_words_are_text(served: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
+    async def use(at: Screen) -> None:
         await at.until("[bold]night[-red] 漢字 · finished")
         lines = await at.until("[red]x[/red] ?[31m?]0;t? <b> 漢字 ?")
         assert all(cell_len(line) == 80 for line in lines)
         await at.press("l")
         await at.until(lambda: "[red]x[/red]  <b> 漢字 ?" in shown(at.lines).splitlines())
 
-    looked_at(feed_of(served, NAME), look)
+    drive_app(feed_of(served, NAME), use)
 
 
 def test_without_color(served: ServedFolder, feed_of: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
-    async def look(at: Look) -> None:
-        await at.stands(SCREEN)
+    async def use(at: Screen) -> None:
+        await at.shows(SCREEN)
         assert at.app.no_color
 
-    looked_at(feed_of(served, "demo"), look)
+    drive_app(feed_of(served, "demo"), use)
 
 
 # ── a run that goes on ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +199,7 @@ def hub(job: Job) -> Any:
 
 
 def test_it_is_followed_frozen_lost_found_and_over(job: Job, hub: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
+    async def use(at: Screen) -> None:
         job.make(40)
         # (That none of them lives is said when this job of ours was not heard of for some seconds.)
         # The figures come first, then the stream, then the table and the machine: each in its own time.
@@ -232,11 +232,11 @@ def test_it_is_followed_frozen_lost_found_and_over(job: Job, hub: ServedFolder, 
         assert at.lines[0].endswith("✔ over")
         assert at.lines[1].startswith("✖ Rank 2 is")
 
-    looked_at(feed_of(hub, "going"), look)
+    drive_app(feed_of(hub, "going"), use)
 
 
 def test_an_expired_token_is_told_and_what_is_known_stays(job: Job, hub: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
+    async def use(at: Screen) -> None:
         job.make(10)
         await at.until("step 9 ")
         hub.stop()
@@ -246,23 +246,23 @@ def test_an_expired_token_is_told_and_what_is_known_stays(job: Job, hub: ServedF
         assert "step 9 " in lines[0]
         assert f"the hub at 127.0.0.1:{hub.port} rejected this token" in lines[-2]
 
-    looked_at(feed_of(hub, "going"), look)
+    drive_app(feed_of(hub, "going"), use)
 
 
 def test_a_wrong_token_and_a_run_that_is_not_there(served: ServedFolder, feed_of: Start) -> None:
-    async def refused(at: Look) -> None:
+    async def refused(at: Screen) -> None:
         assert "rejected this token" in (await at.until("✖ refused"))[1]
 
-    async def missing(at: Look) -> None:
+    async def missing(at: Screen) -> None:
         assert "no such run" in (await at.until("○ no such run"))[1]
 
-    looked_at(feed_of(served, "demo", token="wrong"), refused)
-    looked_at(feed_of(served, "nowhere"), missing)
+    drive_app(feed_of(served, "demo", token="wrong"), refused)
+    drive_app(feed_of(served, "nowhere"), missing)
 
 
 def test_a_rank_that_stands_is_shown_with_the_time(served: ServedFolder, feed_of: Start) -> None:
-    async def look(at: Look) -> None:
-        await at.stands(SCREEN)
+    async def use(at: Screen) -> None:
+        await at.shows(SCREEN)
         now = at.feed.now
         assert now.ranks is not None
         assert now.status is not None
@@ -284,7 +284,7 @@ def test_a_rank_that_stands_is_shown_with_the_time(served: ServedFolder, feed_of
         lines = await at.until("running comm 47s")
         assert "  4      b                 vanished                  40.0 ms" in shown(lines)
 
-    looked_at(feed_of(served, "demo"), look)
+    drive_app(feed_of(served, "demo"), use)
 
 
 class _Still:
@@ -313,7 +313,7 @@ def test_beside_a_job_ctrl_c_is_for_the_job(
     async def run() -> None:
         app = WatchApp(feed_of(served, "one"), beside_job=True)
         async with app.run_test(size=(80, 24)) as pilot:
-            at = Look(app, pilot, app.feed)
+            at = Screen(app, pilot, app.feed)
             assert "q leave" in (await at.until("q leave"))[-1]
             lines = await at.press("ctrl+c")
             assert lines[-1].startswith("The job was asked to end; Ctrl-C twice more kills it")

@@ -433,7 +433,7 @@ def test_a_large_window_is_used() -> None:
 
 def test_since_when_a_finding_holds() -> None:
     text = FindingText(look="warning", facts=("A slow rank", "rank 3", "steps 12–260"), price=("9% of the time", "2 s"))
-    finding = Finding(severity="warning", title="Rank 3 is slow.", advice=("Look at it.",), text=text)
+    finding = Finding(severity="warning", title="Rank 3 is slow.", advice=("Screen at it.",), text=text)
     judged = Judged(text="Based on steps 12 to 260, 8 ranks.")
     found = Findings(verdict=Verdict(severity="warning", title=finding.title), findings=(finding,), judged=judged)
     verdict = [line.plain.rstrip() for line in draw_verdict(going(findings=found), 100, 6)]

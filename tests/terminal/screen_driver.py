@@ -1,4 +1,4 @@
-"""The view without a terminal: what stands on its screen, line by line."""
+"""Drives the view without a terminal: keys and sizes in, the lines of its screen out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from textual.pilot import Pilot
 from stepscope.terminal.app import WatchApp
 from stepscope.terminal.feed import Feed
 
-__all__ = ["Look", "looked_at", "shown", "without_port"]
+__all__ = ["Screen", "drive_app", "shown", "without_port"]
 
 PATIENCE = 600
 
 
-class Look:
-    """A view that somebody sits before."""
+class Screen:
+    """The screen of a running view."""
 
     def __init__(self, app: WatchApp, pilot: Pilot[None], feed: Feed) -> None:
         self.app, self.pilot, self.feed = app, pilot, feed
@@ -31,7 +31,7 @@ class Look:
         return [strip.text for strip in strips]
 
     async def until(self, seen: str | Callable[[], Any]) -> list[str]:
-        """Draws until that stands on the screen."""
+        """Draw until this is on the screen."""
         for _ in range(PATIENCE):
             self.app.draw()
             await self.pilot.pause(0.02)
@@ -41,8 +41,8 @@ class Look:
                 return self.lines
         raise AssertionError(f"never seen: {seen}\n" + "\n".join(self.lines))
 
-    async def stands(self, screen: str) -> None:
-        """Draws until exactly that is the screen: its parts come one after the other, in no order that is promised."""
+    async def shows(self, screen: str) -> None:
+        """Draw until the screen is exactly this: its parts arrive one after the other, in any order."""
         for _ in range(PATIENCE):
             self.app.draw()
             await self.pilot.pause(0.02)
@@ -75,10 +75,10 @@ def shown(lines: list[str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def looked_at(feed: Feed, look: Callable[[Look], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+def drive_app(feed: Feed, use: Callable[[Screen], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
     async def run() -> None:
         app = WatchApp(feed)
         async with app.run_test(size=size) as pilot:
-            await look(Look(app, pilot, feed))
+            await use(Screen(app, pilot, feed))
 
     asyncio.run(run())
