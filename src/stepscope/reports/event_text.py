@@ -102,7 +102,7 @@ def _text(event: Any, key: str) -> str:
 
 def _number(event: Event, key: str) -> float | None:
     value = event.get(key)
-    return value if type(value) in (int, float) and abs(value) < 1e30 else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30 else None
 
 
 def _rank(event: Event) -> str:

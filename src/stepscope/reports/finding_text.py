@@ -269,7 +269,7 @@ def is_stop(kind: str) -> bool:
 
 def finding_look(finding: Mapping[str, Any]) -> str:
     """How a finding is marked: its severity, or ``healthy`` for a run that has little to gain."""
-    if finding["kind"] == "healthy" and not finding["evidence"].get("large"):
+    if finding["kind"] == "healthy" and not (finding.get("evidence") or {}).get("large"):
         return "healthy"
     return str(finding["severity"])
 

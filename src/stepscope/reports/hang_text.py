@@ -18,6 +18,7 @@ from stepscope.records.collectives import group_name
 from stepscope.records.hang import HangRecord
 from stepscope.reports.evidence_text import percent_text
 from stepscope.reports.finding_text import kind_meaning
+from stepscope.reports.flight_text import troubled
 
 __all__ = ["flight_view", "hang_document", "ring_of", "stacks_view"]
 
@@ -366,17 +367,13 @@ def _wait_text(row: Document, *, ongoing: bool) -> str:
 
 def _group_row(group: Document) -> View:
     ranks = group["ranks"]
-    behind = any(
-        row["enqueued"] is not None and row["completed"] is not None and row["enqueued"] > row["completed"]
-        for row in ranks.values()
-    )
     return {
         "name": _group(group),
         "members": ranks_text(group["members"]),
         "called": _counter_text(ranks, "enqueued"),
         "started": _counter_text(ranks, "started"),
         "ended": _counter_text(ranks, "completed"),
-        "behind": behind,
+        "behind": troubled(group),
     }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.records.finding import Finding
 from stepscope.records.text import count_text, ns_text, printable, share_text
-from stepscope.reports.finding_text import price_text
+from stepscope.reports.finding_text import finding_look, price_text
 from stepscope.reports.layout import NARROWEST, Page, bar, cut, table_lines
 from stepscope.traces.findings import is_judged
 from stepscope.traces.model.tables import Table
@@ -37,7 +37,6 @@ __all__ = [
     "certainty_of",
     "document_of",
     "facts_of",
-    "look_of",
     "look_of_diff",
     "other_findings",
     "plain",
@@ -337,11 +336,6 @@ def certainty_of(verdict: Mapping[str, Any]) -> str | None:
     return f"{verdict['confidence']:.0%}: few steps, or none that the profiler marked."
 
 
-def look_of(finding: Mapping[str, Any]) -> str:
-    """Look of a finding or the verdict: its severity, or ``healthy``."""
-    return "healthy" if finding["kind"] == "healthy" else str(finding["severity"])
-
-
 def look_of_diff(diff: Mapping[str, Any]) -> str:
     """Slower is a warning; anything else is not."""
     if not diff["clear"]:
@@ -499,7 +493,7 @@ def _is_there(row: Mapping[str, Any]) -> bool:
 
 def _verdict_lines(page: Page, document: Document) -> None:
     verdict = document["verdict"]
-    page.marked(look_of(verdict), printable(verdict["title"]), bold=True)
+    page.marked(finding_look(verdict), printable(verdict["title"]), bold=True)
     if verdict["price"]:
         page.labeled("cost", [verdict["price"]])
     page.labeled("to do", map(printable, verdict["advice"]))

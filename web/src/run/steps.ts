@@ -91,19 +91,6 @@ export function deviceSlowest(steps: StepsDocument): number[] {
   return heldOnDevice(steps, slowestOnDevice(steps));
 }
 
-/** Index of the bin that contains a step; -1: none. */
-export function binOf(steps: StepsDocument, step: number): number {
-  let low = 0;
-  let high = steps.first.length - 1;
-  while (low <= high) {
-    const middle = (low + high) >> 1;
-    if (step < (steps.first[middle] ?? 0)) high = middle - 1;
-    else if (step > (steps.last[middle] ?? 0)) low = middle + 1;
-    else return middle;
-  }
-  return -1;
-}
-
 /** The last step started by that time, according to the bins; null before the first. */
 export function stepAt(steps: StepsDocument, wallNs: number): number | null {
   let found: number | null = null;
